@@ -1,0 +1,5 @@
+"""`python -m canter` is the `canter` command."""
+
+from canter.cli import main
+
+main()

@@ -1,0 +1,58 @@
+"""What the runtime needs of an algorithm, whatever it is."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from canter.data.rollout import Rollout
+from canter.nn.actor_critic import Policy
+from canter.specs import EnvSpec
+from canter.struct import Obs, State, TensorStruct
+
+Metrics = dict[str, Tensor]
+"""0-d tensors on the training device, named by path: `loss/policy`, `policy/kl`."""
+
+RecordT = TypeVar("RecordT", bound=TensorStruct)
+
+
+class Algorithm(Protocol[RecordT]):
+    """Acts, and learns from what came of it."""
+
+    horizon: int
+    """Steps per rollout."""
+    policy: Policy
+    """Inference view of what is being learned."""
+
+    def empty_record(self) -> RecordT:
+        """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
+        ...
+
+    def act(self, obs: Obs, state: State) -> tuple[Tensor, RecordT, State]:
+        """Actions for the environment, what to remember of this step `[N, ...]`, and the next state."""
+        ...
+
+    def update(self, rollout: Rollout[RecordT]) -> Metrics:
+        """Learn from one rollout."""
+        ...
+
+    def set_progress(self, fraction: float) -> None:
+        """Tell how much of the run is done, 0..1, before each update; schedules follow it."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next update depends on."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state; tensors keep their addresses."""
+        ...
+
+
+class AlgorithmConfig(Protocol):
+    """Frozen settings that build an algorithm."""
+
+    def build(self, spec: EnvSpec, seed: int) -> Algorithm[Any]:
+        """The algorithm for an environment, on the environment's device."""
+        ...

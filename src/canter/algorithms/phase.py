@@ -1,0 +1,108 @@
+"""One loss, one optimiser, so many epochs and minibatches.
+
+L sequence length, S sequences in a batch, B sequences in a minibatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from canter import distributed
+from canter.algorithms.base import Metrics
+from canter.optim import Optimizer
+from canter.struct import TensorStruct
+
+Batch = TypeVar("Batch", bound=TensorStruct)
+
+
+@dataclass
+class LossOutput:
+    """A minibatch's loss, how far it finds the policy moved, and what to log; all 0-d."""
+
+    loss: Tensor
+    kl: Tensor
+    metrics: Metrics
+
+
+class WeightedMean:
+    """Means of 0-d tensors, gathered without asking the host."""
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.sums: Tensor | float = 0.0
+        self.weight: Tensor | float = 0.0
+
+    def add(self, metrics: Metrics, weight: Tensor) -> None:
+        """Count one observation of the same metrics as before with a 0-d weight."""
+        self.names = tuple(metrics)
+        self.sums = self.sums + torch.stack([value.detach() for value in metrics.values()]) * weight
+        self.weight = self.weight + weight
+
+    def means(self) -> Metrics:
+        """Weighted means so far."""
+        if not self.names:
+            return {}
+        means = torch.as_tensor(self.sums) / torch.as_tensor(self.weight).clamp(min=1.0)
+        return dict(zip(self.names, means.unbind(), strict=True))
+
+
+@dataclass
+class Phase(Generic[Batch]):
+    """Passes over a batch, each in a new random order in which every sequence comes exactly once."""
+
+    loss: Callable[[Batch], LossOutput]
+    optimizer: Optimizer
+    epochs: int
+    num_minibatches: int
+    generator: torch.Generator
+    target_kl: float = float("inf")
+    """No further step is taken in this run once a minibatch finds a KL above this."""
+
+    def run(self, batch: Batch) -> Metrics:
+        """Train on `batch`, tensors of `[L, S, ...]`; metrics are means over the minibatch updates that were done."""
+        totals, kl = WeightedMean(), torch.zeros(())
+        active = torch.ones((), dtype=torch.bool, device=self.generator.device)
+        for _ in range(self.epochs):
+            epoch = WeightedMean()
+            for minibatch in self._shuffled(batch):
+                output = self.loss(minibatch)
+                kl = distributed.mean_(output.kl.detach().clone())
+                epoch.add({"kl": kl}, active.float())
+                # The decision to stop is a tensor that blocks the step, alike on all ranks: nothing waits for the host.
+                active = active & (kl <= self.target_kl)
+                if self._host_sees(~active):
+                    break
+                self.optimizer.observe_(kl, "minibatch")
+                step = self.optimizer.step(output.loss, skip=~active)
+                totals.add(output.metrics | step | {"policy/kl": kl}, active.float())
+            kl = epoch.means()["kl"]
+            self.optimizer.observe_(kl, "epoch")
+            if self._host_sees(~active):
+                break
+        self.optimizer.observe_(kl, "update")
+        updates = torch.as_tensor(totals.weight)
+        return totals.means() | self.optimizer.learning_rates() | {"optim/minibatch_updates": updates}
+
+    def _host_sees(self, flag: Tensor) -> bool:
+        """Whether `flag` is set, where looking costs nothing; elsewhere the blocked steps run to no effect."""
+        return self.target_kl < float("inf") and flag.device.type == "cpu" and bool(flag)
+
+    def _shuffled(self, batch: Batch) -> list[Batch]:
+        """Minibatches `[L, B, ...]` of one epoch: one gather, then slices."""
+        sequences = batch_size(batch)
+        order = torch.randperm(sequences, generator=self.generator, device=self.generator.device)
+        shuffled = batch.map(lambda x: x.index_select(1, order))
+        size = sequences // self.num_minibatches
+        return [shuffled[:, start : start + size] for start in range(0, sequences, size)]
+
+
+def batch_size(batch: TensorStruct) -> int:
+    """S, the number of sequences in a batch of `[L, S, ...]` tensors."""
+    sizes: list[int] = []
+    batch.map(lambda x: sizes.append(x.shape[1]) or x)
+    return sizes[0]

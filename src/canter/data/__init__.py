@@ -1,0 +1,1 @@
+"""Buffers between environments and algorithms."""

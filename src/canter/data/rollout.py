@@ -1,0 +1,95 @@
+"""What N environments did in T steps.
+
+T steps, N environments, L sequence length, S = T / L * N sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from canter.specs import EnvSpec, Step
+from canter.struct import Obs, TensorStruct, tree_copy_, tree_map, zeros
+
+Record = TypeVar("Record", bound=TensorStruct)
+
+
+@dataclass
+class Rollout(TensorStruct, Generic[Record]):
+    """Buffers at fixed addresses, written step by step and reused every iteration."""
+
+    obs: Obs
+    """`[T+1, N, ...]`; row T follows the last step."""
+    reward: Tensor
+    """`[T, N]`."""
+    terminated: Tensor
+    """`[T, N]` bool, after step t."""
+    truncated: Tensor
+    """`[T, N]` bool, after step t; never together with `terminated`."""
+    valid: Tensor
+    """`[T, N]` bool; False rows are no transitions of the task."""
+    final_obs: Obs | None
+    """`[T, N, ...]` true last observations in rows that ended; None when `obs` itself holds them in row t+1."""
+    record: Record
+    """`[T, N, ...]` what the algorithm asked to remember of each step."""
+
+    @staticmethod
+    def allocate(horizon: int, obs: Obs, record: Record, spec: EnvSpec) -> Rollout[Record]:
+        """Empty buffers for `horizon` steps, shaped after one step's observations and record `[N, ...]`."""
+        flags = torch.zeros((horizon, spec.num_envs), dtype=torch.bool, device=spec.device)
+        rows = (horizon, spec.num_envs)
+        return Rollout(
+            obs=tree_map(lambda x: zeros((horizon + 1, spec.num_envs), x), obs),
+            reward=torch.zeros(rows, device=spec.device),
+            terminated=flags,
+            truncated=flags.clone(),
+            valid=flags.clone(),
+            final_obs=tree_map(lambda x: zeros(rows, x), obs) if spec.separate_final_obs else None,
+            record=tree_map(lambda x: zeros(rows, x), record),
+        )
+
+    @property
+    def horizon(self) -> int:
+        """T."""
+        return self.reward.shape[0]
+
+    @property
+    def done(self) -> Tensor:
+        """`[T, N]` bool: an episode ended at step t, either way."""
+        return self.terminated | self.truncated
+
+    def begin(self) -> Obs:
+        """Carry the observation after the previous rollout over to row 0; gives that row."""
+        tree_copy_(self.obs_at(0), self.obs_at(self.horizon))
+        return self.obs_at(0)
+
+    def obs_at(self, t: int) -> Obs:
+        """Observations `[N, ...]` of row t, as a view."""
+        return tree_map(lambda x: x[t], self.obs)
+
+    def write(self, t: int, record: Record, step: Step) -> Obs:
+        """Store step t: what was done and what came of it; gives the row of observations that followed."""
+        self.record[t].copy_(record)
+        self.reward[t].copy_(step.reward)
+        self.terminated[t].copy_(step.terminated)
+        self.truncated[t].copy_(step.truncated)
+        self.valid[t].copy_(step.valid)
+        if step.final_obs is not None:
+            tree_copy_(tree_map(lambda x: x[t], self.final_obs), step.final_obs)
+        following = self.obs_at(t + 1)
+        tree_copy_(following, step.obs)
+        return following
+
+
+def as_sequences(tree: Any, length: int) -> Any:
+    """Every tensor `[T, N, ...]` of a tree cut into sequences `[L, S, ...]`; sequence `c * N + n` is chunk c of env n."""
+
+    def cut(x: Tensor) -> Tensor:
+        horizon, num_envs = x.shape[:2]
+        chunks = x.unflatten(0, (horizon // length, length))
+        return chunks.transpose(0, 1).reshape(length, horizon // length * num_envs, *x.shape[2:])
+
+    return tree_map(cut, tree)

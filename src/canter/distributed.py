@@ -1,0 +1,35 @@
+"""Ranks of one run. In a world of one every function here does nothing, so callers never ask."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+
+def world_size() -> int:
+    """How many processes train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This process's number, 0 for the one that talks and saves."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def sum_(tensor: Tensor) -> Tensor:
+    """Sum over ranks, in place."""
+    if world_size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def mean_(tensor: Tensor) -> Tensor:
+    """Mean over ranks, in place."""
+    return sum_(tensor).div_(world_size()) if world_size() > 1 else tensor
+
+
+def broadcast_(tensor: Tensor) -> Tensor:
+    """Rank 0's value on every rank, in place."""
+    if world_size() > 1:
+        dist.broadcast(tensor, src=0)
+    return tensor

@@ -1,0 +1,347 @@
+"""Gymnasium vector environments, whatever their way of resetting, as Canter environments.
+
+N is the number of environments.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from torch import Tensor
+
+from canter.envs.autoreset import find_mode, parse_mode
+from canter.envs.spaces import ObsBuffer, ObsReader, action_codec, copy_info_
+from canter.registry import nearest
+from canter.specs import ACTION_MASK, EnvSpec, Step
+from canter.struct import Obs, tree_map
+
+Autoreset = Literal["next_step", "same_step", "disabled"]
+Vectorization = Literal["auto", "sync", "async", "vector_entry_point"]
+
+
+class GymnasiumEnv:
+    """Any `gymnasium.vector.VectorEnv`, wrapped or not, as a `canter.specs.Env`.
+
+    The three autoreset modes give the same transitions. `same_step` and `disabled` put the last observation of an
+    episode into `Step.final_obs`; `next_step` leaves it in `Step.obs` and makes the step after it a filler row. The
+    mode is the one the environment declares, or `autoreset`; failing both, a probe of at most `probe_steps` random
+    steps finds it out, or refuses.
+
+    Actions are cast, reshaped and shifted to the space, never clipped. A mask of allowed actions is read from the
+    observation key `action_mask` or, when the reset done here shows one, from `info["action_mask"]`; the latter is
+    added to the observation groups, and rows without one allow everything.
+
+    With `finite_horizon` the deadline is part of the task (and should be seen in the observation): a truncation counts
+    as a termination. `info_keys` names numbers of `info` to pass on as `Step.info`, float32 `[N]`, 0 where absent; for
+    rows that ended they are the ended episode's.
+
+    NOTE: in `same_step` mode Gymnasium keeps a reference to the last observation while it resets. An environment that
+    reuses one array for all its observations spoils it there; `make_gymnasium` copies it in time.
+    """
+
+    _closed = False
+
+    def __init__(
+        self,
+        env: VectorEnv,
+        *,
+        autoreset: Autoreset | AutoresetMode | None = None,
+        finite_horizon: bool = False,
+        info_keys: tuple[str, ...] = (),
+        device: torch.device | str = "cpu",
+        env_id: str = "",
+        probe_steps: int = 2000,
+    ) -> None:
+        if not isinstance(env, VectorEnv):
+            raise TypeError(
+                f"{env} is no gymnasium.vector.VectorEnv; wrap a function that makes it in gymnasium.vector."
+                "SyncVectorEnv([make_it]), or use make_gymnasium with its id"
+            )
+        self._env, self._finite_horizon = env, finite_horizon
+        self._action = action_codec(env.single_action_space)
+        self._reader = ObsReader(env.single_observation_space, env.num_envs, self._action.spec)
+        mode = find_mode(env, autoreset, self._reader, probe_steps)
+        _refuse_lost_steps(env, mode)
+        self._settle = {
+            AutoresetMode.NEXT_STEP: self._settle_next_step,
+            AutoresetMode.SAME_STEP: self._settle_same_step,
+            AutoresetMode.DISABLED: self._settle_disabled,
+        }[mode]
+        self._mask_in_info = (
+            self._reader.mask_rule.applies and ACTION_MASK not in self._reader.specs and ACTION_MASK in env.reset()[1]
+        )
+        if self._mask_in_info:
+            self._reader.add_mask()
+        self._spec = EnvSpec(
+            obs=self._reader.specs,
+            action=self._action.spec,
+            num_envs=env.num_envs,
+            device=torch.device(device),
+            separate_final_obs=mode is not AutoresetMode.NEXT_STEP,
+            truncates=False if finite_horizon else _truncates(env),
+            env_id=env_id or str(env),
+        )
+        self._allocate(info_keys)
+
+    def _allocate(self, info_keys: tuple[str, ...]) -> None:
+        """Memory for everything that a step hands out, as tensors and as arrays over the same numbers."""
+        num_envs = self._spec.num_envs
+        self._obs, self._final = self._reader.buffer(), self._reader.buffer()
+        self._step = Step(
+            obs=self._obs.tensors,
+            reward=torch.zeros(num_envs),
+            terminated=torch.zeros(num_envs, dtype=torch.bool),
+            truncated=torch.zeros(num_envs, dtype=torch.bool),
+            valid=torch.ones(num_envs, dtype=torch.bool),
+            info={key: torch.zeros(num_envs) for key in info_keys},
+        )
+        self._reward, self._valid = self._step.reward.numpy(), self._step.valid.numpy()
+        self._terminated, self._truncated = self._step.terminated.numpy(), self._step.truncated.numpy()
+        self._info = {key: column.numpy() for key, column in self._step.info.items()}
+        self._pending = np.zeros(num_envs, dtype=bool)
+        """Rows whose next step is a filler, in `next_step` mode."""
+        self._every, self._none = np.ones(num_envs, dtype=bool), np.zeros(num_envs, dtype=bool)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Shapes, dtypes, bounds and conventions."""
+        return self._spec
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """Start every environment anew. Returns the first observations, groups of `[N, ...]`.
+
+        With a seed every environment gets its own, hashed from `seed`, so neighbouring seeds share none. A vector
+        environment with a single generator gets one.
+        """
+        raw, info = self._env.reset() if seed is None else self._reset_seeded(env_seeds(seed, self._spec.num_envs))
+        self._pending[:] = False
+        self._write(self._obs, raw, info, ended=self._none)
+        return self._publish(self._obs.tensors)
+
+    def step(self, action: Tensor) -> Step:
+        """Apply one action per environment: `[N, A]` float32, `[N]` int64 or `[N, K]` int64."""
+        raw, reward, terminated, truncated, info = self._env.step(self._action.encode(action))
+        if np.shape(reward) != self._reward.shape:
+            raise ValueError(f"reward has shape {np.shape(reward)}, not {self._reward.shape}; one number per row")
+        self._reward[:] = reward
+        self._terminated[:] = terminated
+        self._truncated[:] = truncated
+        if self._finite_horizon:
+            self._terminated |= self._truncated
+            self._truncated[:] = False
+        self._truncated &= ~self._terminated
+        self._valid[:] = True
+        for key, column in self._info.items():
+            column[:] = 0
+            copy_info_(column, info, key, self._every)
+        step = self._step
+        final_obs = self._settle(raw, info, self._terminated | self._truncated)
+        return self._publish(
+            Step(step.obs, step.reward, step.terminated, step.truncated, step.valid, final_obs, step.info)
+        )
+
+    def close(self) -> None:
+        """Close the vector environment; calling it twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._env.close()
+
+    def _settle_next_step(self, raw: Any, info: dict[str, Any], done: np.ndarray) -> None:
+        """A row that ended a step ago was just reset: no transition, whatever the environment says about it."""
+        np.logical_not(self._pending, out=self._valid)
+        self._reward[self._pending] = 0
+        self._terminated &= self._valid
+        self._truncated &= self._valid
+        np.logical_and(done, self._valid, out=self._pending)
+        self._write(self._obs, raw, info, ended=self._pending)
+
+    def _settle_same_step(self, raw: Any, info: dict[str, Any], done: np.ndarray) -> Obs | None:
+        """Rows that ended show the next episode already; what belongs to the ended one is under `final_`."""
+        self._write(self._obs, raw, info, ended=self._none)
+        if not done.any():
+            return None
+        if info.get("final_obs") is None:
+            raise ValueError(
+                f"environment {np.flatnonzero(done)[0]} ended in same_step mode without info['final_obs']; the value "
+                "of a truncated episode needs it, so let the vector environment report it or use another mode"
+            )
+        final_info = info.get("final_info") or {}
+        for key, column in self._info.items():
+            column[done] = 0
+            copy_info_(column, final_info, key, done)
+        self._reader.write_final(self._final, info["final_obs"], done)
+        self._write_mask(self._final, final_info, rows=done, ended=self._every)
+        return self._final.tensors
+
+    def _settle_disabled(self, raw: Any, info: dict[str, Any], done: np.ndarray) -> Obs | None:
+        """Reset what ended, which the environment leaves to us."""
+        self._write(self._obs, raw, info, ended=done)
+        if not done.any():
+            return None
+        self._write(self._final, raw, info, ended=self._every)
+        # NOTE: a copy, and new options each time: Gymnasium takes the mask out of the dict it is given.
+        raw, info = self._env.reset(options={"reset_mask": done.copy()})
+        self._reader.write(self._obs, raw, rows=done)
+        self._write_mask(self._obs, info, rows=done, ended=self._none)
+        return self._final.tensors
+
+    def _write(self, target: ObsBuffer, raw: Any, info: dict[str, Any], ended: np.ndarray) -> None:
+        self._reader.write(target, raw)
+        self._write_mask(target, info, rows=self._every, ended=ended)
+
+    def _write_mask(self, target: ObsBuffer, info: dict[str, Any], rows: np.ndarray, ended: np.ndarray) -> None:
+        """Fill the mask from `info` if it comes from there, and check it; rows of `ended` need no allowed action."""
+        if ACTION_MASK not in target.arrays:
+            return
+        mask = target.arrays[ACTION_MASK]
+        if self._mask_in_info:
+            mask[rows] = True
+            copy_info_(mask, info, ACTION_MASK, rows)
+        self._reader.mask_rule.check_(mask, ended)
+
+    def _publish(self, tree: Any) -> Any:
+        device = self._spec.device
+        return tree if device.type == "cpu" else tree_map(lambda leaf: leaf.to(device), tree)
+
+    def _reset_seeded(self, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
+        self._env.action_space.seed(seeds[0])
+        try:
+            return self._env.reset(seed=seeds)  # pyright: ignore[reportArgumentType]  # a list, as Sync and Async take
+        except (gymnasium.error.Error, TypeError, ValueError):
+            if isinstance(self._env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
+                raise
+            return self._env.reset(seed=seeds[0])
+
+
+def env_seeds(seed: int, num_envs: int, bits: int = 32) -> list[int]:
+    """N different seeds of at most 32 `bits`, hashed from `seed`: those of `seed` and `seed + 1` are unrelated."""
+    draws = np.random.SeedSequence(seed).generate_state(2 * num_envs) >> (32 - bits)
+    first_seen = np.sort(np.unique(draws, return_index=True)[1])[:num_envs]
+    return draws[first_seen].tolist()
+
+
+def make_gymnasium(
+    env_id: str,
+    num_envs: int,
+    *,
+    vectorization: Vectorization = "auto",
+    autoreset: Autoreset | None = None,
+    finite_horizon: bool = False,
+    info_keys: tuple[str, ...] = (),
+    device: torch.device | str = "cpu",
+    wrappers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = (),
+    vector_kwargs: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> GymnasiumEnv:
+    """N copies of a registered Gymnasium environment; `module:Name-v0` imports `module` first.
+
+    `sync` steps them one after the other and `async` in one process each; `vector_entry_point` is the environment's
+    own batched implementation. `auto` is `sync` where there is a choice. `autoreset` is `same_step` unless given, for
+    it wastes no rows; an own implementation has the mode it has. `wrappers` go around each environment,
+    `vector_kwargs` to the vector environment, `kwargs` to each environment. See `GymnasiumEnv` for the rest.
+    """
+    _import_module_of(env_id)
+    registered = gymnasium.registry.get(env_id.rpartition(":")[2])
+    if vectorization == "auto":
+        own_only = registered is not None and registered.entry_point is None
+        vectorization = "vector_entry_point" if own_only else "sync"
+    vector_kwargs, wrappers = dict(vector_kwargs or {}), list(wrappers)
+    if vectorization != "vector_entry_point":
+        mode = parse_mode(autoreset or AutoresetMode.SAME_STEP)
+        vector_kwargs["autoreset_mode"] = mode
+        if mode is AutoresetMode.SAME_STEP:
+            wrappers.append(_CopyLastObs)
+    env = _make_vec(env_id, num_envs, vectorization, vector_kwargs, wrappers, kwargs)
+    try:
+        return GymnasiumEnv(
+            env,
+            autoreset=autoreset,
+            finite_horizon=finite_horizon,
+            info_keys=info_keys,
+            device=device,
+            env_id=env_id,
+        )
+    except Exception:
+        env.close()  # worker processes would outlive a refused space
+        raise
+
+
+class _CopyLastObs(gymnasium.Wrapper):
+    """Copies the last observation of an episode, lest the reset of the same step overwrites it."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            obs = copy.deepcopy(obs)
+        return obs, reward, terminated, truncated, info
+
+
+def _make_vec(
+    env_id: str,
+    num_envs: int,
+    vectorization: str,
+    vector_kwargs: dict[str, Any],
+    wrappers: list[Any],
+    kwargs: dict[str, Any],
+) -> VectorEnv:
+    try:
+        with warnings.catch_warnings():
+            # An undeclared mode is probed or refused later; Gymnasium's warning would promise less than that.
+            warnings.filterwarnings("ignore", message=".*missing AutoresetMode metadata")
+            return gymnasium.make_vec(env_id, num_envs, vectorization, vector_kwargs, wrappers, **kwargs)
+    except gymnasium.error.DependencyNotInstalled as error:
+        if "mujoco" not in str(error).lower():
+            raise
+        raise ImportError(f'{env_id} needs MuJoCo: pip install "canter[mujoco]"') from error
+    except gymnasium.error.Error as error:
+        name = env_id.rpartition(":")[2]
+        if name in gymnasium.registry:
+            raise
+        raise ValueError(
+            f"unknown Gymnasium environment {env_id!r}: {nearest(name, gymnasium.registry)} ({error})"
+        ) from error
+
+
+def _import_module_of(env_id: str) -> None:
+    module = env_id.rpartition(":")[0]
+    if not module:
+        return
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"environment {env_id!r}: module {module!r} cannot be imported ({error})") from error
+
+
+def _refuse_lost_steps(env: VectorEnv, mode: AutoresetMode) -> None:
+    base = env.unwrapped
+    if mode is AutoresetMode.NEXT_STEP and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
+        # NOTE: its workers forget to clear their flag when reset after an end, and lose the next action (1.4.0).
+        raise ValueError(
+            "AsyncVectorEnv with shared_memory=False in next_step mode loses the first step after a reset; "
+            "make it with shared_memory=True or with autoreset_mode='SameStep'"
+        )
+
+
+def _truncates(env: VectorEnv) -> bool | None:
+    """True if the environments are known to have a time limit, None if nothing is known."""
+    base = env.unwrapped
+    if isinstance(base, SyncVectorEnv):
+        single = base.envs[0]
+        while isinstance(single, gymnasium.Wrapper):
+            if isinstance(single, gymnasium.wrappers.TimeLimit):
+                return True
+            single = single.env
+        return None
+    spec = base.spec
+    if not isinstance(spec, gymnasium.envs.registration.EnvSpec):
+        return None
+    limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
+    return True if limit is not None and limit > 0 else None

@@ -1,0 +1,298 @@
+"""Tiny tasks with known answers: each fails for one kind of mistake in a learning algorithm and names it.
+
+A probe has S nodes and no more state than the node a row is at. Train on one for some seconds, then compare with its
+`checks`: the first wrong one tells what to look for. Importing this module enters the probes into `tensor_envs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import final
+
+import torch
+from torch import Tensor
+
+from canter.envs.tensor import tensor_envs
+from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
+from canter.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec
+from canter.struct import Obs
+
+ENDS = -1
+"""Entry of `ProbeTask.follows` for a node whose step terminates the episode."""
+
+Row = tuple[float, ...]
+NO_CHOICE = Discrete(1)
+ONE_REAL = Continuous(low=(-1.0,), high=(1.0,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeTask:
+    """A task as tables over its S nodes, with the right answers."""
+
+    about: str
+    """What happens, what the right answer is and which mistake gives which wrong one."""
+    action: ActionSpec = NO_CHOICE
+    obs: tuple[Row, ...]
+    """What each node shows, `[S, O]`."""
+    reward: tuple[Row, ...] = ()
+    """`[S, number of joint actions]`, the last head counting fastest."""
+    target: tuple[Row, ...] = ()
+    """`[S, A]` instead of `reward` for real actions: the reward is `-sum((action - target)^2)`."""
+    follows: tuple[int, ...] = ()
+    """The node after each node, or `ENDS`; no entries: every step ends."""
+    starts: int
+    """Episodes start at one of the first so many nodes, all equally likely."""
+    truncation: Row = ()
+    """Probability that the step from each node is truncated on arrival; no entries: never."""
+    mask: tuple[tuple[bool, ...], ...] = ()
+    """`[S, n]`, True where an action is allowed; no entries: no mask is shown."""
+    max_episode_steps: int | None = None
+    value: Callable[[float], Sequence[float]] | None = None
+    """Discount to the right value of each node under the best policy; None where exploration noise shifts it."""
+    best: tuple[tuple[int, ...] | None, ...] = ()
+    """Right action of each node, one number per head, None where any will do; real actions have `target` instead."""
+
+
+@dataclass(frozen=True)
+class ProbeCheck:
+    """What must hold at K situations after learning. Compare modes of the policy with `action`."""
+
+    obs: Obs
+    """Groups of `[K, ...]`."""
+    history: tuple[Obs, ...]
+    """What the K episodes showed before, oldest first; only a policy with memory needs it."""
+    value: Tensor | None
+    """`[K]` float32."""
+    action: Tensor | None
+    """`[K]` int64, `[K, heads]` int64 or `[K, A]` float32, as the environment takes them."""
+
+
+@final
+class Probe(TensorEnv):
+    """A `ProbeTask`, batched. Take one by name from `tensor_envs`; `checks` has the answers."""
+
+    def __init__(
+        self, num_envs: int, device: torch.device | str = "cpu", *, task: ProbeTask, env_id: str = "tensor:probe"
+    ) -> None:
+        groups = {"policy": TensorSpec((len(task.obs[0]),))}
+        if task.mask:
+            groups[ACTION_MASK] = TensorSpec((len(task.mask[0]),), torch.bool)
+        limit = task.max_episode_steps
+        truncates = limit is not None or any(task.truncation)
+        super().__init__(env_id, num_envs, device, groups, task.action, max_episode_steps=limit, truncates=truncates)
+        self.task = task
+        nodes = len(task.obs)
+        self._groups = {"policy": torch.tensor(task.obs, device=self.device)}
+        if task.mask:
+            self._groups[ACTION_MASK] = torch.tensor(task.mask, device=self.device)
+        self._follows = torch.tensor(task.follows or (ENDS,) * nodes, device=self.device)
+        self._truncation = torch.tensor(task.truncation or (0.0,) * nodes, device=self.device)
+        self._reward = self._build_reward()
+
+    def _build_reward(self) -> Callable[[Tensor, Tensor], Tensor]:
+        table = torch.tensor(self.task.target or self.task.reward, device=self.device)
+        match self.task.action:
+            case Continuous():
+                return lambda node, action: -(action - table[node]).square().sum(-1)
+            case Discrete():
+                return lambda node, action: table[node, action]
+            case MultiDiscrete(nvec):
+                table = table.view(-1, *nvec)
+                return lambda node, action: table[(node, *action.unbind(-1))]
+
+    def _sample_state(self) -> EnvState:
+        return {"node": self._integers(self.task.starts)}
+
+    def _advance(self, state: EnvState, action: Tensor) -> Outcome:
+        node = state["node"]
+        follower = self._follows[node]
+        terminated = follower == ENDS
+        # An ended row stays where it is: its final observation is a valid one, and a wrong bootstrap from it shows.
+        after = torch.where(terminated, node, follower)
+        truncated = self._uniform(0.0, 1.0) < self._truncation[node]
+        return Outcome({"node": after}, self._reward(node, action), terminated, truncated)
+
+    def _observe(self, state: EnvState) -> Obs:
+        return {name: table[state["node"]] for name, table in self._groups.items()}
+
+    def checks(self, gamma: float) -> list[ProbeCheck]:
+        """What a right algorithm has learned with discount `gamma`: one check per number of steps into the episode."""
+        task = self.task
+        follows = task.follows or (ENDS,) * len(task.obs)
+        values = None if task.value is None else torch.tensor(task.value(gamma), device=self.device)
+        found: list[ProbeCheck] = []
+        history: tuple[Obs, ...] = ()
+        nodes = list(range(task.starts))
+        while nodes:
+            rows = torch.tensor(nodes, device=self.device)
+            obs = {name: table[rows] for name, table in self._groups.items()}
+            value = None if values is None else values[rows]
+            found.append(ProbeCheck(obs, history, value, self._answers(nodes)))
+            history = (*history, obs)
+            # All paths of a task are equally long, so the rows of every entry of the history belong together.
+            nodes = [follows[node] for node in nodes if follows[node] != ENDS]
+        return found
+
+    def _answers(self, nodes: list[int]) -> Tensor | None:
+        answers = self.task.target or self.task.best
+        chosen = [answers[node] for node in nodes] if answers else [None]
+        if None in chosen:
+            return None
+        action = torch.tensor(chosen, device=self.device)
+        return action[:, 0] if isinstance(self.task.action, Discrete) else action
+
+
+def _horizon_values(gamma: float) -> list[float]:
+    return [sum(gamma**k for k in range(left)) for left in range(HORIZON, 0, -1)]
+
+
+def _recall_values(gamma: float) -> list[float]:
+    return [gamma**left for left in range(RECALL_DELAY + 1, -1, -1) for _cue in range(2)]
+
+
+HORIZON = 5
+RECALL_DELAY = 3
+"""Blank steps between the cue and the question."""
+HEADS = (2, 3)
+
+PROBES = {
+    "value-constant": ProbeTask(
+        about="One step, observation 0, reward 1. V = 1, or the value loss or its optimiser is broken.",
+        obs=((0.0,),),
+        starts=1,
+        reward=((1.0,),),
+        value=lambda gamma: (1.0,),
+    ),
+    "value-obs": ProbeTask(
+        about="One step, observation -1 or 1, reward the same. V = observation, or the value does not see it.",
+        obs=((-1.0,), (1.0,)),
+        starts=2,
+        reward=((-1.0,), (1.0,)),
+        value=lambda gamma: (-1.0, 1.0),
+    ),
+    "discount": ProbeTask(
+        about="Observation 0, then 1, then the end with reward 1. V = (gamma, 1), or discounting or GAE is broken.",
+        obs=((0.0,), (1.0,)),
+        starts=1,
+        reward=((0.0,), (1.0,)),
+        follows=(1, ENDS),
+        value=lambda gamma: (gamma, 1.0),
+    ),
+    "action": ProbeTask(
+        about="One step, action 1 pays 1, action 0 costs 1. Choose 1, or the policy loss or its sign is broken.",
+        action=Discrete(2),
+        obs=((0.0,),),
+        starts=1,
+        reward=((-1.0, 1.0),),
+        value=lambda gamma: (1.0,),
+        best=((1,),),
+    ),
+    "action-continuous": ProbeTask(
+        about="One step, reward -(action - 0.5)^2. The mean goes to 0.5.",
+        action=ONE_REAL,
+        obs=((0.0,),),
+        starts=1,
+        target=((0.5,),),
+    ),
+    "obs-action": ProbeTask(
+        about="One step, 1 for the action that matches observation -1 or 1, else -1. Or observation and action of "
+        "different rows were mixed up.",
+        action=Discrete(2),
+        obs=((-1.0,), (1.0,)),
+        starts=2,
+        reward=((1.0, -1.0), (-1.0, 1.0)),
+        value=lambda gamma: (1.0, 1.0),
+        best=((0,), (1,)),
+    ),
+    "obs-action-continuous": ProbeTask(
+        about="One step, reward -(action - observation / 2)^2 with observation -1 or 1. The mean goes to -0.5 or 0.5.",
+        action=ONE_REAL,
+        obs=((-1.0,), (1.0,)),
+        starts=2,
+        target=((-0.5,), (0.5,)),
+    ),
+    "truncation": ProbeTask(
+        about="S goes to A; A pays 1 and goes to B, where half of the episodes are truncated; B pays 10 and "
+        "terminates. With gamma 0.99, V(A) = 10.90. It is 5.95 when truncation counts as an end, 11.78 when V(A) "
+        "stands in for V(B), 11.67 when the next episode's first value leaks in.",
+        obs=((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+        starts=1,
+        reward=((0.0,), (1.0,), (10.0,)),
+        follows=(1, 2, ENDS),
+        truncation=(0.0, 0.5, 0.0),
+        value=lambda gamma: (gamma * (1.0 + gamma * 10.0), 1.0 + gamma * 10.0, 10.0),
+    ),
+    "both-flags": ProbeTask(
+        about="Every step pays 1 and terminates exactly when the time limit strikes. V = 1; it grows towards "
+        "1 / (1 - gamma) when the time limit wins and the end is bootstrapped.",
+        obs=((0.0,),),
+        starts=1,
+        reward=((1.0,),),
+        max_episode_steps=1,
+        value=lambda gamma: (1.0,),
+    ),
+    "finite-horizon": ProbeTask(
+        about="Five steps that pay 1 each, the elapsed share of time is shown and the deadline terminates. V falls "
+        "to 1 at the last step; it stays high when the deadline is taken for a truncation.",
+        obs=tuple((t / HORIZON,) for t in range(HORIZON)),
+        starts=1,
+        reward=((1.0,),) * HORIZON,
+        follows=(*range(1, HORIZON), ENDS),
+        value=_horizon_values,
+    ),
+    "masked": ProbeTask(
+        about="Observation -1 or 1 forbids action 0 or 1, which would pay 10; the other of the two pays 1, action 2 "
+        "nothing. V = 1 with the mask obeyed, and 10 or a forbidden choice when it is not.",
+        action=Discrete(3),
+        obs=((-1.0,), (1.0,)),
+        starts=2,
+        reward=((10.0, 1.0, 0.0), (1.0, 10.0, 0.0)),
+        mask=((False, True, True), (True, False, True)),
+        value=lambda gamma: (1.0, 1.0),
+        best=((1,), (0,)),
+    ),
+    "multi-discrete": ProbeTask(
+        about="Two heads with 2 and 3 choices; the observation shows a choice for each as one-hots, a match pays 0.5. "
+        "V = 1 and both heads match, or heads are mixed up or share their log-probability wrongly.",
+        action=MultiDiscrete(HEADS),
+        obs=tuple(
+            tuple(float(choice == wanted) for wanted, n in zip(pair, HEADS, strict=True) for choice in range(n))
+            for pair in product(*map(range, HEADS))
+        ),
+        starts=6,
+        reward=tuple(
+            tuple(0.5 * (a == wanted_a) + 0.5 * (b == wanted_b) for a, b in product(*map(range, HEADS)))
+            for wanted_a, wanted_b in product(*map(range, HEADS))
+        ),
+        value=lambda gamma: (1.0,) * 6,
+        best=tuple(product(*map(range, HEADS))),
+    ),
+    "value-scale": ProbeTask(
+        about="Observation -1 or 1, the matching action pays 500 or 1500, the other nothing. Right only when large "
+        "returns neither swamp the policy's gradient nor need hundreds of thousands of steps to be reached.",
+        action=Discrete(2),
+        obs=((-1.0,), (1.0,)),
+        starts=2,
+        reward=((500.0, 0.0), (0.0, 1500.0)),
+        value=lambda gamma: (500.0, 1500.0),
+        best=((0,), (1,)),
+    ),
+    "recall": ProbeTask(
+        about="The first observation is (cue, 0) with cue -1 or 1, then come three blanks (0, 0), then the question "
+        "(0, 1): the action that matches the cue pays 1, the other -1. Needs memory; V = gamma^(steps to the reward).",
+        action=Discrete(2),
+        obs=((-1.0, 0.0), (1.0, 0.0), *((0.0, 0.0),) * (2 * RECALL_DELAY), (0.0, 1.0), (0.0, 1.0)),
+        starts=2,
+        reward=(*((0.0, 0.0),) * (2 * RECALL_DELAY + 2), (1.0, -1.0), (-1.0, 1.0)),
+        follows=(*range(2, 2 * RECALL_DELAY + 4), ENDS, ENDS),
+        value=_recall_values,
+        best=(*(None,) * (2 * RECALL_DELAY + 2), (0,), (1,)),
+    ),
+}
+"""The probes by name; `tensor_envs` has them as `probe-<name>`."""
+
+for _name, _task in PROBES.items():
+    tensor_envs.register(f"probe-{_name}")(partial(Probe, task=_task, env_id=f"tensor:probe-{_name}"))

@@ -1,0 +1,268 @@
+"""Gymnasium spaces to Canter's specs, and arrays to tensors and back. Shared by every adapter of NumPy environments.
+
+N is the number of environments, A the number of continuous action components, K of simultaneous discrete choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space, spaces
+from torch import Tensor
+
+from canter.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec, UnsupportedSpace
+from canter.struct import Obs
+
+POLICY = "policy"
+"""The observation group that holds an observation which is a single array."""
+
+
+@dataclass(frozen=True)
+class ActionCodec:
+    """The action spec of a space, and the way from a policy's action to what the environments take."""
+
+    spec: ActionSpec
+    shape: tuple[int, ...]
+    """One environment's action as its space has it."""
+    dtype: np.dtype
+    start: np.ndarray
+    """Added to discrete actions: a space may count from elsewhere than 0."""
+
+    def encode(self, action: Tensor) -> np.ndarray:
+        """Action `[N, A]`, `[N]` or `[N, K]` as a new array `[N, *shape]` of the space's dtype; nothing is clipped."""
+        array = action.detach().cpu().numpy()
+        if array.dtype.kind != "f":
+            array = array + self.start
+        elif self.dtype.kind != "f":
+            # A cast alone truncates towards zero, which makes the interval around 0 twice as wide as the others.
+            array = np.rint(array)
+        # NOTE: astype copies even when nothing changes, so no environment ever holds the policy's own memory.
+        return array.reshape(len(array), *self.shape).astype(self.dtype)
+
+
+def action_codec(space: Space) -> ActionCodec:
+    """How actions of `space` look to a policy: Box of numbers, Discrete, MultiDiscrete or MultiBinary."""
+    match space:
+        case spaces.Box() if space.dtype.kind in "fiu":
+            spec = Continuous(*(tuple(bound.tolist()) for bound in _float32_bounds(space)))
+            return ActionCodec(spec, space.shape, space.dtype, np.zeros(1, np.int64))
+        case spaces.Discrete():
+            return ActionCodec(Discrete(int(space.n)), (), np.dtype(space.dtype), np.asarray(space.start))
+        case spaces.MultiDiscrete():
+            spec = MultiDiscrete(tuple(int(n) for n in space.nvec.flat))
+            return ActionCodec(spec, space.nvec.shape, np.dtype(space.dtype), np.asarray(space.start).reshape(-1))
+        case spaces.MultiBinary():
+            size = int(np.prod(space.shape))
+            return ActionCodec(MultiDiscrete((2,) * size), space.shape, np.dtype(space.dtype), np.zeros(1, np.int64))
+    raise UnsupportedSpace(
+        f"action space {space} is not supported: policies here choose from Box (numbers), Discrete, MultiDiscrete or "
+        "MultiBinary; wrap the environment with gymnasium.wrappers.TransformAction to offer one of these"
+    )
+
+
+def _float32_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds `[A]` that float32 can hold, rounded inwards: a policy's largest action is never out of the space."""
+    low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
+    with np.errstate(over="ignore"):
+        low32, high32 = low.astype(np.float32), high.astype(np.float32)
+    low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
+    high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)
+    return low32, high32
+
+
+Convert = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One observation group: where it is in a raw observation and how its rows become rows of a tensor."""
+
+    name: str
+    path: tuple[str, ...]
+    spec: TensorSpec
+    convert: Convert
+    """From raw rows `[M, ...]` to `[M, *spec.shape]`; the assignment to the tensor casts."""
+
+
+class ObsBuffer:
+    """Memory for one observation of N environments, seen both as tensors and as arrays."""
+
+    def __init__(self, specs: dict[str, TensorSpec], num_envs: int) -> None:
+        self.tensors: Obs = {name: torch.zeros(num_envs, *s.shape, dtype=s.dtype) for name, s in specs.items()}
+        self.arrays: dict[str, np.ndarray] = {name: tensor.numpy() for name, tensor in self.tensors.items()}
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """A copy of the arrays as they are now."""
+        return {name: array.copy() for name, array in self.arrays.items()}
+
+
+class ObsReader:
+    """Copies raw observations into tensors: one group per key of a Dict, or the one group `policy`.
+
+    Numbers become float32, images (uint8 with three axes) stay uint8, Discrete and MultiDiscrete become one-hot,
+    MultiBinary 0 and 1; keys of nested Dicts are joined with "/". A scalar becomes a vector of length 1. The key
+    `action_mask` becomes bool `[N, n]` or `[N, sum(nvec)]`. Every number is copied exactly once, so whatever the
+    environment does to its arrays afterwards does not matter.
+    """
+
+    def __init__(self, space: Space, num_envs: int, action: ActionSpec) -> None:
+        self.num_envs = num_envs
+        self.mask_rule = _MaskRule(action)
+        self._groups = list(_groups(space, (), self.mask_rule))
+        self.specs = {group.name: group.spec for group in self._groups}
+        if not self.specs or len(self.specs) < len(self._groups):
+            raise UnsupportedSpace(f"observation space {space} needs at least one key and no two that join to one name")
+
+    def add_mask(self) -> None:
+        """Add the group `action_mask`, which is then filled from `info` rather than from the observation."""
+        self.specs[ACTION_MASK] = self.mask_rule.spec
+
+    def buffer(self) -> ObsBuffer:
+        """New memory for one observation."""
+        return ObsBuffer(self.specs, self.num_envs)
+
+    def write(self, target: ObsBuffer, raw: Any, rows: np.ndarray | slice = slice(None)) -> None:
+        """Copy a batched raw observation into `rows` (bool `[N]`) of `target`."""
+        for group in self._groups:
+            into = target.arrays[group.name]
+            value = group.convert(np.asarray(_at(raw, group.path)))
+            if value.shape != into.shape:
+                raise ValueError(
+                    f"observation {group.name!r} has shape {value.shape}, its space promises {into.shape}; "
+                    "correct the observation space or the observation"
+                )
+            into[rows] = value[rows]
+
+    def write_final(self, target: ObsBuffer, final: Any, rows: np.ndarray) -> None:
+        """Copy last observations into `rows` (bool `[N]`): an object array of single ones, or a batched one."""
+        if not (isinstance(final, np.ndarray) and final.dtype == object):
+            return self.write(target, final, rows)
+        for index in np.flatnonzero(rows):
+            if final[index] is None:
+                raise ValueError(f"environment {index} ended, but its last observation is missing in info['final_obs']")
+            for group in self._groups:
+                raw = np.asarray(_at(final[index], group.path))
+                target.arrays[group.name][index] = group.convert(raw[None])[0]
+        return None
+
+
+class _MaskRule:
+    """What a valid action mask looks like for an action spec."""
+
+    def __init__(self, action: ActionSpec) -> None:
+        match action:
+            case Discrete(n):
+                nvec = (n,)
+            case MultiDiscrete(nvec):
+                pass
+            case Continuous():
+                nvec = ()
+        self.spec = TensorSpec((sum(nvec),), torch.bool)
+        self.applies = bool(nvec)
+        self._starts = np.cumsum((0, *nvec[:-1])) if nvec else np.zeros(0, np.int64)
+
+    def convert(self, raw: np.ndarray) -> np.ndarray:
+        return raw.reshape(len(raw), -1) != 0
+
+    def check_(self, mask: np.ndarray, ended: np.ndarray) -> None:
+        """Refuse rows of `mask` `[N, n]` that leave a choice without any allowed action.
+
+        A finished game may well have no legal move: rows that ended are opened instead, nobody acts on them.
+        """
+        blocked = ~np.logical_or.reduceat(mask, self._starts, axis=1).all(axis=1)
+        if not blocked.any():
+            return
+        mask[blocked & ended] = True
+        stuck = np.flatnonzero(blocked & ~ended)
+        if stuck.size:
+            raise ValueError(
+                f"the action mask of environment {', '.join(map(str, stuck))} allows no action; an environment in "
+                "which nothing can be done must report terminated or truncated"
+            )
+
+
+def copy_info_(target: np.ndarray, info: dict[str, Any], key: str, rows: np.ndarray) -> None:
+    """Copy `info[key]` into those `rows` (bool `[N]`) of `target` `[N, ...]` that have an entry; others stay."""
+    value = info.get(key)
+    if value is None:
+        return
+    value = np.asarray(value)
+    rows = rows & np.asarray(info.get(f"_{key}", True), dtype=bool)
+    try:
+        if value.dtype == object:
+            for index in np.flatnonzero(rows):
+                if value[index] is not None:
+                    target[index] = np.asarray(value[index]).reshape(target.shape[1:])
+        else:
+            target[rows] = value.reshape(target.shape)[rows]
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"info[{key!r}] of shape {value.shape}, dtype {value.dtype} is not {target.shape} numbers: {error}"
+        ) from error
+
+
+def _at(raw: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        raw = raw[key]
+    return raw
+
+
+def _as_is(raw: np.ndarray) -> np.ndarray:
+    return raw
+
+
+def _as_column(raw: np.ndarray) -> np.ndarray:
+    return raw.reshape(len(raw), 1)
+
+
+def _one_hot(nvec: np.ndarray, start: np.ndarray) -> Convert:
+    """From `[M, ...]` choices to their one-hot vectors side by side, `[M, sum(nvec)]`."""
+    offset = np.cumsum(nvec) - nvec - start
+
+    def convert(raw: np.ndarray) -> np.ndarray:
+        hot = np.zeros((len(raw), int(nvec.sum())), np.float32)
+        np.put_along_axis(hot, raw.reshape(len(raw), -1).astype(np.int64) + offset, 1.0, axis=1)
+        return hot
+
+    return convert
+
+
+def _groups(space: Space, path: tuple[str, ...], mask: _MaskRule) -> Iterator[_Group]:
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            yield from _groups(part, (*path, str(key)), mask)
+        return
+    name = "/".join(path) or POLICY
+    if name == ACTION_MASK:
+        if not mask.applies or int(np.prod(space.shape or (1,))) != mask.spec.shape[0]:
+            raise UnsupportedSpace(
+                f"observation key {ACTION_MASK!r} with space {space} does not fit the action space: it needs one entry "
+                f"per discrete action, {mask.spec.shape[0]} in all; rename the key if it is something else"
+            )
+        yield _Group(name, path, mask.spec, mask.convert)
+        return
+    yield _Group(name, path, *_leaf(space, name))
+
+
+def _leaf(space: Space, name: str) -> tuple[TensorSpec, Convert]:
+    match space:
+        case spaces.Box() if space.dtype == np.uint8 and len(space.shape) == 3:
+            return TensorSpec(space.shape, torch.uint8), _as_is
+        case spaces.Box() if space.dtype.kind in "fiub":
+            return TensorSpec(space.shape or (1,)), _as_is if space.shape else _as_column
+        case spaces.Discrete():
+            return TensorSpec((int(space.n),)), _one_hot(np.array([int(space.n)]), np.array([int(space.start)]))
+        case spaces.MultiDiscrete():
+            nvec = space.nvec.reshape(-1).astype(np.int64)
+            return TensorSpec((int(nvec.sum()),)), _one_hot(nvec, np.asarray(space.start, np.int64).reshape(-1))
+        case spaces.MultiBinary():
+            return TensorSpec(space.shape), _as_is
+    raise UnsupportedSpace(
+        f"observation {name!r} has space {space}, which is not supported: networks here read Box (numbers), Discrete, "
+        "MultiDiscrete, MultiBinary and Dict of these; wrap the environment with gymnasium.wrappers.FlattenObservation "
+        "or TransformObservation to offer one of these"
+    )

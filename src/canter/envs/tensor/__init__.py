@@ -1,0 +1,34 @@
+"""Batched environments in torch, for any device: ids `tensor:<name>`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
+from canter.envs.tensor.cartpole import CartPole
+from canter.envs.tensor.null import Null
+from canter.envs.tensor.pendulum import Pendulum
+from canter.envs.tensor.quadrotor import Quadrotor
+from canter.envs.tensor.queue import QueueNetwork
+from canter.registry import Registry
+
+__all__ = [
+    "CartPole",
+    "EnvState",
+    "Null",
+    "Outcome",
+    "Pendulum",
+    "Quadrotor",
+    "QueueNetwork",
+    "TensorEnv",
+    "tensor_envs",
+]
+
+tensor_envs: Registry[Callable[..., TensorEnv]] = Registry("tensor environment")
+"""Environments by the part of their id after `tensor:`; call one with `(num_envs, device, **options)`."""
+
+tensor_envs.register("cartpole")(CartPole)
+tensor_envs.register("null")(Null)
+tensor_envs.register("pendulum")(Pendulum)
+tensor_envs.register("quadrotor")(Quadrotor)
+tensor_envs.register("queue")(QueueNetwork)

@@ -1,0 +1,212 @@
+"""What every environment written in torch shares: rows that restart in place, on one device, without the host.
+
+N is the number of parallel environments.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, TensorSpec
+from canter.struct import Obs
+
+EnvState = dict[str, Tensor]
+"""The simulated world of N rows: tensors `[N, ...]` by name."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one step of the dynamics leads to, before any row restarts."""
+
+    state: EnvState
+    """The world after the step, in rows that ended as well."""
+    reward: Tensor
+    """`[N]`, of any real dtype."""
+    terminated: Tensor
+    """`[N]` bool."""
+    truncated: Tensor | None = None
+    """`[N]` bool where the dynamics themselves cut episodes; the time limit is added to it."""
+    info: dict[str, Tensor] = field(default_factory=dict)
+    """Handed on as `Step.info`."""
+
+
+class TensorEnv(ABC):
+    """N environments in torch: a finished row gives its last observation and starts anew within the same step.
+
+    Nothing here waits for the device and every shape is static, so a whole rollout can be captured in a CUDA graph
+    (register `generator` with it). The world lives in buffers whose addresses never change. A concrete environment
+    is final and says three things, all as pure functions: `_sample_state`, `_advance` and `_observe`.
+
+    `max_episode_steps` cuts episodes (truncation, not termination). `random_start` lets the first episodes begin with
+    random step counts, so that the rows of a large batch do not all end together. `truncates` tells the spec about
+    cuts that `_advance` makes; None takes it from `max_episode_steps`.
+    """
+
+    def __init__(
+        self,
+        env_id: str,
+        num_envs: int,
+        device: torch.device | str,
+        obs: dict[str, TensorSpec],
+        action: ActionSpec,
+        *,
+        max_episode_steps: int | None = None,
+        random_start: bool = False,
+        truncates: bool | None = None,
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs={num_envs} must be at least 1")
+        if max_episode_steps is not None and max_episode_steps < 1:
+            raise ValueError(f"max_episode_steps={max_episode_steps} must be at least 1; None means no limit")
+        if random_start and max_episode_steps is None:
+            raise ValueError("random_start=True needs max_episode_steps, from which the first step counts are drawn")
+        # "cuda" and "cuda:0" compare unequal; the device of a tensor always carries its index.
+        self.device = torch.empty(0, device=device).device
+        self.generator = torch.Generator(self.device)
+        self.generator.seed()
+        self._spec = EnvSpec(
+            obs=obs,
+            action=action,
+            num_envs=num_envs,
+            device=self.device,
+            separate_final_obs=True,
+            truncates=max_episode_steps is not None if truncates is None else truncates,
+            env_id=env_id,
+        )
+        self._action_shape = _action_shape(action, num_envs)
+        self._limit = torch.iinfo(torch.int64).max if max_episode_steps is None else max_episode_steps
+        self._random_start = random_start
+        self._step_count = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self._state: EnvState = {}
+
+    @abstractmethod
+    def _sample_state(self) -> EnvState:
+        """First states of N new episodes, drawn with `generator` only."""
+
+    @abstractmethod
+    def _advance(self, state: EnvState, action: Tensor) -> Outcome:
+        """One step of the dynamics; must not write into `state`."""
+
+    @abstractmethod
+    def _observe(self, state: EnvState) -> Obs:
+        """What N rows see; new tensors, never views of `state`, which the next step overwrites."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Shapes, dtypes, bounds and conventions."""
+        return self._spec
+
+    @property
+    def num_envs(self) -> int:
+        """N."""
+        return self._spec.num_envs
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """Start every row anew; without a seed the random stream goes on where it is."""
+        if seed is not None:
+            self.generator.manual_seed(seed)
+        fresh = self._sample_state()
+        self._allocate(fresh)
+        for name, buffer in self._state.items():
+            buffer.copy_(fresh[name])
+        self._step_count.zero_()
+        if self._random_start:
+            self._step_count.random_(0, self._limit, generator=self.generator)
+        return self.observe()
+
+    def observe(self) -> Obs:
+        """What every row sees now; the same as the last `Step.obs`, also after `load_state_dict`."""
+        return self._observe(self._state)
+
+    def step(self, action: Tensor) -> Step:
+        """Apply one action per row; `Step.final_obs` is always given and right in every row, ended or not."""
+        if action.shape != self._action_shape:
+            raise ValueError(f"action has shape {tuple(action.shape)}, {self._spec.env_id} needs {self._action_shape}")
+        if not self._state:
+            raise RuntimeError(f"{self._spec.env_id} has no state yet; call reset() before step()")
+        outcome = self._advance(self._state, action)
+        self._step_count.add_(1)
+        cut = self._step_count >= self._limit
+        if outcome.truncated is not None:
+            cut = cut | outcome.truncated
+        terminated = outcome.terminated
+        truncated = cut & ~terminated
+        final_obs = self._observe(outcome.state)
+        self._restart_(terminated | truncated, outcome.state)
+        return Step(
+            obs=self.observe(),
+            reward=outcome.reward.to(torch.float32),
+            terminated=terminated,
+            truncated=truncated,
+            valid=torch.ones_like(terminated),
+            final_obs=final_obs,
+            info=outcome.info,
+        )
+
+    def close(self) -> None:
+        """Nothing is held that needs freeing."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of the world, the step counts and the random stream; all tensors."""
+        if not self._state:
+            raise RuntimeError(f"{self._spec.env_id} has no state yet; call reset() before state_dict()")
+        return {
+            "state": {name: buffer.clone() for name, buffer in self._state.items()},
+            "step_count": self._step_count.clone(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state, bit for bit, when options, device kind and torch version are the same."""
+        self._allocate(self._sample_state())
+        own = {**self._state, "step_count": self._step_count}
+        saved = {**state["state"], "step_count": state["step_count"]}
+        wrong = [name for name in own.keys() | saved.keys() if _row_form(own, name) != _row_form(saved, name)]
+        if wrong:
+            raise ValueError(
+                f"the saved state does not fit {self._spec.env_id} with num_envs={self.num_envs} and these options; "
+                f"these tensors differ in shape or dtype: {', '.join(sorted(wrong))}"
+            )
+        for name, buffer in own.items():
+            buffer.copy_(saved[name])
+        self.generator.set_state(state["generator"].cpu())
+
+    def _allocate(self, fresh: EnvState) -> None:
+        if not self._state:
+            self._state = {name: torch.empty(t.shape, dtype=t.dtype, device=t.device) for name, t in fresh.items()}
+
+    def _restart_(self, done: Tensor, after: EnvState) -> None:
+        # All rows are sampled and most samples thrown away: picking the done rows would need their number on the host.
+        fresh = self._sample_state()
+        for name, buffer in self._state.items():
+            rows = done.view(-1, *[1] * (buffer.dim() - 1))
+            torch.where(rows, fresh[name], after[name], out=buffer)
+        self._step_count.masked_fill_(done, 0)
+
+    def _uniform(self, low: float, high: float, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """`[N, *shape]` uniform in `[low, high)`."""
+        size = (self.num_envs, *shape)
+        return torch.rand(size, generator=self.generator, device=self.device, dtype=dtype) * (high - low) + low
+
+    def _integers(self, high: int, *shape: int) -> Tensor:
+        """`[N, *shape]` int64 uniform in 0..high-1."""
+        return torch.randint(high, (self.num_envs, *shape), generator=self.generator, device=self.device)
+
+
+def _action_shape(action: ActionSpec, num_envs: int) -> tuple[int, ...]:
+    match action:
+        case Continuous():
+            return (num_envs, action.dim)
+        case Discrete():
+            return (num_envs,)
+        case MultiDiscrete():
+            return (num_envs, len(action.nvec))
+
+
+def _row_form(tensors: dict[str, Tensor], name: str) -> tuple[torch.Size, torch.dtype] | None:
+    return (tensors[name].shape, tensors[name].dtype) if name in tensors else None

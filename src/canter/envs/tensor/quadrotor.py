@@ -1,0 +1,191 @@
+"""Fly a quadrotor to a point, hover there and follow it when it moves: a rigid body with six degrees of freedom.
+
+World axes: z up. Body axes: x forward, y left, z along the thrust. Units are SI. N is the number of environments.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import torch
+from torch import Tensor
+
+from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
+from canter.specs import Continuous, TensorSpec
+from canter.struct import Obs
+
+GRAVITY = 9.81
+MASS = 0.7
+INERTIA = (2.5e-3, 2.5e-3, 4.5e-3)
+ARM = 0.1
+"""Distance of each rotor from the body's x and y axes."""
+YAW_PER_THRUST = 0.016
+"""Drag torque about z for each newton of a rotor's thrust."""
+HOVER_THRUST = MASS * GRAVITY / 4
+MAX_THRUST = 2 * HOVER_THRUST
+MOTOR_LAG = 0.03
+MAX_RATES = (6.0, 6.0, 2.0)
+"""Body rates commanded by an action of 1."""
+RATE_GAIN = 10.0
+"""Of the on-board rate controller, 1/s: with the motor lag, a damping ratio of 0.9."""
+
+TIME_STEP = 0.01
+SUBSTEPS = 2
+HEIGHT = 2.0
+"""Of the point around which the target moves; the ground is at 0."""
+HOVER_TIME = 2.0
+"""The target rests so long at first."""
+LOOKAHEAD = (0.25, 0.5)
+MAX_DISTANCE = 3.0
+OBS_DIM = 29
+
+
+@final
+class Quadrotor(TensorEnv):
+    """Hover at a target for two seconds, then follow it along a slow figure of eight; 50 actions a second.
+
+    Actions in +-1: collective thrust (-1 none, 0 hover, 1 twice hover) and the three body rates (1 is 6, 6 and 2
+    rad/s). A rate controller turns them into rotor thrusts, which saturate and lag by 30 ms.
+
+    "policy" `[N, 29]`: target position error (3) and velocity (3) in the body frame, rotation matrix row by row (9),
+    body rates (3), last action (4), where the target will be in 0.25 s and 0.5 s relative to where it is (6, body
+    frame), altitude (1).
+
+    The reward is smooth and within (0, 1]: 1 over 1 + 2 error^2 + 0.02 rates^2 + 0.05 (change of action)^2. Terminated
+    on the ground, more than 3 m from the target or tilted by more than 90 degrees; truncated after 500 steps. `drag` is
+    the deceleration per speed, 1/s.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        *,
+        drag: float = 0.1,
+        max_episode_steps: int | None = 500,
+        random_start: bool = False,
+    ) -> None:
+        super().__init__(
+            "tensor:quadrotor",
+            num_envs,
+            device,
+            obs={"policy": TensorSpec((OBS_DIM,))},
+            action=Continuous(low=(-1.0,) * 4, high=(1.0,) * 4),
+            max_episode_steps=max_episode_steps,
+            random_start=random_start,
+        )
+        self._drag = drag
+        self._motor_step = 1.0 - math.exp(-TIME_STEP / MOTOR_LAG)
+        self._inertia = self._constant(INERTIA)
+        self._max_rates = self._constant(MAX_RATES)
+        self._center = self._constant((0.0, 0.0, HEIGHT))
+        self._weight = self._constant((0.0, 0.0, -GRAVITY))
+        self._path_size = self._constant((1.0, 1.0, 0.3))
+        self._path_pace = self._constant((1.0, 2.0, 1.0))
+        # Rows: what each rotor's thrust adds to lift, roll, pitch and yaw torque. Rows are orthogonal, so the inverse
+        # is the transpose with each row divided by its squared length.
+        self._mixer = self._constant(
+            (
+                (1.0, 1.0, 1.0, 1.0),
+                (-ARM, ARM, ARM, -ARM),
+                (-ARM, -ARM, ARM, ARM),
+                (YAW_PER_THRUST, -YAW_PER_THRUST, YAW_PER_THRUST, -YAW_PER_THRUST),
+            )
+        )
+        self._allocation = self._mixer / self._mixer.square().sum(-1, keepdim=True)
+
+    def _constant(self, values: tuple[object, ...]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self.device)
+
+    def _sample_state(self) -> EnvState:
+        zero = torch.zeros(self.num_envs, 1, device=self.device)
+        tilt = torch.cat((self._uniform(-0.3, 0.3, 2), zero), -1)
+        yaw = torch.cat((zero, zero, self._uniform(-math.pi, math.pi, 1)), -1)
+        return {
+            "position": self._center + self._uniform(-1.0, 1.0, 3),
+            "velocity": self._uniform(-0.5, 0.5, 3),
+            "attitude": compose(from_rotation_vector(tilt), from_rotation_vector(yaw)),
+            "rates": self._uniform(-0.5, 0.5, 3),
+            "rotors": zero.expand(-1, 4) + HOVER_THRUST,
+            "last_action": zero.expand(-1, 4),
+            "amplitude": self._uniform(0.0, 1.0, 3) * self._path_size,
+            "pace": self._uniform(0.3, 0.8, 1) * self._path_pace,
+            "time": zero,
+        }
+
+    def _target(self, state: EnvState, ahead: float = 0.0) -> Tensor:
+        """`[N, 3]`: where the target is `ahead` seconds from now."""
+        moving = (state["time"] + (ahead - HOVER_TIME)).clamp(min=0.0)
+        return self._center + state["amplitude"] * torch.sin(state["pace"] * moving)
+
+    def _advance(self, state: EnvState, action: Tensor) -> Outcome:
+        action = action.clamp(-1.0, 1.0)
+        after = state
+        for _ in range(SUBSTEPS):
+            after = self._fly(after, action)
+        after = after | {"last_action": action, "time": state["time"] + SUBSTEPS * TIME_STEP}
+        distance2 = (self._target(after) - after["position"]).square().sum(-1)
+        effort = 0.02 * after["rates"].square().sum(-1) + 0.05 * (action - state["last_action"]).square().sum(-1)
+        upright = rotation_matrix(after["attitude"])[:, 2, 2]
+        terminated = (after["position"][:, 2] < 0.0) | (distance2 > MAX_DISTANCE**2) | (upright < 0.0)
+        return Outcome(after, 1.0 / (1.0 + 2.0 * distance2 + effort), terminated)
+
+    def _fly(self, state: EnvState, action: Tensor) -> EnvState:
+        """The body `TIME_STEP` later: rate controller, motors, Newton and Euler."""
+        velocity, rates = state["velocity"], state["rates"]
+        lift = (action[:, :1] + 1.0) * (4 * HOVER_THRUST)
+        torque = self._inertia * RATE_GAIN * (action[:, 1:] * self._max_rates - rates)
+        command = (torch.cat((lift, torque), -1) @ self._allocation).clamp(0.0, MAX_THRUST)
+        rotors = torch.lerp(state["rotors"], command, self._motor_step)
+        wrench = rotors @ self._mixer.T
+
+        up = rotation_matrix(state["attitude"])[:, :, 2]
+        acceleration = up * wrench[:, :1] / MASS + self._weight - self._drag * velocity
+        new_velocity = velocity + TIME_STEP * acceleration
+        spin_up = (wrench[:, 1:] - torch.linalg.cross(rates, self._inertia * rates)) / self._inertia
+        new_rates = rates + TIME_STEP * spin_up
+        attitude = compose(state["attitude"], from_rotation_vector(TIME_STEP * new_rates))
+        return state | {
+            # The mean of both velocities is exact under a constant acceleration, so free fall keeps its energy.
+            "position": state["position"] + (0.5 * TIME_STEP) * (velocity + new_velocity),
+            "velocity": new_velocity,
+            "attitude": torch.nn.functional.normalize(attitude, dim=-1),
+            "rates": new_rates,
+            "rotors": rotors,
+        }
+
+    def _observe(self, state: EnvState) -> Obs:
+        rotation = rotation_matrix(state["attitude"])
+        target = self._target(state)
+        seen = [target - state["position"], state["velocity"]]
+        seen += [self._target(state, ahead) - target for ahead in LOOKAHEAD]
+        # Row vectors times R are R^T times columns: world to body.
+        error, velocity, *offsets = (torch.stack(seen, 1) @ rotation).unbind(1)
+        parts = (error, velocity, rotation.flatten(1), state["rates"], state["last_action"], *offsets)
+        return {"policy": torch.cat((*parts, state["position"][:, 2:]), -1)}
+
+
+def from_rotation_vector(vector: Tensor) -> Tensor:
+    """Unit quaternion `[..., 4]` (scalar first) that turns by `|vector|` radians about `vector` `[..., 3]`."""
+    half = 0.5 * torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+    return torch.cat((half.cos(), 0.5 * vector * torch.sinc(half / math.pi)), -1)
+
+
+def compose(first: Tensor, second: Tensor) -> Tensor:
+    """Quaternion product `[..., 4]`: `second` is a turn about the axes of the body that `first` has turned."""
+    w1, v1 = first[..., :1], first[..., 1:]
+    w2, v2 = second[..., :1], second[..., 1:]
+    scalar = w1 * w2 - (v1 * v2).sum(-1, keepdim=True)
+    return torch.cat((scalar, w1 * v2 + w2 * v1 + torch.linalg.cross(v1, v2)), -1)
+
+
+def rotation_matrix(quaternion: Tensor) -> Tensor:
+    """`[..., 3, 3]` matrix that takes body vectors to the world, of a unit quaternion `[..., 4]`."""
+    w, x, y, z = quaternion.unbind(-1)
+    rows = (
+        (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+        (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+        (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+    )
+    return torch.stack([torch.stack(row, -1) for row in rows], -2)

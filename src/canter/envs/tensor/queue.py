@@ -1,0 +1,155 @@
+"""Scheduling in a queueing network: which class of customers should the shared server serve now?
+
+N environments, C customer classes, K classes that share the controlled server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
+from canter.specs import ACTION_MASK, Discrete, TensorSpec
+from canter.struct import Obs
+
+LEAVES = -1
+"""Entry of `routing` for a class whose customers leave after service."""
+
+
+@final
+class QueueNetwork(TensorEnv):
+    """Multi-class Markovian network with one controlled server; every step is one event of the uniformised chain.
+
+    Class k gets Poisson arrivals of rate `arrival_rates[k]`, is served by server `servers[k]` at rate
+    `service_rates[k]` and then joins class `routing[k]` or leaves (-1). Server 0 is controlled: action j serves the
+    j-th of its classes until the next event (preemptive). Every other server has one class and never idles. The
+    default is the criss-cross network of Harrison and Wein (1989), balanced at load 0.6: the classes 0 and 1 share
+    server 0, and class 0 goes on to class 2 at server 1. One class with `servers=(0,)` is an M/M/1 queue, several
+    without routing are the setting of the c-mu rule.
+
+    Events come at the constant rate `event_rate` = all arrivals + the fastest class of each server; draws that match
+    no active service change nothing. The action mask allows the classes that wait (all when none does), so a masked
+    policy never idles; serving an empty class idles until the next event. "policy" shows the C queue lengths, those in
+    service included.
+
+    **Cost.** The reward is what was paid during the step: `-(holding_costs . queue) * duration`, with the queue that
+    the action saw. `Step.info["duration"]` is the constant mean 1 / event_rate, or an exponential draw of that mean
+    with `sampled_duration`. So the long-run average cost per unit of time is
+
+        -sum(reward) / sum(duration),
+
+    with constant durations the same as `-event_rate * mean(reward)`. For an unbiased reading set
+    `max_episode_steps=None` and leave out the first stretch: every episode starts with empty queues. A discount
+    `gamma` per step is the rate `event_rate * (1 - gamma) / gamma` in continuous time. The task never terminates; the
+    step limit is a truncation.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        *,
+        arrival_rates: Sequence[float] = (0.6, 0.6, 0.0),
+        service_rates: Sequence[float] = (2.0, 2.0, 1.0),
+        holding_costs: Sequence[float] = (1.0, 1.0, 1.0),
+        servers: Sequence[int] = (0, 0, 1),
+        routing: Sequence[int] = (2, LEAVES, LEAVES),
+        sampled_duration: bool = False,
+        max_episode_steps: int | None = 1000,
+        random_start: bool = False,
+    ) -> None:
+        _check_network(arrival_rates, service_rates, holding_costs, servers, routing)
+        num_classes = len(servers)
+        choices = [k for k in range(num_classes) if servers[k] == 0]
+        super().__init__(
+            "tensor:queue",
+            num_envs,
+            device,
+            obs={
+                "policy": TensorSpec((num_classes,)),
+                ACTION_MASK: TensorSpec((len(choices),), torch.bool),
+            },
+            action=Discrete(len(choices)),
+            max_episode_steps=max_episode_steps,
+            random_start=random_start,
+        )
+        fastest = {
+            server: max(r for r, s in zip(service_rates, servers, strict=True) if s == server) for server in servers
+        }
+        self.event_rate = float(sum(arrival_rates) + sum(fastest.values()))
+        self._sampled_duration = sampled_duration
+        self._choices = torch.tensor(choices, device=self.device)
+        self._holding_costs = torch.tensor(holding_costs, dtype=torch.float32, device=self.device)
+        self._arrival_rates = torch.tensor(arrival_rates, dtype=torch.float32, device=self.device)
+        self._rates = self._rate_table(choices, service_rates, servers)
+        self._moves = self._move_table(routing)
+
+    def _rate_table(self, choices: list[int], service_rates: Sequence[float], servers: Sequence[int]) -> Tensor:
+        """`[K, C]`: the rate at which each class is served under each action, if somebody is there."""
+        table = [
+            [
+                rate if server != 0 or k == chosen else 0.0
+                for k, (rate, server) in enumerate(zip(service_rates, servers, strict=True))
+            ]
+            for chosen in choices
+        ]
+        return torch.tensor(table, dtype=torch.float32, device=self.device)
+
+    def _move_table(self, routing: Sequence[int]) -> Tensor:
+        """`[2C, C]`: what each arrival (first C rows) and each service does to the queue lengths."""
+        num_classes = len(routing)
+        table = torch.cat((torch.eye(num_classes), -torch.eye(num_classes)))
+        for k, target in enumerate(routing):
+            if target != LEAVES:
+                table[num_classes + k, target] += 1.0
+        return table.to(self.device)
+
+    def _sample_state(self) -> EnvState:
+        return {"queue": torch.zeros(self.num_envs, len(self._holding_costs), device=self.device)}
+
+    def _advance(self, state: EnvState, action: Tensor) -> Outcome:
+        queue = state["queue"]
+        service = self._rates[action] * (queue > 0)
+        upper = torch.cat((self._arrival_rates.expand_as(queue), service), -1).cumsum(-1)
+        draw = self._uniform(0.0, self.event_rate, 1)
+        # At most one half-open interval [lower, upper) holds the draw; a rate of 0 makes it empty.
+        happens = (draw < upper).diff(dim=-1, prepend=torch.zeros_like(draw, dtype=torch.bool))
+        after = queue + happens.to(queue.dtype) @ self._moves
+        if self._sampled_duration:
+            duration = -torch.log1p(-self._uniform(0.0, 1.0)) / self.event_rate
+        else:
+            duration = torch.full_like(queue[:, 0], 1.0 / self.event_rate)
+        reward = -(queue * self._holding_costs).sum(-1) * duration
+        never = torch.zeros_like(reward, dtype=torch.bool)
+        return Outcome({"queue": after}, reward, never, info={"duration": duration})
+
+    def _observe(self, state: EnvState) -> Obs:
+        present = state["queue"].index_select(-1, self._choices) > 0
+        return {
+            "policy": state["queue"].clone(),
+            ACTION_MASK: present | ~present.any(-1, keepdim=True),
+        }
+
+
+def _check_network(
+    arrival_rates: Sequence[float],
+    service_rates: Sequence[float],
+    holding_costs: Sequence[float],
+    servers: Sequence[int],
+    routing: Sequence[int],
+) -> None:
+    lengths = [len(values) for values in (arrival_rates, service_rates, holding_costs, servers, routing)]
+    if len(set(lengths)) != 1:
+        raise ValueError(
+            "arrival_rates, service_rates, holding_costs, servers and routing need one entry per class, "
+            f"but have {lengths}"
+        )
+    if min(arrival_rates) < 0 or min(service_rates) <= 0:
+        raise ValueError(f"{arrival_rates=} must not be negative and {service_rates=} must be positive")
+    if 0 not in servers or any(list(servers).count(server) > 1 for server in servers if server != 0):
+        raise ValueError(f"{servers=}: server 0 needs at least one class and every other server exactly one")
+    if any(target != LEAVES and not 0 <= target < len(routing) for target in routing):
+        raise ValueError(f"{routing=}: entries are class numbers 0..{len(routing) - 1} or {LEAVES} (leaves)")

@@ -1,0 +1,111 @@
+"""Samples, log-densities, entropies and divergences of single families, elementwise unless said otherwise.
+
+`canter.distributions` builds action distributions from them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+
+
+# Trapezoidal rule: on smooth integrands it converges faster than Gauss-Hermite, which needs more than twice the nodes
+# for the expectation of `log_squash_slope` at a standard deviation of 3.
+NORMAL_NODES = tuple(4.5 * (index - 12) / 12 for index in range(25))
+"""Where to evaluate a function to get its expectation under the standard normal."""
+_DENSITY = tuple(math.exp(-0.5 * node * node) for node in NORMAL_NODES)
+NORMAL_WEIGHTS = tuple(density / sum(_DENSITY) for density in _DENSITY)
+"""What each of these values counts for."""
+
+
+def log_volume(low: tuple[float, ...], high: tuple[float, ...]) -> float:
+    """Log-volume of the box low..high, by which log-densities change when the unit cube is stretched to it."""
+    return sum(math.log(hi - lo) for lo, hi in zip(low, high, strict=True))
+
+
+def gaussian_sample(mean: Tensor, log_std: Tensor, generator: Generator | None) -> Tensor:
+    """`mean + exp(log_std) * randn`."""
+    noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+    return mean + torch.exp(log_std) * noise
+
+
+def gaussian_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
+    """Log-density of a normal distribution."""
+    z = (x - mean) * torch.exp(-log_std)
+    return -0.5 * z.square() - log_std - HALF_LOG_2PI
+
+
+def gaussian_entropy(log_std: Tensor) -> Tensor:
+    """Entropy of a normal distribution."""
+    return log_std + (HALF_LOG_2PI + 0.5)
+
+
+def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> Tensor:
+    """KL(p || q) of two normal distributions."""
+    log_ratio = log_std_p - log_std_q
+    shift = (mean_p - mean_q) * torch.exp(-log_std_q)
+    # expm1 keeps the second-order difference that is left when the two are close.
+    return 0.5 * torch.expm1(2.0 * log_ratio) - log_ratio + 0.5 * shift.square()
+
+
+def log_squash_slope(u: Tensor) -> Tensor:
+    """Log-derivative of (tanh(u) + 1) / 2, i.e. log((1 - tanh(u)**2) / 2), without cancellation for large |u|."""
+    return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u)) - math.log(2.0)
+
+
+def beta_sample(alpha: Tensor, beta: Tensor, generator: Generator | None) -> Tensor:
+    """A beta variate in 0..1, as the share of one of two gamma variates."""
+    concentration = torch.stack([alpha, beta])
+    # Private, but the only gamma sampler that takes a generator.
+    gamma = torch._standard_gamma(concentration, generator=generator)  # pyright: ignore[reportPrivateImportUsage]
+    return gamma[0] / gamma.sum(0)
+
+
+def _log_beta(alpha: Tensor, beta: Tensor) -> Tensor:
+    return torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
+
+
+def beta_log_prob(alpha: Tensor, beta: Tensor, x: Tensor) -> Tensor:
+    """Log-density of a beta distribution at x in 0..1."""
+    return (alpha - 1.0) * torch.log(x) + (beta - 1.0) * torch.log1p(-x) - _log_beta(alpha, beta)
+
+
+def beta_entropy(alpha: Tensor, beta: Tensor) -> Tensor:
+    """Entropy of a beta distribution."""
+    log_total = torch.digamma(alpha + beta)
+    from_alpha = (alpha - 1.0) * (log_total - torch.digamma(alpha))
+    from_beta = (beta - 1.0) * (log_total - torch.digamma(beta))
+    return _log_beta(alpha, beta) + from_alpha + from_beta
+
+
+def beta_kl(alpha_p: Tensor, beta_p: Tensor, alpha_q: Tensor, beta_q: Tensor) -> Tensor:
+    """KL(p || q) of two beta distributions."""
+    log_total = torch.digamma(alpha_p + beta_p)
+    from_alpha = (alpha_p - alpha_q) * (torch.digamma(alpha_p) - log_total)
+    from_beta = (beta_p - beta_q) * (torch.digamma(beta_p) - log_total)
+    return _log_beta(alpha_q, beta_q) - _log_beta(alpha_p, beta_p) + from_alpha + from_beta
+
+
+def gumbel(logits: Tensor, generator: Generator | None) -> Tensor:
+    """Logits plus standard Gumbel noise, `logits - log(-log(u))`; their argmax is a sample of the choice."""
+    uniform = torch.rand(logits.shape, generator=generator, dtype=logits.dtype, device=logits.device)
+    # Into the open interval, from the smallest normal number to the largest below 1: at 1 the noise would be
+    # infinite and lift even a masked choice above the others, at 0 it would forbid an allowed one.
+    info = torch.finfo(logits.dtype)
+    uniform = uniform.clamp(info.tiny, 1.0 - 0.5 * info.eps)
+    return logits - torch.log(-torch.log(uniform))
+
+
+def choice_entropy(log_prob: Tensor) -> Tensor:
+    """Entropy in nats of finitely many choices, from their log-probabilities on the last axis."""
+    return -(log_prob.exp() * log_prob).sum(-1)
+
+
+def choice_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p || q) of finitely many choices, from their log-probabilities on the last axis."""
+    return (log_p.exp() * (log_p - log_q)).sum(-1)

@@ -1,0 +1,79 @@
+"""Advantages and value targets from a rollout.
+
+T steps, N environments. Row t holds what happened when acting on s_t: `reward[t]`, `terminated[t]` (the task ended,
+nothing follows) and `done[t]` (the episode ended in any way) describe the end of that step, not its start.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    gamma: float | Tensor,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and value targets by generalised advantage estimation, both `[T, N]` and without gradient.
+
+    Termination removes the value of the successor; any end of an episode cuts the trace, so that no row learns from
+    the episode after it.
+
+    Args:
+        reward: `[T, N]`.
+        value: `[T, N]`, V(s_t).
+        next_value: `[T, N]`, the value of the true successor of every row, also where the episode was truncated
+            (see `successor_values`). Ignored, whatever it holds, in terminated rows.
+        terminated: `[T, N]` bool.
+        done: `[T, N]` bool, terminated or truncated.
+        gamma: Discount of one step, a number or a tensor that broadcasts to `[T, N]` (`gamma**duration` for steps of
+            unequal length).
+        gae_lambda: 0 gives one-step temporal differences, 1 gives Monte Carlo returns.
+
+    Returns:
+        The advantage and the return (`advantage + value`).
+    """
+    # Filled, not multiplied: 0 * NaN would let an unknown successor into the sum.
+    successor = next_value.masked_fill(terminated, 0.0)
+    advantage = reward + gamma * successor - value  # the temporal differences, accumulated in place below
+    decay = (~done).to(advantage.dtype) * (gamma * gae_lambda)
+    rows, decays = advantage.unbind(), decay.unbind()
+    for t in range(len(rows) - 2, -1, -1):
+        rows[t].addcmul_(decays[t], rows[t + 1])
+    return advantage, advantage + value
+
+
+def average_reward_gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    reward_rate: float | Tensor,
+    gae_lambda: float,
+    duration: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and targets of differential values, for tasks judged by their reward per unit of time.
+
+    `reward_rate` is the long-run average reward per unit of time, `duration` `[T, N]` the time that each step took
+    (None: 1). The temporal difference is `reward - reward_rate * duration + V(s') - V(s)`: nothing is discounted, and
+    values tell how much better than average the future is. Other arguments and results as in `gae`.
+    """
+    elapsed = 1.0 if duration is None else duration
+    return gae(reward - reward_rate * elapsed, value, next_value, terminated, done, 1.0, gae_lambda)
+
+
+def successor_values(value: Tensor, done: Tensor, final_value: Tensor | None) -> Tensor:
+    """Value of the true successor of every row, `[T, N]`.
+
+    `value` is `[T+1, N]`, the values of all observations acted on and of the one after the last step. `final_value`
+    `[T, N]` holds, in rows that ended, the value of the episode's true last observation (other rows are arbitrary).
+    None says that this observation is already the next row's own, as in environments that reset in a row of its own.
+    """
+    return value[1:] if final_value is None else torch.where(done, final_value, value[1:])

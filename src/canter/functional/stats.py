@@ -1,0 +1,93 @@
+"""Means and moments over the valid samples of all ranks.
+
+`mask` is True where a sample counts; what the other samples hold, NaN included, has no influence. Statistics are
+accumulated in float64: float32 counts stop at 2**24, and sums of squares lose a small spread around a large mean.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from canter import distributed
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of `x` over its masked-in samples, 0-d and differentiable; 0 when there are none. `mask` has x's shape.
+
+    With several ranks the sum of this rank is divided by the average count of all, so that the mean over ranks of the
+    result, and of its gradient, is the mean over all samples, however unevenly these are spread.
+    """
+    count = distributed.mean_(mask.sum(dtype=torch.float64))
+    total = torch.where(mask, x, 0.0).sum()
+    # One sample on one rank is the smallest count that is not zero.
+    return (total / count.clamp(min=1.0 / distributed.world_size())).to(x.dtype)
+
+
+@torch.no_grad()
+def moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and sum of squared deviations over all ranks, float64 and without gradient.
+
+    `mask` covers the leading axes of `x`; the axes after it are features with moments of their own. Without a mask
+    every element counts and there are no feature axes. The count is 0-d; mean and m2 have the feature shape and are 0
+    when the count is. The population variance is `m2 / count`.
+    """
+    if mask is None:
+        mask = torch.ones_like(x, dtype=torch.bool)
+    axes = tuple(range(mask.ndim))
+    counted = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+    x = x.to(torch.float64)
+    total = torch.where(counted, x, 0.0).sum(axes)
+    sums = distributed.sum_(torch.cat([mask.sum(dtype=torch.float64).reshape(1), total.reshape(-1)]))
+    count = sums[0]
+    mean = (sums[1:] / count.clamp(min=1.0)).reshape(total.shape)
+    m2 = distributed.sum_(torch.where(counted, x - mean, 0.0).square().sum(axes))
+    return count, mean, m2
+
+
+def merge_moments(
+    count_a: Tensor, mean_a: Tensor, m2_a: Tensor, count_b: Tensor, mean_b: Tensor, m2_b: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Moments of two sets of samples together, from the moments of each (Chan, Golub and LeVeque, 1983).
+
+    Either set, or both, may be empty.
+    """
+    count = count_a + count_b
+    share_b = count_b / torch.where(count > 0, count, 1.0)
+    delta = mean_b - mean_a
+    return count, mean_a + delta * share_b, m2_a + m2_b + delta.square() * count_a * share_b
+
+
+def _std(count: Tensor, mean: Tensor, m2: Tensor, dtype: torch.dtype) -> Tensor:
+    """Population standard deviation in float64; 0 where it is no larger than the rounding of `dtype` samples.
+
+    Equal samples are often equal up to rounding only, and their float64 mean is itself rounded; dividing by that
+    spread would turn rounding errors into a signal of size 1.
+    """
+    std = (m2 / count.clamp(min=1.0)).sqrt()
+    resolution = max(torch.finfo(dtype).eps, 64 * torch.finfo(torch.float64).eps)
+    return torch.where(std > resolution * mean.abs(), std, 0.0)
+
+
+def normalize(x: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
+    """Shift and scale `x` to mean 0 and standard deviation 1 over the masked-in samples of all ranks.
+
+    Samples outside the mask become 0, and so does everything when the samples are all equal. Keeps shape and dtype;
+    the axes of `x` after those of `mask` are normalised apart.
+    """
+    count, mean, m2 = moments(x, mask)
+    std = _std(count, mean, m2, x.dtype)
+    counted = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+    return torch.where(counted & (std > 0), (x.double() - mean) / (std + eps), 0.0).to(x.dtype)
+
+
+def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """`1 - Var(target - prediction) / Var(target)` over the masked-in samples of all ranks, 0-d, never NaN.
+
+    1 is a perfect prediction up to a constant, 0 is no better than a constant, negative is worse. It is 0 by
+    definition when the targets do not vary.
+    """
+    residual = _std(*moments(target.double() - prediction.double(), mask), torch.float64)
+    spread = _std(*moments(target, mask), target.dtype)
+    explained = 1.0 - (residual / torch.where(spread > 0, spread, 1.0)).square()
+    return torch.where(spread > 0, explained, 0.0).to(target.dtype)

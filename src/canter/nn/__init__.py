@@ -1,0 +1,1 @@
+"""Modules that hold parameters: encoders, normalisers, heads and the models made of them."""

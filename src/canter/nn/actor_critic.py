@@ -1,0 +1,144 @@
+"""The model of an actor-critic algorithm: a policy that acts and a critic that judges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from canter.distributions import Categorical, Distribution, MultiCategorical, make_distribution
+from canter.nn.heads import StdConfig, ValueHead, policy_head
+from canter.nn.network import Network, NetworkConfig
+from canter.specs import ACTION_MASK, EnvSpec
+from canter.struct import Obs, State, tree_map
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Networks, action distribution and normalisation."""
+
+    policy: NetworkConfig = field(default_factory=NetworkConfig)
+    """The network that acts."""
+    critic: NetworkConfig | None = None
+    """The network that values; None builds another one like the policy's."""
+    shared_trunk: bool = False
+    """Let the critic read the policy network's features instead of having a network of its own."""
+    distribution: Literal["auto", "gaussian", "tanh_gaussian", "beta", "categorical", "multi_categorical"] = "auto"
+    """Action distribution; "auto" takes the Gaussian or the (multi-)categorical by the kind of action."""
+    bounds: Literal["rescale", "clip", "none"] = "rescale"
+    """How a Gaussian sample reaches the environment: -1..1 stretched to the bounds, cut off at them, or as it is."""
+    std: StdConfig = field(default_factory=StdConfig)
+    """Standard deviation of Gaussian policies."""
+    policy_gain: float = 0.01
+    """Initial scale of the policy's last layer; small, so that training starts from a broad policy."""
+    value_gain: float = 1.0
+    """Initial scale of the critic's last layer."""
+    normalize_value: bool = True
+    """Learn values in units of the returns' running mean and standard deviation."""
+
+    def __post_init__(self) -> None:
+        """Refuse two answers to the question which network the critic has."""
+        if self.shared_trunk and self.critic is not None:
+            raise ValueError("shared_trunk=True leaves no room for a critic network: set critic=None or shared_trunk=False")
+
+    def build(self, spec: EnvSpec) -> ActorCritic:
+        """The model for an environment's observations and actions."""
+        return ActorCritic(self, spec)
+
+
+class Actor(nn.Module):
+    """Observations to distribution parameters."""
+
+    def __init__(self, network: Network, head: nn.Module, masked: bool) -> None:
+        super().__init__()
+        self.network, self.head, self.masked = network, head, masked
+
+    def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Parameters `[L, B, P]` of the action distribution, and the next state."""
+        features, state = self.network(obs, state, reset)
+        return self.read(features, obs), state
+
+    def read(self, features: Tensor, obs: Obs) -> Tensor:
+        """Parameters from features, with the action mask of the same observations."""
+        return self.head(features, obs[ACTION_MASK] if self.masked else None)
+
+
+class Critic(nn.Module):
+    """Observations to values in normalised units."""
+
+    def __init__(self, network: Network, head: ValueHead) -> None:
+        super().__init__()
+        self.network, self.head = network, head
+
+    def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Normalised values `[L, B]`, and the next state."""
+        features, state = self.network(obs, state, reset)
+        return self.head(features), state
+
+
+class ActorCritic(nn.Module):
+    """An actor and a critic, each with its own network or on one trunk."""
+
+    def __init__(self, config: ModelConfig, spec: EnvSpec) -> None:
+        super().__init__()
+        self.distribution = make_distribution(spec.action, config.distribution, config.bounds)
+        masked = ACTION_MASK in spec.obs and isinstance(self.distribution, Categorical | MultiCategorical)
+        network = config.policy.build(spec.obs, "policy")
+        head = policy_head(self.distribution, network.features, config.std, config.policy.init, config.policy_gain)
+        self.actor = Actor(network, head, masked)
+        critic_config = config.critic or config.policy
+        critic_network = network if config.shared_trunk else critic_config.build(spec.obs, "critic")
+        value_head = ValueHead(
+            critic_network.features, critic_config.init, config.value_gain, normalize=config.normalize_value
+        )
+        self.critic = Critic(critic_network, value_head)
+        self.shared_trunk = config.shared_trunk
+
+    def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Distribution parameters `[L, B, P]` and normalised values `[L, B]`; a shared trunk is passed once."""
+        if not self.shared_trunk:
+            return self.actor(obs, state, reset)[0], self.critic(obs, state, reset)[0]
+        features, _ = self.actor.network(obs, state, reset)
+        return self.actor.read(features, obs), self.critic.head(features)
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """What the policy optimiser trains; a shared trunk belongs to the policy."""
+        return list(self.actor.parameters())
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """What only the critic uses."""
+        owned = {id(parameter) for parameter in self.policy_parameters()}
+        return [parameter for parameter in self.critic.parameters() if id(parameter) not in owned]
+
+    def update_statistics(self, obs: Obs, valid: Tensor) -> None:
+        """Move the observation statistics of every network by the valid rows of `obs` `[T, N, ...]`."""
+        self.actor.network.update_statistics(obs, valid)
+        if not self.shared_trunk:
+            self.critic.network.update_statistics(obs, valid)
+
+
+class Policy:
+    """Inference view of an actor: what players, evaluation and export see."""
+
+    def __init__(self, actor: Actor, distribution: Distribution) -> None:
+        self.actor, self.distribution = actor, distribution
+
+    def initial_state(self, num_envs: int) -> State:
+        """State at the start of an episode, `()` without memory."""
+        return self.actor.network.initial_state(num_envs)
+
+    def params(self, obs: Obs, state: State, reset: Tensor | None = None) -> tuple[Tensor, State]:
+        """Distribution parameters `[N, P]` for one step of observations `[N, ...]`."""
+        params, state = self.actor(tree_map(lambda group: group.unsqueeze(0), obs), state, reset)
+        return params.squeeze(0), state
+
+    @torch.no_grad()
+    def act(
+        self, obs: Obs, state: State = (), *, deterministic: bool = True, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, State]:
+        """Actions `[N, ...]` as the environment receives them, and the next state."""
+        params, state = self.params(obs, state)
+        action = self.distribution.mode(params) if deterministic else self.distribution.sample(params, generator)
+        return self.distribution.to_env(action), state

@@ -1,0 +1,50 @@
+"""Fully connected layers and how weights begin."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torch import nn
+
+Activation = Literal["tanh", "relu", "elu", "silu", "gelu", "leaky_relu"]
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "elu": nn.ELU,
+    "silu": nn.SiLU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+}
+Init = Literal["orthogonal", "default"]
+
+
+def init_layer(layer: nn.Linear | nn.Conv2d, init: Init, gain: float = math.sqrt(2)) -> nn.Linear | nn.Conv2d:
+    """Orthogonal weights of the given gain and zero bias, or torch's own default scaled by `gain / sqrt(2)`.
+
+    The scaling keeps the meaning of a small output gain (a policy that starts near uniform) under either choice.
+    """
+    if init == "orthogonal":
+        nn.init.orthogonal_(layer.weight, gain)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+    else:
+        factor = gain / math.sqrt(2)
+        layer.weight.data.mul_(factor)
+        if layer.bias is not None:
+            layer.bias.data.mul_(factor)
+    return layer
+
+
+def mlp(
+    input_dim: int, hidden: tuple[int, ...], activation: Activation, init: Init, gain: float, layer_norm: bool = False
+) -> nn.Sequential:
+    """Linear layers, each followed by an optional layer norm and the activation; `[..., input_dim] -> [..., hidden[-1]]`."""
+    layers: list[nn.Module] = []
+    for width in hidden:
+        layers.append(init_layer(nn.Linear(input_dim, width), init, gain))
+        if layer_norm:
+            layers.append(nn.LayerNorm(width))
+        layers.append(ACTIVATIONS[activation]())
+        input_dim = width
+    return nn.Sequential(*layers)

@@ -1,0 +1,100 @@
+"""From observation groups to features.
+
+L is the sequence length (1 without memory), B the number of sequences.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from canter.nn.cnn import CNNConfig
+from canter.nn.mlp import Activation, Init, mlp
+from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, Normalizer
+from canter.registry import nearest
+from canter.specs import ACTION_MASK, TensorSpec
+from canter.struct import Obs, State
+
+OBS_CLIP = 10.0
+"""Normalised observations further than this many standard deviations away are cut off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """Normaliser, encoders and hidden layers of one network."""
+
+    obs_groups: tuple[str, ...] | None = None
+    """Observation groups to read; None takes "policy" (for a critic: "critic") or, failing that, all that there are."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Width of each hidden layer."""
+    activation: Activation = "tanh"
+    """Non-linearity between layers."""
+    layer_norm: bool = False
+    """Layer norm before each activation."""
+    init: Init = "orthogonal"
+    """How weights begin: orthogonal matrices, or torch's default."""
+    init_gain: float = math.sqrt(2)
+    """Scale of the initial hidden weights."""
+    normalize_obs: bool = True
+    """Standardise vector observations by running statistics, clipped at 10 standard deviations."""
+    cnn: CNNConfig = field(default_factory=CNNConfig)
+    """Encoder for image groups (three axes)."""
+
+    def build(self, obs: dict[str, TensorSpec], role: str) -> Network:
+        """The network for these observation groups; `role` is "policy" or "critic"."""
+        return Network(self, select_groups(self.obs_groups, obs, role))
+
+
+def select_groups(names: tuple[str, ...] | None, obs: dict[str, TensorSpec], role: str) -> dict[str, TensorSpec]:
+    """The groups that a network reads: those it names, or its role's own, or the policy's, or all vectors and images."""
+    usable = {name: spec for name, spec in obs.items() if name != ACTION_MASK}
+    if names is None:
+        preferred = next(((name,) for name in (role, "policy") if name in usable), None)
+        names = preferred or tuple(name for name in usable if name != "critic")
+    for name in names:
+        if name not in usable:
+            raise ValueError(f"{role} network: obs_groups names {name!r}: {nearest(name, usable)}")
+    return {name: usable[name] for name in names}
+
+
+class Network(nn.Module):
+    """Reads its observation groups, normalises and encodes them and gives features `[L, B, features]`."""
+
+    def __init__(self, config: NetworkConfig, groups: dict[str, TensorSpec]) -> None:
+        super().__init__()
+        self.groups = tuple(groups)
+        self.normalizers = nn.ModuleDict()
+        self.encoders = nn.ModuleDict()
+        width = 0
+        for name, spec in groups.items():
+            is_image = len(spec.shape) == 3
+            if is_image:
+                self.normalizers[name] = IdentityNormalizer()
+                self.encoders[name] = config.cnn.build(spec.shape, config.activation, config.init, config.init_gain)
+                width += config.cnn.features
+            else:
+                self.normalizers[name] = Normalizer(spec.shape, OBS_CLIP) if config.normalize_obs else IdentityNormalizer()
+                self.encoders[name] = nn.Flatten(-len(spec.shape)) if len(spec.shape) > 1 else nn.Identity()
+                width += math.prod(spec.shape)
+        self.hidden = mlp(
+            width, config.hidden, config.activation, config.init, config.init_gain, layer_norm=config.layer_norm
+        )
+        self.features = config.hidden[-1] if config.hidden else width
+
+    def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Features of observations `[L, B, ...]`; without memory, `state` passes through untouched."""
+        parts = [self.encoders[name](self.normalizers[name](obs[name])) for name in self.groups]
+        return self.hidden(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)), state
+
+    def initial_state(self, num_envs: int) -> State:
+        """State at the start of an episode: none."""
+        return ()
+
+    def update_statistics(self, obs: Obs, valid: Tensor) -> None:
+        """Move the observation statistics by the valid rows of `obs` `[T, N, ...]`."""
+        for name in self.groups:
+            normalizer: AnyNormalizer = self.normalizers[name]  # pyright: ignore[reportAssignmentType]
+            normalizer.update(obs[name], valid)

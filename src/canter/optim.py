@@ -1,0 +1,122 @@
+"""Gradient steps: zero, backward, average over ranks, clip and step in one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from canter import distributed
+from canter.schedules import AnySchedule, Constant, Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Adam with decoupled weight decay."""
+
+    learning_rate: AnySchedule = field(default_factory=lambda: Constant(3e-4))
+    """Step size: a number that stays, falls linearly or follows the KL."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the gradient's running mean and square."""
+    eps: float = 1e-5
+    """Added to the root of the running square."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay (AdamW)."""
+    max_grad_norm: float = 0.5
+    """Gradients longer than this are shortened to it."""
+
+
+class ParameterGroup:
+    """Parameters that share one learning rate, laid out as one flat vector.
+
+    Parameters and gradients become views of two flat tensors: zeroing, all-reducing, the norm and Adam are then one
+    operation each, however many layers there are.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter], config: OptimizerConfig) -> None:
+        self.config = config
+        self.parameters = list({id(parameter): parameter for parameter in parameters}.values())
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
+        self.flat = nn.Parameter(flat)
+        self.flat.grad = torch.zeros_like(flat)
+        start = 0
+        for parameter in self.parameters:
+            stop = start + parameter.numel()
+            parameter.data = self.flat.data[start:stop].view_as(parameter)
+            parameter.grad = self.flat.grad[start:stop].view_as(parameter)
+            start = stop
+        self.learning_rate = torch.tensor(config.learning_rate.initial, device=flat.device)
+        self.adam = torch.optim.AdamW(
+            [self.flat],
+            lr=self.learning_rate,
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    @property
+    def grad(self) -> Tensor:
+        """The flat gradient."""
+        assert self.flat.grad is not None
+        return self.flat.grad
+
+    def step(self, norm: Tensor, skip: Tensor) -> None:
+        """One Adam step on gradients scaled by `max_grad_norm / norm` where that is below one; none where `skip` is 1.
+
+        Fused Adam divides by `grad_scale` and obeys `found_inf` inside its kernel, so clipping and skipping are free.
+        """
+        self.adam.grad_scale = (norm / self.config.max_grad_norm).clamp(min=1.0)  # pyright: ignore[reportAttributeAccessIssue]
+        self.adam.found_inf = skip  # pyright: ignore[reportAttributeAccessIssue]
+        self.adam.step()
+
+
+class Optimizer:
+    """Steps one or several parameter groups on one loss; gradients are clipped jointly or group by group."""
+
+    def __init__(self, groups: dict[str, ParameterGroup], clip_jointly: bool) -> None:
+        self.groups, self.clip_jointly = groups, clip_jointly
+
+    def step(self, loss: Tensor, skip: Tensor) -> dict[str, Tensor]:
+        """Descend `loss`, except where the 0-d bool `skip` holds or a gradient is not finite."""
+        for group in self.groups.values():
+            group.grad.zero_()
+        loss.backward()
+        for group in self.groups.values():
+            distributed.mean_(group.grad)
+        norms = {name: torch.linalg.vector_norm(group.grad) for name, group in self.groups.items()}
+        total = torch.linalg.vector_norm(torch.stack(list(norms.values()))) if len(norms) > 1 else next(iter(norms.values()))
+        # The gradient is already averaged, so all ranks see the same norm and decide alike.
+        blocked = ~torch.isfinite(total)
+        skipped = (skip | blocked).to(torch.float32)
+        for name, group in self.groups.items():
+            group.step(total if self.clip_jointly else norms[name], skipped)
+        return {"optim/grad_norm": total, "optim/nonfinite_steps": blocked.to(torch.float32)}
+
+    def schedule_(self, progress: Tensor) -> None:
+        """Set the learning rates at the start of an iteration."""
+        for group in self.groups.values():
+            group.config.learning_rate.set_(group.learning_rate, progress)
+
+    def observe_(self, kl: Tensor, event: Event) -> None:
+        """Let the learning rates react to a measured KL."""
+        for group in self.groups.values():
+            group.config.learning_rate.observe_(group.learning_rate, kl, event)
+
+    def learning_rates(self) -> dict[str, Tensor]:
+        """Current learning rate of each group, for the log."""
+        return {f"optim/learning_rate/{name}": group.learning_rate.clone() for name, group in self.groups.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments, step counts and learning rates."""
+        return {name: group.adam.state_dict() for name, group in self.groups.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore in place; the learning-rate tensors keep their addresses."""
+        for name, group in self.groups.items():
+            group.adam.load_state_dict(state[name])
+            restored = group.adam.param_groups[0]["lr"]
+            group.learning_rate.copy_(torch.as_tensor(restored))
+            group.adam.param_groups[0]["lr"] = group.learning_rate

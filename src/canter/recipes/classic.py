@@ -1,0 +1,75 @@
+"""Classic control; each learns within minutes on two cores."""
+
+from __future__ import annotations
+
+from canter.algorithms.ppo import PPOConfig
+from canter.config import TrainConfig
+from canter.envs import EnvConfig
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.network import NetworkConfig
+from canter.optim import OptimizerConfig
+from canter.schedules import Constant, Linear
+
+
+def cartpole() -> TrainConfig:
+    """Keep a pole upright: 475 of 500 within 100,000 steps."""
+    return TrainConfig(
+        env=EnvConfig(id="CartPole-v1", num_envs=8),
+        total_steps=100_000,
+        algorithm=PPOConfig(
+            horizon=64,
+            epochs=10,
+            num_minibatches=4,
+            gamma=0.98,
+            gae_lambda=0.9,
+            optimizer=OptimizerConfig(learning_rate=Linear(1e-3, 1e-5)),
+        ),
+    )
+
+
+def acrobot() -> TrainConfig:
+    """Swing a two-link arm above a line."""
+    return TrainConfig(
+        env=EnvConfig(id="Acrobot-v1", num_envs=16),
+        total_steps=300_000,
+        algorithm=PPOConfig(
+            horizon=128,
+            epochs=4,
+            num_minibatches=8,
+            gae_lambda=0.94,
+            optimizer=OptimizerConfig(learning_rate=Linear(1e-3)),
+            entropy_coef=Linear(0.01, 0.0),
+        ),
+    )
+
+
+def pendulum() -> TrainConfig:
+    """Swing a pendulum up and hold it."""
+    return TrainConfig(
+        env=EnvConfig(id="Pendulum-v1", num_envs=8),
+        total_steps=300_000,
+        algorithm=PPOConfig(
+            horizon=256,
+            epochs=10,
+            num_minibatches=32,
+            gamma=0.9,
+            optimizer=OptimizerConfig(learning_rate=Linear(1e-3)),
+        ),
+    )
+
+
+def mountain_car_continuous() -> TrainConfig:
+    """Rock a weak car out of a valley; the first success needs broad exploration."""
+    return TrainConfig(
+        env=EnvConfig(id="MountainCarContinuous-v0", num_envs=8),
+        total_steps=200_000,
+        algorithm=PPOConfig(
+            horizon=256,
+            epochs=10,
+            num_minibatches=8,
+            gamma=0.9999,
+            gae_lambda=0.9,
+            optimizer=OptimizerConfig(learning_rate=Constant(3e-4)),
+            model=ModelConfig(policy=NetworkConfig(hidden=(64, 64))),
+        ),
+    )

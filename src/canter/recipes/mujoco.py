@@ -1,0 +1,77 @@
+"""MuJoCo locomotion, for one million steps on a CPU."""
+
+from __future__ import annotations
+
+from canter.algorithms.ppo import PPOConfig
+from canter.config import TrainConfig
+from canter.envs import EnvConfig
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.heads import StdConfig
+from canter.nn.network import NetworkConfig
+from canter.optim import OptimizerConfig
+from canter.schedules import Linear
+
+
+def _locomotion(
+    env_id: str,
+    *,
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+    learning_rate: float = 3e-4,
+    hidden: tuple[int, ...] = (64, 64),
+    num_minibatches: int = 32,
+    epochs: int = 10,
+    clip_ratio: float = 0.2,
+    std: float = 0.6,
+) -> TrainConfig:
+    """What the tasks have in common: 2,048 steps a rollout, everything normalised, a step size that falls to zero."""
+    return TrainConfig(
+        env=EnvConfig(id=env_id, num_envs=8),
+        total_steps=1_000_000,
+        algorithm=PPOConfig(
+            horizon=256,
+            epochs=epochs,
+            num_minibatches=num_minibatches,
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            clip_ratio=clip_ratio,
+            value_coef=0.5,
+            optimizer=OptimizerConfig(learning_rate=Linear(learning_rate)),
+            model=ModelConfig(policy=NetworkConfig(hidden=hidden), std=StdConfig(initial=std)),
+        ),
+    )
+
+
+def half_cheetah() -> TrainConfig:
+    """Run on two legs, never falling."""
+    return _locomotion("HalfCheetah-v5")
+
+
+def hopper() -> TrainConfig:
+    """Hop on one leg."""
+    return _locomotion("Hopper-v5")
+
+
+def walker2d() -> TrainConfig:
+    """Walk on two legs in a plane."""
+    return _locomotion("Walker2d-v5")
+
+
+def ant() -> TrainConfig:
+    """Run on four legs."""
+    return _locomotion("Ant-v5")
+
+
+def humanoid() -> TrainConfig:
+    """Stay up and walk with 17 joints."""
+    return _locomotion("Humanoid-v5")
+
+
+def swimmer() -> TrainConfig:
+    """Swim with two joints; only a long horizon shows that swimming pays."""
+    return _locomotion("Swimmer-v5", gamma=0.9999, gae_lambda=0.98)
+
+
+def inverted_double_pendulum() -> TrainConfig:
+    """Balance two poles on a cart."""
+    return _locomotion("InvertedDoublePendulum-v5")

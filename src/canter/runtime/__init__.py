@@ -1,0 +1,1 @@
+"""Loops that bring an environment and an algorithm together."""

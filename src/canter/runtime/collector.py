@@ -1,0 +1,114 @@
+"""Steps environments with the current policy and keeps account of their episodes.
+
+T steps, N environments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canter.algorithms.base import Algorithm
+from canter.data.rollout import Rollout
+from canter.specs import Env, Step
+from canter.struct import tree_copy_
+
+
+class NonFiniteObservation(RuntimeError):
+    """An environment gave NaN or infinity; the message names the environment, the key and the step."""
+
+
+@dataclass
+class Episodes:
+    """Episodes that ended in one rollout, on the host, in the order in which they ended."""
+
+    return_: list[float]
+    """Sum of the raw rewards of each episode."""
+    length: list[int]
+    terminated: list[bool]
+    """Whether it ended by itself rather than being cut off."""
+    env_steps: int
+    """Real transitions in the rollout; reset rows are not counted."""
+
+
+class EpisodeTracker:
+    """Running returns and lengths of N episodes, on the device."""
+
+    def __init__(self, horizon: int, num_envs: int, device: torch.device) -> None:
+        self.running_return = torch.zeros(num_envs, dtype=torch.float64, device=device)
+        self.running_length = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        # Row t holds the running values after step t; they are an episode's totals where it ended.
+        self.return_ = torch.zeros((horizon, num_envs), dtype=torch.float64, device=device)
+        self.length = torch.zeros((horizon, num_envs), dtype=torch.int64, device=device)
+
+    def add(self, t: int, step: Step) -> None:
+        """Count step t; a row that is not valid adds nothing."""
+        self.running_return += torch.where(step.valid, step.reward, 0.0)
+        self.running_length += step.valid
+        self.return_[t].copy_(self.running_return)
+        self.length[t].copy_(self.running_length)
+        done = step.terminated | step.truncated
+        self.running_return.masked_fill_(done, 0.0)
+        self.running_length.masked_fill_(done, 0)
+
+    def read(self, rollout: Rollout[Any]) -> Episodes:
+        """The episodes that ended in the rollout just collected."""
+        ended = rollout.done
+        return Episodes(
+            return_=self.return_[ended].tolist(),
+            length=self.length[ended].tolist(),
+            terminated=rollout.terminated[ended].tolist(),
+            env_steps=int(rollout.valid.sum()),
+        )
+
+
+class Collector:
+    """Fills one rollout after another; episodes run on from each to the next."""
+
+    def __init__(self, env: Env, algorithm: Algorithm[Any], seed: int) -> None:
+        self.env, self.algorithm = env, algorithm
+        obs = env.reset(seed)
+        self.rollout = Rollout.allocate(algorithm.horizon, obs, algorithm.empty_record(), env.spec)
+        tree_copy_(self.rollout.obs_at(algorithm.horizon), obs)
+        self.state = algorithm.policy.initial_state(env.spec.num_envs)
+        self.tracker = EpisodeTracker(algorithm.horizon, env.spec.num_envs, env.spec.device)
+        self.steps_before = 0
+
+    @torch.no_grad()
+    def collect(self) -> Rollout[Any]:
+        """T steps of every environment."""
+        obs = self.rollout.begin()
+        for t in range(self.algorithm.horizon):
+            action, record, self.state = self.algorithm.act(obs, self.state)
+            step = self.env.step(action)
+            obs = self.rollout.write(t, record, step)
+            self.tracker.add(t, step)
+        return self.rollout
+
+    def read_episodes(self) -> Episodes:
+        """Episodes that ended in the last rollout; stops the run if an environment gave NaN or infinity."""
+        check_finite(self.rollout, self.steps_before)
+        self.steps_before += self.algorithm.horizon
+        return self.tracker.read(self.rollout)
+
+
+def check_finite(rollout: Rollout[Any], steps_before: int) -> None:
+    """Raise if a reward or observation is NaN or infinite, naming environment, key and step."""
+    seen: dict[str, Tensor] = {"reward": rollout.reward}
+    seen |= {f"observation {name!r}": group for name, group in rollout.obs.items()}
+    for name, group in (rollout.final_obs or {}).items():
+        ended = rollout.done.reshape(*rollout.done.shape, *[1] * (group.ndim - 2))
+        seen[f"final observation {name!r}"] = torch.where(ended, group, torch.zeros_like(group))
+    bad = {key: ~torch.isfinite(values) for key, values in seen.items() if values.is_floating_point()}
+    if not torch.stack([flags.any() for flags in bad.values()]).any():
+        return
+    key = next(key for key, flags in bad.items() if flags.any())
+    t, env, *component = (int(i) for i in bad[key].nonzero()[0])
+    where = f" component {component}" if component else ""
+    raise NonFiniteObservation(
+        f"environment {env} gave {key}{where} = {float(seen[key][t, env][tuple(component)])} at its step {steps_before + t}; "
+        "training stopped, no parameter was changed by it"
+    )

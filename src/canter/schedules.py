@@ -1,0 +1,115 @@
+"""Numbers that change during a run.
+
+A schedule is a frozen description; the number itself is a 0-d tensor on the training device that the schedule edits in
+place. So a captured graph sees every change, and a checkpoint needs to keep nothing but the tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+Event = Literal["minibatch", "epoch", "update"]
+
+
+class Schedule(Protocol):
+    """How one number moves."""
+
+    @property
+    def initial(self) -> float:
+        """The number at the start of the run."""
+        ...
+
+    def set_(self, value: Tensor, progress: Tensor) -> None:
+        """At the start of an iteration: set `value` for `progress`, the fraction 0..1 of the run that is done."""
+        ...
+
+    def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
+        """After a minibatch's loss, an epoch or an update: react to the measured KL(old || new)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Stays at `value`."""
+
+    value: float
+
+    @property
+    def initial(self) -> float:
+        """The value."""
+        return self.value
+
+    def set_(self, value: Tensor, progress: Tensor) -> None:
+        """Nothing to do."""
+
+    def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
+        """Nothing to do."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Moves in a straight line from `start` to `end` over the run."""
+
+    start: float
+    end: float = 0.0
+
+    @property
+    def initial(self) -> float:
+        """The start."""
+        return self.start
+
+    def set_(self, value: Tensor, progress: Tensor) -> None:
+        """A function of absolute progress, so that a resumed run continues on the same line."""
+        value.copy_(self.start + (self.end - self.start) * progress.clamp(0, 1))
+
+    def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
+        """Nothing to do."""
+
+
+@dataclass(frozen=True)
+class AdaptiveKL:
+    """Keeps the policy's step size near a target: lower above `2 * target_kl`, higher below `target_kl / 2`."""
+
+    start: float
+    target_kl: float = 0.01
+    """KL(old || new) to aim at, summed over action components, mean over samples."""
+    every: Event = "epoch"
+    """When to react: before each minibatch's step on its own KL, or after each epoch or update on the epoch's mean."""
+    factor: float = 1.5
+    """How much one reaction changes the number."""
+    minimum: float = 1e-6
+    maximum: float = 1e-2
+
+    def __post_init__(self) -> None:
+        """Refuse a start outside the bounds."""
+        if not 0 < self.minimum <= self.start <= self.maximum:
+            raise ValueError(f"AdaptiveKL: start={self.start} must lie in minimum..maximum = {self.minimum}..{self.maximum}")
+
+    @property
+    def initial(self) -> float:
+        """The start."""
+        return self.start
+
+    def set_(self, value: Tensor, progress: Tensor) -> None:
+        """Nothing to do: only the KL moves it."""
+
+    def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
+        """Apply the law once.
+
+        The first minibatch of an update has KL 0, up to rounding, because nothing has moved yet; that is no reason to
+        speed up. A KL that is not a number compares as too far, not as near.
+        """
+        if event != self.every:
+            return
+        too_far = ~(kl <= 2 * self.target_kl)
+        too_near = (kl > 1e-3 * self.target_kl) & (kl < self.target_kl / 2)
+        lower = (value / self.factor).clamp(min=self.minimum)
+        higher = (value * self.factor).clamp(max=self.maximum)
+        value.copy_(torch.where(too_far, lower, torch.where(too_near, higher, value)))
+
+
+AnySchedule = Constant | Linear | AdaptiveKL

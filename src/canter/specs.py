@@ -1,0 +1,146 @@
+"""The contract between environments and everything that learns from them.
+
+N is the number of parallel environments. Adapters translate every simulator into this contract, so that nothing
+above them ever asks which one it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from canter.struct import Obs, TensorStruct
+
+ACTION_MASK = "action_mask"
+"""The observation group that says which discrete actions are allowed (True) now."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape of one environment's row (no N axis) and dtype of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """Real action vector `[N, A]` float32; bounds may be infinite."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @property
+    def dim(self) -> int:
+        """A, the number of action components."""
+        return len(self.low)
+
+    @property
+    def bounded(self) -> bool:
+        """Whether every component has two finite bounds."""
+        return all(math.isfinite(bound) for bound in (*self.low, *self.high))
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One choice among `n`: action `[N]` int64 in 0..n-1. An action mask has shape `[N, n]`."""
+
+    n: int
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """K simultaneous choices: action `[N, K]` int64. An action mask has shape `[N, sum(nvec)]`."""
+
+    nvec: tuple[int, ...]
+
+
+ActionSpec = Continuous | Discrete | MultiDiscrete
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an environment shows and accepts.
+
+    `separate_final_obs` tells where the true last observation of an episode is found. True: in `Step.final_obs`, while
+    `Step.obs` already belongs to the next episode. False: in `Step.obs`, and the following step is a filler row
+    (`Step.valid` False) that performs the reset.
+
+    `truncates` is True when episodes are cut by a limit that is not part of the task (a time limit, a continuing
+    task), False when they never are, None when nobody knows.
+    """
+
+    obs: dict[str, TensorSpec]
+    action: ActionSpec
+    num_envs: int
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    separate_final_obs: bool = True
+    truncates: bool | None = None
+    env_id: str = ""
+
+
+@dataclass
+class Step(TensorStruct):
+    """What one step of N environments gives; all tensors on the environment's device.
+
+    The tensors may be the environment's own buffers, overwritten by the next step: copy what must last.
+    """
+
+    obs: Obs
+    """Observation to act on next, groups of `[N, ...]`."""
+    reward: Tensor
+    """`[N]` float32."""
+    terminated: Tensor
+    """`[N]` bool: the task ended; nothing follows. Wins over `truncated` when both hold."""
+    truncated: Tensor
+    """`[N]` bool: the episode was cut; the value of the true last observation follows. Never True with `terminated`."""
+    valid: Tensor
+    """`[N]` bool: False where this row is no transition of the task (a reset row) and must not be learned from."""
+    final_obs: Obs | None = None
+    """True last observations in rows that ended, when the spec has `separate_final_obs`; other rows are arbitrary.
+    None when no row ended in this step."""
+    info: dict[str, Tensor] = field(default_factory=dict)
+    """Further `[N]` tensors, e.g. `duration`, the time that this step took in the simulated world."""
+
+
+@runtime_checkable
+class Env(Protocol):
+    """N environments stepped together."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Shapes, dtypes, bounds and conventions."""
+        ...
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """Start every environment anew; with a seed, reproducibly. Returns the first observations."""
+        ...
+
+    def step(self, action: Tensor) -> Step:
+        """Apply one action per environment: `[N, A]` float32, `[N]` int64 or `[N, K]` int64."""
+        ...
+
+    def close(self) -> None:
+        """Free what the environment holds (processes, windows); calling it twice is fine."""
+        ...
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """What an environment offers on top when its exact state can be saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state, bit for bit."""
+        ...
+
+
+class UnsupportedSpace(ValueError):
+    """An observation or action space that no policy here can use; the message says which and why."""

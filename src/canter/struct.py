@@ -1,0 +1,60 @@
+"""Trees of tensors: dataclasses, dicts and tuples whose leaves are tensors or None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+Obs = dict[str, Tensor]
+"""Observation groups by name; every tensor shares the same leading axes."""
+
+State = Any
+"""Recurrent state: a tree of tensors, `()` for networks without memory."""
+
+
+def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Apply `fn` to every tensor of `tree` (and the matching tensors of `others`), keeping the structure."""
+    match tree:
+        case None:
+            return None
+        case Tensor():
+            return fn(tree, *others)
+        case dict():
+            return {key: tree_map(fn, leaf, *(other[key] for other in others)) for key, leaf in tree.items()}
+        case tuple():
+            return tuple(tree_map(fn, *leaves) for leaves in zip(tree, *others, strict=True))
+        case TensorStruct():
+            names = [field.name for field in fields(tree)]
+            mapped = {n: tree_map(fn, getattr(tree, n), *(getattr(other, n) for other in others)) for n in names}
+            return replace(tree, **mapped)
+    raise TypeError(f"a tensor tree holds tensors, dicts, tuples, TensorStructs and None, not {type(tree).__name__}")
+
+
+def tree_copy_(target: Any, source: Any) -> None:
+    """Copy every tensor of `source` into the memory of the matching tensor of `target`."""
+    tree_map(lambda into, value: into.copy_(value, non_blocking=True), target, source)
+
+
+class TensorStruct:
+    """Base for `@dataclass` containers of tensors; adds mapping, indexing and in-place copying over all fields."""
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
+        """The same struct with `fn` applied to every tensor."""
+        return tree_map(fn, self)
+
+    def __getitem__(self, index: Any) -> Self:
+        """The same struct with every tensor indexed alike."""
+        return tree_map(lambda leaf: leaf[index], self)
+
+    def copy_(self, source: Self) -> None:
+        """Copy `source` into this struct's memory; addresses stay."""
+        tree_copy_(self, source)
+
+
+def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Zeros of leading `shape` and the trailing shape, dtype and device of one row of `like`."""
+    return torch.zeros((*shape, *like.shape[1:]), dtype=like.dtype, device=like.device)
