@@ -138,8 +138,7 @@ class Agent(nn.Module):
 
     def to_env(self, action: Tensor) -> np.ndarray:
         """What the environment is given: a clipped copy, with [-1, 1] mapped to [low, high]."""
-        copy = action + self.start if self.discrete else self.center + self.half_range * action.clamp(-1, 1)
-        return copy.numpy()
+        return (action + self.start if self.discrete else self.center + self.half_range * action.clamp(-1, 1)).numpy()
 
 
 class Rollout(NamedTuple):
@@ -233,8 +232,7 @@ def update(
 
 def make_rngs(seed: int) -> list[Generator]:
     """Independent generators [init, policy, shuffle], so that drawing from one never shifts another."""
-    children = np.random.SeedSequence(seed).spawn(3)
-    return [Generator().manual_seed(int(child.generate_state(1)[0])) for child in children]
+    return [Generator().manual_seed(int(s.generate_state(1)[0])) for s in np.random.SeedSequence(seed).spawn(3)]
 
 
 def train(config: Config, envs: VectorEnv | None = None, agent: Agent | None = None) -> tuple[Agent, list[float]]:

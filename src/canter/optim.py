@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from canter import distributed
 from canter.schedules import AnySchedule, Constant, Event
+from canter.struct import tree_copy_
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +57,23 @@ class ParameterGroup:
             weight_decay=config.weight_decay,
             fused=True,
         )
+        # Laid out now rather than at the first step, so that they can be restored in place.
+        self.moments = {
+            "step": torch.zeros((), device=flat.device),
+            "exp_avg": torch.zeros_like(flat),
+            "exp_avg_sq": torch.zeros_like(flat),
+        }
+        self.adam.state[self.flat] = self.moments
 
     @property
     def grad(self) -> Tensor:
         """The flat gradient."""
         assert self.flat.grad is not None
         return self.flat.grad
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors that the next step depends on, besides parameters and gradients."""
+        return {"learning_rate": self.learning_rate, **self.moments}
 
     def step(self, norm: Tensor, skip: Tensor) -> None:
         """One Adam step on gradients scaled by `max_grad_norm / norm` where that is below one; none where `skip` is 1.
@@ -87,7 +99,11 @@ class Optimizer:
         for group in self.groups.values():
             distributed.mean_(group.grad)
         norms = {name: torch.linalg.vector_norm(group.grad) for name, group in self.groups.items()}
-        total = torch.linalg.vector_norm(torch.stack(list(norms.values()))) if len(norms) > 1 else next(iter(norms.values()))
+        total = (
+            torch.linalg.vector_norm(torch.stack(list(norms.values())))
+            if len(norms) > 1
+            else next(iter(norms.values()))
+        )
         # The gradient is already averaged, so all ranks see the same norm and decide alike.
         blocked = ~torch.isfinite(total)
         skipped = (skip | blocked).to(torch.float32)
@@ -111,12 +127,11 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Moments, step counts and learning rates."""
-        return {name: group.adam.state_dict() for name, group in self.groups.items()}
+        return {
+            name: {key: value.clone() for key, value in group.state().items()} for name, group in self.groups.items()
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore in place; the learning-rate tensors keep their addresses."""
+        """Restore in place; tensors keep their addresses."""
         for name, group in self.groups.items():
-            group.adam.load_state_dict(state[name])
-            restored = group.adam.param_groups[0]["lr"]
-            group.learning_rate.copy_(torch.as_tensor(restored))
-            group.adam.param_groups[0]["lr"] = group.learning_rate
+            tree_copy_(group.state(), state[name])

@@ -87,7 +87,9 @@ class AdaptiveKL:
     def __post_init__(self) -> None:
         """Refuse a start outside the bounds."""
         if not 0 < self.minimum <= self.start <= self.maximum:
-            raise ValueError(f"AdaptiveKL: start={self.start} must lie in minimum..maximum = {self.minimum}..{self.maximum}")
+            raise ValueError(
+                f"AdaptiveKL: start={self.start} must lie in minimum..maximum = {self.minimum}..{self.maximum}"
+            )
 
     @property
     def initial(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import torch
@@ -39,6 +39,7 @@ def tree_copy_(target: Any, source: Any) -> None:
     tree_map(lambda into, value: into.copy_(value, non_blocking=True), target, source)
 
 
+@dataclass
 class TensorStruct:
     """Base for `@dataclass` containers of tensors; adds mapping, indexing and in-place copying over all fields."""
 

@@ -93,12 +93,12 @@ def check_batch(horizon: int, num_envs: int, num_minibatches: int) -> None:
     batch = horizon * num_envs
     if batch % num_minibatches == 0:
         return
-    divisors = [n for n in range(1, batch + 1) if batch % n == 0]
-    below, above = max(n for n in divisors if n < num_minibatches), min((n for n in divisors if n > num_minibatches), default=batch)
-    fitting_horizon = math.ceil(horizon * num_envs / math.lcm(num_minibatches, num_envs)) * math.lcm(num_minibatches, num_envs) // num_envs
+    fewer = next(n for n in range(num_minibatches, 0, -1) if batch % n == 0)
+    more = next((n for n in range(num_minibatches, batch) if batch % n == 0), batch)
+    step = num_minibatches // math.gcd(num_minibatches, num_envs)
     raise ValueError(
         f"num_minibatches={num_minibatches} does not divide horizon * num_envs = {horizon} * {num_envs} = {batch}; "
-        f"use num_minibatches={below} or {above}, or horizon={fitting_horizon}"
+        f"use num_minibatches={fewer} or {more}, or horizon={math.ceil(horizon / step) * step}"
     )
 
 
@@ -112,8 +112,8 @@ def check_discount(gamma: float, spec: EnvSpec) -> None:
     )
     if spec.truncates:
         raise ValueError(
-            f"gamma=1 on {spec.env_id or 'this environment'}, whose episodes are truncated: {reason}. Use gamma < 1, or "
-            "declare finite_horizon=True if the deadline is part of the task and time is in the observation"
+            f"gamma=1 on {spec.env_id or 'this environment'}, whose episodes are truncated: {reason}. "
+            "Use gamma < 1, or declare finite_horizon=True if the deadline is part of the task and time is in the observation"
         )
     warnings.warn(f"gamma=1: {reason}. This is fine only if every episode terminates by itself", stacklevel=3)
 

@@ -47,7 +47,10 @@ def train_command(
         env=replace(config.env, num_envs=num_envs or config.env.num_envs),
     )
     found = "its preset" if preset else "the default settings (no preset is known for it)"
-    print(f"Training PPO on {env} with {found}: {config.total_steps:,} steps in {config.env.num_envs} environments, seed {seed}")
+    print(
+        f"Training PPO on {env} with {found}: "
+        f"{config.total_steps:,} steps in {config.env.num_envs} environments, seed {seed}"
+    )
     algorithm = train(config, ProgressLines(config.total_steps))
     eval_env = config.env.build(device)
     result = evaluate(algorithm.policy, eval_env, EVAL_EPISODES, derive_seed(seed, "eval"))
@@ -67,11 +70,14 @@ class ProgressLines:
         if done < min(self.next_line, 1.0):
             return
         self.next_line = done + 0.05
-        shown = "  no episode has ended yet" if report.return_ is None else f"  return {report.return_:8.1f}  length {report.length:6.1f}"
+        episodes = "no episode has ended yet"
+        if report.return_ is not None:
+            episodes = f"return {report.return_:8.1f}  length {report.length:6.1f}"
         metrics = report.metrics
         print(
-            f"{report.env_steps:>10,} steps {shown}  kl {metrics['policy/kl']:.4f}  entropy {metrics['policy/entropy']:7.3f}"
-            f"  explained variance {metrics['value/explained_variance']:6.2f}  {report.env_steps / report.seconds:7,.0f} steps/s",
+            f"{report.env_steps:>10,} steps  {episodes}  kl {metrics['policy/kl']:.4f}  "
+            f"entropy {metrics['policy/entropy']:7.3f}  explained variance {metrics['value/explained_variance']:6.2f}  "
+            f"{report.env_steps / report.seconds:7,.0f} steps/s",
             flush=True,
         )
 
@@ -81,6 +87,8 @@ def main() -> None:
     # Networks of this size are slower with several threads than with one.
     torch.set_num_threads(1)
     try:
-        tyro.extras.subcommand_cli_from_dict({"train": train_command}, prog="canter", description="Train control policies.")
+        tyro.extras.subcommand_cli_from_dict(
+            {"train": train_command}, prog="canter", description="Train control policies."
+        )
     except (ValueError, KeyError) as error:
         sys.exit(f"canter: {error.args[0]}")

@@ -85,7 +85,7 @@ class Rollout(TensorStruct, Generic[Record]):
 
 
 def as_sequences(tree: Any, length: int) -> Any:
-    """Every tensor `[T, N, ...]` of a tree cut into sequences `[L, S, ...]`; sequence `c * N + n` is chunk c of env n."""
+    """Cut every tensor `[T, N, ...]` of a tree into sequences `[L, S, ...]`; number `c * N + n` is chunk c of env n."""
 
     def cut(x: Tensor) -> Tensor:
         horizon, num_envs = x.shape[:2]

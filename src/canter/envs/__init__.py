@@ -1,6 +1,6 @@
 """Environments behind one protocol, addressed by id.
 
-`CartPole-v1` is Gymnasium's, `envpool:Ant-v4` EnvPool's, `tensor:cartpole` one of the environments written in torch here.
+`CartPole-v1` is Gymnasium's, `envpool:Ant-v4` EnvPool's, `tensor:cartpole` one of those written in torch here.
 """
 
 from __future__ import annotations

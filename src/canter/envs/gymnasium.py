@@ -9,11 +9,13 @@ import copy
 import importlib
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
@@ -87,7 +89,7 @@ class GymnasiumEnv:
             device=torch.device(device),
             separate_final_obs=mode is not AutoresetMode.NEXT_STEP,
             truncates=False if finite_horizon else _truncates(env),
-            env_id=env_id or str(env),
+            env_id=env_id or _name(env),
         )
         self._allocate(info_keys)
 
@@ -124,7 +126,7 @@ class GymnasiumEnv:
         raw, info = self._env.reset() if seed is None else self._reset_seeded(env_seeds(seed, self._spec.num_envs))
         self._pending[:] = False
         self._write(self._obs, raw, info, ended=self._none)
-        return self._publish(self._obs.tensors)
+        return self._publish(dict(self._obs.tensors))
 
     def step(self, action: Tensor) -> Step:
         """Apply one action per environment: `[N, A]` float32, `[N]` int64 or `[N, K]` int64."""
@@ -142,10 +144,9 @@ class GymnasiumEnv:
         for key, column in self._info.items():
             column[:] = 0
             copy_info_(column, info, key, self._every)
-        step = self._step
         final_obs = self._settle(raw, info, self._terminated | self._truncated)
         return self._publish(
-            Step(step.obs, step.reward, step.terminated, step.truncated, step.valid, final_obs, step.info)
+            replace(self._step, obs=dict(self._obs.tensors), final_obs=final_obs, info=dict(self._step.info))
         )
 
     def close(self) -> None:
@@ -179,7 +180,7 @@ class GymnasiumEnv:
             copy_info_(column, final_info, key, done)
         self._reader.write_final(self._final, info["final_obs"], done)
         self._write_mask(self._final, final_info, rows=done, ended=self._every)
-        return self._final.tensors
+        return dict(self._final.tensors)
 
     def _settle_disabled(self, raw: Any, info: dict[str, Any], done: np.ndarray) -> Obs | None:
         """Reset what ended, which the environment leaves to us."""
@@ -191,7 +192,7 @@ class GymnasiumEnv:
         raw, info = self._env.reset(options={"reset_mask": done.copy()})
         self._reader.write(self._obs, raw, rows=done)
         self._write_mask(self._obs, info, rows=done, ended=self._none)
-        return self._final.tensors
+        return dict(self._final.tensors)
 
     def _write(self, target: ObsBuffer, raw: Any, info: dict[str, Any], ended: np.ndarray) -> None:
         self._reader.write(target, raw)
@@ -330,6 +331,11 @@ def _refuse_lost_steps(env: VectorEnv, mode: AutoresetMode) -> None:
         )
 
 
+def _name(env: VectorEnv) -> str:
+    base = env.unwrapped
+    return base.spec.id if isinstance(base.spec, GymnasiumSpec) else type(base).__name__
+
+
 def _truncates(env: VectorEnv) -> bool | None:
     """True if the environments are known to have a time limit, None if nothing is known."""
     base = env.unwrapped
@@ -341,7 +347,7 @@ def _truncates(env: VectorEnv) -> bool | None:
             single = single.env
         return None
     spec = base.spec
-    if not isinstance(spec, gymnasium.envs.registration.EnvSpec):
+    if not isinstance(spec, GymnasiumSpec):
         return None
     limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
     return True if limit is not None and limit > 0 else None

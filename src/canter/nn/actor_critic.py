@@ -41,7 +41,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         """Refuse two answers to the question which network the critic has."""
         if self.shared_trunk and self.critic is not None:
-            raise ValueError("shared_trunk=True leaves no room for a critic network: set critic=None or shared_trunk=False")
+            raise ValueError(
+                "shared_trunk=True leaves no room for a critic network: set critic=None or shared_trunk=False"
+            )
 
     def build(self, spec: EnvSpec) -> ActorCritic:
         """The model for an environment's observations and actions."""

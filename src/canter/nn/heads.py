@@ -9,7 +9,15 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from canter.distributions import Beta, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian, mask_logits
+from canter.distributions import (
+    Beta,
+    Categorical,
+    DiagGaussian,
+    Distribution,
+    MultiCategorical,
+    TanhGaussian,
+    mask_logits,
+)
 from canter.nn.mlp import Init, init_layer
 from canter.nn.normalizer import IdentityNormalizer, Normalizer
 
@@ -39,21 +47,21 @@ class StdConfig:
 class BoundedLogStd(nn.Module):
     """Maps an unbounded number to a log-std inside bounds.
 
-    `mid + half * x / sqrt(1 + x^2)` with `x = raw / half` has slope one in the middle and falls off only like `x^-3`, so a
-    std that was driven to a bound still has a gradient to come back by; a clamp has none, and a bare std crosses zero.
+    `mid + half * x / sqrt(1 + x^2)` with `x = raw / half` has slope one in the middle and falls off only like `x^-3`,
+    so a std that was driven to a bound still has a gradient to come back by; a clamp has none, a bare std crosses zero.
     """
 
     def __init__(self, config: StdConfig) -> None:
         super().__init__()
         low, high = math.log(config.minimum), math.log(config.maximum)
-        self.mid, self.half = (low + high) / 2, (high - low) / 2
-        fraction = (math.log(config.initial) - self.mid) / self.half
-        self.initial = self.half * fraction / math.sqrt(1 - fraction**2)
+        self.mid, self.half_range = (low + high) / 2, (high - low) / 2
+        fraction = (math.log(config.initial) - self.mid) / self.half_range
+        self.initial = self.half_range * fraction / math.sqrt(1 - fraction**2)
 
     def forward(self, raw: Tensor) -> Tensor:
         """Log-std of the same shape as `raw`."""
-        x = raw / self.half
-        return self.mid + self.half * x * torch.rsqrt(1 + x * x)
+        x = raw / self.half_range
+        return self.mid + self.half_range * x * torch.rsqrt(1 + x * x)
 
 
 class GaussianHead(nn.Module):
@@ -120,5 +128,6 @@ class ValueHead(nn.Module):
         old_scale, old_shift = self.normalizer.scale.clone(), self.normalizer.shift.clone()
         self.normalizer.update(return_, valid)
         scale, shift = self.normalizer.scale, self.normalizer.shift
-        self.linear.weight.mul_(old_scale / scale)
-        self.linear.bias.copy_((self.linear.bias * old_scale + old_shift - shift) / scale)
+        weight, bias = self.linear.weight, cast(Tensor, self.linear.bias)
+        weight.mul_(old_scale / scale)
+        bias.copy_((bias * old_scale + old_shift - shift) / scale)

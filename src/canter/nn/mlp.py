@@ -39,7 +39,7 @@ def init_layer(layer: nn.Linear | nn.Conv2d, init: Init, gain: float = math.sqrt
 def mlp(
     input_dim: int, hidden: tuple[int, ...], activation: Activation, init: Init, gain: float, layer_norm: bool = False
 ) -> nn.Sequential:
-    """Linear layers, each followed by an optional layer norm and the activation; `[..., input_dim] -> [..., hidden[-1]]`."""
+    """Linear layers, each with an optional layer norm and the activation: `[..., input_dim]` to `[..., hidden[-1]]`."""
     layers: list[nn.Module] = []
     for width in hidden:
         layers.append(init_layer(nn.Linear(input_dim, width), init, gain))

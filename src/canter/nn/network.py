@@ -49,7 +49,7 @@ class NetworkConfig:
 
 
 def select_groups(names: tuple[str, ...] | None, obs: dict[str, TensorSpec], role: str) -> dict[str, TensorSpec]:
-    """The groups that a network reads: those it names, or its role's own, or the policy's, or all vectors and images."""
+    """The groups that a network reads: those it names, or its role's own, or the policy's, or all that there are."""
     usable = {name: spec for name, spec in obs.items() if name != ACTION_MASK}
     if names is None:
         preferred = next(((name,) for name in (role, "policy") if name in usable), None)
@@ -76,7 +76,9 @@ class Network(nn.Module):
                 self.encoders[name] = config.cnn.build(spec.shape, config.activation, config.init, config.init_gain)
                 width += config.cnn.features
             else:
-                self.normalizers[name] = Normalizer(spec.shape, OBS_CLIP) if config.normalize_obs else IdentityNormalizer()
+                self.normalizers[name] = (
+                    Normalizer(spec.shape, OBS_CLIP) if config.normalize_obs else IdentityNormalizer()
+                )
                 self.encoders[name] = nn.Flatten(-len(spec.shape)) if len(spec.shape) > 1 else nn.Identity()
                 width += math.prod(spec.shape)
         self.hidden = mlp(

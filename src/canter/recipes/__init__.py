@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from canter.config import TrainConfig
-from canter.envs import EnvConfig
 from canter.recipes.classic import acrobot, cartpole, mountain_car_continuous, pendulum
 from canter.recipes.mujoco import (
     ant,
@@ -16,10 +15,10 @@ from canter.recipes.mujoco import (
     swimmer,
     walker2d,
 )
-from canter.registry import Registry, nearest
+from canter.registry import Registry
 
 presets: Registry[TrainConfig] = Registry("preset")
-"""Settings by the environment's id without version and simulator: `HalfCheetah` serves `HalfCheetah-v5` and EnvPool's."""
+"""Settings by environment id without version and simulator: `HalfCheetah` serves `HalfCheetah-v5` and EnvPool's."""
 
 for _name, _preset in {
     "CartPole": cartpole(),

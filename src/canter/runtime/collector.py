@@ -109,6 +109,6 @@ def check_finite(rollout: Rollout[Any], steps_before: int) -> None:
     t, env, *component = (int(i) for i in bad[key].nonzero()[0])
     where = f" component {component}" if component else ""
     raise NonFiniteObservation(
-        f"environment {env} gave {key}{where} = {float(seen[key][t, env][tuple(component)])} at its step {steps_before + t}; "
-        "training stopped, no parameter was changed by it"
+        f"environment {env} gave {key}{where} = {float(seen[key][t, env][tuple(component)])} "
+        f"at its step {steps_before + t}; training stopped, no parameter was changed by it"
     )

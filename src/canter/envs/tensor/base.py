@@ -148,7 +148,7 @@ class TensorEnv(ABC):
             info=outcome.info,
         )
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - part of the Env protocol, and there is nothing to do
         """Nothing is held that needs freeing."""
 
     def state_dict(self) -> dict[str, Any]:

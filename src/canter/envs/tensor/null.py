@@ -21,7 +21,7 @@ END_ABOVE = 0.9974
 class Null(TensorEnv):
     """Numbers of the right shape that change every step, for benchmarks; there is nothing to learn.
 
-    A chaotic orbit per row moves "policy" `[N, obs_dim]` and ends about one step in 300 as terminated. The mean of the
+    A chaotic orbit per row moves "policy" `[N, obs_dim]` and ends about one step in 150 as terminated. The mean of the
     action, `[N, action_dim]` in +-1, enters the observation, so no part of a pipeline can be skipped unnoticed.
     """
 
@@ -44,7 +44,7 @@ class Null(TensorEnv):
             max_episode_steps=max_episode_steps,
             random_start=random_start,
         )
-        self._pattern = torch.linspace(-1.0, 1.0, obs_dim, device=self.device)
+        self._pattern = torch.linspace(0.5, 1.5, obs_dim, device=self.device)
 
     def _sample_state(self) -> EnvState:
         # One draw per row instead of one per number: sampling would otherwise be most of the cost.

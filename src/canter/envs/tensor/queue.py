@@ -112,7 +112,7 @@ class QueueNetwork(TensorEnv):
 
     def _advance(self, state: EnvState, action: Tensor) -> Outcome:
         queue = state["queue"]
-        service = self._rates[action] * (queue > 0)
+        service = self._rates.index_select(0, action) * (queue > 0)
         upper = torch.cat((self._arrival_rates.expand_as(queue), service), -1).cumsum(-1)
         draw = self._uniform(0.0, self.event_rate, 1)
         # At most one half-open interval [lower, upper) holds the draw; a rate of 0 makes it empty.

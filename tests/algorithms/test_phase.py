@@ -1,0 +1,106 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from canter.algorithms.phase import LossOutput, Phase
+from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
+from canter.schedules import AdaptiveKL, Constant
+from canter.struct import TensorStruct
+
+
+@dataclass
+class Indices(TensorStruct):
+    index: torch.Tensor
+
+
+class Recorder:
+    """A loss that notes which rows it was shown and reports scripted KLs."""
+
+    def __init__(self, kls=(), learning_rate=None):
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.seen, self.kls = [], list(kls)
+        config = OptimizerConfig(learning_rate=learning_rate or Constant(0.1))
+        self.optimizer = Optimizer({"model": ParameterGroup([self.weight], config)}, clip_jointly=True)
+
+    def __call__(self, batch):
+        self.seen.append(batch.index[0].tolist())
+        kl = torch.tensor(self.kls.pop(0) if self.kls else 0.0)
+        return LossOutput((self.weight - 1).square().sum(), kl, {"loss/own": torch.tensor(float(len(self.seen)))})
+
+    def phase(self, **settings):
+        generator = torch.Generator().manual_seed(0)
+        return Phase(self, self.optimizer, generator=generator, **settings)
+
+
+def batch_of(count):
+    return Indices(torch.arange(count).unsqueeze(0))
+
+
+def test_every_row_is_used_exactly_once_an_epoch_in_a_new_order():
+    recorder = Recorder()
+    recorder.phase(epochs=3, num_minibatches=4).run(batch_of(24))
+    assert [len(rows) for rows in recorder.seen] == [6] * 12
+    epochs = [sum(recorder.seen[4 * e : 4 * e + 4], []) for e in range(3)]
+    for order in epochs:
+        assert sorted(order) == list(range(24))
+    assert len({tuple(order) for order in epochs}) == 3
+
+
+def test_orders_differ_between_runs_too():
+    recorder = Recorder()
+    phase = recorder.phase(epochs=1, num_minibatches=1)
+    phase.run(batch_of(24))
+    phase.run(batch_of(24))
+    assert recorder.seen[0] != recorder.seen[1]
+
+
+def test_metrics_are_means_over_the_minibatch_updates():
+    metrics = Recorder().phase(epochs=2, num_minibatches=2).run(batch_of(4))
+    assert metrics["loss/own"].item() == (1 + 2 + 3 + 4) / 4
+    assert metrics["optim/minibatch_updates"].item() == 4
+
+
+def test_early_stop_ends_all_epochs_before_the_step_that_went_too_far():
+    recorder = Recorder(kls=[0.0, 0.01, 0.02, 0.9])
+    metrics = recorder.phase(epochs=5, num_minibatches=2, target_kl=0.05).run(batch_of(4))
+    assert len(recorder.seen) == 4
+    assert metrics["optim/minibatch_updates"].item() == 3
+    reference = Recorder()
+    reference.phase(epochs=3, num_minibatches=1).run(batch_of(4))
+    assert torch.equal(recorder.weight, reference.weight)
+
+
+def test_the_flag_alone_stops_where_the_host_does_not_look(monkeypatch):
+    monkeypatch.setattr(Phase, "_host_sees", lambda self, flag: False)
+    recorder = Recorder(kls=[0.0, 0.01, 0.02, 0.9])
+    metrics = recorder.phase(epochs=5, num_minibatches=2, target_kl=0.05).run(batch_of(4))
+    assert len(recorder.seen) == 10
+    assert metrics["optim/minibatch_updates"].item() == 3
+    assert metrics["policy/kl"].item() == pytest.approx(0.01)
+    reference = Recorder()
+    reference.phase(epochs=3, num_minibatches=1).run(batch_of(4))
+    assert torch.equal(recorder.weight, reference.weight)
+
+
+def test_a_kl_that_is_not_a_number_stops_too():
+    recorder = Recorder(kls=[0.0, float("nan")])
+    recorder.phase(epochs=5, num_minibatches=1, target_kl=0.05).run(batch_of(4))
+    assert len(recorder.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        # KLs 0, .03 | .03, .03 with target .01: minibatch lowers three times, epoch on means .015 and .03 once,
+        # update once on the last epoch's mean.
+        ("minibatch", 1e-3 / 1.5**3),
+        ("epoch", 1e-3 / 1.5),
+        ("update", 1e-3 / 1.5),
+    ],
+)
+def test_the_learning_rate_follows_the_kl_at_the_chosen_moments(every, expected):
+    recorder = Recorder(kls=[0.0, 0.03, 0.03, 0.03], learning_rate=AdaptiveKL(1e-3, every=every))
+    metrics = recorder.phase(epochs=2, num_minibatches=2).run(batch_of(4))
+    assert metrics["optim/learning_rate/model"].item() == pytest.approx(expected)
