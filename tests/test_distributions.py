@@ -62,9 +62,6 @@ def density_factor(dist, action: Tensor) -> Tensor:
     return slope.log().sum(-1)
 
 
-# Log-probability.
-
-
 @pytest.mark.parametrize("dist", [*CONTINUOUS, DISCRETE[0]], ids=name_of)
 def test_log_prob_matches_torch_and_the_change_of_variables(dist):
     params = random_params(dist)
@@ -114,9 +111,6 @@ def test_multi_categorical_is_the_sum_of_its_heads():
     assert torch.equal(dist.mode(p), torch.stack([logits.argmax(-1) for logits in split_p], -1))
 
 
-# Entropy.
-
-
 @pytest.mark.parametrize("dist", [CONTINUOUS[0], CONTINUOUS[2], DISCRETE[0]], ids=name_of)
 def test_entropy_matches_torch(dist):
     params = random_params(dist)
@@ -143,9 +137,6 @@ def test_entropy_is_the_mean_of_minus_log_prob(dist):
     log_prob = dist.log_prob(params, dist.sample(params, generator()))
     error = 5.0 * log_prob.std().item() / math.sqrt(len(params))
     assert -log_prob.mean().item() == pytest.approx(dist.entropy(params[0]).item(), abs=error)
-
-
-# Divergence.
 
 
 @pytest.mark.parametrize("dist", [*CONTINUOUS, DISCRETE[0]], ids=name_of)
@@ -304,6 +295,18 @@ def test_squashed_actions_reach_from_low_to_high():
     expected = torch.tensor([LOW, [0.0, 5.0, -2.0], HIGH])
     assert torch.equal(TanhGaussian(LOW, HIGH).to_env(ends), expected)
     assert torch.equal(Beta(LOW, HIGH).to_env(torch.tensor([[0.5] * 3])), expected[1:2])
+
+
+def test_beta_keeps_its_digits_in_float32_at_large_concentrations():
+    dist = Beta((0.0,), (1.0,))
+    p, q = torch.tensor([5000.0, 4000.0]).double(), torch.tensor([5010.0, 4100.0]).double()
+    action = torch.tensor([0.5]).double()
+    for result, exact in (
+        (dist.log_prob(p.float(), action.float()), dist.log_prob(p, action)),
+        (dist.entropy(p.float()), dist.entropy(p)),
+        (dist.kl(p.float(), q.float()), dist.kl(p, q)),
+    ):
+        assert result.item() == pytest.approx(exact.item(), rel=1e-6)
 
 
 # Masks.

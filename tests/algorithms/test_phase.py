@@ -42,7 +42,7 @@ def test_every_row_is_used_exactly_once_an_epoch_in_a_new_order():
     recorder = Recorder()
     recorder.phase(epochs=3, num_minibatches=4).run(batch_of(24))
     assert [len(rows) for rows in recorder.seen] == [6] * 12
-    epochs = [sum(recorder.seen[4 * e : 4 * e + 4], []) for e in range(3)]
+    epochs = [[row for rows in recorder.seen[4 * e : 4 * e + 4] for row in rows] for e in range(3)]
     for order in epochs:
         assert sorted(order) == list(range(24))
     assert len({tuple(order) for order in epochs}) == 3
@@ -104,3 +104,17 @@ def test_the_learning_rate_follows_the_kl_at_the_chosen_moments(every, expected)
     recorder = Recorder(kls=[0.0, 0.03, 0.03, 0.03], learning_rate=AdaptiveKL(1e-3, every=every))
     metrics = recorder.phase(epochs=2, num_minibatches=2).run(batch_of(4))
     assert metrics["optim/learning_rate/model"].item() == pytest.approx(expected)
+
+
+def test_a_batch_can_be_made_anew_before_each_later_epoch():
+    recorder = Recorder()
+    made = []
+
+    def refresh():
+        made.append(len(recorder.seen))
+        return Indices(100 + torch.arange(4).unsqueeze(0))
+
+    recorder.phase(epochs=3, num_minibatches=2).run(batch_of(4), refresh)
+    assert made == [2, 4]
+    assert sorted(recorder.seen[0] + recorder.seen[1]) == [0, 1, 2, 3]
+    assert sorted(recorder.seen[4] + recorder.seen[5]) == [100, 101, 102, 103]

@@ -208,6 +208,22 @@ def test_observation_statistics_come_from_the_rollout_that_was_optimised_and_onl
     assert torch.allclose(normalizer.m2 / normalizer.count, rows.var(0, correction=0))
 
 
+def test_recomputed_advantages_are_those_of_the_critic_as_it_is_now():
+    settings = {"epochs": 2, "num_minibatches": 1, "advantage_normalization": "none", "recompute_advantage": True}
+    _, algorithm, collector = collected(FREE, ModelConfig(), **settings)
+    rollout = collector.collect()
+    seen, phase = [], algorithm.phases[0]
+    phase.loss = lambda batch: seen.append(batch) or algorithm.loss(batch)
+    algorithm.judge = lambda r, judge=algorithm.judge: seen.append("judged") or judge(r)
+    algorithm.update(rollout)
+    assert [entry if entry == "judged" else "epoch" for entry in seen] == ["judged", "epoch", "judged", "epoch"]
+    # Rows come in different orders; as multisets the advantages must differ because the critic has learned.
+    first, second = (seen[i].advantage.sort().values for i in (1, 3))
+    assert (first - second).abs().max() > 1e-3
+    # The value statistics count the rollout once.
+    assert algorithm.model.critic.head.normalizer.count == 16 * 6
+
+
 @pytest.mark.parametrize("scope", ["rollout", "minibatch", "none"])
 def test_advantages_are_normalised_over_the_chosen_rows(scope):
     _, algorithm, collector = collected(FREE, ModelConfig(), advantage_normalization=scope)

@@ -63,11 +63,15 @@ class Phase(Generic[Batch]):
     target_kl: float = float("inf")
     """No further step is taken in this run once a minibatch finds a KL above this."""
 
-    def run(self, batch: Batch) -> Metrics:
-        """Train on `batch`, tensors of `[L, S, ...]`; metrics are means over the minibatch updates that were done."""
+    def run(self, batch: Batch, refresh: Callable[[], Batch] | None = None) -> Metrics:
+        """Train on `batch`, tensors of `[L, S, ...]`; metrics are means over the minibatch updates that were done.
+
+        `refresh` gives the batch anew before each epoch after the first; None uses the same one throughout.
+        """
         totals, kl = WeightedMean(), torch.zeros(())
         active = torch.ones((), dtype=torch.bool, device=self.generator.device)
-        for _ in range(self.epochs):
+        for number in range(self.epochs):
+            batch = refresh() if refresh is not None and number > 0 else batch
             epoch = WeightedMean()
             for minibatch in self._shuffled(batch):
                 output = self.loss(minibatch)

@@ -58,6 +58,8 @@ class PPOConfig:
     """Weight of the entropy bonus."""
     advantage_normalization: Literal["rollout", "minibatch", "none"] = "rollout"
     """Over which rows advantages are standardised."""
+    recompute_advantage: bool = False
+    """Judge the rollout anew, by the critic as it is then, before each pass after the first."""
     target_kl: float | None = None
     """Stop an update early once a minibatch finds the policy further than this from the one that acted."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -113,7 +115,8 @@ def check_discount(gamma: float, spec: EnvSpec) -> None:
     if spec.truncates:
         raise ValueError(
             f"gamma=1 on {spec.env_id or 'this environment'}, whose episodes are truncated: {reason}. "
-            "Use gamma < 1, or declare finite_horizon=True if the deadline is part of the task and time is in the observation"
+            "Use gamma < 1, or declare finite_horizon=True if the deadline is part of the task and the observation "
+            "tells the time"
         )
     warnings.warn(f"gamma=1: {reason}. This is fine only if every episode terminates by itself", stacklevel=3)
 
@@ -126,6 +129,15 @@ class PPORecord(TensorStruct):
     """The sample itself, never clipped or rescaled."""
     log_prob: Tensor
     dist_params: Tensor
+
+
+@dataclass
+class Judgement(TensorStruct):
+    """What the critic makes of a rollout, `[T, N]` in the units of the reward."""
+
+    value: Tensor
+    advantage: Tensor
+    return_: Tensor
 
 
 @dataclass
@@ -190,8 +202,9 @@ class PPO:
         self.optimizer.schedule_(self.progress)
         self.config.entropy_coef.set_(self.entropy_coef, self.progress)
         batch, metrics = self.targets(rollout)
+        refresh = (lambda: self.batch(rollout, self.judge(rollout))) if self.config.recompute_advantage else None
         for phase in self.phases:
-            metrics |= phase.run(batch)
+            metrics |= phase.run(batch, refresh)
         # After the phases: the recorded distribution parameters belong to the statistics they were computed with, or
         # the first ratio would not be 1 and the KL would be biased.
         self.model.update_statistics(tree_map(lambda x: x[:-1], rollout.obs), rollout.valid)
@@ -199,12 +212,26 @@ class PPO:
 
     @torch.no_grad()
     def targets(self, rollout: Rollout[PPORecord]) -> tuple[PPOBatch, Metrics]:
-        """Advantages and value targets of a rollout."""
-        normalizer = self.model.critic.head.normalizer
-        value = normalizer.inverse(self.model.critic(rollout.obs, (), None)[0])
+        """What to learn from a rollout; moves the value statistics to include its returns."""
+        judged = self.judge(rollout)
+        metrics = {
+            "value/explained_variance": explained_variance(judged.value, judged.return_, rollout.valid),
+            "value/mean": masked_mean(judged.value, rollout.valid),
+        }
+        std = self.distribution.std(rollout.record.dist_params)
+        if std is not None:
+            metrics["policy/std"] = masked_mean(std.mean(-1), rollout.valid)
+        self.model.critic.head.update_statistics(judged.return_, rollout.valid)
+        return self.batch(rollout, judged), metrics
+
+    @torch.no_grad()
+    def judge(self, rollout: Rollout[PPORecord]) -> Judgement:
+        """Values, advantages and returns by the critic as it is now."""
+        head = self.model.critic.head
+        value = head.normalizer.inverse(self.model.critic(rollout.obs, (), None)[0])
         final_value = None
         if rollout.final_obs is not None:
-            final_value = normalizer.inverse(self.model.critic(rollout.final_obs, (), None)[0])
+            final_value = head.normalizer.inverse(self.model.critic(rollout.final_obs, (), None)[0])
         advantage, return_ = gae(
             reward=rollout.reward,
             value=value[:-1],
@@ -214,15 +241,12 @@ class PPO:
             gamma=self.config.gamma,
             gae_lambda=self.config.gae_lambda,
         )
-        metrics = {
-            "value/explained_variance": explained_variance(value[:-1], return_, rollout.valid),
-            "value/mean": masked_mean(value[:-1], rollout.valid),
-        }
-        std = self.distribution.std(rollout.record.dist_params)
-        if std is not None:
-            metrics["policy/std"] = masked_mean(std.mean(-1), rollout.valid)
-        # One set of statistics for old values and returns; the head is rescaled, so predictions stay what they were.
-        self.model.critic.head.update_statistics(return_, rollout.valid)
+        return Judgement(value[:-1], advantage, return_)
+
+    @torch.no_grad()
+    def batch(self, rollout: Rollout[PPORecord], judged: Judgement) -> PPOBatch:
+        """Rows for the loss, with old values and returns in the units of one set of statistics."""
+        normalizer, advantage = self.model.critic.head.normalizer, judged.advantage
         if self.config.advantage_normalization == "rollout":
             advantage = normalize(advantage, rollout.valid)
         batch = PPOBatch(
@@ -230,12 +254,12 @@ class PPO:
             action=rollout.record.action,
             log_prob=rollout.record.log_prob,
             dist_params=rollout.record.dist_params,
-            value=normalizer(value[:-1]),
-            return_=normalizer(return_),
+            value=normalizer(judged.value),
+            return_=normalizer(judged.return_),
             advantage=advantage,
             valid=rollout.valid,
         )
-        return as_sequences(batch, length=1), metrics
+        return as_sequences(batch, length=1)
 
     def loss(self, batch: PPOBatch) -> LossOutput:
         """Policy, value and entropy terms of one minibatch; rows that are not valid count for nothing."""
@@ -245,20 +269,27 @@ class PPO:
         advantage = batch.advantage
         if config.advantage_normalization == "minibatch":
             advantage = normalize(advantage, valid)
-        policy = masked_mean(self.surrogate(log_prob, batch.log_prob, advantage, config.clip_ratio), valid)
-        value_loss = masked_mean(self.value_error(value, batch.value, batch.return_, config.value_clip), valid)
-        entropy = masked_mean(self.distribution.entropy(params), valid)
         with torch.no_grad():
-            kl = masked_mean(self.distribution.kl(batch.dist_params, params), valid)
+            kl = self.distribution.kl(batch.dist_params, params)
             ratio = torch.exp(log_prob - batch.log_prob)
-            clipped = masked_mean(((ratio - 1).abs() > config.clip_ratio).float(), valid)
+            clipped = ((ratio - 1).abs() > config.clip_ratio).to(kl.dtype)
+        terms = torch.stack(
+            [
+                self.surrogate(log_prob, batch.log_prob, advantage, config.clip_ratio),
+                self.value_error(value, batch.value, batch.return_, config.value_clip),
+                self.distribution.entropy(params),
+                kl,
+                clipped,
+            ]
+        )
+        policy_loss, value_loss, entropy, kl, clip_fraction = masked_mean(terms, valid).unbind()
         metrics = {
-            "loss/policy": policy,
+            "loss/policy": policy_loss,
             "loss/value": value_loss,
             "policy/entropy": entropy,
-            "policy/clip_fraction": clipped,
+            "policy/clip_fraction": clip_fraction,
         }
-        return LossOutput(policy + config.value_coef * value_loss - self.entropy_coef * entropy, kl, metrics)
+        return LossOutput(policy_loss + config.value_coef * value_loss - self.entropy_coef * entropy, kl, metrics)
 
     def set_progress(self, fraction: float) -> None:
         """Tell how much of the run is done, 0..1."""

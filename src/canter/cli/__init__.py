@@ -43,8 +43,8 @@ def train_command(
         config,
         seed=seed,
         device=device,
-        total_steps=total_steps or config.total_steps,
-        env=replace(config.env, num_envs=num_envs or config.env.num_envs),
+        total_steps=config.total_steps if total_steps is None else total_steps,
+        env=replace(config.env, num_envs=config.env.num_envs if num_envs is None else num_envs),
     )
     found = "its preset" if preset else "the default settings (no preset is known for it)"
     print(

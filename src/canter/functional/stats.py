@@ -13,13 +13,15 @@ from canter import distributed
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of `x` over its masked-in samples, 0-d and differentiable; 0 when there are none. `mask` has x's shape.
+    """Mean of `x` over its masked-in samples, differentiable; 0 when there are none.
+
+    `mask` covers the last axes of `x`; axes before it are kept, so several quantities can be averaged in one pass.
 
     With several ranks the sum of this rank is divided by the average count of all, so that the mean over ranks of the
     result, and of its gradient, is the mean over all samples, however unevenly these are spread.
     """
     count = distributed.mean_(mask.sum(dtype=torch.float64))
-    total = torch.where(mask, x, 0.0).sum()
+    total = torch.where(mask, x, 0.0).sum(tuple(range(-mask.ndim, 0)))
     # One sample on one rank is the smallest count that is not zero.
     return (total / count.clamp(min=1.0 / distributed.world_size())).to(x.dtype)
 

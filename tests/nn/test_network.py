@@ -1,0 +1,83 @@
+import math
+
+import pytest
+import torch
+
+from canter.nn.actor_critic import ActorCritic, ModelConfig
+from canter.nn.cnn import CNNConfig
+from canter.nn.network import NetworkConfig
+from canter.specs import ACTION_MASK, Discrete, EnvSpec, TensorSpec
+
+VECTOR = TensorSpec((4,))
+
+
+def build(groups, **settings):
+    return NetworkConfig(**settings).build(groups, "policy")
+
+
+def test_a_network_that_names_a_missing_group_lists_the_groups_there_are():
+    with pytest.raises(ValueError, match=r"policy network: obs_groups names 'polcy': did you mean policy\?"):
+        build({"policy": VECTOR, "critic": VECTOR}, obs_groups=("polcy",))
+
+
+@pytest.mark.parametrize(
+    ("groups", "role", "expected"),
+    [
+        ({"policy", "critic"}, "policy", {"policy"}),
+        ({"policy", "critic"}, "critic", {"critic"}),
+        ({"policy"}, "critic", {"policy"}),
+        ({"arm", "camera"}, "policy", {"arm", "camera"}),
+        ({"arm", "critic"}, "policy", {"arm"}),
+        ({"policy", ACTION_MASK}, "policy", {"policy"}),
+    ],
+)
+def test_networks_choose_their_groups_by_role(groups, role, expected):
+    network = NetworkConfig().build(dict.fromkeys(groups, VECTOR), role)
+    assert set(network.groups) == expected
+
+
+def test_orthogonal_weights_have_the_asked_gain_and_no_bias():
+    layer = build({"policy": VECTOR}, hidden=(16,)).hidden[0]
+    assert torch.allclose(layer.weight.T @ layer.weight, 2 * torch.eye(4), atol=1e-5)
+    assert torch.equal(layer.bias, torch.zeros(16))
+
+
+def test_default_weights_scale_with_the_gain():
+    def spread(gain):
+        torch.manual_seed(0)
+        return build({"policy": VECTOR}, hidden=(256,), init="default", init_gain=gain).hidden[0].weight.std().item()
+
+    assert spread(math.sqrt(2) * 3) == pytest.approx(3 * spread(math.sqrt(2)))
+
+
+@pytest.mark.parametrize(("shape", "channels"), [((36, 40, 3), 3), ((4, 36, 40), 4), ((1, 36, 36), 1)])
+def test_images_of_either_layout_become_features(shape, channels):
+    network = build({"camera": TensorSpec(shape, torch.uint8)}, hidden=(8,))
+    image = torch.randint(0, 256, (2, 5, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    features, state = network({"camera": image}, (), None)
+    assert features.shape == (2, 5, 8)
+    assert state == ()
+    assert network.encoders["camera"].layers[0].in_channels == channels
+
+
+def test_an_image_too_small_for_the_kernels_is_refused_with_the_numbers():
+    with pytest.raises(ValueError, match=r"image of \(10, 10, 3\) is too small .* kernel of 4"):
+        build({"camera": TensorSpec((10, 10, 3), torch.uint8)})
+    build({"camera": TensorSpec((10, 10, 3), torch.uint8)}, cnn=CNNConfig(layers=((8, 3, 2),)))
+
+
+def test_a_shared_trunk_is_passed_once_and_gives_what_the_parts_give():
+    spec = EnvSpec({"policy": VECTOR}, Discrete(3), 2)
+    model = ActorCritic(ModelConfig(shared_trunk=True), spec)
+    obs = {"policy": torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(0))}
+    params, value = model(obs, (), None)
+    assert torch.equal(params, model.actor(obs, (), None)[0])
+    assert torch.equal(value, model.critic(obs, (), None)[0])
+    assert len(model.critic_parameters()) == 2
+    model.update_statistics(obs, torch.ones(1, 6, dtype=torch.bool))
+    assert model.actor.network.normalizers["policy"].count == 6
+
+
+def test_a_shared_trunk_with_a_critic_network_is_refused():
+    with pytest.raises(ValueError, match="shared_trunk=True leaves no room"):
+        ModelConfig(shared_trunk=True, critic=NetworkConfig())
