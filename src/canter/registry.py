@@ -8,13 +8,14 @@ from typing import Generic, TypeVar
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: which known names look like `name`, or all of them when none does."""
+    """The end of an error message: which known names look like `name`, or what there is when none does."""
     known = sorted(known)
     folded = {candidate.lower(): candidate for candidate in known}
     close = [folded[match] for match in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"known: {', '.join(known)}" if known else "none is known"
+    shown = ", ".join(known[:20]) if known else "nothing"
+    return f"known: {shown}" + (f" and {len(known) - 20} more" if len(known) > 20 else "")
 
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from canter.specs import Continuous, Discrete, Env, TensorSpec
 
 pytest.importorskip("envpool")
 
-from canter.envs.envpool import make_envpool
+from canter.envs.envpool import EnvPoolEnv
 
 
 def run(env, steps, action, seed=3):
@@ -21,18 +21,18 @@ def run(env, steps, action, seed=3):
 
 
 def test_specs():
-    env = make_envpool("HalfCheetah-v4", 2, num_threads=1)
+    env = EnvPoolEnv("HalfCheetah-v4", 2, num_threads=1)
     assert isinstance(env, Env)
     assert env.spec.obs == {"policy": TensorSpec((17,))} and env.spec.action == Continuous((-1.0,) * 6, (1.0,) * 6)
     assert env.spec.separate_final_obs is False and env.spec.truncates is True and env.spec.env_id == "HalfCheetah-v4"
     env.close()
     env.close()
-    assert make_envpool("CartPole-v1", 1, num_threads=1).spec.action == Discrete(2)
-    assert make_envpool("CartPole-v1", 1, num_threads=1, finite_horizon=True).spec.truncates is False
+    assert EnvPoolEnv("CartPole-v1", 1, num_threads=1).spec.action == Discrete(2)
+    assert EnvPoolEnv("CartPole-v1", 1, num_threads=1, finite_horizon=True).spec.truncates is False
 
 
 def test_filler_row_follows_a_true_last_observation_in_classic_control():
-    env = make_envpool("CartPole-v1", 2, num_threads=1)
+    env = EnvPoolEnv("CartPole-v1", 2, num_threads=1)
     _, steps = run(env, 30, torch.ones(2, dtype=torch.int64))
     ended = 0
     for before, after in itertools.pairwise(steps):
@@ -47,8 +47,8 @@ def test_filler_row_follows_a_true_last_observation_in_classic_control():
 
 def test_time_limit_truncates_and_the_row_after_it_is_a_filler_in_mujoco():
     action = torch.full((2, 6), 0.2)
-    _, short = run(make_envpool("HalfCheetah-v4", 2, num_threads=1, max_episode_steps=4), 9, action)
-    _, long = run(make_envpool("HalfCheetah-v4", 2, num_threads=1), 4, action)
+    _, short = run(EnvPoolEnv("HalfCheetah-v4", 2, num_threads=1, max_episode_steps=4), 9, action)
+    _, long = run(EnvPoolEnv("HalfCheetah-v4", 2, num_threads=1), 4, action)
     assert [bool(step.truncated.all()) for step in short] == [False, False, False, True, False] + [False] * 3 + [True]
     assert not any(step.terminated.any() for step in short)
     assert [bool(step.valid.all()) for step in short] == [True] * 4 + [False] + [True] * 4
@@ -60,7 +60,7 @@ def test_time_limit_truncates_and_the_row_after_it_is_a_filler_in_mujoco():
 @pytest.mark.parametrize(("env_id", "size"), [("CartPole-v1", None), ("Hopper-v4", 3)])
 def test_action_of_a_filler_row_is_ignored(env_id, size):
     def observed(filler):
-        env = make_envpool(env_id, 1, num_threads=1, seed=7)
+        env = EnvPoolEnv(env_id, 1, num_threads=1, seed=7)
         env.reset(7)
         valid, out, ends = True, [], 0
         for _ in range(150):
@@ -81,7 +81,7 @@ def test_end_on_the_last_allowed_step_is_reported_as_truncation():
     action = torch.full((1, 3), 0.3)
 
     def end(**options):
-        env = make_envpool("Hopper-v4", 1, num_threads=1, **options)
+        env = EnvPoolEnv("Hopper-v4", 1, num_threads=1, **options)
         steps = run(env, 200, action)[1]
         return next((t + 1, bool(s.terminated)) for t, s in enumerate(steps) if s.terminated | s.truncated)
 
@@ -90,17 +90,17 @@ def test_end_on_the_last_allowed_step_is_reported_as_truncation():
 
 
 def test_finite_horizon_makes_the_limit_terminal():
-    env = make_envpool("Pendulum-v1", 1, num_threads=1, max_episode_steps=3, finite_horizon=True)
+    env = EnvPoolEnv("Pendulum-v1", 1, num_threads=1, max_episode_steps=3, finite_horizon=True)
     _, steps = run(env, 3, torch.zeros(1, 1))
     assert steps[2].terminated.all() and not steps[2].truncated.any()
 
 
 def test_same_seed_repeats_in_one_pool_and_in_another():
     action = torch.ones(3, dtype=torch.int64)
-    env = make_envpool("CartPole-v1", 3, num_threads=2)
+    env = EnvPoolEnv("CartPole-v1", 3, num_threads=2)
     first, steps = run(env, 25, action)
     again, repeated = run(env, 25, action)
-    fresh, anew = run(make_envpool("CartPole-v1", 3, num_threads=1, seed=3), 25, action)
+    fresh, anew = run(EnvPoolEnv("CartPole-v1", 3, num_threads=1, seed=3), 25, action)
     for other, others in ((again, repeated), (fresh, anew)):
         assert torch.equal(first, other)
         assert all(torch.equal(a.obs["policy"], b.obs["policy"]) for a, b in zip(steps, others, strict=True))
@@ -108,15 +108,15 @@ def test_same_seed_repeats_in_one_pool_and_in_another():
 
 
 def test_neighbouring_seeds_share_no_environment_and_no_seed_is_random():
-    env = make_envpool("CartPole-v1", 8, num_threads=1)
+    env = EnvPoolEnv("CartPole-v1", 8, num_threads=1)
     rows = np.concatenate([env.reset(seed)["policy"].numpy().copy() for seed in (1, 2)])
     assert len(np.unique(rows, axis=0)) == 16
-    one, other = (make_envpool("CartPole-v1", 1, num_threads=1).reset()["policy"] for _ in range(2))
+    one, other = (EnvPoolEnv("CartPole-v1", 1, num_threads=1).reset()["policy"] for _ in range(2))
     assert not torch.equal(one, other)
 
 
 def test_reset_without_seed_starts_new_episodes():
-    env = make_envpool("CartPole-v1", 2, num_threads=1, max_episode_steps=2)
+    env = EnvPoolEnv("CartPole-v1", 2, num_threads=1, max_episode_steps=2)
     _, steps = run(env, 2, torch.ones(2, dtype=torch.int64))
     assert steps[-1].truncated.all()
     env.reset()
@@ -124,24 +124,24 @@ def test_reset_without_seed_starts_new_episodes():
 
 
 def test_choices_become_one_hot_and_dicts_become_groups():
-    assert make_envpool("FrozenLake-v1", 2, num_threads=1).reset(0)["policy"].tolist() == [[1.0] + [0.0] * 15] * 2
-    env = make_envpool("CheetahRun-v1", 2, num_threads=1)
+    assert EnvPoolEnv("FrozenLake-v1", 2, num_threads=1).reset(0)["policy"].tolist() == [[1.0] + [0.0] * 15] * 2
+    env = EnvPoolEnv("CheetahRun-v1", 2, num_threads=1)
     assert env.spec.obs == {"position": TensorSpec((8,)), "velocity": TensorSpec((9,))}
     assert env.reset(0)["velocity"].dtype == torch.float32
 
 
 def test_info_keys():
-    env = make_envpool("HalfCheetah-v4", 2, num_threads=1, info_keys=("x_velocity", "elapsed_step"))
+    env = EnvPoolEnv("HalfCheetah-v4", 2, num_threads=1, info_keys=("x_velocity", "elapsed_step"))
     _, steps = run(env, 2, torch.full((2, 6), 0.2))
     assert steps[1].info["elapsed_step"].tolist() == [2, 2] and steps[1].info["x_velocity"].abs().min() > 0
 
 
 def test_unknown_task_names_the_nearest():
     with pytest.raises(ValueError, match=r"HalfCheeta-v4.*did you mean.*HalfCheetah-v4"):
-        make_envpool("HalfCheeta-v4", 1)
+        EnvPoolEnv("HalfCheeta-v4", 1)
 
 
 def test_missing_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(ImportError, match=r'pip install "canter\[envpool\]"'):
-        make_envpool("CartPole-v1", 1)
+        EnvPoolEnv("CartPole-v1", 1)

@@ -74,5 +74,5 @@ def test_a_policy_without_memory_cannot_solve_recall():
 def test_bounded_distributions_solve_the_continuous_probes(name, distribution):
     model = ModelConfig(policy=NetworkConfig(hidden=(16,)), distribution=distribution)
     for seed in range(3):
-        # A beta distribution starts nearly uniform and needs time to become narrow enough for its mode to mean something.
+        # A beta distribution starts nearly uniform; its mode means something only once it has become narrow.
         assert_solved(name, seed, *solve(name, seed, model, iterations=3 * ITERATIONS))

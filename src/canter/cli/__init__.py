@@ -90,5 +90,5 @@ def main() -> None:
         tyro.extras.subcommand_cli_from_dict(
             {"train": train_command}, prog="canter", description="Train control policies."
         )
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, ImportError) as error:
         sys.exit(f"canter: {error.args[0]}")

@@ -45,7 +45,11 @@ class EnvConfig:
             case "tensor":
                 return tensor_envs[name](self.num_envs, device, **self.options)
             case "envpool":
-                return self._build_envpool(name, device)
+                from canter.envs.envpool import EnvPoolEnv
+
+                return EnvPoolEnv(
+                    name, self.num_envs, finite_horizon=self.finite_horizon, device=device, **self.options
+                )
         raise ValueError(
             f"environment id {self.id!r}: unknown kind {scheme!r}, {nearest(scheme, ('tensor', 'envpool'))}"
         )
@@ -62,8 +66,3 @@ class EnvConfig:
             device=device,
             **self.options,
         )
-
-    def _build_envpool(self, name: str, device: str) -> Env:
-        from canter.envs.envpool import make_envpool
-
-        return make_envpool(name, self.num_envs, finite_horizon=self.finite_horizon, device=device, **self.options)

@@ -94,30 +94,6 @@ class EnvPoolEnv:
         self._env.close()
 
 
-def make_envpool(
-    env_id: str,
-    num_envs: int,
-    *,
-    seed: int | None = None,
-    num_threads: int = 0,
-    finite_horizon: bool = False,
-    info_keys: tuple[str, ...] = (),
-    device: torch.device | str = "cpu",
-    **options: Any,
-) -> EnvPoolEnv:
-    """N copies of an EnvPool task such as `HalfCheetah-v4`; the arguments are those of `EnvPoolEnv`."""
-    return EnvPoolEnv(
-        env_id,
-        num_envs,
-        seed=seed,
-        num_threads=num_threads,
-        finite_horizon=finite_horizon,
-        info_keys=info_keys,
-        device=device,
-        **options,
-    )
-
-
 def _make_pool(env_id: str, num_envs: int, seeds: list[int], options: dict[str, Any]) -> Any:
     try:
         import envpool
