@@ -6,9 +6,9 @@ from canter.algorithms.ppo import PPOConfig
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.nn.actor_critic import ModelConfig
-from canter.nn.network import NetworkConfig
+from canter.nn.heads import StdConfig
 from canter.optim import OptimizerConfig
-from canter.schedules import Constant, Linear
+from canter.schedules import Linear
 
 
 def cartpole() -> TrainConfig:
@@ -59,17 +59,21 @@ def pendulum() -> TrainConfig:
 
 
 def mountain_car_continuous() -> TrainConfig:
-    """Rock a weak car out of a valley; the first success needs broad exploration."""
+    """Rock a weak car out of a valley.
+
+    Noise of standard deviation 1 reaches the top in about 2 of 100 episodes and learns to stand still instead; at 5,
+    which is mostly full throttle one way or the other, it is about 1 in 10, enough to find out that the top pays.
+    """
     return TrainConfig(
-        env=EnvConfig(id="MountainCarContinuous-v0", num_envs=8),
+        env=EnvConfig(id="MountainCarContinuous-v0", num_envs=16),
         total_steps=200_000,
         algorithm=PPOConfig(
             horizon=256,
             epochs=10,
-            num_minibatches=8,
+            num_minibatches=16,
             gamma=0.9999,
             gae_lambda=0.9,
-            optimizer=OptimizerConfig(learning_rate=Constant(3e-4)),
-            model=ModelConfig(policy=NetworkConfig(hidden=(64, 64))),
+            optimizer=OptimizerConfig(learning_rate=Linear(1e-3)),
+            model=ModelConfig(std=StdConfig(initial=5.0)),
         ),
     )

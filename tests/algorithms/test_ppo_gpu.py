@@ -1,0 +1,55 @@
+"""What can only be seen on a GPU."""
+
+import pytest
+import torch
+
+from canter.algorithms.ppo import PPOConfig
+from canter.envs.tensor import tensor_envs
+from canter.optim import OptimizerConfig
+from canter.runtime.collector import Collector
+from canter.schedules import AdaptiveKL
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+]
+
+
+@pytest.mark.parametrize("name", ["cartpole", "pendulum", "quadrotor", "queue", "null"])
+def test_an_iteration_never_waits_for_the_gpu(name):
+    env = tensor_envs[name](64, "cuda")
+    config = PPOConfig(
+        horizon=8,
+        epochs=2,
+        num_minibatches=2,
+        target_kl=1.0,
+        optimizer=OptimizerConfig(learning_rate=AdaptiveKL(1e-3, every="minibatch")),
+    )
+    algorithm = config.build(env.spec, seed=0)
+    collector = Collector(env, algorithm, seed=0)
+    algorithm.update(collector.collect())  # constants are copied to the device once
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        metrics = algorithm.update(collector.collect())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.isfinite(value) for value in metrics.values())
+
+
+def test_gpu_and_cpu_learn_the_same_from_the_same_rollout():
+    results = []
+    for device in ("cpu", "cuda"):
+        env = tensor_envs["cartpole"](16, device)
+        algorithm = PPOConfig(horizon=8, epochs=1, num_minibatches=1).build(env.spec, seed=0)
+        collector = Collector(env, algorithm, seed=0)
+        rollout = collector.collect()
+        if device == "cpu":
+            recorded = rollout.map(torch.clone)
+        else:
+            rollout.copy_(recorded)
+        algorithm.update(rollout)
+        results.append([parameter.detach().cpu() for parameter in algorithm.model.parameters()])
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
