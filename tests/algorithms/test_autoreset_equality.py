@@ -246,7 +246,7 @@ def test_statistics_ignore_filler_rows(rows):
         network = NetworkConfig(hidden=(8,)).build(seen.algorithm.spec.obs, "policy")
         keep = torch.tensor([key_of(o)[:2] in complete for o in seen.batch.obs["policy"][0]])
         network.update_statistics(seen.batch.obs, seen.batch.valid & keep)
-        statistics[mode] = network.normalizers["policy"]
+        statistics[mode] = network.normalizers[0]
     for mode in MODES:
         assert statistics[mode].count == statistics["same_step"].count
         assert torch.allclose(statistics[mode].mean, statistics["same_step"].mean, rtol=0, atol=1e-14)

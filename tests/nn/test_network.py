@@ -57,7 +57,7 @@ def test_images_of_either_layout_become_features(shape, channels):
     features, state = network({"camera": image}, (), None)
     assert features.shape == (2, 5, 8)
     assert state == ()
-    assert network.encoders["camera"].layers[0].in_channels == channels
+    assert network.encoders[0].layers[0].in_channels == channels
 
 
 def test_an_image_too_small_for_the_kernels_is_refused_with_the_numbers():
@@ -75,9 +75,16 @@ def test_a_shared_trunk_is_passed_once_and_gives_what_the_parts_give():
     assert torch.equal(value, model.critic(obs, (), None)[0])
     assert len(model.critic_parameters()) == 2
     model.update_statistics(obs, torch.ones(1, 6, dtype=torch.bool))
-    assert model.actor.network.normalizers["policy"].count == 6
+    assert model.actor.network.normalizers[0].count == 6
 
 
 def test_a_shared_trunk_with_a_critic_network_is_refused():
     with pytest.raises(ValueError, match="shared_trunk=True leaves no room"):
         ModelConfig(shared_trunk=True, critic=NetworkConfig())
+
+
+def test_groups_may_have_any_name():
+    names = {"robot.arm/pos": VECTOR, "keys": VECTOR, "": VECTOR}
+    network = build(names)
+    obs = {name: torch.zeros(1, 2, 4) for name in names}
+    assert network(obs, (), None)[0].shape == (1, 2, 64)

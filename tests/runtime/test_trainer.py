@@ -1,9 +1,11 @@
 from dataclasses import replace
 
+import gymnasium
 import pytest
 import torch
 
 import canter
+from canter.envs.gymnasium import GymnasiumEnv
 from canter.recipes import preset_for
 from canter.runtime.trainer import train
 
@@ -36,6 +38,16 @@ def test_equal_seeds_give_equal_runs_and_other_seeds_others(env_id):
     runs = [train(short(env_id, seed=seed)).policy.actor.state_dict() for seed in (0, 0, 1)]
     assert all(torch.equal(a, b) for a, b in zip(runs[0].values(), runs[1].values(), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(runs[0].values(), runs[2].values(), strict=True))
+
+
+def test_a_vector_environment_of_the_users_own_is_trained_on_and_left_open():
+    vector_env = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4)
+    env = GymnasiumEnv(vector_env)
+    reports = []
+    train(short("CartPole-v1", steps=500), reports.append, env=env)
+    assert reports[-1].env_steps >= 500
+    env.step(torch.zeros(4, dtype=torch.int64))
+    env.close()
 
 
 def test_the_public_names_train_a_policy():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -66,21 +67,18 @@ class Network(nn.Module):
     def __init__(self, config: NetworkConfig, groups: dict[str, TensorSpec]) -> None:
         super().__init__()
         self.groups = tuple(groups)
-        self.normalizers = nn.ModuleDict()
-        self.encoders = nn.ModuleDict()
+        self.normalizers, self.encoders = nn.ModuleList(), nn.ModuleList()
         width = 0
-        for name, spec in groups.items():
-            is_image = len(spec.shape) == 3
+        for spec in groups.values():
+            is_image, dim = len(spec.shape) == 3, math.prod(spec.shape)
             if is_image:
-                self.normalizers[name] = IdentityNormalizer()
-                self.encoders[name] = config.cnn.build(spec.shape, config.activation, config.init, config.init_gain)
-                width += config.cnn.features
+                self.encoders.append(config.cnn.build(spec.shape, config.activation, config.init, config.init_gain))
+                dim = config.cnn.features
             else:
-                self.normalizers[name] = (
-                    Normalizer(spec.shape, OBS_CLIP) if config.normalize_obs else IdentityNormalizer()
-                )
-                self.encoders[name] = nn.Flatten(-len(spec.shape)) if len(spec.shape) > 1 else nn.Identity()
-                width += math.prod(spec.shape)
+                self.encoders.append(nn.Flatten(-len(spec.shape)) if len(spec.shape) > 1 else nn.Identity())
+            normalize = config.normalize_obs and not is_image
+            self.normalizers.append(Normalizer(spec.shape, OBS_CLIP) if normalize else IdentityNormalizer())
+            width += dim
         self.hidden = mlp(
             width, config.hidden, config.activation, config.init, config.init_gain, layer_norm=config.layer_norm
         )
@@ -88,7 +86,8 @@ class Network(nn.Module):
 
     def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Features of observations `[L, B, ...]`; without memory, `state` passes through untouched."""
-        parts = [self.encoders[name](self.normalizers[name](obs[name])) for name in self.groups]
+        columns = zip(self.groups, self.normalizers, self.encoders, strict=True)
+        parts = [encode(normalize(obs[name])) for name, normalize, encode in columns]
         return self.hidden(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)), state
 
     def initial_state(self, num_envs: int) -> State:
@@ -97,6 +96,5 @@ class Network(nn.Module):
 
     def update_statistics(self, obs: Obs, valid: Tensor) -> None:
         """Move the observation statistics by the valid rows of `obs` `[T, N, ...]`."""
-        for name in self.groups:
-            normalizer: AnyNormalizer = self.normalizers[name]  # pyright: ignore[reportAssignmentType]
-            normalizer.update(obs[name], valid)
+        for name, normalizer in zip(self.groups, self.normalizers, strict=True):
+            cast(AnyNormalizer, normalizer).update(obs[name], valid)

@@ -92,12 +92,16 @@ class Run:
         )
 
 
-def train(config: RunConfig, on_iteration: Callable[[Report], Any] = lambda report: None) -> Algorithm[Any]:
+def train(
+    config: RunConfig, on_iteration: Callable[[Report], Any] = lambda report: None, *, env: Env | None = None
+) -> Algorithm[Any]:
     """Train until `total_steps` transitions have been seen; gives the trained algorithm.
 
-    `on_iteration` is called with a report after every iteration.
+    `on_iteration` is called with a report after every iteration. An `env` given here is used instead of the one that
+    the settings describe, and is left open.
     """
-    env = config.env.build(config.device)
+    given = env
+    env = config.env.build(config.device) if given is None else given
     try:
         algorithm = config.algorithm.build(env.spec, config.seed)
         collector = Collector(env, algorithm, derive_seed(config.seed, "env"))
@@ -108,5 +112,6 @@ def train(config: RunConfig, on_iteration: Callable[[Report], Any] = lambda repo
             metrics = algorithm.update(rollout)
             run.log(metrics, collector.read_episodes())
     finally:
-        env.close()
+        if given is None:
+            env.close()
     return algorithm
