@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from canter import distributed
 from canter.algorithms.base import Metrics
 from canter.algorithms.phase import LossOutput, Phase
 from canter.data.rollout import Rollout, as_sequences
@@ -59,7 +60,8 @@ class PPOConfig:
     advantage_normalization: Literal["rollout", "minibatch", "none"] = "rollout"
     """Over which rows advantages are standardised."""
     recompute_advantage: bool = False
-    """Judge the rollout anew, by the critic as it is then, before each pass after the first."""
+    """Judge the rollout anew, by the critic as it is then, before each pass after the first; a clipped value loss then
+    measures from there."""
     target_kl: float | None = None
     """Stop an update early once a minibatch finds the policy further than this from the one that acted."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -164,6 +166,8 @@ class PPO:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "init"))
             self.model: ActorCritic = config.model.build(spec).to(spec.device)
+        for tensor in self.model.state_dict().values():
+            distributed.broadcast_(tensor)
         self.distribution = self.model.distribution
         self.policy = Policy(self.model.actor, self.distribution)
         self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
@@ -298,7 +302,7 @@ class PPO:
     def state_dict(self) -> dict[str, Any]:
         """Weights, statistics, moments, learning rates, coefficients and random states."""
         return {
-            "model": self.model.state_dict(),
+            "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
             "optimizer": self.optimizer.state_dict(),
             "entropy_coef": self.entropy_coef.clone(),
             "policy_rng": self.policy_rng.get_state(),

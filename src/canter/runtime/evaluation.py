@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from canter.nn.actor_critic import Policy
+from canter.runtime.collector import EpisodeTracker
 from canter.specs import Env
 
 
@@ -36,19 +37,14 @@ def evaluate(
     quota = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
     generator = torch.Generator(env.spec.device).manual_seed(seed)
     obs, state = env.reset(seed), policy.initial_state(num_envs)
-    running_return = torch.zeros(num_envs, dtype=torch.float64, device=env.spec.device)
-    running_length = torch.zeros(num_envs, dtype=torch.int64, device=env.spec.device)
+    tracker = EpisodeTracker(1, num_envs, env.spec.device)
     finished: list[list[tuple[float, int]]] = [[] for _ in range(num_envs)]
     for _ in range(max_steps):
         action, state = policy.act(obs, state, deterministic=deterministic, generator=generator)
         step = env.step(action)
-        running_return += torch.where(step.valid, step.reward, 0.0)
-        running_length += step.valid
-        done = step.terminated | step.truncated
-        for i in done.nonzero().flatten().tolist():
-            finished[i].append((float(running_return[i]), int(running_length[i])))
-        running_return.masked_fill_(done, 0.0)
-        running_length.masked_fill_(done, 0)
+        tracker.add(0, step)
+        for i in (step.terminated | step.truncated).nonzero().flatten().tolist():
+            finished[i].append((float(tracker.return_[0, i]), int(tracker.length[0, i])))
         obs = step.obs
         if all(len(ended) >= wanted for ended, wanted in zip(finished, quota, strict=True)):
             break

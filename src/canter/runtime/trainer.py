@@ -29,15 +29,29 @@ class RunConfig(Protocol):
     """What the loop needs to know of a run's settings."""
 
     @property
-    def env(self) -> EnvBuilder: ...  # noqa: D102
+    def env(self) -> EnvBuilder:
+        """Builds the environments."""
+        ...
+
     @property
-    def algorithm(self) -> AlgorithmConfig: ...  # noqa: D102
+    def algorithm(self) -> AlgorithmConfig:
+        """Builds the algorithm."""
+        ...
+
     @property
-    def seed(self) -> int: ...  # noqa: D102
+    def total_steps(self) -> int:
+        """Transitions to train for."""
+        ...
+
     @property
-    def total_steps(self) -> int: ...  # noqa: D102
+    def seed(self) -> int:
+        """Start of every random stream."""
+        ...
+
     @property
-    def device(self) -> str: ...  # noqa: D102
+    def device(self) -> str:
+        """Where tensors live."""
+        ...
 
 
 @dataclass(frozen=True)
