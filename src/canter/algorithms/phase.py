@@ -34,20 +34,26 @@ class WeightedMean:
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
-        self.sums: Tensor | float = 0.0
-        self.weight: Tensor | float = 0.0
+        self.rows: list[Tensor] = []
+        self.weights: list[Tensor] = []
 
     def add(self, metrics: Metrics, weight: Tensor) -> None:
-        """Count one observation of the same metrics as before with a 0-d weight."""
+        """Note one observation of the same metrics as before; a 0-d `weight` of 0 leaves it out, whatever it holds."""
         self.names = tuple(metrics)
-        self.sums = self.sums + torch.stack([value.detach() for value in metrics.values()]) * weight
-        self.weight = self.weight + weight
+        self.rows.append(torch.stack([value.detach() for value in metrics.values()]))
+        self.weights.append(weight)
+
+    @property
+    def count(self) -> Tensor:
+        """Sum of the weights."""
+        return torch.stack(self.weights).sum() if self.weights else torch.zeros(())
 
     def means(self) -> Metrics:
-        """Weighted means so far."""
-        if not self.names:
+        """Weighted means of all observations."""
+        if not self.rows:
             return {}
-        means = torch.as_tensor(self.sums) / torch.as_tensor(self.weight).clamp(min=1.0)
+        rows, weights = torch.stack(self.rows), torch.stack(self.weights).unsqueeze(-1)
+        means = torch.where(weights > 0, rows * weights, 0.0).sum(0) / weights.sum().clamp(min=1.0)
         return dict(zip(self.names, means.unbind(), strict=True))
 
 
@@ -89,8 +95,7 @@ class Phase(Generic[Batch]):
             if self._host_sees(~active):
                 break
         self.optimizer.observe_(kl, "update")
-        updates = torch.as_tensor(totals.weight)
-        return totals.means() | self.optimizer.learning_rates() | {"optim/minibatch_updates": updates}
+        return totals.means() | self.optimizer.learning_rates() | {"optim/minibatch_updates": totals.count}
 
     def _host_sees(self, flag: Tensor) -> bool:
         """Whether `flag` is set, where looking costs nothing; elsewhere the blocked steps run to no effect."""

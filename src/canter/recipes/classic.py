@@ -7,22 +7,27 @@ from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.heads import StdConfig
+from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
 from canter.schedules import Linear
 
 
 def cartpole() -> TrainConfig:
-    """Keep a pole upright: 475 of 500 within 100,000 steps."""
+    """Keep a pole upright: 475 of 500 within 100,000 steps.
+
+    Observations stay raw: as the policy gets better the cart comes to rest, the statistics shrink with it, and what the
+    policy sees changes under its feet. With normalisation two of ten seeds collapsed half-way.
+    """
     return TrainConfig(
         env=EnvConfig(id="CartPole-v1", num_envs=8),
         total_steps=100_000,
         algorithm=PPOConfig(
-            horizon=64,
+            horizon=128,
             epochs=10,
             num_minibatches=4,
             gamma=0.98,
-            gae_lambda=0.9,
-            optimizer=OptimizerConfig(learning_rate=Linear(1e-3, 1e-5)),
+            optimizer=OptimizerConfig(learning_rate=Linear(1e-3)),
+            model=ModelConfig(policy=NetworkConfig(normalize_obs=False)),
         ),
     )
 
