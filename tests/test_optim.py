@@ -87,6 +87,21 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(poison):
     assert not torch.equal(before[0], layers[0].weight)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"learning_rate": Constant(0.0)}, "learning_rate=0.0 must start above 0"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"eps": 0.0}, "eps=0.0 must be above 0"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm=-1.0 must be above 0"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1 must not be negative"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=message):
+        OptimizerConfig(**settings)
+
+
 def test_a_parameter_listed_twice_is_trained_once():
     layer = nn.Linear(2, 2)
     group = ParameterGroup([*layer.parameters(), *layer.parameters()], OptimizerConfig())

@@ -28,6 +28,18 @@ class OptimizerConfig:
     max_grad_norm: float = 0.5
     """Gradients longer than this are shortened to it."""
 
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, by name."""
+        if not self.learning_rate.initial > 0:
+            raise ValueError(f"learning_rate={self.learning_rate.initial} must start above 0")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas={self.betas} must both lie in 0..1, without 1")
+        for name in ("eps", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay={self.weight_decay} must not be negative")
+
 
 class ParameterGroup:
     """Parameters that share one learning rate, laid out as one flat vector.

@@ -85,7 +85,11 @@ class AdaptiveKL:
     maximum: float = 1e-2
 
     def __post_init__(self) -> None:
-        """Refuse a start outside the bounds."""
+        """Refuse a start outside the bounds, and a law that would not move."""
+        if not self.factor > 1:
+            raise ValueError(f"factor={self.factor} must be above 1")
+        if not self.target_kl > 0:
+            raise ValueError(f"target_kl={self.target_kl} must be above 0")
         if not 0 < self.minimum <= self.start <= self.maximum:
             raise ValueError(
                 f"AdaptiveKL: start={self.start} must lie in minimum..maximum = {self.minimum}..{self.maximum}"

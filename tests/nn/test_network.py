@@ -83,6 +83,13 @@ def test_a_shared_trunk_with_a_critic_network_is_refused():
         ModelConfig(shared_trunk=True, critic=NetworkConfig())
 
 
+def test_layers_without_width_are_refused():
+    with pytest.raises(ValueError, match=r"hidden=\(64, 0\)"):
+        NetworkConfig(hidden=(64, 0))
+    with pytest.raises(ValueError, match=r"layers=\(\(8, 0, 1\),\)"):
+        CNNConfig(layers=((8, 0, 1),))
+
+
 def test_groups_may_have_any_name():
     names = {"robot.arm/pos": VECTOR, "keys": VECTOR, "": VECTOR}
     network = build(names)

@@ -20,10 +20,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from torch import Tensor
 
 from canter.envs.autoreset import find_mode, parse_mode
+from canter.envs.gymnasium_state import StateUnavailable, capture, obstacle, restore
 from canter.envs.spaces import ObsBuffer, ObsReader, action_codec, copy_info_
 from canter.registry import nearest
 from canter.specs import ACTION_MASK, EnvSpec, Step
-from canter.struct import Obs, tree_map
+from canter.struct import Obs, tree_copy_, tree_map
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
 Vectorization = Literal["auto", "sync", "async", "vector_entry_point"]
@@ -148,6 +149,23 @@ class GymnasiumEnv:
         return self._publish(
             replace(self._step, obs=dict(self._obs.tensors), final_obs=final_obs, info=dict(self._step.info))
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on; `StateUnavailable` where not all of it is known."""
+        reason = obstacle(self._env)
+        if reason is not None:
+            raise StateUnavailable(f"the state of {self._spec.env_id} cannot be saved: {reason}")
+        return {
+            "env": capture(self._env),
+            "pending": torch.from_numpy(self._pending.copy()),
+            "obs": {name: group.clone() for name, group in self._obs.tensors.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state, bit for bit, in an environment made with the same options."""
+        restore(self._env, state["env"])
+        self._pending[:] = state["pending"].numpy()
+        tree_copy_(self._obs.tensors, state["obs"])
 
     def close(self) -> None:
         """Close the vector environment; calling it twice is fine."""
@@ -277,6 +295,8 @@ def make_gymnasium(
 
 class _CopyLastObs(gymnasium.Wrapper):
     """Copies the last observation of an episode, lest the reset of the same step overwrites it."""
+
+    state_attributes = ()
 
     def step(self, action: Any) -> Any:
         obs, reward, terminated, truncated, info = self.env.step(action)

@@ -22,6 +22,13 @@ class CNNConfig:
     layout: Literal["auto", "channels_first", "channels_last"] = "auto"
     """Where the channel axis is; "auto" takes the last axis when it is 1, 3 or 4 long and the first is not."""
 
+    def __post_init__(self) -> None:
+        """Refuse layers without width, kernel or stride."""
+        if any(len(layer) != 3 or min(layer) < 1 for layer in self.layers):
+            raise ValueError(f"layers={self.layers} must be (channels, kernel, stride), each at least 1")
+        if self.features < 1:
+            raise ValueError(f"features={self.features} must be at least 1")
+
     def build(self, shape: tuple[int, ...], activation: Activation, init: Init, gain: float) -> CNN:
         """An encoder for images of `shape`, three axes."""
         return CNN(self, shape, activation, init, gain)

@@ -44,6 +44,11 @@ class NetworkConfig:
     cnn: CNNConfig = field(default_factory=CNNConfig)
     """Encoder for image groups (three axes)."""
 
+    def __post_init__(self) -> None:
+        """Refuse layers without width."""
+        if any(width < 1 for width in self.hidden):
+            raise ValueError(f"hidden={self.hidden} must be widths of at least 1")
+
     def build(self, obs: dict[str, TensorSpec], role: str) -> Network:
         """The network for these observation groups; `role` is "policy" or "critic"."""
         return Network(self, select_groups(self.obs_groups, obs, role))

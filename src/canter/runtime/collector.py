@@ -5,16 +5,20 @@ T steps, N environments.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
-from canter.specs import Env, Step
-from canter.struct import tree_copy_
+from canter.specs import Env, Resumable, Step
+from canter.struct import tree_copy_, tree_map
+
+_log = logging.getLogger(__name__)
 
 
 class NonFiniteObservation(RuntimeError):
@@ -69,7 +73,7 @@ class Collector:
     """Fills one rollout after another; episodes run on from each to the next."""
 
     def __init__(self, env: Env, algorithm: Algorithm[Any], seed: int) -> None:
-        self.env, self.algorithm = env, algorithm
+        self.env, self.algorithm, self.seed = env, algorithm, seed
         obs = env.reset(seed)
         self.rollout = Rollout.allocate(algorithm.horizon, obs, algorithm.empty_record(), env.spec)
         tree_copy_(self.rollout.obs_at(algorithm.horizon), obs)
@@ -93,6 +97,49 @@ class Collector:
         check_finite(self.rollout, self.steps_before)
         self.steps_before += self.algorithm.horizon
         return self.tracker.read(self.rollout)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next rollout depends on besides the algorithm.
+
+        `env` is None where the environment cannot give its state; `episodes_restart` then says why.
+        """
+        env, reason = None, "this kind of environment cannot save its state"
+        if isinstance(self.env, Resumable):
+            try:
+                env, reason = self.env.state_dict(), None
+            except NotImplementedError as error:
+                reason = str(error)
+        tensors = {
+            "obs": self.rollout.obs_at(self.algorithm.horizon),
+            "state": self.state,
+            "running_return": self.tracker.running_return,
+            "running_length": self.tracker.running_length,
+        }
+        saved = tree_map(lambda tensor: tensor.clone(), tensors)
+        return saved | {"steps_before": self.steps_before, "env": env, "episodes_restart": reason}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where a saved collector stood; where the environment's state is not known, with new episodes."""
+        self.steps_before = state["steps_before"]
+        if state["env"] is None:
+            _log.warning("all episodes start anew: %s", state["episodes_restart"])
+            self._restart()
+            return
+        if not isinstance(self.env, Resumable):
+            raise TypeError(f"{type(self.env).__name__} cannot load the environment state that was saved")
+        self.env.load_state_dict(state["env"])
+        tree_copy_(self.rollout.obs_at(self.algorithm.horizon), state["obs"])
+        self.state = tree_map(lambda tensor: tensor.to(self.env.spec.device), state["state"])
+        self.tracker.running_return.copy_(state["running_return"])
+        self.tracker.running_length.copy_(state["running_length"])
+
+    def _restart(self) -> None:
+        # Another seed than at the start, or a run stopped early and often would see the same few episodes.
+        draws = np.random.SeedSequence(self.seed, spawn_key=(self.steps_before,)).generate_state(1, np.uint64)
+        tree_copy_(self.rollout.obs_at(self.algorithm.horizon), self.env.reset(int(draws[0]) >> 1))
+        self.state = self.algorithm.policy.initial_state(self.env.spec.num_envs)
+        self.tracker.running_return.zero_()
+        self.tracker.running_length.zero_()
 
 
 def check_finite(rollout: Rollout[Any], steps_before: int) -> None:

@@ -1,0 +1,124 @@
+"""Reading the command line: errors in one line, and every setting is a flag."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any, Literal, NoReturn, get_origin
+
+from canter.cli.config_file import parse
+from canter.cli.plain import ConfigError, accepts_none, config_keys, is_free, without_none
+from canter.config import TrainConfig
+from canter.registry import nearest
+
+
+class UsageError(ValueError):
+    """A command line that makes no sense."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Reads the arguments of one command; what it does not know is an error that offers the nearest flag."""
+
+    def __init__(self, command: str, *, usage: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=f"canter {command}",
+            usage=f"canter {command} {usage}",
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.flags: list[str] = ["--help"]
+
+    def flag(self, name: str, **options: Any) -> None:
+        """Add a flag; it may be typed with underscores for its hyphens."""
+        self.flags.append(name)
+        self.add_argument(name, **options)
+
+    def parse(self, argv: list[str]) -> argparse.Namespace:
+        """The arguments by name."""
+        arguments, rest = self.parse_known_args(self._regular(argv))
+        unknown = next((token.partition("=")[0] for token in rest if token.startswith("-")), None)
+        if unknown:
+            raise UsageError(f"unknown flag {unknown}: {self._advice(unknown)}")
+        if rest:
+            raise UsageError(f"unexpected argument {rest[0]!r}; see `{self.prog} --help`")
+        return arguments
+
+    def _regular(self, argv: list[str]) -> list[str]:
+        """Flags with hyphens, and negative numbers tied to their flag: argparse takes -1e-3 for a flag."""
+        regular: list[str] = []
+        for token in argv:
+            head, equals, value = token.partition("=")
+            hyphens = head.replace("_", "-")
+            if re.match(r"-\.?\d", token) and regular and regular[-1].startswith("--") and "=" not in regular[-1]:
+                regular[-1] += f"={token}"
+            else:
+                regular.append(f"{hyphens}{equals}{value}" if hyphens in self.flags else token)
+        return regular
+
+    def _advice(self, unknown: str) -> str:
+        """Flags that end in the same word, whatever section they are in, or else those that look alike."""
+        word = unknown.lstrip("-").replace("_", "-")
+        same = [flag for flag in self.flags if flag.endswith(f".{word}")]
+        return f"did you mean {' or '.join(same)}?" if same else nearest(unknown, self.flags)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise, so that all errors leave by the same door."""
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def add_config_flags(parser: Parser, argv: list[str], short: dict[str, tuple[str, str]]) -> None:
+    """Make every setting a flag; `short` gives the flags to show in the help: name -> (key, help)."""
+    keys = config_keys(TrainConfig)
+    for name, (key, text) in short.items():
+        parser.flag(name, dest=f"key:{key}", metavar=_metavar(keys[key]), help=text, default=None)
+    for key in keys:
+        name = f"--{key.replace('_', '-')}"
+        if name not in short:
+            parser.flag(name, dest=f"key:{key}", help=argparse.SUPPRESS, default=None)
+    free = tuple(f"--{key}." for key, hint in keys.items() if is_free(hint))
+    for token in dict.fromkeys(token.partition("=")[0] for token in argv if token.startswith(free)):
+        parser.add_argument(token, dest=f"key:{token[2:]}", help=argparse.SUPPRESS, default=None)
+
+
+def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings given as flags: key path -> plain value."""
+    given = {name[4:]: text for name, text in vars(arguments).items() if name.startswith("key:") and text is not None}
+    keys = config_keys(TrainConfig)
+    return {key: _read_value(text, keys.get(key, Any), key) for key, text in given.items()}
+
+
+def nest(overrides: dict[str, Any], free: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Key paths to nested mappings; keys under a free mapping are added to what `free` says it holds."""
+    tree: dict[str, Any] = {}
+    for key, value in sorted(overrides.items()):
+        prefix = next((name for name in free if key.startswith(f"{name}.")), None)
+        parts = [*prefix.split("."), key[len(prefix) + 1 :]] if prefix else key.split(".")
+        here = tree
+        for i, part in enumerate(parts[:-1]):
+            path = ".".join(parts[: i + 1])
+            here = here.setdefault(part, dict(free[path]) if path in free else {})
+            if not isinstance(here, dict):
+                raise ConfigError(f"{key}: contradicts the value given for {path}", key)
+        here[parts[-1]] = value
+    return tree
+
+
+def _read_value(text: str, hint: Any, key: str) -> Any:
+    """A flag's text as the plain value that its key expects; strings need no quotes and lists no brackets."""
+    kind = without_none(hint)
+    if accepts_none(hint) and text.lower() in ("null", "none", "~"):
+        return None
+    if kind is str or get_origin(kind) is Literal:
+        return text
+    if get_origin(kind) is tuple and not text.lstrip().startswith("["):
+        text = f"[{text}]"
+    try:
+        return parse(text, key)[0]
+    except ConfigError as error:
+        raise ConfigError(f"{key}: cannot read {text!r}: {error}", key) from error
+
+
+def _metavar(hint: Any) -> str:
+    return {int: "N", float: "X"}.get(without_none(hint), "NAME")

@@ -1,0 +1,200 @@
+"""`canter train`: settings from defaults, preset, file and flags, then a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from canter.cli.config_file import ConfigError, ConfigFile, dump_config, from_plain, read_config
+from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides, nest
+from canter.config import TrainConfig
+from canter.recipes import preset_for, presets
+from canter.runtime.evaluation import evaluate
+from canter.runtime.trainer import Report, train
+from canter.seeding import derive_seed
+
+EVAL_EPISODES = 100
+
+SHORT_FLAGS = {
+    "--seed": ("seed", "start of every random stream"),
+    "--total-steps": ("total_steps", "transitions to train for, over all environments"),
+    "--num-envs": ("env.num_envs", "environments stepped together"),
+    "--device": ("device", "where networks and tensors live: cpu, cuda, cuda:1, ..."),
+}
+"""Settings with a short name, shown in the help: flag -> (key, explanation)."""
+
+EPILOG = """\
+Every setting is a flag by its path, and keys of a file are the same paths:
+  --algorithm.gamma 0.995
+  --algorithm.optimizer.learning-rate 3e-4            a number that stays
+  --algorithm.optimizer.learning-rate.kind linear     or one that moves (constant, linear, adaptive_kl) ...
+  --algorithm.optimizer.learning-rate.start 1e-3      ... with settings of its own
+  --algorithm.model.policy.hidden 256,256             a list
+  --env.options.NAME VALUE                            a keyword argument of the environment
+
+`canter train ENV --print-config` lists all of them with their values, ready to be saved and edited for --config.
+Later sources win: defaults < preset < file < flags."""
+
+
+def train_command(argv: list[str]) -> None:
+    """Train a policy and print how it learns."""
+    parser = train_parser(argv)
+    arguments = parser.parse(argv)
+    config, source = merged_config(
+        config_overrides(arguments), env_id=arguments.env, preset=arguments.preset, file=arguments.config
+    )
+    if arguments.print_config:
+        print(dump_config(config), end="")
+        return
+    check_device(config.device)
+    if arguments.dry_run:
+        dry_run(config, source)
+    else:
+        train_and_evaluate(config, source)
+
+
+def train_parser(argv: list[str]) -> Parser:
+    """The flags of `canter train`; `argv` tells which options of the environment are among them."""
+    parser = Parser(
+        "train",
+        usage="[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...] [--print-config | --dry-run]",
+        description="Train a policy with PPO and print how it learns.",
+        epilog=EPILOG,
+    )
+    parser.add_argument(
+        "env",
+        metavar="ENV",
+        nargs="?",
+        help="environment id: Gymnasium's, envpool:ID or tensor:NAME; by default CartPole-v1 (see `canter envs`)",
+    )
+    parser.flag(
+        "--preset", metavar="NAME", help="begin with these settings instead of the environment's (see `canter presets`)"
+    )
+    parser.flag("--config", metavar="FILE", help="YAML file of settings, all or some")
+    add_config_flags(parser, argv, SHORT_FLAGS)
+    parser.flag("--print-config", action="store_true", help="print the merged settings as YAML and stop")
+    parser.flag(
+        "--dry-run", action="store_true", help="build environment and algorithm, say what would happen and stop"
+    )
+    return parser
+
+
+def merged_config(
+    overrides: dict[str, Any], *, env_id: str | None, preset: str | None, file: str | None
+) -> tuple[TrainConfig, str]:
+    """Defaults < preset < file < flags, and in words where the settings began."""
+    if env_id is not None and "env.id" in overrides:
+        raise UsageError(f"two environments: {env_id} and --env.id {overrides['env.id']}")
+    if env_id is not None:
+        overrides = {**overrides, "env.id": env_id}
+    content = ConfigFile("", {}, {}) if file is None else read_config(file)
+    base, source = starting_point(overrides.get("env.id") or env_id_of(content), preset)
+    config = base if file is None else content.over(base)
+    if file is not None:
+        source += f", changed by {file}"
+    config = from_plain(nest(overrides, {"env.options": config.env.options}), config)
+    return config, source
+
+
+def env_id_of(file: ConfigFile) -> str | None:
+    """The environment that a file names, if it does."""
+    env = file.plain.get("env")
+    env_id = env.get("id") if isinstance(env, dict) else None
+    return env_id if isinstance(env_id, str) else None
+
+
+def starting_point(env_id: str | None, preset: str | None) -> tuple[TrainConfig, str]:
+    """The settings to begin with: a named preset, or the environment's own, or the defaults."""
+    if preset is not None:
+        return presets[preset], f"the preset {preset}"
+    defaults = TrainConfig()
+    env_id = env_id or defaults.env.id
+    found = preset_for(env_id)
+    if found:
+        return found, "its preset"
+    return replace(defaults, env=replace(defaults.env, id=env_id)), "the default settings (no preset is known for it)"
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that torch does not know or cannot find."""
+    try:
+        kind = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device: {device!r} is no device; use cpu, cuda or cuda:N", "device") from error
+    count = torch.cuda.device_count()
+    if kind.type == "cuda" and (kind.index or 0) >= count:
+        raise ConfigError(f"device: {device!r} is not there, torch finds {count} CUDA devices; use cpu", "device")
+
+
+def announcement(config: TrainConfig, source: str) -> str:
+    """What is trained, and with which settings."""
+    return (
+        f"Training PPO on {config.env.id} with {source}: "
+        f"{config.total_steps:,} steps in {config.env.num_envs} environments, seed {config.seed}"
+    )
+
+
+def arithmetic(config: TrainConfig) -> str:
+    """How a rollout is cut up, in words."""
+    ppo, num_envs = config.algorithm, config.env.num_envs
+    batch = ppo.horizon * num_envs
+    updates = ppo.epochs * ppo.num_minibatches
+    rollouts = math.ceil(config.total_steps / batch)
+    return (
+        f"batch = {ppo.horizon} steps x {num_envs} envs = {batch:,}, {ppo.num_minibatches} minibatches of "
+        f"{batch // ppo.num_minibatches:,}, {ppo.epochs} epochs: {updates:,} updates per rollout\n"
+        f"{config.total_steps:,} steps = {rollouts:,} rollouts, {rollouts * updates:,} updates in all"
+    )
+
+
+def dry_run(config: TrainConfig, source: str) -> None:
+    """Build everything, say what would happen, train nothing."""
+    env = config.env.build(config.device)
+    try:
+        config.algorithm.build(env.spec, config.seed)
+        groups = ", ".join(f"{name} {tuple(spec.shape)}" for name, spec in env.spec.obs.items())
+        print(announcement(config, source))
+        print(f"observations: {groups}; actions: {env.spec.action}")
+        print(arithmetic(config))
+        print("Environment and algorithm were built; nothing was trained (--dry-run)")
+    finally:
+        env.close()
+
+
+def train_and_evaluate(config: TrainConfig, source: str) -> None:
+    """Train, print lines meanwhile, then say how good the policy is without noise."""
+    print(announcement(config, source), flush=True)
+    algorithm = train(config, ProgressLines(config.total_steps))
+    env = config.env.build(config.device)
+    try:
+        result = evaluate(algorithm.policy, env, EVAL_EPISODES, derive_seed(config.seed, "eval"))
+    finally:
+        env.close()
+    print(f"Final score: mean return {result.mean:.1f} over {EVAL_EPISODES} new episodes, acting without noise")
+
+
+class ProgressLines:
+    """Prints one line now and then: about twenty in a run."""
+
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps, self.next_line = total_steps, 0.0
+
+    def __call__(self, report: Report) -> None:
+        """Print a line if enough has happened since the last one."""
+        done = report.env_steps / self.total_steps
+        if done < min(self.next_line, 1.0):
+            return
+        self.next_line = done + 0.05
+        episodes = "no episode has ended yet"
+        if report.return_ is not None:
+            episodes = f"return {report.return_:8.1f}  length {report.length:6.1f}"
+        metrics = report.metrics
+        print(
+            f"{report.env_steps:>10,} steps  {episodes}  kl {metrics['policy/kl']:.4f}  "
+            f"entropy {metrics['policy/entropy']:7.3f}  explained variance {metrics['value/explained_variance']:6.2f}  "
+            f"{report.env_steps / report.seconds:7,.0f} steps/s",
+            flush=True,
+        )

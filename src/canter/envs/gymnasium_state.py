@@ -1,0 +1,220 @@
+"""The exact state of Gymnasium environments, for those whose every variable is known.
+
+Known are Gymnasium's own classic control and MuJoCo environments in a `SyncVectorEnv`, within the wrappers that
+`gymnasium.make` puts around them. A wrapper of one's own takes part by naming the attributes that change, plain data
+or arrays, in a class attribute `state_attributes`; one without memory says `state_attributes = ()`.
+
+A state is a tree of tensors (for arrays), numbers, strings, dicts, lists and tuples.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import iterate
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+from torch import Tensor
+
+_CLASSIC, _MUJOCO = "gymnasium.envs.classic_control", "gymnasium.envs.mujoco"
+_WRAPPERS: dict[type, tuple[str, ...]] = {
+    TimeLimit: ("_elapsed_steps",),
+    OrderEnforcing: ("_has_reset",),
+    PassiveEnvChecker: (),
+}
+_VECTOR_FIELDS = ("_observations", "_rewards", "_terminations", "_truncations", "_autoreset_envs")
+_NOT_STATE = ("_ez", "metadata", "spec", "fullpath", "render_mode", "camera_", "width", "height", "screen", "isopen")
+"""Beginnings of the names of attributes that say where things are drawn or read, which another machine may do
+differently."""
+_MUJOCO_DERIVED = (
+    *("xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "site_xpos", "subtree_com", "ten_length"),
+    *("ten_velocity", "cinert", "cvel", "cfrc_ext", "qfrc_actuator", "qfrc_constraint"),
+)
+_SCALAR = "numpy_scalar"
+
+
+class StateUnavailable(NotImplementedError):
+    """The exact state of an environment cannot be had; the message says why."""
+
+
+def capture(env: VectorEnv) -> dict[str, Any] | None:
+    """Everything that the next steps of a vector environment depend on, or None if that is not known."""
+    if obstacle(env) is not None:
+        return None
+    assert isinstance(env, SyncVectorEnv)
+    return {
+        "fields": {name: _to_tree(getattr(env, name)) for name in _VECTOR_FIELDS},
+        "action_rng": _to_tree(env.action_space.np_random.bit_generator.state),
+        "envs": [_capture_single(single) for single in env.envs],
+    }
+
+
+def restore(env: VectorEnv, state: dict[str, Any]) -> None:
+    """Continue from a captured state, bit for bit; the environment must be made like the one it is from."""
+    reason = obstacle(env)
+    if reason is not None:
+        raise StateUnavailable(f"the saved state cannot be restored: {reason}")
+    assert isinstance(env, SyncVectorEnv)
+    if len(state["envs"]) != env.num_envs:
+        raise ValueError(f"the saved state is of {len(state['envs'])} environments, these are {env.num_envs}")
+    for name in _VECTOR_FIELDS:
+        setattr(env, name, _from_tree(state["fields"][name]))
+    # Rows as the environments gave them, for a reset of only some rows puts all of them together again.
+    env._env_obs = [_copy(row) for row in iterate(env.observation_space, env._observations)]
+    env.action_space.np_random.bit_generator.state = _from_tree(state["action_rng"])
+    for single, saved in zip(env.envs, state["envs"], strict=True):
+        _restore_single(single, saved)
+
+
+def obstacle(env: VectorEnv) -> str | None:
+    """Why the exact state of a vector environment is not known, None if it is."""
+    if type(env) is not SyncVectorEnv:
+        return f"{type(env).__name__} is no SyncVectorEnv, whose environments can be looked into"
+    for single in env.envs:
+        wrappers, base = _unwrap(single)
+        unknown = [type(wrapper).__name__ for wrapper in wrappers if _attributes(wrapper) is None]
+        if unknown:
+            return f"the wrapper {unknown[0]} may hold state; it does not say so in `state_attributes`"
+        if not type(base).__module__.startswith((_CLASSIC, _MUJOCO)):
+            return f"{type(base).__name__} is neither one of Gymnasium's classic control nor of its MuJoCo environments"
+        if _is_mujoco(base) and not type(base.data).__module__.startswith("mujoco."):  # pyright: ignore[reportAttributeAccessIssue]
+            return f"{type(base).__name__} uses the old MuJoCo bindings"
+    return None
+
+
+def _capture_single(env: gymnasium.Env) -> dict[str, Any]:
+    wrappers, base = _unwrap(env)
+    state = {
+        "wrappers": [
+            [type(wrapper).__name__, {name: _to_tree(getattr(wrapper, name)) for name in _attributes(wrapper) or ()}]
+            for wrapper in wrappers
+        ],
+        "class": type(base).__name__,
+        "rng": _to_tree(base.np_random.bit_generator.state),
+        "attributes": _plain_attributes(base),
+    }
+    return state | {"physics": _capture_physics(base)} if _is_mujoco(base) else state
+
+
+def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
+    wrappers, base = _unwrap(env)
+    own = [*(type(wrapper).__name__ for wrapper in wrappers), type(base).__name__]
+    saved = [*(name for name, _ in state["wrappers"]), state["class"]]
+    if own != saved:
+        raise ValueError(f"the saved state is of {' in '.join(saved[::-1])}, not of {' in '.join(own[::-1])}")
+    for wrapper, (_, attributes) in zip(wrappers, state["wrappers"], strict=True):
+        for name, value in attributes.items():
+            setattr(wrapper, name, _from_tree(value))
+        if isinstance(wrapper, PassiveEnvChecker):
+            # It looks at the first steps of an environment, comparing each with the one before; this one is past them.
+            wrapper.checked_reset = wrapper.checked_step = wrapper.checked_data_reuse = True
+            wrapper._previous_data = None
+    # Before the attributes: making the generator sets the seed that it reports.
+    base.np_random.bit_generator.state = _from_tree(state["rng"])
+    for name, value in state["attributes"].items():
+        setattr(base, name, _from_tree(value))
+    if _is_mujoco(base):
+        _restore_physics(base, state["physics"])
+
+
+def _unwrap(env: gymnasium.Env) -> tuple[list[gymnasium.Wrapper], gymnasium.Env]:
+    wrappers = []
+    while isinstance(env, gymnasium.Wrapper):
+        wrappers.append(env)
+        env = env.env
+    return wrappers, env
+
+
+def _attributes(wrapper: gymnasium.Wrapper) -> tuple[str, ...] | None:
+    """The attributes in which a wrapper keeps its state, None if unknown."""
+    return _WRAPPERS.get(type(wrapper), type(wrapper).__dict__.get("state_attributes"))
+
+
+def _plain_attributes(env: gymnasium.Env) -> dict[str, Any]:
+    attributes = {}
+    for name, value in vars(env).items():
+        if name.startswith(_NOT_STATE):
+            continue
+        try:
+            attributes[name] = _to_tree(value)
+        except TypeError:  # spaces, generators, windows and the simulation, which are saved by other means or not state
+            continue
+    return attributes
+
+
+def _is_mujoco(env: gymnasium.Env) -> bool:
+    return type(env).__module__.startswith(_MUJOCO)
+
+
+def _bindings() -> Any:
+    """MuJoCo's Python bindings, which are an extra and carry no types."""
+    return importlib.import_module("mujoco")
+
+
+def _capture_physics(env: Any) -> dict[str, Tensor]:
+    """What MuJoCo integrates, and what it has derived from that.
+
+    The latter belongs to the last but one substep, and some rewards take a body's position from there: it is part of
+    the state though MuJoCo would compute it anew.
+    """
+    mujoco = _bindings()
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    integrated = np.zeros(mujoco.mj_stateSize(env.model, kind))
+    mujoco.mj_getState(env.model, env.data, integrated, kind)
+    derived = np.concatenate([getattr(env.data, name).ravel() for name in _MUJOCO_DERIVED])
+    return {"integrated": torch.from_numpy(integrated), "derived": torch.from_numpy(derived)}
+
+
+def _restore_physics(env: Any, state: dict[str, Tensor]) -> None:
+    mujoco = _bindings()
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    targets = [getattr(env.data, name) for name in _MUJOCO_DERIVED]
+    sizes = mujoco.mj_stateSize(env.model, kind), sum(target.size for target in targets)
+    if (state["integrated"].numel(), state["derived"].numel()) != sizes:
+        raise ValueError(
+            f"the saved physics do not fit the model of {type(env).__name__}, or another MuJoCo wrote them"
+        )
+    mujoco.mj_setState(env.model, env.data, state["integrated"].numpy(), kind)
+    derived = state["derived"].numpy()
+    for target in targets:
+        target[...] = derived[: target.size].reshape(target.shape)
+        derived = derived[target.size :]
+
+
+def _to_tree(value: Any) -> Any:
+    """Plain data with arrays as tensors; numpy's scalars keep their type, which decides how they round."""
+    match value:
+        case np.ndarray():
+            return torch.from_numpy(np.array(value, order="C"))
+        case np.generic():
+            return {_SCALAR: torch.from_numpy(np.array(value))}
+        case None | bool() | int() | float() | str():
+            return value
+        case list():
+            return [_to_tree(item) for item in value]
+        case tuple():
+            return tuple(_to_tree(item) for item in value)
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: _to_tree(item) for key, item in value.items()}
+    raise TypeError(f"{type(value).__name__} is no plain data")
+
+
+def _from_tree(tree: Any) -> Any:
+    match tree:
+        case Tensor():
+            return tree.numpy().copy()
+        case list():
+            return [_from_tree(item) for item in tree]
+        case tuple():
+            return tuple(_from_tree(item) for item in tree)
+        case dict():
+            return tree[_SCALAR].numpy()[()] if _SCALAR in tree else {k: _from_tree(v) for k, v in tree.items()}
+    return tree
+
+
+def _copy(value: Any) -> Any:
+    return _from_tree(_to_tree(value))

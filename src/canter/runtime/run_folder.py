@@ -1,0 +1,124 @@
+"""What a run leaves on disk: metrics and checkpoints, with one writer at a time."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from canter.runtime.checkpoint import CheckpointStore, NoCheckpoint
+from canter.runtime.lock import RunLock
+
+logger = logging.getLogger(__name__)
+
+
+class Stateful(Protocol):
+    """A part of a run that a checkpoint holds."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that its future depends on."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from there."""
+        ...
+
+
+Parts = dict[str, Stateful]
+"""The parts of a run by name."""
+
+
+class NoFolder:
+    """A run that leaves nothing on disk."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Nothing to do."""
+
+    def restore(self, parts: Parts) -> bool:
+        """Never anything to continue from."""
+        return False
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Forget it."""
+
+    def save(self, iteration: int, parts: Parts, *, final: bool = False) -> None:
+        """Forget it."""
+
+
+class RunFolder:
+    """`metrics.jsonl` and `checkpoints/` of one run, locked while it is entered.
+
+    A checkpoint is taken every `save_every` iterations and at the end; the last `keep_last` stay. A disk that is full
+    or fails costs the checkpoint or line that was being written, never the run and never an older checkpoint.
+    """
+
+    def __init__(self, path: Path, *, save_every: int = 50, keep_last: int = 3) -> None:
+        self.path, self.save_every = path, save_every
+        self.metrics = path / "metrics.jsonl"
+        self.store = CheckpointStore(path / "checkpoints", keep_last=keep_last)
+        self.lock = RunLock(path)
+
+    def __enter__(self) -> Self:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.lock.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.lock.__exit__(kind, error, traceback)
+
+    def restore(self, parts: Parts) -> bool:
+        """Bring all parts to the newest valid checkpoint; False if there is none."""
+        try:
+            iteration, tree = self.store.load_latest()
+        except NoCheckpoint:
+            return False
+        for name, part in parts.items():
+            part.load_state_dict(tree[name])
+        self._forget_after(iteration)
+        return True
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Append one line; `wall_time` says when."""
+        try:
+            with self.metrics.open("a") as file:
+                file.write(json.dumps({**row, "wall_time": time.time()}) + "\n")
+        except OSError as error:
+            logger.warning("%s could not be written (%s); training goes on", self.metrics, error)
+
+    def save(self, iteration: int, parts: Parts, *, final: bool = False) -> None:
+        """Take a checkpoint if it is time for one, or in any case at the end."""
+        if not final and iteration % self.save_every:
+            return
+        if iteration in self.store.steps():
+            return
+        try:
+            self.store.save(iteration, {name: part.state_dict() for name, part in parts.items()})
+        except OSError as error:
+            logger.error("checkpoint of iteration %d was not saved (%s); older ones are intact", iteration, error)
+
+    def _forget_after(self, iteration: int) -> None:
+        """Drop metric lines of iterations that are about to be repeated, and a line that was cut off."""
+        if not self.metrics.exists():
+            return
+        kept = [line for line in self.metrics.read_text().splitlines() if _iteration_of(line) <= iteration]
+        replacement = self.metrics.with_suffix(".tmp")
+        replacement.write_text("".join(line + "\n" for line in kept))
+        os.replace(replacement, self.metrics)
+
+
+def _iteration_of(line: str) -> float:
+    try:
+        return json.loads(line)["iteration"]
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

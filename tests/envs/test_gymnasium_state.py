@@ -1,0 +1,162 @@
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics
+
+from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
+from canter.envs.gymnasium_state import StateUnavailable, capture, restore
+
+MUJOCO = ["Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"]
+MUJOCO = [f"{name}-v5" for name in [*MUJOCO, "Pusher", "Reacher", "Swimmer", "Walker2d"]]
+CLASSIC = ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0"]
+MODES = ["NextStep", "SameStep", "Disabled"]
+
+
+def make(env_id, num_envs=2, mode="SameStep", **kwargs):
+    return gymnasium.make_vec(env_id, num_envs, "sync", {"autoreset_mode": mode}, **kwargs)
+
+
+def play(env, actions):
+    """Everything that the environments showed, with the resets that `Disabled` leaves to us."""
+    seen = []
+    for action in actions:
+        obs, reward, terminated, truncated, _ = env.step(action)
+        done = terminated | truncated
+        seen += [obs, reward, terminated, truncated]
+        if env.metadata["autoreset_mode"].value == "Disabled" and done.any():
+            seen.append(env.reset(options={"reset_mask": done})[0])
+    return seen
+
+
+def same(left, right):
+    assert len(left) == len(right)
+    for a, b in zip(left, right, strict=True):
+        assert a.dtype == b.dtype
+        assert a.tobytes() == b.tobytes()
+
+
+def check(make_env, before, after):
+    first = make_env()
+    first.reset(seed=3)
+    first.action_space.seed(4)
+    ended = play(first, [first.action_space.sample() for _ in range(before)])[-2:]
+    state = capture(first)
+    actions = [first.action_space.sample() for _ in range(after)]
+    expected = play(first, actions)
+    second = make_env()
+    restore(second, state)
+    same([np.asarray(second.action_space.sample()) for _ in range(after)], [np.asarray(a) for a in actions])
+    restore(second, state)
+    same(play(second, actions), expected)
+    first.close()
+    second.close()
+    return ended
+
+
+@pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Hopper-v5", "CartPole-v1", "Pendulum-v1", "Acrobot-v1"])
+def test_a_new_environment_goes_on_bit_for_bit(env_id):
+    check(lambda: make(env_id), before=50, after=100)
+
+
+@pytest.mark.parametrize("env_id", [*MUJOCO, *CLASSIC])
+def test_every_known_environment_goes_on_bit_for_bit(env_id):
+    check(lambda: make(env_id, num_envs=1, max_episode_steps=12), before=7, after=15)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])
+def test_also_just_after_an_end(env_id, mode):
+    *_, truncated = check(lambda: make(env_id, mode=mode, max_episode_steps=8), before=8, after=20)
+    assert truncated.any() or mode == "Disabled"
+
+
+def test_also_right_after_the_first_reset():
+    check(lambda: make("Pendulum-v1"), before=0, after=10)
+
+
+def test_a_state_is_not_changed_by_going_on():
+    env = make("CartPole-v1")
+    env.reset(seed=0)
+    state = capture(env)
+    row = state["envs"][0]["attributes"]["state"].clone()
+    play(env, [np.zeros(2, dtype=np.int64)] * 5)
+    assert torch.equal(state["envs"][0]["attributes"]["state"], row)
+
+
+class Own(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, dtype=np.float32), {}
+
+
+class Counting(gymnasium.Wrapper):
+    """Pays the number of steps so far, over all episodes."""
+
+    state_attributes = ("count",)
+    count = 0
+
+    def step(self, action):
+        self.count += 1
+        obs, _, terminated, truncated, info = self.env.step(action)
+        return obs, float(self.count), terminated, truncated, info
+
+
+def test_a_wrapper_takes_part_by_naming_its_attributes():
+    check(lambda: make("CartPole-v1", wrappers=[Counting]), before=10, after=10)
+
+
+@pytest.mark.parametrize(
+    "make_env",
+    [
+        lambda: SyncVectorEnv([Own]),
+        lambda: make("CartPole-v1", wrappers=[RecordEpisodeStatistics]),
+        lambda: gymnasium.make_vec("CartPole-v1", 2, "vector_entry_point"),
+        lambda: gymnasium.wrappers.vector.RecordEpisodeStatistics(make("CartPole-v1")),
+        lambda: AsyncVectorEnv([lambda: gymnasium.make("CartPole-v1")]),
+    ],
+    ids=["own", "wrapper", "vector_entry_point", "vector_wrapper", "async"],
+)
+def test_what_is_not_known_gives_none(make_env):
+    env = make_env()
+    assert capture(env) is None
+    with pytest.raises(StateUnavailable):
+        restore(env, {})
+    env.close()
+
+
+def test_a_state_of_other_environments_is_refused():
+    env = make("CartPole-v1")
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=r"of 2 environments, these are 3"):
+        restore(make("CartPole-v1", num_envs=3), capture(env))
+    with pytest.raises(ValueError, match=r"CartPoleEnv.*not of PendulumEnv"):
+        restore(make("Pendulum-v1"), capture(env))
+
+
+@pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
+def test_the_adapter_goes_on_bit_for_bit(autoreset):
+    def build():
+        return make_gymnasium("CartPole-v1", 3, autoreset=autoreset, max_episode_steps=9)
+
+    first, second = build(), build()
+    first.reset(seed=1)
+    second.reset(seed=2)
+    for stop in range(1, 30):
+        first.step(torch.ones(3, dtype=torch.int64))
+        second.load_state_dict(first.state_dict())
+        if stop % 3:
+            continue
+        here, there = (env.step(torch.zeros(3, dtype=torch.int64)) for env in (first, second))
+        for name in ("reward", "terminated", "truncated", "valid"):
+            assert torch.equal(getattr(here, name), getattr(there, name))
+        assert torch.equal(here.obs["policy"], there.obs["policy"])
+        assert (here.final_obs is None) == (there.final_obs is None)
+
+
+def test_the_adapter_says_why_a_state_is_not_to_be_had():
+    with pytest.raises(StateUnavailable, match=r"the state of Own cannot be saved: Own is neither"):
+        GymnasiumEnv(SyncVectorEnv([Own]), autoreset="next_step", env_id="Own").state_dict()
