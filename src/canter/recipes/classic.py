@@ -53,7 +53,7 @@ def pendulum() -> TrainConfig:
         env=EnvConfig(id="Pendulum-v1", num_envs=8),
         total_steps=300_000,
         algorithm=PPOConfig(
-            horizon=256,
+            horizon=512,
             epochs=10,
             num_minibatches=32,
             gamma=0.9,
