@@ -200,3 +200,34 @@ def test_a_dry_run_builds_everything_says_the_arithmetic_and_does_not_train(say,
     assert "100,000 steps = 196 rollouts, 7,840 updates in all" in text
     assert "nothing was trained" in text
     assert "Final score" not in text
+
+
+def test_a_run_is_kept_in_a_folder_and_can_be_extended(tmp_path, capsys):
+    runs = ["--run-dir", str(tmp_path)]
+    main(["train", "tensor:pendulum", "--total-steps", "4096", "--name", "first", *runs])
+    assert (tmp_path / "first" / "config.yaml").exists()
+    assert (tmp_path / "latest").resolve() == (tmp_path / "first").resolve()
+    main(["train", "--config", str(tmp_path / "first" / "config.yaml"), "--dry-run"])
+    main(["resume", "latest", "--total-steps", "8192", *runs])
+    out = capsys.readouterr().out
+    assert "8,192 steps" in out
+    assert len((tmp_path / "first" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "tensor:pendulum", "--name", "old"], "old exists already"),
+        (["train", "tensor:pendulum", "--name", "../elsewhere"], "must be a plain folder name"),
+        (["resume", "oldd"], "did you mean old"),
+        (["resume", "o"], "could be any of old, other"),
+    ],
+)
+def test_a_run_that_cannot_be_made_or_found_is_explained(tmp_path, capsys, arguments, message):
+    for name in ("old", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text("seed: 0\n")
+    with pytest.raises(SystemExit) as exit_:
+        main([*arguments, "--run-dir", str(tmp_path)])
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err

@@ -9,11 +9,14 @@ import torch
 
 from canter.cli.listing import envs_command, presets_command
 from canter.cli.parser import UsageError
-from canter.cli.train import train_command
+from canter.cli.train import resume_command, train_command
 from canter.registry import nearest
+from canter.runtime.checkpoint import NoCheckpoint
+from canter.runtime.lock import RunLocked
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train_command,
+    "resume": resume_command,
     "envs": envs_command,
     "presets": presets_command,
 }
@@ -56,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     try:
         dispatch(sys.argv[1:] if argv is None else argv)
-    except (ValueError, KeyError, ImportError) as error:
+    except (ValueError, KeyError, ImportError, RunLocked, NoCheckpoint) as error:
         # A KeyError's own text is the repr of its message.
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
         print(f"canter: {' '.join(str(message).split())}", file=sys.stderr)

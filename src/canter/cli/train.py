@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from canter.cli.config_file import ConfigError, ConfigFile, dump_config, from_plain, read_config
 from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides, nest
+from canter.cli.runs import RUNS, find_run, new_run, resume_parser, stored_config
 from canter.config import TrainConfig
 from canter.recipes import preset_for, presets
 from canter.runtime.evaluation import evaluate
-from canter.runtime.trainer import Report, train
+from canter.runtime.run_folder import RunFolder
+from canter.runtime.trainer import Report, RunStopped, train
 from canter.seeding import derive_seed
 
 EVAL_EPISODES = 100
@@ -52,8 +56,22 @@ def train_command(argv: list[str]) -> None:
     check_device(config.device)
     if arguments.dry_run:
         dry_run(config, source)
-    else:
-        train_and_evaluate(config, source)
+        return
+    path = new_run(Path(arguments.run_dir), arguments.name, config)
+    print(announcement(config, source))
+    train_and_evaluate(config, path)
+
+
+def resume_command(argv: list[str]) -> None:
+    """Go on with a run where it stopped."""
+    arguments = resume_parser().parse(argv)
+    path = find_run(arguments.run, Path(arguments.run_dir))
+    config = stored_config(path, arguments.total_steps)
+    check_device(config.device)
+    print(announcement(config, f"the settings of {path}"))
+    if not RunFolder(path).store.steps():
+        print("There is no checkpoint yet, so it begins at the beginning")
+    train_and_evaluate(config, path)
 
 
 def train_parser(argv: list[str]) -> Parser:
@@ -75,6 +93,8 @@ def train_parser(argv: list[str]) -> Parser:
     )
     parser.flag("--config", metavar="FILE", help="YAML file of settings, all or some")
     add_config_flags(parser, argv, SHORT_FLAGS)
+    parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where the run's folder goes (default {RUNS})")
+    parser.flag("--name", metavar="NAME", help="name of that folder; by default environment, seed and time")
     parser.flag("--print-config", action="store_true", help="print the merged settings as YAML and stop")
     parser.flag(
         "--dry-run", action="store_true", help="build environment and algorithm, say what would happen and stop"
@@ -164,10 +184,14 @@ def dry_run(config: TrainConfig, source: str) -> None:
         env.close()
 
 
-def train_and_evaluate(config: TrainConfig, source: str) -> None:
-    """Train, print lines meanwhile, then say how good the policy is without noise."""
-    print(announcement(config, source), flush=True)
-    algorithm = train(config, ProgressLines(config.total_steps))
+def train_and_evaluate(config: TrainConfig, path: Path) -> None:
+    """Train in a run folder, print lines meanwhile, then say how good the policy is without noise."""
+    print(f"Settings, metrics and checkpoints are in {path}", flush=True)
+    try:
+        algorithm = train(config, ProgressLines(config.total_steps), folder=RunFolder(path))
+    except RunStopped as stop:
+        print(f"canter: {stop}; go on with: canter resume {path}", file=sys.stderr)
+        sys.exit(128 + stop.received)
     env = config.env.build(config.device)
     try:
         result = evaluate(algorithm.policy, env, EVAL_EPISODES, derive_seed(config.seed, "eval"))

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from canter.runtime.checkpoint import CheckpointStore, NoCheckpoint
+from canter.runtime.checkpoint import CheckpointStore
 from canter.runtime.lock import RunLock
 
 logger = logging.getLogger(__name__)
@@ -78,11 +78,13 @@ class RunFolder:
         self.lock.__exit__(kind, error, traceback)
 
     def restore(self, parts: Parts) -> bool:
-        """Bring all parts to the newest valid checkpoint; False if there is none."""
-        try:
-            iteration, tree = self.store.load_latest()
-        except NoCheckpoint:
+        """Bring all parts to the newest valid checkpoint; False if none was ever taken.
+
+        Raises `NoCheckpoint` where there are some and all are corrupt: starting from zero must not happen by itself.
+        """
+        if not self.store.steps():
             return False
+        iteration, tree = self.store.load_latest()
         for name, part in parts.items():
             part.load_state_dict(tree[name])
         self._forget_after(iteration)

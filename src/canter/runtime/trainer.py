@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from canter.algorithms.base import Algorithm, AlgorithmConfig, Metrics
 from canter.runtime.collector import Collector, Episodes
+from canter.runtime.run_folder import NoFolder, Parts, RunFolder
+from canter.runtime.signals import StopSignals
 from canter.seeding import derive_seed
 from canter.specs import Env
 
@@ -71,12 +74,25 @@ class Report:
     """Mean length of the same episodes."""
     metrics: dict[str, float]
 
+    def row(self) -> dict[str, Any]:
+        """The same as one flat mapping, for a line of a log."""
+        own = {field.name.rstrip("_"): getattr(self, field.name) for field in fields(self) if field.name != "metrics"}
+        return own | self.metrics
+
+
+class RunStopped(KeyboardInterrupt):
+    """A signal ended the run early; what was learned is saved where there is a folder."""
+
+    def __init__(self, received: signal.Signals, env_steps: int) -> None:
+        super().__init__(f"stopped by {received.name} after {env_steps:,} steps")
+        self.received = received
+
 
 class Run:
-    """Counts what has happened and reports it."""
+    """Counts what has happened."""
 
-    def __init__(self, total_steps: int, on_iteration: Callable[[Report], Any]) -> None:
-        self.total_steps, self.on_iteration = total_steps, on_iteration
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps = total_steps
         self.iteration = self.env_steps = self.episodes = 0
         self.recent: deque[tuple[float, int]] = deque(maxlen=RECENT_EPISODES)
         self.start = time.perf_counter()
@@ -86,46 +102,76 @@ class Run:
         """Fraction of the run that is done."""
         return self.env_steps / self.total_steps
 
-    def log(self, metrics: Metrics, episodes: Episodes) -> None:
+    def count(self, metrics: Metrics, episodes: Episodes) -> Report:
         """Take note of an iteration; reads the metrics from the device."""
         self.iteration += 1
         self.env_steps += episodes.env_steps
         self.episodes += len(episodes.return_)
         self.recent.extend(zip(episodes.return_, episodes.length, strict=True))
         count = len(self.recent)
-        self.on_iteration(
-            Report(
-                iteration=self.iteration,
-                env_steps=self.env_steps,
-                episodes=self.episodes,
-                seconds=time.perf_counter() - self.start,
-                return_=sum(return_ for return_, _ in self.recent) / count if count else None,
-                length=sum(length for _, length in self.recent) / count if count else None,
-                metrics={name: float(value) for name, value in metrics.items()},
-            )
+        return Report(
+            iteration=self.iteration,
+            env_steps=self.env_steps,
+            episodes=self.episodes,
+            seconds=time.perf_counter() - self.start,
+            return_=sum(return_ for return_, _ in self.recent) / count if count else None,
+            length=sum(length for _, length in self.recent) / count if count else None,
+            metrics={name: float(value) for name, value in metrics.items()},
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, recent episodes and the time spent."""
+        return {
+            "iteration": self.iteration,
+            "env_steps": self.env_steps,
+            "episodes": self.episodes,
+            "recent": [list(episode) for episode in self.recent],
+            "seconds": time.perf_counter() - self.start,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on counting from there."""
+        self.iteration, self.env_steps, self.episodes = state["iteration"], state["env_steps"], state["episodes"]
+        self.recent = deque(((return_, length) for return_, length in state["recent"]), maxlen=RECENT_EPISODES)
+        self.start = time.perf_counter() - state["seconds"]
 
 
 def train(
-    config: RunConfig, on_iteration: Callable[[Report], Any] = lambda report: None, *, env: Env | None = None
+    config: RunConfig,
+    on_iteration: Callable[[Report], Any] = lambda report: None,
+    *,
+    env: Env | None = None,
+    folder: RunFolder | NoFolder | None = None,
 ) -> Algorithm[Any]:
     """Train until `total_steps` transitions have been seen; gives the trained algorithm.
 
     `on_iteration` is called with a report after every iteration. An `env` given here is used instead of the one that
-    the settings describe, and is left open.
+    the settings describe, and is left open. With a `folder`, metrics and checkpoints are kept there, and a run that was
+    interrupted goes on from its newest checkpoint. SIGINT or SIGTERM ends the run after the iteration, saves it and
+    raises `RunStopped`.
     """
-    given = env
-    env = config.env.build(config.device) if given is None else given
+    built = config.env.build(config.device) if env is None else None
+    env = env or built
+    assert env is not None
     try:
         algorithm = config.algorithm.build(env.spec, config.seed)
         collector = Collector(env, algorithm, derive_seed(config.seed, "env"))
-        run = Run(config.total_steps, on_iteration)
-        while run.progress < 1:
-            algorithm.set_progress(run.progress)
-            rollout = collector.collect()
-            metrics = algorithm.update(rollout)
-            run.log(metrics, collector.read_episodes())
+        run = Run(config.total_steps)
+        parts: Parts = {"algorithm": algorithm, "collector": collector, "run": run}
+        with folder or NoFolder() as disk, StopSignals() as stop:
+            disk.restore(parts)
+            while run.progress < 1 and stop.received is None:
+                algorithm.set_progress(run.progress)
+                rollout = collector.collect()
+                metrics = algorithm.update(rollout)
+                report = run.count(metrics, collector.read_episodes())
+                disk.log(report.row())
+                on_iteration(report)
+                disk.save(run.iteration, parts)
+            disk.save(run.iteration, parts, final=True)
+        if stop.received is not None and run.progress < 1:
+            raise RunStopped(stop.received, run.env_steps)
     finally:
-        if given is None:
-            env.close()
+        if built is not None:
+            built.close()
     return algorithm

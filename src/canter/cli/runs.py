@@ -1,0 +1,86 @@
+"""Run folders: making a new one, finding an old one, going on with it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from canter.cli.config_file import dump_config, read_config
+from canter.cli.parser import Parser, UsageError
+from canter.config import TrainConfig
+from canter.registry import nearest
+
+RUNS = Path("runs")
+CONFIG = "config.yaml"
+LATEST = "latest"
+
+
+def new_run(parent: Path, name: str | None, config: TrainConfig) -> Path:
+    """Make a folder for a run, with its settings inside; `latest` beside it points to it."""
+    if name is None:
+        stem = re.sub(r"\W+", "-", config.env.id)
+        name = f"{stem}-seed{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
+    if Path(name).name != name or name == LATEST:
+        raise UsageError(f"--name {name!r} must be a plain folder name, and not {LATEST!r}")
+    path = parent / name
+    if path.exists():
+        raise UsageError(f"{path} exists already; give another --name, or go on with it: canter resume {path}")
+    path.mkdir(parents=True)
+    (path / CONFIG).write_text(dump_config(config))
+    point_latest_to(path)
+    return path
+
+
+def point_latest_to(path: Path) -> None:
+    """Let `latest` beside a run be a link to it; where links are not to be had, there is none."""
+    fresh = path.parent / f".{LATEST}-{os.getpid()}"
+    try:
+        fresh.symlink_to(path.name)
+        os.replace(fresh, path.parent / LATEST)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+
+
+def find_run(text: str, parent: Path) -> Path:
+    """The run folder that `text` means: a path, `latest`, or the beginning of exactly one name under `parent`."""
+    for candidate in (Path(text), parent / text):
+        if (candidate / CONFIG).is_file():
+            return candidate.resolve() if candidate.is_symlink() else candidate
+    names = [path.name for path in parent.iterdir() if (path / CONFIG).is_file()] if parent.is_dir() else []
+    names = [name for name in names if name != LATEST]
+    matching = [name for name in names if name.startswith(text)]
+    if len(matching) == 1:
+        return parent / matching[0]
+    if matching:
+        raise UsageError(f"{text!r} could be any of {', '.join(sorted(matching))}")
+    raise UsageError(f"no run {text!r} here or under {parent}: {nearest(text, names)}")
+
+
+def resume_parser() -> Parser:
+    """The arguments of `canter resume`."""
+    parser = Parser(
+        "resume",
+        usage="RUN [--total-steps N] [--run-dir DIR]",
+        description="Go on with a run from its newest checkpoint, exactly as if it had never stopped.",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of the run, `latest`, or the beginning of its name")
+    parser.flag(
+        "--total-steps", metavar="N", type=int, help="train up to so many transitions in all; may extend the run"
+    )
+    parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where runs are looked for (default {RUNS})")
+    return parser
+
+
+def stored_config(path: Path, total_steps: int | None) -> TrainConfig:
+    """The settings of a run, with a new budget if one is given; the folder's own copy follows."""
+    config = read_config(str(path / CONFIG)).over(TrainConfig())
+    if total_steps is None or total_steps == config.total_steps:
+        return config
+    config = replace(config, total_steps=total_steps)
+    fresh = path / f".{CONFIG}-{os.getpid()}"
+    fresh.write_text(dump_config(config))
+    os.replace(fresh, path / CONFIG)
+    return config
