@@ -107,8 +107,8 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
     if own != saved:
         raise ValueError(f"the saved state is of {' in '.join(saved[::-1])}, not of {' in '.join(own[::-1])}")
     for wrapper, (_, attributes) in zip(wrappers, state["wrappers"], strict=True):
-        for name, value in attributes.items():
-            setattr(wrapper, name, _from_tree(value))
+        for name in _attributes(wrapper) or ():
+            setattr(wrapper, name, _from_tree(attributes[name]))
         if isinstance(wrapper, PassiveEnvChecker):
             # It looks at the first steps of an environment, comparing each with the one before; this one is past them.
             wrapper.checked_reset = wrapper.checked_step = wrapper.checked_data_reuse = True
@@ -116,6 +116,8 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
     # Before the attributes: making the generator sets the seed that it reports.
     base.np_random.bit_generator.state = _from_tree(state["rng"])
     for name, value in state["attributes"].items():
+        if name.startswith((*_NOT_STATE, "__")):  # never saved by `capture`: somebody else wrote this
+            raise ValueError(f"the saved state sets {name!r} of {type(base).__name__}, which is no state")
         setattr(base, name, _from_tree(value))
     if _is_mujoco(base):
         _restore_physics(base, state["physics"])
