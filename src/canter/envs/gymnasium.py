@@ -318,10 +318,11 @@ def _make_vec(
             # An undeclared mode is probed or refused later; Gymnasium's warning would promise less than that.
             warnings.filterwarnings("ignore", message=".*missing AutoresetMode metadata")
             return gymnasium.make_vec(env_id, num_envs, vectorization, vector_kwargs, wrappers, **kwargs)
-    except gymnasium.error.DependencyNotInstalled as error:
-        if "mujoco" not in str(error).lower():
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        # Gymnasium's MuJoCo environments need imageio as well, and do not say so.
+        if not any(name in str(error).lower() for name in ("mujoco", "imageio")):
             raise
-        raise ImportError(f'{env_id} needs MuJoCo: pip install "canter[mujoco]"') from error
+        raise ImportError(f'{env_id} needs MuJoCo: pip install "canter[mujoco]" ({error})') from error
     except gymnasium.error.Error as error:
         name = env_id.rpartition(":")[2]
         if name in gymnasium.registry:
