@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from canter.runtime.checkpoint_tree import Malformed, decode, encode, parse_json
-from canter.runtime.lock import is_alive
+from canter.runtime.lock import is_alive, write_synced
 
 SCHEMA = 1
 """Version of the layout; readers refuse what they do not know."""
@@ -73,7 +73,7 @@ def save_checkpoint(folder: Path, tree: dict[str, Any], *, replace: bool = False
     try:
         partial.mkdir(mode=0o700)
         for name, data in contents.items():
-            _write(partial / name, data)
+            write_synced(partial / name, data)
         _sync_folder(partial)
         _put_in_place(partial, folder)
     except BaseException:
@@ -219,14 +219,6 @@ def _read(folder: Path, name: str, size: int | None) -> bytes:
         if size is not None:
             _expect(folder, name, info.st_size == size, f"has {info.st_size} bytes, the manifest says {size}")
         return file.read(info.st_size)
-
-
-def _write(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -150,18 +150,19 @@ def _create(path: Path, data: bytes) -> None:
     host = re.sub(r"\W", "_", socket.gethostname())  # each machine its own: the guard may not reach beyond one
     draft = path.with_name(f".{path.name}.draft-{host}")
     draft.unlink(missing_ok=True)
-    _write(draft, data)
+    write_synced(draft, data)
     try:
         os.link(draft, path)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        _write(path, data)
+        write_synced(path, data)
     finally:
         draft.unlink(missing_ok=True)
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a new file, readable by its owner only, and wait until it is on the disk."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "wb") as file:
         file.write(data)
