@@ -14,6 +14,12 @@ from canter.schedules import Constant
 
 
 @pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Runs leave folders behind."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
 def same_number_of_threads():
     threads = torch.get_num_threads()
     yield
@@ -231,3 +237,8 @@ def test_a_run_that_cannot_be_made_or_found_is_explained(tmp_path, capsys, argum
         main([*arguments, "--run-dir", str(tmp_path)])
     assert exit_.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path, say):
+    assert "CartPole-v1" in say("train", "CartPol-v1")
+    assert not (tmp_path / "runs").exists()

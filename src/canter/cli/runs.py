@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
 from datetime import datetime
@@ -12,14 +11,13 @@ from canter.cli.config_file import dump_config, read_config
 from canter.cli.parser import Parser, UsageError
 from canter.config import TrainConfig
 from canter.registry import nearest
+from canter.runtime.run_folder import CONFIG, LATEST, RunFolder
 
 RUNS = Path("runs")
-CONFIG = "config.yaml"
-LATEST = "latest"
 
 
-def new_run(parent: Path, name: str | None, config: TrainConfig) -> Path:
-    """Make a folder for a run, with its settings inside; `latest` beside it points to it."""
+def new_run(parent: Path, name: str | None, config: TrainConfig) -> RunFolder:
+    """A folder for a new run; nothing is made before environment and algorithm are known to work."""
     if name is None:
         stem = re.sub(r"\W+", "-", config.env.id)
         name = f"{stem}-seed{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
@@ -28,20 +26,7 @@ def new_run(parent: Path, name: str | None, config: TrainConfig) -> Path:
     path = parent / name
     if path.exists():
         raise UsageError(f"{path} exists already; give another --name, or go on with it: canter resume {path}")
-    path.mkdir(parents=True)
-    (path / CONFIG).write_text(dump_config(config))
-    point_latest_to(path)
-    return path
-
-
-def point_latest_to(path: Path) -> None:
-    """Let `latest` beside a run be a link to it; where links are not to be had, there is none."""
-    fresh = path.parent / f".{LATEST}-{os.getpid()}"
-    try:
-        fresh.symlink_to(path.name)
-        os.replace(fresh, path.parent / LATEST)
-    except OSError:
-        fresh.unlink(missing_ok=True)
+    return RunFolder(path, settings=dump_config(config))
 
 
 def find_run(text: str, parent: Path) -> Path:
@@ -75,12 +60,6 @@ def resume_parser() -> Parser:
 
 
 def stored_config(path: Path, total_steps: int | None) -> TrainConfig:
-    """The settings of a run, with a new budget if one is given; the folder's own copy follows."""
+    """The settings of a run, with a new budget if one is given."""
     config = read_config(str(path / CONFIG)).over(TrainConfig())
-    if total_steps is None or total_steps == config.total_steps:
-        return config
-    config = replace(config, total_steps=total_steps)
-    fresh = path / f".{CONFIG}-{os.getpid()}"
-    fresh.write_text(dump_config(config))
-    os.replace(fresh, path / CONFIG)
-    return config
+    return config if total_steps is None else replace(config, total_steps=total_steps)

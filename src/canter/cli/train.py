@@ -57,9 +57,9 @@ def train_command(argv: list[str]) -> None:
     if arguments.dry_run:
         dry_run(config, source)
         return
-    path = new_run(Path(arguments.run_dir), arguments.name, config)
+    folder = new_run(Path(arguments.run_dir), arguments.name, config)
     print(announcement(config, source))
-    train_and_evaluate(config, path)
+    train_and_evaluate(config, folder)
 
 
 def resume_command(argv: list[str]) -> None:
@@ -69,9 +69,10 @@ def resume_command(argv: list[str]) -> None:
     config = stored_config(path, arguments.total_steps)
     check_device(config.device)
     print(announcement(config, f"the settings of {path}"))
-    if not RunFolder(path).store.steps():
+    folder = RunFolder(path, settings=dump_config(config))
+    if not folder.store.steps():
         print("There is no checkpoint yet, so it begins at the beginning")
-    train_and_evaluate(config, path)
+    train_and_evaluate(config, folder)
 
 
 def train_parser(argv: list[str]) -> Parser:
@@ -184,13 +185,13 @@ def dry_run(config: TrainConfig, source: str) -> None:
         env.close()
 
 
-def train_and_evaluate(config: TrainConfig, path: Path) -> None:
+def train_and_evaluate(config: TrainConfig, folder: RunFolder) -> None:
     """Train in a run folder, print lines meanwhile, then say how good the policy is without noise."""
-    print(f"Settings, metrics and checkpoints are in {path}", flush=True)
+    print(f"Settings, metrics and checkpoints go to {folder.path}", flush=True)
     try:
-        algorithm = train(config, ProgressLines(config.total_steps), folder=RunFolder(path))
+        algorithm = train(config, ProgressLines(config.total_steps), folder=folder)
     except RunStopped as stop:
-        print(f"canter: {stop}; go on with: canter resume {path}", file=sys.stderr)
+        print(f"canter: {stop}; go on with: canter resume {folder.path}", file=sys.stderr)
         sys.exit(128 + stop.received)
     env = config.env.build(config.device)
     try:

@@ -15,6 +15,9 @@ from canter.runtime.lock import RunLock
 
 logger = logging.getLogger(__name__)
 
+CONFIG = "config.yaml"
+LATEST = "latest"
+
 
 class Stateful(Protocol):
     """A part of a run that a checkpoint holds."""
@@ -55,14 +58,17 @@ class NoFolder:
 
 
 class RunFolder:
-    """`metrics.jsonl` and `checkpoints/` of one run, locked while it is entered.
+    """`config.yaml`, `metrics.jsonl` and `checkpoints/` of one run, locked while it is entered.
+
+    Entering makes the folder, writes the `settings` (the text of `config.yaml`, None leaves it as it is) and lets
+    `latest` beside the folder point to it. Nothing is touched before.
 
     A checkpoint is taken every `save_every` iterations and at the end; the last `keep_last` stay. A disk that is full
     or fails costs the checkpoint or line that was being written, never the run and never an older checkpoint.
     """
 
-    def __init__(self, path: Path, *, save_every: int = 50, keep_last: int = 3) -> None:
-        self.path, self.save_every = path, save_every
+    def __init__(self, path: Path, *, settings: str | None = None, save_every: int = 50, keep_last: int = 3) -> None:
+        self.path, self.settings, self.save_every = path, settings, save_every
         self.metrics = path / "metrics.jsonl"
         self.store = CheckpointStore(path / "checkpoints", keep_last=keep_last)
         self.lock = RunLock(path)
@@ -70,6 +76,9 @@ class RunFolder:
     def __enter__(self) -> Self:
         self.path.mkdir(parents=True, exist_ok=True)
         self.lock.__enter__()
+        if self.settings is not None:
+            _replace(self.path / CONFIG, self.settings)
+        _point_to(self.path)
         return self
 
     def __exit__(
@@ -114,9 +123,24 @@ class RunFolder:
         if not self.metrics.exists():
             return
         kept = [line for line in self.metrics.read_text().splitlines() if _iteration_of(line) <= iteration]
-        replacement = self.metrics.with_suffix(".tmp")
-        replacement.write_text("".join(line + "\n" for line in kept))
-        os.replace(replacement, self.metrics)
+        _replace(self.metrics, "".join(line + "\n" for line in kept))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put a whole new file in the place of the old one."""
+    fresh = path.with_name(f".{path.name}-{os.getpid()}")
+    fresh.write_text(text)
+    os.replace(fresh, path)
+
+
+def _point_to(path: Path) -> None:
+    """Let `latest` beside a run be a link to it; where links are not to be had, there is none."""
+    fresh = path.with_name(f".{LATEST}-{os.getpid()}")
+    try:
+        fresh.symlink_to(path.name)
+        os.replace(fresh, path.with_name(LATEST))
+    except OSError:
+        fresh.unlink(missing_ok=True)
 
 
 def _iteration_of(line: str) -> float:
