@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
+import torch
+
 from canter.algorithms.base import Algorithm, AlgorithmConfig, Metrics
 from canter.runtime.collector import Collector, Episodes
 from canter.runtime.run_folder import NoFolder, Parts, RunFolder
@@ -109,6 +111,7 @@ class Run:
         self.episodes += len(episodes.return_)
         self.recent.extend(zip(episodes.return_, episodes.length, strict=True))
         count = len(self.recent)
+        values = torch.stack([value.float() for value in metrics.values()]).tolist()  # one read for all
         return Report(
             iteration=self.iteration,
             env_steps=self.env_steps,
@@ -116,7 +119,7 @@ class Run:
             seconds=time.perf_counter() - self.start,
             return_=sum(return_ for return_, _ in self.recent) / count if count else None,
             length=sum(length for _, length in self.recent) / count if count else None,
-            metrics={name: float(value) for name, value in metrics.items()},
+            metrics=dict(zip(metrics, values, strict=True)),
         )
 
     def state_dict(self) -> dict[str, Any]:
