@@ -65,8 +65,8 @@ def pendulum() -> TrainConfig:
 def mountain_car_continuous() -> TrainConfig:
     """Rock a weak car out of a valley.
 
-    Noise of standard deviation 1 reaches the top in about 2 of 100 episodes and learns to stand still instead; at 5,
-    which is mostly full throttle one way or the other, it is about 1 in 10, enough to find out that the top pays.
+    Throttle costs and only the top pays, so a policy that never gets there learns to stand still. A large initial noise,
+    mostly full throttle one way or the other, gets there by chance often enough to find out.
     """
     return TrainConfig(
         env=EnvConfig(id="MountainCarContinuous-v0", num_envs=16),

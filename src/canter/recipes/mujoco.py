@@ -36,7 +36,8 @@ def _locomotion(
             gae_lambda=gae_lambda,
             clip_ratio=clip_ratio,
             value_coef=0.5,
-            # After ten passes the critic has moved a lot; judging with it as it is (Andrychowicz et al. 2021) pays.
+            # Within ten passes the critic moves a lot; later ones should not learn from its first judgement
+            # (Andrychowicz et al. 2021, "What Matters in On-Policy Reinforcement Learning").
             recompute_advantage=True,
             optimizer=OptimizerConfig(learning_rate=Linear(learning_rate)),
             model=ModelConfig(policy=NetworkConfig(hidden=hidden), std=StdConfig(initial=std)),
