@@ -65,7 +65,7 @@ def pendulum() -> TrainConfig:
 def mountain_car_continuous() -> TrainConfig:
     """Rock a weak car out of a valley.
 
-    Throttle costs and only the top pays, so a policy that never gets there learns to stand still. A large initial noise,
+    Throttle costs and only the top pays, so a policy that never gets there learns to stand still. A large noise,
     mostly full throttle one way or the other, gets there by chance often enough to find out.
     """
     return TrainConfig(
