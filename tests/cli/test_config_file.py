@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from canter.algorithms.ppo import PPOConfig
 from canter.cli.config_file import ConfigError, dump_config, from_plain, load_config, parse, to_plain
-from canter.cli.plain import config_keys
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
+from canter.plain import config_keys
 from canter.recipes import presets
 from canter.schedules import AdaptiveKL, Constant, Linear
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from canter.cli.plain import MAX_DEPTH, ConfigError, from_plain, to_plain
 from canter.config import TrainConfig
+from canter.plain import MAX_DEPTH, ConfigError, from_plain, to_plain
 
 __all__ = ["ConfigError", "ConfigFile", "dump_config", "from_plain", "load_config", "parse", "read_config", "to_plain"]
 

@@ -7,8 +7,8 @@ import re
 from typing import Any, Literal, NoReturn, get_origin
 
 from canter.cli.config_file import parse
-from canter.cli.plain import ConfigError, accepts_none, config_keys, is_free, without_none
 from canter.config import TrainConfig
+from canter.plain import ConfigError, accepts_none, config_keys, is_free, without_none
 from canter.registry import nearest
 
 
