@@ -79,11 +79,11 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_counted(poison):
     optimizer = make(layers, OptimizerConfig(), separate=True, clip_jointly=False)
     before = [p.detach().clone() for layer in layers for p in layer.parameters()]
     metrics = optimizer.step(loss_of(layers, x) * poison, NEVER)
-    assert metrics["optim/nonfinite_steps"].item() == 1
+    assert metrics["nonfinite_steps"].item() == 1
     for old, parameter in zip(before, [p for layer in layers for p in layer.parameters()], strict=True):
         assert torch.equal(old, parameter)
     metrics = optimizer.step(loss_of(layers, x), NEVER)
-    assert metrics["optim/nonfinite_steps"].item() == 0
+    assert metrics["nonfinite_steps"].item() == 0
     assert not torch.equal(before[0], layers[0].weight)
 
 
@@ -120,7 +120,7 @@ def test_policy_and_critic_can_have_schedules_of_their_own():
     optimizer.schedule_(torch.tensor(0.5))
     optimizer.observe_(torch.tensor(1.0), "minibatch")
     rates = {name: rate.item() for name, rate in optimizer.learning_rates().items()}
-    assert rates == pytest.approx({"optim/learning_rate/policy": 1e-3 / 1.5, "optim/learning_rate/critic": 5e-3})
+    assert rates == pytest.approx({"learning_rate/policy": 1e-3 / 1.5, "learning_rate/critic": 5e-3})
 
 
 def test_a_restored_optimizer_continues_bit_for_bit():

@@ -121,7 +121,7 @@ class Optimizer:
         skipped = (skip | blocked).to(torch.float32)
         for name, group in self.groups.items():
             group.step(total if self.clip_jointly else norms[name], skipped)
-        return {"optim/grad_norm": total, "optim/nonfinite_steps": blocked.to(torch.float32)}
+        return {"grad_norm": total, "nonfinite_steps": blocked.to(torch.float32)}
 
     def schedule_(self, progress: Tensor) -> None:
         """Set the learning rates at the start of an iteration."""
@@ -135,7 +135,7 @@ class Optimizer:
 
     def learning_rates(self) -> dict[str, Tensor]:
         """Current learning rate of each group, for the log."""
-        return {f"optim/learning_rate/{name}": group.learning_rate.clone() for name, group in self.groups.items()}
+        return {f"learning_rate/{name}": group.learning_rate.clone() for name, group in self.groups.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Moments, step counts and learning rates."""

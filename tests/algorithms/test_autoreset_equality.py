@@ -67,6 +67,8 @@ class PlainCritic(torch.nn.Module):
         index, episode, t = obs["policy"].unbind(-1)
         return index * 1.3 + episode * 2.7 - t * 0.9, state
 
+    unroll = forward
+
 
 def make_algorithm(spec):
     config = PPOConfig(
@@ -79,8 +81,8 @@ def make_algorithm(spec):
     )
     algorithm = config.build(spec, seed=0)
 
-    def act(obs, state):
-        params, state = algorithm.policy.params(obs, state)
+    def act(obs, state, reset):
+        params, state = algorithm.policy.params(obs, state, reset)
         action = scripted_action(obs)
         return action, PPORecord(action, algorithm.distribution.log_prob(params, action), params), state
 

@@ -27,7 +27,8 @@ class Recorder:
     def __call__(self, batch):
         self.seen.append(batch.index[0].tolist())
         kl = torch.tensor(self.kls.pop(0) if self.kls else 0.0)
-        return LossOutput((self.weight - 1).square().sum(), kl, {"loss/own": torch.tensor(float(len(self.seen)))})
+        metrics = {"loss/own": torch.tensor(float(len(self.seen))), "policy/kl": kl}
+        return LossOutput((self.weight - 1).square().sum(), kl, metrics)
 
     def phase(self, **settings):
         generator = torch.Generator().manual_seed(0)

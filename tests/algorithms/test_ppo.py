@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from canter.algorithms.judge import Judge
 from canter.algorithms.ppo import PPOBatch, PPOConfig, check_batch
 from canter.envs.tensor import CartPole, Null, Pendulum
 from canter.nn.actor_critic import ModelConfig
@@ -94,7 +95,7 @@ def test_the_first_ratio_of_every_update_is_one(case, normalize):
     _, algorithm, collector = collected(action, model, mask=mask, iterations=2)
     rollout = collector.collect()
     batch, _ = algorithm.targets(rollout)
-    params, _ = algorithm.model(batch.obs, (), None)
+    params, _ = algorithm.model(batch.obs, (), (), None)
     ratio = torch.exp(algorithm.distribution.log_prob(params, batch.action) - batch.log_prob)
     # The recorded numbers come from batches of 6 rows, these from 96: rounding is all that may differ.
     assert (ratio - 1).abs().max() <= 1e-6
@@ -131,6 +132,9 @@ def hand_batch(**changes):
         "return_": torch.tensor([[2.0, 99.0]]),
         "advantage": torch.tensor([[1.5, 99.0]]),
         "valid": torch.tensor([[True, False]]),
+        "reset": torch.zeros(1, 2, dtype=torch.bool),
+        "policy_state": (),
+        "critic_state": (),
     }
     return PPOBatch(**(batch | changes))
 
@@ -207,13 +211,13 @@ def test_observation_statistics_come_from_the_rollout_that_was_optimised_and_onl
     assert torch.allclose(normalizer.m2 / normalizer.count, rows.var(0, correction=0))
 
 
-def test_recomputed_advantages_are_those_of_the_critic_as_it_is_now():
+def test_recomputed_advantages_are_those_of_the_critic_as_it_is_now(monkeypatch):
     settings = {"epochs": 2, "num_minibatches": 1, "advantage_normalization": "none", "recompute_advantage": True}
     _, algorithm, collector = collected(FREE, ModelConfig(), **settings)
     rollout = collector.collect()
-    seen, phase = [], algorithm.phases[0]
+    seen, phase = [], algorithm.phases["policy"]
     phase.loss = lambda batch: seen.append(batch) or algorithm.loss(batch)
-    algorithm.judge = lambda r, judge=algorithm.judge: seen.append("judged") or judge(r)
+    monkeypatch.setattr(Judge, "__call__", lambda *a, judge=Judge.__call__: seen.append("judged") or judge(*a))
     algorithm.update(rollout)
     assert [entry if entry == "judged" else "epoch" for entry in seen] == ["judged", "epoch", "judged", "epoch"]
     # Rows come in different orders; as multisets the advantages must differ because the critic has learned.
@@ -247,7 +251,7 @@ def test_adaptive_policy_with_constant_critic_learning_rate():
 def test_every_parameter_is_trained_exactly_once(shared, clipping):
     model = ModelConfig(shared_trunk=shared)
     _, algorithm, collector = collected(FREE, model, gradient_clipping=clipping)
-    trained = [p for group in algorithm.optimizer.groups.values() for p in group.parameters]
+    trained = [p for group in algorithm.phases["policy"].optimizer.groups.values() for p in group.parameters]
     assert {id(p) for p in trained} == {id(p) for p in algorithm.model.parameters()}
     assert len(trained) == len({id(p) for p in trained})
     before = [p.detach().clone() for p in trained]

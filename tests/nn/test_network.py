@@ -70,7 +70,7 @@ def test_a_shared_trunk_is_passed_once_and_gives_what_the_parts_give():
     spec = EnvSpec({"policy": VECTOR}, Discrete(3), 2)
     model = ActorCritic(ModelConfig(shared_trunk=True), spec)
     obs = {"policy": torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(0))}
-    params, value = model(obs, (), None)
+    params, value = model(obs, (), (), None)
     assert torch.equal(params, model.actor(obs, (), None)[0])
     assert torch.equal(value, model.critic(obs, (), None)[0])
     assert len(model.critic_parameters()) == 2

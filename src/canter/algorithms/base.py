@@ -22,6 +22,8 @@ class Algorithm(Protocol[RecordT]):
 
     horizon: int
     """Steps per rollout."""
+    sequence_length: int
+    """Steps of one sequence; the policy's memory is kept at the start of each. 1 without memory."""
     policy: Policy
     """Inference view of what is being learned."""
 
@@ -29,8 +31,11 @@ class Algorithm(Protocol[RecordT]):
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
         ...
 
-    def act(self, obs: Obs, state: State) -> tuple[Tensor, RecordT, State]:
-        """Actions for the environment, what to remember of this step `[N, ...]`, and the next state."""
+    def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, RecordT, State]:
+        """Actions for the environment, what to remember of this step `[N, ...]`, and the next state.
+
+        `reset` `[N]` marks environments that begin a new episode with this observation.
+        """
         ...
 
     def update(self, rollout: Rollout[RecordT]) -> Metrics:

@@ -49,12 +49,12 @@ class WeightedMean:
         return torch.stack(self.weights).sum() if self.weights else torch.zeros(())
 
     def means(self) -> Metrics:
-        """Weighted means of all observations."""
+        """Weighted means of all observations, over all ranks; the weights are alike on each."""
         if not self.rows:
             return {}
         rows, weights = torch.stack(self.rows), torch.stack(self.weights).unsqueeze(-1)
         means = torch.where(weights > 0, rows * weights, 0.0).sum(0) / weights.sum().clamp(min=1.0)
-        return dict(zip(self.names, means.unbind(), strict=True))
+        return dict(zip(self.names, distributed.mean_(means).unbind(), strict=True))
 
 
 @dataclass
@@ -68,6 +68,8 @@ class Phase(Generic[Batch]):
     generator: torch.Generator
     target_kl: float = float("inf")
     """No further step is taken in this run once a minibatch finds a KL above this."""
+    name: str = "optim"
+    """What the optimiser's own metrics are filed under."""
 
     def run(self, batch: Batch, refresh: Callable[[], Batch] | None = None) -> Metrics:
         """Train on `batch`, tensors of `[L, S, ...]`; metrics are means over the minibatch updates that were done.
@@ -89,13 +91,17 @@ class Phase(Generic[Batch]):
                     break
                 self.optimizer.observe_(kl, "minibatch")
                 step = self.optimizer.step(output.loss, skip=~active)
-                totals.add(output.metrics | step | {"policy/kl": kl}, active.float())
+                totals.add(output.metrics | self._named(step), active.float())
             kl = epoch.means()["kl"]
             self.optimizer.observe_(kl, "epoch")
             if self._host_sees(~active):
                 break
         self.optimizer.observe_(kl, "update")
-        return totals.means() | self.optimizer.learning_rates() | {"optim/minibatch_updates": totals.count}
+        own = self.optimizer.learning_rates() | {"minibatch_updates": totals.count}
+        return totals.means() | self._named(own)
+
+    def _named(self, metrics: Metrics) -> Metrics:
+        return {f"{self.name}/{key}": value for key, value in metrics.items()}
 
     def _host_sees(self, flag: Tensor) -> bool:
         """Whether `flag` is set, where looking costs nothing; elsewhere the blocked steps run to no effect."""

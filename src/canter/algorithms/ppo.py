@@ -1,16 +1,12 @@
 """Proximal policy optimisation.
 
 T steps, N environments, L sequence length (1 without memory), S sequences, P distribution parameters.
-
-The critic does not act: values are computed after collection, in one batched pass over the rollout with the weights
-that collected it. That is the same numbers for a fraction of the work.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -18,17 +14,36 @@ from torch import Tensor
 
 from canter import distributed
 from canter.algorithms.base import Metrics
+from canter.algorithms.checks import check_batch, check_discount
+from canter.algorithms.judge import Judge, Judgement
 from canter.algorithms.phase import LossOutput, Phase
 from canter.data.rollout import Rollout, as_sequences
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
-from canter.functional.returns import gae, successor_values
 from canter.functional.stats import explained_variance, masked_mean, normalize
-from canter.nn.actor_critic import ActorCritic, ModelConfig, Policy
+from canter.nn.actor_critic import ActorCritic, ModelConfig
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
 from canter.schedules import AnySchedule, Constant
 from canter.seeding import derive_seed
 from canter.specs import EnvSpec
-from canter.struct import Obs, State, TensorStruct, tree_map
+from canter.struct import Obs, State, TensorStruct, tree_copy_, tree_map
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralValueConfig:
+    """A critic that is trained in a phase of its own; its network is the model's `critic`."""
+
+    epochs: int = 5
+    """Passes over each rollout."""
+    num_minibatches: int = 4
+    """Minibatches per pass; must divide the number of rows, with memory of sequences."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """Its optimiser. An adaptive learning rate follows the KL that the policy's phase found."""
+
+    def __post_init__(self) -> None:
+        """Refuse phases that do nothing."""
+        for name in ("epochs", "num_minibatches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +55,9 @@ class PPOConfig:
     epochs: int = 10
     """Passes over each rollout."""
     num_minibatches: int = 8
-    """Minibatches per pass; must divide `horizon * num_envs`."""
+    """Minibatches per pass; must divide `horizon * num_envs`, with memory the number of sequences."""
+    sequence_length: int = 16
+    """With memory: steps through which gradients flow back; must divide `horizon`. Without memory it has no effect."""
     gamma: float = 0.99
     """Discount per step."""
     gae_lambda: float = 0.95
@@ -68,6 +85,8 @@ class PPOConfig:
     """Optimiser of the policy, and of the critic unless that has its own."""
     critic_optimizer: OptimizerConfig | None = None
     """Separate optimiser for the critic, with its own learning rate and schedule."""
+    central_value: CentralValueConfig | None = None
+    """Train the critic apart from the policy, in passes and minibatches of its own."""
     gradient_clipping: Literal["joint", "per_network"] = "joint"
     """Whether one gradient norm covers both networks or each has its own."""
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -75,7 +94,7 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
-        for name in ("horizon", "epochs", "num_minibatches"):
+        for name in ("horizon", "epochs", "num_minibatches", "sequence_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("gamma", "gae_lambda"):
@@ -84,43 +103,14 @@ class PPOConfig:
         for name in ("clip_ratio", "value_clip", "target_kl"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+        if self.central_value and (self.critic_optimizer or self.model.shared_trunk):
+            rival = "critic_optimizer" if self.critic_optimizer else "model.shared_trunk"
+            raise ValueError(f"central_value has a network and an optimizer of its own: it leaves no room for {rival}")
 
     def build(self, spec: EnvSpec, seed: int) -> PPO:
         """PPO for an environment, on the environment's device."""
-        check_batch(self.horizon, spec.num_envs, self.num_minibatches)
         check_discount(self.gamma, spec)
         return PPO(self, spec, seed)
-
-
-def check_batch(horizon: int, num_envs: int, num_minibatches: int) -> None:
-    """Refuse minibatches that do not come out even, and offer the nearest numbers that do."""
-    batch = horizon * num_envs
-    if batch % num_minibatches == 0:
-        return
-    fewer = next(n for n in range(num_minibatches, 0, -1) if batch % n == 0)
-    more = next((n for n in range(num_minibatches, batch) if batch % n == 0), batch)
-    step = num_minibatches // math.gcd(num_minibatches, num_envs)
-    raise ValueError(
-        f"num_minibatches={num_minibatches} does not divide horizon * num_envs = {horizon} * {num_envs} = {batch}; "
-        f"use num_minibatches={fewer} or {more}, or horizon={math.ceil(horizon / step) * step}"
-    )
-
-
-def check_discount(gamma: float, spec: EnvSpec) -> None:
-    """Refuse gamma = 1 where values would have no fixed point, warn where they might not."""
-    if gamma < 1 or spec.truncates is False:
-        return
-    reason = (
-        "with gamma=1 a value is the whole future reward; where episodes are cut off and bootstrapped from that value, "
-        "it has no fixed point and drifts without end"
-    )
-    if spec.truncates:
-        raise ValueError(
-            f"gamma=1 on {spec.env_id or 'this environment'}, whose episodes are truncated: {reason}. "
-            "Use gamma < 1, or declare finite_horizon=True if the deadline is part of the task and the observation "
-            "tells the time"
-        )
-    warnings.warn(f"gamma=1: {reason}. This is fine only if every episode terminates by itself", stacklevel=3)
 
 
 @dataclass
@@ -131,15 +121,6 @@ class PPORecord(TensorStruct):
     """The sample itself, never clipped or rescaled."""
     log_prob: Tensor
     dist_params: Tensor
-
-
-@dataclass
-class Judgement(TensorStruct):
-    """What the critic makes of a rollout, `[T, N]` in the units of the reward."""
-
-    value: Tensor
-    advantage: Tensor
-    return_: Tensor
 
 
 @dataclass
@@ -156,6 +137,11 @@ class PPOBatch(TensorStruct):
     """Targets of the critic, in the same units."""
     advantage: Tensor
     valid: Tensor
+    reset: Tensor
+    policy_state: State
+    """`[1, S, ...]` the policy's memory before each sequence; `()` without memory."""
+    critic_state: State
+    """`[1, S, ...]` the same of the critic."""
 
 
 class PPO:
@@ -168,25 +154,57 @@ class PPO:
             self.model: ActorCritic = config.model.build(spec).to(spec.device)
         for tensor in self.model.state_dict().values():
             distributed.broadcast_(tensor)
-        self.distribution = self.model.distribution
-        self.policy = Policy(self.model.actor, self.distribution)
+        self.policy, self.distribution = self.model.policy, self.model.policy.distribution
+        self.sequence_length = config.sequence_length if self.model.has_memory else 1
+        self.judge = Judge(
+            self.model,
+            gamma=config.gamma,
+            gae_lambda=config.gae_lambda,
+            num_envs=spec.num_envs,
+            sequence_length=self.sequence_length,
+        )
         self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
         self.shuffle_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
         self.progress = torch.zeros((), device=spec.device)
         self.entropy_coef = torch.tensor(config.entropy_coef.initial, device=spec.device)
+        self.policy_kl = torch.zeros((), device=spec.device)
         self.surrogate = SURROGATES[config.surrogate]
         self.value_error = VALUE_LOSSES[config.value_loss]
-        self.optimizer = build_optimizer(config, self.model)
-        self.phases = [
-            Phase(
-                loss=self.loss,
-                optimizer=self.optimizer,
+        self.phases = self._build_phases()
+
+    def _build_phases(self) -> dict[str, Phase[PPOBatch]]:
+        """One phase for everything, or one for the policy and then one for the critic."""
+        config, central, model = self.config, self.config.central_value, self.model
+        policy, critic = model.policy_parameters(), model.critic_parameters()
+        groups = {"model": ParameterGroup(policy + critic, config.optimizer)}
+        if central is not None:
+            groups = {"policy": ParameterGroup(policy, config.optimizer)}
+        elif config.critic_optimizer is not None or config.gradient_clipping == "per_network":
+            own = config.critic_optimizer or config.optimizer
+            groups = {"policy": ParameterGroup(policy, config.optimizer), "critic": ParameterGroup(critic, own)}
+        check_batch(self.horizon, self.spec.num_envs, config.num_minibatches, self.sequence_length)
+        phases = {
+            "policy": Phase(
+                loss=self.loss if central is None else self.policy_loss,
+                optimizer=Optimizer(groups, clip_jointly=config.gradient_clipping == "joint"),
                 epochs=config.epochs,
                 num_minibatches=config.num_minibatches,
                 generator=self.shuffle_rng,
                 target_kl=math.inf if config.target_kl is None else config.target_kl,
             )
-        ]
+        }
+        if central is not None:
+            key = "central_value."
+            check_batch(self.horizon, self.spec.num_envs, central.num_minibatches, self.sequence_length, key)
+            phases["central_value"] = Phase(
+                loss=self.value_loss,
+                optimizer=Optimizer({"critic": ParameterGroup(critic, central.optimizer)}, clip_jointly=True),
+                epochs=central.epochs,
+                num_minibatches=central.num_minibatches,
+                generator=self.shuffle_rng,
+                name="central_value",
+            )
+        return phases
 
     def empty_record(self) -> PPORecord:
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
@@ -194,58 +212,45 @@ class PPO:
         return PPORecord(self.distribution.mode(params), params[:, 0], params)
 
     @torch.no_grad()
-    def act(self, obs: Obs, state: State) -> tuple[Tensor, PPORecord, State]:
+    def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, PPORecord, State]:
         """Sample actions; the environment gets them within bounds, the record keeps them as drawn."""
-        params, state = self.policy.params(obs, state)
+        params, state = self.policy.params(obs, state, reset)
         action = self.distribution.sample(params, self.policy_rng)
         record = PPORecord(action, self.distribution.log_prob(params, action), params)
         return self.distribution.to_env(action), record, state
 
     def update(self, rollout: Rollout[PPORecord]) -> Metrics:
         """Improve policy and critic on one rollout."""
-        self.optimizer.schedule_(self.progress)
         self.config.entropy_coef.set_(self.entropy_coef, self.progress)
-        batch, metrics = self.targets(rollout)
+        batch, judged = self.targets(rollout)
+        metrics = self.describe(rollout, judged)
         refresh = (lambda: self.batch(rollout, self.judge(rollout))) if self.config.recompute_advantage else None
-        for phase in self.phases:
+        for phase in self.phases.values():
+            phase.optimizer.schedule_(self.progress)
             metrics |= phase.run(batch, refresh)
+            self.policy_kl.copy_(metrics["policy/kl"])
         # After the phases: the recorded distribution parameters belong to the statistics they were computed with, or
         # the first ratio would not be 1 and the KL would be biased.
         self.model.update_statistics(tree_map(lambda x: x[:-1], rollout.obs), rollout.valid)
+        self.judge.advance(judged)
         return metrics
 
     @torch.no_grad()
-    def targets(self, rollout: Rollout[PPORecord]) -> tuple[PPOBatch, Metrics]:
+    def targets(self, rollout: Rollout[PPORecord]) -> tuple[PPOBatch, Judgement]:
         """What to learn from a rollout; moves the value statistics to include its returns."""
         judged = self.judge(rollout)
+        self.model.critic.head.update_statistics(judged.return_, rollout.valid)
+        return self.batch(rollout, judged), judged
+
+    @torch.no_grad()
+    def describe(self, rollout: Rollout[PPORecord], judged: Judgement) -> Metrics:
+        """What can be said before learning from a rollout."""
         metrics = {
             "value/explained_variance": explained_variance(judged.value, judged.return_, rollout.valid),
             "value/mean": masked_mean(judged.value, rollout.valid),
         }
         std = self.distribution.std(rollout.record.dist_params)
-        if std is not None:
-            metrics["policy/std"] = masked_mean(std.mean(-1), rollout.valid)
-        self.model.critic.head.update_statistics(judged.return_, rollout.valid)
-        return self.batch(rollout, judged), metrics
-
-    @torch.no_grad()
-    def judge(self, rollout: Rollout[PPORecord]) -> Judgement:
-        """Values, advantages and returns by the critic as it is now."""
-        head = self.model.critic.head
-        value = head.normalizer.inverse(self.model.critic(rollout.obs, (), None)[0])
-        final_value = None
-        if rollout.final_obs is not None:
-            final_value = head.normalizer.inverse(self.model.critic(rollout.final_obs, (), None)[0])
-        advantage, return_ = gae(
-            reward=rollout.reward,
-            value=value[:-1],
-            next_value=successor_values(value, rollout.done, final_value),
-            terminated=rollout.terminated,
-            done=rollout.done,
-            gamma=self.config.gamma,
-            gae_lambda=self.config.gae_lambda,
-        )
-        return Judgement(value[:-1], advantage, return_)
+        return metrics if std is None else metrics | {"policy/std": masked_mean(std.mean(-1), rollout.valid)}
 
     @torch.no_grad()
     def batch(self, rollout: Rollout[PPORecord], judged: Judgement) -> PPOBatch:
@@ -253,7 +258,7 @@ class PPO:
         normalizer, advantage = self.model.critic.head.normalizer, judged.advantage
         if self.config.advantage_normalization == "rollout":
             advantage = normalize(advantage, rollout.valid)
-        batch = PPOBatch(
+        rows = PPOBatch(
             obs=tree_map(lambda x: x[:-1], rollout.obs),
             action=rollout.record.action,
             log_prob=rollout.record.log_prob,
@@ -262,48 +267,66 @@ class PPO:
             return_=normalizer(judged.return_),
             advantage=advantage,
             valid=rollout.valid,
+            reset=rollout.reset[:-1],
+            policy_state=(),
+            critic_state=(),
         )
-        return as_sequences(batch, length=1)
+        states = as_sequences({"policy_state": rollout.state, "critic_state": judged.state}, length=1)
+        return replace(as_sequences(rows, self.sequence_length), **states)
 
     def loss(self, batch: PPOBatch) -> LossOutput:
-        """Policy, value and entropy terms of one minibatch; rows that are not valid count for nothing."""
-        config, valid = self.config, batch.valid
-        params, value = self.model(batch.obs, (), None)
+        """Policy, value and entropy terms of one minibatch."""
+        states = (tree_map(lambda x: x[0], state) for state in (batch.policy_state, batch.critic_state))
+        params, value = self.model(batch.obs, *states, batch.reset)
+        return self._weigh(self._policy_terms(batch, params) | self._value_terms(batch, value), batch.valid)
+
+    def policy_loss(self, batch: PPOBatch) -> LossOutput:
+        """The same without the critic."""
+        params, _ = self.model.actor(batch.obs, tree_map(lambda x: x[0], batch.policy_state), batch.reset)
+        return self._weigh(self._policy_terms(batch, params), batch.valid)
+
+    def value_loss(self, batch: PPOBatch) -> LossOutput:
+        """The critic's part, for a phase of its own."""
+        value, _ = self.model.critic(batch.obs, tree_map(lambda x: x[0], batch.critic_state), batch.reset)
+        return self._weigh(self._value_terms(batch, value), batch.valid)
+
+    def _policy_terms(self, batch: PPOBatch, params: Tensor) -> Metrics:
+        """Surrogate, entropy, KL and whether the ratio was clipped, each `[L, B]`."""
+        advantage, clip_ratio = batch.advantage, self.config.clip_ratio
+        if self.config.advantage_normalization == "minibatch":
+            advantage = normalize(advantage, batch.valid)
         log_prob = self.distribution.log_prob(params, batch.action)
-        advantage = batch.advantage
-        if config.advantage_normalization == "minibatch":
-            advantage = normalize(advantage, valid)
         with torch.no_grad():
             kl = self.distribution.kl(batch.dist_params, params)
-            ratio = torch.exp(log_prob - batch.log_prob)
-            clipped = ((ratio - 1).abs() > config.clip_ratio).to(kl.dtype)
-        terms = torch.stack(
-            [
-                self.surrogate(log_prob, batch.log_prob, advantage, config.clip_ratio),
-                self.value_error(value, batch.value, batch.return_, config.value_clip),
-                self.distribution.entropy(params),
-                kl,
-                clipped,
-            ]
-        )
-        policy_loss, value_loss, entropy, kl, clip_fraction = masked_mean(terms, valid).unbind()
-        metrics = {
-            "loss/policy": policy_loss,
-            "loss/value": value_loss,
-            "policy/entropy": entropy,
-            "policy/clip_fraction": clip_fraction,
+            clipped = ((torch.exp(log_prob - batch.log_prob) - 1).abs() > clip_ratio).to(kl.dtype)
+        return {
+            "loss/policy": self.surrogate(log_prob, batch.log_prob, advantage, clip_ratio),
+            "policy/entropy": self.distribution.entropy(params),
+            "policy/kl": kl,
+            "policy/clip_fraction": clipped,
         }
-        return LossOutput(policy_loss + config.value_coef * value_loss - self.entropy_coef * entropy, kl, metrics)
+
+    def _value_terms(self, batch: PPOBatch, value: Tensor) -> Metrics:
+        """The critic's error `[L, B]`."""
+        return {"loss/value": self.value_error(value, batch.value, batch.return_, self.config.value_clip)}
+
+    def _weigh(self, terms: Metrics, valid: Tensor) -> LossOutput:
+        """Means of all terms over the valid rows, and their weighted sum; other rows count for nothing."""
+        means = dict(zip(terms, masked_mean(torch.stack(list(terms.values())), valid).unbind(), strict=True))
+        weights = {"loss/policy": 1.0, "loss/value": self.config.value_coef, "policy/entropy": -self.entropy_coef}
+        loss = torch.stack([means[name] * weight for name, weight in weights.items() if name in means]).sum()
+        return LossOutput(loss, means.get("policy/kl", self.policy_kl), means)
 
     def set_progress(self, fraction: float) -> None:
         """Tell how much of the run is done, 0..1."""
         self.progress.fill_(fraction)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, statistics, moments, learning rates, coefficients and random states."""
+        """Weights, statistics, memory, moments, learning rates, coefficients and random states."""
         return {
             "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
-            "optimizer": self.optimizer.state_dict(),
+            "critic_state": tree_map(lambda x: x.clone(), self.judge.state),
+            "optimizers": {name: phase.optimizer.state_dict() for name, phase in self.phases.items()},
             "entropy_coef": self.entropy_coef.clone(),
             "policy_rng": self.policy_rng.get_state(),
             "shuffle_rng": self.shuffle_rng.get_state(),
@@ -312,20 +335,9 @@ class PPO:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state; tensors keep their addresses."""
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        tree_copy_(self.judge.state, state["critic_state"])
+        for name, phase in self.phases.items():
+            phase.optimizer.load_state_dict(state["optimizers"][name])
         self.entropy_coef.copy_(state["entropy_coef"])
         self.policy_rng.set_state(state["policy_rng"])
         self.shuffle_rng.set_state(state["shuffle_rng"])
-
-
-def build_optimizer(config: PPOConfig, model: ActorCritic) -> Optimizer:
-    """One group for everything where one learning rate and one norm serve, else one for each network."""
-    policy, critic = model.policy_parameters(), model.critic_parameters()
-    jointly = config.gradient_clipping == "joint"
-    if config.critic_optimizer is None and jointly:
-        return Optimizer({"model": ParameterGroup(policy + critic, config.optimizer)}, clip_jointly=True)
-    groups = {
-        "policy": ParameterGroup(policy, config.optimizer),
-        "critic": ParameterGroup(critic, config.critic_optimizer or config.optimizer),
-    }
-    return Optimizer(groups, clip_jointly=jointly)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from canter.specs import EnvSpec, Step
-from canter.struct import Obs, TensorStruct, tree_copy_, tree_map, zeros
+from canter.struct import Obs, State, TensorStruct, tree_copy_, tree_map, zeros
 
 Record = TypeVar("Record", bound=TensorStruct)
 
@@ -33,14 +33,20 @@ class Rollout(TensorStruct, Generic[Record]):
     """`[T, N]` bool; False rows are no transitions of the task."""
     final_obs: Obs | None
     """`[T, N, ...]` true last observations in rows that ended; None when `obs` itself holds them in row t+1."""
+    reset: Tensor
+    """`[T+1, N]` bool: an episode begins with row t's observation, and memory of what was before it ends."""
+    state: State
+    """`[T / L, N, ...]` the policy's memory before rows 0, L, 2L, ...; `()` without memory."""
     record: Record
     """`[T, N, ...]` what the algorithm asked to remember of each step."""
 
     @staticmethod
-    def allocate(horizon: int, obs: Obs, record: Record, spec: EnvSpec) -> Rollout[Record]:
-        """Empty buffers for `horizon` steps, shaped after one step's observations and record `[N, ...]`."""
+    def allocate(
+        horizon: int, obs: Obs, record: Record, spec: EnvSpec, state: State = (), sequence_length: int = 1
+    ) -> Rollout[Record]:
+        """Empty buffers for `horizon` steps, shaped after one step's observations, record and state `[N, ...]`."""
         flags = torch.zeros((horizon, spec.num_envs), dtype=torch.bool, device=spec.device)
-        rows = (horizon, spec.num_envs)
+        rows, starts = (horizon, spec.num_envs), (horizon // sequence_length, spec.num_envs)
         return Rollout(
             obs=tree_map(lambda x: zeros((horizon + 1, spec.num_envs), x), obs),
             reward=torch.zeros(rows, device=spec.device),
@@ -48,6 +54,8 @@ class Rollout(TensorStruct, Generic[Record]):
             truncated=flags.clone(),
             valid=flags.clone(),
             final_obs=tree_map(lambda x: zeros(rows, x), obs) if spec.separate_final_obs else None,
+            reset=torch.ones((horizon + 1, spec.num_envs), dtype=torch.bool, device=spec.device),
+            state=tree_map(lambda x: zeros(starts, x), state),
             record=tree_map(lambda x: zeros(rows, x), record),
         )
 
@@ -62,9 +70,15 @@ class Rollout(TensorStruct, Generic[Record]):
         return self.terminated | self.truncated
 
     def begin(self) -> Obs:
-        """Carry the observation after the previous rollout over to row 0; gives that row."""
+        """Carry what followed the previous rollout over to row 0; gives that row of observations."""
         tree_copy_(self.obs_at(0), self.obs_at(self.horizon))
+        self.reset[0].copy_(self.reset[self.horizon])
         return self.obs_at(0)
+
+    def keep_state(self, t: int, state: State, sequence_length: int) -> None:
+        """Remember the policy's memory before row t if a sequence starts there."""
+        if t % sequence_length == 0:
+            tree_copy_(tree_map(lambda x: x[t // sequence_length], self.state), state)
 
     def obs_at(self, t: int) -> Obs:
         """Observations `[N, ...]` of row t, as a view."""
@@ -79,6 +93,9 @@ class Rollout(TensorStruct, Generic[Record]):
         self.valid[t].copy_(step.valid)
         if step.final_obs is not None:
             tree_copy_(tree_map(lambda x: x[t], self.final_obs), step.final_obs)
+        # Without a separate final observation the next row still belongs to the episode, and the filler row ends it.
+        ended = step.terminated | step.truncated if self.final_obs is not None else ~step.valid
+        self.reset[t + 1].copy_(ended)
         following = self.obs_at(t + 1)
         tree_copy_(following, step.obs)
         return following

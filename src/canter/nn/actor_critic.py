@@ -49,6 +49,22 @@ class ModelConfig:
         """The model for an environment's observations and actions."""
         return ActorCritic(self, spec)
 
+    def build_policy(self, spec: EnvSpec) -> Policy:
+        """Only the part that acts."""
+        distribution = make_distribution(spec.action, self.distribution, self.bounds)
+        masked = ACTION_MASK in spec.obs and isinstance(distribution, Categorical | MultiCategorical)
+        network = self.policy.build(spec.obs, "policy")
+        head = policy_head(distribution, network.features, self.std, self.policy.init, self.policy_gain)
+        return Policy(Actor(network, head, masked), distribution, self, spec)
+
+    def build_critic(self, spec: EnvSpec, trunk: Network | None = None) -> Critic:
+        """Only the part that values; `trunk` is the policy's network, for a critic that shares it."""
+        config = self.critic or self.policy
+        network = trunk or config.build(spec.obs, "critic")
+        return Critic(
+            network, ValueHead(network.features, config.init, self.value_gain, normalize=self.normalize_value)
+        )
+
 
 class Actor(nn.Module):
     """Observations to distribution parameters."""
@@ -79,30 +95,34 @@ class Critic(nn.Module):
         features, state = self.network(obs, state, reset)
         return self.head(features), state
 
+    def unroll(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Values `[L, B]` in the units of the reward, and the states after each row `[L, B, ...]`."""
+        features, states = self.network.unroll(obs, state, reset)
+        return self.head.normalizer.inverse(self.head(features)), states
+
 
 class ActorCritic(nn.Module):
     """An actor and a critic, each with its own network or on one trunk."""
 
     def __init__(self, config: ModelConfig, spec: EnvSpec) -> None:
         super().__init__()
-        self.distribution = make_distribution(spec.action, config.distribution, config.bounds)
-        masked = ACTION_MASK in spec.obs and isinstance(self.distribution, Categorical | MultiCategorical)
-        network = config.policy.build(spec.obs, "policy")
-        head = policy_head(self.distribution, network.features, config.std, config.policy.init, config.policy_gain)
-        self.actor = Actor(network, head, masked)
-        critic_config = config.critic or config.policy
-        critic_network = network if config.shared_trunk else critic_config.build(spec.obs, "critic")
-        value_head = ValueHead(
-            critic_network.features, critic_config.init, config.value_gain, normalize=config.normalize_value
-        )
-        self.critic = Critic(critic_network, value_head)
+        self.policy = config.build_policy(spec)
+        self.actor = self.policy.actor
+        self.critic = config.build_critic(spec, self.actor.network if config.shared_trunk else None)
         self.shared_trunk = config.shared_trunk
 
-    def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+    @property
+    def has_memory(self) -> bool:
+        """Whether the policy or the critic is recurrent."""
+        return any(network.initial_state(1) != () for network in (self.actor.network, self.critic.network))
+
+    def forward(
+        self, obs: Obs, policy_state: State, critic_state: State, reset: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Distribution parameters `[L, B, P]` and normalised values `[L, B]`; a shared trunk is passed once."""
         if not self.shared_trunk:
-            return self.actor(obs, state, reset)[0], self.critic(obs, state, reset)[0]
-        features, _ = self.actor.network(obs, state, reset)
+            return self.actor(obs, policy_state, reset)[0], self.critic(obs, critic_state, reset)[0]
+        features, _ = self.actor.network(obs, policy_state, reset)
         return self.actor.read(features, obs), self.critic.head(features)
 
     def policy_parameters(self) -> list[nn.Parameter]:
@@ -124,23 +144,34 @@ class ActorCritic(nn.Module):
 class Policy:
     """Inference view of an actor: what players, evaluation and export see."""
 
-    def __init__(self, actor: Actor, distribution: Distribution) -> None:
-        self.actor, self.distribution = actor, distribution
+    def __init__(self, actor: Actor, distribution: Distribution, config: ModelConfig, spec: EnvSpec) -> None:
+        self.actor, self.distribution, self.config, self.spec = actor, distribution, config, spec
 
     def initial_state(self, num_envs: int) -> State:
         """State at the start of an episode, `()` without memory."""
         return self.actor.network.initial_state(num_envs)
 
     def params(self, obs: Obs, state: State, reset: Tensor | None = None) -> tuple[Tensor, State]:
-        """Distribution parameters `[N, P]` for one step of observations `[N, ...]`."""
-        params, state = self.actor(tree_map(lambda group: group.unsqueeze(0), obs), state, reset)
+        """Distribution parameters `[N, P]` for one step of observations `[N, ...]`, and the next state."""
+        row = None if reset is None else reset.unsqueeze(0)
+        params, state = self.actor(tree_map(lambda group: group.unsqueeze(0), obs), state, row)
         return params.squeeze(0), state
 
     @torch.no_grad()
     def act(
-        self, obs: Obs, state: State = (), *, deterministic: bool = True, generator: torch.Generator | None = None
+        self,
+        obs: Obs,
+        state: State = (),
+        reset: Tensor | None = None,
+        *,
+        deterministic: bool = True,
+        generator: torch.Generator | None = None,
     ) -> tuple[Tensor, State]:
-        """Actions `[N, ...]` as the environment receives them, and the next state."""
-        params, state = self.params(obs, state)
+        """Actions `[N, ...]` as the environment receives them, and the next state.
+
+        `reset` `[N]` marks environments that begin a new episode with this observation; a policy with memory forgets
+        there what it knew.
+        """
+        params, state = self.params(obs, state, reset)
         action = self.distribution.mode(params) if deterministic else self.distribution.sample(params, generator)
         return self.distribution.to_env(action), state

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from canter.nn.cnn import CNNConfig
 from canter.nn.mlp import Activation, Init, mlp
 from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, Normalizer
+from canter.nn.rnn import AnyMemory, Memory, NoMemory, RNNConfig
 from canter.registry import nearest
 from canter.specs import ACTION_MASK, TensorSpec
-from canter.struct import Obs, State
+from canter.struct import Obs, State, tree_map
 
 OBS_CLIP = 10.0
 """Normalised observations further than this many standard deviations away are cut off."""
@@ -43,6 +44,8 @@ class NetworkConfig:
     """Standardise vector observations by running statistics, clipped at 10 standard deviations."""
     cnn: CNNConfig = field(default_factory=CNNConfig)
     """Encoder for image groups (three axes)."""
+    memory: RNNConfig | None = None
+    """Recurrent layers; None is a network without memory."""
 
     def __post_init__(self) -> None:
         """Refuse layers without width."""
@@ -84,20 +87,53 @@ class Network(nn.Module):
             normalize = config.normalize_obs and not is_image
             self.normalizers.append(Normalizer(spec.shape, OBS_CLIP) if normalize else IdentityNormalizer())
             width += dim
+        self.memory_first = config.memory is None or config.memory.position == "before_mlp"
+        self.concat_input = config.memory is not None and config.memory.concat_input
+        layers, remembered = (config.hidden[-1:] or (width,))[0], config.memory and config.memory.hidden
+        beside = width if self.concat_input else 0
+        if self.memory_first:
+            reads_memory, reads_layers = width, (remembered or width) + beside
+            self.features = (config.hidden[-1:] or (reads_layers,))[0]
+        else:
+            reads_memory, reads_layers = layers + beside, width
+            self.features = remembered or layers
+        self.memory: AnyMemory = NoMemory()
+        if config.memory is not None:
+            self.memory = Memory(config.memory, reads_memory, config.init)
         self.hidden = mlp(
-            width, config.hidden, config.activation, config.init, config.init_gain, layer_norm=config.layer_norm
+            reads_layers, config.hidden, config.activation, config.init, config.init_gain, layer_norm=config.layer_norm
         )
-        self.features = config.hidden[-1] if config.hidden else width
 
     def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Features of observations `[L, B, ...]`; without memory, `state` passes through untouched."""
+        """Features `[L, B, features]` of observations `[L, B, ...]`, and the state after the last row.
+
+        `state` is the state before the first row; `reset` `[L, B]` marks rows that begin a new episode, None says that
+        there are none.
+        """
+        features, states = self.unroll(obs, state, reset)
+        return features, tree_map(lambda rows: rows[-1], states)
+
+    def unroll(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """As `forward`, but with the states after each row, `[L, B, ...]`."""
+        encoded = self.encode(obs)
+        if self.memory_first:
+            features, states = self.memory(encoded, state, reset)
+            return self.hidden(self._join(features, encoded)), states
+        return self.memory(self._join(self.hidden(encoded), encoded), state, reset)
+
+    def encode(self, obs: Obs) -> Tensor:
+        """All observation groups, normalised, encoded and side by side: `[L, B, width]`."""
         columns = zip(self.groups, self.normalizers, self.encoders, strict=True)
         parts = [encode(normalize(obs[name])) for name, normalize, encode in columns]
-        return self.hidden(parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)), state
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def _join(self, features: Tensor, encoded: Tensor) -> Tensor:
+        """What the second of memory and hidden layers reads."""
+        return torch.cat([features, encoded], dim=-1) if self.concat_input else features
 
     def initial_state(self, num_envs: int) -> State:
-        """State at the start of an episode: none."""
-        return ()
+        """State at the start of an episode, `()` without memory."""
+        return self.memory.initial_state(num_envs)
 
     def update_statistics(self, obs: Obs, valid: Tensor) -> None:
         """Move the observation statistics by the valid rows of `obs` `[T, N, ...]`."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
+from canter.runtime.stopwatch import Stopwatch
 from canter.specs import Env, Resumable, Step
 from canter.struct import tree_copy_, tree_map
 
@@ -36,6 +37,10 @@ class Episodes:
     """Whether it ended by itself rather than being cut off."""
     env_steps: int
     """Real transitions in the rollout; reset rows are not counted."""
+    resets: int
+    """Episodes that began in the rollout."""
+    mean_reward: float
+    """Mean of the raw reward over the real transitions."""
 
 
 class EpisodeTracker:
@@ -60,12 +65,17 @@ class EpisodeTracker:
 
     def read(self, rollout: Rollout[Any]) -> Episodes:
         """The episodes that ended in the rollout just collected."""
-        ended = rollout.done
+        ended, valid = rollout.done, rollout.valid
+        rewards = torch.where(valid, rollout.reward, 0.0)
+        totals = torch.stack([total.sum().double() for total in (valid, rollout.reset[:-1], rewards)])
+        env_steps, resets, reward = totals.tolist()
         return Episodes(
             return_=self.return_[ended].tolist(),
             length=self.length[ended].tolist(),
             terminated=rollout.terminated[ended].tolist(),
-            env_steps=int(rollout.valid.sum()),
+            env_steps=int(env_steps),
+            resets=int(resets),
+            mean_reward=reward / max(env_steps, 1),
         )
 
 
@@ -75,21 +85,30 @@ class Collector:
     def __init__(self, env: Env, algorithm: Algorithm[Any], seed: int) -> None:
         self.env, self.algorithm, self.seed = env, algorithm, seed
         obs = env.reset(seed)
-        self.rollout = Rollout.allocate(algorithm.horizon, obs, algorithm.empty_record(), env.spec)
-        tree_copy_(self.rollout.obs_at(algorithm.horizon), obs)
         self.state = algorithm.policy.initial_state(env.spec.num_envs)
+        self.rollout = Rollout.allocate(
+            algorithm.horizon, obs, algorithm.empty_record(), env.spec, self.state, algorithm.sequence_length
+        )
+        tree_copy_(self.rollout.obs_at(algorithm.horizon), obs)
         self.tracker = EpisodeTracker(algorithm.horizon, env.spec.num_envs, env.spec.device)
         self.steps_before = 0
+        self.clock = Stopwatch()
 
     @torch.no_grad()
     def collect(self) -> Rollout[Any]:
         """T steps of every environment."""
-        obs = self.rollout.begin()
+        self.clock.lap("other")
+        obs, state = self.rollout.begin(), self.state
         for t in range(self.algorithm.horizon):
-            action, record, self.state = self.algorithm.act(obs, self.state)
+            self.rollout.keep_state(t, state, self.algorithm.sequence_length)
+            action, record, state = self.algorithm.act(obs, state, self.rollout.reset[t])
+            self.clock.lap("policy")
             step = self.env.step(action)
+            self.clock.lap("env")
             obs = self.rollout.write(t, record, step)
             self.tracker.add(t, step)
+        tree_copy_(self.state, state)
+        self.clock.lap("policy")
         return self.rollout
 
     def read_episodes(self) -> Episodes:
@@ -111,6 +130,7 @@ class Collector:
                 reason = str(error)
         tensors = {
             "obs": self.rollout.obs_at(self.algorithm.horizon),
+            "reset": self.rollout.reset[self.algorithm.horizon],
             "state": self.state,
             "running_return": self.tracker.running_return,
             "running_length": self.tracker.running_length,
@@ -129,7 +149,8 @@ class Collector:
             raise TypeError(f"{type(self.env).__name__} cannot load the environment state that was saved")
         self.env.load_state_dict(state["env"])
         tree_copy_(self.rollout.obs_at(self.algorithm.horizon), state["obs"])
-        self.state = tree_map(lambda tensor: tensor.to(self.env.spec.device), state["state"])
+        self.rollout.reset[self.algorithm.horizon].copy_(state["reset"])
+        tree_copy_(self.state, state["state"])
         self.tracker.running_return.copy_(state["running_return"])
         self.tracker.running_length.copy_(state["running_length"])
 
@@ -137,7 +158,7 @@ class Collector:
         # Another seed than at the start, or a run stopped early and often would see the same few episodes.
         draws = np.random.SeedSequence(self.seed, spawn_key=(self.steps_before,)).generate_state(1, np.uint64)
         tree_copy_(self.rollout.obs_at(self.algorithm.horizon), self.env.reset(int(draws[0]) >> 1))
-        self.state = self.algorithm.policy.initial_state(self.env.spec.num_envs)
+        self.rollout.reset[self.algorithm.horizon].fill_(True)
         self.tracker.running_return.zero_()
         self.tracker.running_length.zero_()
 

@@ -1,0 +1,49 @@
+"""Settings that cannot work with an environment, refused before any work is lost."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+from canter.specs import EnvSpec
+
+
+def check_batch(horizon: int, num_envs: int, num_minibatches: int, sequence_length: int = 1, key: str = "") -> None:
+    """Refuse sequences and minibatches that do not come out even, and offer the nearest numbers that do."""
+    if horizon % sequence_length:
+        fits = [n for n in range(1, horizon + 1) if horizon % n == 0]
+        near = min(fits, key=lambda n: abs(n - sequence_length))
+        longer = math.ceil(horizon / sequence_length) * sequence_length
+        raise ValueError(
+            f"sequence_length={sequence_length} does not divide horizon={horizon}; "
+            f"use sequence_length={near}, or horizon={longer}"
+        )
+    batch = horizon // sequence_length * num_envs
+    if batch % num_minibatches == 0:
+        return
+    fewer = next(n for n in range(num_minibatches, 0, -1) if batch % n == 0)
+    more = next((n for n in range(num_minibatches, batch) if batch % n == 0), batch)
+    step = num_minibatches // math.gcd(num_minibatches, num_envs) * sequence_length
+    over = f" / sequence_length = {horizon} * {num_envs} / {sequence_length}" if sequence_length > 1 else ""
+    raise ValueError(
+        f"{key}num_minibatches={num_minibatches} does not divide horizon * num_envs"
+        f"{over or f' = {horizon} * {num_envs}'} = {batch}; "
+        f"use {key}num_minibatches={fewer} or {more}, or horizon={math.ceil(horizon / step) * step}"
+    )
+
+
+def check_discount(gamma: float, spec: EnvSpec) -> None:
+    """Refuse gamma = 1 where values would have no fixed point, warn where they might not."""
+    if gamma < 1 or spec.truncates is False:
+        return
+    reason = (
+        "with gamma=1 a value is the whole future reward; where episodes are cut off and bootstrapped from that value, "
+        "it has no fixed point and drifts without end"
+    )
+    if spec.truncates:
+        raise ValueError(
+            f"gamma=1 on {spec.env_id or 'this environment'}, whose episodes are truncated: {reason}. "
+            "Use gamma < 1, or declare finite_horizon=True if the deadline is part of the task and the observation "
+            "tells the time"
+        )
+    warnings.warn(f"gamma=1: {reason}. This is fine only if every episode terminates by itself", stacklevel=3)

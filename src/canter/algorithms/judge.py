@@ -1,0 +1,79 @@
+"""What the critic makes of a rollout.
+
+T steps, N environments, L sequence length.
+
+The critic does not act: values are computed after collection, in one batched pass over the rollout with the weights
+that collected it. That is the same numbers for a fraction of the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canter.data.rollout import Rollout
+from canter.functional.returns import gae, successor_values
+from canter.nn.actor_critic import ActorCritic
+from canter.struct import State, TensorStruct, tree_copy_, tree_map
+
+
+@dataclass
+class Judgement(TensorStruct):
+    """Values, advantages and returns `[T, N]` in the units of the reward."""
+
+    value: Tensor
+    advantage: Tensor
+    return_: Tensor
+    state: State
+    """`[T / L, N, ...]` the critic's memory before rows 0, L, 2L, ...; `()` without memory."""
+    last_state: State
+    """`[N, ...]` the critic's memory after the last step."""
+
+
+class Judge:
+    """Values every step of a rollout, and keeps the critic's memory from one rollout to the next."""
+
+    def __init__(
+        self, model: ActorCritic, *, gamma: float, gae_lambda: float, num_envs: int, sequence_length: int
+    ) -> None:
+        self.model, self.gamma, self.gae_lambda, self.sequence_length = model, gamma, gae_lambda, sequence_length
+        self.state = model.critic.network.initial_state(num_envs)
+
+    @torch.no_grad()
+    def __call__(self, rollout: Rollout[Any]) -> Judgement:
+        """Judge by the critic as it is now; the same rollout may be judged several times."""
+        start = tree_map(lambda x: x[0], rollout.state) if self.model.shared_trunk else self.state
+        value, after = self.model.critic.unroll(rollout.obs, start, rollout.reset)
+        advantage, return_ = gae(
+            reward=rollout.reward,
+            value=value[:-1],
+            next_value=successor_values(value, rollout.done, self._final_values(rollout, after)),
+            terminated=rollout.terminated,
+            done=rollout.done,
+            gamma=self.gamma,
+            gae_lambda=self.gae_lambda,
+        )
+        length, last = self.sequence_length, rollout.horizon - 1
+        return Judgement(
+            value[:-1],
+            advantage,
+            return_,
+            # The memory before row t is the memory after row t - 1.
+            state=tree_map(lambda x, rows: torch.cat([x.unsqueeze(0), rows[length - 1 : last : length]]), start, after),
+            last_state=tree_map(lambda rows: rows[last], after),
+        )
+
+    def advance(self, judged: Judgement) -> None:
+        """Carry the critic's memory over to the next rollout; the look at the observation after it leaves no trace."""
+        tree_copy_(self.state, judged.last_state)
+
+    def _final_values(self, rollout: Rollout[Any], after: State) -> Tensor | None:
+        """Values `[T, N]` of true final observations, each read with the memory of the episode that it ended."""
+        if rollout.final_obs is None:
+            return None
+        obs = tree_map(lambda x: x.flatten(0, 1).unsqueeze(0), rollout.final_obs)
+        state = tree_map(lambda rows: rows[:-1].flatten(0, 1), after)
+        return self.model.critic.unroll(obs, state, None)[0].view_as(rollout.reward)
