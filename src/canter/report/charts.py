@@ -1,0 +1,136 @@
+"""Which metrics are drawn, in what order and with what words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from canter.report.html import Markup, element, joined
+from canter.report.stats import Curve, Group, curve
+from canter.report.svg import Frame, Line, legend, line_chart
+
+WIDE, NARROW, SMALL = (1040.0, 340.0), (400.0, 270.0), (336.0, 176.0)
+"""Sizes of the learning curve, of the same on a phone, and of the other charts."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One metric, or several that belong together: those whose names begin with `metric` and a slash."""
+
+    metric: str
+    title: str
+    text: str = ""
+    floor: float = -math.inf
+
+
+EPISODES = (
+    Chart("length", "Episode length", "steps, mean of the last 100 episodes"),
+    Chart("success_rate", "Success rate", "of the last 100 episodes"),
+    Chart("rollout_reward", "Reward", "mean of a step in each rollout"),
+)
+DIAGNOSTICS = (
+    Chart("loss/policy", "Policy loss", "the surrogate, to be minimised"),
+    Chart("loss/value", "Value loss", "error of the critic, in the units it learns in"),
+    Chart(
+        "value/explained_variance",
+        "Explained variance",
+        "1: the critic foresees all returns; 0: none",
+        floor=-1.0,
+    ),
+    Chart("policy/kl", "KL divergence", "how far an update moves the policy"),
+    Chart("policy/clip_fraction", "Clip fraction", "rows whose ratio left the clip range"),
+    Chart("policy/entropy", "Entropy", "how much of the choice is left to chance"),
+    Chart("policy/std", "Standard deviation", "of the actions, before any rescaling"),
+    Chart("optim/learning_rate", "Learning rate", "step size of the optimiser"),
+    Chart("optim/grad_norm", "Gradient norm", "before clipping"),
+    Chart("value/mean", "Mean value", "the return that the critic expects"),
+)
+TIME = (Chart("time/steps_per_second", "Speed", "env steps per second, by iteration"),)
+KNOWN = (*EPISODES, *DIAGNOSTICS, *TIME)
+TOLD_ELSEWHERE = {
+    "iteration",
+    "env_steps",
+    "rollouts",
+    "episodes",
+    "resets",
+    "updates",
+    "minibatch_updates",
+    "seconds",
+    "wall_time",
+    "return",
+    "rollout_return",
+    "rollout_length",
+    "rollout_steps",
+    "optim/minibatch_updates",
+    "optim/nonfinite_steps",
+}
+"""Metrics that are told in other ways than by a chart of their own."""
+
+
+def learning_curve(
+    groups: Sequence[Group], threshold: float | None, x: str = "env_steps", size: tuple[float, float] = WIDE
+) -> Markup:
+    """The return over steps: each group's curve with its band, and its runs behind it."""
+    lines = [line for number, group in enumerate(groups) for line in _return_lines(group, number, x, len(groups) == 1)]
+    if not any(len(line.x) for line in lines):
+        return element("p", "No episode has ended yet, so there is no return to show.", class_="muted")
+    label = {"env_steps": "env steps", "seconds": "seconds of training"}[x]
+    frame = Frame("Return", *size, x_label=label, threshold=threshold, readouts=80 if size is WIDE else 40)
+    return joined([legend(lines), line_chart(lines, frame)])
+
+
+def _return_lines(group: Group, color: int, x: str, alone: bool) -> list[Line]:
+    behind = [Line("", *run.points("return", x), color, faint=True) for run in group.runs]
+    if len(group.runs) == 1:
+        # Beside other groups the returns of single rollouts would only be noise.
+        behind = [Line("", *group.runs[0].points("rollout_return", x), color, faint=True)] if alone else []
+    return [*behind, *_lines(curve(group, "return", x), group.label, color)]
+
+
+def _lines(found: Curve | None, label: str, color: int) -> list[Line]:
+    if found is None:
+        return []
+    return [Line(label, found.steps, found.center, color, low=found.low, high=found.high)]
+
+
+def small_charts(charts: Sequence[Chart], groups: Sequence[Group]) -> Markup:
+    """A figure for each chart of which there are data."""
+    figures = [figure for chart in charts if (figure := small_chart(chart, groups))]
+    return element("div", *figures, class_="multiples") if figures else Markup("")
+
+
+def small_chart(chart: Chart, groups: Sequence[Group]) -> Markup | None:
+    """A figure with title and words; None if no run has the metric, or it was never anything but 0."""
+    names = [name for name in metric_names(groups) if name == chart.metric or name.startswith(f"{chart.metric}/")]
+    lines: list[Line] = []
+    for number, group in enumerate(groups):
+        for name in names:
+            part = name.removeprefix(chart.metric).strip("/")
+            label = " ".join([group.label] * (len(groups) > 1) + [part] * (len(names) > 1))
+            color = number if len(groups) > 1 else names.index(name)
+            lines += _lines(curve(group, name), label or chart.title, color)
+    if not any(np.any(line.y) for line in lines):
+        return None
+    title = element("figcaption", element("b", chart.title), element("span", chart.text) if chart.text else None)
+    keys = legend(lines) if len(names) > 1 else None
+    return element("figure", title, keys, line_chart(lines, Frame(chart.title, *SMALL, floor=chart.floor)))
+
+
+def other_charts(groups: Sequence[Group]) -> list[Chart]:
+    """Metrics that nobody foresaw, under their own names."""
+    known = tuple(chart.metric for chart in KNOWN)
+    return [
+        Chart(name, name)
+        for name in metric_names(groups)
+        if name not in TOLD_ELSEWHERE
+        and not name.startswith("time/")
+        and not any(name == metric or name.startswith(f"{metric}/") for metric in known)
+    ]
+
+
+def metric_names(groups: Sequence[Group]) -> list[str]:
+    """Metrics that at least one run has, in the order of the first that has them."""
+    return list(dict.fromkeys(name for group in groups for run in group.runs for name in run.columns))

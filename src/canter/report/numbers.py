@@ -1,0 +1,70 @@
+"""Numbers for people: round ticks on axes, thousands and millions, seconds and hours."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+MINUS = "\N{MINUS SIGN}"
+THIN = "\N{NARROW NO-BREAK SPACE}"
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """At most about `count` round numbers from `low` to `high`: steps are 1, 2 or 5 times a power of ten."""
+    span = high - low
+    if not (span > 0 and math.isfinite(span)):
+        return [low]
+    rough = span / max(1, count)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def tick_texts(places: list[float]) -> list[str]:
+    """Ticks in one common unit and with as many digits as they need to differ."""
+    largest = max(map(abs, places), default=0.0)
+    step = min((b - a for a, b in itertools.pairwise(places)), default=largest)
+    if 0 < largest < 1e-3:
+        return [_signed(f"{place:.0e}".replace("e-0", "e-")) if place else "0" for place in places]
+    scale, unit = next(((s, u) for s, u in _UNITS if largest >= max(s, 1e4)), (1.0, ""))
+    if step < scale / 100:  # in that unit they would look alike
+        scale, unit = 1.0, ""
+    digits = max(0, -math.floor(math.log10(step / scale) + 1e-9)) if step > 0 else 0
+    texts = [_signed(f"{place / scale:,.{digits}f}") + (f"{THIN}{unit}" if unit else "") for place in places]
+    return [text if place else "0" for text, place in zip(texts, places, strict=True)]
+
+
+def human(value: float | None, digits: int = 4) -> str:
+    """A number in about `digits` digits: 0.00012, 487.3, 1,024, 3.2 M."""
+    if value is None or math.isnan(value):
+        return "\N{EN DASH}"
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else _signed(f"{value}")
+    size = abs(value)
+    if size < 1e-3:
+        return _signed(f"{value:.{max(0, digits - 2)}e}".replace("e-0", "e-"))
+    for scale, unit in _UNITS:
+        if size >= scale and (scale > 1e3 or size >= 10 ** max(digits, 4)):
+            return _signed(f"{value / scale:,.{digits}g}") + f"{THIN}{unit}"
+    if float(value).is_integer() or size >= 10 ** (digits - 1):
+        return _signed(f"{value:,.0f}")
+    return _signed(f"{value:.{digits}g}")
+
+
+def duration(seconds: float | None) -> str:
+    """A time as one or two units: 0.4 s, 12 s, 3 min 5 s, 2 h 10 min, 3 d 4 h."""
+    if seconds is None or not math.isfinite(seconds):
+        return "\N{EN DASH}"
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+    index = next(i for i, (_, size) in enumerate(units) if seconds >= size - 0.5)
+    (big, size), (small, part) = units[index], units[index + 1]
+    whole, rest = divmod(round(seconds / part) * part, size)
+    return f"{whole} {big}" + (f" {rest // part} {small}" if rest else "")
+
+
+def _signed(text: str) -> str:
+    return text.replace("-", MINUS, 1) if text.startswith("-") else text

@@ -1,0 +1,138 @@
+"""A report as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from canter.report.charts import (
+    DIAGNOSTICS,
+    EPISODES,
+    NARROW,
+    TIME,
+    learning_curve,
+    other_charts,
+    small_charts,
+)
+from canter.report.data import RunData
+from canter.report.html import Markup, element, joined
+from canter.report.numbers import human
+from canter.report.sections import (
+    baseline,
+    comparison,
+    differences,
+    headline,
+    machines,
+    origin,
+    run_list,
+    section,
+    settings_table,
+    status,
+    time_split,
+)
+from canter.report.stats import Group, default_threshold, group_runs
+
+GENERATOR = "canter report"
+"""Marks the files that may be overwritten by a newer report."""
+STYLE = Path(__file__).with_name("style.css")
+
+
+def run_page(run: RunData, threshold: float | None) -> str:
+    """The report of one run."""
+    groups = group_runs([run])
+    error = run.record.get("error")
+    _, base = baseline(run.env_id)
+    facts = joined([f"{run.env_id}, seed {run.seed} ", status(run)])
+    body = [
+        heading(run.name, facts),
+        element("p", str(error), class_="failure") if error else None,
+        headline(run, threshold),
+        section("Return", "Bold: mean of the last 100 episodes. Thin: of each rollout.", curves(groups, threshold)),
+        *chart_sections(groups),
+        section("Time", "What the training time was spent on.", time_split([run]), small_charts(TIME, groups)),
+        section("Settings", f"Marked ones differ from the {base}.", settings_table(run)),
+        section("Origin", "", origin(run)),
+    ]
+    return document(f"{run.name} - {run.env_id}", body)
+
+
+def comparison_page(runs: Sequence[RunData], threshold: float | None) -> str:
+    """The report of several runs: one comparison for each environment."""
+    groups = group_runs(runs)
+    env_ids = list(dict.fromkeys(group.env_id for group in groups))
+    title = f"{len(runs)} runs on {env_ids[0]}" if len(env_ids) == 1 else f"{len(runs)} runs"
+    facts = ", ".join(env_ids) if len(env_ids) > 1 else f"seeds {', '.join(dict.fromkeys(run.seed for run in runs))}"
+    body: list[Markup | None] = [heading(title, facts)]
+    for env_id in env_ids:
+        own = [group for group in groups if group.env_id == env_id]
+        name = element("h2", env_id, class_="env") if len(env_ids) > 1 else None
+        body += [name, *comparison_sections(own, threshold)]
+    body += [
+        section("Runs", "", run_list(runs)),
+        section("Time", "What the training time was spent on.", time_split(runs)),
+        section("Machine and versions", "", machines(runs)),
+    ]
+    return document(title, body)
+
+
+def comparison_sections(groups: Sequence[Group], threshold: float | None) -> list[Markup]:
+    """Curves, scores and settings of the groups of one environment."""
+    runs = [run for group in groups for run in group.runs]
+    goal = default_threshold(runs) if threshold is None else threshold
+    several = any(len(group.runs) > 1 for group in groups)
+    lead = "Mean of the last 100 episodes while training."
+    if several:
+        lead += " Bold: interquartile mean over seeds, with its 95 % bootstrap band. Thin: each seed."
+    if several and min(len(group.runs) for group in groups if len(group.runs) > 1) < 5:
+        lead += " With fewer than five seeds such a band is too narrow: look at the seeds too."
+    words = "Final return: interquartile mean over seeds, with its 95 % bootstrap interval. "
+    if goal is not None:
+        origin = "as asked" if threshold is not None else "nine tenths of the way from the lowest start to the best end"
+        words += f"The threshold {human(goal)} is {origin}; times to it are those of the median seed."
+    return [
+        section("Return", lead, curves(groups, goal)),
+        section("Comparison", words, comparison(groups, goal)),
+        section("Settings that differ", "", differences(groups)),
+        section("Return by time", "The same curves over the seconds of training.", curves(groups, goal, "seconds")),
+        *chart_sections(groups),
+    ]
+
+
+def curves(groups: Sequence[Group], threshold: float | None, x: str = "env_steps") -> Markup:
+    """The learning curve, drawn for a desk and for a phone; the style sheet shows one of them."""
+    wide, narrow = learning_curve(groups, threshold, x), learning_curve(groups, threshold, x, NARROW)
+    return joined([element("div", wide, class_="desk"), element("div", narrow, class_="phone")])
+
+
+def chart_sections(groups: Sequence[Group]) -> list[Markup]:
+    """Small charts of everything else that was logged."""
+    others = other_charts(groups)
+    return [
+        section("Episodes", "By env steps.", small_charts(EPISODES, groups)),
+        section(
+            "Learning", "By env steps, as means over the updates of each iteration.", small_charts(DIAGNOSTICS, groups)
+        ),
+        section("Further metrics", "By env steps.", small_charts(others, groups) if others else None),
+    ]
+
+
+def heading(title: str, facts: object) -> Markup:
+    """What the page is about."""
+    return element("header", element("p", "Canter report", class_="kicker"), element("h1", title), element("p", facts))
+
+
+def document(title: str, body: Sequence[Markup | None]) -> str:
+    """The whole file; nothing in it refers to anything outside of it."""
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", name="generator", content=GENERATOR),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", title),
+        element("style", Markup(STYLE.read_text(encoding="utf-8"))),
+    )
+    written = element("footer", f"Written by canter on {datetime.now():%d %B %Y at %H:%M}")
+    page = element("html", head, element("body", element("main", *body, written)), lang="en")
+    return f"<!doctype html>\n{page}\n"

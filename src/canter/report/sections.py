@@ -1,0 +1,232 @@
+"""The parts of a report: numbers, tables and words around the charts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from canter.config import TrainConfig
+from canter.plain import to_plain
+from canter.recipes import preset_for
+from canter.report.data import RunData, flatten
+from canter.report.html import Markup, element, joined
+from canter.report.numbers import duration, human
+from canter.report.stats import Group, Reached, differing_settings, final_score, shown, time_to
+from canter.report.svg import key_mark, stacked_bar
+
+COUNTERS = {
+    "iteration": "Iterations",
+    "env_steps": "Env steps",
+    "episodes": "Episodes ended",
+    "resets": "Episodes begun",
+    "minibatch_updates": "Minibatch updates",
+    "optim/nonfinite_steps": "Steps skipped for NaN or infinity",
+}
+PARTS = {
+    "env": "Stepping environments",
+    "policy": "Choosing actions",
+    "update": "Learning",
+    "other": "Logs, console and checkpoints",
+}
+
+
+def section(title: str, lead: str, *content: object) -> Markup:
+    """A headed part of the page; nothing where there is no content."""
+    filled = [part for part in content if part]
+    if not filled:
+        return Markup("")
+    return element("section", element("h2", title), element("p", lead, class_="lead") if lead else None, *filled)
+
+
+def tiles(pairs: Sequence[tuple[str, str, str]]) -> Markup:
+    """Headline numbers: name, number, and what it means."""
+    cells = [
+        element("div", element("dt", name), element("dd", number), element("p", text)) for name, number, text in pairs
+    ]
+    return element("dl", *cells, class_="tiles")
+
+
+def table(head: Sequence[object], rows: Sequence[Sequence[object]], class_: str | None = None) -> Markup:
+    """A table; on a narrow screen it scrolls by itself."""
+    top = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head)))
+    body = element("tbody", *(element("tr", *(element("td", cell) for cell in row)) for row in rows))
+    return element("div", element("table", top, body, class_=class_), class_="scroll")
+
+
+def status(run: RunData) -> Markup:
+    """How the run ended, with a dot in the colour of it."""
+    return element("span", run.status, class_=f"status {run.status}")
+
+
+def headline(run: RunData, threshold: float | None) -> Markup:
+    """The numbers of one run that matter most."""
+    _, returns = run.points("return")
+    steps, seconds = run.last("env_steps"), run.last("seconds")
+    budget = run.settings.get("total_steps")
+    pairs = [("Return", human(run.last("return")), "mean of the last 100 episodes")]
+    if len(returns):
+        pairs.append(("Best", human(float(returns.max())), "highest so far"))
+    of = f"of {human(budget)}" if isinstance(budget, int) else ""
+    pairs.append(("Env steps", human(steps), f"{of} over all environments".strip()))
+    if (episodes := run.last("episodes")) is not None:
+        pairs.append(("Episodes", human(episodes), "that have ended"))
+    pairs.append(("Time", duration(seconds), "of training"))
+    if run.speed is not None:
+        pairs.append(("Speed", human(run.speed, 3), "env steps per second"))
+    if threshold is not None:
+        reached = time_to(run, threshold)
+        when = "never" if reached is None else f"after {duration(reached.seconds)}"
+        pairs.append((f"Steps to {human(threshold)}", human(reached.steps if reached else None), when))
+    return tiles(pairs)
+
+
+def time_split(runs: Sequence[RunData]) -> Markup:
+    """Where the time went: one bar for each run that measured it."""
+    bars: list[Markup] = []
+    for run in runs:
+        parts = {name: run.time_split[name] for name in (*PARTS, *run.time_split) if name in run.time_split}
+        if not parts:
+            continue
+        items = [
+            element("li", key_mark(number), f"{PARTS.get(name, name)} ", element("b", duration(value)))
+            for number, (name, value) in enumerate(parts.items())
+        ]
+        name = element("h3", run.name) if len(runs) > 1 else None
+        bar = stacked_bar([(PARTS.get(part, part), value) for part, value in parts.items()], 1040)
+        bars += [joined([name, bar, element("ul", *items, class_="legend")])]
+    return joined(bars)
+
+
+def settings_table(run: RunData) -> Markup:
+    """All settings, those that differ from the preset or the defaults marked."""
+    if not run.settings:
+        return element("p", "The settings of this run cannot be read.", class_="muted")
+    base, _ = baseline(run.env_id)
+    rows: list[Markup] = []
+    for key, value in run.settings.items():
+        changed = key != "seed" and shown(value) != shown(base.get(key))
+        was = element("span", f"was {shown(base.get(key))}", class_="was") if changed else None
+        cells = element("td", key), element("td", shown(value), was)
+        rows.append(element("tr", *cells, class_="changed" if changed else None))
+    return element("div", element("table", element("tbody", *rows)), class_="settings")
+
+
+def baseline(env_id: str) -> tuple[dict[str, Any], str]:
+    """The settings that an environment would have by itself, and what they are called."""
+    preset, defaults = preset_for(env_id), TrainConfig()
+    config = preset or replace(defaults, env=replace(defaults.env, id=env_id))
+    return dict(flatten(to_plain(config))), "preset" if preset else "defaults"
+
+
+def origin(run: RunData) -> Markup:
+    """When and on what one run ran, and what it counted."""
+    command = run.record.get("command")
+    facts = {name.capitalize(): _moment(run.record.get(name)) for name in ("started", "resumed", "ended", "host")}
+    if isinstance(command, list) and command:
+        # Where the program lies is no one's business.
+        facts["Command"] = shlex.join([Path(str(command[0])).name, *map(str, command[1:])])
+    counters = {text: f"{value:,.0f}" for name, text in COUNTERS.items() if (value := run.last(name)) is not None}
+    return lists({"Run": {name: fact for name, fact in facts.items() if fact}, "Counters": counters, **machine(run)})
+
+
+def _moment(value: Any) -> str:
+    """A time stamp as people write it; anything else as it is."""
+    text = "" if value is None else str(value)
+    return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)?\+00:00$", r"\1 \2 UTC", text)
+
+
+def machine(run: RunData) -> dict[str, Any]:
+    """What a run ran on and with."""
+    return {"Machine": run.record.get("machine"), "Versions": run.record.get("versions")}
+
+
+def machines(runs: Sequence[RunData]) -> Markup:
+    """Every machine once, with the names of its runs where there are several."""
+    apart: dict[str, list[RunData]] = {}
+    for run in runs:
+        apart.setdefault(repr(machine(run)), []).append(run)
+    blocks = [
+        [element("h3", ", ".join(run.name for run in own)) if len(apart) > 1 else None, lists(machine(own[0]))]
+        for own in apart.values()
+    ]
+    return joined(part for block in blocks for part in block)
+
+
+def lists(titled: dict[str, Any]) -> Markup:
+    """Lists of names and values side by side, as far as there are any."""
+    columns = [
+        element("div", element("h3", title), element("dl", *map(_pair, content.items())))
+        for title, content in titled.items()
+        if isinstance(content, dict) and content
+    ]
+    return element("div", *columns, class_="columns") if columns else Markup("")
+
+
+def _pair(item: tuple[Any, Any]) -> Markup:
+    return joined([element("dt", item[0]), element("dd", shown(item[1]))])
+
+
+def comparison(groups: Sequence[Group], threshold: float | None) -> Markup:
+    """One row for each group: where it ended, and when it reached the threshold."""
+    head: list[object] = ["", "Runs", "Final return", "Best run"]
+    if threshold is not None:
+        head += [f"Steps to {human(threshold)}", f"Time to {human(threshold)}"]
+    rows = [_comparison_row(number, group, threshold) for number, group in enumerate(groups)]
+    return table([*head, "Steps per second"], rows, class_="numbers")
+
+
+def _comparison_row(number: int, group: Group, threshold: float | None) -> list[object]:
+    score = final_score(group)
+    best = [values.max() for run in group.runs if len(values := run.points("return")[1])]
+    interval = None
+    if score and score[1] is not None:
+        interval = element("small", f"{human(score[1])} to {human(score[2])}")
+    row: list[object] = [
+        joined([key_mark(number), element("b", group.label)]),
+        len(group.runs),
+        joined([human(score[0] if score else None), interval]),
+        human(float(max(best)) if best else None),
+    ]
+    if threshold is not None:
+        row += _reached_cells([time_to(run, threshold) for run in group.runs])
+    speeds = [speed for run in group.runs if (speed := run.speed) is not None]
+    return [*row, human(sum(speeds) / len(speeds), 3) if speeds else human(None)]
+
+
+def _reached_cells(reached: Sequence[Reached | None]) -> list[object]:
+    """Steps and time that half of the runs needed at most; runs that never got there count as slower than any."""
+    there = [item for item in reached if item is not None]
+    share = element("small", f"{len(there)} of {len(reached)} reached it") if len(there) < len(reached) else None
+    if 2 * len(there) <= len(reached):
+        return [joined(["not reached" if not there else "most did not", share]), human(None)]
+    middle = (len(reached) - 1) // 2
+    steps = sorted(item.steps for item in there)[middle]
+    seconds = sorted(item.seconds for item in there if item.seconds is not None)
+    return [joined([human(steps), share]), duration(seconds[middle]) if middle < len(seconds) else human(None)]
+
+
+def differences(groups: Sequence[Group]) -> Markup | None:
+    """The settings in which groups differ; None if in none."""
+    rows = [[key, *map(shown, values)] for key, values in differing_settings(groups).items()]
+    return table(["Setting", *(group.label for group in groups)], rows, class_="plain") if rows else None
+
+
+def run_list(runs: Sequence[RunData]) -> Markup:
+    """Every run by itself."""
+    rows = [
+        [
+            element("b", run.name),
+            run.env_id,
+            run.seed,
+            status(run),
+            human(run.last("env_steps")),
+            human(run.last("return")),
+            duration(run.last("seconds")),
+        ]
+        for run in runs
+    ]
+    return table(["Run", "Environment", "Seed", "Status", "Env steps", "Return", "Time"], rows, class_="runs")

@@ -1,0 +1,270 @@
+"""Small charts as SVG: lines with bands, and one stacked bar. Colours come from the page's style sheet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from canter.report.html import Markup, element, joined
+from canter.report.numbers import human, tick_texts, ticks
+
+COLORS = 7
+"""Colours that the style sheet has: classes `c0`, `c1`, ..."""
+MAX_POINTS = 400
+"""A line of more points is drawn by the means of so many."""
+LINE_HEIGHT = 15.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve of a chart."""
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    color: int = 0
+    faint: bool = False
+    """Drawn thin behind the others, and not in the legend: one of several runs, or what was not smoothed."""
+    low: np.ndarray | None = None
+    high: np.ndarray | None = None
+    """A band around it."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Size of a chart, and what its axes show."""
+
+    title: str
+    width: float
+    height: float
+    x_label: str = ""
+    """Written below the x axis; empty leaves no room for it."""
+    threshold: float | None = None
+    """A value to mark with a dashed line."""
+    floor: float = -math.inf
+    """The y axis ends there at the lowest; what lies below is cut off."""
+    readouts: int = 48
+    """Places at which pointing shows the values."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Where numbers lie on the paper."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    x_range: tuple[float, float]
+    y_range: tuple[float, float]
+
+    def x(self, value: np.ndarray | float) -> np.ndarray:
+        """Horizontal place."""
+        low, high = self.x_range
+        return self.left + (np.asarray(value) - low) / (high - low) * (self.right - self.left)
+
+    def y(self, value: np.ndarray | float) -> np.ndarray:
+        """Vertical place; far outside of the paper is as good as further."""
+        low, high = self.y_range
+        size = self.bottom - self.top
+        return self.bottom - np.clip((np.asarray(value) - low) / (high - low), -9, 9) * size
+
+
+def line_chart(lines: Sequence[Line], frame: Frame) -> Markup:
+    """A chart of lines over a common x axis; pointing at it shows the values there."""
+    lines = [thinned(line) for line in lines if len(line.x)]
+    if not lines:
+        return Markup("")
+    axes = _axes(lines, frame)
+    inside = element(
+        "svg",
+        *(_band(line, axes) for line in lines),
+        *(_stroke(line, axes) for line in sorted(lines, key=lambda line: not line.faint)),
+        # What is drawn outside of a nested svg is cut off.
+        x=axes.left,
+        y=axes.top - 2,
+        width=axes.right - axes.left + 3,
+        height=axes.bottom - axes.top + 4,
+        viewBox=f"{axes.left:.1f} {axes.top - 2:.1f} {axes.right - axes.left + 3:.1f} {axes.bottom - axes.top + 4:.1f}",
+    )
+    return element(
+        "svg",
+        _grid(axes, frame),
+        inside,
+        _threshold(axes, frame.threshold),
+        _readouts([line for line in lines if not line.faint], axes, frame),
+        class_="chart",
+        viewBox=f"0 0 {frame.width:g} {frame.height:g}",
+        role="img",
+        aria_label=_described(lines, frame),
+    )
+
+
+def stacked_bar(parts: Sequence[tuple[str, float]], width: float, height: float = 26.0) -> Markup:
+    """Parts of a whole side by side, each in its colour with its share on it where there is room."""
+    total = sum(value for _, value in parts)
+    if total <= 0:
+        return Markup("")
+    pieces, left = [], 0.0
+    for index, (label, value) in enumerate(parts):
+        share = value / total
+        tip = element("title", f"{label}: {share:.1%}")
+        text = None
+        if share * width > 36:
+            text = element("text", f"{share:.0%}", x=left + share * width / 2, y=height / 2 + 4, class_="on")
+        # A fill needs no gap: a hairline in the colour of the paper parts the pieces.
+        rectangle = element("rect", x=left, y=0, width=max(share * width - 1, 0.5), height=height)
+        pieces.append(element("g", tip, rectangle, text, class_=f"part c{index % COLORS}"))
+        left += share * width
+    shares = ", ".join(f"{label} {value / total:.0%}" for label, value in parts)
+    box = f"0 0 {width:g} {height:g}"
+    return element("svg", *pieces, class_="bar", viewBox=box, role="img", aria_label=f"Shares: {shares}")
+
+
+def thinned(line: Line) -> Line:
+    """The same line with at most `MAX_POINTS` points; each is the mean of its neighbours, the last one stays."""
+    count = len(line.x)
+    if count <= MAX_POINTS:
+        return line
+    edges = np.unique(np.linspace(0, count - 1, MAX_POINTS).astype(int))
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        sums = np.add.reduceat(values[:-1], edges[:-1])
+        return np.append(sums / np.diff(edges), values[-1])
+
+    low = None if line.low is None else mean(line.low)
+    high = None if line.high is None else mean(line.high)
+    return Line(line.label, mean(line.x), mean(line.y), line.color, line.faint, low, high)
+
+
+def _axes(lines: Sequence[Line], frame: Frame) -> Axes:
+    ys = [part for line in lines for part in (line.y, line.low, line.high) if part is not None]
+    if frame.threshold is not None:
+        ys.append(np.array([frame.threshold]))
+    low, high = min(float(y.min()) for y in ys), max(float(y.max()) for y in ys)
+    low = max(low, frame.floor) if high > frame.floor else low
+    pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    # Where all is positive and zero is near, zero is shown.
+    y_range = (0.0 if 0 <= low < 0.4 * high else low - pad, high + pad)
+    start, end = min(float(line.x[0]) for line in lines), max(float(line.x[-1]) for line in lines)
+    start = 0.0 if 0 <= start < 0.1 * end else start
+    texts = tick_texts(ticks(*y_range, _y_count(frame)))
+    left = 10.0 + 6.6 * max(map(len, texts))
+    return Axes(
+        left,
+        frame.width - 12,
+        12.0,
+        frame.height - (36 if frame.x_label else 22),
+        (start, end if end > start else start + 1),
+        y_range,
+    )
+
+
+def _y_count(frame: Frame) -> int:
+    return max(4, round(frame.height / 60))
+
+
+def _grid(axes: Axes, frame: Frame) -> Markup:
+    ys = ticks(*axes.y_range, _y_count(frame))
+    xs = ticks(*axes.x_range, max(3, round((axes.right - axes.left) / 110)))
+    parts: list[Markup] = []
+    for place, text in zip(ys, tick_texts(ys), strict=True):
+        y = float(axes.y(place))
+        parts.append(element("line", x1=axes.left, x2=axes.right, y1=y, y2=y))
+        parts.append(element("text", text, x=axes.left - 7, y=y + 4, class_="end"))
+    for place, text in zip(xs, tick_texts(xs), strict=True):
+        x = float(axes.x(place))
+        # A label in the corner would be cut off by the edge of the paper.
+        anchor = "end" if x > axes.right - 14 else "mid"
+        parts.append(element("line", x1=x, x2=x, y1=axes.bottom, y2=axes.bottom + 4, class_="tick"))
+        parts.append(element("text", text, x=min(x, axes.right), y=axes.bottom + 17, class_=anchor))
+    if frame.x_label:
+        middle = (axes.left + axes.right) / 2
+        parts.append(element("text", frame.x_label, x=middle, y=axes.bottom + 32, class_="mid"))
+    return element("g", *parts, class_="grid", aria_hidden="true")
+
+
+def _places(x: np.ndarray, y: np.ndarray) -> str:
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
+
+
+def _stroke(line: Line, axes: Axes) -> Markup:
+    x, y = axes.x(line.x), axes.y(line.y)
+    kind = f"line c{line.color % COLORS}{' faint' if line.faint else ''}"
+    if len(x) == 1:
+        return element("circle", cx=float(x[0]), cy=float(y[0]), r=3, class_=f"dot c{line.color % COLORS}")
+    return element("path", d=f"M{_places(x, y)}", class_=kind)
+
+
+def _band(line: Line, axes: Axes) -> Markup | None:
+    if line.low is None or line.high is None or len(line.x) < 2:
+        return None
+    there, back = _places(axes.x(line.x), axes.y(line.high)), _places(axes.x(line.x)[::-1], axes.y(line.low)[::-1])
+    return element("path", d=f"M{there} {back}Z", class_=f"band c{line.color % COLORS}")
+
+
+def _threshold(axes: Axes, value: float | None) -> Markup | None:
+    if value is None:
+        return None
+    y = float(axes.y(value))
+    stroke = element("line", x1=axes.left, x2=axes.right, y1=y, y2=y)
+    return element("g", stroke, element("text", human(value), x=axes.left + 5, y=y - 5), class_="threshold")
+
+
+def _readouts(lines: Sequence[Line], axes: Axes, frame: Frame) -> Markup:
+    """Invisible columns; the one that is pointed at shows a hairline, dots, and the values."""
+    if not lines or not frame.readouts:
+        return Markup("")
+    places = np.linspace(*axes.x_range, frame.readouts)
+    wide = (axes.right - axes.left) / (frame.readouts - 1)
+    columns: list[Markup] = []
+    for place in places.tolist():
+        here = [(line, float(np.interp(place, line.x, line.y))) for line in lines if line.x[0] <= place <= line.x[-1]]
+        if not here:
+            continue
+        x = float(axes.x(place))
+        columns.append(_readout(x, wide, f"{human(place)} {frame.x_label or 'env steps'}", here, axes))
+    return element("g", *columns, aria_hidden="true")
+
+
+def _readout(x: float, wide: float, place: str, here: Sequence[tuple[Line, float]], axes: Axes) -> Markup:
+    left = x > (axes.left + axes.right) / 2
+    at = x - 8 if left else x + 8
+    texts = [element("tspan", place, x=at, y=axes.top + 12, class_="muted")]
+    dots: list[Markup] = []
+    for number, (line, value) in enumerate(here, 1):
+        color = f"c{line.color % COLORS}"
+        label = f"{line.label} {human(value)}" if len(here) > 1 else human(value)
+        texts.append(element("tspan", label, x=at, y=axes.top + 12 + number * LINE_HEIGHT, class_=color))
+        y = float(axes.y(value))
+        if axes.top - 2 <= y <= axes.bottom + 2:
+            dots.append(element("circle", cx=x, cy=y, r=3.5, class_=f"dot {color}"))
+    hit = element("rect", x=x - wide / 2, y=axes.top, width=wide, height=axes.bottom - axes.top)
+    hairline = element("line", x1=x, x2=x, y1=axes.top, y2=axes.bottom)
+    tip = element("g", hairline, *dots, element("text", *texts, class_="end" if left else None), class_="tip")
+    return element("g", hit, tip, class_="read")
+
+
+def _described(lines: Sequence[Line], frame: Frame) -> str:
+    """What a reader who cannot see the chart is told."""
+    ends = [
+        f"{line.label} from {human(float(line.y[0]))} to {human(float(line.y[-1]))}" for line in lines if not line.faint
+    ]
+    return f"{frame.title} over {frame.x_label or 'env steps'}: {'; '.join(ends)}"
+
+
+def key_mark(color: int) -> Markup:
+    """A dash in a line's colour."""
+    return element("i", class_=f"key c{color % COLORS}")
+
+
+def legend(lines: Sequence[Line]) -> Markup:
+    """Names and colours of the lines that are not faint; nothing for a single one."""
+    named = [line for line in lines if not line.faint]
+    if len(named) < 2:
+        return Markup("")
+    items = [element("li", key_mark(line.color), line.label) for line in named]
+    return element("ul", joined(items), class_="legend")

@@ -1,0 +1,176 @@
+"""The arithmetic of a run in words, before it begins."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from canter.specs import EnvSpec
+from canter.struct import tree_map
+
+Level = Literal["ok", "note", "warning", "error"]
+
+FEW_ROLLOUTS = 10
+"""With fewer the policy is improved too seldom to speak of learning."""
+SMALL_MINIBATCH = 16
+"""Advantages of fewer rows than this say more about luck than about the policy."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a look before the run has shown."""
+
+    level: Level
+    """Fine, good to know, likely a mistake, or certainly one."""
+    subject: str
+    text: str
+    """A sentence or two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The numbers of a run: how much it collects, and how it learns from that."""
+
+    total_steps: int
+    num_envs: int
+    horizon: int
+    """Steps per rollout in each environment."""
+    epochs: int
+    num_minibatches: int
+    gamma: float
+    gae_lambda: float
+    num_agents: int = 1
+    """Rows of each environment."""
+
+    @property
+    def rows(self) -> int:
+        """Transitions in a step of all environments."""
+        return self.num_envs * self.num_agents
+
+    @property
+    def batch(self) -> int:
+        """Transitions in a rollout."""
+        return self.horizon * self.rows
+
+    @property
+    def updates(self) -> int:
+        """Minibatch updates per rollout."""
+        return self.epochs * self.num_minibatches
+
+    @property
+    def rollouts(self) -> int:
+        """Rollouts in the whole run."""
+        return math.ceil(self.total_steps / self.batch)
+
+    def in_words(self) -> str:
+        """How a rollout is cut up."""
+        agents = f" x {self.num_agents} agents" if self.num_agents > 1 else ""
+        return (
+            f"batch = {self.horizon:,} steps x {self.num_envs:,} envs{agents} = {self.batch:,}, "
+            f"{counted(self.num_minibatches, 'minibatch')} of {self.batch // self.num_minibatches:,}, "
+            f"{counted(self.epochs, 'epoch')}: {counted(self.updates, 'update')} per rollout"
+        )
+
+    def in_all(self) -> str:
+        """What the whole run comes to."""
+        total = counted(self.rollouts * self.updates, "update")
+        return f"{counted(self.total_steps, 'step')} = {counted(self.rollouts, 'rollout')}, {total} in all"
+
+
+def check_plan(plan: Plan) -> list[Finding]:
+    """The arithmetic, and what is odd about it."""
+    found = [Finding("ok", "arithmetic", plan.in_words()), Finding("ok", "arithmetic", plan.in_all())]
+    if plan.rollouts < FEW_ROLLOUTS:
+        longer = FEW_ROLLOUTS * plan.batch
+        text = (
+            f"only {counted(plan.rollouts, 'rollout')} in the whole run, and the policy improves once per rollout: "
+            f"raise total_steps to {longer:,} or more, or use a smaller horizon or fewer environments"
+        )
+        found.append(Finding("warning", "budget", text))
+    if plan.batch // plan.num_minibatches < SMALL_MINIBATCH:
+        text = (
+            f"a minibatch has only {plan.batch // plan.num_minibatches} rows, so its gradient is mostly noise: "
+            "use fewer minibatches, more environments or a longer horizon"
+        )
+        found.append(Finding("warning", "minibatches", text))
+    return found
+
+
+def check_foresight(plan: Plan, episode_length: float | None) -> Finding:
+    """How far gamma looks ahead, against the length of episodes (None if none was seen to end) and of rollouts."""
+    if plan.gamma == 1:
+        reach, text = math.inf, "gamma 1 looks ahead without end"
+    else:
+        reach = 1 / (1 - plan.gamma)
+        text = f"gamma {plan.gamma:g} looks about {reach:,.0f} steps ahead, 1 / (1 - gamma)"
+    if episode_length is not None:
+        text += f"; episodes of random actions last about {episode_length:,.0f} steps"
+    text += f"; a rollout holds {plan.horizon:,} steps of each environment"
+    if episode_length is not None and reach < episode_length / 10:
+        advice = "what comes later than that hardly counts for a decision now; raise gamma if it should"
+        return Finding("note", "foresight", f"{text}; {advice}")
+    decay = plan.gamma * plan.gae_lambda
+    if decay < 1 and plan.horizon < 1 / (1 - decay):
+        advice = (
+            f"that is less than the {1 / (1 - decay):,.0f} steps over which gae_lambda sums rewards, so advantages "
+            "rest on the critic more than gae_lambda suggests"
+        )
+        return Finding("note", "foresight", f"{text}; {advice}")
+    return Finding("ok", "foresight", text)
+
+
+def check_truncation(spec: EnvSpec) -> Finding:
+    """What the value of an episode that is cut off is taken from."""
+    if spec.truncates is False:
+        return Finding("ok", "truncation", "episodes are never cut off, so nothing is added at their end")
+    where = "kept beside the next episode's first one" if spec.separate_final_obs else "given before the reset"
+    known = "" if spec.truncates else "nobody declares whether episodes are cut off; "
+    return Finding(
+        "ok",
+        "truncation",
+        f"{known}where a time limit cuts an episode off, the value of its true last observation ({where}) stands for "
+        "what would have followed; where it terminates, nothing follows",
+    )
+
+
+def check_memory(plan: Plan, spec: EnvSpec, record: Any, state: Any) -> Finding:
+    """Bytes for rollout and weights; `record` is what is kept of one step `[N, ...]`, `state` the algorithm's."""
+    obs = sum(math.prod(part.shape) * part.dtype.itemsize for part in spec.obs.values())
+    row = obs * (2 if spec.separate_final_obs else 1) + tree_bytes(record) / plan.rows + 16
+    # A second copy is the shuffled one of an epoch; gradients are as large as weights, of which the state has three.
+    rollout, learned = 2 * row * plan.batch, tree_bytes(state) * 4 / 3
+    text = (
+        f"about {size(rollout)} for a rollout and its shuffled copy, {size(learned)} for weights, gradients and "
+        f"moments, on {spec.device}; torch itself and the simulators come on top"
+    )
+    return Finding("ok", "memory", text)
+
+
+def tree_bytes(tree: Any) -> int:
+    """Bytes of all tensors in a tree, whatever else it holds."""
+    if isinstance(tree, dict):
+        return sum(map(tree_bytes, tree.values()))
+    if isinstance(tree, list | tuple):
+        return sum(map(tree_bytes, tree))
+    sizes: list[int] = []
+    try:
+        tree_map(lambda leaf: sizes.append(leaf.nbytes), tree)
+    except TypeError:
+        return 0
+    return sum(sizes)
+
+
+def size(count: float) -> str:
+    """Bytes as people say them."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} GB"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, in singular or plural."""
+    plural = f"{noun}es" if noun.endswith("ch") and noun != "epoch" else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"

@@ -1,0 +1,158 @@
+"""A short trial of an environment with random actions, kept on the host to be looked at.
+
+T steps, N environments.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from canter.specs import ACTION_MASK, Continuous, Discrete, Env, EnvSpec, Step
+from canter.struct import Obs
+
+MAX_BYTES = 64 << 20
+"""A trial of large observations ends when it holds this much."""
+ENOUGH_STEPS = 32
+"""A trial of a slow environment ends when its time is up, but not before."""
+
+
+class ContractBroken(ValueError):
+    """An environment gave something other than `canter.specs` promises; the message says what."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What an environment gave in T steps, on the CPU."""
+
+    spec: EnvSpec
+    obs: Obs
+    """`[T+1, N, ...]`; row 0 is the reset's."""
+    reward: Tensor
+    """`[T, N]`."""
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    final_obs: list[Obs | None]
+    """True last observations `[N, ...]` by step, None where no row ended or `obs` holds them."""
+    seconds: float
+    """How long the steps took."""
+
+    @property
+    def done(self) -> Tensor:
+        """`[T, N]` bool: an episode ended, either way."""
+        return self.terminated | self.truncated
+
+    def episodes(self) -> list[tuple[float, int, bool]]:
+        """Return, length and whether it terminated, for each episode that began and ended within the trial."""
+        found: list[tuple[float, int, bool]] = []
+        reward, valid, done = self.reward.double().tolist(), self.valid.tolist(), self.done.tolist()
+        for row in range(self.spec.num_envs):
+            total, length = 0.0, 0
+            for t in range(len(reward)):
+                if valid[t][row]:
+                    total, length = total + reward[t][row], length + 1
+                if done[t][row]:
+                    found.append((total, length, bool(self.terminated[t, row])))
+                    total, length = 0.0, 0
+        return found
+
+
+@torch.no_grad()
+def run_trial(env: Env, seed: int, *, steps: int, seconds: float) -> Trial:
+    """Reset `env` by `seed` and take random actions, the same ones for the same seed and observations.
+
+    It ends after `steps`, or earlier when `seconds` are over (though not before `ENOUGH_STEPS`) or memory is.
+    """
+    spec, act = env.spec, random_actions(env.spec)
+    generator = torch.Generator().manual_seed(0)
+    obs = env.reset(seed)
+    check_obs(obs, spec, "reset()")
+    seen, taken, final_obs = [to_host(obs)], [], []
+    room = MAX_BYTES // max(1, sum(group.nbytes for group in seen[0].values()))
+    start = time.perf_counter()
+    while len(taken) < min(steps, max(room, 2)):
+        if time.perf_counter() - start > seconds and len(taken) >= ENOUGH_STEPS:
+            break
+        step = env.step(act(seen[-1], generator).to(spec.device))
+        check_step(step, spec)
+        taken.append([x.to("cpu", copy=True) for x in (step.reward, step.terminated, step.truncated, step.valid)])
+        final_obs.append(None if step.final_obs is None else to_host(step.final_obs))
+        seen.append(to_host(step.obs))
+    reward, terminated, truncated, valid = (torch.stack(column) for column in zip(*taken, strict=True))
+    return Trial(
+        spec=spec,
+        obs={name: torch.stack([row[name] for row in seen]) for name in seen[0]},
+        reward=reward,
+        terminated=terminated,
+        truncated=truncated,
+        valid=valid,
+        final_obs=final_obs,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def random_actions(spec: EnvSpec) -> Callable[[Obs, torch.Generator], Tensor]:
+    """Actions for observations `[N, ...]`: uniform within finite bounds, normal without, uniform among the allowed."""
+    action, rows = spec.action, spec.num_envs
+    if isinstance(action, Continuous):
+        low, high = torch.tensor(action.low), torch.tensor(action.high)
+        bounded = low.isfinite() & high.isfinite()
+
+        def draw(obs: Obs, generator: torch.Generator) -> Tensor:
+            spread = torch.rand((rows, action.dim), generator=generator)
+            free = torch.randn((rows, action.dim), generator=generator).clamp(low, high)
+            return torch.where(bounded, torch.lerp(low.nan_to_num(), high.nan_to_num(), spread), free)
+
+        return draw
+
+    nvec = (action.n,) if isinstance(action, Discrete) else action.nvec
+
+    def choose(obs: Obs, generator: torch.Generator) -> Tensor:
+        allowed = obs.get(ACTION_MASK, torch.ones((rows, sum(nvec)))).float()
+        picks = [torch.multinomial(part, 1, generator=generator) for part in allowed.split(nvec, dim=1)]
+        return picks[0].squeeze(1) if isinstance(action, Discrete) else torch.cat(picks, dim=1)
+
+    return choose
+
+
+def to_host(obs: Obs) -> Obs:
+    """A copy that the environment's next step cannot overwrite."""
+    return {name: group.detach().to("cpu", copy=True) for name, group in obs.items()}
+
+
+def check_obs(obs: Obs, spec: EnvSpec, source: str) -> None:
+    """Refuse observations that are not what the spec declares."""
+    if obs.keys() != spec.obs.keys():
+        raise ContractBroken(f"{source} gave the observation groups {sorted(obs)}, the spec has {sorted(spec.obs)}")
+    for name, declared in spec.obs.items():
+        found, shape = obs[name], (spec.num_envs, *declared.shape)
+        if (tuple(found.shape), found.dtype) != (shape, declared.dtype):
+            raise ContractBroken(
+                f"{source} gave observation {name!r} as {found.dtype} {tuple(found.shape)}, "
+                f"the spec says {declared.dtype} {shape}"
+            )
+        if found.device.type != spec.device.type:
+            raise ContractBroken(f"{source} gave observation {name!r} on {found.device}, the spec says {spec.device}")
+
+
+def check_step(step: Step, spec: EnvSpec) -> None:
+    """Refuse a step that breaks the contract of `canter.specs.Step`."""
+    check_obs(step.obs, spec, "step()")
+    flags = ("terminated", "truncated", "valid")
+    for name, dtype in (("reward", torch.float32), *((flag, torch.bool) for flag in flags)):
+        found: Tensor = getattr(step, name)
+        if (tuple(found.shape), found.dtype) != ((spec.num_envs,), dtype):
+            raise ContractBroken(
+                f"step() gave {name} as {found.dtype} {tuple(found.shape)}, it must be {dtype} ({spec.num_envs},)"
+            )
+    if bool((step.terminated & step.truncated).any()):
+        raise ContractBroken("step() gave a row that is both terminated and truncated; terminated must win")
+    if spec.separate_final_obs and step.final_obs is None and bool((step.terminated | step.truncated).any()):
+        raise ContractBroken("an episode ended without final_obs, which the spec promises (separate_final_obs)")
+    if step.final_obs is not None:
+        check_obs(step.final_obs, spec, "step().final_obs")
