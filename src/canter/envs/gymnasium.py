@@ -167,6 +167,18 @@ class GymnasiumEnv:
         self._pending[:] = state["pending"].numpy()
         tree_copy_(self._obs.tensors, state["obs"])
 
+    @property
+    def render_fps(self) -> float:
+        """Pictures per second that show the task at its own speed."""
+        return float(self._env.metadata.get("render_fps") or 30)
+
+    def render(self) -> list[np.ndarray]:
+        """A picture `[H, W, 3]` uint8 of every environment, if made with the option `render_mode="rgb_array"`."""
+        try:
+            return [np.asarray(frame) for frame in self._env.render() or ()]
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise ImportError(f"pictures of {self._spec.env_id} need another package: {error}") from error
+
     def close(self) -> None:
         """Close the vector environment; calling it twice is fine."""
         if not self._closed:

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-import torch
+import numpy as np
 
-from canter.nn.actor_critic import Policy
-from canter.runtime.collector import EpisodeTracker
+from canter.functional.aggregate import interquartile_mean
+from canter.runtime.player import Acts, Games, Player
 from canter.specs import Env
+
+RESAMPLES = 2000
+"""Bootstrap samples behind a confidence interval."""
+
+
+class EpisodesUnfinished(RuntimeError):
+    """The steps were used up before every episode had ended; `games` is what was played."""
+
+    def __init__(self, games: Games, episodes: int, max_steps: int) -> None:
+        super().__init__(f"after {max_steps} steps only {len(games.finished)} of {episodes} episodes had ended")
+        self.games = games
 
 
 @dataclass(frozen=True)
@@ -23,32 +36,58 @@ class Evaluation:
         """Mean return."""
         return sum(self.return_) / len(self.return_)
 
+    @property
+    def std(self) -> float:
+        """Standard deviation of these returns (divided by their number, so 0 for a single one)."""
+        return float(np.std(self.return_))
 
-@torch.no_grad()
+    @property
+    def median(self) -> float:
+        """Median return."""
+        return float(np.median(self.return_))
+
+    @property
+    def iqm(self) -> float:
+        """Interquartile mean: the mean of the middle half of the returns."""
+        return float(interquartile_mean(np.asarray(self.return_)))
+
+    @cached_property
+    def confidence_interval(self) -> tuple[float, float]:
+        """95 % interval of the mean return, by the percentile bootstrap with a fixed seed.
+
+        It is about the luck of these episodes, not about that of training. With fewer than about 20 it is too narrow.
+        """
+        returns, generator = np.asarray(self.return_), np.random.default_rng(0)
+        means = [generator.choice(returns, len(returns)).mean() for _ in range(RESAMPLES)]
+        low, high = np.percentile(means, (2.5, 97.5))
+        return float(low), float(high)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Statistics and every episode, ready for JSON."""
+        return {
+            "episodes": len(self.return_),
+            "mean": self.mean,
+            "std": self.std,
+            "median": self.median,
+            "iqm": self.iqm,
+            "min": min(self.return_),
+            "max": max(self.return_),
+            "confidence_interval_95": list(self.confidence_interval),
+            "mean_length": sum(self.length) / len(self.length),
+            "returns": self.return_,
+            "lengths": self.length,
+        }
+
+
 def evaluate(
-    policy: Policy, env: Env, episodes: int, seed: int, *, deterministic: bool = True, max_steps: int = 1_000_000
+    policy: Acts, env: Env, episodes: int, seed: int, *, deterministic: bool = True, max_steps: int = 1_000_000
 ) -> Evaluation:
     """Run `episodes` episodes; normaliser statistics stay as they are.
 
-    Every environment contributes its first `episodes / N` episodes (rounded up for the first ones). Taking the first
-    `episodes` to finish anywhere would favour short ones.
+    Every environment contributes its first episodes, so short ones are not favoured (see `Player.play`). For the same
+    reason there is no result when some have not ended after `max_steps` steps of every environment.
     """
-    num_envs = env.spec.num_envs
-    quota = [episodes // num_envs + (i < episodes % num_envs) for i in range(num_envs)]
-    generator = torch.Generator(env.spec.device).manual_seed(seed)
-    obs, state = env.reset(seed), policy.initial_state(num_envs)
-    tracker = EpisodeTracker(1, num_envs, env.spec.device)
-    finished: list[list[tuple[float, int]]] = [[] for _ in range(num_envs)]
-    for _ in range(max_steps):
-        action, state = policy.act(obs, state, deterministic=deterministic, generator=generator)
-        step = env.step(action)
-        tracker.add(0, step)
-        for i in (step.terminated | step.truncated).nonzero().flatten().tolist():
-            finished[i].append((float(tracker.return_[0, i]), int(tracker.length[0, i])))
-        obs = step.obs
-        if all(len(ended) >= wanted for ended, wanted in zip(finished, quota, strict=True)):
-            break
-    else:
-        raise RuntimeError(f"after {max_steps} steps only {sum(map(len, finished))} of {episodes} episodes had ended")
-    counted = [episode for ended, wanted in zip(finished, quota, strict=True) for episode in ended[:wanted]]
-    return Evaluation([return_ for return_, _ in counted], [length for _, length in counted])
+    games = Player(policy, env, deterministic=deterministic, seed=seed).play(episodes, max_steps)
+    if len(games.finished) < episodes:
+        raise EpisodesUnfinished(games, episodes, max_steps)
+    return Evaluation([episode.return_ for episode in games.finished], [episode.length for episode in games.finished])

@@ -1,0 +1,114 @@
+"""`canter eval`: how good a policy is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from canter.cli.parser import Parser, UsageError
+from canter.cli.trained import Trained, count, open_trained, trained_parser
+from canter.envs import EnvConfig
+from canter.runtime.evaluation import EpisodesUnfinished, Evaluation, evaluate
+
+STDOUT = "-"
+EPISODES = 100
+MAX_STEPS = 1_000_000
+
+
+def eval_command(argv: list[str]) -> None:
+    """Play many episodes and say how good a policy is."""
+    arguments = eval_parser().parse(argv)
+    file = None if arguments.json in (None, STDOUT) else Path(arguments.json)
+    if file is not None and file.exists():
+        raise UsageError(f"--json {file} exists already; remove it or give another name")
+
+    def sized(env: EnvConfig) -> EnvConfig:
+        return replace(env, num_envs=arguments.num_envs or min(env.num_envs, arguments.episodes))
+
+    with open_trained(arguments, sized) as trained:
+        result, words = measure(trained, arguments)
+    text = json.dumps(circumstances(trained, arguments) | result, indent=2, allow_nan=False)
+    if arguments.json == STDOUT:
+        print(text)
+        return
+    noise = "with" if arguments.stochastic else "without"
+    print(f"{trained.source} in {trained.env.spec.env_id}, acting {noise} noise, seed {trained.seed}")
+    print(words)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+        print(f"All of it is in {file}")
+
+
+def eval_parser() -> Parser:
+    """The arguments of `canter eval`."""
+    parser = trained_parser(
+        "eval",
+        usage="[--episodes N] [--json [FILE]] [--stochastic] [--num-envs N] [--policy NAME] [--env ID]",
+        description="Play many episodes and say how good a policy is; the first ones of every environment count.",
+    )
+    parser.flag("--episodes", metavar="N", type=count, default=EPISODES, help=f"episodes to play (default {EPISODES})")
+    parser.flag(
+        "--json",
+        metavar="FILE",
+        nargs="?",
+        const=STDOUT,
+        help="write statistics and every episode, to a new FILE or out",
+    )
+    parser.flag("--stochastic", action="store_true", help="act with the noise that the policy explores with")
+    parser.flag("--num-envs", metavar="N", type=count, help="environments stepped together; by default as in the run")
+    parser.flag(
+        "--max-steps", metavar="N", type=count, default=MAX_STEPS, help=f"steps of each to stop after ({MAX_STEPS:,})"
+    )
+    return parser
+
+
+def circumstances(trained: Trained, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What was evaluated, and how: enough to do it again."""
+    return {
+        "env": trained.env.spec.env_id,
+        "policy": str(trained.source),
+        "deterministic": not arguments.stochastic,
+        "seed": trained.seed,
+        "num_envs": trained.env.spec.num_envs,
+    }
+
+
+def measure(trained: Trained, arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """The result as plain data and in words.
+
+    Where some episodes have not ended there is no mean return: those that have would be the short ones.
+    """
+    deterministic, limit = not arguments.stochastic, arguments.max_steps
+    try:
+        result = evaluate(
+            trained.policy,
+            trained.env,
+            arguments.episodes,
+            trained.stream,
+            deterministic=deterministic,
+            max_steps=limit,
+        )
+    except EpisodesUnfinished as error:
+        games = error.games
+        result = {
+            "episodes": len(games.finished),
+            "unfinished": len(games.unfinished),
+            "reward_per_step": games.reward_per_step,
+        }
+        return result, f"{error}, so there is no mean return; mean reward per step {games.reward_per_step:.4g}"
+    return result.to_dict(), in_words(result)
+
+
+def in_words(result: Evaluation) -> str:
+    """Two lines."""
+    low, high = result.confidence_interval
+    return (
+        f"return over {len(result.return_)} episodes: mean {result.mean:.1f} (95 % interval {low:.1f} to {high:.1f}), "
+        f"std {result.std:.1f}, median {result.median:.1f}, IQM {result.iqm:.1f}, "
+        f"from {min(result.return_):.1f} to {max(result.return_):.1f}\n"
+        f"length: mean {sum(result.length) / len(result.length):.1f}, from {min(result.length)} to {max(result.length)}"
+    )

@@ -1,0 +1,105 @@
+"""`canter play`: watch a policy, or record it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium
+
+from canter.cli.parser import Parser, UsageError
+from canter.cli.trained import count, open_trained, trained_parser
+from canter.envs import EnvConfig
+from canter.runtime.player import FixedStd, Games, Player
+from canter.runtime.video import CannotRender, Recorder, draw_without_display, has_display
+
+MAX_STEPS = 10_000
+"""Steps to play when nothing else is said; some tasks never end."""
+
+
+def play_command(argv: list[str]) -> None:
+    """Watch a policy in a window, or record a video of it."""
+    arguments = play_parser().parse(argv)
+    video = None if arguments.video is None else Path(arguments.video)
+    noisy = arguments.stochastic or arguments.override_std is not None
+    if video is not None:
+        draw_without_display()
+    with pictures_explained(), open_trained(arguments, lambda env: visible(env, video)) as trained:
+        policy = trained.policy
+        if arguments.override_std is not None:
+            policy = FixedStd(policy, arguments.override_std)
+        player = Player(policy, trained.env, deterministic=not noisy, seed=trained.stream)
+        print(f"Playing {trained.source} in {trained.env.spec.env_id}, {'with' if noisy else 'without'} noise")
+        with nullcontext(lambda turn: None) if video is None else Recorder(trained.env, video) as on_turn:
+            games = player.play(arguments.episodes, arguments.max_steps, on_turn)
+    print_games(games)
+    if video is not None:
+        print(f"The video is in {video}")
+
+
+def play_parser() -> Parser:
+    """The arguments of `canter play`."""
+    parser = trained_parser(
+        "play",
+        usage="[--video FILE.mp4] [--episodes N] [--max-steps N] [--stochastic] [--policy NAME] [--env ID]",
+        description="Watch a policy in a window, or record a video of it.",
+    )
+    parser.flag("--video", metavar="FILE", help="record to this new .mp4 or .gif file instead of opening a window")
+    parser.flag("--episodes", metavar="N", type=count, default=1, help="episodes to play (default 1)")
+    parser.flag(
+        "--max-steps",
+        metavar="N",
+        type=count,
+        default=MAX_STEPS,
+        help=f"steps after which to stop (default {MAX_STEPS})",
+    )
+    parser.flag("--stochastic", action="store_true", help="act with the noise that the policy explores with")
+    parser.flag(
+        "--override-std", metavar="X", type=float, help="act with noise of this standard deviation (Gaussian policies)"
+    )
+    return parser
+
+
+def visible(env: EnvConfig, video: Path | None) -> EnvConfig:
+    """One environment that draws itself, if it can, and shows the end of an episode before it restarts."""
+    env, is_gymnasium = replace(env, num_envs=1), ":" not in env.id
+    if video is not None and not is_gymnasium:
+        raise UsageError(
+            f"{env.id} cannot be drawn; Gymnasium's environments can: use --env ID with one of the same observations "
+            "and actions"
+        )
+    if video is None and not (is_gymnasium and has_display()):
+        reason = "no display here" if is_gymnasium else f"{env.id} cannot be drawn"
+        hint = " (--video FILE.mp4 records one)" if is_gymnasium else ""
+        print(f"canter: {reason}, so it is played without a picture{hint}", file=sys.stderr)
+        return env
+    mode = "human" if video is None else "rgb_array"
+    restart = env.autoreset if env.vectorization == "vector_entry_point" else "next_step"
+    return replace(env, autoreset=restart, options={**env.options, "render_mode": mode})
+
+
+@contextmanager
+def pictures_explained() -> Iterator[None]:
+    """Say in one line what environments say in many ways: that they cannot be drawn."""
+    try:
+        yield
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ImportError(str(error)) from error
+    except TypeError as error:
+        if "render_mode" not in str(error):
+            raise
+        raise CannotRender(f"this environment cannot be drawn ({error})") from error
+
+
+def print_games(games: Games) -> None:
+    """A line per episode."""
+    for number, episode in enumerate(games.finished, start=1):
+        print(f"episode {number}: return {episode.return_:.1f}, length {episode.length:,}")
+    for episode in games.unfinished:
+        print(
+            f"unfinished after {episode.length:,} steps: return so far {episode.return_:.1f}, "
+            f"{episode.return_ / episode.length:.3f} per step"
+        )

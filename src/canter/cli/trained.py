@@ -1,0 +1,143 @@
+"""A trained policy in an environment: what `canter play`, `canter eval` and `canter export` begin with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from canter.cli.parser import Parser, UsageError
+from canter.cli.runs import RUNS, find_run, stored_config
+from canter.cli.train import check_device
+from canter.config import TrainConfig
+from canter.envs import EnvConfig
+from canter.nn.actor_critic import Policy
+from canter.registry import nearest
+from canter.runtime.checkpoint import CheckpointStore
+from canter.runtime.policy_file import (
+    BEST,
+    FINAL_ACTOR,
+    POLICIES,
+    NoPolicy,
+    find_policy,
+    load_policy,
+    read_policy_file,
+)
+from canter.runtime.run_folder import CONFIG, RunFolder
+from canter.seeding import derive_seed
+from canter.specs import Env, EnvSpec
+
+NAMES = {"best": BEST, "final": FINAL_ACTOR}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A policy, where it is from, and an environment that it fits."""
+
+    policy: Policy
+    source: Path
+    """Policy file, or checkpoint folder."""
+    run: Path | None
+    """The run folder, if the policy is in one."""
+    env: Env
+    seed: int
+    """The one that was asked for, or the run's."""
+
+    @property
+    def stream(self) -> int:
+        """Seed for the environment and the policy's noise, other than any that was trained with."""
+        return derive_seed(self.seed, "eval")
+
+
+def trained_parser(command: str, *, usage: str, description: str) -> Parser:
+    """The arguments that say which policy and which environment."""
+    parser = Parser(command, usage=f"RUN {usage}", description=description)
+    parser.add_argument(
+        "run", metavar="RUN", help="folder of a run, `latest`, the beginning of a run's name, or a policy file"
+    )
+    parser.flag(
+        "--policy", metavar="NAME", help="best, final, or a policy file; by default the best that there is, else final"
+    )
+    parser.flag("--env", metavar="ID", help="another environment, with the same observations and actions")
+    parser.flag("--seed", metavar="N", type=int, help="start of the random streams; by default the run's seed")
+    parser.flag("--device", metavar="NAME", help="by default the run's, or cpu where that is not there")
+    parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where runs are looked for (default {RUNS})")
+    return parser
+
+
+def count(text: str) -> int:
+    """A number of things, for a flag."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+@contextmanager
+def open_trained(arguments: argparse.Namespace, adapt: Callable[[EnvConfig], EnvConfig]) -> Iterator[Trained]:
+    """The policy that the arguments mean, in its environment; `adapt` changes the settings of the latter."""
+    run, place = _locate(arguments.run, Path(arguments.run_dir), arguments.policy)
+    config = TrainConfig(env=_env_of(place)) if run is None else stored_config(run, None)
+    if arguments.env is not None:
+        config = replace(config, env=EnvConfig(id=arguments.env, num_envs=config.env.num_envs))
+    seed = config.seed if arguments.seed is None else arguments.seed
+    env = adapt(config.env).build(_device(arguments.device, config.device))
+    try:
+        policy, source = _load(place, config, env.spec)
+        yield Trained(policy, source, run, env, seed)
+    finally:
+        env.close()
+
+
+def _locate(text: str, run_dir: Path, name: str | None) -> tuple[Path | None, Path]:
+    """The run folder, if there is one, and the place of the policy: a file, or the run folder to choose from."""
+    file = Path(text)
+    if file.is_file():
+        if name is not None:
+            raise UsageError(f"two policies: {file} and --policy {name}")
+        run = file.absolute().parent.parent
+        return (run if (run / CONFIG).is_file() else None), file
+    run = find_run(text, run_dir)
+    if name is None:
+        return run, run
+    for candidate in (run / POLICIES / NAMES.get(name, f"{name}.safetensors"), Path(name)):
+        if candidate.is_file():
+            return run, candidate
+    there = {path.stem for path in (run / POLICIES).glob("*.safetensors")}
+    known = [*there, *(short for short, stored in NAMES.items() if Path(stored).stem in there)]
+    raise NoPolicy(f"--policy {name}: no such file, and no such policy in {run}: {nearest(name, known)}")
+
+
+def _env_of(file: Path) -> EnvConfig:
+    """The environment that a policy file was trained in, as far as the file tells."""
+    return EnvConfig(id=read_policy_file(file, "actor")[0].env["env_id"])
+
+
+def _device(asked: str | None, trained_on: str) -> str:
+    if asked is None:
+        return trained_on if torch.cuda.is_available() else "cpu"
+    check_device(asked)
+    return asked
+
+
+def _load(place: Path, config: TrainConfig, spec: EnvSpec) -> tuple[Policy, Path]:
+    """The policy and where it is from; of a run that has no policy file yet, the newest checkpoint's."""
+    try:
+        file = find_policy(place)
+    except NoPolicy:
+        store = RunFolder(place).store
+        if not store.steps():
+            raise
+        return _from_checkpoint(store, config, spec)
+    return load_policy(file, env=spec, device=str(spec.device)), file
+
+
+def _from_checkpoint(store: CheckpointStore, config: TrainConfig, spec: EnvSpec) -> tuple[Policy, Path]:
+    step, tree = store.load_latest()
+    # As many environments as in training, for its minibatches to come out even.
+    algorithm = config.algorithm.build(replace(spec, num_envs=config.env.num_envs), config.seed)
+    algorithm.load_state_dict(tree["algorithm"])
+    return algorithm.policy, store.path(step)
