@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from canter import distributed
+from canter.kernels import usable
 from canter.schedules import AnySchedule, Constant, Event
 from canter.struct import tree_copy_
 
@@ -44,8 +45,8 @@ class OptimizerConfig:
 class ParameterGroup:
     """Parameters that share one learning rate, laid out as one flat vector.
 
-    Parameters and gradients become views of two flat tensors: zeroing, all-reducing, the norm and Adam are then one
-    operation each, however many layers there are.
+    Parameters become views of one flat tensor, and gradients are gathered into another: all-reducing, the norm and
+    Adam are then one operation each, however many layers there are.
     """
 
     def __init__(self, parameters: list[nn.Parameter], config: OptimizerConfig) -> None:
@@ -58,7 +59,6 @@ class ParameterGroup:
         for parameter in self.parameters:
             stop = start + parameter.numel()
             parameter.data = self.flat.data[start:stop].view_as(parameter)
-            parameter.grad = self.flat.grad[start:stop].view_as(parameter)
             start = stop
         self.learning_rate = torch.tensor(config.learning_rate.initial, device=flat.device)
         self.adam = torch.optim.AdamW(
@@ -68,6 +68,7 @@ class ParameterGroup:
             eps=config.eps,
             weight_decay=config.weight_decay,
             fused=True,
+            capturable=flat.is_cuda,
         )
         # Laid out now rather than at the first step, so that they can be restored in place.
         self.moments = {
@@ -92,7 +93,26 @@ class ParameterGroup:
 
         Fused Adam divides by `grad_scale` and obeys `found_inf` inside its kernel, so clipping and skipping are free.
         """
-        self.adam.grad_scale = (norm / self.config.max_grad_norm).clamp(min=1.0)  # pyright: ignore[reportAttributeAccessIssue]
+        scale = (norm / self.config.max_grad_norm).clamp(min=1.0)
+        if usable(self.flat):
+            from canter.kernels.adam import adamw_
+
+            config, moments = self.config, self.moments
+            adamw_(
+                self.flat.data,
+                self.grad,
+                moments["exp_avg"],
+                moments["exp_avg_sq"],
+                moments["step"],
+                learning_rate=self.learning_rate,
+                grad_scale=scale,
+                skip=skip,
+                betas=config.betas,
+                eps=config.eps,
+                weight_decay=config.weight_decay,
+            )
+            return
+        self.adam.grad_scale = scale  # pyright: ignore[reportAttributeAccessIssue]
         self.adam.found_inf = skip  # pyright: ignore[reportAttributeAccessIssue]
         self.adam.step()
 
@@ -105,12 +125,15 @@ class Optimizer:
 
     def step(self, loss: Tensor, skip: Tensor) -> dict[str, Tensor]:
         """Descend `loss`, except where the 0-d bool `skip` holds or a gradient is not finite."""
-        for group in self.groups.values():
-            group.grad.zero_()
-        loss.backward()
-        for group in self.groups.values():
+        groups = list(self.groups.values())
+        parameters = [parameter for group in groups for parameter in group.parameters]
+        # Asked for rather than accumulated: one copy of all of them instead of one addition for each.
+        gradients = iter(torch.autograd.grad(loss, parameters, materialize_grads=True))
+        for group in groups:
+            torch.cat([next(gradients).reshape(-1) for _ in group.parameters], out=group.grad)
             distributed.mean_(group.grad)
-        norms = {name: torch.linalg.vector_norm(group.grad) for name, group in self.groups.items()}
+        # A dot product uses the whole device; the norm of one vector runs on a single processor of a GPU.
+        norms = {name: torch.dot(group.grad, group.grad).sqrt() for name, group in self.groups.items()}
         total = (
             torch.linalg.vector_norm(torch.stack(list(norms.values())))
             if len(norms) > 1

@@ -37,6 +37,7 @@ class Constant:
     """Stays at `value`."""
 
     value: float
+    """The number."""
 
     @property
     def initial(self) -> float:
@@ -55,7 +56,9 @@ class Linear:
     """Moves in a straight line from `start` to `end` over the run."""
 
     start: float
+    """The number at the start of the run."""
     end: float = 0.0
+    """The number at its end."""
 
     @property
     def initial(self) -> float:
@@ -75,6 +78,7 @@ class AdaptiveKL:
     """Keeps the policy's step size near a target: lower above `2 * target_kl`, higher below `target_kl / 2`."""
 
     start: float
+    """The number at the start of the run."""
     target_kl: float = 0.01
     """KL(old || new) to aim at, summed over action components, mean over samples."""
     every: Event = "epoch"
@@ -82,7 +86,9 @@ class AdaptiveKL:
     factor: float = 1.5
     """How much one reaction changes the number."""
     minimum: float = 1e-6
+    """Never lower than this."""
     maximum: float = 1e-2
+    """Never higher than this."""
 
     def __post_init__(self) -> None:
         """Refuse a start outside the bounds, and a law that would not move."""
@@ -111,11 +117,10 @@ class AdaptiveKL:
         """
         if event != self.every:
             return
-        too_far = ~(kl <= 2 * self.target_kl)
         too_near = (kl > 1e-3 * self.target_kl) & (kl < self.target_kl / 2)
-        lower = (value / self.factor).clamp(min=self.minimum)
-        higher = (value * self.factor).clamp(max=self.maximum)
-        value.copy_(torch.where(too_far, lower, torch.where(too_near, higher, value)))
+        unless_too_far = torch.where(too_near, self.factor, 1.0)
+        value.mul_(torch.where(kl <= 2 * self.target_kl, unless_too_far, 1.0 / self.factor))
+        value.clamp_(self.minimum, self.maximum)
 
 
 AnySchedule = Constant | Linear | AdaptiveKL

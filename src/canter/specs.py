@@ -72,6 +72,9 @@ class EnvSpec:
 
     `truncates` is True when episodes are cut by a limit that is not part of the task (a time limit, a continuing
     task), False when they never are, None when nobody knows.
+
+    With several agents to a world every agent is a row, so N = worlds x `num_agents`: row `world * num_agents + agent`.
+    An agent whose episode ended while its world goes on has rows that are not valid until the world begins anew.
     """
 
     obs: dict[str, TensorSpec]
@@ -81,6 +84,7 @@ class EnvSpec:
     separate_final_obs: bool = True
     truncates: bool | None = None
     env_id: str = ""
+    num_agents: int = 1
 
 
 @dataclass
@@ -105,6 +109,11 @@ class Step(TensorStruct):
     None when no row ended in this step."""
     info: dict[str, Tensor] = field(default_factory=dict)
     """Further `[N]` tensors, e.g. `duration`, the time that this step took in the simulated world."""
+
+    def restarts(self, *, separate_final_obs: bool) -> Tensor:
+        """`[N]` bool: rows whose `obs` begins an episode, or belongs to none because the row was no transition."""
+        # Without a separate final observation `obs` still belongs to the episode, and the row after it ends it.
+        return self.terminated | self.truncated | ~self.valid if separate_final_obs else ~self.valid
 
 
 @runtime_checkable
@@ -139,6 +148,18 @@ class Resumable(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, bit for bit."""
+        ...
+
+
+@runtime_checkable
+class Capturable(Protocol):
+    """What an environment offers on top when its `step` may be captured in a CUDA graph.
+
+    It then works on its device alone, with static shapes and state that stays at its addresses.
+    """
+
+    def generators(self) -> list[torch.Generator]:
+        """The random streams that a step draws from."""
         ...
 
 

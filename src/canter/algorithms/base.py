@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from canter.data.rollout import Rollout
@@ -40,6 +42,14 @@ class Algorithm(Protocol[RecordT]):
 
     def update(self, rollout: Rollout[RecordT]) -> Metrics:
         """Learn from one rollout."""
+        ...
+
+    def generators(self) -> list[torch.Generator]:
+        """The random streams that `act` and `update` draw from."""
+        ...
+
+    def transform(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Replace the pure functions that most of the time is spent in by what `compile` makes of them."""
         ...
 
     def set_progress(self, fraction: float) -> None:

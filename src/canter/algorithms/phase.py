@@ -14,6 +14,7 @@ from torch import Tensor
 
 from canter import distributed
 from canter.algorithms.base import Metrics
+from canter.kernels import usable
 from canter.optim import Optimizer
 from canter.struct import TensorStruct
 
@@ -34,13 +35,13 @@ class WeightedMean:
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
-        self.rows: list[Tensor] = []
+        self.rows: list[list[Tensor]] = []
         self.weights: list[Tensor] = []
 
     def add(self, metrics: Metrics, weight: Tensor) -> None:
         """Note one observation of the same metrics as before; a 0-d `weight` of 0 leaves it out, whatever it holds."""
         self.names = tuple(metrics)
-        self.rows.append(torch.stack([value.detach() for value in metrics.values()]))
+        self.rows.append([value.detach() for value in metrics.values()])
         self.weights.append(weight)
 
     @property
@@ -52,7 +53,8 @@ class WeightedMean:
         """Weighted means of all observations, over all ranks; the weights are alike on each."""
         if not self.rows:
             return {}
-        rows, weights = torch.stack(self.rows), torch.stack(self.weights).unsqueeze(-1)
+        rows = torch.stack([value for row in self.rows for value in row]).view(len(self.rows), -1)
+        weights = torch.stack(self.weights).unsqueeze(-1)
         means = torch.where(weights > 0, rows * weights, 0.0).sum(0) / weights.sum().clamp(min=1.0)
         return dict(zip(self.names, distributed.mean_(means).unbind(), strict=True))
 
@@ -111,9 +113,18 @@ class Phase(Generic[Batch]):
         """Minibatches `[L, B, ...]` of one epoch: one gather, then slices."""
         sequences = batch_size(batch)
         order = torch.randperm(sequences, generator=self.generator, device=self.generator.device)
-        shuffled = batch.map(lambda x: x.index_select(1, order))
+        shuffled = batch.map(lambda x: reorder(x, order))
         size = sequences // self.num_minibatches
         return [shuffled[:, start : start + size] for start in range(0, sequences, size)]
+
+
+def reorder(x: Tensor, order: Tensor) -> Tensor:
+    """Sequences `[L, S, ...]` in another order."""
+    if not usable(x):
+        return x.index_select(1, order)
+    from canter.kernels.rows import gather_sequences
+
+    return gather_sequences(x, order)
 
 
 def batch_size(batch: TensorStruct) -> int:

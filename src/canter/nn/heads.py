@@ -18,7 +18,7 @@ from canter.distributions import (
     TanhGaussian,
     mask_logits,
 )
-from canter.nn.mlp import Init, init_layer
+from canter.nn.mlp import Init, Linear, init_layer
 from canter.nn.normalizer import IdentityNormalizer, Normalizer
 
 
@@ -69,20 +69,20 @@ class GaussianHead(nn.Module):
 
     def __init__(self, features: int, dim: int, std: StdConfig, init: Init, gain: float) -> None:
         super().__init__()
-        self.mean = init_layer(nn.Linear(features, dim), init, gain)
+        self.mean = init_layer(Linear(features, dim), init, gain)
         self.bound = BoundedLogStd(std)
         self.raw_std: nn.Parameter | nn.Module
         if std.kind == "parameter":
             self.raw_std = nn.Parameter(torch.full((dim,), self.bound.initial))
         else:
-            self.raw_std = init_layer(nn.Linear(features, dim), init, gain)
+            self.raw_std = init_layer(Linear(features, dim), init, gain)
             nn.init.constant_(cast(nn.Linear, self.raw_std).bias, self.bound.initial)
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """Distribution parameters; continuous actions have no mask."""
         mean = self.mean(features)
-        raw = self.raw_std.expand_as(mean) if isinstance(self.raw_std, nn.Parameter) else self.raw_std(features)
-        return torch.cat([mean, self.bound(raw)], dim=-1)
+        raw = self.raw_std if isinstance(self.raw_std, nn.Parameter) else self.raw_std(features)
+        return torch.cat([mean, self.bound(raw).expand_as(mean)], dim=-1)
 
 
 class LinearHead(nn.Module):
@@ -90,7 +90,7 @@ class LinearHead(nn.Module):
 
     def __init__(self, features: int, dim: int, init: Init, gain: float) -> None:
         super().__init__()
-        self.linear = init_layer(nn.Linear(features, dim), init, gain)
+        self.linear = init_layer(Linear(features, dim), init, gain)
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """Distribution parameters, with `mask` `[..., P]` applied where there is one."""
@@ -113,7 +113,7 @@ class ValueHead(nn.Module):
 
     def __init__(self, features: int, init: Init, gain: float, normalize: bool) -> None:
         super().__init__()
-        self.linear = init_layer(nn.Linear(features, 1), init, gain)
+        self.linear = init_layer(Linear(features, 1), init, gain)
         self.normalizer = Normalizer() if normalize else IdentityNormalizer()
 
     def forward(self, features: Tensor) -> Tensor:
@@ -131,3 +131,9 @@ class ValueHead(nn.Module):
         weight, bias = self.linear.weight, cast(Tensor, self.linear.bias)
         weight.mul_(old_scale / scale)
         bias.copy_((bias * old_scale + old_shift - shift) / scale)
+
+    @torch.no_grad()
+    def shift_(self, amount: Tensor) -> None:
+        """Move every value by a 0-d `amount` in the units of the reward."""
+        normalised = self.normalizer(amount) - self.normalizer(torch.zeros_like(amount))
+        cast(Tensor, self.linear.bias).add_(normalised)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from canter.kernels import usable
 
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu", "leaky_relu"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -36,9 +39,21 @@ def init_layer(layer: nn.Linear | nn.Conv2d, init: Init, gain: float = math.sqrt
     return layer
 
 
+class Linear(nn.Linear):
+    """A linear layer; on a GPU its bias gradient takes no pass of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., in]` to `[..., out]`."""
+        if not usable(x) or torch.is_autocast_enabled(x.device.type):
+            return super().forward(x)
+        from canter.kernels.linear import hidden_layers
+
+        return hidden_layers(x, "identity", [self.weight, self.bias])
+
+
 def mlp(
     input_dim: int, hidden: tuple[int, ...], activation: Activation, init: Init, gain: float, layer_norm: bool = False
-) -> nn.Sequential:
+) -> MLP:
     """Linear layers, each with an optional layer norm and the activation: `[..., input_dim]` to `[..., hidden[-1]]`."""
     layers: list[nn.Module] = []
     for width in hidden:
@@ -47,4 +62,25 @@ def mlp(
             layers.append(nn.LayerNorm(width))
         layers.append(ACTIVATIONS[activation]())
         input_dim = width
-    return nn.Sequential(*layers)
+    return MLP(layers, "" if layer_norm else activation)
+
+
+class MLP(nn.Sequential):
+    """Layers one after the other; on a GPU, linear layers with a common `activation` run as fused kernels."""
+
+    def __init__(self, layers: list[nn.Module], activation: str) -> None:
+        super().__init__(*layers)
+        self.activation = activation if layers else ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., input_dim]` to `[..., hidden[-1]]`."""
+        if not self.activation or not usable(x) or torch.is_autocast_enabled(x.device.type):
+            return super().forward(x)
+        from canter.kernels.linear import ACTIVATIONS as KNOWN
+        from canter.kernels.linear import hidden_layers
+
+        return (
+            hidden_layers(x, self.activation, list(self.parameters()))
+            if self.activation in KNOWN
+            else super().forward(x)
+        )

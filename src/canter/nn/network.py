@@ -6,8 +6,9 @@ L is the sequence length (1 without memory), B the number of sequences.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,8 @@ class NetworkConfig:
     """Encoder for image groups (three axes)."""
     memory: RNNConfig | None = None
     """Recurrent layers; None is a network without memory."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the products in encoders and hidden layers. Weights, statistics, memory and the last layer stay float32."""
 
     def __post_init__(self) -> None:
         """Refuse layers without width."""
@@ -74,7 +77,7 @@ class Network(nn.Module):
 
     def __init__(self, config: NetworkConfig, groups: dict[str, TensorSpec]) -> None:
         super().__init__()
-        self.groups = tuple(groups)
+        self.groups, self.halved = tuple(groups), config.precision == "bfloat16"
         self.normalizers, self.encoders = nn.ModuleList(), nn.ModuleList()
         width = 0
         for spec in groups.values():
@@ -115,17 +118,25 @@ class Network(nn.Module):
 
     def unroll(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """As `forward`, but with the states after each row, `[L, B, ...]`."""
-        encoded = self.encode(obs)
+        encoded = self._at_precision(self.encode, obs)
         if self.memory_first:
             features, states = self.memory(encoded, state, reset)
-            return self.hidden(self._join(features, encoded)), states
-        return self.memory(self._join(self.hidden(encoded), encoded), state, reset)
+            return self._at_precision(self.hidden, self._join(features, encoded)), states
+        return self.memory(self._join(self._at_precision(self.hidden, encoded), encoded), state, reset)
 
     def encode(self, obs: Obs) -> Tensor:
         """All observation groups, normalised, encoded and side by side: `[L, B, width]`."""
         columns = zip(self.groups, self.normalizers, self.encoders, strict=True)
         parts = [encode(normalize(obs[name])) for name, normalize, encode in columns]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def _at_precision(self, layers: Callable[[Any], Tensor], x: Obs | Tensor) -> Tensor:
+        """`layers(x)` in float32, whatever the layers multiply in."""
+        if not self.halved:
+            return layers(x)
+        device = (x if isinstance(x, Tensor) else x[self.groups[0]]).device
+        with torch.autocast(device.type, torch.bfloat16):
+            return layers(x).float()
 
     def _join(self, features: Tensor, encoded: Tensor) -> Tensor:
         """What the second of memory and hidden layers reads."""

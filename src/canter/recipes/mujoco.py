@@ -9,6 +9,7 @@ from canter.nn.actor_critic import ModelConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
+from canter.runtime.progress import SuccessConfig
 from canter.schedules import Linear
 
 
@@ -28,6 +29,7 @@ def _locomotion(
     return TrainConfig(
         env=EnvConfig(id=env_id, num_envs=8),
         total_steps=1_000_000,
+        success=SuccessConfig(ending="truncated"),  # it did not fall
         algorithm=PPOConfig(
             horizon=256,
             epochs=epochs,
@@ -77,4 +79,4 @@ def swimmer() -> TrainConfig:
 
 def inverted_double_pendulum() -> TrainConfig:
     """Balance two poles on a cart."""
-    return _locomotion("InvertedDoublePendulum-v5")
+    return _locomotion("InvertedDoublePendulum-v5", gamma=0.98, gae_lambda=0.8, num_minibatches=8, clip_ratio=0.3)

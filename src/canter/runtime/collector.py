@@ -6,6 +6,7 @@ T steps, N environments.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
+from canter.functional.batch_means import in_groups
 from canter.runtime.stopwatch import Stopwatch
-from canter.specs import Env, Resumable, Step
+from canter.specs import Env, Resumable
 from canter.struct import tree_copy_, tree_map
 
 _log = logging.getLogger(__name__)
@@ -41,6 +43,8 @@ class Episodes:
     """Episodes that began in the rollout."""
     mean_reward: float
     """Mean of the raw reward over the real transitions."""
+    gain_and_time: list[list[float]]
+    """`[2][G]` sums of the raw rewards and of the durations, over at most 20 groups of environments."""
 
 
 class EpisodeTracker:
@@ -53,22 +57,29 @@ class EpisodeTracker:
         self.return_ = torch.zeros((horizon, num_envs), dtype=torch.float64, device=device)
         self.length = torch.zeros((horizon, num_envs), dtype=torch.int64, device=device)
 
-    def add(self, t: int, step: Step) -> None:
-        """Count step t; a row that is not valid adds nothing."""
-        self.running_return += torch.where(step.valid, step.reward, 0.0)
-        self.running_length += step.valid
-        self.return_[t].copy_(self.running_return)
-        self.length[t].copy_(self.running_length)
-        done = step.terminated | step.truncated
-        self.running_return.masked_fill_(done, 0.0)
-        self.running_length.masked_fill_(done, 0)
+    def add(self, rollout: Rollout[Any]) -> None:
+        """Count the steps of a rollout; a row that is not valid adds nothing."""
+        done = rollout.done
+        row = torch.arange(len(done), device=done.device).unsqueeze(-1)
+        ended = torch.where(done, row, -1).cummax(0).values
+        before = torch.cat([torch.full_like(ended[:1], -1), ended[:-1]])  # the last end before each row, -1 for none
+        for running, totals, gained in (
+            (self.running_return, self.return_, torch.where(rollout.valid, rollout.reward, 0.0)),
+            (self.running_length, self.length, rollout.valid),
+        ):
+            total = running + gained.cumsum(0, dtype=running.dtype)
+            earlier = torch.where(before >= 0, total.gather(0, before.clamp(min=0)), 0)
+            torch.sub(total, earlier, out=totals)
+            running.copy_(torch.where(done[-1], 0, totals[-1]))
 
     def read(self, rollout: Rollout[Any]) -> Episodes:
         """The episodes that ended in the rollout just collected."""
         ended, valid = rollout.done, rollout.valid
         rewards = torch.where(valid, rollout.reward, 0.0)
-        totals = torch.stack([total.sum().double() for total in (valid, rollout.reset[:-1], rewards)])
+        begun = rollout.reset[:-1] & valid
+        totals = torch.stack([total.sum().double() for total in (valid, begun, rewards)])
         env_steps, resets, reward = totals.tolist()
+        time = torch.where(valid, rollout.duration, 0.0)
         return Episodes(
             return_=self.return_[ended].tolist(),
             length=self.length[ended].tolist(),
@@ -76,6 +87,7 @@ class EpisodeTracker:
             env_steps=int(env_steps),
             resets=int(resets),
             mean_reward=reward / max(env_steps, 1),
+            gain_and_time=in_groups(torch.stack([rewards, time]).sum(1, dtype=torch.float64).cpu()).tolist(),
         )
 
 
@@ -95,19 +107,20 @@ class Collector:
         self.clock = Stopwatch()
 
     @torch.no_grad()
-    def collect(self) -> Rollout[Any]:
-        """T steps of every environment."""
+    def collect(self, act: Callable[..., Any] | None = None) -> Rollout[Any]:
+        """T steps of every environment; `act` may be another form of the algorithm's own."""
+        act = act or self.algorithm.act
         self.clock.lap("other")
         obs, state = self.rollout.begin(), self.state
         for t in range(self.algorithm.horizon):
             self.rollout.keep_state(t, state, self.algorithm.sequence_length)
-            action, record, state = self.algorithm.act(obs, state, self.rollout.reset[t])
+            action, record, state = act(obs, state, self.rollout.reset[t])
             self.clock.lap("policy")
             step = self.env.step(action)
             self.clock.lap("env")
             obs = self.rollout.write(t, record, step)
-            self.tracker.add(t, step)
         tree_copy_(self.state, state)
+        self.tracker.add(self.rollout)
         self.clock.lap("policy")
         return self.rollout
 
@@ -165,7 +178,7 @@ class Collector:
 
 def check_finite(rollout: Rollout[Any], steps_before: int) -> None:
     """Raise if a reward or observation is NaN or infinite, naming environment, key and step."""
-    seen: dict[str, Tensor] = {"reward": rollout.reward}
+    seen: dict[str, Tensor] = {"reward": rollout.reward, "duration": rollout.duration}
     seen |= {f"observation {name!r}": group for name, group in rollout.obs.items()}
     for name, group in (rollout.final_obs or {}).items():
         ended = rollout.done.reshape(*rollout.done.shape, *[1] * (group.ndim - 2))

@@ -82,6 +82,7 @@ class TensorEnv(ABC):
         self._limit = torch.iinfo(torch.int64).max if max_episode_steps is None else max_episode_steps
         self._random_start = random_start
         self._step_count = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
+        self._valid = torch.ones(num_envs, dtype=torch.bool, device=self.device)
         self._state: EnvState = {}
 
     @abstractmethod
@@ -143,10 +144,14 @@ class TensorEnv(ABC):
             reward=outcome.reward.to(torch.float32),
             terminated=terminated,
             truncated=truncated,
-            valid=torch.ones_like(terminated),
+            valid=self._valid,
             final_obs=final_obs,
             info=outcome.info,
         )
+
+    def generators(self) -> list[torch.Generator]:
+        """The random streams that a step draws from; a CUDA graph of it must know them."""
+        return [self.generator]
 
     def close(self) -> None:  # noqa: B027 - part of the Env protocol, and there is nothing to do
         """Nothing is held that needs freeing."""

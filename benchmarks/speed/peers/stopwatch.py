@@ -1,0 +1,124 @@
+"""What the scripts of this folder share: their arguments, a stopwatch, and the line of JSON that each prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from canter.runtime.execution import set_tf32
+
+WARM_UP = 5
+"""Iterations before the first one that counts."""
+
+
+class Stopwatch:
+    """Seconds of the two halves of each iteration; or, without waiting for the device, their host synchronisations."""
+
+    def __init__(self, device: str, count_syncs: bool = False) -> None:
+        self.on_gpu, self.count_syncs = device.startswith("cuda"), count_syncs
+        self.laps: dict[str, list[float]] = {"collect": [], "learn": []}
+        self.caught: list[Any] = []
+        self.last = self.now()
+
+    def now(self) -> float:
+        if self.count_syncs:
+            return sum("synchronizing" in str(warning.message) for warning in self.caught)
+        if self.on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def lap(self, half: str) -> None:
+        """The half of an iteration that ends here."""
+        now = self.now()
+        self.laps[half].append(now - self.last)
+        self.last = now
+
+    def before(self, method: Callable[..., Any], half: str) -> Callable[..., Any]:
+        """The method; a call of it ends `half`."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self.lap(half)
+            return method(*args, **kwargs)
+
+        return timed
+
+    def after(self, method: Callable[..., Any], half: str) -> Callable[..., Any]:
+        """The method; its return ends `half`."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            self.lap(half)
+            return result
+
+        return timed
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--num-envs", type=int, default=4096)
+    parser.add_argument("--horizon", type=int, default=24)
+    parser.add_argument("--hidden", type=int, nargs="+", default=[256, 128, 64])
+    parser.add_argument("--iterations", type=int, default=20, help="iterations that count, after the warm-up")
+    parser.add_argument("--repeats", type=int, default=1, help="trainers built one after the other and measured alike")
+    parser.add_argument("--threads", type=int, help="CPU threads of torch")
+    parser.add_argument("--count-syncs", action="store_true", help="count host synchronisations instead of time")
+    return parser
+
+
+Train = Callable[[argparse.Namespace, int, Stopwatch], None]
+"""Runs so many iterations in a new trainer, and laps the stopwatch twice in each."""
+
+
+def bench(library: str, package: str, train: Train, parser: argparse.ArgumentParser) -> None:
+    """Measure a library and print what came out."""
+    options = parser.parse_args()
+    set_tf32(True)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    laps: dict[str, list[float]] = {"collect": [], "learn": []}
+    for _ in range(options.repeats):
+        watch = run(options, train)
+        for half, values in watch.laps.items():
+            laps[half] += values[WARM_UP:]
+    result: dict[str, Any] = {"library": library, "version": version(package)}
+    if options.count_syncs:
+        result |= {f"{half}_syncs": statistics.median(values) for half, values in laps.items()}
+    else:
+        result |= milliseconds(laps["collect"], laps["learn"], options.num_envs * options.horizon)
+    if options.device.startswith("cuda"):
+        result["peak_memory_mb"] = round(torch.cuda.max_memory_allocated() / 2**20)
+    print(json.dumps(result), flush=True)
+
+
+def run(options: argparse.Namespace, train: Train) -> Stopwatch:
+    watch = Stopwatch(options.device, options.count_syncs)
+    iterations = WARM_UP + options.iterations
+    if not options.count_syncs:
+        train(options, iterations, watch)
+        return watch
+    with warnings.catch_warnings(record=True) as watch.caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        train(options, iterations, watch)
+        torch.cuda.set_sync_debug_mode("default")
+    return watch
+
+
+def milliseconds(collect: list[float], learn: list[float], steps: int) -> dict[str, float]:
+    """Medians of the two halves and of their sum, from seconds."""
+    whole = statistics.median(map(sum, zip(collect, learn, strict=True)))
+    return {
+        "collect_ms": round(1e3 * statistics.median(collect), 3),
+        "learn_ms": round(1e3 * statistics.median(learn), 3),
+        "iteration_ms": round(1e3 * whole, 3),
+        "steps_per_second": round(steps / whole),
+    }

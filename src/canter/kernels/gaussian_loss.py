@@ -1,0 +1,156 @@
+"""PPO's loss of a Gaussian policy and its critic with all gradients, in one kernel.
+
+M rows, A action components. The plain form is some eighty small operations forward and backward; this is the same
+formulas, differentiated by hand.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 64
+TERMS = 5
+HALF_LOG_2PI = 0.9189385332046727
+
+
+@triton.jit
+def _loss(
+    params_ptr, value_ptr, action_ptr, old_params_ptr, old_log_prob_ptr, advantage_ptr, old_value_ptr, return_ptr,
+    valid_ptr, count_ptr, entropy_coef_ptr, sums_ptr, d_params_ptr, d_value_ptr,
+    M, A, clip_ratio, value_clip, value_coef,
+    CLIPPED_VALUE: tl.constexpr, TILE: tl.constexpr, TILE_A: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    rows = block * TILE + tl.arange(0, TILE)
+    parts = tl.arange(0, TILE_A)
+    inside = rows < M
+    both = inside[:, None] & (parts < A)[None, :]
+    where = rows[:, None] * (2 * A) + parts[None, :]
+    mean = tl.load(params_ptr + where, mask=both, other=0.0)
+    log_std = tl.load(params_ptr + where + A, mask=both, other=0.0)
+    old_mean = tl.load(old_params_ptr + where, mask=both, other=0.0)
+    old_log_std = tl.load(old_params_ptr + where + A, mask=both, other=0.0)
+    action = tl.load(action_ptr + rows[:, None] * A + parts[None, :], mask=both, other=0.0)
+    valid = tl.load(valid_ptr + rows, mask=inside, other=0) != 0
+    advantage = tl.load(advantage_ptr + rows, mask=inside, other=0.0)
+    old_log_prob = tl.load(old_log_prob_ptr + rows, mask=inside, other=0.0)
+
+    precision = tl.exp(-log_std)
+    z = (action - mean) * precision
+    log_prob = tl.sum(tl.where(both, -0.5 * z * z - log_std - 0.9189385332046727, 0.0), 1)
+    entropy = tl.sum(tl.where(both, log_std + (0.9189385332046727 + 0.5), 0.0), 1)
+    shift = (old_mean - mean) * precision
+    log_ratio = old_log_std - log_std
+    kl = tl.sum(tl.where(both, 0.5 * (tl.exp(2.0 * log_ratio) - 1.0) - log_ratio + 0.5 * shift * shift, 0.0), 1)
+
+    ratio = tl.exp(log_prob - old_log_prob)
+    low, high = 1.0 - clip_ratio, 1.0 + clip_ratio
+    clipped = tl.minimum(tl.maximum(ratio, low), high)
+    surrogate = tl.maximum(-advantage * ratio, -advantage * clipped)
+    # The clipped branch has no gradient where it is the larger one.
+    is_free = -advantage * ratio >= -advantage * clipped
+    d_log_prob = tl.where(is_free, -advantage * ratio, 0.0)
+    was_clipped = tl.where(tl.abs(ratio - 1.0) > clip_ratio, 1.0, 0.0)
+
+    value = tl.load(value_ptr + rows, mask=inside, other=0.0)
+    target = tl.load(return_ptr + rows, mask=inside, other=0.0)
+    error = value - target
+    value_loss, d_value = 0.5 * error * error, error
+    if CLIPPED_VALUE:
+        old_value = tl.load(old_value_ptr + rows, mask=inside, other=0.0)
+        moved = value - old_value
+        held = old_value + tl.minimum(tl.maximum(moved, -value_clip), value_clip)
+        held_loss = 0.5 * (held - target) * (held - target)
+        free_value = (value_loss >= held_loss) | (tl.abs(moved) <= value_clip)
+        value_loss, d_value = tl.maximum(value_loss, held_loss), tl.where(free_value, error, 0.0)
+
+    weight = tl.where(valid, 1.0 / tl.load(count_ptr), 0.0)
+    policy_weight = (weight * d_log_prob)[:, None]
+    d_mean = tl.where(valid[:, None], policy_weight * z * precision, 0.0)
+    d_log_std = tl.where(
+        valid[:, None], policy_weight * (z * z - 1.0) - (weight * tl.load(entropy_coef_ptr))[:, None], 0.0
+    )
+    tl.store(d_params_ptr + where, d_mean, mask=both)
+    tl.store(d_params_ptr + where + A, d_log_std, mask=both)
+    tl.store(d_value_ptr + rows, tl.where(valid, weight * value_coef * d_value, 0.0), mask=inside)
+    counted = valid & inside
+    tl.store(sums_ptr + block * 5 + 0, tl.sum(tl.where(counted, surrogate, 0.0), 0))
+    tl.store(sums_ptr + block * 5 + 1, tl.sum(tl.where(counted, value_loss, 0.0), 0))
+    tl.store(sums_ptr + block * 5 + 2, tl.sum(tl.where(counted, entropy, 0.0), 0))
+    tl.store(sums_ptr + block * 5 + 3, tl.sum(tl.where(counted, kl, 0.0), 0))
+    tl.store(sums_ptr + block * 5 + 4, tl.sum(tl.where(counted, was_clipped, 0.0), 0))
+
+
+@triton.jit
+def _finish(sums_ptr, count_ptr, entropy_coef_ptr, means_ptr, loss_ptr, blocks, value_coef, TILE: tl.constexpr):
+    """Means of all terms from the sums of each block, always in the same order, and the loss."""
+    terms = tl.arange(0, 8)
+    total = tl.zeros((8,), tl.float32)
+    for start in range(0, blocks, TILE):
+        rows = start + tl.arange(0, TILE)
+        inside = (rows < blocks)[:, None] & (terms < 5)[None, :]
+        total += tl.sum(tl.load(sums_ptr + rows[:, None] * 5 + terms[None, :], mask=inside, other=0.0), 0)
+    means = total / tl.load(count_ptr)
+    tl.store(means_ptr + terms, means, mask=terms < 5)
+    weights = tl.where(terms == 0, 1.0, tl.where(terms == 1, value_coef, 0.0))
+    weights = tl.where(terms == 2, -tl.load(entropy_coef_ptr), weights)
+    tl.store(loss_ptr, tl.sum(means * weights, 0))
+
+
+class _GaussianLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, params: Tensor, value: Tensor, rows: tuple[Tensor, ...], numbers: tuple[Any, ...]
+    ) -> tuple[Tensor, Tensor]:
+        clip_ratio, value_clip, value_coef, entropy_coef, clipped_value, count = numbers
+        dim, m = params.shape[-1] // 2, value.numel()
+        blocks = triton.cdiv(m, TILE)
+        sums = params.new_empty(blocks, TERMS)
+        d_params, d_value = torch.empty_like(params), torch.empty_like(value)
+        _loss[(blocks,)](
+            params, value, *rows, count, entropy_coef, sums, d_params, d_value,
+            m, dim, clip_ratio, value_clip, value_coef,
+            CLIPPED_VALUE=clipped_value, TILE=TILE, TILE_A=max(2, triton.next_power_of_2(dim)), num_warps=4,
+        )  # fmt: skip
+        ctx.save_for_backward(d_params, d_value)
+        means, loss = params.new_empty(TERMS), params.new_empty(())
+        _finish[(1,)](sums, count, entropy_coef, means, loss, blocks, value_coef, TILE=256)
+        ctx.mark_non_differentiable(means)
+        return loss, means
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        d_params, d_value = ctx.saved_tensors
+        return d_params * gradients[0], d_value * gradients[0], None, None
+
+
+def gaussian_loss(
+    params: Tensor,
+    value: Tensor,
+    *,
+    action: Tensor,
+    old_params: Tensor,
+    old_log_prob: Tensor,
+    advantage: Tensor,
+    old_value: Tensor,
+    return_: Tensor,
+    valid: Tensor,
+    count: Tensor,
+    clip_ratio: float,
+    value_clip: float | None,
+    value_coef: float,
+    entropy_coef: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The loss, 0-d, and the means `[5]` of surrogate, value error, entropy, KL and clipped rows over `count` rows.
+
+    Rows as in PPO's batch, `[..., 2A]`, `[..., A]` and `[...]`; `value_clip` None is half the squared error.
+    """
+    rows = (action, old_params, old_log_prob, advantage, old_value, return_, valid.view(torch.uint8))
+    numbers = (clip_ratio, value_clip or 0.0, value_coef, entropy_coef, value_clip is not None, count)
+    contiguous = tuple(row.contiguous() for row in rows)
+    return _GaussianLoss.apply(params.contiguous(), value.contiguous(), contiguous, numbers)

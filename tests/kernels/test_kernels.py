@@ -1,0 +1,166 @@
+"""Every kernel against the plain function that defines it, on fresh random inputs; float64 is the judge."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from canter.distributions import DiagGaussian
+from canter.functional.losses import SURROGATES, VALUE_LOSSES
+from canter.functional.stats import masked_mean
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.fixture(autouse=True)
+def strict_float32():
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    torch.manual_seed(0)
+    yield
+    torch.backends.cuda.matmul.fp32_precision = before
+
+
+def relative_error(ours, exact):
+    return ((ours.double() - exact).norm() / exact.norm()).item()
+
+
+@pytest.mark.parametrize("activation", ["elu", "relu", "tanh", "identity"])
+@pytest.mark.parametrize(("rows", "widths"), [(300, (48, 256, 128, 64)), (1, (3, 7)), (1000, (17, 40, 24))])
+def test_layers_and_all_their_gradients(activation, rows, widths):
+    from canter.kernels.linear import hidden_layers
+
+    parameters = []
+    for width, following in itertools.pairwise(widths):
+        parameters += [torch.randn(following, width) / width**0.5, torch.randn(following) * 0.1]
+    x, weights = torch.randn(2, rows, widths[0]), torch.randn(widths[-1])
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        inputs = [tensor.to("cuda", dtype).requires_grad_() for tensor in (x, *parameters)]
+        if dtype == torch.float32:
+            y = hidden_layers(inputs[0], activation, inputs[1:])
+        else:
+            y = inputs[0]
+            for weight, bias in zip(inputs[1::2], inputs[2::2], strict=True):
+                y = F.linear(y, weight, bias)
+                y = y if activation == "identity" else getattr(torch, activation, getattr(F, activation, None))(y)
+        (y * weights.to(y)).square().sum().backward()
+        results.append([y.detach(), *(tensor.grad for tensor in inputs)])
+    for ours, exact in zip(*results, strict=True):
+        assert ours.shape == exact.shape
+        assert relative_error(ours, exact) < 2e-6
+
+
+def test_tf32_is_used_where_it_is_allowed_and_only_there():
+    from canter.kernels.linear import hidden_layers
+
+    x, weight, bias = torch.randn(512, 256, device="cuda"), torch.randn(64, 256, device="cuda"), torch.zeros(64).cuda()
+    exact = F.linear(x.double(), weight.double())
+    strict = relative_error(hidden_layers(x, "identity", [weight, bias]), exact)
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    loose = relative_error(hidden_layers(x, "identity", [weight, bias]), exact)
+    assert strict < 1e-6 < 1e-5 < loose < 2e-3
+
+
+@pytest.mark.parametrize("shape", [(1, 300, 48), (3, 70), (2, 50, 3, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.uint8])
+def test_sequences_are_put_in_another_order(shape, dtype):
+    from canter.kernels.rows import gather_sequences
+
+    x = (torch.randn(shape, device="cuda") * 50).to(dtype)
+    order = torch.randperm(shape[1], device="cuda")
+    assert torch.equal(gather_sequences(x, order), x.index_select(1, order))
+
+
+def test_advantages_are_summed_up_backwards():
+    from canter.kernels.rows import accumulate_backwards
+
+    delta, decay = torch.randn(24, 300, device="cuda"), torch.rand(24, 300, device="cuda")
+    exact = delta.double()
+    for t in range(22, -1, -1):
+        exact[t] += decay[t].double() * exact[t + 1]
+    assert relative_error(accumulate_backwards(delta, decay), exact) < 1e-6
+
+
+def test_observations_are_standardised_and_a_nan_stays_one():
+    from canter.kernels.rows import standardize
+
+    x, shift, scale = torch.randn(3, 50, 7).cuda() * 9, torch.randn(7).cuda(), torch.rand(7).cuda()
+    x[0, 0, 0] = torch.nan
+    expected = ((x - shift) * scale).clamp(-2, 2)
+    torch.testing.assert_close(standardize(x, shift, scale, 2.0), expected, equal_nan=True)
+
+
+def test_adam_takes_the_steps_of_torch_and_skips_without_a_trace():
+    from canter.kernels.adam import adamw_
+
+    parameter = torch.randn(3000, device="cuda")
+    exact = torch.nn.Parameter(parameter.double())
+    optimizer = torch.optim.AdamW([exact], lr=1e-2, betas=(0.9, 0.999), eps=1e-5, weight_decay=0.1)
+    exp_avg, exp_avg_sq, step = torch.zeros(3000).cuda(), torch.zeros(3000).cuda(), torch.zeros(()).cuda()
+    for iteration in range(20):
+        gradient, skipped = torch.randn(3000, device="cuda"), iteration % 5 == 3
+        if not skipped:
+            exact.grad = gradient.double() / 1.7
+            optimizer.step()
+        adamw_(
+            parameter,
+            gradient * torch.nan if skipped else gradient,
+            exp_avg,
+            exp_avg_sq,
+            step,
+            learning_rate=torch.tensor(1e-2).cuda(),
+            grad_scale=torch.tensor(1.7).cuda(),
+            skip=torch.tensor(float(skipped)).cuda(),
+            betas=(0.9, 0.999),
+            eps=1e-5,
+            weight_decay=0.1,
+        )
+    assert step.item() == 16
+    assert relative_error(parameter, exact.detach()) < 1e-6
+
+
+@pytest.mark.parametrize("dim", [1, 3, 12])
+@pytest.mark.parametrize("value_clip", [None, 0.2])
+def test_the_loss_and_its_gradients(dim, value_clip):
+    from canter.kernels.gaussian_loss import gaussian_loss
+
+    rows, distribution = 1500, DiagGaussian(dim)
+    old = torch.cat([torch.randn(1, rows, dim), 0.3 * torch.randn(1, rows, dim)], -1)
+    new, action = old + 0.1 * torch.randn_like(old), distribution.sample(old)
+    advantage, old_value = torch.randn(2, 1, rows).unbind()
+    value, return_ = old_value + 0.3 * torch.randn(1, rows), old_value + torch.randn(1, rows)
+    valid = torch.rand(1, rows) > 0.3
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        tensors = (new, value, old, action, advantage, old_value, return_)
+        params, values, o, a, adv, ov, ret = (tensor.to("cuda", dtype) for tensor in tensors)
+        params.requires_grad_()
+        values.requires_grad_()
+        old_log_prob, mask = distribution.log_prob(o, a), valid.cuda()
+        if dtype == torch.float32:
+            loss, means = gaussian_loss(
+                params, values, action=a, old_params=o, old_log_prob=old_log_prob, advantage=adv, old_value=ov,
+                return_=ret, valid=mask, count=mask.sum().float(), clip_ratio=0.2, value_clip=value_clip,
+                value_coef=0.7, entropy_coef=torch.tensor(0.013).cuda(),
+            )  # fmt: skip
+        else:
+            log_prob = distribution.log_prob(params, a)
+            kind = "mse" if value_clip is None else "clipped"
+            terms = [
+                SURROGATES["clipped"](log_prob, old_log_prob, adv, 0.2),
+                VALUE_LOSSES[kind](values, ov, ret, value_clip or 0.0),
+                distribution.entropy(params),
+                distribution.kl(o, params),
+                ((torch.exp(log_prob - old_log_prob) - 1).abs() > 0.2).double(),
+            ]
+            means = masked_mean(torch.stack(terms), mask)
+            loss = means[0] + 0.7 * means[1] - 0.013 * means[2]
+        (3 * loss).backward()
+        results.append([loss.detach(), means.detach(), params.grad, values.grad])
+    for ours, exact in zip(*results, strict=True):
+        assert relative_error(ours, exact) < 1e-5
