@@ -15,7 +15,34 @@ from torch import Tensor
 
 TILE = 64
 TERMS = 5
-HALF_LOG_2PI = 0.9189385332046727
+
+
+@triton.jit
+def _surrogate(log_prob, old_log_prob, advantage, clip_ratio):
+    """The clipped surrogate, its derivative by `log_prob`, and 1 where the ratio was clipped."""
+    ratio = tl.exp(log_prob - old_log_prob)
+    free = -advantage * ratio
+    held = -advantage * tl.minimum(tl.maximum(ratio, 1.0 - clip_ratio), 1.0 + clip_ratio)
+    # The held branch has no gradient where it is the larger one.
+    return (
+        tl.maximum(free, held),
+        tl.where(free >= held, free, 0.0),
+        tl.where(tl.abs(ratio - 1.0) > clip_ratio, 1.0, 0.0),
+    )
+
+
+@triton.jit
+def _value_error(value, old_value, target, value_clip, CLIPPED: tl.constexpr):
+    """Half the squared error, pessimistic about moves beyond `value_clip` if wanted, and its derivative."""
+    error = value - target
+    loss, slope = 0.5 * error * error, error
+    if CLIPPED:
+        moved = value - old_value
+        held = old_value + tl.minimum(tl.maximum(moved, -value_clip), value_clip) - target
+        held_loss = 0.5 * held * held
+        slope = tl.where((loss >= held_loss) | (tl.abs(moved) <= value_clip), error, 0.0)
+        loss = tl.maximum(loss, held_loss)
+    return loss, slope
 
 
 @triton.jit
@@ -26,64 +53,45 @@ def _loss(
     CLIPPED_VALUE: tl.constexpr, TILE: tl.constexpr, TILE_A: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
-    rows = block * TILE + tl.arange(0, TILE)
-    parts = tl.arange(0, TILE_A)
+    rows, parts = block * TILE + tl.arange(0, TILE), tl.arange(0, TILE_A)
     inside = rows < M
-    both = inside[:, None] & (parts < A)[None, :]
-    where = rows[:, None] * (2 * A) + parts[None, :]
+    both, where = inside[:, None] & (parts < A)[None, :], rows[:, None] * (2 * A) + parts[None, :]
     mean = tl.load(params_ptr + where, mask=both, other=0.0)
     log_std = tl.load(params_ptr + where + A, mask=both, other=0.0)
-    old_mean = tl.load(old_params_ptr + where, mask=both, other=0.0)
-    old_log_std = tl.load(old_params_ptr + where + A, mask=both, other=0.0)
     action = tl.load(action_ptr + rows[:, None] * A + parts[None, :], mask=both, other=0.0)
-    valid = tl.load(valid_ptr + rows, mask=inside, other=0) != 0
-    advantage = tl.load(advantage_ptr + rows, mask=inside, other=0.0)
-    old_log_prob = tl.load(old_log_prob_ptr + rows, mask=inside, other=0.0)
-
     precision = tl.exp(-log_std)
     z = (action - mean) * precision
     log_prob = tl.sum(tl.where(both, -0.5 * z * z - log_std - 0.9189385332046727, 0.0), 1)
     entropy = tl.sum(tl.where(both, log_std + (0.9189385332046727 + 0.5), 0.0), 1)
-    shift = (old_mean - mean) * precision
-    log_ratio = old_log_std - log_std
+    shift = (tl.load(old_params_ptr + where, mask=both, other=0.0) - mean) * precision
+    log_ratio = tl.load(old_params_ptr + where + A, mask=both, other=0.0) - log_std
     kl = tl.sum(tl.where(both, 0.5 * (tl.exp(2.0 * log_ratio) - 1.0) - log_ratio + 0.5 * shift * shift, 0.0), 1)
-
-    ratio = tl.exp(log_prob - old_log_prob)
-    low, high = 1.0 - clip_ratio, 1.0 + clip_ratio
-    clipped = tl.minimum(tl.maximum(ratio, low), high)
-    surrogate = tl.maximum(-advantage * ratio, -advantage * clipped)
-    # The clipped branch has no gradient where it is the larger one.
-    is_free = -advantage * ratio >= -advantage * clipped
-    d_log_prob = tl.where(is_free, -advantage * ratio, 0.0)
-    was_clipped = tl.where(tl.abs(ratio - 1.0) > clip_ratio, 1.0, 0.0)
-
-    value = tl.load(value_ptr + rows, mask=inside, other=0.0)
-    target = tl.load(return_ptr + rows, mask=inside, other=0.0)
-    error = value - target
-    value_loss, d_value = 0.5 * error * error, error
-    if CLIPPED_VALUE:
-        old_value = tl.load(old_value_ptr + rows, mask=inside, other=0.0)
-        moved = value - old_value
-        held = old_value + tl.minimum(tl.maximum(moved, -value_clip), value_clip)
-        held_loss = 0.5 * (held - target) * (held - target)
-        free_value = (value_loss >= held_loss) | (tl.abs(moved) <= value_clip)
-        value_loss, d_value = tl.maximum(value_loss, held_loss), tl.where(free_value, error, 0.0)
-
-    weight = tl.where(valid, 1.0 / tl.load(count_ptr), 0.0)
-    policy_weight = (weight * d_log_prob)[:, None]
-    d_mean = tl.where(valid[:, None], policy_weight * z * precision, 0.0)
-    d_log_std = tl.where(
-        valid[:, None], policy_weight * (z * z - 1.0) - (weight * tl.load(entropy_coef_ptr))[:, None], 0.0
+    surrogate, d_log_prob, was_clipped = _surrogate(
+        log_prob,
+        tl.load(old_log_prob_ptr + rows, mask=inside, other=0.0),
+        tl.load(advantage_ptr + rows, mask=inside, other=0.0),
+        clip_ratio,
     )
-    tl.store(d_params_ptr + where, d_mean, mask=both)
-    tl.store(d_params_ptr + where + A, d_log_std, mask=both)
+    value_loss, d_value = _value_error(
+        tl.load(value_ptr + rows, mask=inside, other=0.0),
+        tl.load(old_value_ptr + rows, mask=inside, other=0.0),
+        tl.load(return_ptr + rows, mask=inside, other=0.0),
+        value_clip,
+        CLIPPED_VALUE,
+    )
+    valid = tl.load(valid_ptr + rows, mask=inside, other=0) != 0
+    weight = 1.0 / tl.load(count_ptr)
+    slope = (weight * d_log_prob)[:, None]
+    d_log_std = slope * (z * z - 1.0) - weight * tl.load(entropy_coef_ptr)
+    # Filled, not multiplied: whatever a row holds that is not valid, NaN included, must not come through.
+    tl.store(d_params_ptr + where, tl.where(valid[:, None], slope * z * precision, 0.0), mask=both)
+    tl.store(d_params_ptr + where + A, tl.where(valid[:, None], d_log_std, 0.0), mask=both)
     tl.store(d_value_ptr + rows, tl.where(valid, weight * value_coef * d_value, 0.0), mask=inside)
-    counted = valid & inside
-    tl.store(sums_ptr + block * 5 + 0, tl.sum(tl.where(counted, surrogate, 0.0), 0))
-    tl.store(sums_ptr + block * 5 + 1, tl.sum(tl.where(counted, value_loss, 0.0), 0))
-    tl.store(sums_ptr + block * 5 + 2, tl.sum(tl.where(counted, entropy, 0.0), 0))
-    tl.store(sums_ptr + block * 5 + 3, tl.sum(tl.where(counted, kl, 0.0), 0))
-    tl.store(sums_ptr + block * 5 + 4, tl.sum(tl.where(counted, was_clipped, 0.0), 0))
+    tl.store(sums_ptr + block * 5 + 0, tl.sum(tl.where(valid, surrogate, 0.0), 0))
+    tl.store(sums_ptr + block * 5 + 1, tl.sum(tl.where(valid, value_loss, 0.0), 0))
+    tl.store(sums_ptr + block * 5 + 2, tl.sum(tl.where(valid, entropy, 0.0), 0))
+    tl.store(sums_ptr + block * 5 + 3, tl.sum(tl.where(valid, kl, 0.0), 0))
+    tl.store(sums_ptr + block * 5 + 4, tl.sum(tl.where(valid, was_clipped, 0.0), 0))
 
 
 @triton.jit
