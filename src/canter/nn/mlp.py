@@ -19,6 +19,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "leaky_relu": nn.LeakyReLU,
 }
+FUSED = ("tanh", "relu", "elu")
+"""Those that GPU kernels know."""
 Init = Literal["orthogonal", "default"]
 
 
@@ -42,13 +44,13 @@ def init_layer(layer: nn.Linear | nn.Conv2d, init: Init, gain: float = math.sqrt
 class Linear(nn.Linear):
     """A linear layer; on a GPU its bias gradient takes no pass of its own."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """`[..., in]` to `[..., out]`."""
-        if not usable(x) or torch.is_autocast_enabled(x.device.type):
-            return super().forward(x)
+        if not usable(input) or torch.is_autocast_enabled(input.device.type):
+            return super().forward(input)
         from canter.kernels.linear import hidden_layers
 
-        return hidden_layers(x, "identity", [self.weight, self.bias])
+        return hidden_layers(input, "identity", [self.weight, self.bias])
 
 
 def mlp(
@@ -62,25 +64,20 @@ def mlp(
             layers.append(nn.LayerNorm(width))
         layers.append(ACTIVATIONS[activation]())
         input_dim = width
-    return MLP(layers, "" if layer_norm else activation)
+    return MLP(layers, activation if activation in FUSED and hidden and not layer_norm else None)
 
 
 class MLP(nn.Sequential):
-    """Layers one after the other; on a GPU, linear layers with a common `activation` run as fused kernels."""
+    """Layers one after the other; on a GPU, linear ones with a common `activation` run as fused kernels (None: never)."""
 
-    def __init__(self, layers: list[nn.Module], activation: str) -> None:
+    def __init__(self, layers: list[nn.Module], activation: str | None) -> None:
         super().__init__(*layers)
-        self.activation = activation if layers else ""
+        self.activation = activation
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """`[..., input_dim]` to `[..., hidden[-1]]`."""
-        if not self.activation or not usable(x) or torch.is_autocast_enabled(x.device.type):
-            return super().forward(x)
-        from canter.kernels.linear import ACTIVATIONS as KNOWN
+        if not self.activation or not usable(input) or torch.is_autocast_enabled(input.device.type):
+            return super().forward(input)
         from canter.kernels.linear import hidden_layers
 
-        return (
-            hidden_layers(x, self.activation, list(self.parameters()))
-            if self.activation in KNOWN
-            else super().forward(x)
-        )
+        return hidden_layers(input, self.activation, list(self.parameters()))

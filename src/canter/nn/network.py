@@ -77,7 +77,7 @@ class Network(nn.Module):
 
     def __init__(self, config: NetworkConfig, groups: dict[str, TensorSpec]) -> None:
         super().__init__()
-        self.groups, self.halved = tuple(groups), config.precision == "bfloat16"
+        self.groups, self.in_bfloat16 = tuple(groups), config.precision == "bfloat16"
         self.normalizers, self.encoders = nn.ModuleList(), nn.ModuleList()
         width = 0
         for spec in groups.values():
@@ -132,7 +132,7 @@ class Network(nn.Module):
 
     def _at_precision(self, layers: Callable[[Any], Tensor], x: Obs | Tensor) -> Tensor:
         """`layers(x)` in float32, whatever the layers multiply in."""
-        if not self.halved:
+        if not self.in_bfloat16:
             return layers(x)
         device = (x if isinstance(x, Tensor) else x[self.groups[0]]).device
         with torch.autocast(device.type, torch.bfloat16):
