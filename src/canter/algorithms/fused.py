@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from canter import distributed
+from canter.algorithms.base import Metrics
 from canter.algorithms.phase import LossOutput
 from canter.distributions import DiagGaussian, Distribution
 
 if TYPE_CHECKING:
     from canter.algorithms.ppo import PPOBatch, PPOConfig
 
-NAMES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
+NAMES: tuple[str, ...] = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
 """What the kernel gives the means of, in its order."""
 
 
@@ -50,5 +51,5 @@ def fused_loss(config: PPOConfig, batch: PPOBatch, params: Tensor, value: Tensor
         value_coef=config.value_coef,
         entropy_coef=entropy_coef,
     )
-    metrics = dict(zip(NAMES, means.unbind(), strict=True))
+    metrics: Metrics = dict(zip(NAMES, means.unbind(), strict=True))
     return LossOutput(loss, metrics["policy/kl"], metrics)

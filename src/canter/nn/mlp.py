@@ -68,7 +68,7 @@ def mlp(
 
 
 class MLP(nn.Sequential):
-    """Layers one after the other; on a GPU, linear ones with a common `activation` run as fused kernels (None: never)."""
+    """Layers one after the other; on a GPU, linear ones with a known `activation` run as fused kernels."""
 
     def __init__(self, layers: list[nn.Module], activation: str | None) -> None:
         super().__init__(*layers)
