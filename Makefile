@@ -4,12 +4,12 @@ BIN := .venv/bin
 # Every install goes through this: the constraint keeps torch at the build that the project is checked with.
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test lint types layers pytest format bench-learning clean
+.PHONY: train test lint types layers docs pytest test-faults format bench-learning bench-cpu bench-gpu clean
 
 train: .venv/installed
 	$(BIN)/canter train CartPole-v1
 
-test: lint types layers pytest
+test: lint types layers docs pytest
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -21,8 +21,14 @@ types: .venv/installed-dev
 layers: .venv/installed-dev
 	$(BIN)/lint-imports
 
+docs: .venv/installed-dev
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
+
 pytest: .venv/installed-dev
 	$(BIN)/pytest
+
+test-faults: .venv/installed-dev
+	$(BIN)/python benchmarks/faults/run.py
 
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix .
@@ -31,8 +37,15 @@ format: .venv/installed-dev
 bench-learning: .venv/installed-dev
 	$(BIN)/python benchmarks/learning/run.py
 
+bench-cpu: .venv-peers/installed
+	.venv-peers/bin/python benchmarks/speed/cpu.py
+
+bench-gpu: .venv-peers/installed
+	.venv-peers/bin/python benchmarks/speed/gpu.py
+	.venv-peers/bin/python benchmarks/speed/plot.py
+
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-peers .pytest_cache .ruff_cache .hypothesis build dist
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -44,3 +57,9 @@ clean:
 .venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP_INSTALL) --editable '.[dev]'
 	touch .venv/installed $@
+
+# Releases of other libraries, to compare with; in an environment of their own, for they ask for much.
+.venv-peers/installed: pyproject.toml constraints.txt benchmarks/speed/peers/requirements.txt
+	$(PYTHON) -m venv .venv-peers
+	$(subst $(BIN),.venv-peers/bin,$(PIP_INSTALL)) --editable '.[mujoco]' --requirement benchmarks/speed/peers/requirements.txt
+	touch $@

@@ -1,12 +1,14 @@
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
-from canter.cli import main, train
+from canter.cli import main, training
 from canter.cli.config_file import load_config, to_plain
 from canter.config import TrainConfig
 from canter.recipes import presets
@@ -56,12 +58,56 @@ def canter(*arguments):
     return subprocess.run([sys.executable, "-m", "canter", *arguments], capture_output=True, text=True, timeout=120)
 
 
-def test_training_prints_progress_and_a_final_score():
+def test_training_in_a_pipe_prints_lines_a_final_score_and_what_to_do_next():
     result = canter("train", "CartPole-v1", "--total-steps", "2000", "--seed", "1")
     assert result.returncode == 0, result.stderr
     assert "with its preset: 2,000 steps in 8 environments, seed 1" in result.stdout
-    assert "explained variance" in result.stdout
-    assert "Final score: mean return" in result.stdout
+    lines = [line for line in result.stdout.splitlines() if "explained variance" in line]
+    assert [line.split()[0] for line in (lines[0], lines[-1])] == ["1,024", "2,048"]
+    assert "\x1b" not in result.stdout
+    score, *after = result.stdout[result.stdout.index("Final score: mean return") :].splitlines()
+    assert "over 100 new episodes, acting without noise" in score
+    (report,) = (line.removeprefix("The report is in ") for line in after if line.startswith("The report is in "))
+    assert Path(report).read_text().startswith("<!doctype html>")
+    assert [line.split("  ")[1] for line in after[after.index("What next?") + 1 :]] == [
+        "canter play latest",
+        "canter report latest --open",
+        "canter resume latest --total-steps 4000",
+    ]
+
+
+QUICK = ("tensor:cartpole", "--total-steps=512", "--algorithm.horizon=32", "--algorithm.num-minibatches=2")
+
+
+def test_a_verbose_run_prints_a_block_for_every_rollout(say):
+    text = say("train", *QUICK, "--console", "verbose")
+    assert text.count("rollout statistics") == text.count("trainer statistics") == 2
+    assert "clip_range                          0.2000" in text
+
+
+def test_a_quiet_run_prints_only_its_beginning_and_its_end(say):
+    text = say("train", *QUICK, "--console=quiet", "--success.ending=any")
+    assert "steps/s" not in text
+    assert "Final score" in text
+
+
+def test_metrics_go_to_tensorboard_and_stay_there_on_resuming(say, tmp_path):
+    say("train", *QUICK, "--name=one", "--log", "tensorboard")
+    say("resume", "one", "--total-steps=1024", "--log=tensorboard", "--console=quiet")
+    assert len(list((tmp_path / "runs" / "one" / "tensorboard").glob("events*"))) == 2
+
+
+def test_where_a_run_in_another_place_is_told_by_its_path(say, tmp_path):
+    text = say("train", *QUICK, "--run-dir", str(tmp_path / "elsewhere"), "--name=two")
+    assert f"canter play {tmp_path / 'elsewhere' / 'two'} " in text
+
+
+def test_a_report_that_cannot_be_written_is_no_failure(say, monkeypatch):
+    def fail(paths):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(training, "write_report", fail)
+    assert "There is no report: [Errno 28] No space left on device" in say("train", *QUICK)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +133,9 @@ def test_training_prints_progress_and_a_final_score():
         (["--algorithm.num-minibatches", "7"], "num_minibatches=7 does not divide"),
         (["CartPole-v1", "--env.id", "Acrobot-v1"], "two environments: CartPole-v1 and --env.id Acrobot-v1"),
         (["CartPole-v1", "Acrobot-v1"], "unexpected argument 'Acrobot-v1'"),
+        (["--console", "verbos"], "argument --console: unknown name 'verbos', did you mean verbose?"),
+        (["--log", "tensorboard,wanbd"], "argument --log: unknown name 'wanbd', did you mean wandb?"),
+        (["--success.ending", "terminate"], "success.ending: expected one of terminated, truncated, any"),
     ],
 )
 def test_bad_input_gets_one_clear_line(arguments, message, say):
@@ -120,7 +169,7 @@ def test_train_help_shows_the_short_flags_and_how_to_set_the_rest(say):
 
 def test_envs_and_presets_are_listed(say):
     envs = say("envs")
-    assert "tensor:quadrotor  Hover at a target" in envs
+    assert re.search(r"tensor:quadrotor +Hover at a target", envs)
     assert "envpool:HalfCheetah-v4" in envs
     rows = [line.split() for line in say("presets").splitlines()[1:]]
     assert rows == [[name, presets[name].env.id, f"{presets[name].total_steps:,}"] for name in presets]
@@ -199,7 +248,7 @@ def test_printed_settings_are_a_config_file_that_prints_the_same(say, tmp_path):
 
 
 def test_a_dry_run_builds_everything_says_the_arithmetic_and_does_not_train(say, monkeypatch):
-    monkeypatch.setattr(train, "train", None)
+    monkeypatch.setattr(training, "train", None)
     sizes = ("--algorithm.horizon=64", "--algorithm.num-minibatches=4", "--algorithm.epochs=10", "--num-envs=8")
     text = say("train", "CartPole-v1", "--dry-run", "--total-steps=100000", *sizes)
     assert "batch = 64 steps x 8 envs = 512, 4 minibatches of 128, 10 epochs: 40 updates per rollout" in text

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
 
-def row(path: Path) -> str:
-    document = json.loads(path.read_text())
+def row(document: dict[str, Any]) -> str:
     training = [run["training_return"] for run in document["runs"]]
     evaluation = [run["evaluation_return"] for run in document["runs"]]
     reached = sum(run["steps_to_threshold"] is not None for run in document["runs"])
@@ -26,4 +26,6 @@ if __name__ == "__main__":
     print("| task | steps | training return | evaluation return | training return by seed | goal | reached by |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for path in sorted(RESULTS.glob("*.json")):
-        print(row(path))
+        document = json.loads(path.read_text())
+        if "threshold" in document:  # one of `run.py`
+            print(row(document))

@@ -1,10 +1,11 @@
 """Canter's side of the comparisons, each as one line of JSON like those of `peers/`.
 
     python benchmarks/speed/canter_bench.py iteration --device cuda --mode graph --num-envs 4096
-    python benchmarks/speed/canter_bench.py syncs --device cuda --mode graph
     python benchmarks/speed/canter_bench.py learn tensor:cartpole --target 475 --seeds 0 1 2
     python benchmarks/speed/canter_bench.py train HalfCheetah-v5 --num-envs 16 --horizon 128 --num-minibatches 8
     python benchmarks/speed/canter_bench.py target CartPole-v1 --target 475
+
+The functions of these names say what is measured.
 """
 
 from __future__ import annotations
@@ -48,25 +49,26 @@ def iteration(options: argparse.Namespace) -> dict[str, Any]:
         execution = ExecutionConfig(mode=options.mode)
         sizes.append(measure(config_of(options, num_envs), options.device, execution, options.iterations))
         sizes[-1]["learn_ms"] = sizes[-1].pop("update_ms")
+        if options.syncs and options.device == "cuda":
+            sizes[-1]["syncs"] = count_syncs(config_of(options, num_envs), options)
         gc.collect()
         if options.device == "cuda":
             torch.cuda.empty_cache()
     return sizes[0] if len(sizes) == 1 else {"num_envs": dict(zip(options.num_envs, sizes, strict=True))}
 
 
-def syncs(options: argparse.Namespace) -> dict[str, Any]:
-    """Host synchronisations of an iteration, and of reading its metrics and episodes."""
-    config = config_of(options, options.num_envs[0])
+def count_syncs(config: canter.TrainConfig, options: argparse.Namespace) -> float:
+    """How often the host waits for the device in one iteration, before it reads what came out."""
     programs = build(config, options.device, ExecutionConfig(mode=options.mode))
     counts: list[int] = []
-    for _ in range(5 + options.iterations):
+    for _ in range(8):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             programs.update(programs.collect())
             torch.cuda.set_sync_debug_mode("default")
         counts.append(sum("synchronizing" in str(warning.message) for warning in caught))
-    return {"syncs": statistics.median(counts[5:])}
+    return statistics.median(counts[5:])
 
 
 def learn(options: argparse.Namespace) -> dict[str, Any]:
@@ -78,6 +80,7 @@ def learn(options: argparse.Namespace) -> dict[str, Any]:
         execution = ExecutionConfig(mode=options.mode)
         config = replace(config, seed=seed, total_steps=steps, device=options.device, execution=execution)
         runs.append({"seed": seed} | until(config, options.target))
+        show({"runs": runs})  # counts if the next seed takes too long
     return {"runs": runs}
 
 
@@ -123,7 +126,11 @@ def target(options: argparse.Namespace) -> dict[str, Any]:
     return until(replace(config, seed=options.seeds[0]), options.target)
 
 
-COMMANDS = {"iteration": iteration, "syncs": syncs, "learn": learn, "train": train, "target": target}
+def show(result: dict[str, Any]) -> None:
+    print(json.dumps({"library": "Canter", "version": canter.__version__} | result), flush=True)
+
+
+COMMANDS = {"iteration": iteration, "learn": learn, "train": train, "target": target}
 
 
 def main() -> None:
@@ -138,6 +145,7 @@ def main() -> None:
     parser.add_argument("--memory", type=int, help="width of an LSTM before the network")
     parser.add_argument("--num-minibatches", type=int, default=32, help="of `train`; the others use 4")
     parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--syncs", action="store_true", help="count host synchronisations as well (CUDA only)")
     parser.add_argument("--max-iterations", type=int, default=1000)
     parser.add_argument("--target", type=float, default=475.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -145,8 +153,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    result = {"library": "Canter", "version": canter.__version__} | COMMANDS[options.command](options)
-    print(json.dumps(result), flush=True)
+    show(COMMANDS[options.command](options))
 
 
 if __name__ == "__main__":

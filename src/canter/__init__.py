@@ -1,6 +1,8 @@
 """Canter trains control policies with PPO and its relatives."""
 
+from canter.algorithms.action_bounds import BoundLossConfig
 from canter.algorithms.ppo import PPO, PPOConfig
+from canter.algorithms.rewards import RewardConfig
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.nn.actor_critic import ModelConfig, Policy
@@ -9,6 +11,10 @@ from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
 from canter.recipes import preset_for, presets
 from canter.runtime.evaluation import Evaluation, evaluate
+from canter.runtime.lta import LongRunAverage, long_run_average
+from canter.runtime.policy_file import load_critic, load_policy, save_policy
+from canter.runtime.run_folder import CheckpointConfig, RunFolder
+from canter.runtime.self_play import SelfPlayConfig
 from canter.runtime.trainer import Report, train
 from canter.schedules import AdaptiveKL, Constant, Linear
 from canter.specs import Continuous, Discrete, Env, EnvSpec, MultiDiscrete, Step, TensorSpec
@@ -18,6 +24,8 @@ __version__ = "0.1.0"
 __all__ = [
     "PPO",
     "AdaptiveKL",
+    "BoundLossConfig",
+    "CheckpointConfig",
     "Constant",
     "Continuous",
     "Discrete",
@@ -26,6 +34,7 @@ __all__ = [
     "EnvSpec",
     "Evaluation",
     "Linear",
+    "LongRunAverage",
     "ModelConfig",
     "MultiDiscrete",
     "NetworkConfig",
@@ -33,12 +42,19 @@ __all__ = [
     "PPOConfig",
     "Policy",
     "Report",
+    "RewardConfig",
+    "RunFolder",
+    "SelfPlayConfig",
     "StdConfig",
     "Step",
     "TensorSpec",
     "TrainConfig",
     "evaluate",
+    "load_critic",
+    "load_policy",
+    "long_run_average",
     "preset_for",
     "presets",
+    "save_policy",
     "train",
 ]

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 
 from canter.algorithms.ppo import PPOConfig
 from canter.envs import EnvConfig
+from canter.runtime.execution import ExecutionConfig
+from canter.runtime.progress import SuccessConfig
+from canter.runtime.run_folder import CheckpointConfig
+from canter.runtime.self_play import SelfPlayConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +26,14 @@ class TrainConfig:
     """Start of every random stream of the run."""
     device: str = "cpu"
     """Where environments' tensors and networks live: cpu, cuda, cuda:1, ..."""
+    execution: ExecutionConfig = field(default_factory=ExecutionConfig)
+    """How the work is handed to the device; does not change what is learned."""
+    self_play: SelfPlayConfig | None = None
+    """For a game of two: learn in one of the seats, against past policies in the other; null learns in all seats."""
+    success: SuccessConfig = field(default_factory=SuccessConfig)
+    """Which episodes count as a success in the statistics."""
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """When the state of the run is saved, and how much of it is kept."""
 
     def __post_init__(self) -> None:
         """Refuse an empty budget and a negative seed."""

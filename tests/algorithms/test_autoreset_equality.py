@@ -84,7 +84,7 @@ def make_algorithm(spec):
     def act(obs, state, reset):
         params, state = algorithm.policy.params(obs, state, reset)
         action = scripted_action(obs)
-        return action, PPORecord(action, algorithm.distribution.log_prob(params, action), params), state
+        return action, PPORecord(action, params), state
 
     algorithm.act = act
     return algorithm

@@ -5,6 +5,8 @@ import torch
 
 from canter.algorithms.ppo import PPOConfig
 from canter.envs.tensor import tensor_envs
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
 from canter.runtime.collector import Collector
 from canter.schedules import AdaptiveKL
@@ -36,6 +38,23 @@ def test_an_iteration_never_waits_for_the_gpu(name):
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(torch.isfinite(value) for value in metrics.values())
+
+
+@pytest.mark.parametrize("name", ["cartpole", "pendulum", "quadrotor"])
+def test_the_first_ratio_is_one_in_bfloat16(name):
+    env = tensor_envs[name](4096, "cuda")
+    model = ModelConfig(policy=NetworkConfig(hidden=(256, 128, 64), precision="bfloat16"))
+    algorithm = PPOConfig(horizon=24, epochs=5, num_minibatches=4, model=model).build(env.spec, seed=0)
+    collector = Collector(env, algorithm, seed=0)
+    for _ in range(10):
+        algorithm.update(collector.collect())
+    batch, _ = algorithm.targets(collector.collect())
+    size = batch.advantage.shape[1] // 4
+    minibatch = batch[:, :size]
+    with torch.no_grad():
+        params, _ = algorithm.model(minibatch.obs, (), (), minibatch.reset)
+        ratio = torch.exp(algorithm.distribution.log_prob(params, minibatch.action) - minibatch.log_prob)
+    assert (ratio - 1).abs().mean() <= 1e-3
 
 
 def test_gpu_and_cpu_learn_the_same_from_the_same_rollout():

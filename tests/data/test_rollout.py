@@ -1,6 +1,7 @@
 import torch
 
 from canter.data.rollout import as_sequences
+from canter.specs import Step
 
 
 def test_rows_of_length_one_are_numbered_t_times_n_plus_n():
@@ -13,3 +14,19 @@ def test_sequences_are_consecutive_steps_of_one_environment():
     cut = as_sequences({"time": time, "env": env}, 3)
     assert cut["time"].T.tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]
     assert cut["env"].T.tolist() == [[0] * 3, [1] * 3, [0] * 3, [1] * 3]
+
+
+def restarts(separate_final_obs, **flags):
+    rows = {name: torch.tensor(flags.get(name, [False] * 4)) for name in ("terminated", "truncated")}
+    step = Step({}, torch.zeros(4), **rows, valid=torch.tensor(flags["valid"]))
+    return step.restarts(separate_final_obs=separate_final_obs).tolist()
+
+
+def test_an_episode_begins_after_an_end_or_after_a_row_that_was_none():
+    valid, terminated, truncated = [True, True, False, True], [True, False, False, False], [False, True, False, False]
+    assert restarts(True, valid=valid, terminated=terminated, truncated=truncated) == [True, True, True, False]
+
+
+def test_where_the_last_observation_has_a_row_of_its_own_that_row_still_belongs_to_the_episode():
+    valid, terminated, truncated = [True, True, False, True], [True, False, False, False], [False, True, False, False]
+    assert restarts(False, valid=valid, terminated=terminated, truncated=truncated) == [False, False, True, False]

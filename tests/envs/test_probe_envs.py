@@ -54,10 +54,10 @@ def best_returns(env, obs):
 
 def test_every_probe_is_registered():
     assert {name.removeprefix("probe-") for name in NAMES} == set(PROBES)
-    assert len(NAMES) == 14
+    assert len(NAMES) == 15
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "probe-truncation"])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ("probe-truncation", "probe-cycle")])
 def test_playing_the_stated_actions_earns_the_stated_values(name):
     values, rewards = best_returns(*make(name))
     follows = torch.zeros_like(rewards[0])
@@ -114,6 +114,23 @@ def test_finite_horizon_probe_counts_down_to_one():
     env, _ = make("probe-finite-horizon")
     assert [check.value.item() for check in env.checks(1.0)] == [5.0, 4.0, 3.0, 2.0, 1.0]
     assert env.spec.truncates is False
+
+
+def test_cycle_probe_never_ends_and_pays_one_on_average():
+    env, obs = make("probe-cycle")
+    rewards = []
+    for _ in range(4):
+        step = env.step(default_action(env))
+        assert not (step.terminated | step.truncated).any()
+        assert torch.equal(step.reward, 2.0 * obs["policy"][:, 0])
+        rewards.append(step.reward)
+        obs = step.obs
+    assert (torch.stack(rewards).mean(0) == 1.0).all()
+    (check,) = env.checks(1.0)
+    assert check.value.tolist() == [-0.5, 0.5]
+    (check,) = env.checks(GAMMA)
+    low, high = check.value.tolist()
+    assert (low, high) == (pytest.approx(GAMMA * high), pytest.approx(2.0 + GAMMA * low))
 
 
 def test_masked_probe_tempts_with_ten():

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from canter.functional.losses import (
+    BOUND_LOSSES,
     SURROGATES,
     VALUE_LOSSES,
     clipped_mse,
@@ -149,3 +150,15 @@ def test_k3_is_zero_for_the_same_policy_and_accurate_for_close_ones():
     assert k3_kl(f64(-3.0), f64(-3.0)).item() == 0.0
     tiny = k3_kl(torch.tensor([1e-3]), torch.tensor([0.0]))  # float32: exp would leave no digits
     assert tiny.item() == pytest.approx(5.0017e-7, rel=1e-3)
+
+
+def test_bound_losses_by_hand():
+    mean = torch.stack([f64(1.6, -1.3, 0.4), f64(1.1, -1.1, 0.0)])
+    torch.testing.assert_close(BOUND_LOSSES["soft"](mean, 1.1), f64(0.25 + 0.04, 0.0))
+    torch.testing.assert_close(BOUND_LOSSES["regularisation"](mean, 1.1), f64(2.56 + 1.69 + 0.16, 2.42))
+
+
+def test_the_soft_bound_pulls_back_and_has_no_gradient_inside():
+    mean = f64(2.0, -2.0, 1.0, -1.0).requires_grad_()
+    (slope,) = torch.autograd.grad(BOUND_LOSSES["soft"](mean, 1.1), mean)
+    torch.testing.assert_close(slope, f64(1.8, -1.8, 0.0, 0.0))

@@ -6,6 +6,7 @@ import torch
 from canter.nn.actor_critic import ActorCritic, ModelConfig
 from canter.nn.cnn import CNNConfig
 from canter.nn.network import NetworkConfig
+from canter.nn.rnn import RNNConfig
 from canter.specs import ACTION_MASK, Discrete, EnvSpec, TensorSpec
 
 VECTOR = TensorSpec((4,))
@@ -95,3 +96,37 @@ def test_groups_may_have_any_name():
     network = build(names)
     obs = {name: torch.zeros(1, 2, 4) for name in names}
     assert network(obs, (), None)[0].shape == (1, 2, 64)
+
+
+def test_bfloat16_rounds_the_hidden_layers_and_nothing_else():
+    torch.manual_seed(0)
+    plain, rounded = (build({"policy": VECTOR}, hidden=(32, 32), precision=p) for p in ("float32", "bfloat16"))
+    rounded.load_state_dict(plain.state_dict())
+    obs = {"policy": torch.randn(1, 50, 4)}
+    expected, found = plain(obs, (), None)[0], rounded(obs, (), None)[0]
+    assert found.dtype == torch.float32
+    assert torch.equal(found, found.bfloat16().float())
+    error = (found - expected).abs().max().item()
+    assert 1e-5 < error < 0.05
+    found.sum().backward()
+    assert all(parameter.dtype == parameter.grad.dtype == torch.float32 for parameter in rounded.parameters())
+
+
+@pytest.mark.parametrize("position", ["before_mlp", "after_mlp"])
+def test_memory_stays_in_float32(position):
+    network = build(
+        {"policy": VECTOR}, hidden=(16,), memory=RNNConfig(hidden=8, position=position), precision="bfloat16"
+    )
+    features, states = network.unroll({"policy": torch.randn(3, 5, 4)}, network.initial_state(5), None)
+    assert {leaf.dtype for layer in states for leaf in layer} == {torch.float32}
+    assert features.dtype == torch.float32
+    assert not torch.equal(states[0][0], states[0][0].bfloat16().float())
+
+
+def test_images_are_encoded_in_bfloat16_too():
+    groups = {"camera": TensorSpec((36, 36, 3), torch.uint8), "policy": VECTOR}
+    network = build(groups, obs_groups=("camera", "policy"), precision="bfloat16")
+    obs = {"camera": torch.randint(255, (1, 2, 36, 36, 3), dtype=torch.uint8), "policy": torch.randn(1, 2, 4)}
+    features, _ = network(obs, (), None)
+    assert features.dtype == torch.float32
+    assert torch.isfinite(features).all()

@@ -197,3 +197,12 @@ def test_inputs_that_do_not_fit_are_refused(change, message, tmp_path):
     with pytest.raises(ExportError, match=message):
         export_policy(policy, tmp_path / "a.pt2", "torch", *change(*collect_inputs(policy, env, 2, seed=0)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_trained_in_bfloat16_is_written_in_float32(tmp_path):
+    env = Noise(VECTOR, BOX)
+    policy = trained(network(precision="bfloat16"), env)
+    inputs = collect_inputs(policy, env, 100, seed=0)
+    result = export_policy(policy, tmp_path / "policy.onnx", "onnx", *inputs)
+    assert result.max_difference <= 1e-5
+    assert policy.actor.network.in_bfloat16  # the policy itself goes on as it is

@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -33,7 +34,7 @@ def mlp(params: Tree, x: jax.Array) -> jax.Array:
 
 def init_mlp(key: jax.Array, sizes: list[int], gain: float) -> Tree:
     init, last = jax.nn.initializers.orthogonal(2**0.5), jax.nn.initializers.orthogonal(gain)
-    keys, shapes = jax.random.split(key, len(sizes) - 1), list(zip(sizes[:-1], sizes[1:], strict=True))
+    keys, shapes = jax.random.split(key, len(sizes) - 1), list(pairwise(sizes))
     makers = [init] * (len(shapes) - 1) + [last]
     return [(make(k, shape), jnp.zeros(shape[1])) for make, k, shape in zip(makers, keys, shapes, strict=True)]
 
@@ -44,7 +45,11 @@ def observe(env: Tree) -> jax.Array:
 
 def env_step(env: Tree, action: jax.Array, key: jax.Array) -> tuple[Tree, Tree]:
     orbit = 3.99 * env["orbit"] * (1 - env["orbit"])
-    after = {"orbit": orbit, "signal": 0.9 * env["signal"] + jnp.clip(action, -1, 1).mean(-1), "steps": env["steps"] + 1}
+    after = {
+        "orbit": orbit,
+        "signal": 0.9 * env["signal"] + jnp.clip(action, -1, 1).mean(-1),
+        "steps": env["steps"] + 1,
+    }
     terminated = orbit > 0.9974
     truncated = (after["steps"] >= LIMIT) & ~terminated
     fresh = jax.random.uniform(key, orbit.shape, minval=0.05, maxval=0.95)
@@ -157,7 +162,10 @@ def iteration(state: Tree, horizon: int) -> tuple[Tree, jax.Array]:
 
 def start(num_envs: int, hidden: list[int], seed: int = 0) -> Tree:
     policy, critic, world, key = jax.random.split(jax.random.key(seed), 4)
-    networks = {"policy": init_mlp(policy, [OBS, *hidden, ACTIONS], 0.01), "critic": init_mlp(critic, [OBS, *hidden, 1], 1)}
+    networks = {
+        "policy": init_mlp(policy, [OBS, *hidden, ACTIONS], 0.01),
+        "critic": init_mlp(critic, [OBS, *hidden, 1], 1),
+    }
     params = networks | {"log_std": jnp.zeros(ACTIONS)}
     orbit = jax.random.uniform(world, (num_envs,), minval=0.05, maxval=0.95)
     return {
@@ -180,7 +188,7 @@ def main() -> None:
     parser.add_argument("--horizon", type=int, default=24)
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 128, 64])
     parser.add_argument("--iterations", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=1, help="so many times as many iterations")
     options = parser.parse_args()
     if options.device:
         jax.config.update("jax_platforms", options.device)

@@ -5,6 +5,7 @@
 Its network goes through torch.compile, as is its default; --no-compile leaves that out. Its advantages count to the
 collection, which is where it computes them.
 """
+# ruff: noqa: D102 - methods that the library calls by these names
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@
 
 It has no value normalisation, so the critic learns raw returns. It logs nothing, not even to the console.
 """
+# ruff: noqa: D102 - methods that the library calls by these names
 
 from __future__ import annotations
 

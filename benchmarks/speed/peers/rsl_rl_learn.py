@@ -42,6 +42,7 @@ class CountedVecEnv(TensorVecEnv):
         self.steps = 0
 
     def step(self, actions: Tensor) -> tuple[TensorDict, Tensor, Tensor, dict[str, Any]]:
+        """As RSL-RL asks for it."""
         obs, reward, done, extras = super().step(actions)
         total = self.running + reward
         self.unread.append(torch.where(done, total, torch.nan))
@@ -89,8 +90,11 @@ def main() -> None:
     parser.add_argument("--max-iterations", type=int, default=300)
     options = parser.parse_args()
     set_tf32(True)
-    runs = [learn(options, seed) for seed in options.seeds]
-    print(json.dumps({"library": "rsl_rl", "version": version("rsl-rl-lib"), "runs": runs}))
+    runs = []
+    for seed in options.seeds:
+        runs.append(learn(options, seed))
+        # The last line counts, also if the next seed takes too long.
+        print(json.dumps({"library": "rsl_rl", "version": version("rsl-rl-lib"), "runs": runs}), flush=True)
 
 
 if __name__ == "__main__":

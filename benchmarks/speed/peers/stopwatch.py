@@ -29,6 +29,7 @@ class Stopwatch:
         self.last = self.now()
 
     def now(self) -> float:
+        """Seconds, once the device has done its work; or the synchronisations so far."""
         if self.count_syncs:
             return sum("synchronizing" in str(warning.message) for warning in self.caught)
         if self.on_gpu:
@@ -70,7 +71,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--iterations", type=int, default=20, help="iterations that count, after the warm-up")
     parser.add_argument("--repeats", type=int, default=1, help="trainers built one after the other and measured alike")
     parser.add_argument("--threads", type=int, help="CPU threads of torch")
-    parser.add_argument("--count-syncs", action="store_true", help="count host synchronisations instead of time")
+    parser.add_argument("--syncs", action="store_true", help="count host synchronisations as well (CUDA only)")
     return parser
 
 
@@ -84,33 +85,31 @@ def bench(library: str, package: str, train: Train, parser: argparse.ArgumentPar
     set_tf32(True)
     if options.threads:
         torch.set_num_threads(options.threads)
-    laps: dict[str, list[float]] = {"collect": [], "learn": []}
+    collect: list[float] = []
+    learn: list[float] = []
     for _ in range(options.repeats):
-        watch = run(options, train)
-        for half, values in watch.laps.items():
-            laps[half] += values[WARM_UP:]
+        watch = Stopwatch(options.device)
+        train(options, WARM_UP + options.iterations, watch)
+        collect += watch.laps["collect"][WARM_UP:]
+        learn += watch.laps["learn"][WARM_UP:]
     result: dict[str, Any] = {"library": library, "version": version(package)}
-    if options.count_syncs:
-        result |= {f"{half}_syncs": statistics.median(values) for half, values in laps.items()}
-    else:
-        result |= milliseconds(laps["collect"], laps["learn"], options.num_envs * options.horizon)
+    result |= milliseconds(collect, learn, options.num_envs * options.horizon)
     if options.device.startswith("cuda"):
         result["peak_memory_mb"] = round(torch.cuda.max_memory_allocated() / 2**20)
+        if options.syncs:
+            result["syncs"] = count_syncs(options, train)
     print(json.dumps(result), flush=True)
 
 
-def run(options: argparse.Namespace, train: Train) -> Stopwatch:
-    watch = Stopwatch(options.device, options.count_syncs)
-    iterations = WARM_UP + options.iterations
-    if not options.count_syncs:
-        train(options, iterations, watch)
-        return watch
+def count_syncs(options: argparse.Namespace, train: Train) -> float:
+    """How often the host waits for the device in one iteration, in a trainer of its own that is not timed."""
+    watch = Stopwatch(options.device, count_syncs=True)
     with warnings.catch_warnings(record=True) as watch.caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        train(options, iterations, watch)
+        train(options, WARM_UP + 3, watch)
         torch.cuda.set_sync_debug_mode("default")
-    return watch
+    return statistics.median(map(sum, zip(*(counts[WARM_UP:] for counts in watch.laps.values()), strict=True)))
 
 
 def milliseconds(collect: list[float], learn: list[float], steps: int) -> dict[str, float]:

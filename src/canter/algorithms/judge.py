@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canter.algorithms.objectives import Objective
 from canter.data.rollout import Rollout
-from canter.functional.returns import gae, successor_values
+from canter.functional.returns import successor_values
 from canter.nn.actor_critic import ActorCritic
 from canter.struct import State, TensorStruct, tree_copy_, tree_map
 
@@ -36,29 +37,25 @@ class Judgement(TensorStruct):
 class Judge:
     """Values every step of a rollout, and keeps the critic's memory from one rollout to the next."""
 
-    def __init__(
-        self, model: ActorCritic, *, gamma: float, gae_lambda: float, num_envs: int, sequence_length: int
-    ) -> None:
-        self.model, self.gamma, self.gae_lambda, self.sequence_length = model, gamma, gae_lambda, sequence_length
+    def __init__(self, model: ActorCritic, objective: Objective, num_envs: int, sequence_length: int) -> None:
+        self.model, self.objective, self.sequence_length = model, objective, sequence_length
         self.state = model.critic.network.initial_state(num_envs)
 
     @torch.no_grad()
-    def __call__(self, rollout: Rollout[Any]) -> Judgement:
-        """Judge by the critic as it is now; the same rollout may be judged several times."""
+    def __call__(self, rollout: Rollout[Any], *, new: bool = False) -> Judgement:
+        """Judge by the critic as it is now; the same rollout may be judged several times.
+
+        A `new` one is judged for the first time: what the objective estimates moves to include it.
+        """
         start = tree_map(lambda x: x[0], rollout.state) if self.model.shared_trunk else self.state
-        value, after = self.model.critic.unroll(rollout.obs, start, rollout.reset)
-        advantage, return_ = gae(
-            reward=rollout.reward,
-            value=value[:-1],
-            next_value=successor_values(value, rollout.done, self._final_values(rollout, after)),
-            terminated=rollout.terminated,
-            done=rollout.done,
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
-        )
+        values, after = self.model.critic.unroll(rollout.obs, start, rollout.reset)
+        value, next_value = values[:-1], successor_values(values, rollout.done, self._final_values(rollout, after))
+        if new:
+            self.objective.observe(rollout, value, next_value)
+        advantage, return_ = self.objective.advantages(rollout, value, next_value)
         length, last = self.sequence_length, rollout.horizon - 1
         return Judgement(
-            value[:-1],
+            value,
             advantage,
             return_,
             # The memory before row t is the memory after row t - 1.

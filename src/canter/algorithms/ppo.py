@@ -6,6 +6,7 @@ T steps, N environments, L sequence length (1 without memory), S sequences, P di
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -13,19 +14,25 @@ import torch
 from torch import Tensor
 
 from canter import distributed
+from canter.algorithms.action_bounds import BoundLossConfig
 from canter.algorithms.base import Metrics
 from canter.algorithms.checks import check_batch, check_discount
+from canter.algorithms.fused import fits, fused_loss
 from canter.algorithms.judge import Judge, Judgement
+from canter.algorithms.objectives import AverageReward, Discounted, Objective
 from canter.algorithms.phase import LossOutput, Phase
+from canter.algorithms.ppo_batch import PPOBatch, PPORecord
+from canter.algorithms.rewards import RewardConfig
 from canter.data.rollout import Rollout, as_sequences
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
 from canter.functional.stats import explained_variance, masked_mean, normalize
+from canter.kernels import usable
 from canter.nn.actor_critic import ActorCritic, ModelConfig
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
 from canter.schedules import AnySchedule, Constant
 from canter.seeding import derive_seed
 from canter.specs import EnvSpec
-from canter.struct import Obs, State, TensorStruct, tree_copy_, tree_map
+from canter.struct import Obs, State, tree_copy_, tree_map
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +65,16 @@ class PPOConfig:
     """Minibatches per pass; must divide `horizon * num_envs`, with memory the number of sequences."""
     sequence_length: int = 16
     """With memory: steps through which gradients flow back; must divide `horizon`. Without memory it has no effect."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    """What is made of the reward before learning from it; what is reported is always the raw one."""
+    objective: Literal["discounted", "average"] = "discounted"
+    """What to maximise: the discounted sum of rewards, or, for tasks that never end, the reward per unit of time."""
     gamma: float = 0.99
-    """Discount per step."""
+    """Discount; for `objective="average"` only of the returns that `reward.normalize` looks at."""
+    discount_per: Literal["step", "time"] = "step"
+    """Whether `gamma` discounts a step or a unit of time, for steps of varying duration."""
+    average_step: float = 0.1
+    """For `objective="average"`: share of a new rollout in the reward rate and in the centre of the values."""
     gae_lambda: float = 0.95
     """Bias-variance trade-off of the advantage estimate; 1 is Monte Carlo, 0 one-step TD."""
     surrogate: Literal["clipped", "smooth_clipped", "vanilla"] = "clipped"
@@ -74,6 +89,8 @@ class PPOConfig:
     """Weight of the value loss."""
     entropy_coef: AnySchedule = field(default_factory=lambda: Constant(0.0))
     """Weight of the entropy bonus."""
+    bound_loss: BoundLossConfig | None = None
+    """Keep the mean of a Gaussian policy near the bounds of the action."""
     advantage_normalization: Literal["rollout", "minibatch", "none"] = "rollout"
     """Over which rows advantages are standardised."""
     recompute_advantage: bool = False
@@ -100,6 +117,8 @@ class PPOConfig:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must lie in 0..1")
+        if not 0 < self.average_step <= 1:
+            raise ValueError(f"average_step={self.average_step} must lie above 0 and up to 1")
         for name in ("clip_ratio", "value_clip", "target_kl"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0")
@@ -109,39 +128,15 @@ class PPOConfig:
 
     def build(self, spec: EnvSpec, seed: int) -> PPO:
         """PPO for an environment, on the environment's device."""
-        check_discount(self.gamma, spec)
+        if self.objective == "discounted":
+            check_discount(self.gamma, spec)
         return PPO(self, spec, seed)
 
-
-@dataclass
-class PPORecord(TensorStruct):
-    """What PPO remembers of each step, `[N, ...]`."""
-
-    action: Tensor
-    """The sample itself, never clipped or rescaled."""
-    log_prob: Tensor
-    dist_params: Tensor
-
-
-@dataclass
-class PPOBatch(TensorStruct):
-    """Rows to learn from, `[L, S, ...]`."""
-
-    obs: Obs
-    action: Tensor
-    log_prob: Tensor
-    dist_params: Tensor
-    value: Tensor
-    """Values before the update, in normalised units."""
-    return_: Tensor
-    """Targets of the critic, in the same units."""
-    advantage: Tensor
-    valid: Tensor
-    reset: Tensor
-    policy_state: State
-    """`[1, S, ...]` the policy's memory before each sequence; `()` without memory."""
-    critic_state: State
-    """`[1, S, ...]` the same of the critic."""
+    def build_objective(self) -> Objective:
+        """What values, advantages and returns are of."""
+        if self.objective == "average":
+            return AverageReward(self.average_step, self.gae_lambda)
+        return Discounted(self.gamma, self.discount_per, self.gae_lambda)
 
 
 class PPO:
@@ -156,13 +151,9 @@ class PPO:
             distributed.broadcast_(tensor)
         self.policy, self.distribution = self.model.policy, self.model.policy.distribution
         self.sequence_length = config.sequence_length if self.model.has_memory else 1
-        self.judge = Judge(
-            self.model,
-            gamma=config.gamma,
-            gae_lambda=config.gae_lambda,
-            num_envs=spec.num_envs,
-            sequence_length=self.sequence_length,
-        )
+        self.rewards = config.reward.build(spec, config.gamma, config.discount_per)
+        self.objective = config.build_objective().to(spec.device)
+        self.judge = Judge(self.model, self.objective, spec.num_envs, self.sequence_length)
         self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
         self.shuffle_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
         self.progress = torch.zeros((), device=spec.device)
@@ -170,6 +161,8 @@ class PPO:
         self.policy_kl = torch.zeros((), device=spec.device)
         self.surrogate = SURROGATES[config.surrogate]
         self.value_error = VALUE_LOSSES[config.value_loss]
+        self.has_kernel = fits(config, self.distribution)
+        self.bound_error = config.bound_loss and config.bound_loss.build(self.distribution, spec.device)
         self.phases = self._build_phases()
 
     def _build_phases(self) -> dict[str, Phase[PPOBatch]]:
@@ -209,19 +202,19 @@ class PPO:
     def empty_record(self) -> PPORecord:
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
         params = torch.zeros((self.spec.num_envs, self.distribution.param_dim), device=self.spec.device)
-        return PPORecord(self.distribution.mode(params), params[:, 0], params)
+        return PPORecord(self.distribution.mode(params), params)
 
     @torch.no_grad()
     def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, PPORecord, State]:
         """Sample actions; the environment gets them within bounds, the record keeps them as drawn."""
         params, state = self.policy.params(obs, state, reset)
         action = self.distribution.sample(params, self.policy_rng)
-        record = PPORecord(action, self.distribution.log_prob(params, action), params)
-        return self.distribution.to_env(action), record, state
+        return self.distribution.to_env(action), PPORecord(action, params), state
 
     def update(self, rollout: Rollout[PPORecord]) -> Metrics:
         """Improve policy and critic on one rollout."""
         self.config.entropy_coef.set_(self.entropy_coef, self.progress)
+        rollout = self.rewards(rollout)
         batch, judged = self.targets(rollout)
         metrics = self.describe(rollout, judged)
         refresh = (lambda: self.batch(rollout, self.judge(rollout))) if self.config.recompute_advantage else None
@@ -233,12 +226,13 @@ class PPO:
         # the first ratio would not be 1 and the KL would be biased.
         self.model.update_statistics(tree_map(lambda x: x[:-1], rollout.obs), rollout.valid)
         self.judge.advance(judged)
+        self.objective.centre_(self.model.critic.head, judged.return_, rollout.valid)
         return metrics
 
     @torch.no_grad()
     def targets(self, rollout: Rollout[PPORecord]) -> tuple[PPOBatch, Judgement]:
-        """What to learn from a rollout; moves the value statistics to include its returns."""
-        judged = self.judge(rollout)
+        """What to learn from a new rollout; moves the value statistics to include its returns."""
+        judged = self.judge(rollout, new=True)
         self.model.critic.head.update_statistics(judged.return_, rollout.valid)
         return self.batch(rollout, judged), judged
 
@@ -248,7 +242,7 @@ class PPO:
         metrics = {
             "value/explained_variance": explained_variance(judged.value, judged.return_, rollout.valid),
             "value/mean": masked_mean(judged.value, rollout.valid),
-        }
+        } | self.objective.metrics()
         std = self.distribution.std(rollout.record.dist_params)
         return metrics if std is None else metrics | {"policy/std": masked_mean(std.mean(-1), rollout.valid)}
 
@@ -261,7 +255,7 @@ class PPO:
         rows = PPOBatch(
             obs=tree_map(lambda x: x[:-1], rollout.obs),
             action=rollout.record.action,
-            log_prob=rollout.record.log_prob,
+            log_prob=self.distribution.log_prob(rollout.record.dist_params, rollout.record.action),
             dist_params=rollout.record.dist_params,
             value=normalizer(judged.value),
             return_=normalizer(judged.return_),
@@ -278,6 +272,8 @@ class PPO:
         """Policy, value and entropy terms of one minibatch."""
         states = (tree_map(lambda x: x[0], state) for state in (batch.policy_state, batch.critic_state))
         params, value = self.model(batch.obs, *states, batch.reset)
+        if self.has_kernel and usable(params):
+            return fused_loss(self.config, batch, params, value, self.entropy_coef)
         return self._weigh(self._policy_terms(batch, params) | self._value_terms(batch, value), batch.valid)
 
     def policy_loss(self, batch: PPOBatch) -> LossOutput:
@@ -291,7 +287,7 @@ class PPO:
         return self._weigh(self._value_terms(batch, value), batch.valid)
 
     def _policy_terms(self, batch: PPOBatch, params: Tensor) -> Metrics:
-        """Surrogate, entropy, KL and whether the ratio was clipped, each `[L, B]`."""
+        """Surrogate, entropy, KL, whether the ratio was clipped, how far the mean is out of bounds; each `[L, B]`."""
         advantage, clip_ratio = batch.advantage, self.config.clip_ratio
         if self.config.advantage_normalization == "minibatch":
             advantage = normalize(advantage, batch.valid)
@@ -299,12 +295,13 @@ class PPO:
         with torch.no_grad():
             kl = self.distribution.kl(batch.dist_params, params)
             clipped = ((torch.exp(log_prob - batch.log_prob) - 1).abs() > clip_ratio).to(kl.dtype)
-        return {
+        terms = {
             "loss/policy": self.surrogate(log_prob, batch.log_prob, advantage, clip_ratio),
             "policy/entropy": self.distribution.entropy(params),
             "policy/kl": kl,
             "policy/clip_fraction": clipped,
         }
+        return terms if self.bound_error is None else terms | {"loss/bound": self.bound_error(params)}
 
     def _value_terms(self, batch: PPOBatch, value: Tensor) -> Metrics:
         """The critic's error `[L, B]`."""
@@ -314,8 +311,20 @@ class PPO:
         """Means of all terms over the valid rows, and their weighted sum; other rows count for nothing."""
         means = dict(zip(terms, masked_mean(torch.stack(list(terms.values())), valid).unbind(), strict=True))
         weights = {"loss/policy": 1.0, "loss/value": self.config.value_coef, "policy/entropy": -self.entropy_coef}
+        weights["loss/bound"] = self.config.bound_loss.coef if self.config.bound_loss else 0.0
         loss = torch.stack([means[name] * weight for name, weight in weights.items() if name in means]).sum()
         return LossOutput(loss, means.get("policy/kl", self.policy_kl), means)
+
+    def generators(self) -> list[torch.Generator]:
+        """The random streams of acting and of shuffling."""
+        return [self.policy_rng, self.shuffle_rng]
+
+    def transform(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Replace the losses and the networks that act and judge by what `compile` makes of them."""
+        for phase in self.phases.values():
+            phase.loss = compile(phase.loss)
+        self.policy.actor.forward = compile(self.policy.actor.forward)
+        self.model.critic.unroll = compile(self.model.critic.unroll)
 
     def set_progress(self, fraction: float) -> None:
         """Tell how much of the run is done, 0..1."""
@@ -325,6 +334,8 @@ class PPO:
         """Weights, statistics, memory, moments, learning rates, coefficients and random states."""
         return {
             "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
+            "rewards": {name: tensor.clone() for name, tensor in self.rewards.state_dict().items()},
+            "objective": {name: tensor.clone() for name, tensor in self.objective.state_dict().items()},
             "critic_state": tree_map(lambda x: x.clone(), self.judge.state),
             "optimizers": {name: phase.optimizer.state_dict() for name, phase in self.phases.items()},
             "entropy_coef": self.entropy_coef.clone(),
@@ -335,6 +346,8 @@ class PPO:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state; tensors keep their addresses."""
         self.model.load_state_dict(state["model"])
+        self.rewards.load_state_dict(state["rewards"])
+        self.objective.load_state_dict(state["objective"])
         tree_copy_(self.judge.state, state["critic_state"])
         for name, phase in self.phases.items():
             phase.optimizer.load_state_dict(state["optimizers"][name])

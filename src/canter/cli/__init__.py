@@ -7,9 +7,15 @@ from collections.abc import Callable
 
 import torch
 
-from canter.cli.listing import envs_command, presets_command
+from canter.cli.check import check_command
+from canter.cli.evaluation import eval_command
+from canter.cli.export import export_command
+from canter.cli.listing import envs_command, presets_command, runs_command
 from canter.cli.parser import UsageError
+from canter.cli.play import play_command
+from canter.cli.report import report_command
 from canter.cli.train import resume_command, train_command
+from canter.envs.imports import allow_import
 from canter.registry import nearest
 from canter.runtime.checkpoint import NoCheckpoint
 from canter.runtime.lock import RunLocked
@@ -17,6 +23,12 @@ from canter.runtime.lock import RunLocked
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train_command,
     "resume": resume_command,
+    "play": play_command,
+    "eval": eval_command,
+    "export": export_command,
+    "check": check_command,
+    "runs": runs_command,
+    "report": report_command,
     "envs": envs_command,
     "presets": presets_command,
 }
@@ -39,12 +51,30 @@ def overview() -> str:
             *lines,
             "",
             "`canter COMMAND --help` explains one. To begin: canter train CartPole-v1",
+            "--allow-import MODULE lets any of them import that module for environments called MODULE:NAME.",
         ]
     )
 
 
+def take_permissions(argv: list[str]) -> list[str]:
+    """The arguments without `--allow-import PREFIX`, which every command understands."""
+    rest: list[str] = []
+    tokens = iter(argv)
+    for token in tokens:
+        flag, equals, value = token.partition("=")
+        if flag.replace("_", "-") != "--allow-import":
+            rest.append(token)
+            continue
+        prefix = value if equals else next(tokens, None)
+        if prefix is None:
+            raise UsageError("--allow-import needs the module to trust, such as my_package")
+        allow_import(prefix)
+    return rest
+
+
 def dispatch(argv: list[str]) -> None:
     """Run the command that the arguments name."""
+    argv = take_permissions(argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(overview())
     elif argv[0] in COMMANDS:

@@ -26,6 +26,7 @@ PROBE = "probe-"
 ENVPOOL_AND_GYMNASIUM = """\
 Gymnasium: any registered id, such as CartPole-v1 or HalfCheetah-v5 (MuJoCo: pip install "canter[mujoco]").
 EnvPool: envpool: and its id, such as envpool:HalfCheetah-v4 (pip install "canter[envpool]").
+PettingZoo: pettingzoo: and its id, such as pettingzoo:sisl/pursuit-v5 (pip install "canter[pettingzoo]").
 `canter presets` lists those with known-good settings."""
 
 

@@ -11,7 +11,7 @@ from canter.cli.config_file import dump_config, read_config
 from canter.cli.parser import Parser, UsageError
 from canter.config import TrainConfig
 from canter.registry import nearest
-from canter.runtime.run_folder import CONFIG, LATEST, RunFolder
+from canter.runtime.run_folder import CONFIG, LATEST, RunFolder, never_began
 
 RUNS = Path("runs")
 
@@ -24,9 +24,9 @@ def new_run(parent: Path, name: str | None, config: TrainConfig) -> RunFolder:
     if Path(name).name != name or name == LATEST:
         raise UsageError(f"--name {name!r} must be a plain folder name, and not {LATEST!r}")
     path = parent / name
-    if path.exists():
+    if path.exists() and not never_began(path):
         raise UsageError(f"{path} exists already; give another --name, or go on with it: canter resume {path}")
-    return RunFolder(path, settings=dump_config(config))
+    return RunFolder(path, config.checkpoints, settings=dump_config(config))
 
 
 def find_run(text: str, parent: Path) -> Path:
@@ -48,7 +48,7 @@ def resume_parser() -> Parser:
     """The arguments of `canter resume`."""
     parser = Parser(
         "resume",
-        usage="RUN [--total-steps N] [--run-dir DIR]",
+        usage="RUN [--total-steps N] [--run-dir DIR] [--console KIND] [--log NAMES]",
         description="Go on with a run from its newest checkpoint, exactly as if it had never stopped.",
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run, `latest`, or the beginning of its name")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +10,12 @@ import torch
 
 from canter.cli.config_file import ConfigError, ConfigFile, dump_config, from_plain, read_config
 from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides, nest
+from canter.cli.preflight import look_before, plan_of
 from canter.cli.runs import RUNS, find_run, new_run, resume_parser, stored_config
+from canter.cli.training import add_output_flags, train_and_evaluate
 from canter.config import TrainConfig
 from canter.recipes import preset_for, presets
-from canter.runtime.evaluation import evaluate
 from canter.runtime.run_folder import RunFolder
-from canter.runtime.trainer import Report, RunStopped, train
-from canter.seeding import derive_seed
-
-EVAL_EPISODES = 100
 
 SHORT_FLAGS = {
     "--seed": ("seed", "start of every random stream"),
@@ -59,20 +54,23 @@ def train_command(argv: list[str]) -> None:
         return
     folder = new_run(Path(arguments.run_dir), arguments.name, config)
     print(announcement(config, source))
-    train_and_evaluate(config, folder)
+    look_before(config)
+    train_and_evaluate(config, folder, arguments)
 
 
 def resume_command(argv: list[str]) -> None:
     """Go on with a run where it stopped."""
-    arguments = resume_parser().parse(argv)
+    parser = resume_parser()
+    add_output_flags(parser)
+    arguments = parser.parse(argv)
     path = find_run(arguments.run, Path(arguments.run_dir))
     config = stored_config(path, arguments.total_steps)
     check_device(config.device)
     print(announcement(config, f"the settings of {path}"))
-    folder = RunFolder(path, settings=dump_config(config))
+    folder = RunFolder(path, config.checkpoints, settings=dump_config(config))
     if not folder.store.steps():
         print("There is no checkpoint yet, so it begins at the beginning")
-    train_and_evaluate(config, folder)
+    train_and_evaluate(config, folder, arguments)
 
 
 def train_parser(argv: list[str]) -> Parser:
@@ -96,6 +94,7 @@ def train_parser(argv: list[str]) -> Parser:
     add_config_flags(parser, argv, SHORT_FLAGS)
     parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where the run's folder goes (default {RUNS})")
     parser.flag("--name", metavar="NAME", help="name of that folder; by default environment, seed and time")
+    add_output_flags(parser)
     parser.flag("--print-config", action="store_true", help="print the merged settings as YAML and stop")
     parser.flag(
         "--dry-run", action="store_true", help="build environment and algorithm, say what would happen and stop"
@@ -158,19 +157,6 @@ def announcement(config: TrainConfig, source: str) -> str:
     )
 
 
-def arithmetic(config: TrainConfig) -> str:
-    """How a rollout is cut up, in words."""
-    ppo, num_envs = config.algorithm, config.env.num_envs
-    batch = ppo.horizon * num_envs
-    updates = ppo.epochs * ppo.num_minibatches
-    rollouts = math.ceil(config.total_steps / batch)
-    return (
-        f"batch = {ppo.horizon} steps x {num_envs} envs = {batch:,}, {ppo.num_minibatches} minibatches of "
-        f"{batch // ppo.num_minibatches:,}, {ppo.epochs} epochs: {updates:,} updates per rollout\n"
-        f"{config.total_steps:,} steps = {rollouts:,} rollouts, {rollouts * updates:,} updates in all"
-    )
-
-
 def dry_run(config: TrainConfig, source: str) -> None:
     """Build everything, say what would happen, train nothing."""
     env = config.env.build(config.device)
@@ -179,47 +165,7 @@ def dry_run(config: TrainConfig, source: str) -> None:
         groups = ", ".join(f"{name} {tuple(spec.shape)}" for name, spec in env.spec.obs.items())
         print(announcement(config, source))
         print(f"observations: {groups}; actions: {env.spec.action}")
-        print(arithmetic(config))
+        print(f"{plan_of(config).in_words()}\n{plan_of(config).in_all()}")
         print("Environment and algorithm were built; nothing was trained (--dry-run)")
     finally:
         env.close()
-
-
-def train_and_evaluate(config: TrainConfig, folder: RunFolder) -> None:
-    """Train in a run folder, print lines meanwhile, then say how good the policy is without noise."""
-    print(f"Settings, metrics and checkpoints go to {folder.path}", flush=True)
-    try:
-        algorithm = train(config, ProgressLines(config.total_steps), folder=folder)
-    except RunStopped as stop:
-        print(f"canter: {stop}; go on with: canter resume {folder.path}", file=sys.stderr)
-        sys.exit(128 + stop.received)
-    env = config.env.build(config.device)
-    try:
-        result = evaluate(algorithm.policy, env, EVAL_EPISODES, derive_seed(config.seed, "eval"))
-    finally:
-        env.close()
-    print(f"Final score: mean return {result.mean:.1f} over {EVAL_EPISODES} new episodes, acting without noise")
-
-
-class ProgressLines:
-    """Prints one line now and then: about twenty in a run."""
-
-    def __init__(self, total_steps: int) -> None:
-        self.total_steps, self.next_line = total_steps, 0.0
-
-    def __call__(self, report: Report) -> None:
-        """Print a line if enough has happened since the last one."""
-        done = report.env_steps / self.total_steps
-        if done < min(self.next_line, 1.0):
-            return
-        self.next_line = done + 0.05
-        episodes = "no episode has ended yet"
-        if report.return_ is not None:
-            episodes = f"return {report.return_:8.1f}  length {report.length:6.1f}"
-        metrics = report.metrics
-        print(
-            f"{report.env_steps:>10,} steps  {episodes}  kl {metrics['policy/kl']:.4f}  "
-            f"entropy {metrics['policy/entropy']:7.3f}  explained variance {metrics['value/explained_variance']:6.2f}  "
-            f"{report.env_steps / report.seconds:7,.0f} steps/s",
-            flush=True,
-        )

@@ -31,10 +31,12 @@ class Rollout(TensorStruct, Generic[Record]):
     """`[T, N]` bool, after step t; never together with `terminated`."""
     valid: Tensor
     """`[T, N]` bool; False rows are no transitions of the task."""
+    duration: Tensor
+    """`[T, N]` the time that each step took, from `Step.info`; 1 in environments that never tell."""
     final_obs: Obs | None
     """`[T, N, ...]` true last observations in rows that ended; None when `obs` itself holds them in row t+1."""
     reset: Tensor
-    """`[T+1, N]` bool: an episode begins with row t's observation, and memory of what was before it ends."""
+    """`[T+1, N]` bool: an episode begins with row t's observation, or none is on; memory of what was before it ends."""
     state: State
     """`[T / L, N, ...]` the policy's memory before rows 0, L, 2L, ...; `()` without memory."""
     record: Record
@@ -53,6 +55,7 @@ class Rollout(TensorStruct, Generic[Record]):
             terminated=flags,
             truncated=flags.clone(),
             valid=flags.clone(),
+            duration=torch.ones(rows, device=spec.device),
             final_obs=tree_map(lambda x: zeros(rows, x), obs) if spec.separate_final_obs else None,
             reset=torch.ones((horizon + 1, spec.num_envs), dtype=torch.bool, device=spec.device),
             state=tree_map(lambda x: zeros(starts, x), state),
@@ -91,11 +94,11 @@ class Rollout(TensorStruct, Generic[Record]):
         self.terminated[t].copy_(step.terminated)
         self.truncated[t].copy_(step.truncated)
         self.valid[t].copy_(step.valid)
+        if "duration" in step.info:
+            self.duration[t].copy_(step.info["duration"])
         if step.final_obs is not None:
             tree_copy_(tree_map(lambda x: x[t], self.final_obs), step.final_obs)
-        # Without a separate final observation the next row still belongs to the episode, and the filler row ends it.
-        ended = step.terminated | step.truncated if self.final_obs is not None else ~step.valid
-        self.reset[t + 1].copy_(ended)
+        self.reset[t + 1].copy_(step.restarts(separate_final_obs=self.final_obs is not None))
         following = self.obs_at(t + 1)
         tree_copy_(following, step.obs)
         return following

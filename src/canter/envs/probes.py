@@ -51,7 +51,8 @@ class ProbeTask:
     """`[S, n]`, True where an action is allowed; no entries: no mask is shown."""
     max_episode_steps: int | None = None
     value: Callable[[float], Sequence[float]] | None = None
-    """Discount to the right value of each node under the best policy; None where exploration noise shifts it."""
+    """Discount to the right value of each node under the best policy; None where exploration noise shifts it. Discount
+    1 in a task that never ends stands for the average reward and its centred values."""
     best: tuple[tuple[int, ...] | None, ...] = ()
     """Right action of each node, one number per head, None where any will do; real actions have `target` instead."""
 
@@ -75,12 +76,18 @@ class Probe(TensorEnv):
     """A `ProbeTask`, batched. Take one by name from `tensor_envs`; `checks` has the answers."""
 
     def __init__(
-        self, num_envs: int, device: torch.device | str = "cpu", *, task: ProbeTask, env_id: str = "tensor:probe"
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        *,
+        task: ProbeTask,
+        env_id: str = "tensor:probe",
+        max_episode_steps: int | None = None,
     ) -> None:
         groups = {"policy": TensorSpec((len(task.obs[0]),))}
         if task.mask:
             groups[ACTION_MASK] = TensorSpec((len(task.mask[0]),), torch.bool)
-        limit = task.max_episode_steps
+        limit = max_episode_steps or task.max_episode_steps
         truncates = limit is not None or any(task.truncation)
         super().__init__(env_id, num_envs, device, groups, task.action, max_episode_steps=limit, truncates=truncates)
         self.task = task
@@ -125,7 +132,7 @@ class Probe(TensorEnv):
         values = None if task.value is None else torch.tensor(task.value(gamma), device=self.device)
         found: list[ProbeCheck] = []
         history: tuple[Obs, ...] = ()
-        nodes = list(range(task.starts))
+        nodes, seen = list(range(task.starts)), {ENDS}
         while nodes:
             rows = torch.tensor(nodes, device=self.device)
             obs = {name: table[rows] for name, table in self._groups.items()}
@@ -133,7 +140,8 @@ class Probe(TensorEnv):
             found.append(ProbeCheck(obs, history, value, self._answers(nodes)))
             history = (*history, obs)
             # All paths of a task are equally long, so the rows of every entry of the history belong together.
-            nodes = [follows[node] for node in nodes if follows[node] != ENDS]
+            seen.update(nodes)
+            nodes = [follows[node] for node in nodes if follows[node] not in seen]
         return found
 
     def _answers(self, nodes: list[int]) -> Tensor | None:
@@ -147,6 +155,10 @@ class Probe(TensorEnv):
 
 def _horizon_values(gamma: float) -> list[float]:
     return [sum(gamma**k for k in range(left)) for left in range(HORIZON, 0, -1)]
+
+
+def _cycle_values(gamma: float) -> list[float]:
+    return [-0.5, 0.5] if gamma == 1 else [2.0 * gamma / (1.0 - gamma**2), 2.0 / (1.0 - gamma**2)]
 
 
 def _recall_values(gamma: float) -> list[float]:
@@ -242,6 +254,15 @@ PROBES = {
         reward=((1.0,),) * HORIZON,
         follows=(*range(1, HORIZON), ENDS),
         value=_horizon_values,
+    ),
+    "cycle": ProbeTask(
+        about="Two states take turns for ever and pay 0 and 2. By average reward the rate is 1 and V = (-0.5, 0.5); "
+        "values that drift together were not centred, and a rate of 0 or 2 comes from counting one state only.",
+        obs=((0.0,), (1.0,)),
+        starts=2,
+        reward=((0.0,), (2.0,)),
+        follows=(1, 0),
+        value=_cycle_values,
     ),
     "masked": ProbeTask(
         about="Observation -1 or 1 forbids action 0 or 1, which would pay 10; the other of the two pays 1, action 2 "

@@ -70,6 +70,20 @@ ValueLoss = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 VALUE_LOSSES: dict[str, ValueLoss] = {"mse": mse, "clipped": clipped_mse, "huber": huber}
 
 
+def soft_bound(mean: Tensor, limit: float) -> Tensor:
+    """Squared distance of means `[..., A]` from -limit..limit, summed over A; no pull at all inside."""
+    return ((mean - limit).clamp(min=0.0).square() + (mean + limit).clamp(max=0.0).square()).sum(-1)
+
+
+def mean_square(mean: Tensor, limit: float) -> Tensor:
+    """Squared means `[..., A]` summed over A, a pull towards 0 everywhere; `limit` plays no part."""
+    return mean.square().sum(-1)
+
+
+BOUND_LOSSES: dict[str, Callable[[Tensor, float], Tensor]] = {"soft": soft_bound, "regularisation": mean_square}
+"""`(mean, limit) -> loss`, for means in units in which the bounds of an action are -1 and 1."""
+
+
 def k3_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
     """Non-negative estimate of KL(old || new) from actions of the old policy: `(r - 1) - log r`, r = new / old.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from canter.kernels import usable
+
 
 @torch.no_grad()
 def gae(
@@ -43,6 +45,11 @@ def gae(
     successor = next_value.masked_fill(terminated, 0.0)
     advantage = reward + gamma * successor - value  # the temporal differences, accumulated in place below
     decay = (~done).to(advantage.dtype) * (gamma * gae_lambda)
+    if usable(advantage):
+        from canter.kernels.rows import accumulate_backwards
+
+        advantage = accumulate_backwards(advantage, decay)
+        return advantage, advantage + value
     rows, decays = advantage.unbind(), decay.unbind()
     for t in range(len(rows) - 2, -1, -1):
         rows[t].addcmul_(decays[t], rows[t + 1])

@@ -155,7 +155,7 @@ def beside(stream: torch.cuda.Stream | None) -> Iterator[Callable[[Tensor], None
     Only while a CUDA graph is captured: kernels of small networks leave parts of a GPU idle that those of another
     network can use. Autograd runs each backward step on the stream of its forward step, so gradients gain as well.
     """
-    if stream is None or not torch.cuda.is_current_stream_capturing():
+    if stream is None or torch.compiler.is_compiling() or not torch.cuda.is_current_stream_capturing():
         yield lambda result: None
         return
     main = torch.cuda.current_stream()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from canter.config import TrainConfig
+from canter.recipes.agents import rendezvous, rock_paper_scissors
 from canter.recipes.classic import acrobot, cartpole, mountain_car_continuous, pendulum
 from canter.recipes.mujoco import (
     ant,
@@ -15,6 +16,7 @@ from canter.recipes.mujoco import (
     swimmer,
     walker2d,
 )
+from canter.recipes.queue import queue_average_reward, queue_discounted
 from canter.registry import Registry
 
 presets: Registry[TrainConfig] = Registry("preset")
@@ -32,6 +34,10 @@ for _name, _preset in {
     "Humanoid": humanoid(),
     "Swimmer": swimmer(),
     "InvertedDoublePendulum": inverted_double_pendulum(),
+    "Rendezvous": rendezvous(),
+    "RPS": rock_paper_scissors(),
+    "queue-average-reward": queue_average_reward(),
+    "queue-discounted": queue_discounted(),
 }.items():
     presets.register(_name)(_preset)
 

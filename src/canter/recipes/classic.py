@@ -9,6 +9,7 @@ from canter.nn.actor_critic import ModelConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
+from canter.runtime.progress import SuccessConfig
 from canter.schedules import Linear
 
 
@@ -20,6 +21,7 @@ def cartpole() -> TrainConfig:
     return TrainConfig(
         env=EnvConfig(id="CartPole-v1", num_envs=8),
         total_steps=100_000,
+        success=SuccessConfig(ending="truncated"),  # the pole did not fall
         algorithm=PPOConfig(
             horizon=128,
             epochs=10,
@@ -52,6 +54,7 @@ def pendulum() -> TrainConfig:
     return TrainConfig(
         env=EnvConfig(id="Pendulum-v1", num_envs=8),
         total_steps=300_000,
+        success=SuccessConfig(ending="any", min_return=-200.0),
         algorithm=PPOConfig(
             horizon=512,
             epochs=10,

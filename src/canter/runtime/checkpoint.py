@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from canter.runtime.checkpoint_tree import Malformed, decode, encode, parse_json
-from canter.runtime.lock import is_alive, write_synced
+from canter.runtime.durable import sync_folder, write_synced
+from canter.runtime.lock import is_alive
 
 SCHEMA = 1
 """Version of the layout; readers refuse what they do not know."""
@@ -41,7 +42,7 @@ _counter = itertools.count()
 _SCRATCH = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|old|trash)-(?P<host>\w+)-(?P<pid>\d+)-(?P<token>\w+)-\d+")
 
 
-class CheckpointCorrupt(Exception):
+class CheckpointCorrupt(ValueError):
     """A checkpoint that is not what was written: `path` is its folder, `reason` says what is wrong."""
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -49,7 +50,7 @@ class CheckpointCorrupt(Exception):
         self.path, self.reason = path, reason
 
 
-class NoCheckpoint(Exception):
+class NoCheckpoint(ValueError):
     """A folder in which no checkpoint can be used; the message names those that are corrupt."""
 
 
@@ -74,7 +75,7 @@ def save_checkpoint(folder: Path, tree: dict[str, Any], *, replace: bool = False
         partial.mkdir(mode=0o700)
         for name, data in contents.items():
             write_synced(partial / name, data)
-        _sync_folder(partial)
+        sync_folder(partial)
         _put_in_place(partial, folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -221,14 +222,6 @@ def _read(folder: Path, name: str, size: int | None) -> bytes:
         return file.read(info.st_size)
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _put_in_place(partial: Path, folder: Path) -> None:
     old = _scratch(folder, "old") if os.path.lexists(folder) else None
     if old:
@@ -239,7 +232,7 @@ def _put_in_place(partial: Path, folder: Path) -> None:
         if old:
             os.rename(old, folder)
         raise
-    _sync_folder(folder.parent)
+    sync_folder(folder.parent)
     if old:
         shutil.rmtree(old, ignore_errors=True)
 

@@ -38,7 +38,7 @@ def encode(tree: dict[str, Any]) -> tuple[bytes, bytes]:
 
 def decode(tensors: bytes, state: bytes) -> dict[str, Any]:
     """The tree again, with tensors on the CPU; `Malformed` for whatever is no encoded tree."""
-    unused = _parse_tensors(tensors)
+    unused, _ = parse_tensors(tensors)
     document = parse_json(state)
     if not isinstance(document, dict) or document.keys() != {"schema", "tree"}:
         raise Malformed("the state has other parts than schema and tree")
@@ -121,16 +121,18 @@ def _decode_node(node: Any, depth: int, tensors: dict[str, Tensor]) -> Any:
     raise ValueError(f"an entry of unknown kind: {str(node)[:100]}")
 
 
-def _parse_tensors(data: bytes) -> dict[str, Tensor]:
+def parse_tensors(data: bytes) -> tuple[dict[str, Tensor], Any]:
+    """Tensors, on the CPU, and metadata, as it is, of a safetensors file; `Malformed` for whatever is none."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
-        raise Malformed(f"the tensors claim a header of {length} bytes")
+        raise Malformed(f"the tensors claim a header of {length} bytes in {len(data)} bytes")
     header = parse_json(data[8 : 8 + length])
     if not isinstance(header, dict) or len(header) > MAX_TENSORS:
         raise Malformed("the tensors have a malformed header, or too many entries in it")
     try:
         views = safetensors.torch.load(data)
         # Copies, aligned and writable, in memory of their own.
-        return {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
+        tensors = {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
+        return tensors, header.get("__metadata__")
     except Exception as error:  # the library promises no set of exceptions for files made to harm
         raise Malformed(f"the tensors are malformed ({error})") from error

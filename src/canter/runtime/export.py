@@ -108,6 +108,7 @@ class _Function(nn.Module):
         super().__init__()
         self.policy = copy.copy(policy)
         self.policy.actor = self.actor = copy.deepcopy(policy.actor).cpu().requires_grad_(False).train(False)
+        self.actor.network.in_bfloat16 = False  # few programs that run such files on a CPU know how to multiply it
         self.groups = (*self.actor.network.groups, *[ACTION_MASK] * self.actor.masked)
 
     def select(self, obs: Obs, state: State) -> Inputs:

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from canter.runtime.durable import write_synced
+
 LOCK, GUARD = "run.lock", ".run.lock.guard"
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _log = logging.getLogger(__name__)
@@ -64,7 +66,7 @@ class RunLock:
         pid = os.getpid()
         since = datetime.now(UTC).isoformat(timespec="seconds")
         owner = Owner(pid, socket.gethostname(), since, _birth(pid), secrets.token_hex(8))
-        with _guard(self.folder):
+        with guard(self.folder):
             if os.path.lexists(self.path):
                 self._remove_stale(owner.host)
             try:
@@ -81,7 +83,7 @@ class RunLock:
         owner, self.owner = self.owner, None
         if owner is None or owner.pid != os.getpid():
             return
-        with _guard(self.folder):
+        with guard(self.folder):
             if _read(self.path) == owner:
                 self.path.unlink()
             else:
@@ -104,6 +106,14 @@ class RunLock:
             owner.since,
         )
         self.path.unlink()
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process holds a run folder: one that lives, or one that nobody here can tell to be dead."""
+    owner = _read(folder / LOCK)
+    if owner is None:
+        return os.path.lexists(folder / LOCK)
+    return owner.host != socket.gethostname() or is_alive(owner.pid, owner.birth)
 
 
 def is_alive(pid: int, birth: str = "") -> bool:
@@ -130,8 +140,8 @@ def _birth(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def _guard(folder: Path) -> Iterator[None]:
-    """Processes of one machine look at the lock and change it one after the other.
+def guard(folder: Path) -> Iterator[None]:
+    """Processes of one machine look at a folder and change it one after the other; each waits for its turn.
 
     Without it, two that find the same stale lock could each remove it, the second removing the lock of the first. The
     system lets go of the guard when its holder dies.
@@ -161,19 +171,10 @@ def _create(path: Path, data: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file, readable by its owner only, and wait until it is on the disk."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-
-
 def _read(path: Path) -> Owner | None:
     try:
         owner = Owner(**json.loads(path.read_text()[:4096]))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
     texts = (owner.host, owner.since, owner.birth, owner.token)
     fine = isinstance(owner.pid, int) and owner.pid > 0 and all(isinstance(text, str) for text in texts)

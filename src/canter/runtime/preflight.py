@@ -43,7 +43,7 @@ def preflight(config: RunConfig, plan: Plan) -> list[Finding]:
         env = config.env.build(config.device)
         try:
             found, trial = _examine(env, config.seed)
-            plan = replace(plan, num_agents=env.spec.num_agents)
+            plan = replace(plan, num_agents=env.spec.num_agents if config.self_play is None else 1)
             spec = replace(env.spec, num_envs=plan.rows)
         finally:
             env.close()
@@ -51,6 +51,8 @@ def preflight(config: RunConfig, plan: Plan) -> list[Finding]:
         found += check_plan(plan)
         found += [check_foresight(plan, sum(lengths) / len(lengths) if lengths else None), check_truncation(spec)]
         try:
+            if config.self_play is not None:
+                config.self_play.check(spec, plan.num_envs)
             algorithm = config.algorithm.build(spec, config.seed)
             found.append(check_memory(plan, spec, algorithm.empty_record(), algorithm.state_dict()))
         except ValueError as error:

@@ -12,7 +12,8 @@ class Stopwatch:
     """Divides the time between readings among the `PARTS`; no moment is counted twice or lost.
 
     This is the host's time, as asking a GPU when it is done would slow it down. There `env` and `policy` are the time
-    it takes to queue the work, and `update`, which ends when its metrics are read, includes the wait for all of it.
+    it takes to queue the work, and `update`, which ends when its metrics are read, includes the wait for all of it. A
+    collection that is replayed as one CUDA graph has no laps of its own, and counts as `update` too.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,10 @@ from canter.envs.tensor.null import Null
 from canter.envs.tensor.pendulum import Pendulum
 from canter.envs.tensor.quadrotor import Quadrotor
 from canter.envs.tensor.queue import QueueNetwork
+from canter.envs.tensor.rendezvous import Rendezvous, rendezvous
+from canter.envs.tensor.rps import RockPaperScissors, rps
 from canter.registry import Registry
+from canter.specs import Env
 
 __all__ = [
     "CartPole",
@@ -20,11 +23,13 @@ __all__ = [
     "Pendulum",
     "Quadrotor",
     "QueueNetwork",
+    "Rendezvous",
+    "RockPaperScissors",
     "TensorEnv",
     "tensor_envs",
 ]
 
-tensor_envs: Registry[Callable[..., TensorEnv]] = Registry("tensor environment")
+tensor_envs: Registry[Callable[..., Env]] = Registry("tensor environment")
 """Environments by the part of their id after `tensor:`; call one with `(num_envs, device, **options)`."""
 
 tensor_envs.register("cartpole")(CartPole)
@@ -32,3 +37,5 @@ tensor_envs.register("null")(Null)
 tensor_envs.register("pendulum")(Pendulum)
 tensor_envs.register("quadrotor")(Quadrotor)
 tensor_envs.register("queue")(QueueNetwork)
+tensor_envs.register("rendezvous")(rendezvous)
+tensor_envs.register("rps")(rps)

@@ -1,0 +1,137 @@
+"""The directive `config-reference`: every setting, with its docstring, read from the config dataclasses.
+
+A field without a docstring is a warning, and a warning fails the build.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+import types
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+from sphinx.util.logging import getLogger
+
+from canter.config import TrainConfig
+from canter.plain import to_plain
+
+logger = getLogger(__name__)
+
+WORDS = {bool: "`true` or `false`", int: "an integer", float: "a number", str: "a string", types.NoneType: "`null`"}
+PLURALS = {int: "integers", float: "numbers", str: "strings"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """One config class and the key paths under which it is found; the empty path is the top."""
+
+    cls: type
+    paths: list[str]
+
+
+def sections(root: type) -> list[Section]:
+    """The classes that can be reached from a config class, each once, in the order in which they are met."""
+    found: dict[type, list[str]] = {}
+
+    def visit(cls: type, path: str) -> None:
+        found.setdefault(cls, []).append(path)
+        for name, hint in get_type_hints(cls).items():
+            for inner in classes_in(hint):
+                visit(inner, join(path, name))
+
+    visit(root, "")
+    return [Section(cls, paths) for cls, paths in found.items()]
+
+
+@cache
+def field_docs(cls: type) -> dict[str, str]:
+    """The string literal behind each field of a class, as one line."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+    docs = {}
+    for field, after in pairwise(body):
+        match field, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = " ".join(text.split())
+    return docs
+
+
+def page(root: type) -> Iterator[str]:
+    """The reference as lines of Markdown."""
+    for section in sections(root):
+        cls, first = section.cls, section.paths[0]
+        yield from (f"({anchor(cls)})=", f"## {cls.__name__}", "", inspect.cleandoc(cls.__doc__ or ""), "")
+        if first:
+            yield from (f"Found at {', '.join(f'`{path}`' for path in section.paths)}.", "")
+        for field in fields(cls):
+            doc = field_docs(cls).get(field.name, "")
+            if not doc:
+                logger.warning("%s.%s has no docstring", cls.__name__, field.name)
+            kind = in_words(get_type_hints(cls)[field.name])
+            yield from (f"`{join(first, field.name)}`", f": {doc}", "", f"  *{kind}*{default(field)}", "")
+
+
+def in_words(hint: Any) -> str:
+    """A type hint as a reader of YAML would say it; config classes are links."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(in_words(member) for member in inner)
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in inner)
+    if origin is tuple:
+        return f"a list of {plural(inner[0])}"
+    if origin is dict:
+        return "a mapping"
+    return f"[{hint.__name__}](#{anchor(hint)})" if is_dataclass(hint) else WORDS[hint]
+
+
+def plural(hint: Any) -> str:
+    """What a list is of."""
+    return f"lists of {plural(get_args(hint)[0])}" if get_origin(hint) is tuple else PLURALS[hint]
+
+
+def default(field: Field[Any]) -> str:
+    """What a field is when nothing is said; nothing for a section, whose fields have their own defaults."""
+    value = field.default_factory() if field.default_factory is not MISSING else field.default
+    if value is MISSING:
+        return "; needed"
+    if is_dataclass(value):
+        plain = list(to_plain(value).values())
+        return f"; default `{plain[0]}`" if len(plain) == 1 else ""
+    if value == {}:
+        return "; empty by default"
+    return f"; default `{value if isinstance(value, str) else json.dumps(value)}`"
+
+
+def classes_in(hint: Any) -> list[type]:
+    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return [member for member in members if is_dataclass(member)]
+
+
+def anchor(cls: type) -> str:
+    return f"config-{cls.__name__.lower()}"
+
+
+def join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+class ConfigReference(SphinxDirective):
+    """Puts the reference where the directive stands."""
+
+    def run(self) -> list[nodes.Node]:
+        return self.parse_text_to_nodes("\n".join(page(TrainConfig)), allow_section_headings=True)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("config-reference", ConfigReference)
+    # Another process may not have the modules whose sources are read.
+    return {"parallel_read_safe": True}

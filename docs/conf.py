@@ -1,0 +1,27 @@
+"""How Sphinx builds these pages: `make docs`."""
+
+import sys
+from pathlib import Path
+
+import canter
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "Canter"
+author = "The Canter authors"
+release = version = canter.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "config_reference"]
+exclude_patterns = ["pictures"]
+
+myst_enable_extensions = ["deflist", "colon_fence"]
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_class_signature = "separated"
+autodoc_typehints = "none"
+default_role = "code"  # docstrings mark names by single backticks, as Markdown does
+
+html_theme = "furo"
+html_title = f"Canter {version}"
+html_static_path = ["_static"]
+html_show_sphinx = False

@@ -1,0 +1,60 @@
+"""A loss that keeps the mean of a Gaussian policy near the bounds of the action.
+
+A sample outside is cut off, so beyond the bounds the reward says nothing about where the mean is, and it drifts away.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from canter.distributions import DiagGaussian, Distribution
+from canter.functional.losses import BOUND_LOSSES
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundLossConfig:
+    """A loss on the mean of a Gaussian policy, in units in which the bounds are -1 and 1."""
+
+    form: Literal["soft", "regularisation"] = "soft"
+    """The squared distance beyond `limit`, or the square of the mean."""
+    coef: float = 1e-3
+    """Weight of the loss."""
+    limit: float = 1.1
+    """For `form="soft"`: how far from the centre the mean may be without cost."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, by name."""
+        if self.coef < 0:
+            raise ValueError(f"coef={self.coef} must not be negative")
+        if not self.limit > 0:
+            raise ValueError(f"limit={self.limit} must be above 0")
+
+    def build(self, distribution: Distribution, device: torch.device) -> BoundLoss:
+        """The loss for a distribution; raises ValueError for one whose actions cannot leave the bounds."""
+        if not isinstance(distribution, DiagGaussian):
+            raise ValueError(
+                f"bound_loss is for a Gaussian policy, whose mean can leave the bounds; {type(distribution).__name__} "
+                "cannot: set bound_loss=null, or model.distribution=gaussian for a continuous action"
+            )
+        return BoundLoss(self, distribution, device)
+
+
+class BoundLoss:
+    """Distribution parameters `[..., 2A]` to a loss `[...]`."""
+
+    def __init__(self, config: BoundLossConfig, distribution: DiagGaussian, device: torch.device) -> None:
+        self.distribution, self.loss, self.limit = distribution, BOUND_LOSSES[config.form], config.limit
+        intervals = zip(distribution.low or (), distribution.high or (), strict=True)
+        # A rescaled mean is in the right units already, and one without finite bounds has no others.
+        halves = [(0.5 * (high - low), 0.5 * (high + low)) for low, high in intervals]
+        known = [(1.0, 0.0) if distribution.bounds == "rescale" or math.isinf(h) else (h, c) for h, c in halves]
+        self.half, self.centre = torch.tensor(known or [(1.0, 0.0)], device=device).unbind(-1)
+
+    def __call__(self, params: Tensor) -> Tensor:
+        """The loss of each row."""
+        return self.loss((self.distribution.mode(params) - self.centre) / self.half, self.limit)

@@ -1,0 +1,42 @@
+"""What PPO remembers of each step, and the rows that it learns from.
+
+N environments, L sequence length (1 without memory), S sequences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from canter.struct import Obs, State, TensorStruct
+
+
+@dataclass
+class PPORecord(TensorStruct):
+    """What PPO remembers of each step, `[N, ...]`; log-probabilities follow from it, for a whole rollout at once."""
+
+    action: Tensor
+    """The sample itself, never clipped or rescaled."""
+    dist_params: Tensor
+
+
+@dataclass
+class PPOBatch(TensorStruct):
+    """Rows to learn from, `[L, S, ...]`."""
+
+    obs: Obs
+    action: Tensor
+    log_prob: Tensor
+    dist_params: Tensor
+    value: Tensor
+    """Values before the update, in normalised units."""
+    return_: Tensor
+    """Targets of the critic, in the same units."""
+    advantage: Tensor
+    valid: Tensor
+    reset: Tensor
+    policy_state: State
+    """`[1, S, ...]` the policy's memory before each sequence; `()` without memory."""
+    critic_state: State
+    """`[1, S, ...]` the same of the critic."""

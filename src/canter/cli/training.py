@@ -1,0 +1,110 @@
+"""A run on the command line: train, say how it goes, and at the end what came of it and what to do next."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from canter.cli.parser import Parser
+from canter.cli.runs import RUNS
+from canter.config import TrainConfig
+from canter.registry import nearest
+from canter.report import write_report
+from canter.runtime.console import CONSOLES, make_console
+from canter.runtime.evaluation import evaluate
+from canter.runtime.hall_of_fame import enter_hall_of_fame
+from canter.runtime.run_folder import LATEST, RunFolder
+from canter.runtime.trainer import RunStopped, train
+from canter.runtime.writers import MetricWriter, TensorBoardWriter, WandbWriter
+from canter.seeding import derive_seed
+
+EVAL_EPISODES = 100
+
+LOGS: dict[str, Callable[[Path], MetricWriter]] = {
+    "tensorboard": lambda path: TensorBoardWriter(path / "tensorboard"),
+    "wandb": lambda path: WandbWriter(path, os.environ.get("WANDB_PROJECT", "canter")),
+}
+"""Where metrics can go besides `metrics.jsonl`; each takes the run's folder."""
+
+
+def add_output_flags(parser: Parser) -> None:
+    """The flags that choose what is shown and where metrics go."""
+    parser.flag(
+        "--console",
+        metavar="KIND",
+        type=one_of("auto", *CONSOLES),
+        default="auto",
+        help="live (a table, on a terminal), lines (one every few seconds, elsewhere), verbose (a block per rollout) "
+        "or quiet",
+    )
+    parser.flag(
+        "--log",
+        metavar="NAMES",
+        type=lambda text: [one_of(*LOGS)(name) for name in text.split(",")],
+        default=[],
+        help="metrics also to tensorboard, wandb or both: --log tensorboard,wandb",
+    )
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """The type of a flag that takes one of these names."""
+
+    def check(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"unknown name {text!r}, {nearest(text, names)}")
+        return text
+
+    return check
+
+
+def train_and_evaluate(config: TrainConfig, folder: RunFolder, arguments: argparse.Namespace) -> None:
+    """Train in a run folder, show how it goes, then say how good the policy is without noise."""
+    writers = [make_console(arguments.console), *(LOGS[name](folder.path) for name in arguments.log)]
+    print(f"Settings, metrics, checkpoints and policies go to {folder.path}", flush=True)
+    try:
+        with sigterm_unwinds():
+            algorithm = train(config, folder=folder, writers=writers)
+    except RunStopped as stop:
+        print(f"canter: {stop}; go on with: canter resume {folder.path}", file=sys.stderr)
+        sys.exit(128 + stop.received)
+    with closing(config.env.build(config.device)) as env:
+        result = evaluate(algorithm.policy, env, EVAL_EPISODES, derive_seed(config.seed, "eval"))
+    print(f"Final score: mean return {result.mean:.1f} over {EVAL_EPISODES} new episodes, acting without noise")
+    print(enter_hall_of_fame(folder.path, config.env, result.return_, config.seed))
+    print(report_of(folder.path))
+    print(what_next(config, folder.path))
+
+
+def report_of(run: Path) -> str:
+    """Write the report of a run; says where it is, or why there is none, which is no reason to fail."""
+    try:
+        return f"The report is in {write_report([run])}"
+    except (OSError, ValueError) as error:
+        return f"There is no report: {error}"
+
+
+def what_next(config: TrainConfig, path: Path) -> str:
+    """Commands to go on with."""
+    run = LATEST if path.parent == RUNS else str(path)
+    commands = {
+        f"canter play {run}": "watch it",
+        f"canter report {run} --open": "see its curves in the browser",
+        f"canter resume {run} --total-steps {2 * config.total_steps}": "train it further",
+    }
+    width = max(map(len, commands))
+    return "\n".join(["What next?", *(f"  {command:<{width}}  {what}" for command, what in commands.items())])
+
+
+@contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """SIGTERM ends the program as Ctrl-C does, step by step: the terminal is restored and the run's lock given back."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

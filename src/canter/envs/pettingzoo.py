@@ -1,0 +1,245 @@
+"""PettingZoo's parallel environments, with every agent a row of its own.
+
+E environments, A possible agents in each, N = E x A rows: row `environment * A + agent`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import Space
+from torch import Tensor
+
+from canter.envs.gymnasium import env_seeds
+from canter.envs.spaces import ObsBuffer, ObsReader, action_codec
+from canter.registry import nearest
+from canter.specs import ACTION_MASK, EnvSpec, Step, TensorSpec, UnsupportedSpace
+from canter.struct import Obs, tree_map
+
+CRITIC = "critic"
+"""The observation group that holds the joint state."""
+
+ParallelEnv = Any
+"""A `pettingzoo.ParallelEnv`, which is an optional dependency."""
+
+
+class PettingZooEnv:
+    """E copies of a `pettingzoo.ParallelEnv` whose agents all have the same spaces, for one policy that they share.
+
+    A row is valid while its agent lives: an agent may die before its environment ends, and may join late. An
+    environment without agents is reset within the same step. Observations, actions and masks are treated as Gymnasium's
+    are; a mask may also be in an agent's info.
+
+    With `joint_state` the group "critic" holds what `state()` gives or, where the environment has no such thing, the
+    observations of all agents side by side (0 for the dead), followed by which agent this is. Critics read it by
+    default (MAPPO); one that is told to read the agent's own groups sees what its agent sees (IPPO). With
+    `finite_horizon` the deadline is part of the task: a truncation counts as a termination.
+    """
+
+    _closed = False
+
+    def __init__(
+        self,
+        make_env: Callable[[], ParallelEnv],
+        num_envs: int,
+        *,
+        joint_state: bool = True,
+        finite_horizon: bool = False,
+        device: torch.device | str = "cpu",
+        env_id: str = "",
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs={num_envs} must be at least 1")
+        self._envs = [make_env() for _ in range(num_envs)]
+        self._finite_horizon = finite_horizon
+        first, env_id = self._envs[0], env_id or str(self._envs[0])
+        self._agents = _possible_agents(first, env_id)
+        self._rows = [(env, agent) for env in range(num_envs) for agent in self._agents]
+        self._action = action_codec(_common(first.action_space, self._agents, f"{env_id}: action"))
+        space = _common(first.observation_space, self._agents, f"{env_id}: observation")
+        self._reader = ObsReader(space, len(self._rows), self._action.spec)
+        infos = first.reset()[1]
+        masks = self._reader.mask_rule.applies and ACTION_MASK not in self._reader.specs
+        self._mask_in_info = masks and any(ACTION_MASK in info for info in infos.values())
+        if self._mask_in_info:
+            self._reader.add_mask()
+        self._own = [name for name in self._reader.specs if name != ACTION_MASK]
+        self._has_state = getattr(first, "state_space", None) is not None
+        specs = self._reader.specs | ({CRITIC: self._joint_spec(env_id)} if joint_state else {})
+        self._spec = EnvSpec(
+            obs=specs,
+            action=self._action.spec,
+            num_envs=len(self._rows),
+            device=torch.device(device),
+            truncates=False if finite_horizon else None,
+            env_id=env_id,
+            num_agents=len(self._agents),
+        )
+        self._obs, self._final = ObsBuffer(specs, len(self._rows)), ObsBuffer(specs, len(self._rows))
+        self._alive = np.zeros(len(self._rows), dtype=bool)
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Shapes, dtypes, bounds and conventions of one agent."""
+        return self._spec
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """Start every environment anew, with a seed of its own each; observations `[N, ...]`."""
+        seeds = [None] * len(self._envs) if seed is None else env_seeds(seed, len(self._envs))
+        self._begin(dict(enumerate(seeds)))
+        return self._publish(self._obs.tensors)
+
+    def step(self, action: Tensor) -> Step:
+        """Apply the actions of the agents that live, out of `[N, A]` float32, `[N]` int64 or `[N, K]` int64."""
+        moves, valid = self._action.encode(action), self._alive.copy()
+        came = []
+        for index, env in enumerate(self._envs):
+            living = [row for row in self._rows_of(index) if valid[row]]
+            came.append(env.step({self._rows[row][1]: moves[row] for row in living}))
+        reward, terminated, truncated = (self._column(came, part, valid) for part in (1, 2, 3))
+        terminated, truncated = terminated != 0, (truncated != 0) & (terminated == 0)
+        if self._finite_horizon:
+            terminated, truncated = terminated | truncated, np.zeros_like(truncated)
+        self._note_living()
+        self._check_leaving(valid & ~self._alive & ~terminated & ~truncated)
+        self._show(self._final, {index: (raw, info) for index, (raw, _, _, _, info) in enumerate(came)})
+        self._check_shown(self._alive | truncated, [raw for raw, *_ in came])
+        for name, array in self._obs.arrays.items():
+            array[:] = self._final.arrays[name]
+        self._begin({index: None for index, env in enumerate(self._envs) if not env.agents})
+        tensors = (torch.from_numpy(x) for x in (reward.astype(np.float32), terminated, truncated, valid))
+        return self._publish(Step(dict(self._obs.tensors), *tensors, final_obs=dict(self._final.tensors)))
+
+    def close(self) -> None:
+        """Close every environment; calling it twice is fine."""
+        if not self._closed:
+            self._closed = True
+            for env in self._envs:
+                env.close()
+
+    def _rows_of(self, index: int) -> range:
+        return range(index * len(self._agents), (index + 1) * len(self._agents))
+
+    def _column(self, came: list[Any], part: int, valid: np.ndarray) -> np.ndarray:
+        """`[N]` numbers of the living agents out of the dicts that the steps gave; 0 for the others."""
+        rows = enumerate(self._rows)
+        return np.array([float(came[env][part][agent]) if valid[row] else 0.0 for row, (env, agent) in rows])
+
+    def _begin(self, seeds: dict[int, int | None]) -> None:
+        """Reset the environments of these numbers and show their first observations."""
+        came = {index: self._envs[index].reset(seed=seed) for index, seed in seeds.items()}
+        self._note_living()
+        self._show(self._obs, came)
+        if ACTION_MASK in self._obs.arrays:
+            self._reader.mask_rule.check_(self._obs.arrays[ACTION_MASK], ended=~self._alive)
+
+    def _note_living(self) -> None:
+        self._alive[:] = [agent in self._envs[env].agents for env, agent in self._rows]
+
+    def _show(self, target: ObsBuffer, came: dict[int, tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
+        """Write the observations of whole environments; agents without one show 0 and may do anything."""
+        seen, present = np.empty(len(self._rows), dtype=object), np.zeros(len(self._rows), dtype=bool)
+        for index, (raw, infos) in came.items():
+            for row in self._rows_of(index):
+                agent = self._rows[row][1]
+                for name in self._reader.specs:
+                    target.arrays[name][row] = name == ACTION_MASK
+                if agent in raw:
+                    seen[row], present[row] = raw[agent], True
+                if self._mask_in_info and ACTION_MASK in infos.get(agent, {}):
+                    target.arrays[ACTION_MASK][row] = np.asarray(infos[agent][ACTION_MASK]).reshape(-1) != 0
+        self._reader.write_final(target, seen, present)
+        if CRITIC in target.arrays:
+            self._show_joint(target, came)
+
+    def _show_joint(self, target: ObsBuffer, indices: Iterable[int]) -> None:
+        num_agents = len(self._agents)
+        for index in indices:
+            rows = slice(index * num_agents, (index + 1) * num_agents)
+            own = [target.arrays[name][rows].reshape(-1) for name in self._own]
+            state = np.asarray(self._envs[index].state()).reshape(-1) if self._has_state else np.concatenate(own)
+            target.arrays[CRITIC][rows, :-num_agents] = state
+            target.arrays[CRITIC][rows, -num_agents:] = np.eye(num_agents)
+
+    def _joint_spec(self, env_id: str) -> TensorSpec:
+        parts = [self._reader.specs[name] for name in self._own] * len(self._agents)
+        if self._has_state:
+            state = torch.as_tensor(np.asarray(self._envs[0].state()))
+            parts = [TensorSpec(tuple(state.shape), state.dtype)]
+        images = [part.shape for part in parts if len(part.shape) == 3 and part.dtype == torch.uint8]
+        if images:
+            raise UnsupportedSpace(
+                f"{env_id}: the joint state would be made of images {images[0]}; with joint_state=False critics read "
+                "what their agent sees"
+            )
+        return TensorSpec((sum(math.prod(part.shape) for part in parts) + len(self._agents),))
+
+    def _check_leaving(self, silent: np.ndarray) -> None:
+        for row in np.flatnonzero(silent):
+            raise ValueError(
+                f"{self._spec.env_id}: agent {self._rows[row][1]!r} left without being terminated or truncated"
+            )
+
+    def _check_shown(self, needed: np.ndarray, raws: list[dict[Any, Any]]) -> None:
+        for row in np.flatnonzero(needed):
+            env, agent = self._rows[row]
+            if agent not in raws[env]:
+                raise ValueError(f"{self._spec.env_id}: step() gave no observation of agent {agent!r}, which lives")
+
+    def _publish(self, tree: Any) -> Any:
+        device = self._spec.device
+        return tree if device.type == "cpu" else tree_map(lambda leaf: leaf.to(device), tree)
+
+
+def make_pettingzoo(
+    env_id: str,
+    num_envs: int,
+    *,
+    joint_state: bool = True,
+    finite_horizon: bool = False,
+    max_episode_steps: int | None = None,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> PettingZooEnv:
+    """E copies of an environment of PettingZoo's registry, such as `sisl/pursuit-v5`; `kwargs` go to each.
+
+    `max_episode_steps` is what PettingZoo calls `max_cycles`. See `PettingZooEnv` for the rest.
+    """
+    try:
+        import pettingzoo
+        from pettingzoo.env_registry.exceptions import FailedToImport
+    except ImportError as error:
+        raise ImportError(f'{env_id} needs PettingZoo: pip install "canter[pettingzoo]"') from error
+    if env_id not in pettingzoo.parallel_registry:
+        raise ValueError(f"unknown PettingZoo environment {env_id!r}: {nearest(env_id, pettingzoo.parallel_registry)}")
+    make_env = partial(pettingzoo.make, "parallel", env_id, max_cycles=max_episode_steps, **kwargs)
+    try:
+        return PettingZooEnv(
+            make_env, num_envs, joint_state=joint_state, finite_horizon=finite_horizon, device=device, env_id=env_id
+        )
+    except FailedToImport as error:
+        raise ImportError(f"{error} ({error.__cause__})") from error
+
+
+def _possible_agents(env: ParallelEnv, env_id: str) -> list[Any]:
+    agents = list(getattr(env, "possible_agents", ()))
+    if not agents:
+        raise ValueError(f"{env_id} does not say in possible_agents which agents there may be, and rows are fixed")
+    return agents
+
+
+def _common(space_of: Callable[[Any], Space], agents: list[Any], what: str) -> Space:
+    spaces = {agent: space_of(agent) for agent in agents}
+    first = agents[0]
+    for agent, space in spaces.items():
+        if space != spaces[first]:
+            raise UnsupportedSpace(
+                f"{what} space of {first!r} is {spaces[first]} and that of {agent!r} is {space}; a shared policy needs "
+                "them to be the same, so pad them with SuperSuit's pad_observations_v0 and pad_action_space_v0"
+            )
+    return spaces[first]

@@ -1,0 +1,56 @@
+"""What a run ran on: the machine and the versions of what it is made of."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("canter", "torch", "numpy", "gymnasium", "safetensors", "mujoco", "envpool")
+"""Whose versions are noted, where they are installed."""
+
+
+def describe_machine() -> dict[str, Any]:
+    """System, processor, cores that this process may use, and the GPUs."""
+    return {
+        "system": platform.platform(),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "gpus": gpu_names(),
+    }
+
+
+def describe_versions() -> dict[str, str]:
+    """Versions of Python and of the installed packages that a result may depend on."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def cpu_model() -> str:
+    """The processor's name as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    pairs = dict(line.split(":", 1) for line in lines if ":" in line)
+    facts = {key.strip(): value.strip() for key, value in pairs.items()}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    # ARM systems give numbers instead of a name.
+    parts = [f"{key} {facts[key]}" for key in ("CPU implementer", "CPU part") if key in facts]
+    return f"{name} ({', '.join(parts)})" if parts else name
+
+
+def gpu_names() -> list[str]:
+    """Names of the GPUs; empty in a process that does not use CUDA, which asking would change."""
+    if not torch.cuda.is_initialized():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

@@ -1,0 +1,63 @@
+"""Acting and learning leave the host alone, so that they can be captured in a CUDA graph."""
+
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from canter.algorithms.action_bounds import BoundLossConfig
+from canter.algorithms.ppo import PPOConfig
+from canter.algorithms.rewards import RewardConfig
+from canter.envs.tensor import CartPole, Null, Pendulum
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.network import NetworkConfig
+from canter.optim import OptimizerConfig
+from canter.runtime.collector import Collector
+from canter.schedules import AdaptiveKL
+
+
+class NoHostSync(TorchDispatchMode):
+    """Refuses operators that make the host wait for the device or whose result has a shape that depends on data."""
+
+    REFUSED = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::item")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func.name() not in self.REFUSED, f"{func.name()} asks the host"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("env_class", [CartPole, Null])
+@pytest.mark.parametrize("every", ["minibatch", "epoch", "update"])
+def test_acting_and_learning_never_ask_the_host(env_class, every):
+    env = env_class(8)
+    config = PPOConfig(
+        horizon=8,
+        epochs=2,
+        num_minibatches=2,
+        optimizer=OptimizerConfig(learning_rate=AdaptiveKL(1e-3, every=every)),
+        critic_optimizer=OptimizerConfig(),
+        gradient_clipping="per_network",
+    )
+    algorithm = config.build(env.spec, seed=0)
+    collector = Collector(env, algorithm, seed=0)
+    with NoHostSync():
+        algorithm.update(collector.collect())
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("objective", ["discounted", "average"])
+def test_nothing_that_is_made_of_rewards_asks_the_host(objective, precision):
+    env = Pendulum(8, max_episode_steps=5)
+    config = PPOConfig(
+        horizon=8,
+        epochs=2,
+        num_minibatches=2,
+        objective=objective,
+        discount_per="time",
+        recompute_advantage=True,
+        reward=RewardConfig(time="divide", squash="symlog", maximum=1.0, centering=0.1, normalize=True),
+        bound_loss=BoundLossConfig(),
+        model=ModelConfig(policy=NetworkConfig(precision=precision)),
+    )
+    algorithm = config.build(env.spec, seed=0)
+    collector = Collector(env, algorithm, seed=0)
+    with NoHostSync():
+        algorithm.update(collector.collect())

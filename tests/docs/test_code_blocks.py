@@ -1,0 +1,118 @@
+"""What the documentation tells people to type works."""
+
+import contextlib
+import io
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium
+import pytest
+import torch
+
+import canter
+from canter import cli
+from canter.cli.parser import Parser
+from canter.envs.tensor import tensor_envs
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Parsed(Exception):
+    """The arguments of a command made sense."""
+
+
+def blocks(page, *languages):
+    return [body for language, body in BLOCK.findall(page.read_text()) if language in languages]
+
+
+def commands(page, program):
+    lines = [line for body in blocks(page, "", "console", "sh") for line in body.splitlines()]
+    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith(f"{program} ")]
+
+
+def pages_with(found):
+    return pytest.mark.parametrize("page", [page for page in PAGES if found(page)], ids=lambda page: page.stem)
+
+
+@pytest.fixture
+def small_budgets(monkeypatch):
+    train, evaluate, average = canter.train, canter.evaluate, canter.long_run_average
+
+    def train_briefly(config, *args, **kwargs):
+        brief = replace(config, total_steps=1, algorithm=replace(config.algorithm, epochs=1))
+        return train(brief, *args, **kwargs)
+
+    def evaluate_briefly(policy, env, episodes, seed):
+        return evaluate(policy, env, min(episodes, 2), seed)
+
+    def average_briefly(policy, env, *, steps, warm_up, seed):
+        return average(policy, env, steps=20, warm_up=5, seed=seed)
+
+    monkeypatch.setattr(canter, "train", train_briefly)
+    monkeypatch.setattr(canter, "evaluate", evaluate_briefly)
+    monkeypatch.setattr(canter, "long_run_average", average_briefly)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def registries(monkeypatch):
+    """Environments that a page registers are gone after it."""
+    before = dict(gymnasium.registry)
+    monkeypatch.setattr(tensor_envs, "_items", dict(tensor_envs._items))
+    yield
+    for name in gymnasium.registry.keys() - before.keys():
+        del gymnasium.registry[name]
+
+
+@pages_with(lambda page: blocks(page, "python"))
+def test_python_blocks_run_in_their_order(page, tmp_path, monkeypatch, small_budgets, registries):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": page.stem}
+    for number, body in enumerate(blocks(page, "python")):
+        exec(compile(body, f"{page.name}, Python block {number}", "exec"), names)
+
+
+@pages_with(lambda page: commands(page, "canter"))
+def test_commands_are_accepted(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for body in blocks(page, "yaml"):
+        (tmp_path / body.partition("\n")[0].removeprefix("# ")).write_text(body)
+    parse = Parser.parse
+
+    def parse_and_stop(self, argv):
+        parse(self, argv)
+        raise Parsed
+
+    for argv in commands(page, "canter"):
+        if argv[0] in ("train", "check"):
+            # Not only the flags: the settings that they make must be in range and fit each other.
+            with contextlib.redirect_stdout(io.StringIO()):
+                cli.dispatch(["train", *argv[1:], "--print-config"])
+        with monkeypatch.context() as patch, pytest.raises(Parsed):
+            patch.setattr(Parser, "parse", parse_and_stop)
+            cli.dispatch(argv)
+
+
+@pages_with(lambda page: commands(page, "make"))
+def test_make_has_the_targets_that_are_named(page):
+    makefile = (ROOT / "Makefile").read_text()
+    for target, *_ in commands(page, "make"):
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
+
+
+def test_every_public_name_is_in_the_reference():
+    text = (ROOT / "docs" / "api.md").read_text()
+    assert set(re.findall(r"^\.\. auto\w+:: canter\.(\w+)$", text, re.MULTILINE)) == set(canter.__all__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_to_files_of_the_repository_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        assert "://" in target or (page.parent / target).exists(), target

@@ -1,0 +1,57 @@
+"""A small version of `make test-faults`: kills, damaged and forged files, code in disguise."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults"
+COUNTS = {"kills": 4, "every": 13, "checkpoints": 60, "policies": 100, "configs": 60, "records": 60, "disguises": 40}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    out = tmp_path_factory.mktemp("faults") / "results.json"
+    flags = [f"--{name}={count}" for name, count in COUNTS.items()]
+    command = [sys.executable, str(CAMPAIGN / "run.py"), *flags, "--envs", "tensor:cartpole", "--out", str(out)]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return json.loads(out.read_text())["results"]
+
+
+@pytest.mark.parametrize("kind", ["random kills", "aimed kills"])
+def test_after_any_kill_a_run_goes_on_to_the_same_end(kind, results):
+    found = results[kind]
+    assert found["kills"] >= COUNTS["kills"]
+    assert found["chains"] > 0
+    assert found["unusable"] == found["not_exact"] == []
+
+
+@pytest.mark.parametrize("kind", ["checkpoints", "policies", "configs", "records"])
+def test_damage_is_named_or_harmless(kind, results):
+    found = results[f"fuzzed {kind}"]
+    assert found["cases"] == found["refused"] + found["fine"] == COUNTS[kind]
+    assert found["wrong"] == []
+    assert kind != "checkpoints" or found["previous_used"] > COUNTS[kind] / 4
+
+
+def test_code_in_disguise_is_not_run(results):
+    found = results["code in disguise"]
+    assert found["cases"] == found["refused"] + found["fine"] == COUNTS["disguises"]
+    assert found["wrong"] == []
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_the_code_was_armed(protocol, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(CAMPAIGN)
+    from disguise import CALLS, payload
+
+    for call in CALLS:
+        mark = tmp_path / call
+        made = pickle.loads(payload(call, protocol, mark))
+        assert mark.exists()
+        if call == "builtins.open":
+            made.close()
