@@ -1,18 +1,24 @@
 """Canter trains control policies with PPO and its relatives."""
 
 from canter.algorithms.action_bounds import BoundLossConfig
-from canter.algorithms.ppo import PPO, PPOConfig
+from canter.algorithms.ppo import PPO, CentralValueConfig, PPOConfig
 from canter.algorithms.rewards import RewardConfig
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
+from canter.envs.imports import allow_import
 from canter.nn.actor_critic import ModelConfig, Policy
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
+from canter.nn.rnn import RNNConfig
 from canter.optim import OptimizerConfig
 from canter.recipes import preset_for, presets
 from canter.runtime.evaluation import Evaluation, evaluate
+from canter.runtime.execution import ExecutionConfig
+from canter.runtime.export import export_policy
 from canter.runtime.lta import LongRunAverage, long_run_average
+from canter.runtime.player import Player
 from canter.runtime.policy_file import load_critic, load_policy, save_policy
+from canter.runtime.progress import SuccessConfig
 from canter.runtime.run_folder import CheckpointConfig, RunFolder
 from canter.runtime.self_play import SelfPlayConfig
 from canter.runtime.trainer import Report, train
@@ -25,6 +31,7 @@ __all__ = [
     "PPO",
     "AdaptiveKL",
     "BoundLossConfig",
+    "CentralValueConfig",
     "CheckpointConfig",
     "Constant",
     "Continuous",
@@ -33,6 +40,7 @@ __all__ = [
     "EnvConfig",
     "EnvSpec",
     "Evaluation",
+    "ExecutionConfig",
     "Linear",
     "LongRunAverage",
     "ModelConfig",
@@ -40,16 +48,21 @@ __all__ = [
     "NetworkConfig",
     "OptimizerConfig",
     "PPOConfig",
+    "Player",
     "Policy",
+    "RNNConfig",
     "Report",
     "RewardConfig",
     "RunFolder",
     "SelfPlayConfig",
     "StdConfig",
     "Step",
+    "SuccessConfig",
     "TensorSpec",
     "TrainConfig",
+    "allow_import",
     "evaluate",
+    "export_policy",
     "load_critic",
     "load_policy",
     "long_run_average",

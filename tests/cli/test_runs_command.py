@@ -7,8 +7,6 @@ import yaml
 
 from canter.cli import main
 
-NOW = time.time()
-
 
 def make_run(parent, name, *, record=None, row=None, **settings):
     path = parent / name
@@ -34,11 +32,13 @@ def rows(tmp_path, capsys):
 
 
 def test_runs_are_listed_the_newest_first(tmp_path, rows):
-    row = {"env_steps": 500, "return": 12.25, "seconds": 75.0, "wall_time": NOW - 7300}
+    row = {"env_steps": 500, "return": 12.25, "seconds": 75.0, "wall_time": time.time() - 7300}
     make_run(tmp_path, "older", record={"status": "failed"}, row=row)
-    make_run(tmp_path, "newer", record={"status": "stopped"}, row=row | {"wall_time": NOW - 200, "return": None})
+    make_run(
+        tmp_path, "newer", record={"status": "stopped"}, row=row | {"wall_time": time.time() - 200, "return": None}
+    )
     make_run(tmp_path, "silent", record={"status": "finished"})
-    os.utime(tmp_path / "silent", (NOW - 200_000, NOW - 200_000))
+    os.utime(tmp_path / "silent", (time.time() - 200_000, time.time() - 200_000))
     (tmp_path / "latest").symlink_to("newer")
     (tmp_path / "hall_of_fame").mkdir()
     assert rows() == [
@@ -50,9 +50,9 @@ def test_runs_are_listed_the_newest_first(tmp_path, rows):
 
 
 def test_a_run_whose_process_died_is_called_interrupted_and_an_old_one_is_judged_by_its_steps(tmp_path, rows):
-    make_run(tmp_path, "died", record={"status": "running"}, row={"env_steps": 5, "wall_time": NOW - 1})
-    make_run(tmp_path, "whole", row={"env_steps": 1000, "wall_time": NOW - 2})
-    make_run(tmp_path, "partial", row={"env_steps": 999, "wall_time": NOW - 3})
+    make_run(tmp_path, "died", record={"status": "running"}, row={"env_steps": 5, "wall_time": time.time() - 1})
+    make_run(tmp_path, "whole", row={"env_steps": 1000, "wall_time": time.time() - 2})
+    make_run(tmp_path, "partial", row={"env_steps": 999, "wall_time": time.time() - 3})
     assert [(cells[0], cells[2]) for cells in rows()[1:]] == [
         ("died", "interrupted"),
         ("whole", "finished"),

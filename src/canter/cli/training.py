@@ -13,10 +13,11 @@ from pathlib import Path
 from canter.cli.parser import Parser
 from canter.cli.runs import RUNS
 from canter.config import TrainConfig
+from canter.nn.actor_critic import Policy
 from canter.registry import nearest
 from canter.report import write_report
 from canter.runtime.console import CONSOLES, make_console
-from canter.runtime.evaluation import evaluate
+from canter.runtime.evaluation import EpisodesUnfinished, evaluate
 from canter.runtime.hall_of_fame import enter_hall_of_fame
 from canter.runtime.run_folder import LATEST, RunFolder
 from canter.runtime.trainer import RunStopped, train
@@ -24,6 +25,8 @@ from canter.runtime.writers import MetricWriter, TensorBoardWriter, WandbWriter
 from canter.seeding import derive_seed
 
 EVAL_EPISODES = 100
+EVAL_STEPS = 20_000
+"""Steps after which the final evaluation gives up on a task that does not end."""
 
 LOGS: dict[str, Callable[[Path], MetricWriter]] = {
     "tensorboard": lambda path: TensorBoardWriter(path / "tensorboard"),
@@ -72,12 +75,24 @@ def train_and_evaluate(config: TrainConfig, folder: RunFolder, arguments: argpar
     except RunStopped as stop:
         print(f"canter: {stop}; go on with: canter resume {folder.path}", file=sys.stderr)
         sys.exit(128 + stop.received)
-    with closing(config.env.build(config.device)) as env:
-        result = evaluate(algorithm.policy, env, EVAL_EPISODES, derive_seed(config.seed, "eval"))
-    print(f"Final score: mean return {result.mean:.1f} over {EVAL_EPISODES} new episodes, acting without noise")
-    print(enter_hall_of_fame(folder.path, config.env, result.return_, config.seed))
+    print(final_score(config, algorithm.policy, folder.path))
     print(report_of(folder.path))
     print(what_next(config, folder.path))
+
+
+def final_score(config: TrainConfig, policy: Policy, run: Path) -> str:
+    """How good the policy is in new episodes, and whether it beats earlier runs; a rate where episodes do not end."""
+    with closing(config.env.build(config.device)) as env:
+        seed = derive_seed(config.seed, "eval")
+        try:
+            result = evaluate(policy, env, EVAL_EPISODES, seed, max_steps=EVAL_STEPS)
+        except EpisodesUnfinished as error:
+            return (
+                f"Final score: reward {error.games.reward_per_step:.4g} per step without noise; fewer than "
+                f"{EVAL_EPISODES} episodes ended within {EVAL_STEPS:,} steps"
+            )
+    score = f"Final score: mean return {result.mean:.1f} over {EVAL_EPISODES} new episodes, acting without noise"
+    return f"{score}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
 
 
 def report_of(run: Path) -> str:
