@@ -18,11 +18,11 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def strict_float32():
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
     torch.manual_seed(0)
     yield
-    torch.backends.cuda.matmul.fp32_precision = before
+    torch.set_float32_matmul_precision(before)
 
 
 def relative_error(ours, exact):
@@ -61,7 +61,7 @@ def test_tf32_is_used_where_it_is_allowed_and_only_there():
     x, weight, bias = torch.randn(512, 256, device="cuda"), torch.randn(64, 256, device="cuda"), torch.zeros(64).cuda()
     exact = F.linear(x.double(), weight.double())
     strict = relative_error(hidden_layers(x, "identity", [weight, bias]), exact)
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    torch.set_float32_matmul_precision("high")
     loose = relative_error(hidden_layers(x, "identity", [weight, bias]), exact)
     assert strict < 1e-6 < 1e-5 < loose < 2e-3
 

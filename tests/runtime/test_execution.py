@@ -13,16 +13,10 @@ from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.optim import OptimizerConfig
 from canter.runtime.collector import Collector
-from canter.runtime.execution import ExecutionConfig, Graph, set_tf32
+from canter.runtime.execution import ExecutionConfig, Graph
 from canter.schedules import AdaptiveKL, Linear
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@pytest.fixture(autouse=True)
-def leave_tf32_as_it_was():
-    yield
-    set_tf32(False)
 
 
 def iterate(env, mode, count, *, restart_at=None, **settings):

@@ -24,7 +24,6 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from canter.envs.tensor import TensorEnv, tensor_envs
-from canter.runtime.execution import set_tf32
 
 
 class Reached(Exception):
@@ -89,7 +88,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--max-iterations", type=int, default=300)
     options = parser.parse_args()
-    set_tf32(True)
+    torch.set_float32_matmul_precision("high")
     runs = []
     for seed in options.seeds:
         runs.append(learn(options, seed))

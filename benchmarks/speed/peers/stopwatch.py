@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from canter.runtime.execution import set_tf32
 
 WARM_UP = 5
 """Iterations before the first one that counts."""
@@ -82,7 +81,7 @@ Train = Callable[[argparse.Namespace, int, Stopwatch], None]
 def bench(library: str, package: str, train: Train, parser: argparse.ArgumentParser) -> None:
     """Measure a library and print what came out."""
     options = parser.parse_args()
-    set_tf32(True)
+    torch.set_float32_matmul_precision("high")
     if options.threads:
         torch.set_num_threads(options.threads)
     collect: list[float] = []

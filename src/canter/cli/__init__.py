@@ -17,7 +17,6 @@ from canter.cli.report import report_command
 from canter.cli.train import resume_command, train_command
 from canter.envs.imports import allow_import
 from canter.registry import nearest
-from canter.runtime.checkpoint import NoCheckpoint
 from canter.runtime.lock import RunLocked
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -89,7 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)
     try:
         dispatch(sys.argv[1:] if argv is None else argv)
-    except (ValueError, KeyError, ImportError, RunLocked, NoCheckpoint) as error:
+    except (ValueError, KeyError, ImportError, OSError, RunLocked) as error:
         # A KeyError's own text is the repr of its message.
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
         print(f"canter: {' '.join(str(message).split())}", file=sys.stderr)

@@ -112,7 +112,7 @@ def _input_gradient(
 
 
 def _tf32() -> bool:
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 class _Layers(torch.autograd.Function):

@@ -33,8 +33,9 @@ class ExecutionConfig:
 
     def prepare(self, collector: Collector, algorithm: Algorithm[Any]) -> Programs:
         """The two halves of an iteration, ready to be called in turn."""
-        set_tf32(self.tf32)
         on_gpu = collector.env.spec.device.type == "cuda"
+        if on_gpu:
+            torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
         mode = ("graph" if on_gpu else "eager") if self.mode == "auto" else self.mode
         if "graph" in mode and not on_gpu:
             logger.warning("execution.mode=%s runs eagerly: a CPU has no CUDA graphs", mode)
@@ -50,14 +51,6 @@ class Programs:
 
     collect: Callable[[], Rollout[Any]]
     update: Callable[[Rollout[Any]], Metrics]
-
-
-def set_tf32(allowed: bool) -> None:
-    """Choose the precision of float32 matrix products on NVIDIA GPUs."""
-    precision = "tf32" if allowed else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = precision
-    torch.backends.cudnn.conv.fp32_precision = precision  # pyright: ignore[reportAttributeAccessIssue]
-    torch.backends.cudnn.rnn.fp32_precision = precision  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def capture(collector: Collector, algorithm: Algorithm[Any]) -> Programs:

@@ -29,8 +29,9 @@ class CartPole(TensorEnv):
     """Reward 1 for every step, the last included; terminated beyond 2.4 m or 12 degrees, truncated after 500 steps.
 
     Action 1 pushes right, 0 left. "policy" shows position, velocity, angle, angular velocity; with `positions_only`
-    position and angle, so that the velocities must be remembered. With `dtype=torch.float64` a trajectory equals
-    Gymnasium's, which computes in float64 and shows float32.
+    position and angle, so that the velocities must be remembered. With `privileged` the group "critic" shows all four
+    in any case, for a critic that may know more. With `dtype=torch.float64` a trajectory equals Gymnasium's, which
+    computes in float64 and shows float32.
     """
 
     def __init__(
@@ -39,21 +40,27 @@ class CartPole(TensorEnv):
         device: torch.device | str = "cpu",
         *,
         positions_only: bool = False,
+        privileged: bool = False,
         dtype: torch.dtype = torch.float32,
         max_episode_steps: int | None = 500,
         random_start: bool = False,
     ) -> None:
+        obs = {"policy": TensorSpec((2 if positions_only else 4,))}
+        if privileged:
+            obs["critic"] = TensorSpec((4,))
         super().__init__(
             "tensor:cartpole",
             num_envs,
             device,
-            obs={"policy": TensorSpec((2 if positions_only else 4,))},
+            obs=obs,
             action=Discrete(2),
             max_episode_steps=max_episode_steps,
             random_start=random_start,
         )
         self._dtype = dtype
-        self._shown = slice(0, None, 2) if positions_only else slice(None)
+        self._shown = {"policy": slice(0, None, 2) if positions_only else slice(None)}
+        if privileged:
+            self._shown["critic"] = slice(None)
 
     def _sample_state(self) -> EnvState:
         return {"body": self._uniform(-START_RANGE, START_RANGE, 4, dtype=self._dtype)}
@@ -74,4 +81,4 @@ class CartPole(TensorEnv):
         return Outcome({"body": body}, torch.ones_like(position), terminated)
 
     def _observe(self, state: EnvState) -> Obs:
-        return {"policy": state["body"][:, self._shown].to(torch.float32, copy=True)}
+        return {group: state["body"][:, shown].to(torch.float32, copy=True) for group, shown in self._shown.items()}

@@ -1,0 +1,69 @@
+"""Cart-pole from positions alone: what memory learns, and what a critic that sees more is worth.
+
+    python benchmarks/learning/memory.py          every run that is not finished yet, one after the other
+
+One JSON file, `results/memory.json`; runs in it are not repeated. `steps_to_475` is when the mean return of the
+last 100 training episodes first reached 475; `evaluation_return` is the mean of 50 new episodes without noise.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import canter
+from canter.recipes.memory import cartpole_central_value, cartpole_positions
+from canter.seeding import derive_seed
+
+RESULTS = Path(__file__).parent / "results" / "memory.json"
+SEEDS = 5
+STUDIES = {
+    "lstm": cartpole_positions("lstm"),
+    "gru": cartpole_positions("gru"),
+    "central value that sees the velocities": cartpole_central_value(),
+    "central value that does not": cartpole_central_value(privileged=False),
+}
+
+
+def run(config: canter.TrainConfig) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    reached: list[int] = []
+    returns: list[float | None] = []
+
+    def follow(report: canter.Report) -> None:
+        returns.append(report.return_)
+        if not reached and report.episodes >= 100 and (report.return_ or 0.0) >= 475:
+            reached.append(report.env_steps)
+
+    start = time.perf_counter()
+    algorithm = canter.train(config, follow)
+    env = config.env.build(config.device)
+    evaluation = canter.evaluate(algorithm.policy, env, 50, derive_seed(config.seed, "eval"))
+    return {
+        "seed": config.seed,
+        "steps_to_475": reached[0] if reached else None,
+        "training_return": returns[-1],
+        "evaluation_return": evaluation.mean,
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def main() -> None:
+    document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name, config in STUDIES.items():
+        study = document.setdefault(name, {"config": asdict(config), "runs": []})
+        for seed in range(SEEDS):
+            if seed in [entry["seed"] for entry in study["runs"]]:
+                continue
+            study["runs"].append(run(replace(config, seed=seed)))
+            RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+            print(name, study["runs"][-1], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Cart-pole without its velocities: the policy must remember, and a critic may be told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from canter.algorithms.ppo import CentralValueConfig, PPOConfig
+from canter.config import TrainConfig
+from canter.envs import EnvConfig
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.network import NetworkConfig
+from canter.nn.rnn import RNNConfig
+from canter.optim import OptimizerConfig
+from canter.runtime.progress import SuccessConfig
+from canter.schedules import Linear
+
+
+def cartpole_positions(cell: Literal["lstm", "gru"]) -> TrainConfig:
+    """Balance from positions alone, with a recurrent policy and a recurrent critic."""
+    network = NetworkConfig(hidden=(64,), memory=RNNConfig(cell=cell, hidden=64))
+    return TrainConfig(
+        env=EnvConfig(id="tensor:cartpole", num_envs=32, options={"positions_only": True}),
+        total_steps=200_000,
+        success=SuccessConfig(ending="truncated"),
+        algorithm=PPOConfig(
+            horizon=64,
+            epochs=6,
+            num_minibatches=4,
+            sequence_length=16,
+            optimizer=OptimizerConfig(learning_rate=Linear(1e-3)),
+            model=ModelConfig(policy=network),
+        ),
+    )
+
+
+def cartpole_central_value(*, privileged: bool = True) -> TrainConfig:
+    """The same recurrent policy with a critic of its own phase that sees the velocities, or not (`privileged`)."""
+    base = cartpole_positions("lstm")
+    critic = NetworkConfig(obs_groups=("critic",) if privileged else ("policy",))
+    return replace(
+        base,
+        env=replace(base.env, options={"positions_only": True, "privileged": True}),
+        algorithm=replace(
+            base.algorithm,
+            model=replace(base.algorithm.model, critic=critic),
+            central_value=CentralValueConfig(optimizer=base.algorithm.optimizer),
+        ),
+    )
