@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-
 WARM_UP = 5
 """Iterations before the first one that counts."""
 
