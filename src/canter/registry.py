@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -27,14 +28,17 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._items: dict[str, T] = {}
+        self._places: dict[str, str] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
         """Decorator that enters what it decorates under `name`."""
+        caller = sys._getframe(1)
+        place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
         def enter(item: T) -> T:
             if name in self._items:
-                raise ValueError(f"{self.kind} {name!r} is registered twice: {self._items[name]!r} and {item!r}")
-            self._items[name] = item
+                raise ValueError(f"{self.kind} {name!r} is registered twice: at {self._places[name]} and at {place}")
+            self._items[name], self._places[name] = item, place
             return item
 
         return enter
