@@ -61,6 +61,7 @@ def _loss(
     action = tl.load(action_ptr + rows[:, None] * A + parts[None, :], mask=both, other=0.0)
     precision = tl.exp(-log_std)
     z = (action - mean) * precision
+    # 0.9189... is half the logarithm of two pi; a kernel sees no constants of its module.
     log_prob = tl.sum(tl.where(both, -0.5 * z * z - log_std - 0.9189385332046727, 0.0), 1)
     entropy = tl.sum(tl.where(both, log_std + (0.9189385332046727 + 0.5), 0.0), 1)
     shift = (tl.load(old_params_ptr + where, mask=both, other=0.0) - mean) * precision

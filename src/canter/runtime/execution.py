@@ -38,7 +38,7 @@ class ExecutionConfig:
             torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
         mode = ("graph" if on_gpu else "eager") if self.mode == "auto" else self.mode
         if "graph" in mode and not on_gpu:
-            logger.warning("execution.mode=%s runs eagerly: a CPU has no CUDA graphs", mode)
+            logger.warning("execution.mode=%s runs without graphs: a CPU has none", mode)
             mode = mode.replace("compiled_graph", "compile").replace("graph", "eager")
         if "compile" in mode:
             algorithm.transform(torch.compile)
