@@ -159,6 +159,14 @@ class TestContract:
             assert torch.equal(captured.truncated, expected.truncated)
 
 
+def test_a_loaded_quadrotor_never_asks_the_host():
+    env = Quadrotor(4, loaded=True, max_episode_steps=3)
+    env.reset(seed=0)
+    with NoHostSync():
+        for _ in range(5):
+            env.step(torch.zeros(4, 4))
+
+
 def test_termination_wins_when_the_time_limit_strikes_at_once():
     env = CartPole(1, max_episode_steps=1)
     env.reset(seed=0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from canter.config import TrainConfig
 from canter.recipes.agents import rendezvous, rock_paper_scissors
 from canter.recipes.classic import acrobot, cartpole, mountain_car_continuous, pendulum
-from canter.recipes.memory import cartpole_central_value, cartpole_positions
+from canter.recipes.memory import cartpole_positions
 from canter.recipes.mujoco import (
     ant,
     half_cheetah,
@@ -17,6 +17,7 @@ from canter.recipes.mujoco import (
     swimmer,
     walker2d,
 )
+from canter.recipes.quadrotor import quadrotor_central_value
 from canter.recipes.queue import queue_average_reward, queue_discounted
 from canter.registry import Registry
 
@@ -39,7 +40,7 @@ for _name, _preset in {
     "RPS": rock_paper_scissors(),
     "cartpole-positions-lstm": cartpole_positions("lstm"),
     "cartpole-positions-gru": cartpole_positions("gru"),
-    "cartpole-central-value": cartpole_central_value(),
+    "quadrotor-central-value": quadrotor_central_value(),
     "queue-average-reward": queue_average_reward(),
     "queue-discounted": queue_discounted(),
 }.items():

@@ -1,11 +1,10 @@
-"""Cart-pole without its velocities: the policy must remember, and a critic may be told."""
+"""Cart-pole without its velocities: the policy must remember."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
-from canter.algorithms.ppo import CentralValueConfig, PPOConfig
+from canter.algorithms.ppo import PPOConfig
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.nn.actor_critic import ModelConfig
@@ -30,20 +29,5 @@ def cartpole_positions(cell: Literal["lstm", "gru"]) -> TrainConfig:
             sequence_length=16,
             optimizer=OptimizerConfig(learning_rate=Linear(1e-3)),
             model=ModelConfig(policy=network),
-        ),
-    )
-
-
-def cartpole_central_value(*, privileged: bool = True) -> TrainConfig:
-    """The same recurrent policy with a critic of its own phase that sees the velocities, or not (`privileged`)."""
-    base = cartpole_positions("lstm")
-    critic = NetworkConfig(obs_groups=("critic",) if privileged else ("policy",))
-    return replace(
-        base,
-        env=replace(base.env, options={"positions_only": True, "privileged": True}),
-        algorithm=replace(
-            base.algorithm,
-            model=replace(base.algorithm.model, critic=critic),
-            central_value=CentralValueConfig(optimizer=base.algorithm.optimizer),
         ),
     )

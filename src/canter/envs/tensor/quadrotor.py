@@ -40,6 +40,11 @@ LOOKAHEAD = (0.25, 0.5)
 MAX_DISTANCE = 3.0
 OBS_DIM = 29
 
+MAX_LOAD = 0.5
+"""Of a `loaded` flight, in masses of the quadrotor itself."""
+CHARGE = (0.5, 10.0)
+"""Range of its battery, in seconds of hovering without a load."""
+
 
 @final
 class Quadrotor(TensorEnv):
@@ -55,6 +60,12 @@ class Quadrotor(TensorEnv):
     The reward is smooth and within (0, 1]: 1 over 1 + 2 error^2 + 0.02 rates^2 + 0.05 (change of action)^2. Terminated
     on the ground, more than 3 m from the target or tilted by more than 90 degrees; truncated after 500 steps. `drag` is
     the deceleration per speed, 1/s.
+
+    With `loaded` it carries a load of up to half its own mass on a battery that is charged for 0.5 to 10 s of hovering
+    without it, and the flight ends (terminated) with the charge. The policy sees neither. "critic" `[N, 31]` shows what
+    the policy sees, the load in masses of the quadrotor and the charge left in seconds. How long a flight may last, and
+    so most of what it earns, depends on these two rather than on single actions: a critic that does not see them is
+    surprised by every empty battery and blames the actions just before it.
     """
 
     def __init__(
@@ -63,19 +74,23 @@ class Quadrotor(TensorEnv):
         device: torch.device | str = "cpu",
         *,
         drag: float = 0.1,
+        loaded: bool = False,
         max_episode_steps: int | None = 500,
         random_start: bool = False,
     ) -> None:
+        obs = {"policy": TensorSpec((OBS_DIM,))}
+        if loaded:
+            obs["critic"] = TensorSpec((OBS_DIM + 2,))
         super().__init__(
             "tensor:quadrotor",
             num_envs,
             device,
-            obs={"policy": TensorSpec((OBS_DIM,))},
+            obs=obs,
             action=Continuous(low=(-1.0,) * 4, high=(1.0,) * 4),
             max_episode_steps=max_episode_steps,
             random_start=random_start,
         )
-        self._drag = drag
+        self._drag, self._loaded = drag, loaded
         self._motor_step = 1.0 - math.exp(-TIME_STEP / MOTOR_LAG)
         self._inertia = self._constant(INERTIA)
         self._max_rates = self._constant(MAX_RATES)
@@ -102,7 +117,8 @@ class Quadrotor(TensorEnv):
         zero = torch.zeros(self.num_envs, 1, device=self.device)
         tilt = torch.cat((self._uniform(-0.3, 0.3, 2), zero), -1)
         yaw = torch.cat((zero, zero, self._uniform(-math.pi, math.pi, 1)), -1)
-        return {
+        hidden = {"load": self._uniform(0.0, MAX_LOAD, 1), "charge": self._uniform(*CHARGE, 1)} if self._loaded else {}
+        return hidden | {
             "position": self._center + self._uniform(-1.0, 1.0, 3),
             "velocity": self._uniform(-0.5, 0.5, 3),
             "attitude": compose(from_rotation_vector(tilt), from_rotation_vector(yaw)),
@@ -129,6 +145,11 @@ class Quadrotor(TensorEnv):
         effort = 0.02 * after["rates"].square().sum(-1) + 0.05 * (action - state["last_action"]).square().sum(-1)
         upright = rotation_matrix(after["attitude"])[:, 2, 2]
         terminated = (after["position"][:, 2] < 0.0) | (distance2 > MAX_DISTANCE**2) | (upright < 0.0)
+        if self._loaded:
+            # Induced power goes with thrust^1.5 (momentum theory of a rotor); 1 is that of hovering without a load.
+            power = (after["rotors"] / HOVER_THRUST).pow(1.5).mean(-1, keepdim=True)
+            after["charge"] = state["charge"] - SUBSTEPS * TIME_STEP * power
+            terminated = terminated | (after["charge"][:, 0] <= 0.0)
         return Outcome(after, 1.0 / (1.0 + 2.0 * distance2 + effort), terminated)
 
     def _fly(self, state: EnvState, action: Tensor) -> EnvState:
@@ -141,7 +162,8 @@ class Quadrotor(TensorEnv):
         wrench = rotors @ self._mixer.T
 
         up = rotation_matrix(state["attitude"])[:, :, 2]
-        acceleration = up * wrench[:, :1] / MASS + self._weight - self._drag * velocity
+        mass = MASS * (1.0 + state["load"]) if self._loaded else MASS
+        acceleration = up * wrench[:, :1] / mass + self._weight - self._drag * velocity
         new_velocity = velocity + TIME_STEP * acceleration
         spin_up = (wrench[:, 1:] - torch.linalg.cross(rates, self._inertia * rates)) / self._inertia
         new_rates = rates + TIME_STEP * spin_up
@@ -158,12 +180,15 @@ class Quadrotor(TensorEnv):
     def _observe(self, state: EnvState) -> Obs:
         rotation = rotation_matrix(state["attitude"])
         target = self._target(state)
-        seen = [target - state["position"], state["velocity"]]
-        seen += [self._target(state, ahead) - target for ahead in LOOKAHEAD]
+        vectors = [target - state["position"], state["velocity"]]
+        vectors += [self._target(state, ahead) - target for ahead in LOOKAHEAD]
         # Row vectors times R are R^T times columns: world to body.
-        error, velocity, *offsets = (torch.stack(seen, 1) @ rotation).unbind(1)
+        error, velocity, *offsets = (torch.stack(vectors, 1) @ rotation).unbind(1)
         parts = (error, velocity, rotation.flatten(1), state["rates"], state["last_action"], *offsets)
-        return {"policy": torch.cat((*parts, state["position"][:, 2:]), -1)}
+        seen = torch.cat((*parts, state["position"][:, 2:]), -1)
+        if not self._loaded:
+            return {"policy": seen}
+        return {"policy": seen, "critic": torch.cat((seen, state["load"], state["charge"]), -1)}
 
 
 def from_rotation_vector(vector: Tensor) -> Tensor:
