@@ -74,7 +74,7 @@ def learn(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {}
     for task, goal in GOALS.items():
         common = [task, "--target", goal, "--device", options.device, "--num-envs", options.num_envs, "--seeds"]
-        canter = Job("Canter graph", ["canter_bench.py", "learn", "--mode", "graph", *common, 0, 1, 2], limit=60)
+        canter = Job("Canter graph", ["canter_bench.py", "learn", *common, 0, 1, 2, "--mode", "graph"], limit=60)
         peer = Job("rsl_rl", ["peers/rsl_rl_learn.py", *common, 0, 1], limit=100)
         results[task] = {"goal": goal} | harness.alternate([canter, peer], 1)
     return results

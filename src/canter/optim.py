@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,10 @@ class OptimizerConfig:
             raise ValueError(f"weight_decay={self.weight_decay} must not be negative")
 
 
+Gradients = dict[Tensor, Tensor]
+"""Gradients by the parameter that they are of."""
+
+
 class ParameterGroup:
     """Parameters that share one learning rate, laid out as one flat vector.
 
@@ -52,37 +57,19 @@ class ParameterGroup:
     def __init__(self, parameters: list[nn.Parameter], config: OptimizerConfig) -> None:
         self.config = config
         self.parameters = list({id(parameter): parameter for parameter in parameters}.values())
-        flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
-        self.flat = nn.Parameter(flat)
-        self.flat.grad = torch.zeros_like(flat)
+        self.flat = flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
+        self.gradient = torch.zeros_like(flat)
         start = 0
         for parameter in self.parameters:
             stop = start + parameter.numel()
-            parameter.data = self.flat.data[start:stop].view_as(parameter)
+            parameter.data = flat[start:stop].view_as(parameter)
             start = stop
         self.learning_rate = torch.tensor(config.learning_rate.initial, device=flat.device)
-        self.adam = torch.optim.AdamW(
-            [self.flat],
-            lr=self.learning_rate,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-            capturable=flat.is_cuda,
-        )
-        # Laid out now rather than at the first step, so that they can be restored in place.
         self.moments = {
             "step": torch.zeros((), device=flat.device),
             "exp_avg": torch.zeros_like(flat),
             "exp_avg_sq": torch.zeros_like(flat),
         }
-        self.adam.state[self.flat] = self.moments
-
-    @property
-    def grad(self) -> Tensor:
-        """The flat gradient."""
-        assert self.flat.grad is not None
-        return self.flat.grad
 
     def state(self) -> dict[str, Tensor]:
         """The tensors that the next step depends on, besides parameters and gradients."""
@@ -93,28 +80,42 @@ class ParameterGroup:
 
         Fused Adam divides by `grad_scale` and obeys `found_inf` inside its kernel, so clipping and skipping are free.
         """
-        scale = (norm / self.config.max_grad_norm).clamp(min=1.0)
         if usable(self.flat):
             from canter.kernels.adam import adamw_
 
-            config, moments = self.config, self.moments
+            config = self.config
             adamw_(
-                self.flat.data,
-                self.grad,
-                moments["exp_avg"],
-                moments["exp_avg_sq"],
-                moments["step"],
+                self.flat,
+                self.gradient,
+                **self.moments,
                 learning_rate=self.learning_rate,
-                grad_scale=scale,
+                norm=norm,
+                max_norm=config.max_grad_norm,
                 skip=skip,
                 betas=config.betas,
                 eps=config.eps,
                 weight_decay=config.weight_decay,
             )
             return
-        self.adam.grad_scale = scale  # pyright: ignore[reportAttributeAccessIssue]
-        self.adam.found_inf = skip  # pyright: ignore[reportAttributeAccessIssue]
-        self.adam.step()
+        self.moments["step"].add_(1.0 - skip)
+        # Private, but torch's own optimiser spends more time around this call than in it.
+        torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
+            [self.flat],
+            [self.gradient],
+            [self.moments["exp_avg"]],
+            [self.moments["exp_avg_sq"]],
+            [],
+            [self.moments["step"]],
+            lr=self.learning_rate,
+            beta1=self.config.betas[0],
+            beta2=self.config.betas[1],
+            weight_decay=self.config.weight_decay,
+            eps=self.config.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=(norm / self.config.max_grad_norm).clamp_(min=1.0),
+            found_inf=skip,
+        )
 
 
 class Optimizer:
@@ -123,28 +124,40 @@ class Optimizer:
     def __init__(self, groups: dict[str, ParameterGroup], clip_jointly: bool) -> None:
         self.groups, self.clip_jointly = groups, clip_jointly
 
-    def step(self, loss: Tensor, skip: Tensor) -> dict[str, Tensor]:
-        """Descend `loss`, except where the 0-d bool `skip` holds or a gradient is not finite."""
+    def step(self, loss: Tensor, skip: Tensor, gradients: Gradients | None = None) -> dict[str, Tensor]:
+        """Descend `loss`, except where the 0-d bool `skip` holds or a gradient is not finite.
+
+        `gradients` are those of `loss` where they are known already.
+        """
         groups = list(self.groups.values())
-        parameters = [parameter for group in groups for parameter in group.parameters]
-        # Asked for rather than accumulated: one copy of all of them instead of one addition for each.
-        gradients = iter(torch.autograd.grad(loss, parameters, materialize_grads=True))
+        if gradients is None:
+            parameters = [parameter for group in groups for parameter in group.parameters]
+            # Asked for rather than accumulated: one copy of all of them instead of one addition for each.
+            found = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            gradients = dict(zip(parameters, found, strict=True))
         for group in groups:
-            torch.cat([next(gradients).reshape(-1) for _ in group.parameters], out=group.grad)
-            distributed.mean_(group.grad)
+            torch.cat([gradients[parameter].reshape(-1) for parameter in group.parameters], out=group.gradient)
+            distributed.mean_(group.gradient)
         # A dot product uses the whole device; the norm of one vector runs on a single processor of a GPU.
-        norms = {name: torch.dot(group.grad, group.grad).sqrt() for name, group in self.groups.items()}
-        total = (
-            torch.linalg.vector_norm(torch.stack(list(norms.values())))
-            if len(norms) > 1
-            else next(iter(norms.values()))
-        )
-        # The gradient is already averaged, so all ranks see the same norm and decide alike.
-        blocked = ~torch.isfinite(total)
-        skipped = (skip | blocked).to(torch.float32)
-        for name, group in self.groups.items():
-            group.step(total if self.clip_jointly else norms[name], skipped)
-        return {"grad_norm": total, "nonfinite_steps": blocked.to(torch.float32)}
+        squares = [torch.dot(group.gradient, group.gradient) for group in groups]
+        total, blocked, skipped = self._verdict(squares, skip)
+        for group, square in zip(groups, squares, strict=True):
+            group.step(total if self.clip_jointly else square.sqrt(), skipped)
+        return {"grad_norm": total, "nonfinite_steps": blocked}
+
+    def _verdict(self, squares: list[Tensor], skip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The norm of all gradients, 1 where it is not finite, and 1 where no step is to be taken; all 0-d.
+
+        The gradients are already averaged, so all ranks see the same norm and decide alike.
+        """
+        if usable(squares[0]):
+            from canter.kernels.adam import decide
+
+            # Counts the step as well.
+            return decide(squares, [group.moments["step"] for group in self.groups.values()], skip)
+        total = (squares[0] if len(squares) == 1 else torch.stack(squares).sum()).sqrt()
+        blocked = ~(total < math.inf)  # nor is a NaN
+        return total, blocked.to(torch.float32), (skip | blocked).to(torch.float32)
 
     def schedule_(self, progress: Tensor) -> None:
         """Set the learning rates at the start of an iteration."""

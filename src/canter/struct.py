@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -18,25 +18,33 @@ State = Any
 
 def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """Apply `fn` to every tensor of `tree` (and the matching tensors of `others`), keeping the structure."""
-    match tree:
-        case None:
-            return None
-        case Tensor():
-            return fn(tree, *others)
-        case dict():
-            return {key: tree_map(fn, leaf, *(other[key] for other in others)) for key, leaf in tree.items()}
-        case tuple():
-            return tuple(tree_map(fn, *leaves) for leaves in zip(tree, *others, strict=True))
-        case TensorStruct():
-            names = [field.name for field in fields(tree)]
-            mapped = {n: tree_map(fn, getattr(tree, n), *(getattr(other, n) for other in others)) for n in names}
-            return replace(tree, **mapped)
+    # Plain tests rather than patterns, and the most frequent one first: this runs many times in every step.
+    if isinstance(tree, Tensor):
+        return fn(tree, *others)
+    if isinstance(tree, dict):
+        return {key: tree_map(fn, leaf, *[other[key] for other in others]) for key, leaf in tree.items()}
+    if isinstance(tree, TensorStruct):
+        names = tree.__dataclass_fields__
+        return type(tree)(**{n: tree_map(fn, getattr(tree, n), *[getattr(o, n) for o in others]) for n in names})
+    if isinstance(tree, tuple):
+        return tuple([tree_map(fn, *leaves) for leaves in zip(tree, *others, strict=True)])
+    if tree is None:
+        return None
     raise TypeError(f"a tensor tree holds tensors, dicts, tuples, TensorStructs and None, not {type(tree).__name__}")
 
 
 def tree_copy_(target: Any, source: Any) -> None:
     """Copy every tensor of `source` into the memory of the matching tensor of `target`."""
-    tree_map(lambda into, value: into.copy_(value, non_blocking=True), target, source)
+    if isinstance(target, Tensor):
+        target.copy_(source, non_blocking=True)
+    elif isinstance(target, dict):
+        for key, leaf in target.items():
+            tree_copy_(leaf, source[key])
+    elif isinstance(target, TensorStruct):
+        for name in target.__dataclass_fields__:
+            tree_copy_(getattr(target, name), getattr(source, name))
+    else:
+        tree_map(tree_copy_, target, source)
 
 
 @dataclass

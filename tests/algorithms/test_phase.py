@@ -74,7 +74,7 @@ def test_early_stop_ends_all_epochs_before_the_step_that_went_too_far():
 
 
 def test_the_flag_alone_stops_where_the_host_does_not_look(monkeypatch):
-    monkeypatch.setattr(Phase, "_host_sees", lambda self, flag: False)
+    monkeypatch.setattr(Phase, "_host_stops", lambda self, flag: False)
     recorder = Recorder(kls=[0.0, 0.01, 0.02, 0.9])
     metrics = recorder.phase(epochs=5, num_minibatches=2, target_kl=0.05).run(batch_of(4))
     assert len(recorder.seen) == 10

@@ -69,7 +69,10 @@ def test_a_misspelt_kind_offers_the_right_one(module):
 
 def test_every_command_understands_the_permission(module, capsys):
     assert take_permissions(["eval", "latest", "--allow-import", "my_tasks", "--json"]) == ["eval", "latest", "--json"]
-    assert take_permissions(["check", "--allow_import=my_tasks.envs"]) == ["check"]
+    assert "MyOwn-v0" in gymnasium.registry  # imported at once, for what it registers
+    assert take_permissions(["check", "--allow_import=my_tasks"]) == ["check"]
+    with pytest.raises(ModuleNotFoundError, match=r"my_tasks\.envs"):
+        take_permissions(["check", "--allow_import=my_tasks.envs"])
     with pytest.raises(SystemExit) as error:
         main(["train", "--allow-import", "../evil"])
     assert error.value.code == 2

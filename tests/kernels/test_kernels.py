@@ -1,6 +1,11 @@
-"""Every kernel against the plain function that defines it, on fresh random inputs; float64 is the judge."""
+"""Every kernel against the plain function that defines it, on fresh random inputs; float64 is the judge.
+
+With Triton's interpreter (`TRITON_INTERPRET=1`) they run on a CPU as well.
+"""
 
 import itertools
+import math
+import os
 
 import pytest
 import torch
@@ -9,10 +14,14 @@ import torch.nn.functional as F
 from canter.distributions import DiagGaussian
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
 from canter.functional.stats import masked_mean
+from canter.nn.heads import BoundedLogStd, StdConfig
+from canter.schedules import AdaptiveKL
 
+INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
+DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(not torch.cuda.is_available() and not INTERPRETED, reason="needs a CUDA device"),
 ]
 
 
@@ -40,7 +49,7 @@ def test_layers_and_all_their_gradients(activation, rows, widths):
     x, weights = torch.randn(2, rows, widths[0]), torch.randn(widths[-1])
     results = []
     for dtype in (torch.float32, torch.float64):
-        inputs = [tensor.to("cuda", dtype).requires_grad_() for tensor in (x, *parameters)]
+        inputs = [tensor.to(DEVICE, dtype, copy=True).requires_grad_() for tensor in (x, *parameters)]
         if dtype == torch.float32:
             y = hidden_layers(inputs[0], activation, inputs[1:])
         else:
@@ -55,11 +64,50 @@ def test_layers_and_all_their_gradients(activation, rows, widths):
         assert relative_error(ours, exact) < 2e-6
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter knows no bfloat16")
+def test_bfloat16_rounds_factors_and_keeps_sums():
+    from canter.kernels.linear import hidden_layers
+
+    widths, results = (48, 256, 128, 64), []
+    parameters = []
+    for width, following in itertools.pairwise(widths):
+        parameters += [torch.randn(following, width) / width**0.5, torch.randn(following) * 0.1]
+    x = torch.randn(3000, 48)
+    for dtype in (torch.float32, torch.float64):
+        inputs = [tensor.to(DEVICE, dtype, copy=True).requires_grad_() for tensor in (x, *parameters)]
+        if dtype == torch.float32:
+            with torch.autocast("cuda", torch.bfloat16):
+                y = hidden_layers(inputs[0], "elu", inputs[1:])
+        else:
+            y = inputs[0]
+            for weight, bias in zip(inputs[1::2], inputs[2::2], strict=True):
+                y = F.elu(F.linear(y, weight, bias))
+        y.square().sum().backward()
+        results.append([y.detach(), *(tensor.grad for tensor in inputs)])
+    for ours, exact in zip(*results, strict=True):
+        assert ours.dtype == torch.float32
+        assert relative_error(ours, exact) < 1e-2
+
+
+def test_weight_gradients_are_the_same_bits_every_time():
+    from canter.kernels.weight_gradients import weight_gradients
+
+    deltas = [torch.randn(2000, width, device=DEVICE) for width in (96, 40)]
+    inputs = [torch.randn(2000, width, device=DEVICE) for width in (17, 96)]
+    first, second = (torch.cat([g.flatten() for g in weight_gradients(deltas, inputs)]) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter computes in float32")
 def test_tf32_is_used_where_it_is_allowed_and_only_there():
     from canter.kernels.linear import hidden_layers
 
-    x, weight, bias = torch.randn(512, 256, device="cuda"), torch.randn(64, 256, device="cuda"), torch.zeros(64).cuda()
-    exact = F.linear(x.double(), weight.double())
+    x, weight, bias = (
+        torch.randn(512, 256, device=DEVICE),
+        torch.randn(64, 256, device=DEVICE),
+        torch.zeros(64).to(DEVICE),
+    )
+    exact = F.linear(x.double(), weight.double(), bias.double())
     strict = relative_error(hidden_layers(x, "identity", [weight, bias]), exact)
     torch.set_float32_matmul_precision("high")
     loose = relative_error(hidden_layers(x, "identity", [weight, bias]), exact)
@@ -71,15 +119,15 @@ def test_tf32_is_used_where_it_is_allowed_and_only_there():
 def test_sequences_are_put_in_another_order(shape, dtype):
     from canter.kernels.rows import gather_sequences
 
-    x = (torch.randn(shape, device="cuda") * 50).to(dtype)
-    order = torch.randperm(shape[1], device="cuda")
+    x = (torch.randn(shape, device=DEVICE) * 50).to(dtype)
+    order = torch.randperm(shape[1], device=DEVICE)
     assert torch.equal(gather_sequences(x, order), x.index_select(1, order))
 
 
 def test_advantages_are_summed_up_backwards():
     from canter.kernels.rows import accumulate_backwards
 
-    delta, decay = torch.randn(24, 300, device="cuda"), torch.rand(24, 300, device="cuda")
+    delta, decay = torch.randn(24, 300, device=DEVICE), torch.rand(24, 300, device=DEVICE)
     exact = delta.double()
     for t in range(22, -1, -1):
         exact[t] += decay[t].double() * exact[t + 1]
@@ -89,33 +137,38 @@ def test_advantages_are_summed_up_backwards():
 def test_observations_are_standardised_and_a_nan_stays_one():
     from canter.kernels.rows import standardize
 
-    x, shift, scale = torch.randn(3, 50, 7).cuda() * 9, torch.randn(7).cuda(), torch.rand(7).cuda()
+    x, shift, scale = torch.randn(3, 50, 7).to(DEVICE) * 9, torch.randn(7).to(DEVICE), torch.rand(7).to(DEVICE)
     x[0, 0, 0] = torch.nan
     expected = ((x - shift) * scale).clamp(-2, 2)
     torch.testing.assert_close(standardize(x, shift, scale, 2.0), expected, equal_nan=True)
 
 
 def test_adam_takes_the_steps_of_torch_and_skips_without_a_trace():
-    from canter.kernels.adam import adamw_
+    from canter.kernels.adam import adamw_, decide
 
-    parameter = torch.randn(3000, device="cuda")
+    parameter = torch.randn(3000, device=DEVICE)
     exact = torch.nn.Parameter(parameter.double())
     optimizer = torch.optim.AdamW([exact], lr=1e-2, betas=(0.9, 0.999), eps=1e-5, weight_decay=0.1)
-    exp_avg, exp_avg_sq, step = torch.zeros(3000).cuda(), torch.zeros(3000).cuda(), torch.zeros(()).cuda()
+    exp_avg, exp_avg_sq, step = torch.zeros(3000).to(DEVICE), torch.zeros(3000).to(DEVICE), torch.zeros(()).to(DEVICE)
     for iteration in range(20):
-        gradient, skipped = torch.randn(3000, device="cuda"), iteration % 5 == 3
+        gradient, skipped = torch.randn(3000, device=DEVICE), iteration % 5 == 3
         if not skipped:
-            exact.grad = gradient.double() / 1.7
+            exact.grad = gradient.double().clone()
+            torch.nn.utils.clip_grad_norm_([exact], 40.0)
             optimizer.step()
+        gradient = gradient * torch.nan if skipped else gradient
+        norm, blocked, skip = decide([gradient.square().sum()], [step], torch.tensor(False).to(DEVICE))
+        assert blocked.item() == skip.item() == skipped
         adamw_(
             parameter,
-            gradient * torch.nan if skipped else gradient,
+            gradient,
             exp_avg,
             exp_avg_sq,
-            step,
-            learning_rate=torch.tensor(1e-2).cuda(),
-            grad_scale=torch.tensor(1.7).cuda(),
-            skip=torch.tensor(float(skipped)).cuda(),
+            step=step,
+            learning_rate=torch.tensor(1e-2).to(DEVICE),
+            norm=norm,
+            max_norm=40.0,
+            skip=skip,
             betas=(0.9, 0.999),
             eps=1e-5,
             weight_decay=0.1,
@@ -124,10 +177,60 @@ def test_adam_takes_the_steps_of_torch_and_skips_without_a_trace():
     assert relative_error(parameter, exact.detach()) < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("squares", "skip", "expected"),
+    [
+        ([9.0, 16.0], False, [5.0, 0.0, 0.0]),
+        ([9.0, 16.0], True, [5.0, 0.0, 1.0]),
+        ([math.inf, 16.0], False, [math.inf, 1.0, 1.0]),
+        ([math.nan, 16.0], True, [math.nan, 1.0, 1.0]),
+    ],
+)
+def test_a_step_is_taken_on_finite_gradients_unless_it_is_to_be_skipped(squares, skip, expected):
+    from canter.kernels.adam import decide
+
+    steps = [torch.tensor(3.0).to(DEVICE), torch.tensor(7.0).to(DEVICE)]
+    verdict = decide([torch.tensor(s).to(DEVICE) for s in squares], steps, torch.tensor(skip).to(DEVICE))
+    torch.testing.assert_close(torch.stack(verdict).cpu(), torch.tensor(expected), equal_nan=True)
+    assert [step.item() for step in steps] == [4.0 - expected[2], 8.0 - expected[2]]
+
+
+@pytest.mark.parametrize("kl", [0.0, 5e-6, 2e-5, 4e-3, 6e-3, 1e-2, 2.1e-2, 1.0, math.inf, math.nan])
+@pytest.mark.parametrize("rate", [1e-3, 8e-3, 1.2e-6])
+def test_a_learning_rate_follows_the_kl(kl, rate):
+    from canter.kernels.schedule import follow_kl_
+
+    law, expected = AdaptiveKL(1e-3, every="minibatch"), torch.tensor(rate)
+    law.observe_(expected, torch.tensor(kl), "minibatch")
+    value = torch.tensor(rate).to(DEVICE)
+    follow_kl_(value, torch.tensor(kl).to(DEVICE), target=0.01, factor=1.5, minimum=1e-6, maximum=1e-2)
+    torch.testing.assert_close(value.cpu(), expected)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 12])
+def test_mean_and_log_std_are_joined(dim):
+    from canter.kernels.gaussian_params import gaussian_params
+
+    bound, weights = BoundedLogStd(StdConfig()), torch.randn(2, 300, 2 * dim)
+    mean, raw = torch.randn(2, 300, dim), 3 * torch.randn(dim)
+    results = []
+    for dtype in (torch.float32, torch.float64):
+        means, raws = (tensor.to(DEVICE, dtype, copy=True).requires_grad_() for tensor in (mean, raw))
+        if dtype == torch.float32:
+            params = gaussian_params(means, raws, mid=bound.mid, half=bound.half_range)
+        else:
+            params = torch.cat([means, bound(raws).expand_as(means)], -1)
+        (params * weights.to(params)).sum().backward()
+        results.append([params.detach(), means.grad, raws.grad])
+    for ours, exact in zip(*results, strict=True):
+        assert ours.shape == exact.shape
+        assert relative_error(ours, exact) < 1e-6
+
+
 @pytest.mark.parametrize("dim", [1, 3, 12])
 @pytest.mark.parametrize("value_clip", [None, 0.2])
 def test_the_loss_and_its_gradients(dim, value_clip):
-    from canter.kernels.gaussian_loss import gaussian_loss
+    from canter.kernels.gaussian_loss import count_true, gaussian_loss
 
     rows, distribution = 1500, DiagGaussian(dim)
     old = torch.cat([torch.randn(1, rows, dim), 0.3 * torch.randn(1, rows, dim)], -1)
@@ -138,15 +241,15 @@ def test_the_loss_and_its_gradients(dim, value_clip):
     results = []
     for dtype in (torch.float32, torch.float64):
         tensors = (new, value, old, action, advantage, old_value, return_)
-        params, values, o, a, adv, ov, ret = (tensor.to("cuda", dtype) for tensor in tensors)
+        params, values, o, a, adv, ov, ret = (tensor.to(DEVICE, dtype, copy=True) for tensor in tensors)
         params.requires_grad_()
         values.requires_grad_()
-        old_log_prob, mask = distribution.log_prob(o, a), valid.cuda()
+        old_log_prob, mask = distribution.log_prob(o, a), valid.to(DEVICE)
         if dtype == torch.float32:
             loss, means = gaussian_loss(
                 params, values, action=a, old_params=o, old_log_prob=old_log_prob, advantage=adv, old_value=ov,
-                return_=ret, valid=mask, count=mask.sum().float(), clip_ratio=0.2, value_clip=value_clip,
-                value_coef=0.7, entropy_coef=torch.tensor(0.013).cuda(),
+                return_=ret, valid=mask, count=count_true(mask), clip_ratio=0.2, value_clip=value_clip,
+                value_coef=0.7, entropy_coef=torch.tensor(0.013).to(DEVICE),
             )  # fmt: skip
         else:
             log_prob = distribution.log_prob(params, a)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from canter.algorithms.objectives import Objective
 from canter.data.rollout import Rollout
 from canter.functional.returns import successor_values
 from canter.nn.actor_critic import ActorCritic
-from canter.struct import State, TensorStruct, tree_copy_, tree_map
+from canter.struct import Obs, State, TensorStruct, tree_copy_, tree_map
 
 
 @dataclass
@@ -71,6 +72,16 @@ class Judge:
         """Values `[T, N]` of true final observations, each read with the memory of the episode that it ended."""
         if rollout.final_obs is None:
             return None
-        obs = tree_map(lambda x: x.flatten(0, 1).unsqueeze(0), rollout.final_obs)
-        state = tree_map(lambda rows: rows[:-1].flatten(0, 1), after)
-        return self.model.critic.unroll(obs, state, None)[0].view_as(rollout.reward)
+        obs, states = tree_map(lambda x: x.flatten(0, 1), (rollout.final_obs, tree_map(lambda x: x[:-1], after)))
+        if not rollout.reward.is_cpu:
+            return self._values(obs, states).view_as(rollout.reward)
+        # Where looking costs nothing: only of rows that ended, for the others are never read.
+        ended = torch.from_numpy(np.flatnonzero(rollout.done.numpy()))
+        values = torch.zeros_like(rollout.reward)
+        if len(ended):
+            values.view(-1)[ended] = self._values(*tree_map(lambda x: x[ended], (obs, states)))
+        return values
+
+    def _values(self, obs: Obs, states: State) -> Tensor:
+        """Values of single rows `[M]`."""
+        return self.model.critic.unroll(tree_map(lambda x: x.unsqueeze(0), obs), states, None)[0].squeeze(0)

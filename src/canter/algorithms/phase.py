@@ -15,7 +15,7 @@ from torch import Tensor
 from canter import distributed
 from canter.algorithms.base import Metrics
 from canter.kernels import usable
-from canter.optim import Optimizer
+from canter.optim import Gradients, Optimizer
 from canter.struct import TensorStruct
 
 Batch = TypeVar("Batch", bound=TensorStruct)
@@ -28,6 +28,8 @@ class LossOutput:
     loss: Tensor
     kl: Tensor
     metrics: Metrics
+    gradients: Gradients | None = None
+    """Of all parameters, where the loss has found them itself; None leaves them to autograd."""
 
 
 class WeightedMean:
@@ -80,23 +82,25 @@ class Phase(Generic[Batch]):
         """
         totals, kl = WeightedMean(), torch.zeros(())
         active = torch.ones((), dtype=torch.bool, device=self.generator.device)
+        weight = active.float()
         for number in range(self.epochs):
             batch = refresh() if refresh is not None and number > 0 else batch
             epoch = WeightedMean()
             for minibatch in self._shuffled(batch):
                 output = self.loss(minibatch)
                 kl = distributed.mean_(output.kl.detach().clone())
-                epoch.add({"kl": kl}, active.float())
+                epoch.add({"kl": kl}, weight)
                 # The decision to stop is a tensor that blocks the step, alike on all ranks: nothing waits for the host.
                 active = active & (kl <= self.target_kl)
-                if self._host_sees(~active):
+                if self._host_stops(active):
                     break
+                weight = active.float()
                 self.optimizer.observe_(kl, "minibatch")
-                step = self.optimizer.step(output.loss, skip=~active)
-                totals.add(output.metrics | self._named(step), active.float())
+                step = self.optimizer.step(output.loss, ~active, output.gradients)
+                totals.add(output.metrics | self._named(step), weight)
             kl = epoch.means()["kl"]
             self.optimizer.observe_(kl, "epoch")
-            if self._host_sees(~active):
+            if self._host_stops(active):
                 break
         self.optimizer.observe_(kl, "update")
         own = self.optimizer.learning_rates() | {"minibatch_updates": totals.count}
@@ -105,9 +109,9 @@ class Phase(Generic[Batch]):
     def _named(self, metrics: Metrics) -> Metrics:
         return {f"{self.name}/{key}": value for key, value in metrics.items()}
 
-    def _host_sees(self, flag: Tensor) -> bool:
-        """Whether `flag` is set, where looking costs nothing; elsewhere the blocked steps run to no effect."""
-        return self.target_kl < float("inf") and flag.device.type == "cpu" and bool(flag)
+    def _host_stops(self, active: Tensor) -> bool:
+        """Whether no further step is taken, where looking costs nothing; elsewhere blocked steps run to no effect."""
+        return self.target_kl < float("inf") and active.device.type == "cpu" and not active
 
     def _shuffled(self, batch: Batch) -> list[Batch]:
         """Minibatches `[L, B, ...]` of one epoch: one gather, then slices."""
@@ -115,7 +119,7 @@ class Phase(Generic[Batch]):
         order = torch.randperm(sequences, generator=self.generator, device=self.generator.device)
         shuffled = batch.map(lambda x: reorder(x, order))
         size = sequences // self.num_minibatches
-        return [shuffled[:, start : start + size] for start in range(0, sequences, size)]
+        return [shuffled.map(lambda x, at=at: x.narrow(1, at, size)) for at in range(0, sequences, size)]
 
 
 def reorder(x: Tensor, order: Tensor) -> Tensor:

@@ -87,21 +87,53 @@ class Rollout(TensorStruct, Generic[Record]):
         """Observations `[N, ...]` of row t, as a view."""
         return tree_map(lambda x: x[t], self.obs)
 
-    def write(self, t: int, record: Record, step: Step) -> Obs:
-        """Store step t: what was done and what came of it; gives the row of observations that followed."""
-        self.record[t].copy_(record)
-        self.reward[t].copy_(step.reward)
-        self.terminated[t].copy_(step.terminated)
-        self.truncated[t].copy_(step.truncated)
-        self.valid[t].copy_(step.valid)
+    def rows(self) -> list[Row[Record]]:
+        """Where each of the T steps goes."""
+        return [self._row(t) for t in range(self.horizon)]
+
+    def _row(self, t: int) -> Row[Record]:
+        return Row(
+            record=tree_map(lambda x: x[t], self.record),
+            reward=self.reward[t],
+            terminated=self.terminated[t],
+            truncated=self.truncated[t],
+            valid=self.valid[t],
+            duration=self.duration[t],
+            final_obs=tree_map(lambda x: x[t], self.final_obs),
+            reset=self.reset[t + 1],
+            obs=self.obs_at(t + 1),
+        )
+
+
+@dataclass
+class Row(Generic[Record]):
+    """One step's place in a rollout: views made once, for making them costs as much as writing to them."""
+
+    record: Record
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    duration: Tensor
+    final_obs: Obs | None
+    reset: Tensor
+    """Of the row after it, as are the observations."""
+    obs: Obs
+
+    def write(self, record: Record, step: Step) -> Obs:
+        """Store what was done and what came of it; gives the observations that followed."""
+        tree_copy_(self.record, record)
+        self.reward.copy_(step.reward)
+        self.terminated.copy_(step.terminated)
+        self.truncated.copy_(step.truncated)
+        self.valid.copy_(step.valid)
         if "duration" in step.info:
-            self.duration[t].copy_(step.info["duration"])
+            self.duration.copy_(step.info["duration"])
         if step.final_obs is not None:
-            tree_copy_(tree_map(lambda x: x[t], self.final_obs), step.final_obs)
-        self.reset[t + 1].copy_(step.restarts(separate_final_obs=self.final_obs is not None))
-        following = self.obs_at(t + 1)
-        tree_copy_(following, step.obs)
-        return following
+            tree_copy_(self.final_obs, step.final_obs)
+        self.reset.copy_(step.restarts(separate_final_obs=self.final_obs is not None))
+        tree_copy_(self.obs, step.obs)
+        return self.obs
 
 
 def as_sequences(tree: Any, length: int) -> Any:

@@ -23,8 +23,9 @@ class EnvConfig:
     """Gymnasium id, or `envpool:ID`, or `pettingzoo:ID`, or `tensor:NAME`, or, where allowed, `module.path:NAME`."""
     num_envs: int = 8
     """Environments stepped together; where one has several agents, each of these is a row to learn from."""
-    vectorization: Literal["auto", "sync", "async", "vector_entry_point"] = "auto"
-    """Gymnasium only: one process, one process each, or the environment's own vector form; "auto" is "sync"."""
+    vectorization: Literal["auto", "sync", "threads", "async", "vector_entry_point"] = "auto"
+    """Gymnasium only: one after the other, by a thread for each core, in a process each, or the environment's own
+    vector form; "auto" is "threads" for MuJoCo and "sync" for others."""
     autoreset: Literal["same_step", "next_step", "disabled"] | None = None
     """Gymnasium only: when finished environments restart; None takes "same_step", which wastes no row."""
     finite_horizon: bool = False

@@ -20,14 +20,16 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from torch import Tensor
 
 from canter.envs.autoreset import find_mode, parse_mode
+from canter.envs.courier import Courier
 from canter.envs.gymnasium_state import StateUnavailable, capture, obstacle, restore
+from canter.envs.gymnasium_sync import SyncSteps, cores, threads_for
 from canter.envs.spaces import ObsBuffer, ObsReader, action_codec, copy_info_
 from canter.registry import nearest
 from canter.specs import ACTION_MASK, EnvSpec, Step
-from canter.struct import Obs, tree_copy_, tree_map
+from canter.struct import Obs, tree_copy_
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
-Vectorization = Literal["auto", "sync", "async", "vector_entry_point"]
+Vectorization = Literal["auto", "sync", "threads", "async", "vector_entry_point"]
 
 
 class GymnasiumEnv:
@@ -44,7 +46,8 @@ class GymnasiumEnv:
 
     With `finite_horizon` the deadline is part of the task (and should be seen in the observation): a truncation counts
     as a termination. `info_keys` names numbers of `info` to pass on as `Step.info`, float32 `[N]`, 0 where absent; for
-    rows that ended they are the ended episode's.
+    rows that ended they are the ended episode's. `threads` step the environments of a `SyncVectorEnv` in `same_step`
+    mode, without a change to the results.
 
     NOTE: in `same_step` mode Gymnasium keeps a reference to the last observation while it resets. An environment that
     reuses one array for all its observations spoils it there; `make_gymnasium` copies it in time.
@@ -62,6 +65,7 @@ class GymnasiumEnv:
         device: torch.device | str = "cpu",
         env_id: str = "",
         probe_steps: int = 2000,
+        threads: int = 1,
     ) -> None:
         if not isinstance(env, VectorEnv):
             raise TypeError(
@@ -93,6 +97,8 @@ class GymnasiumEnv:
             env_id=env_id or _name(env),
         )
         self._allocate(info_keys)
+        wanted = (*info_keys, *[ACTION_MASK] * self._mask_in_info)
+        self._steps = SyncSteps(env, wanted, threads) if SyncSteps.fits(env) else env
 
     def _allocate(self, info_keys: tuple[str, ...]) -> None:
         """Memory for everything that a step hands out, as tensors and as arrays over the same numbers."""
@@ -112,6 +118,8 @@ class GymnasiumEnv:
         self._pending = np.zeros(num_envs, dtype=bool)
         """Rows whose next step is a filler, in `next_step` mode."""
         self._every, self._none = np.ones(num_envs, dtype=bool), np.zeros(num_envs, dtype=bool)
+        device, everything = self._spec.device, replace(self._step, final_obs=self._final.tensors)
+        self._courier = None if device.type == "cpu" else Courier(everything, device)
 
     @property
     def spec(self) -> EnvSpec:
@@ -127,11 +135,11 @@ class GymnasiumEnv:
         raw, info = self._env.reset() if seed is None else self._reset_seeded(env_seeds(seed, self._spec.num_envs))
         self._pending[:] = False
         self._write(self._obs, raw, info, ended=self._none)
-        return self._publish(dict(self._obs.tensors))
+        return dict(self._obs.tensors) if self._courier is None else self._courier().obs
 
     def step(self, action: Tensor) -> Step:
         """Apply one action per environment: `[N, A]` float32, `[N]` int64 or `[N, K]` int64."""
-        raw, reward, terminated, truncated, info = self._env.step(self._action.encode(action))
+        raw, reward, terminated, truncated, info = self._steps.step(self._action.encode(action))
         if np.shape(reward) != self._reward.shape:
             raise ValueError(f"reward has shape {np.shape(reward)}, not {self._reward.shape}; one number per row")
         self._reward[:] = reward
@@ -146,9 +154,10 @@ class GymnasiumEnv:
             column[:] = 0
             copy_info_(column, info, key, self._every)
         final_obs = self._settle(raw, info, self._terminated | self._truncated)
-        return self._publish(
-            replace(self._step, obs=dict(self._obs.tensors), final_obs=final_obs, info=dict(self._step.info))
-        )
+        if self._courier is not None:
+            step = self._courier()
+            return step if final_obs is not None else replace(step, final_obs=None)
+        return replace(self._step, obs=dict(self._obs.tensors), final_obs=final_obs, info=dict(self._step.info))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on; `StateUnavailable` where not all of it is known."""
@@ -183,6 +192,8 @@ class GymnasiumEnv:
         """Close the vector environment; calling it twice is fine."""
         if not self._closed:
             self._closed = True
+            if self._steps is not self._env:
+                self._steps.close()
             self._env.close()
 
     def _settle_next_step(self, raw: Any, info: dict[str, Any], done: np.ndarray) -> None:
@@ -238,10 +249,6 @@ class GymnasiumEnv:
             copy_info_(mask, info, ACTION_MASK, rows)
         self._reader.mask_rule.check_(mask, ended)
 
-    def _publish(self, tree: Any) -> Any:
-        device = self._spec.device
-        return tree if device.type == "cpu" else tree_map(lambda leaf: leaf.to(device), tree)
-
     def _reset_seeded(self, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
         self._env.action_space.seed(seeds[0])
         try:
@@ -274,8 +281,9 @@ def make_gymnasium(
 ) -> GymnasiumEnv:
     """N copies of a registered Gymnasium environment; `module:Name-v0` imports `module` first.
 
-    `sync` steps them one after the other and `async` in one process each; `vector_entry_point` is the environment's
-    own batched implementation. `auto` is `sync` where there is a choice. `autoreset` is `same_step` unless given, for
+    `sync` steps them one after the other, `threads` in one thread for each core and `async` in one process each;
+    `vector_entry_point` is the environment's own batched implementation. `auto` is `threads` for MuJoCo, which leaves
+    Python while it works, and otherwise `sync` where there is a choice. `autoreset` is `same_step` unless given, for
     it wastes no rows; an own implementation has the mode it has. `wrappers` go around each environment,
     `vector_kwargs` to the vector environment, `kwargs` to each environment. See `GymnasiumEnv` for the rest.
     """
@@ -283,14 +291,18 @@ def make_gymnasium(
     registered = gymnasium.registry.get(env_id.rpartition(":")[2])
     if vectorization == "auto":
         own_only = registered is not None and registered.entry_point is None
-        vectorization = "vector_entry_point" if own_only else "sync"
+        vectorization = "vector_entry_point" if own_only else "auto"
     vector_kwargs, wrappers = dict(vector_kwargs or {}), list(wrappers)
     if vectorization != "vector_entry_point":
         mode = parse_mode(autoreset or AutoresetMode.SAME_STEP)
         vector_kwargs["autoreset_mode"] = mode
         if mode is AutoresetMode.SAME_STEP:
             wrappers.append(_CopyLastObs)
-    env = _make_vec(env_id, num_envs, vectorization, vector_kwargs, wrappers, kwargs)
+    in_process = vectorization in ("auto", "threads")
+    env = _make_vec(env_id, num_envs, "sync" if in_process else vectorization, vector_kwargs, wrappers, kwargs)
+    threads = min(cores(), num_envs) if vectorization == "threads" else 1
+    if vectorization == "auto" and isinstance(env, SyncVectorEnv):
+        threads = threads_for(env)
     try:
         return GymnasiumEnv(
             env,
@@ -299,6 +311,7 @@ def make_gymnasium(
             info_keys=info_keys,
             device=device,
             env_id=env_id,
+            threads=threads,
         )
     except Exception:
         env.close()  # worker processes would outlive a refused space

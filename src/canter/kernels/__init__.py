@@ -1,7 +1,7 @@
-"""Hot functions written for GPUs in Triton.
+"""Hot functions written for GPUs in Triton, and a few written for a CPU in torch, in modules whose names say `host`.
 
 Each is a drop-in for a plain torch function elsewhere, which stays the definition: tests hold them against it. Callers
-choose by `usable(tensor)`; a CPU, or an installation without Triton, never gets here.
+choose by `usable(tensor)` and `on_host(tensor)`; an installation without Triton never gets to those for GPUs.
 """
 
 from __future__ import annotations
@@ -23,3 +23,8 @@ def usable(tensor: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     return tensor.is_cuda and tensor.dtype != torch.float64 and _has_triton()
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether the forms for a CPU apply to this tensor: outside of a compiler's trace and of autocast."""
+    return tensor.is_cpu and not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")

@@ -1,7 +1,8 @@
-"""One Adam step over a flat vector.
+"""One gradient step over flat vectors: whether to take it, and Adam.
 
 Torch's fused Adam hands out work tensor by tensor in pieces of 65,536 numbers: one flat vector of a policy's size keeps
-two of a GPU's processors busy and the others waiting.
+two of a GPU's processors busy and the others waiting. And what is decided on single numbers before it takes a launch
+for each comparison, which together last as long as a layer.
 """
 
 from __future__ import annotations
@@ -14,15 +15,42 @@ TILE = 1024
 
 
 @triton.jit
+def _decide(squares, steps, skip_ptr, out_ptr):
+    total = 0.0
+    for group in tl.static_range(len(squares)):
+        total += tl.load(squares[group])
+    norm = tl.sqrt_rn(total)
+    # Not so for infinity, nor for a NaN.
+    finite = tl.where(norm < float("inf"), 1.0, 0.0)
+    taken = tl.where(tl.load(skip_ptr) != 0, 0.0, finite)
+    tl.store(out_ptr, norm)
+    tl.store(out_ptr + 1, 1.0 - finite)
+    tl.store(out_ptr + 2, 1.0 - taken)
+    for group in tl.static_range(len(steps)):
+        tl.store(steps[group], tl.load(steps[group]) + taken)
+
+
+def decide(squares: list[Tensor], steps: list[Tensor], skip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient's norm, 1 where that is not finite, and 1 where no step is taken: for that reason or `skip`.
+
+    All are 0-d: `squares` are those of each group's norm; their `steps`, of those taken so far, go up by one or stay.
+    """
+    out = squares[0].new_empty(3)
+    _decide[(1,)](tuple(squares), tuple(steps), skip, out, num_warps=1)
+    norm, blocked, skipped = out.unbind()
+    return norm, blocked, skipped
+
+
+@triton.jit
 def _adam(
-    p_ptr, g_ptr, m_ptr, v_ptr, step_ptr, lr_ptr, scale_ptr, skip_ptr, count,
+    p_ptr, g_ptr, m_ptr, v_ptr, step_ptr, lr_ptr, norm_ptr, skip_ptr, count, max_norm,
     BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr, DECAY: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
     # Where the step is skipped nothing is written, so that not even a NaN in the gradient leaves a trace.
     inside = tl.where(i < count, 1.0 - tl.load(skip_ptr), 0.0) > 0.0
-    step, lr = tl.load(step_ptr) + 1.0, tl.load(lr_ptr)
-    g = tl.load(g_ptr + i, mask=inside, other=0.0) / tl.load(scale_ptr)
+    step, lr = tl.load(step_ptr), tl.load(lr_ptr)
+    g = tl.load(g_ptr + i, mask=inside, other=0.0) / tl.maximum(tl.load(norm_ptr) / max_norm, 1.0)
     p = tl.load(p_ptr + i, mask=inside, other=0.0)
     p = p - lr * DECAY * p
     m = tl.load(m_ptr + i, mask=inside, other=0.0)
@@ -41,22 +69,23 @@ def adamw_(
     gradient: Tensor,
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
-    step: Tensor,
     *,
+    step: Tensor,
     learning_rate: Tensor,
-    grad_scale: Tensor,
+    norm: Tensor,
+    max_norm: float,
     skip: Tensor,
     betas: tuple[float, float],
     eps: float,
     weight_decay: float,
 ) -> None:
-    """AdamW on flat vectors in place, with the gradient divided by `grad_scale`; nothing at all where `skip` is 1.
+    """AdamW on flat vectors in place; nothing at all where `skip` is 1.
 
-    `step` is the number of steps done before and goes up by one; the four 0-d arguments live on the device.
+    A gradient whose `norm` is above `max_norm` is shortened to that. `step` counts this step already; it and the other
+    0-d arguments live on the device.
     """
     count = parameter.numel()
     _adam[(triton.cdiv(count, TILE),)](
-        parameter, gradient, exp_avg, exp_avg_sq, step, learning_rate, grad_scale, skip, count,
+        parameter, gradient, exp_avg, exp_avg_sq, step, learning_rate, norm, skip, count, max_norm,
         BETA1=betas[0], BETA2=betas[1], EPS=eps, DECAY=weight_decay, TILE=TILE,
     )  # fmt: skip
-    step.add_(1.0 - skip)

@@ -18,6 +18,22 @@ TERMS = 5
 
 
 @triton.jit
+def _count(valid_ptr, count_ptr, M, TILE: tl.constexpr):
+    total = tl.zeros((TILE,), tl.int32)
+    for start in range(0, M, TILE):
+        rows = start + tl.arange(0, TILE)
+        total += tl.load(valid_ptr + rows, mask=rows < M, other=0).to(tl.int32)
+    tl.store(count_ptr, tl.sum(total, 0).to(tl.float32))
+
+
+def count_true(valid: Tensor) -> Tensor:
+    """How many elements are True, 0-d float32."""
+    count = torch.empty((), device=valid.device)
+    _count[(1,)](valid.contiguous().view(torch.uint8), count, valid.numel(), TILE=8192, num_warps=8)
+    return count
+
+
+@triton.jit
 def _surrogate(log_prob, old_log_prob, advantage, clip_ratio):
     """The clipped surrogate, its derivative by `log_prob`, and 1 where the ratio was clipped."""
     ratio = tl.exp(log_prob - old_log_prob)
@@ -81,7 +97,8 @@ def _loss(
         CLIPPED_VALUE,
     )
     valid = tl.load(valid_ptr + rows, mask=inside, other=0) != 0
-    weight = 1.0 / tl.load(count_ptr)
+    # Where nothing counts everything is filled with zeros below.
+    weight = 1.0 / tl.maximum(tl.load(count_ptr), 1e-9)
     slope = (weight * d_log_prob)[:, None]
     d_log_std = slope * (z * z - 1.0) - weight * tl.load(entropy_coef_ptr)
     # Filled, not multiplied: whatever a row holds that is not valid, NaN included, must not come through.
@@ -104,7 +121,7 @@ def _finish(sums_ptr, count_ptr, entropy_coef_ptr, means_ptr, loss_ptr, blocks, 
         rows = start + tl.arange(0, TILE)
         inside = (rows < blocks)[:, None] & (terms < 5)[None, :]
         total += tl.sum(tl.load(sums_ptr + rows[:, None] * 5 + terms[None, :], mask=inside, other=0.0), 0)
-    means = total / tl.load(count_ptr)
+    means = total / tl.maximum(tl.load(count_ptr), 1e-9)
     tl.store(means_ptr + terms, means, mask=terms < 5)
     weights = tl.where(terms == 0, 1.0, tl.where(terms == 1, value_coef, 0.0))
     weights = tl.where(terms == 2, -tl.load(entropy_coef_ptr), weights)
@@ -120,22 +137,27 @@ class _GaussianLoss(torch.autograd.Function):
         dim, m = params.shape[-1] // 2, value.numel()
         blocks = triton.cdiv(m, TILE)
         sums = params.new_empty(blocks, TERMS)
-        d_params, d_value = torch.empty_like(params), torch.empty_like(value)
+        # Side by side, so that one multiplication scales both.
+        gradient = params.new_empty(m * (2 * dim + 1))
+        d_params, d_value = gradient[: m * 2 * dim], gradient[m * 2 * dim :]
         _loss[(blocks,)](
             params, value, *rows, count, entropy_coef, sums, d_params, d_value,
             m, dim, clip_ratio, value_clip, value_coef,
             CLIPPED_VALUE=clipped_value, TILE=TILE, TILE_A=max(2, triton.next_power_of_2(dim)), num_warps=4,
         )  # fmt: skip
-        ctx.save_for_backward(d_params, d_value)
+        ctx.shapes = params.shape, value.shape
+        ctx.save_for_backward(gradient)
         means, loss = params.new_empty(TERMS), params.new_empty(())
         _finish[(1,)](sums, count, entropy_coef, means, loss, blocks, value_coef, TILE=256)
         ctx.mark_non_differentiable(means)
+        ctx.set_materialize_grads(False)
         return loss, means
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        d_params, d_value = ctx.saved_tensors
-        return d_params * gradients[0], d_value * gradients[0], None, None
+        (gradient,), (params, value) = ctx.saved_tensors, ctx.shapes
+        d_params, d_value = (gradient * gradients[0]).split([params.numel(), value.numel()])
+        return d_params.view(params), d_value.view(value), None, None
 
 
 def gaussian_loss(

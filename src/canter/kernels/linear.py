@@ -1,7 +1,10 @@
 """A linear layer with its activation in one kernel, forward and backward.
 
-M rows, K inputs, N outputs. cuBLAS has no epilogue for ELU or tanh, and torch sums bias gradients over rows with few
-threads; around the small matrices of a control policy that costs as much as the products themselves.
+M rows, K inputs, N outputs. cuBLAS has no epilogue for ELU or tanh; around the small matrices of a control policy an
+activation of its own costs as much as the product before it, and torch sums bias gradients over rows with few threads.
+
+Sums are float32 whatever is multiplied. Under bfloat16 autocast, factors are rounded to it and what passes between
+layers is kept in it; what goes in and what comes out is float32.
 """
 
 from __future__ import annotations
@@ -13,14 +16,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from canter.kernels.weight_gradients import column_sums, weight_gradients
+
 ACTIVATIONS = {"identity": 0, "elu": 1, "relu": 2, "tanh": 3}
 """Activations that the kernels know."""
 
 TILE_M, TILE_K = 64, 32
 
 
-def _tiles(n: int) -> dict[str, int]:
-    """The shape of a block and who works on it.
+def _tiles(n: int, dtype: torch.dtype = torch.float32) -> dict[str, int]:
+    """The shape of a block and who works on it; `dtype` is that of both factors in memory.
 
     Fixed by measurement, not by a search at run time: another shape sums in another order, and a resumed run must give
     the same bits as one that never stopped.
@@ -29,7 +34,7 @@ def _tiles(n: int) -> dict[str, int]:
     return {
         "TILE_M": TILE_M,
         "TILE_N": tile_n,
-        "TILE_K": TILE_K,
+        "TILE_K": TILE_K * 4 // dtype.itemsize,
         "num_warps": 4,
         "num_stages": 3,
     }
@@ -62,7 +67,7 @@ def _slope(y, KIND: tl.constexpr):
 @triton.jit
 def _forward(
     x_ptr, w_ptr, b_ptr, y_ptr, M, N, K,
-    KIND: tl.constexpr, TF32: tl.constexpr,
+    KIND: tl.constexpr, BF16: tl.constexpr, TF32: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
     """`y[M, N] = act(x[M, K] @ w[N, K].T + b)`."""
@@ -77,6 +82,8 @@ def _forward(
         w = tl.load(
             w_ptr + columns[None, :] * K + inner[:, None], mask=(columns < N)[None, :] & (inner < K)[:, None], other=0.0
         )
+        if BF16:
+            x, w = x.to(tl.bfloat16), w.to(tl.bfloat16)
         total = tl.dot(x, w, total, input_precision="tf32" if TF32 else "ieee")
     total += tl.load(b_ptr + columns, mask=columns < N, other=0.0)[None, :]
     inside = (rows < M)[:, None] & (columns < N)[None, :]
@@ -85,11 +92,11 @@ def _forward(
 
 @triton.jit
 def _input_gradient(
-    d_ptr, w_ptr, h_ptr, out_ptr, sums_ptr, M, N, K,
-    KIND: tl.constexpr, TF32: tl.constexpr,
+    d_ptr, w_ptr, h_ptr, out_ptr, sums_ptr, M, N, K, sums_stride,
+    KIND: tl.constexpr, SUMS: tl.constexpr, TF32: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """`out[M, N] = (d[M, K] @ w[N, K].T) * act'(h[M, N])`, and the column sums of each block of rows."""
+    """`out[M, N] = (d[M, K] @ w[N, K].T) * act'(h[M, N])`, and if wanted the column sums of each block of rows."""
     block = tl.program_id(0)
     rows = block * TILE_M + tl.arange(0, TILE_M)
     columns = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
@@ -105,46 +112,17 @@ def _input_gradient(
         total = tl.dot(d, w, total, input_precision="tf32" if TF32 else "ieee")
     inside = (rows < M)[:, None] & (columns < N)[None, :]
     where = rows[:, None] * N + columns[None, :]
-    total *= _slope(tl.load(h_ptr + where, mask=inside, other=0.0), KIND)
+    if KIND != 0:
+        total *= _slope(tl.load(h_ptr + where, mask=inside, other=0.0).to(tl.float32), KIND)
     tl.store(out_ptr + where, total, mask=inside)
-    sums = tl.sum(tl.where(inside, total, 0.0), 0)
-    tl.store(sums_ptr + block * N + columns, sums, mask=columns < N)
-
-
-def _tf32() -> bool:
-    return torch.get_float32_matmul_precision() != "highest"
-
-
-class _Layers(torch.autograd.Function):
-    """Hidden layers `act(x @ w.T + b)`, one after the other; keeps each layer's output for the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, activation: str, *parameters: Tensor) -> Tensor:
-        kind, outputs = ACTIVATIONS[activation], [x]
-        for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
-            outputs.append(_layer(outputs[-1], weight, bias, kind))
-        ctx.kind = kind
-        ctx.save_for_backward(*outputs, *parameters[::2])
-        return outputs[-1]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        count = len(ctx.saved_tensors) // 2
-        outputs, weights = ctx.saved_tensors[: count + 1], ctx.saved_tensors[count + 1 :]
-        delta, bias_gradient = _from_output(gradients[0].contiguous(), outputs[-1], ctx.kind)
-        results: list[Tensor | None] = []
-        for layer in range(count - 1, -1, -1):
-            x, weight = outputs[layer], weights[layer]
-            results[:0] = [torch.mm(delta.t(), x), bias_gradient]
-            if layer > 0:
-                delta, bias_gradient = _through(delta, weight, x, ctx.kind)
-        grad_x = torch.mm(delta, weights[0]) if ctx.needs_input_grad[0] else None
-        return grad_x, None, *results
+    if SUMS:
+        sums = tl.sum(tl.where(inside, total, 0.0), 0)
+        tl.store(sums_ptr + block * sums_stride + columns, sums, mask=columns < N)
 
 
 @triton.jit
 def _output_gradient(
-    g_ptr, y_ptr, out_ptr, sums_ptr, M, N,
+    g_ptr, y_ptr, out_ptr, sums_ptr, M, N, sums_stride,
     KIND: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
 ):  # fmt: skip
     """`out[M, N] = g * act'(y)`, and the column sums of each block of rows."""
@@ -152,62 +130,79 @@ def _output_gradient(
     rows = block * TILE_M + tl.arange(0, TILE_M)
     columns = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     inside, where = (rows < M)[:, None] & (columns < N)[None, :], rows[:, None] * N + columns[None, :]
-    y = tl.load(y_ptr + where, mask=inside, other=0.0)
-    total = tl.load(g_ptr + where, mask=inside, other=0.0) * _slope(y, KIND)
+    y = tl.load(y_ptr + where, mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(g_ptr + where, mask=inside, other=0.0).to(tl.float32) * _slope(y, KIND)
     tl.store(out_ptr + where, total, mask=inside)
-    tl.store(sums_ptr + block * N + columns, tl.sum(total, 0), mask=columns < N)
+    tl.store(sums_ptr + block * sums_stride + columns, tl.sum(total, 0), mask=columns < N)
 
 
-@triton.jit
-def _add_up(x_ptr, out_ptr, R, N, TILE_R: tl.constexpr, TILE_N: tl.constexpr):
-    columns = tl.program_id(0) * TILE_N + tl.arange(0, TILE_N)
-    total = tl.zeros((TILE_N,), tl.float32)
-    for start in range(0, R, TILE_R):
-        rows = start + tl.arange(0, TILE_R)
-        inside = (rows < R)[:, None] & (columns < N)[None, :]
-        total += tl.sum(tl.load(x_ptr + rows[:, None] * N + columns[None, :], mask=inside, other=0.0), 0)
-    tl.store(out_ptr + columns, total, mask=columns < N)
+class _Layers(torch.autograd.Function):
+    """Hidden layers `act(x @ w.T + b)`, one after the other; keeps each layer's output for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, activation: str, dtype: torch.dtype, *parameters: Tensor) -> Tensor:
+        kind, outputs, last = ACTIVATIONS[activation], [x], len(parameters) // 2 - 1
+        for layer, (weight, bias) in enumerate(zip(parameters[::2], parameters[1::2], strict=True)):
+            kept = x.dtype if layer == last else dtype
+            outputs.append(_layer(outputs[-1], weight, bias, kind, dtype, kept))
+        ctx.kind, ctx.dtype = kind, dtype
+        ctx.save_for_backward(*outputs, *parameters[::2])
+        return outputs[-1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        count = len(ctx.saved_tensors) // 2
+        outputs, weights = ctx.saved_tensors[: count + 1], ctx.saved_tensors[count + 1 :]
+        widths = [weight.shape[0] for weight in weights]
+        sums = gradients[0].new_empty(triton.cdiv(outputs[0].shape[0], TILE_M), sum(widths), dtype=torch.float32)
+        places = sums.split(widths, 1)
+        deltas = [_from_output(gradients[0].contiguous(), outputs[-1], places[-1], ctx.kind, ctx.dtype)]
+        for layer in range(count - 1, 0, -1):
+            deltas.insert(0, _through(deltas[0], weights[layer], outputs[layer], places[layer - 1], ctx.kind))
+        grad_x = _through(deltas[0], weights[0], outputs[0], None, 0) if ctx.needs_input_grad[0] else None
+        products, biases = weight_gradients(deltas, list(outputs[:-1])), column_sums(sums).split(widths)
+        return grad_x, None, None, *(gradient for pair in zip(products, biases, strict=True) for gradient in pair)
 
 
-def _column_sums(x: Tensor) -> Tensor:
-    """Sums `[N]` of few rows `[R, N]`, always in the same order."""
-    rows, n = x.shape
-    out = x.new_empty(n)
-    _add_up[(triton.cdiv(n, 16),)](x, out, rows, n, TILE_R=128, TILE_N=16, num_warps=4)
-    return out
+def _tf32() -> bool:
+    return torch.get_float32_matmul_precision() != "highest"
 
 
-def _layer(x: Tensor, weight: Tensor, bias: Tensor, kind: int) -> Tensor:
+def _layer(x: Tensor, weight: Tensor, bias: Tensor, kind: int, dtype: torch.dtype, kept: torch.dtype) -> Tensor:
+    """One layer, with factors of `dtype` and a result of type `kept`."""
     m, (n, k), tiles = x.shape[0], weight.shape, _tiles(weight.shape[0])
-    y = x.new_empty(m, n)
+    y = x.new_empty(m, n, dtype=kept)
     grid = (triton.cdiv(m, tiles["TILE_M"]), triton.cdiv(n, tiles["TILE_N"]))
-    _forward[grid](x, weight, bias, y, m, n, k, KIND=kind, TF32=_tf32(), **tiles)
+    rounded = dtype == torch.bfloat16
+    _forward[grid](x, weight, bias, y, m, n, k, KIND=kind, BF16=rounded, TF32=_tf32(), **tiles)
     return y
 
 
-def _from_output(gradient: Tensor, y: Tensor, kind: int) -> tuple[Tensor, Tensor]:
-    """The gradient before the activation that gave `y`, and the bias gradient of its layer."""
-    (m, n), tile_n = y.shape, 32
-    blocks = triton.cdiv(m, TILE_M)
-    out, sums = torch.empty_like(y), y.new_empty(blocks, n)
-    grid = (blocks, triton.cdiv(n, tile_n))
-    _output_gradient[grid](gradient, y, out, sums, m, n, KIND=kind, TILE_M=TILE_M, TILE_N=tile_n)
-    return out, _column_sums(sums)
+def _from_output(gradient: Tensor, y: Tensor, sums: Tensor, kind: int, dtype: torch.dtype) -> Tensor:
+    """The gradient before the activation that gave `y`, and its sums `[blocks, N]` over blocks of rows."""
+    (m, n), tile_n, out = y.shape, 32, torch.empty_like(y, dtype=dtype)
+    grid, stride = (sums.shape[0], triton.cdiv(n, tile_n)), sums.stride(0)
+    _output_gradient[grid](gradient, y, out, sums, m, n, stride, KIND=kind, TILE_M=TILE_M, TILE_N=tile_n)
+    return out
 
 
-def _through(delta: Tensor, weight: Tensor, h: Tensor, kind: int) -> tuple[Tensor, Tensor]:
-    """The gradient before the layer that gave `h`, and that layer's bias gradient."""
-    (m, n), tiles = h.shape, _tiles(h.shape[1])
-    blocks = triton.cdiv(m, tiles["TILE_M"])
-    out, sums = torch.empty_like(h), h.new_empty(blocks, n)
-    grid = (blocks, triton.cdiv(n, tiles["TILE_N"]))
+def _through(delta: Tensor, weight: Tensor, h: Tensor, sums: Tensor | None, kind: int) -> Tensor:
+    """The gradient before the layer that gave `h`, and its sums `[blocks, N]` over blocks of rows where wanted."""
+    (m, n), tiles, out = h.shape, _tiles(h.shape[1], delta.dtype), torch.empty_like(h)
+    grid = (triton.cdiv(m, tiles["TILE_M"]), triton.cdiv(n, tiles["TILE_N"]))
     # Tensor cores want both factors contiguous along the inner axis; turning the small one costs next to nothing.
-    turned = weight.t().contiguous()
-    _input_gradient[grid](delta, turned, h, out, sums, m, n, weight.shape[0], KIND=kind, TF32=_tf32(), **tiles)
-    return out, _column_sums(sums)
+    turned = delta.new_empty(weight.shape[::-1]).copy_(weight.t())
+    into = out if sums is None else sums
+    _input_gradient[grid](
+        delta, turned, h, out, into, m, n, weight.shape[0], into.stride(0),
+        KIND=kind, SUMS=sums is not None, TF32=_tf32(), **tiles,
+    )  # fmt: skip
+    return out
 
 
 def hidden_layers(x: Tensor, activation: str, parameters: list[Tensor]) -> Tensor:
     """`[..., K]` through layers of `weight [N, K], bias [N]` pairs, each followed by the activation."""
     flat = x.reshape(-1, x.shape[-1]).contiguous()
-    return _Layers.apply(flat, activation, *parameters).unflatten(0, x.shape[:-1])
+    kind = x.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return _Layers.apply(flat, activation, dtype, *parameters).unflatten(0, x.shape[:-1])

@@ -9,15 +9,8 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from canter.distributions import (
-    Beta,
-    Categorical,
-    DiagGaussian,
-    Distribution,
-    MultiCategorical,
-    TanhGaussian,
-    mask_logits,
-)
+from canter.distributions import DiagGaussian, Distribution, TanhGaussian, mask_logits
+from canter.kernels import usable
 from canter.nn.mlp import Init, Linear, init_layer
 from canter.nn.normalizer import IdentityNormalizer, Normalizer
 
@@ -81,6 +74,10 @@ class GaussianHead(nn.Module):
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """Distribution parameters; continuous actions have no mask."""
         mean = self.mean(features)
+        if usable(mean) and isinstance(self.raw_std, nn.Parameter):
+            from canter.kernels.gaussian_params import gaussian_params
+
+            return gaussian_params(mean, self.raw_std, mid=self.bound.mid, half=self.bound.half_range)
         raw = self.raw_std if isinstance(self.raw_std, nn.Parameter) else self.raw_std(features)
         return torch.cat([mean, self.bound(raw).expand_as(mean)], dim=-1)
 
@@ -103,9 +100,8 @@ def policy_head(distribution: Distribution, features: int, std: StdConfig, init:
     match distribution:
         case DiagGaussian() | TanhGaussian():
             return GaussianHead(features, distribution.param_dim // 2, std, init, gain)
-        case Categorical() | MultiCategorical() | Beta():
+        case _:
             return LinearHead(features, distribution.param_dim, init, gain)
-    raise TypeError(f"no policy head for {type(distribution).__name__}")
 
 
 class ValueHead(nn.Module):

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from canter.kernels import usable
+from canter.kernels import on_host, usable
+from canter.kernels.host_layers import run_layers
 
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu", "leaky_relu"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -20,7 +21,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "leaky_relu": nn.LeakyReLU,
 }
 FUSED = ("tanh", "relu", "elu")
-"""Those that GPU kernels know."""
+"""Those that fused layers know."""
 Init = Literal["orthogonal", "default"]
 
 
@@ -46,7 +47,7 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in]` to `[..., out]`."""
-        if not usable(input) or torch.is_autocast_enabled(input.device.type):
+        if not usable(input):
             return super().forward(input)
         from canter.kernels.linear import hidden_layers
 
@@ -68,16 +69,25 @@ def mlp(
 
 
 class MLP(nn.Sequential):
-    """Layers one after the other; on a GPU, linear ones with a known `activation` run as fused kernels."""
+    """Layers one after the other; linear ones with a known `activation` run as fused layers."""
 
     def __init__(self, layers: list[nn.Module], activation: str | None) -> None:
         super().__init__(*layers)
         self.activation = activation
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """Weight and bias of each layer. Looked up each time: loading a file may put new ones in their place."""
+        return [parameter for layer in self for parameter in layer._parameters.values() if parameter is not None]
+
     def forward(self, input: Tensor) -> Tensor:
         """`[..., input_dim]` to `[..., hidden[-1]]`."""
-        if not self.activation or not usable(input) or torch.is_autocast_enabled(input.device.type):
+        if self.activation and on_host(input) and not torch.is_grad_enabled():
+            return run_layers(input.reshape(-1, input.shape[-1]), self.activation, self.weights)[-1].view(
+                *input.shape[:-1], -1
+            )
+        if not self.activation or not usable(input):
             return super().forward(input)
         from canter.kernels.linear import hidden_layers
 
-        return hidden_layers(input, self.activation, list(self.parameters()))
+        return hidden_layers(input, self.activation, self.weights)

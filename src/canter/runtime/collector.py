@@ -101,9 +101,12 @@ class Collector:
         self.rollout = Rollout.allocate(
             algorithm.horizon, obs, algorithm.empty_record(), env.spec, self.state, algorithm.sequence_length
         )
+        self.rows = self.rollout.rows()
         tree_copy_(self.rollout.obs_at(algorithm.horizon), obs)
         self.tracker = EpisodeTracker(algorithm.horizon, env.spec.num_envs, env.spec.device)
         self.steps_before = 0
+        self.threads: int | None = None
+        """Threads of torch that the run learns with, once that is decided."""
         self.clock = Stopwatch()
 
     @torch.no_grad()
@@ -111,14 +114,14 @@ class Collector:
         """T steps of every environment; `act` may be another form of the algorithm's own."""
         act = act or self.algorithm.act
         self.clock.lap("other")
-        obs, state = self.rollout.begin(), self.state
-        for t in range(self.algorithm.horizon):
+        obs, state, reset = self.rollout.begin(), self.state, self.rollout.reset[0]
+        for t, row in enumerate(self.rows):
             self.rollout.keep_state(t, state, self.algorithm.sequence_length)
-            action, record, state = act(obs, state, self.rollout.reset[t])
+            action, record, state = act(obs, state, reset)
             self.clock.lap("policy")
             step = self.env.step(action)
             self.clock.lap("env")
-            obs = self.rollout.write(t, record, step)
+            obs, reset = row.write(record, step), row.reset
         tree_copy_(self.state, state)
         self.tracker.add(self.rollout)
         self.clock.lap("policy")
@@ -149,11 +152,15 @@ class Collector:
             "running_length": self.tracker.running_length,
         }
         saved = tree_map(lambda tensor: tensor.clone(), tensors)
-        return saved | {"steps_before": self.steps_before, "env": env, "episodes_restart": reason}
+        own = {"steps_before": self.steps_before, "threads": self.threads}
+        return saved | own | {"env": env, "episodes_restart": reason}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a saved collector stood; where the environment's state is not known, with new episodes."""
         self.steps_before = state["steps_before"]
+        if self.threads is None and state.get("threads") is not None:
+            self.threads = int(state["threads"])
+            torch.set_num_threads(self.threads)
         if state["env"] is None:
             _log.warning("all episodes start anew: %s", state["episodes_restart"])
             self._restart()

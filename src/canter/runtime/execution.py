@@ -12,6 +12,7 @@ import torch
 from canter.algorithms.base import Algorithm, Metrics
 from canter.data.rollout import Rollout
 from canter.runtime.collector import Collector
+from canter.runtime.threads import ThreadChoice
 from canter.specs import Capturable
 from canter.struct import tree_copy_, tree_map
 
@@ -30,6 +31,13 @@ class ExecutionConfig:
     CUDA graphs; or graphs of compiled functions. "auto" is "graph" on a GPU and "eager" elsewhere."""
     tf32: bool = True
     """Let a GPU multiply float32 matrices with 10 bits of mantissa; False is strict float32. No effect on a CPU."""
+    threads: int | None = None
+    """Threads of torch on a CPU. null is 1, or for wide networks whatever the first update is fastest with."""
+
+    def __post_init__(self) -> None:
+        """Refuse no threads at all."""
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads={self.threads} must be at least 1")
 
     def prepare(self, collector: Collector, algorithm: Algorithm[Any]) -> Programs:
         """The two halves of an iteration, ready to be called in turn."""
@@ -42,7 +50,15 @@ class ExecutionConfig:
             mode = mode.replace("compiled_graph", "compile").replace("graph", "eager")
         if "compile" in mode:
             algorithm.transform(torch.compile)
-        return capture(collector, algorithm) if "graph" in mode else Programs(collector.collect, algorithm.update)
+        if "graph" in mode:
+            return capture(collector, algorithm)
+        collector.threads = self.threads
+        choose_threads = self.threads is None and not on_gpu
+        return Programs(collector.collect, ThreadChoice(collector, algorithm) if choose_threads else algorithm.update)
+
+    def start(self) -> None:
+        """Set what must be so before anything is built: even the first weights are rounded by the number of threads."""
+        torch.set_num_threads(self.threads or 1)
 
 
 @dataclass

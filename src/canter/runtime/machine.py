@@ -19,9 +19,14 @@ def describe_machine() -> dict[str, Any]:
     return {
         "system": platform.platform(),
         "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "gpus": gpu_names(),
     }
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe_versions() -> dict[str, str]:

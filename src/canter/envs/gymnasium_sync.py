@@ -1,0 +1,92 @@
+"""Gymnasium's environments of one process, stepped without what nobody here reads, and by several threads.
+
+N environments. `SyncVectorEnv.step` copies observations twice and collects the info of every environment, key by key;
+around a small simulator that costs as much as the simulator. `SyncSteps` gives the same transitions without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeGuard
+
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate
+
+FEW = 4
+"""Environments for which a second thread does not pay."""
+
+
+class SyncSteps:
+    """Steps a `SyncVectorEnv` in `same_step` mode and keeps its fields as `SyncVectorEnv.step` would.
+
+    Environments of `threads` above 1 are stepped in as many groups at the same time. Each has its own state and random
+    stream, so that the results are the same; it pays where most of a step is spent outside of Python, as in MuJoCo.
+    """
+
+    def __init__(self, env: SyncVectorEnv, info_keys: Iterable[str], threads: int = 1) -> None:
+        self.env, self.info_keys = env, tuple(info_keys)
+        self.groups = np.array_split(np.arange(env.num_envs), threads)
+        self.pool = ThreadPoolExecutor(threads - 1, "canter-env") if threads > 1 else None
+
+    @staticmethod
+    def fits(env: Any) -> TypeGuard[SyncVectorEnv]:
+        """Whether `env` is of this kind; a wrapper around it, or a class derived from it, has a `step` of its own."""
+        return type(env) is SyncVectorEnv and env.autoreset_mode is AutoresetMode.SAME_STEP
+
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """As `SyncVectorEnv.step`, but the arrays are the environment's own and only the wanted infos are there."""
+        env = self.env
+        first, *others = self.groups
+        running = [self.pool.submit(self._step_group, group, actions) for group in others] if self.pool else []
+        noted = self._step_group(first, actions)
+        for job in running:
+            noted += job.result()
+        if not isinstance(env._observations, np.ndarray):
+            concatenate(env.single_observation_space, env._env_obs, env._observations)
+        np.logical_or(env._terminations, env._truncations, out=env._autoreset_envs)
+        infos: dict[str, Any] = {}
+        for index, info in noted:
+            infos = env._add_info(infos, info, index)
+        return env._observations, env._rewards, env._terminations, env._truncations, infos
+
+    def close(self) -> None:
+        """Let the threads go."""
+        if self.pool is not None:
+            self.pool.shutdown()
+
+    def _step_group(self, group: np.ndarray, actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
+        """Step some environments; gives what is to be known of them, by number."""
+        env, noted = self.env, []
+        rows = env._observations if isinstance(env._observations, np.ndarray) else None
+        for i in group.tolist():
+            single = env.envs[i]
+            obs, env._rewards[i], terminated, truncated, info = single.step(actions[i])
+            env._terminations[i], env._truncations[i] = terminated, truncated
+            if terminated or truncated:
+                noted.append((i, {"final_obs": obs, "final_info": self._wanted(info)}))
+                obs, info = single.reset()
+            env._env_obs[i] = obs
+            if rows is not None:
+                rows[i] = obs
+            if self.info_keys:
+                noted.append((i, self._wanted(info)))
+        return noted
+
+    def _wanted(self, info: dict[str, Any]) -> dict[str, Any]:
+        return {key: info[key] for key in self.info_keys if key in info}
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_for(env: SyncVectorEnv) -> int:
+    """How many threads are worth having: as many as cores where MuJoCo does the work, or else one."""
+    in_mujoco = type(env.envs[0].unwrapped).__module__.startswith("gymnasium.envs.mujoco")
+    # A window belongs to the thread that opened it.
+    apart = in_mujoco and env.render_mode != "human"
+    return max(1, min(cores(), env.num_envs // FEW)) if apart else 1

@@ -1,0 +1,81 @@
+"""Mean and bounded log-std side by side, for a log-std that is the same in every row; and all gradients.
+
+M rows, A action components.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 64
+
+
+@triton.jit
+def _join(mean_ptr, raw_ptr, out_ptr, M, A, mid, half, TILE: tl.constexpr, TILE_A: tl.constexpr):
+    rows, parts = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, TILE_A)
+    inside = (rows < M)[:, None] & (parts < A)[None, :]
+    x = tl.load(raw_ptr + parts, mask=parts < A, other=0.0) / half
+    log_std = mid + half * x / tl.sqrt_rn(1.0 + x * x)
+    where = rows[:, None] * (2 * A) + parts[None, :]
+    mean = tl.load(mean_ptr + rows[:, None] * A + parts[None, :], mask=inside, other=0.0)
+    tl.store(out_ptr + where, mean, mask=inside)
+    tl.store(out_ptr + where + A, tl.broadcast_to(log_std[None, :], (TILE, TILE_A)), mask=inside)
+
+
+@triton.jit
+def _part(d_ptr, d_mean_ptr, sums_ptr, M, A, TILE: tl.constexpr, TILE_A: tl.constexpr):
+    """The mean's half of the gradient, and the column sums of the other half over a block of rows."""
+    block, parts = tl.program_id(0), tl.arange(0, TILE_A)
+    rows = block * TILE + tl.arange(0, TILE)
+    inside = (rows < M)[:, None] & (parts < A)[None, :]
+    where = rows[:, None] * (2 * A) + parts[None, :]
+    d_mean = tl.load(d_ptr + where, mask=inside, other=0.0)
+    tl.store(d_mean_ptr + rows[:, None] * A + parts[None, :], d_mean, mask=inside)
+    sums = tl.sum(tl.load(d_ptr + where + A, mask=inside, other=0.0), 0)
+    tl.store(sums_ptr + block * A + parts, sums, mask=parts < A)
+
+
+@triton.jit
+def _finish(sums_ptr, raw_ptr, out_ptr, blocks, A, half, TILE: tl.constexpr, TILE_A: tl.constexpr):
+    """The gradient of the raw numbers: all blocks' sums, always in the same order, times the slope of the bound."""
+    parts = tl.arange(0, TILE_A)
+    total = tl.zeros((TILE_A,), tl.float32)
+    for start in range(0, blocks, TILE):
+        rows = start + tl.arange(0, TILE)
+        inside = (rows < blocks)[:, None] & (parts < A)[None, :]
+        total += tl.sum(tl.load(sums_ptr + rows[:, None] * A + parts[None, :], mask=inside, other=0.0), 0)
+    x = tl.load(raw_ptr + parts, mask=parts < A, other=0.0) / half
+    root = tl.sqrt_rn(1.0 + x * x)
+    tl.store(out_ptr + parts, total / (root * root * root), mask=parts < A)
+
+
+class _GaussianParams(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, raw: Tensor, mid: float, half: float) -> Tensor:
+        (m, a), tile_a = mean.shape, max(2, triton.next_power_of_2(mean.shape[1]))
+        out = mean.new_empty(m, 2 * a)
+        _join[(triton.cdiv(m, TILE),)](mean, raw, out, m, a, mid, half, TILE=TILE, TILE_A=tile_a)
+        ctx.half = half
+        ctx.save_for_backward(raw)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (raw,), gradient = ctx.saved_tensors, gradients[0].contiguous()
+        m, a = gradient.shape[0], raw.shape[0]
+        blocks, tile_a = triton.cdiv(m, TILE), max(2, triton.next_power_of_2(a))
+        d_mean, sums, d_raw = gradient.new_empty(m, a), gradient.new_empty(blocks, a), torch.empty_like(raw)
+        _part[(blocks,)](gradient, d_mean, sums, m, a, TILE=TILE, TILE_A=tile_a)
+        _finish[(1,)](sums, raw, d_raw, blocks, a, ctx.half, TILE=128, TILE_A=tile_a)
+        return d_mean, d_raw, None, None
+
+
+def gaussian_params(mean: Tensor, raw: Tensor, *, mid: float, half: float) -> Tensor:
+    """`[..., 2A]` from a mean `[..., A]` and unbounded numbers `raw` `[A]`, by the formula of `BoundedLogStd`."""
+    flat = mean.reshape(-1, mean.shape[-1]).contiguous()
+    return _GaussianParams.apply(flat, raw, mid, half).unflatten(0, mean.shape[:-1])

@@ -1,0 +1,82 @@
+"""Losses with gradients of their own against the plain loss and autograd, within PPO."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from canter.algorithms.ppo import PPO, PPOConfig
+from canter.envs.tensor import tensor_envs
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.network import NetworkConfig
+from canter.optim import OptimizerConfig
+from canter.runtime.collector import Collector
+from canter.schedules import AdaptiveKL, Constant
+
+SETTINGS = {
+    "gaussian": ("pendulum", {}),
+    "categorical": ("cartpole", {}),
+    "clipped value": ("pendulum", {"value_loss": "clipped"}),
+    "two optimisers": ("cartpole", {"critic_optimizer": OptimizerConfig(learning_rate=Constant(1e-3))}),
+}
+
+
+def build(env, **settings):
+    model = ModelConfig(policy=NetworkConfig(hidden=(16, 16)))
+    given = {"horizon": 16, "epochs": 2, "num_minibatches": 4, "entropy_coef": Constant(0.01), "model": model}
+    adaptive = OptimizerConfig(learning_rate=AdaptiveKL(1e-3, every="minibatch"))
+    return PPOConfig(**{"optimizer": adaptive} | given | settings).build(env.spec, 0)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_loss_by_hand_and_its_gradients_are_those_of_the_plain_loss(name):
+    env_name, settings = SETTINGS[name]
+    env = tensor_envs[env_name](8, "cpu", max_episode_steps=6)
+    algorithm = build(env, **settings)
+    collector = Collector(env, algorithm, 0)
+    algorithm.update(collector.collect())
+    batch, _ = algorithm.targets(collector.collect())
+    batch = replace(batch, valid=torch.rand(batch.valid.shape) > 0.3)
+    plain, quick = algorithm.loss(batch), algorithm.quick_loss(batch)
+    parameters = list(algorithm.model.parameters())
+    exact = torch.autograd.grad(plain.loss, parameters)
+    assert plain.gradients is None and set(quick.gradients) == set(parameters)
+    torch.testing.assert_close(quick.loss, plain.loss.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(quick.metrics, {key: plain.metrics[key].detach() for key in quick.metrics})
+    for parameter, gradient in zip(parameters, exact, strict=True):
+        torch.testing.assert_close(quick.gradients[parameter], gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_runs_with_either_loss_learn_the_same(name):
+    env_name, settings = SETTINGS[name]
+    results = []
+    for plain in (False, True):
+        env = tensor_envs[env_name](8, "cpu", max_episode_steps=6)
+        algorithm = build(env, **settings)
+        assert algorithm.by_hand is not None
+        algorithm.by_hand = None if plain else algorithm.by_hand
+        collector = Collector(env, algorithm, 0)
+        metrics = algorithm.update(collector.collect())
+        weights = torch.cat([parameter.detach().reshape(-1) for parameter in algorithm.model.parameters()])
+        results.append((metrics, weights))
+    torch.testing.assert_close(*(metrics for metrics, _ in results), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*(weights for _, weights in results), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"surrogate": "smooth_clipped"}, {"value_loss": "huber"}, {"advantage_normalization": "minibatch"}],
+)
+def test_other_losses_are_left_to_autograd(settings):
+    assert build(tensor_envs["pendulum"](8), **settings).by_hand is None
+
+
+def test_a_loss_of_ones_own_is_left_to_autograd():
+    class Mine(PPO):
+        """May change what the loss is made of."""
+
+    env = tensor_envs["pendulum"](8)
+    config = PPOConfig(horizon=16, num_minibatches=4)
+    assert config.build(env.spec, 0).by_hand is not None
+    assert Mine(config, env.spec, 0).by_hand is None
