@@ -11,10 +11,10 @@ from canter.distributions import (
     DiagGaussian,
     MultiCategorical,
     TanhGaussian,
-    make_distribution,
     mask_logits,
 )
 from canter.functional.losses import k3_kl
+from canter.nn.action_distribution import make_distribution
 from canter.specs import Continuous
 
 LOW, HIGH = (-1.0, 0.0, -3.0), (1.0, 10.0, -1.0)

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
+from typing import get_type_hints as plain_hints
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -22,7 +23,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.logging import getLogger
 
 from canter.config import TrainConfig
-from canter.plain import to_plain
+from canter.plain import config_classes, registry_in, to_plain
 
 logger = getLogger(__name__)
 
@@ -45,7 +46,7 @@ def sections(root: type) -> list[Section]:
     def visit(cls: type, path: str) -> None:
         found.setdefault(cls, []).append(path)
         for name, hint in get_type_hints(cls).items():
-            for inner in classes_in(hint):
+            for inner in config_classes(hint):
                 visit(inner, join(path, name))
 
     visit(root, "")
@@ -84,6 +85,13 @@ def in_words(hint: Any) -> str:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(in_words(member) for member in inner)
+    registry = registry_in(hint)
+    if registry is not None:
+        links = [f"`{kind}` ([{cls.__name__}](#{anchor(cls)}))" for kind, cls in named_classes(hint)]
+        return (
+            " or ".join(links)
+            or f"the name of a {registry.kind}: {' or '.join(f'`{name}`' for name in registry.items())}"
+        )
     if origin is Literal:
         return " or ".join(f"`{choice}`" for choice in inner)
     if origin is tuple:
@@ -95,6 +103,9 @@ def in_words(hint: Any) -> str:
 
 def plural(hint: Any) -> str:
     """What a list is of."""
+    registry = registry_in(hint)
+    if registry is not None:
+        return f"{registry.kind}s"
     return f"lists of {plural(get_args(hint)[0])}" if get_origin(hint) is tuple else PLURALS[hint]
 
 
@@ -111,9 +122,15 @@ def default(field: Field[Any]) -> str:
     return f"; default `{value if isinstance(value, str) else json.dumps(value)}`"
 
 
-def classes_in(hint: Any) -> list[type]:
-    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    return [member for member in members if is_dataclass(member)]
+def named_classes(hint: Any) -> list[tuple[str, type]]:
+    """The kinds that a field is open to, and their classes."""
+    registry = registry_in(hint)
+    return [(registry.name_of(cls) or "", cls) for cls in config_classes(hint)] if registry else []
+
+
+def get_type_hints(cls: type) -> dict[str, Any]:
+    """With the registries that fields are open to."""
+    return plain_hints(cls, include_extras=True)
 
 
 def anchor(cls: type) -> str:

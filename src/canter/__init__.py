@@ -1,6 +1,9 @@
 """Canter trains control policies with PPO and its relatives."""
 
 from canter.algorithms.action_bounds import BoundLossConfig
+from canter.algorithms.base import Algorithm
+from canter.algorithms.extension import Extension, ModelOutput
+from canter.algorithms.phase import LossOutput, Phase
 from canter.algorithms.ppo import PPO, CentralValueConfig, PPOConfig
 from canter.algorithms.rewards import RewardConfig
 from canter.config import TrainConfig
@@ -12,6 +15,7 @@ from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.optim import OptimizerConfig
 from canter.recipes import preset_for, presets
+from canter.registry import register
 from canter.runtime.evaluation import Evaluation, evaluate
 from canter.runtime.execution import ExecutionConfig
 from canter.runtime.export import export_policy
@@ -30,6 +34,7 @@ __version__ = "0.1.0"
 __all__ = [
     "PPO",
     "AdaptiveKL",
+    "Algorithm",
     "BoundLossConfig",
     "CentralValueConfig",
     "CheckpointConfig",
@@ -41,13 +46,17 @@ __all__ = [
     "EnvSpec",
     "Evaluation",
     "ExecutionConfig",
+    "Extension",
     "Linear",
     "LongRunAverage",
+    "LossOutput",
     "ModelConfig",
+    "ModelOutput",
     "MultiDiscrete",
     "NetworkConfig",
     "OptimizerConfig",
     "PPOConfig",
+    "Phase",
     "Player",
     "Policy",
     "RNNConfig",
@@ -68,6 +77,7 @@ __all__ = [
     "long_run_average",
     "preset_for",
     "presets",
+    "register",
     "save_policy",
     "train",
 ]

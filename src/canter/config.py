@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from canter.algorithms.base import AnyAlgorithmConfig
 from canter.algorithms.ppo import PPOConfig
 from canter.envs import EnvConfig
 from canter.runtime.execution import ExecutionConfig
@@ -18,7 +19,7 @@ class TrainConfig:
 
     env: EnvConfig = field(default_factory=EnvConfig)
     """The environments to learn in."""
-    algorithm: PPOConfig = field(default_factory=PPOConfig)
+    algorithm: AnyAlgorithmConfig = field(default_factory=PPOConfig)
     """The algorithm that learns."""
     total_steps: int = 100_000
     """Transitions to train for, over all environments."""

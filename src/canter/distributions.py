@@ -9,7 +9,6 @@ entropies and divergences are sums over the action components.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,7 +17,6 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from canter.functional import densities
-from canter.specs import ActionSpec, Continuous, Discrete, MultiDiscrete
 
 BOUNDS = ("rescale", "clip", "none")
 """What a Gaussian sample becomes on its way to a bounded environment, see `DiagGaussian`."""
@@ -368,30 +366,3 @@ class MultiCategorical:
 
     def std(self, params: Tensor) -> None:
         """None: choices have no spread."""
-
-
-def make_distribution(action_spec: ActionSpec, kind: str = "auto", bounds: str = "rescale") -> Distribution:
-    """The distribution for an action space.
-
-    `kind` is "auto" (the first that fits), "gaussian", "tanh_gaussian" or "beta" for continuous actions,
-    "categorical" or "multi_categorical" for discrete ones; `bounds` is that of `DiagGaussian`. Raises ValueError when
-    they do not fit the space.
-    """
-    fits: dict[str, Callable[[], Distribution]]
-    match action_spec:
-        case Continuous(low, high):
-            fits = {
-                "gaussian": lambda: DiagGaussian(len(low), low, high, bounds),
-                "tanh_gaussian": lambda: TanhGaussian(low, high),
-                "beta": lambda: Beta(low, high),
-            }
-        case Discrete(n):
-            fits = {"categorical": lambda: Categorical(n)}
-        case MultiDiscrete(nvec):
-            fits = {"multi_categorical": lambda: MultiCategorical(nvec)}
-    name = next(iter(fits)) if kind == "auto" else kind
-    if name not in fits:
-        raise ValueError(
-            f"distribution kind {kind!r} does not fit {action_spec}; use 'auto' or {', '.join(map(repr, fits))}"
-        )
-    return fits[name]()

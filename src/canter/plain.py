@@ -1,7 +1,8 @@
 """Settings as plain data and back, checked by the type hints of their dataclasses.
 
-A frozen dataclass becomes a mapping. A union of dataclasses becomes a mapping with `kind`, the snake-case name of the
-class; the member that has a single field is written as that field alone, so a constant schedule is a number.
+A frozen dataclass becomes a mapping. Where a field is open to all kinds that a registry knows, `Annotated[Protocol,
+registry]`, the mapping has a `kind`, the name in the registry; the first kind that has a single field is written as
+that field alone, so a constant schedule is a number. `Annotated[str, registry]` is one of the registry's names.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from canter.registry import nearest
+from canter.registry import Registry, nearest
 
 MAX_DEPTH = 50
 """How deep free values may be nested."""
@@ -50,15 +51,14 @@ def from_plain(plain: Any, base: C) -> C:
     return _merge(plain, type(base), base, "")
 
 
-@cache
 def config_keys(cls: type) -> dict[str, Any]:
-    """The dotted path of every field under a dataclass with its type hint, those of all kinds of a union included."""
+    """The dotted path of every field under a dataclass with its type hint, those of all registered kinds included."""
     keys: dict[str, Any] = {}
     for name, hint in _hints(cls).items():
-        classes = _dataclasses(hint)
-        if not classes or len(_members(hint)) > 1:
+        classes, is_open = config_classes(hint), registry_in(hint) is not None
+        if not classes or is_open or accepts_none(hint):
             keys[name] = hint
-        if len(classes) > 1:
+        if classes and is_open:
             keys[f"{name}.kind"] = str
         for member in classes:
             for inner, inner_hint in config_keys(member).items():
@@ -82,27 +82,79 @@ def without_none(hint: Any) -> Any:
     return others[0] if len(others) == 1 else hint
 
 
+def is_text(hint: Any) -> bool:
+    """Whether a hint is a string, a choice among strings, or a name."""
+    hint = without_none(hint)
+    return hint is str or get_origin(hint) is Literal or (get_origin(hint) is Annotated and get_args(hint)[0] is str)
+
+
+def registry_in(hint: Any) -> Registry[Any] | None:
+    """The registry that a hint is open to."""
+    hint = without_none(hint)
+    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+    return next((mark for mark in marks if isinstance(mark, Registry)), None)
+
+
+def config_classes(hint: Any) -> list[type]:
+    """The dataclasses of settings that a hint allows: one, or all kinds of a registry."""
+    hint = without_none(hint)
+    registry = registry_in(hint)
+    if registry is None:
+        return [hint] if is_dataclass(hint) and isinstance(hint, type) else []
+    return [] if is_text(hint) else list(registry.items().values())
+
+
+def check_settings(cls: Any) -> None:
+    """Refuse what cannot stand in settings under a `kind`: anything but a frozen dataclass."""
+    own = vars(cls).get("__dataclass_params__") if isinstance(cls, type) else None
+    if own is None or not own.frozen:
+        raise TypeError(f"expected settings, a class under @dataclass(frozen=True), got {cls!r}")
+    if "kind" in _fields(cls):
+        raise TypeError(f"{cls.__name__}.kind: in settings files that word says which class is meant")
+
+
 def _section_to_plain(section: Any, key: str) -> dict[str, Any]:
     hints = _hints(type(section))
     return {name: _value_to_plain(getattr(section, name), hint, _join(key, name)) for name, hint in hints.items()}
 
 
 def _value_to_plain(value: Any, hint: Any, key: str) -> Any:
-    if is_dataclass(value):
-        plain = _section_to_plain(value, key)
-        if len(_dataclasses(hint)) == 1:
-            return plain
-        return next(iter(plain.values())) if len(plain) == 1 else {"kind": _kind(type(value)), **plain}
-    return _free(value, key)
+    if get_origin(hint) is tuple and isinstance(value, tuple):
+        inner = get_args(hint)[0]
+        return [_value_to_plain(item, inner, f"{key}[{i}]") for i, item in enumerate(value)]
+    if not is_dataclass(value):
+        return _free(value, key)
+    plain, registry = _section_to_plain(value, key), registry_in(hint)
+    if registry is None:
+        return plain
+    if type(value) is _bare(registry):
+        return next(iter(plain.values()))
+    kind = registry.name_of(type(value))
+    if kind is None:
+        raise ConfigError(
+            f"{key}: {type(value).__name__} cannot be written to a file before it has a name: "
+            f"decorate it with @canter.register({registry.kind!r}, NAME)",
+            key,
+        )
+    return {"kind": kind, **plain}
 
 
-def _merge(plain: Mapping[Any, Any], cls: type[C], base: C | None, key: str, *, kinds: Sequence[type] = ()) -> C:
+def _bare(registry: Registry[Any]) -> type | None:
+    """The kind that is written as its only field."""
+    return next((cls for cls in registry.items().values() if len(_hints(cls)) == 1), None)
+
+
+def _merge(
+    plain: Mapping[Any, Any], cls: type[C], base: C | None, key: str, *, kinds: Mapping[str, type] | None = None
+) -> C:
     """An instance of `cls`: the given settings, then those of `base`, then the defaults."""
     hints, values = _hints(cls), {} if base is None else {name: getattr(base, name) for name in _hints(cls)}
     for name, value in plain.items():
         path = _join(key, name)
         if name not in hints:
-            raise ConfigError(f"{path}: unknown key, {_where_else(name, kinds) or nearest(_name(name), hints)}", path)
+            raise ConfigError(
+                f"{path}: unknown key, {_where_else(name, kinds or {}) or nearest(_name(name), hints)}", path
+            )
         current = values[name] if base is not None else _default(_fields(cls)[name])
         values[name] = _convert(value, hints[name], current, path)
     missing = [name for name in hints if name not in values and _default(_fields(cls)[name]) is MISSING]
@@ -118,18 +170,18 @@ def _merge(plain: Mapping[Any, Any], cls: type[C], base: C | None, key: str, *, 
         raise ConfigError(message if named else f"{key}: {message}", key) from error
 
 
-def _where_else(name: Any, kinds: Sequence[type]) -> str:
+def _where_else(name: Any, kinds: Mapping[str, type]) -> str:
     """The advice when a key belongs to another kind than the one at hand; empty when it belongs to none."""
-    having = [_kind(cls) for cls in kinds if name in _hints(cls)]
+    having = [kind for kind, cls in kinds.items() if name in _hints(cls)]
     return f"it belongs to kind {' or '.join(having)}: set kind too" if having else ""
 
 
 def _convert(value: Any, hint: Any, current: Any, key: str) -> Any:
     if value is None and accepts_none(hint):
         return None
-    classes = _dataclasses(hint)
-    if len(classes) > 1:
-        return _convert_union(value, classes, current, key)
+    classes, registry = config_classes(hint), registry_in(hint)
+    if registry is not None:
+        return _convert_name(value, registry, key) if is_text(hint) else _convert_kind(value, registry, current, key)
     if classes:
         if not isinstance(value, Mapping):
             raise _expected(f"a mapping{' or null' if accepts_none(hint) else ''}", value, key)
@@ -137,22 +189,35 @@ def _convert(value: Any, hint: Any, current: Any, key: str) -> Any:
     return _convert_leaf(value, without_none(hint), key, " or null" if accepts_none(hint) else "")
 
 
-def _convert_union(value: Any, classes: list[type], current: Any, key: str) -> Any:
-    by_kind = {_kind(cls): cls for cls in classes}
+def _convert_kind(value: Any, registry: Registry[Any], current: Any, key: str) -> Any:
+    kinds = registry.items()
+    if isinstance(value, str) and value in kinds:
+        value = {"kind": value}
     if not isinstance(value, Mapping):
-        bare = next((cls for cls in classes if len(_hints(cls)) == 1), None)
+        bare, choice = _bare(registry), f"a mapping with kind {' or '.join(kinds)}"
         if bare is None or value is None or isinstance(value, list | tuple):
-            raise _expected(f"a mapping with kind {' or '.join(by_kind)}", value, key)
+            raise _expected(choice, value, key)
         (hint,) = _hints(bare).values()
-        return bare(_convert_leaf(value, hint, key, f", or a mapping with kind {' or '.join(by_kind)}"))
-    kind = value.get("kind", _kind(type(current)) if type(current) in classes else None)
+        return bare(_convert_leaf(value, hint, key, f", or {choice}"))
+    kind = value.get("kind", registry.name_of(type(current)) or registry.default)
     if kind is None:
-        raise ConfigError(f"{key}.kind: needs a value, one of {', '.join(by_kind)}", key)
-    if not isinstance(kind, str) or kind not in by_kind:
-        raise ConfigError(f"{key}.kind: unknown kind {_show(kind)}, {nearest(_name(kind), by_kind)}", f"{key}.kind")
-    cls = by_kind[kind]
+        raise ConfigError(f"{key}.kind: needs a value, one of {', '.join(kinds)}", key)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ConfigError(f"{key}.kind: unknown {registry.kind} {_show(kind)}, {_advise(kind, kinds)}", f"{key}.kind")
+    cls = kinds[kind]
     settings = {name: item for name, item in value.items() if name != "kind"}
-    return _merge(settings, cls, current if type(current) is cls else None, key, kinds=classes)
+    return _merge(settings, cls, current if type(current) is cls else None, key, kinds=kinds)
+
+
+def _convert_name(value: Any, registry: Registry[Any], key: str) -> str:
+    names = registry.items()
+    if not isinstance(value, str) or value not in names:
+        raise _expected(f"a registered {registry.kind}", value, key, _advise(value, names))
+    return value
+
+
+def _advise(name: Any, known: Mapping[str, Any]) -> str:
+    return f"{nearest(_name(name), known)} (--allow-import MODULE brings what you registered)"
 
 
 def _convert_leaf(value: Any, hint: Any, key: str, or_else: str = "") -> Any:
@@ -188,7 +253,7 @@ def _convert_tuple(value: Any, items: tuple[Any, ...], key: str, or_else: str) -
         items = items[:1] * len(value)
     if len(value) != len(items):
         raise _expected(f"a list of {len(items)}{or_else}", value, key)
-    return tuple(_convert_leaf(value[i], items[i], f"{key}[{i}]") for i in range(len(items)))
+    return tuple(_convert(value[i], items[i], None, f"{key}[{i}]") for i in range(len(items)))
 
 
 def _number(value: Any, key: str, or_else: str = "") -> float:
@@ -256,7 +321,7 @@ def _name(name: Any) -> str:
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return {name: hints[name] for name, field in _fields(cls).items() if field.init}
 
 
@@ -272,11 +337,3 @@ def _default(field: Field[Any]) -> Any:
 
 def _members(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _dataclasses(hint: Any) -> list[type]:
-    return [member for member in _members(hint) if is_dataclass(member) and isinstance(member, type)]
-
-
-def _kind(cls: type) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()

@@ -1,11 +1,16 @@
-"""Names to things, with an error that offers the nearest name."""
+"""Names to things: Canter's own, and those that users add to them."""
 
 from __future__ import annotations
 
 import difflib
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar, cast
+
+PLUGINS = "canter.plugins"
+"""Entry-point group of installed packages whose modules register things when they are imported."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -19,37 +24,97 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"known: {shown}" + (f" and {len(known) - 20} more" if len(known) > 20 else "")
 
 
+registries: dict[str, Registry[Any]] = {}
+"""All of them, by the kind of thing that they hold."""
+
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 class Registry(Generic[T]):
-    """A table of named things of one kind; a name is given once."""
+    """A table of named things of one kind; a name is given once.
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    `check` raises TypeError or ValueError for what cannot be entered; `default` is the name that is meant where none is
+    given. Looking something up loads the plugins first.
+    """
+
+    def __init__(
+        self, kind: str, check: Callable[[T], None] = lambda item: None, *, default: str | None = None
+    ) -> None:
+        self.kind, self.default, self._check = kind, default, check
         self._items: dict[str, T] = {}
         self._places: dict[str, str] = {}
+        registries[kind] = self
 
-    def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that enters what it decorates under `name`."""
-        caller = sys._getframe(1)
+    def register(self, name: str, *, depth: int = 1) -> Callable[[Item], Item]:
+        """Decorator that enters what it decorates under `name`; errors tell the place `depth` callers up."""
+        caller = sys._getframe(depth)
         place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
-        def enter(item: T) -> T:
+        def enter(entered: Item) -> Item:
+            item = cast(T, entered)  # a decorator that told more would hide the type of what it decorates
             if name in self._items:
                 raise ValueError(f"{self.kind} {name!r} is registered twice: at {self._places[name]} and at {place}")
+            try:
+                self._check(item)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"{self.kind} {name!r}, registered at {place}: {error}") from error
             self._items[name], self._places[name] = item, place
-            return item
+            return entered
 
         return enter
 
+    def name_of(self, item: T) -> str | None:
+        """The name under which a thing was entered."""
+        return next((name for name, entered in self._items.items() if entered is item), None)
+
+    def items(self) -> dict[str, T]:
+        """All names and things, in the order in which they were entered."""
+        load_plugins()
+        return dict(self._items)
+
     def __getitem__(self, name: str) -> T:
+        load_plugins()
         if name not in self._items:
             raise KeyError(f"unknown {self.kind} {name!r}: {nearest(name, self._items)}")
         return self._items[name]
 
     def __contains__(self, name: str) -> bool:
+        load_plugins()
         return name in self._items
 
     def __iter__(self) -> Iterator[str]:
+        load_plugins()
         return iter(sorted(self._items))
+
+
+def register(kind: str, name: str) -> Callable[[Item], Item]:
+    """Decorator that adds your own algorithm, network, distribution, environment, schedule, extension or player.
+
+    From then on `name` means it in Python, in settings files and on the command line. Algorithms, networks, schedules
+    and extensions are registered by their settings, a frozen dataclass that builds them.
+    """
+    if kind not in registries:
+        raise ValueError(f"register({kind!r}, {name!r}): unknown kind of thing, {nearest(kind, registries)}")
+    return registries[kind].register(name, depth=2)
+
+
+_loaded = False
+
+
+def load_plugins() -> None:
+    """Import, once, what installed packages offer in the entry-point group `canter.plugins`.
+
+    A plugin that fails is a warning: it must not keep a run from starting that does not need it.
+    """
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True  # first, because a plugin may look things up while it is imported
+    for plugin in entry_points(group=PLUGINS):
+        try:
+            plugin.load()
+        except Exception as error:
+            package = f" of {plugin.dist.name}" if plugin.dist is not None else ""
+            text = f"the plugin {plugin.name!r}{package} cannot be used: {type(error).__name__}: {error}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -7,10 +7,14 @@ place. So a captured graph sees every change, and a checkpoint needs to keep not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 from torch import Tensor
+
+from canter.kernels import usable
+from canter.plain import check_settings
+from canter.registry import Registry
 
 Event = Literal["minibatch", "epoch", "update"]
 
@@ -32,6 +36,13 @@ class Schedule(Protocol):
         ...
 
 
+schedules: Registry[type[Schedule]] = Registry("schedule", check_settings)
+"""Schedules by the name that `kind` has in settings."""
+
+AnySchedule = Annotated[Schedule, schedules]
+
+
+@schedules.register("constant")
 @dataclass(frozen=True)
 class Constant:
     """Stays at `value`."""
@@ -51,6 +62,7 @@ class Constant:
         """Nothing to do."""
 
 
+@schedules.register("linear")
 @dataclass(frozen=True)
 class Linear:
     """Moves in a straight line from `start` to `end` over the run."""
@@ -73,6 +85,7 @@ class Linear:
         """Nothing to do."""
 
 
+@schedules.register("adaptive_kl")
 @dataclass(frozen=True)
 class AdaptiveKL:
     """Keeps the policy's step size near a target: lower above `2 * target_kl`, higher below `target_kl / 2`."""
@@ -117,10 +130,12 @@ class AdaptiveKL:
         """
         if event != self.every:
             return
+        if usable(value):
+            from canter.kernels.schedule import follow_kl_
+
+            bounds = {"minimum": self.minimum, "maximum": self.maximum}
+            return follow_kl_(value, kl, target=self.target_kl, factor=self.factor, **bounds)
         too_near = (kl > 1e-3 * self.target_kl) & (kl < self.target_kl / 2)
         unless_too_far = torch.where(too_near, self.factor, 1.0)
         value.mul_(torch.where(kl <= 2 * self.target_kl, unless_too_far, 1.0 / self.factor))
         value.clamp_(self.minimum, self.maximum)
-
-
-AnySchedule = Constant | Linear | AdaptiveKL

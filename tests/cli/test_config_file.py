@@ -122,7 +122,7 @@ def test_numbers_may_be_written_as_people_write_them(tmp_path):
             1,
             "entropy_coef.start: unknown key, it belongs to kind linear or adaptive_kl",
         ),
-        ("algorithm.entropy_coef.kind", "linea", "entropy_coef.kind: unknown kind 'linea', did you mean linear?"),
+        ("algorithm.entropy_coef.kind", "linea", "entropy_coef.kind: unknown schedule 'linea', did you mean linear?"),
         ("algorithm.entropy_coef.kind", "linear", "algorithm.entropy_coef.start: needs a value"),
         ("algorithm.entropy_coef", "fast", "entropy_coef: expected a number, or a mapping with kind constant or"),
         ("algorithm.entropy_coef", [1], "entropy_coef: expected a mapping with kind constant or linear or adaptive_kl"),

@@ -4,6 +4,7 @@ import contextlib
 import io
 import re
 import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 import canter
 from canter import cli
 from canter.cli.parser import Parser
-from canter.envs.tensor import tensor_envs
+from canter.registry import registries
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -62,17 +63,19 @@ def small_budgets(monkeypatch):
 
 
 @pytest.fixture
-def registries(monkeypatch):
-    """Environments that a page registers are gone after it."""
+def unregistered(monkeypatch):
+    """What a page registers is gone after it."""
     before = dict(gymnasium.registry)
-    monkeypatch.setattr(tensor_envs, "_items", dict(tensor_envs._items))
+    for registry in registries.values():
+        monkeypatch.setattr(registry, "_items", dict(registry._items))
     yield
+    sys.modules.pop("my_parts", None)
     for name in gymnasium.registry.keys() - before.keys():
         del gymnasium.registry[name]
 
 
 @pages_with(lambda page: blocks(page, "python"))
-def test_python_blocks_run_in_their_order(page, tmp_path, monkeypatch, small_budgets, registries):
+def test_python_blocks_run_in_their_order(page, tmp_path, monkeypatch, small_budgets, unregistered):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": page.stem}
     for number, body in enumerate(blocks(page, "python")):
@@ -80,8 +83,10 @@ def test_python_blocks_run_in_their_order(page, tmp_path, monkeypatch, small_bud
 
 
 @pages_with(lambda page: commands(page, "canter"))
-def test_commands_are_accepted(page, tmp_path, monkeypatch):
+def test_commands_are_accepted(page, tmp_path, monkeypatch, unregistered):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_parts.py").write_text("\n".join(blocks(page, "python")))
     for body in blocks(page, "yaml"):
         (tmp_path / body.partition("\n")[0].removeprefix("# ")).write_text(body)
     parse = Parser.parse

@@ -17,8 +17,9 @@ from canter.plain import to_plain
 from canter.recipes import preset_for
 from canter.runtime.console import LineConsole, QuietConsole, VerboseConsole, make_console
 from canter.runtime.dashboard import Dashboard
-from canter.runtime.figures import duration, number, percent
+from canter.runtime.figures import duration, long_run, number, percent
 from canter.runtime.live import LiveConsole
+from canter.runtime.run_folder import CheckpointConfig
 from canter.runtime.trainer import train
 
 CONFIG = replace(preset_for("CartPole-v1"), total_steps=8 * 1024)
@@ -53,8 +54,8 @@ def live_console(width=80, file=None):
     return LiveConsole(terminal, refresh_per_second=0.001)  # drawn only when a test says so
 
 
-def drawn(rows, width):
-    dashboard, text = Dashboard(to_plain(CONFIG)), io.StringIO()
+def drawn(rows, width, config=CONFIG):
+    dashboard, text = Dashboard(to_plain(config)), io.StringIO()
     for row in rows:
         dashboard.add(row)
     Console(file=text, width=width, force_terminal=True, color_system=None).print(dashboard)
@@ -282,6 +283,22 @@ def test_a_console_that_cannot_write_does_not_end_the_run(monkeypatch, caplog):
         train(replace(CONFIG, total_steps=2048), reports.append, writers=[LineConsole()])
     assert len(reports) == 2
     assert "LineConsole failed and is left out" in caplog.text
+
+
+def test_where_the_long_run_average_counts_it_is_shown(rows, capsys):
+    config = replace(CONFIG, checkpoints=CheckpointConfig(best_by="lta"))
+    settings, told = to_plain(config), long_run(rows[-1])
+    assert told == f"{number(rows[-1]['lta/mean'])} ± {number(rows[-1]['lta/ci'])}"
+    for console in (LineConsole(every=0), VerboseConsole()):
+        console.start(settings)
+        console.write(rows[-1])
+        console.close()
+        assert told in capsys.readouterr().out
+    for width in (40, 80, 120):
+        lines = drawn(rows, width, config)
+        assert {cell_len(line) for line in lines} == {width}
+        assert "reward/t" in "\n".join(lines)
+        assert f"reward per unit of time {told}"[: width - 4] in "\n".join(lines)
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,15 @@ class TestRuns:
         with NoHostSync():
             collector.collect()
 
+    def test_steps_are_captured_only_where_those_of_the_games_may_be(self):
+        games = FoldAgents(Higher(8), 2)
+        assert isinstance(SelfPlayEnv(games, SelfPlayConfig(num_opponents=4), seed=0), Capturable)
+
+        class OnTheHost:
+            spec, reset, step, close = games.spec, games.reset, games.step, games.close
+
+        assert not isinstance(SelfPlayEnv(OnTheHost(), SelfPlayConfig(num_opponents=4), seed=0), Capturable)
+
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
     def test_graphs_play_the_same_games(self):

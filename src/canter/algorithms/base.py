@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from canter.data.rollout import Rollout
 from canter.nn.actor_critic import Policy
+from canter.plain import check_settings
+from canter.registry import Registry
 from canter.specs import EnvSpec
 from canter.struct import Obs, State, TensorStruct
 
@@ -20,11 +22,11 @@ RecordT = TypeVar("RecordT", bound=TensorStruct)
 
 
 class Algorithm(Protocol[RecordT]):
-    """Acts, and learns from what came of it."""
+    """Acts, and learns from what came of it. A class that names this one as its base inherits what has a default."""
 
     horizon: int
     """Steps per rollout."""
-    sequence_length: int
+    sequence_length: int = 1
     """Steps of one sequence; the policy's memory is kept at the start of each. 1 without memory."""
     policy: Policy
     """Inference view of what is being learned."""
@@ -46,15 +48,13 @@ class Algorithm(Protocol[RecordT]):
 
     def generators(self) -> list[torch.Generator]:
         """The random streams that `act` and `update` draw from."""
-        ...
+        return []
 
     def transform(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace the pure functions that most of the time is spent in by what `compile` makes of them."""
-        ...
 
     def set_progress(self, fraction: float) -> None:
         """Tell how much of the run is done, 0..1, before each update; schedules follow it."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on."""
@@ -68,6 +68,18 @@ class Algorithm(Protocol[RecordT]):
 class AlgorithmConfig(Protocol):
     """Frozen settings that build an algorithm."""
 
+    @property
+    def horizon(self) -> int:
+        """Steps per rollout."""
+        ...
+
     def build(self, spec: EnvSpec, seed: int) -> Algorithm[Any]:
         """The algorithm for an environment, on the environment's device."""
         ...
+
+
+algorithms: Registry[type[AlgorithmConfig]] = Registry("algorithm", check_settings, default="ppo")
+"""Settings of algorithms by the name that `kind` has in settings files."""
+
+AnyAlgorithmConfig = Annotated[Any, algorithms]
+"""Any of them. Not typed, so that `dataclasses.replace(config.algorithm, gamma=0.9)` needs no cast first."""

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from canter import distributed
 from canter.algorithms.action_bounds import BoundLossConfig
-from canter.algorithms.base import Metrics
+from canter.algorithms.base import Metrics, algorithms
 from canter.algorithms.checks import check_batch, check_discount
-from canter.algorithms.fused import fits, fused_loss
+from canter.algorithms.extension import AnyExtensionConfig, Extensions, ModelOutput
+from canter.algorithms.fused import fits, fused_loss, loss_by_hand
 from canter.algorithms.judge import Judge, Judgement
 from canter.algorithms.objectives import AverageReward, Discounted, Objective
 from canter.algorithms.phase import LossOutput, Phase
@@ -28,6 +29,7 @@ from canter.functional.losses import SURROGATES, VALUE_LOSSES
 from canter.functional.stats import explained_variance, masked_mean, normalize
 from canter.kernels import usable
 from canter.nn.actor_critic import ActorCritic, ModelConfig
+from canter.nn.by_hand import by_hand
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
 from canter.schedules import AnySchedule, Constant
 from canter.seeding import derive_seed
@@ -53,6 +55,7 @@ class CentralValueConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
 
+@algorithms.register("ppo")
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig:
     """Settings of PPO; A2C is `surrogate="vanilla", epochs=1, num_minibatches=1`."""
@@ -108,6 +111,8 @@ class PPOConfig:
     """Whether one gradient norm covers both networks or each has its own."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Networks, distribution and normalisation."""
+    extensions: tuple[AnyExtensionConfig, ...] = ()
+    """What is added to the algorithm: further rewards, losses and phases, in this order."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
@@ -144,10 +149,14 @@ class PPO:
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, seed: int) -> None:
         self.config, self.spec, self.horizon = config, spec, config.horizon
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[spec.device] if spec.device.type == "cuda" else []):
             torch.manual_seed(derive_seed(seed, "init"))
             self.model: ActorCritic = config.model.build(spec).to(spec.device)
-        for tensor in self.model.state_dict().values():
+            self.shuffle_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
+            with spec.device:  # where an extension makes its parameters, before it hands them to an optimiser
+                built = [extension.build(spec, self.model, self.shuffle_rng) for extension in config.extensions]
+            self.extensions = Extensions(built)
+        for tensor in (*self.model.state_dict().values(), *self.extensions.state_dict().values()):
             distributed.broadcast_(tensor)
         self.policy, self.distribution = self.model.policy, self.model.policy.distribution
         self.sequence_length = config.sequence_length if self.model.has_memory else 1
@@ -155,15 +164,17 @@ class PPO:
         self.objective = config.build_objective().to(spec.device)
         self.judge = Judge(self.model, self.objective, spec.num_envs, self.sequence_length)
         self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
-        self.shuffle_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
         self.progress = torch.zeros((), device=spec.device)
         self.entropy_coef = torch.tensor(config.entropy_coef.initial, device=spec.device)
         self.policy_kl = torch.zeros((), device=spec.device)
         self.surrogate = SURROGATES[config.surrogate]
         self.value_error = VALUE_LOSSES[config.value_loss]
-        self.has_kernel = fits(config, self.distribution)
+        # A subclass may have changed the terms; the kernel knows only these.
+        self.has_kernel = type(self) is PPO and fits(config, self.distribution, spec.device)
         self.bound_error = config.bound_loss and config.bound_loss.build(self.distribution, spec.device)
         self.phases = self._build_phases()
+        on_cpu = spec.device.type == "cpu" and self.has_kernel and not config.extensions
+        self.by_hand = by_hand(self.model) if on_cpu else None
 
     def _build_phases(self) -> dict[str, Phase[PPOBatch]]:
         """One phase for everything, or one for the policy and then one for the critic."""
@@ -178,7 +189,7 @@ class PPO:
         check_batch(self.horizon, self.spec.num_envs, config.num_minibatches, self.sequence_length)
         phases = {
             "policy": Phase(
-                loss=self.loss if central is None else self.policy_loss,
+                loss=self.quick_loss if central is None else self.policy_loss,
                 optimizer=Optimizer(groups, clip_jointly=config.gradient_clipping == "joint"),
                 epochs=config.epochs,
                 num_minibatches=config.num_minibatches,
@@ -197,7 +208,7 @@ class PPO:
                 generator=self.shuffle_rng,
                 name="central_value",
             )
-        return phases
+        return self.extensions.add_phases(phases)
 
     def empty_record(self) -> PPORecord:
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
@@ -207,14 +218,17 @@ class PPO:
     @torch.no_grad()
     def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, PPORecord, State]:
         """Sample actions; the environment gets them within bounds, the record keeps them as drawn."""
-        params, state = self.policy.params(obs, state, reset)
+        if self.by_hand is None:
+            params, state = self.policy.params(obs, state, reset)
+        else:
+            params = self.by_hand.params(obs)
         action = self.distribution.sample(params, self.policy_rng)
         return self.distribution.to_env(action), PPORecord(action, params), state
 
     def update(self, rollout: Rollout[PPORecord]) -> Metrics:
         """Improve policy and critic on one rollout."""
         self.config.entropy_coef.set_(self.entropy_coef, self.progress)
-        rollout = self.rewards(rollout)
+        rollout = self.paid(rollout)
         batch, judged = self.targets(rollout)
         metrics = self.describe(rollout, judged)
         refresh = (lambda: self.batch(rollout, self.judge(rollout))) if self.config.recompute_advantage else None
@@ -228,6 +242,11 @@ class PPO:
         self.judge.advance(judged)
         self.objective.centre_(self.model.critic.head, judged.return_, rollout.valid)
         return metrics
+
+    @torch.no_grad()
+    def paid(self, rollout: Rollout[PPORecord]) -> Rollout[PPORecord]:
+        """The rollout with the rewards to learn from; call it once for each, because statistics move."""
+        return self.extensions.reward(self.rewards(rollout))
 
     @torch.no_grad()
     def targets(self, rollout: Rollout[PPORecord]) -> tuple[PPOBatch, Judgement]:
@@ -270,23 +289,34 @@ class PPO:
 
     def loss(self, batch: PPOBatch) -> LossOutput:
         """Policy, value and entropy terms of one minibatch."""
+        batch = self.extensions.augment(batch)
         states = (tree_map(lambda x: x[0], state) for state in (batch.policy_state, batch.critic_state))
         params, value = self.model(batch.obs, *states, batch.reset)
         if self.has_kernel and usable(params):
-            return fused_loss(self.config, batch, params, value, self.entropy_coef)
-        return self._weigh(self._policy_terms(batch, params) | self._value_terms(batch, value), batch.valid)
+            output = fused_loss(self.config, batch, params, value, self.entropy_coef)
+        else:
+            output = self._weigh(self.policy_terms(batch, params) | self.value_terms(batch, value), batch.valid)
+        return self.extensions.extend(output, batch, ModelOutput(params, value))
+
+    def quick_loss(self, batch: PPOBatch) -> LossOutput:
+        """`loss`, with gradients found by hand where that is known for these settings and networks."""
+        if self.by_hand is None:
+            return self.loss(batch)
+        return loss_by_hand(self.config, self.distribution, batch, self.by_hand, self.entropy_coef)
 
     def policy_loss(self, batch: PPOBatch) -> LossOutput:
         """The same without the critic."""
+        batch = self.extensions.augment(batch)
         params, _ = self.model.actor(batch.obs, tree_map(lambda x: x[0], batch.policy_state), batch.reset)
-        return self._weigh(self._policy_terms(batch, params), batch.valid)
+        output = self._weigh(self.policy_terms(batch, params), batch.valid)
+        return self.extensions.extend(output, batch, ModelOutput(params, None))
 
     def value_loss(self, batch: PPOBatch) -> LossOutput:
         """The critic's part, for a phase of its own."""
         value, _ = self.model.critic(batch.obs, tree_map(lambda x: x[0], batch.critic_state), batch.reset)
-        return self._weigh(self._value_terms(batch, value), batch.valid)
+        return self._weigh(self.value_terms(batch, value), batch.valid)
 
-    def _policy_terms(self, batch: PPOBatch, params: Tensor) -> Metrics:
+    def policy_terms(self, batch: PPOBatch, params: Tensor) -> Metrics:
         """Surrogate, entropy, KL, whether the ratio was clipped, how far the mean is out of bounds; each `[L, B]`."""
         advantage, clip_ratio = batch.advantage, self.config.clip_ratio
         if self.config.advantage_normalization == "minibatch":
@@ -303,7 +333,7 @@ class PPO:
         }
         return terms if self.bound_error is None else terms | {"loss/bound": self.bound_error(params)}
 
-    def _value_terms(self, batch: PPOBatch, value: Tensor) -> Metrics:
+    def value_terms(self, batch: PPOBatch, value: Tensor) -> Metrics:
         """The critic's error `[L, B]`."""
         return {"loss/value": self.value_error(value, batch.value, batch.return_, self.config.value_clip)}
 
@@ -321,6 +351,7 @@ class PPO:
 
     def transform(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace the losses and the networks that act and judge by what `compile` makes of them."""
+        self.by_hand = None
         for phase in self.phases.values():
             phase.loss = compile(phase.loss)
         self.policy.actor.forward = compile(self.policy.actor.forward)
@@ -336,6 +367,7 @@ class PPO:
             "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
             "rewards": {name: tensor.clone() for name, tensor in self.rewards.state_dict().items()},
             "objective": {name: tensor.clone() for name, tensor in self.objective.state_dict().items()},
+            "extensions": {name: tensor.clone() for name, tensor in self.extensions.state_dict().items()},
             "critic_state": tree_map(lambda x: x.clone(), self.judge.state),
             "optimizers": {name: phase.optimizer.state_dict() for name, phase in self.phases.items()},
             "entropy_coef": self.entropy_coef.clone(),
@@ -348,6 +380,7 @@ class PPO:
         self.model.load_state_dict(state["model"])
         self.rewards.load_state_dict(state["rewards"])
         self.objective.load_state_dict(state["objective"])
+        self.extensions.load_state_dict(state["extensions"])
         tree_copy_(self.judge.state, state["critic_state"])
         for name, phase in self.phases.items():
             phase.optimizer.load_state_dict(state["optimizers"][name])

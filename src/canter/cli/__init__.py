@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 from collections.abc import Callable
 
@@ -50,13 +52,14 @@ def overview() -> str:
             *lines,
             "",
             "`canter COMMAND --help` explains one. To begin: canter train CartPole-v1",
-            "--allow-import MODULE lets any of them import that module for environments called MODULE:NAME.",
+            "--allow-import MODULE lets any of them import that module of yours: for what it registers, and for",
+            "environments called MODULE:NAME.",
         ]
     )
 
 
 def take_permissions(argv: list[str]) -> list[str]:
-    """The arguments without `--allow-import PREFIX`, which every command understands."""
+    """The arguments without `--allow-import MODULE`, which every command understands."""
     rest: list[str] = []
     tokens = iter(argv)
     for token in tokens:
@@ -64,10 +67,13 @@ def take_permissions(argv: list[str]) -> list[str]:
         if flag.replace("_", "-") != "--allow-import":
             rest.append(token)
             continue
-        prefix = value if equals else next(tokens, None)
-        if prefix is None:
+        module = value if equals else next(tokens, None)
+        if module is None:
             raise UsageError("--allow-import needs the module to trust, such as my_package")
-        allow_import(prefix)
+        allow_import(module)
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # where `python -m` would look; last, so that it hides nothing
+        importlib.import_module(module)
     return rest
 
 

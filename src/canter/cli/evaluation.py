@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from canter.cli.parser import Parser, UsageError
-from canter.cli.trained import Trained, count, open_trained, trained_parser
+from canter.cli.trained import Trained, add_acting_flags, count, open_trained, trained_parser
 from canter.envs import EnvConfig
 from canter.runtime.evaluation import EpisodesUnfinished, Evaluation, evaluate
+from canter.runtime.lta import long_run_average
+from canter.runtime.player import players
 
 STDOUT = "-"
 EPISODES = 100
@@ -26,6 +28,8 @@ def eval_command(argv: list[str]) -> None:
         raise UsageError(f"--json {file} exists already; remove it or give another name")
 
     def sized(env: EnvConfig) -> EnvConfig:
+        if arguments.average is not None:
+            return replace(env, num_envs=arguments.num_envs or env.num_envs, reset_steps=None)
         return replace(env, num_envs=arguments.num_envs or min(env.num_envs, arguments.episodes))
 
     with open_trained(arguments, sized) as trained:
@@ -58,7 +62,13 @@ def eval_parser() -> Parser:
         const=STDOUT,
         help="write statistics and every episode, to a new FILE or out",
     )
-    parser.flag("--stochastic", action="store_true", help="act with the noise that the policy explores with")
+    parser.flag(
+        "--average",
+        metavar="STEPS",
+        type=count,
+        help="for tasks that never end: reward per unit of time over so many steps of every environment",
+    )
+    add_acting_flags(parser)
     parser.flag("--num-envs", metavar="N", type=count, help="environments stepped together; by default as in the run")
     parser.flag(
         "--max-steps", metavar="N", type=count, default=MAX_STEPS, help=f"steps of each to stop after ({MAX_STEPS:,})"
@@ -83,6 +93,8 @@ def measure(trained: Trained, arguments: argparse.Namespace) -> tuple[dict[str, 
     Where some episodes have not ended there is no mean return: those that have would be the short ones.
     """
     deterministic, limit = not arguments.stochastic, arguments.max_steps
+    if arguments.average is not None:
+        return measure_average(trained, arguments.average, deterministic=deterministic)
     try:
         result = evaluate(
             trained.policy,
@@ -91,6 +103,7 @@ def measure(trained: Trained, arguments: argparse.Namespace) -> tuple[dict[str, 
             trained.stream,
             deterministic=deterministic,
             max_steps=limit,
+            player=players[arguments.player],
         )
     except EpisodesUnfinished as error:
         games = error.games
@@ -101,6 +114,18 @@ def measure(trained: Trained, arguments: argparse.Namespace) -> tuple[dict[str, 
         }
         return result, f"{error}, so there is no mean return; mean reward per step {games.reward_per_step:.4g}"
     return result.to_dict(), in_words(result)
+
+
+def measure_average(trained: Trained, steps: int, *, deterministic: bool) -> tuple[dict[str, Any], str]:
+    """Reward per unit of time, after a tenth of the steps to warm up; as plain data and in words."""
+    warm_up = steps // 10
+    average = long_run_average(
+        trained.policy, trained.env, steps, warm_up=warm_up, seed=trained.stream, deterministic=deterministic
+    )
+    interval = [average.mean - average.ci, average.mean + average.ci]
+    result = {"steps": steps, "warm_up": warm_up, "long_run_average": average.mean, "confidence_interval_95": interval}
+    words = f"{average.mean:.4g} (95 % interval {interval[0]:.4g} to {interval[1]:.4g})"
+    return result, f"long-run average of the reward per unit of time: {words}"
 
 
 def in_words(result: Evaluation) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any, Literal, NoReturn, get_origin
+from typing import Any, NoReturn, get_origin
 
 from canter.cli.config_file import parse
 from canter.config import TrainConfig
-from canter.plain import ConfigError, accepts_none, config_keys, is_free, without_none
+from canter.plain import ConfigError, accepts_none, config_keys, is_free, is_text, without_none
 from canter.registry import nearest
 
 
@@ -110,7 +110,7 @@ def _read_value(text: str, hint: Any, key: str) -> Any:
     kind = without_none(hint)
     if accepts_none(hint) and text.lower() in ("null", "none", "~"):
         return None
-    if kind is str or get_origin(kind) is Literal:
+    if is_text(kind):
         return text
     if get_origin(kind) is tuple and not text.lstrip().startswith("["):
         text = f"[{text}]"

@@ -11,9 +11,9 @@ from pathlib import Path
 import gymnasium
 
 from canter.cli.parser import Parser, UsageError
-from canter.cli.trained import count, open_trained, trained_parser
+from canter.cli.trained import add_acting_flags, count, open_trained, trained_parser
 from canter.envs import EnvConfig
-from canter.runtime.player import FixedStd, Games, Player
+from canter.runtime.player import FixedStd, Games, players
 from canter.runtime.video import CannotRender, Recorder, draw_without_display, has_display
 
 MAX_STEPS = 10_000
@@ -31,7 +31,7 @@ def play_command(argv: list[str]) -> None:
         policy = trained.policy
         if arguments.override_std is not None:
             policy = FixedStd(policy, arguments.override_std)
-        player = Player(policy, trained.env, deterministic=not noisy, seed=trained.stream)
+        player = players[arguments.player](policy, trained.env, deterministic=not noisy, seed=trained.stream)
         print(f"Playing {trained.source} in {trained.env.spec.env_id}, {'with' if noisy else 'without'} noise")
         with nullcontext(lambda turn: None) if video is None else Recorder(trained.env, video) as on_turn:
             games = player.play(arguments.episodes, arguments.max_steps, on_turn)
@@ -56,7 +56,7 @@ def play_parser() -> Parser:
         default=MAX_STEPS,
         help=f"steps after which to stop (default {MAX_STEPS})",
     )
-    parser.flag("--stochastic", action="store_true", help="act with the noise that the policy explores with")
+    add_acting_flags(parser)
     parser.flag(
         "--override-std", metavar="X", type=float, help="act with noise of this standard deviation (Gaussian policies)"
     )

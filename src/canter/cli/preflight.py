@@ -10,6 +10,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.text import Text
 
+from canter.algorithms.ppo import PPOConfig
 from canter.cli.parser import UsageError
 from canter.config import TrainConfig
 from canter.runtime.plan import Finding, Plan
@@ -22,10 +23,11 @@ STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red
 
 def plan_of(config: TrainConfig) -> Plan:
     """The numbers of a run."""
-    ppo = config.algorithm
+    ppo, common = config.algorithm, {"total_steps": config.total_steps, "num_envs": config.env.num_envs}
+    if not isinstance(ppo, PPOConfig):
+        return Plan(horizon=ppo.horizon, **common)
     return Plan(
-        total_steps=config.total_steps,
-        num_envs=config.env.num_envs,
+        **common,
         horizon=ppo.horizon,
         epochs=ppo.epochs,
         num_minibatches=ppo.num_minibatches,

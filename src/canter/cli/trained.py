@@ -69,6 +69,14 @@ def trained_parser(command: str, *, usage: str, description: str) -> Parser:
     return parser
 
 
+def add_acting_flags(parser: Parser) -> None:
+    """How the policy acts."""
+    parser.flag("--stochastic", action="store_true", help="act with the noise that the policy explores with")
+    parser.flag(
+        "--player", metavar="NAME", default="standard", help="a player that you registered, instead of Canter's"
+    )
+
+
 def count(text: str) -> int:
     """A number of things, for a flag."""
     if not text.isdecimal() or int(text) < 1:

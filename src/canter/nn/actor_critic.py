@@ -10,10 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from canter.distributions import Categorical, Distribution, MultiCategorical, make_distribution
+from canter.distributions import Distribution
+from canter.nn.action_distribution import DistributionName, make_distribution
 from canter.nn.heads import StdConfig, ValueHead, policy_head
-from canter.nn.network import Network, NetworkConfig
-from canter.specs import ACTION_MASK, EnvSpec
+from canter.nn.network import AnyNetwork, AnyNetworkConfig, NetworkConfig
+from canter.specs import ACTION_MASK, Continuous, EnvSpec
 from canter.struct import Obs, State, tree_map
 
 
@@ -21,14 +22,15 @@ from canter.struct import Obs, State, tree_map
 class ModelConfig:
     """Networks, action distribution and normalisation."""
 
-    policy: NetworkConfig = field(default_factory=NetworkConfig)
+    policy: AnyNetworkConfig = field(default_factory=NetworkConfig)
     """The network that acts."""
-    critic: NetworkConfig | None = None
+    critic: AnyNetworkConfig | None = None
     """The network that values; None builds another one like the policy's."""
     shared_trunk: bool = False
     """Let the critic read the policy network's features instead of having a network of its own."""
-    distribution: Literal["auto", "gaussian", "tanh_gaussian", "beta", "categorical", "multi_categorical"] = "auto"
-    """Action distribution; "auto" takes the Gaussian or the (multi-)categorical by the kind of action."""
+    distribution: DistributionName = "auto"
+    """Action distribution: "gaussian", "tanh_gaussian", "beta", "categorical", "multi_categorical" or a registered one;
+    "auto" takes the Gaussian or the (multi-)categorical by the kind of action."""
     bounds: Literal["rescale", "clip", "none"] = "rescale"
     """How a Gaussian sample reaches the environment: -1..1 stretched to the bounds, cut off at them, or as it is."""
     std: StdConfig = field(default_factory=StdConfig)
@@ -54,12 +56,12 @@ class ModelConfig:
     def build_policy(self, spec: EnvSpec) -> Policy:
         """Only the part that acts."""
         distribution = make_distribution(spec.action, self.distribution, self.bounds)
-        masked = ACTION_MASK in spec.obs and isinstance(distribution, Categorical | MultiCategorical)
+        masked = ACTION_MASK in spec.obs and not isinstance(spec.action, Continuous)
         network = self.policy.build(spec.obs, "policy")
         head = policy_head(distribution, network.features, self.std, self.policy.init, self.policy_gain)
         return Policy(Actor(network, head, masked), distribution, self, spec)
 
-    def build_critic(self, spec: EnvSpec, trunk: Network | None = None) -> Critic:
+    def build_critic(self, spec: EnvSpec, trunk: AnyNetwork | None = None) -> Critic:
         """Only the part that values; `trunk` is the policy's network, for a critic that shares it."""
         config = self.critic or self.policy
         network = trunk or config.build(spec.obs, "critic")
@@ -71,7 +73,7 @@ class ModelConfig:
 class Actor(nn.Module):
     """Observations to distribution parameters."""
 
-    def __init__(self, network: Network, head: nn.Module, masked: bool) -> None:
+    def __init__(self, network: AnyNetwork, head: nn.Module, masked: bool) -> None:
         super().__init__()
         self.network, self.head, self.masked = network, head, masked
 
@@ -88,7 +90,7 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """Observations to values in normalised units."""
 
-    def __init__(self, network: Network, head: ValueHead) -> None:
+    def __init__(self, network: AnyNetwork, head: ValueHead) -> None:
         super().__init__()
         self.network, self.head = network, head
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from canter.nn.cnn import CNNConfig
 from canter.nn.mlp import Activation, Init, mlp
 from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, Normalizer
 from canter.nn.rnn import AnyMemory, Memory, NoMemory, RNNConfig
-from canter.registry import nearest
+from canter.plain import check_settings
+from canter.registry import Registry, nearest
 from canter.specs import ACTION_MASK, TensorSpec
 from canter.struct import Obs, State, tree_map
 
@@ -25,6 +26,55 @@ OBS_CLIP = 10.0
 """Normalised observations further than this many standard deviations away are cut off."""
 
 
+class AnyNetwork(Protocol):
+    """Observation groups to features: what an actor and a critic need of a module."""
+
+    groups: tuple[str, ...]
+    """Observation groups that it reads."""
+    features: int
+    """Width of what it gives."""
+
+    def __call__(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Features `[L, B, features]` of observations `[L, B, ...]`, and the state after the last row.
+
+        `state` is the state before the first row; `reset` `[L, B]` marks rows that begin a new episode, None says that
+        there are none.
+        """
+        ...
+
+    def unroll(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """As a call, but with the states after each row, `[L, B, ...]`."""
+        ...
+
+    def initial_state(self, num_envs: int) -> State:
+        """State at the start of an episode, `()` without memory."""
+        ...
+
+    def update_statistics(self, obs: Obs, valid: Tensor) -> None:
+        """Move the observation statistics by the valid rows of `obs` `[T, N, ...]`."""
+        ...
+
+
+class BuildsNetwork(Protocol):
+    """Frozen settings that build a network."""
+
+    @property
+    def init(self) -> Init:
+        """How the weights of the layer behind the network begin."""
+        ...
+
+    def build(self, obs: dict[str, TensorSpec], role: str) -> AnyNetwork:
+        """The network for these observation groups, a `torch.nn.Module`; `role` is "policy" or "critic"."""
+        ...
+
+
+networks: Registry[type[BuildsNetwork]] = Registry("network", check_settings, default="standard")
+"""Settings of networks by the name that `kind` has in settings files."""
+
+AnyNetworkConfig = Annotated[BuildsNetwork, networks]
+
+
+@networks.register("standard")
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
     """Normaliser, encoders and hidden layers of one network."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from canter.runtime.figures import Pace, duration, number, percent
+from canter.runtime.figures import Pace, counts_by_average, duration, long_run, number, percent
 from canter.runtime.live import LiveConsole
 from canter.runtime.progress import RECENT_EPISODES
 from canter.runtime.writers import MetricWriter
@@ -43,11 +43,12 @@ class LineConsole:
 
     def __init__(self, every: float = LINE_SECONDS) -> None:
         self.every, self.printed, self.waiting = every, float("-inf"), False
-        self.pace = Pace(0)
+        self.pace, self.by_average = Pace(0), False
 
     def start(self, settings: dict[str, Any]) -> None:
-        """Learn how long the run is to be."""
+        """Learn how long the run is to be, and what counts in it."""
         self.pace = Pace(settings.get("total_steps", 0))
+        self.by_average = counts_by_average(settings)
 
     def write(self, row: dict[str, Any]) -> None:
         """Print a line if it is time for one."""
@@ -64,7 +65,9 @@ class LineConsole:
     def _print(self) -> None:
         row = self.pace.rows[-1]
         episodes = "no episode has ended yet"
-        if row["return"] is not None:
+        if self.by_average:
+            episodes = f"reward per time {long_run(row)}"
+        elif row["return"] is not None:
             episodes = f"return {number(row['return'])}  length {number(row['length'])}"
             episodes += f"  success {percent(row['success_rate'])}"
         print(
@@ -104,6 +107,7 @@ class VerboseConsole:
                 "mean_ep_len": number(row["rollout_length"]),
                 "mean_ep_return": number(row["rollout_return"]),
                 "mean_reward": number(row["rollout_reward"]),
+                **({"long_run_average": long_run(row)} if counts_by_average(self.settings) else {}),
                 "mean_clipped_ratio": number(row.get("policy/clip_fraction")),
                 "approx_kl": number(row.get("policy/kl")),
                 "rollout_len": f"{row['rollout_steps']:,}",

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
-from canter.runtime.figures import Pace, duration, number, percent
+from canter.runtime.figures import Pace, counts_by_average, duration, long_run, number, percent
 
 MAX_WIDTH = 120
 CELL_WIDTH, GAP = 22, 3
@@ -35,14 +35,16 @@ class Dashboard:
         self.title = f"Canter · {settings.get('env', {}).get('id', 'training')} · seed {settings.get('seed', '-')}"
         self.pace = Pace(settings.get("total_steps", 0))
         self.curve: dict[int, float] = {}
+        self.by_average = counts_by_average(settings)
         self.seen = time.perf_counter()
         self.running = True
 
     def add(self, row: dict[str, Any]) -> None:
         """Take the row of another iteration."""
         self.seen = time.perf_counter()
-        if row["return"] is not None:
-            self.curve[int(self.progress(row) * (CHART_POINTS - 1))] = row["return"]
+        height = row.get("lta/mean") if self.by_average else row["return"]
+        if height is not None:
+            self.curve[int(self.progress(row) * (CHART_POINTS - 1))] = height
         self.pace.add(row)
 
     def progress(self, row: dict[str, Any]) -> float:
@@ -75,8 +77,12 @@ class Dashboard:
         yield [("━" * done, "green"), ("━" * (inner - done), RULE), (f"{progress:6.0%}", STRONG)]
         yield from self.clock(row, width)
         yield []
-        yield from chart("return", dict(self.curve), progress, width)  # a copy: another thread adds to it
+        what, curve = "reward/t" if self.by_average else "return", dict(self.curve)  # a copy: another thread adds to it
+        yield from chart(what, curve, progress, width)
         yield []
+        if self.by_average:
+            yield [("reward per unit of time ", DIM), (long_run(row), STRONG), (", the last 20 rollouts", DIM)]
+            yield []
         yield from grid(topics(row), width)
         yield []
         yield from shares(self.pace.shares, width)

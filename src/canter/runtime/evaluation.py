@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -80,14 +81,21 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Acts, env: Env, episodes: int, seed: int, *, deterministic: bool = True, max_steps: int = 1_000_000
+    policy: Acts,
+    env: Env,
+    episodes: int,
+    seed: int,
+    *,
+    deterministic: bool = True,
+    max_steps: int = 1_000_000,
+    player: Callable[..., Player] = Player,
 ) -> Evaluation:
     """Run `episodes` episodes; normaliser statistics stay as they are.
 
     Every environment contributes its first episodes, so short ones are not favoured (see `Player.play`). For the same
     reason there is no result when some have not ended after `max_steps` steps of every environment.
     """
-    games = Player(policy, env, deterministic=deterministic, seed=seed).play(episodes, max_steps)
+    games = player(policy, env, deterministic=deterministic, seed=seed).play(episodes, max_steps)
     if len(games.finished) < episodes:
         raise EpisodesUnfinished(games, episodes, max_steps)
     return Evaluation([episode.return_ for episode in games.finished], [episode.length for episode in games.finished])

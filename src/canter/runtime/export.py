@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from canter.nn.actor_critic import Policy
+from canter.nn.network import Network
 from canter.registry import nearest
 from canter.runtime.player import Player
 from canter.specs import ACTION_MASK, Env
@@ -108,7 +109,8 @@ class _Function(nn.Module):
         super().__init__()
         self.policy = copy.copy(policy)
         self.policy.actor = self.actor = copy.deepcopy(policy.actor).cpu().requires_grad_(False).train(False)
-        self.actor.network.in_bfloat16 = False  # few programs that run such files on a CPU know how to multiply it
+        if isinstance(self.actor.network, Network):
+            self.actor.network.in_bfloat16 = False  # few programs that run such files on a CPU can multiply it
         self.groups = (*self.actor.network.groups, *[ACTION_MASK] * self.actor.masked)
 
     def select(self, obs: Obs, state: State) -> Inputs:

@@ -61,6 +61,16 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}" if 0 < value < 0.1 else f"{value:.0%}"
 
 
+def counts_by_average(settings: dict[str, Any]) -> bool:
+    """Whether the best policy of a run is the one with the best long-run average."""
+    return settings.get("checkpoints", {}).get("best_by") == "lta"
+
+
+def long_run(row: dict[str, Any]) -> str:
+    """The reward per unit of time in words, `-` before there is one."""
+    return "-" if "lta/mean" not in row else f"{number(row['lta/mean'])} ± {number(row['lta/ci'])}"
+
+
 def duration(seconds: float) -> str:
     """Hours, minutes and seconds; hours only where there are some."""
     minutes, second = divmod(round(seconds), 60)

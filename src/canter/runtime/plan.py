@@ -36,10 +36,11 @@ class Plan:
     num_envs: int
     horizon: int
     """Steps per rollout in each environment."""
-    epochs: int
-    num_minibatches: int
-    gamma: float
-    gae_lambda: float
+    epochs: int = 1
+    num_minibatches: int = 1
+    gamma: float | None = None
+    """None for an algorithm that is not known to discount."""
+    gae_lambda: float = 1.0
     num_agents: int = 1
     """Rows of each environment."""
 
@@ -99,6 +100,8 @@ def check_plan(plan: Plan) -> list[Finding]:
 
 def check_foresight(plan: Plan, episode_length: float | None) -> Finding:
     """How far gamma looks ahead, against the length of episodes (None if none was seen to end) and of rollouts."""
+    if plan.gamma is None:
+        return Finding("ok", "foresight", f"a rollout holds {plan.horizon:,} steps of each environment")
     if plan.gamma == 1:
         reach, text = math.inf, "gamma 1 looks ahead without end"
     else:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from canter.distributions import DiagGaussian, TanhGaussian
 from canter.nn.actor_critic import Policy
+from canter.registry import Registry
 from canter.specs import Env, Step
 from canter.struct import Obs, State
 
@@ -132,6 +133,12 @@ class Player:
             if account.complete or count == max_steps:
                 break
         return account.games()
+
+
+players: Registry[Callable[..., Player]] = Registry("player")
+"""What `canter play` and `canter eval` let play, by the name that --player takes; called as `Player` is."""
+
+players.register("standard")(Player)
 
 
 class _Account:

@@ -77,6 +77,8 @@ class SelfPlayEnv:
         self._obs: Obs = {}
         self._reset = torch.ones(games, dtype=torch.bool, device=spec.device)
         self._memory: State = ()
+        if isinstance(env, Capturable):  # only then: to have this method says that a step may be captured
+            self.generators = lambda: [self._generator, *env.generators()]
 
     @property
     def spec(self) -> EnvSpec:
@@ -118,10 +120,6 @@ class SelfPlayEnv:
             self._change_opponents()
         values = {"elo": self.pool.elo, "pool_size": len(self.pool), "score": self._score}
         return {f"self_play/{name}": torch.tensor(float(x), device=self._spec.device) for name, x in values.items()}
-
-    def generators(self) -> list[torch.Generator]:
-        """The random streams that a step draws from."""
-        return [self._generator, *(self.env.generators() if isinstance(self.env, Capturable) else ())]
 
     def close(self) -> None:
         """Close the games."""

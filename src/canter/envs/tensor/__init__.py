@@ -29,7 +29,7 @@ __all__ = [
     "tensor_envs",
 ]
 
-tensor_envs: Registry[Callable[..., Env]] = Registry("tensor environment")
+tensor_envs: Registry[Callable[..., Env]] = Registry("environment")
 """Environments by the part of their id after `tensor:`; call one with `(num_envs, device, **options)`."""
 
 tensor_envs.register("cartpole")(CartPole)

@@ -1,0 +1,120 @@
+"""What may be added to an algorithm without changing its file: four hooks, and no more.
+
+T steps, N environments, L sequence length, B sequences in a minibatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from canter.algorithms.base import Metrics
+from canter.algorithms.phase import LossOutput, Phase
+from canter.algorithms.ppo_batch import PPOBatch
+from canter.data.rollout import Rollout
+from canter.functional.stats import masked_mean
+from canter.nn.actor_critic import ActorCritic
+from canter.plain import check_settings
+from canter.registry import Registry
+from canter.specs import EnvSpec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """What the networks made of a minibatch."""
+
+    dist_params: Tensor
+    """`[L, B, P]` parameters of the action distribution."""
+    value: Tensor | None
+    """`[L, B]` in normalised units; None where the critic has a phase of its own."""
+
+
+class Extension(nn.Module):
+    """Does nothing; override what you need.
+
+    Whatever must survive a stop is a parameter or a buffer. Nothing may ask the host about a tensor, and tensors that
+    last keep their place in memory: then an extension runs under CUDA graphs as well.
+    """
+
+    def reward(self, rollout: Rollout[Any]) -> Tensor:
+        """The reward `[T, N]` to learn from, once for every rollout; `rollout.reward` is what it would be without."""
+        return rollout.reward
+
+    def augment(self, batch: PPOBatch) -> PPOBatch:
+        """A minibatch `[L, B, ...]`, changed or with further sequences, on its way to the loss."""
+        return batch
+
+    def loss(self, batch: PPOBatch, output: ModelOutput) -> Metrics:
+        """Further terms of the policy's loss, `[L, B]` each and with their weights, by the name they are logged as."""
+        return {}
+
+    def phases(self) -> dict[str, Phase[PPOBatch]]:
+        """Further phases of an update, which run after the algorithm's own."""
+        return {}
+
+
+class ExtensionConfig(Protocol):
+    """Frozen settings that build an extension."""
+
+    def build(self, spec: EnvSpec, model: ActorCritic, generator: torch.Generator) -> Extension:
+        """The extension of an algorithm that trains `model`; phases shuffle by `generator`, its random stream."""
+        ...
+
+
+extensions: Registry[type[ExtensionConfig]] = Registry("extension", check_settings)
+"""Settings of extensions by the name that `kind` has in settings files."""
+
+AnyExtensionConfig = Annotated[ExtensionConfig, extensions]
+
+
+class Extensions(nn.Module):
+    """All extensions of an algorithm, one after another; there may be none."""
+
+    def __init__(self, extensions: Iterable[Extension]) -> None:
+        super().__init__()
+        self.each = nn.ModuleList(extensions)
+
+    def __iter__(self) -> Iterator[Extension]:
+        return (cast(Extension, extension) for extension in self.each)
+
+    def reward(self, rollout: Rollout[Any]) -> Rollout[Any]:
+        """The rollout with the rewards to learn from."""
+        for extension in self:
+            rollout = replace(rollout, reward=extension.reward(rollout))
+        return rollout
+
+    def augment(self, batch: PPOBatch) -> PPOBatch:
+        """What the loss gets of a minibatch."""
+        for extension in self:
+            batch = extension.augment(batch)
+        return batch
+
+    def extend(self, output: LossOutput, batch: PPOBatch, made: ModelOutput) -> LossOutput:
+        """A loss with the further terms in it; rows that are not valid count for nothing."""
+        terms: Metrics = {}
+        for extension in self:
+            terms |= _unless_taken("loss terms", extension.loss(batch, made), [*terms, *output.metrics])
+        if not terms:
+            return output
+        means = masked_mean(torch.stack(list(terms.values())), batch.valid)
+        named = dict(zip(terms, means.unbind(), strict=True))
+        return LossOutput(output.loss + means.sum(), output.kl, output.metrics | named)
+
+    def add_phases(self, phases: dict[str, Phase[PPOBatch]]) -> dict[str, Phase[PPOBatch]]:
+        """These phases and then the further ones."""
+        for extension in self:
+            phases = phases | _unless_taken("phases", extension.phases(), phases)
+        return phases
+
+
+def _unless_taken(what: str, named: dict[str, T], taken: Iterable[str]) -> dict[str, T]:
+    twice = sorted(set(named) & set(taken))
+    if twice:
+        raise ValueError(f"extensions: {what} called {', '.join(map(repr, twice))} are there already")
+    return named

@@ -1,0 +1,173 @@
+"""The four hooks of an extension, each by what it changes and what it leaves alone."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import nn
+
+import canter
+from canter.algorithms.extension import Extension
+from canter.algorithms.phase import LossOutput, Phase
+from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
+from canter.runtime.collector import Collector
+
+
+@dataclass(frozen=True)
+class Added:
+    """Settings that build the extension they were given, so that a test can look into it."""
+
+    make: type
+
+    def build(self, spec, model, generator):
+        return self.make(spec, model, generator)
+
+
+class Plain(Extension):
+    def __init__(self, spec, model, generator):
+        super().__init__()
+        self.model, self.generator = model, generator
+
+
+def collected(*extensions, central=False, **settings):
+    """PPO on the cart-pole with these extensions, and a rollout."""
+    env = canter.EnvConfig(id="tensor:cartpole", num_envs=4).build("cpu")
+    central_value = canter.CentralValueConfig(epochs=1) if central else None
+    config = canter.PPOConfig(horizon=8, epochs=1, num_minibatches=2, central_value=central_value, **settings)
+    algorithm = replace(config, extensions=tuple(map(Added, extensions))).build(env.spec, 0)
+    return algorithm, Collector(env, algorithm, 0)
+
+
+def test_without_hooks_nothing_changes():
+    for central in (False, True):
+        plain, bare = collected(Plain, central=central), collected(central=central)
+        for algorithm, collector in (plain, bare):
+            for _ in range(3):
+                algorithm.update(collector.collect())
+        for mine, other in zip(plain[0].model.parameters(), bare[0].model.parameters(), strict=True):
+            assert torch.equal(mine, other)
+
+
+class Bonus(Plain):
+    def reward(self, rollout):
+        return rollout.reward * 2 + 1
+
+
+def test_rewards_chain_and_the_raw_ones_stay():
+    algorithm, collector = collected(Bonus, Bonus)
+    rollout = collector.collect()
+    raw = rollout.reward.clone()
+    assert torch.equal(algorithm.paid(rollout).reward, (raw * 2 + 1) * 2 + 1)
+    algorithm.update(rollout)
+    assert torch.equal(rollout.reward, raw)
+    assert collector.read_episodes().mean_reward == pytest.approx(1.0)
+
+
+class Twice(Plain):
+    """Every sequence, and once more with its advantage turned round."""
+
+    def augment(self, batch):
+        mirrored = replace(batch, advantage=-batch.advantage)
+        both = [torch.cat(pair, dim=1) for pair in zip(leaves(batch), leaves(mirrored), strict=True)]
+        return batch.map(lambda x: both.pop(0))
+
+
+def leaves(batch):
+    found = []
+    batch.map(lambda x: found.append(x) or x)
+    return found
+
+
+@pytest.mark.parametrize("central", [False, True])
+def test_the_loss_is_of_the_augmented_minibatch(central):
+    algorithm, collector = collected(Twice, central=central)
+    batch, _ = algorithm.targets(collector.collect())
+    loss = algorithm.policy_loss if central else algorithm.loss
+    # The ratio is 1 before any step, so the surrogate is the mean of the advantages: here that of both signs.
+    assert loss(batch).metrics["loss/policy"].item() == pytest.approx(0.0, abs=1e-7)
+    algorithm.extensions.each = nn.ModuleList()
+    lopsided = replace(batch, advantage=batch.advantage + 1)
+    assert loss(lopsided).metrics["loss/policy"].item() == pytest.approx(-1.0, abs=1e-6)
+
+
+class Small(Plain):
+    """Half the square of the distribution parameters, weighed three times."""
+
+    def loss(self, batch, output):
+        assert (output.value is None) == self.value_apart
+        return {"loss/size": 3.0 * output.dist_params.square().mean(-1) / 2}
+
+    value_apart = False
+
+
+class SmallApart(Small):
+    value_apart = True
+
+
+@pytest.mark.parametrize("central", [False, True])
+def test_a_further_term_adds_its_mean_over_the_valid_rows(central):
+    algorithm, collector = collected(SmallApart if central else Small, central=central)
+    batch, _ = algorithm.targets(collector.collect())
+    valid = batch.valid.clone()
+    valid[:, ::3] = False
+    batch = replace(batch, valid=valid)
+    loss = algorithm.policy_loss if central else algorithm.loss
+    output = loss(batch)
+    own = algorithm.extensions.each
+    algorithm.extensions.each = nn.ModuleList()
+    without = loss(batch)
+    algorithm.extensions.each = own
+    expected = 1.5 * batch.dist_params.square().mean(-1)[valid].mean()
+    torch.testing.assert_close(output.metrics["loss/size"], expected)
+    torch.testing.assert_close(output.loss - without.loss, expected)
+    assert torch.equal(output.kl, without.kl)
+
+
+class Guess(Plain):
+    """A number that a phase of its own pulls towards the mean return."""
+
+    def __init__(self, spec, model, generator):
+        super().__init__(spec, model, generator)
+        self.number = nn.Parameter(torch.zeros(3))
+        config = OptimizerConfig(learning_rate=canter.Linear(0.1))
+        optimizer = Optimizer({"number": ParameterGroup([self.number], config)}, clip_jointly=True)
+        self.phase = Phase(self.error, optimizer, epochs=2, num_minibatches=4, generator=generator, name="guess")
+
+    def error(self, batch):
+        loss = (self.number.sum() - batch.return_.mean()).square()
+        return LossOutput(loss, torch.zeros_like(loss), {"guess/error": loss})
+
+    def phases(self):
+        return {"guess": self.phase}
+
+
+def test_a_further_phase_learns_follows_the_schedule_and_resumes():
+    (first, collector), (second, _) = collected(Guess), collected(Guess)
+    rollout = collector.collect()
+    first.set_progress(0.5)
+    metrics = first.update(rollout)
+    assert metrics["guess/minibatch_updates"] == 8
+    assert metrics["guess/learning_rate/number"].item() == pytest.approx(0.05)
+    assert first.extensions.each[0].number.abs().min() > 0
+
+    second.load_state_dict(first.state_dict())
+    for algorithm in (first, second):
+        algorithm.set_progress(0.6)
+        algorithm.update(rollout)
+    ours, theirs = (algorithm.extensions.each[0] for algorithm in (first, second))
+    assert torch.equal(ours.number, theirs.number)
+    for mine, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_two_things_of_one_name_are_refused():
+    with pytest.raises(ValueError, match=r"extensions: phases called 'guess' are there already"):
+        collected(Guess, Guess)
+    algorithm, collector = collected(Small, Small)
+    with pytest.raises(ValueError, match=r"extensions: loss terms called 'loss/size' are there already"):
+        algorithm.update(collector.collect())
+
+
+def test_extensions_of_an_unknown_kind_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"algorithm\.extensions\[0\]\.kind: unknown extension 'rdn'"):
+        canter.plain.from_plain({"algorithm": {"extensions": [{"kind": "rdn"}]}}, canter.TrainConfig())

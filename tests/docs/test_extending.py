@@ -1,0 +1,103 @@
+"""The page about one's own parts: short examples that work from the command line, as a module and as a plugin."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+PARTS = "\n".join(BLOCKS)
+
+ALL_AT_ONCE = [
+    *("tensor:docking", "--env.num-envs", "8", "--total-steps", "2048", "--algorithm.horizon", "64"),
+    *("--algorithm.kind", "spo", "--algorithm.optimizer.learning-rate.kind", "cosine"),
+    *("--algorithm.optimizer.learning-rate.floor", "1e-5", "--algorithm.model.policy.kind", "residual"),
+    *("--algorithm.model.policy.blocks", "1", "--algorithm.model.distribution", "laplace"),
+    *("--algorithm.extensions", "curiosity"),
+]
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with all examples of the page as `my_parts.py`; the one that trains is cut short."""
+    (tmp_path / "my_parts.py").write_text(PARTS.replace("\ncanter.train(", "\n0 and canter.train("))
+    return tmp_path
+
+
+def canter(folder, *argv, **environment):
+    """The command in a process of its own, in `folder`."""
+    call = [sys.executable, "-c", "from canter.cli import main; main()", *argv]
+    return subprocess.run(call, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=300)
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "runs/latest/metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: re.search(r"\w+", block.partition("register(")[2])[0])
+def test_an_example_stays_short(block):
+    code = [line for line in block.splitlines() if line.strip()]
+    assert len(code) < 40
+
+
+def test_registered_parts_train_resume_and_play_by_their_names(project):
+    trained = canter(project, "train", *ALL_AT_ONCE, "--allow-import", "my_parts", "--console", "quiet")
+    assert trained.returncode == 0, trained.stderr
+    settings = (project / "runs/latest/config.yaml").read_text()
+    for kind in ("spo", "cosine", "residual", "curiosity"):
+        assert f"kind: {kind}" in settings
+    assert {"loss/curiosity", "curiosity/learning_rate/predictor"} <= rows(project)[-1].keys()
+
+    # A cosine on its way to 1e-5: half of the run done means half of the way.
+    assert rows(project)[2]["optim/learning_rate/model"] == pytest.approx((3e-4 + 1e-5) / 2, rel=1e-3)
+
+    forgotten = canter(project, "resume", "latest", "--total-steps", "2560")
+    assert forgotten.returncode == 2
+    assert "algorithm.kind: unknown algorithm 'spo'" in forgotten.stderr
+    assert "--allow-import MODULE brings what you registered" in forgotten.stderr
+    resumed = canter(project, "resume", "latest", "--total-steps", "2560", "--allow-import", "my_parts")
+    assert resumed.returncode == 0, resumed.stderr
+    assert rows(project)[-1]["env_steps"] == 2560
+
+    played = canter(project, "eval", "latest", "--episodes", "4", "--player", "trembling", "--allow-import", "my_parts")
+    assert played.returncode == 0, played.stderr
+    assert "return over 4 episodes" in played.stdout
+
+
+def test_an_algorithm_that_is_nothing_like_ppo(project):
+    flags = ["--algorithm.kind", "random_search", "--total-steps", "32000", "--allow-import", "my_parts"]
+    trained = canter(project, "train", "CartPole-v1", *flags, "--console", "quiet")
+    assert trained.returncode == 0, trained.stderr
+    best = [row["search/best"] for row in rows(project)]
+    assert best == sorted(best)
+    assert best[-1] > best[0]
+
+
+@pytest.fixture
+def plugin(project):
+    """The same as an installed package: its module is named in the entry-point group, and no flag is needed."""
+    info = project / "my_parts-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-parts\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[canter.plugins]\nmy_parts = my_parts\n")
+    return project
+
+
+def test_a_plugin_needs_no_flag(plugin):
+    trained = canter(plugin, "train", *ALL_AT_ONCE, "--dry-run", PYTHONPATH=str(plugin))
+    assert trained.returncode == 0, trained.stderr
+    listed = canter(plugin, "envs", PYTHONPATH=str(plugin))
+    assert "tensor:docking" in listed.stdout
+
+
+def test_a_plugin_that_fails_is_a_warning(plugin):
+    (plugin / "my_parts.py").write_text("import canter\nimport no_such_module\n")
+    trained = canter(plugin, "train", "CartPole-v1", "--dry-run", PYTHONPATH=str(plugin))
+    assert trained.returncode == 0, trained.stderr
+    text = "the plugin 'my_parts' of my-parts cannot be used: ModuleNotFoundError: No module named 'no_such_module'"
+    assert text in trained.stderr
