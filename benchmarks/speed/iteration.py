@@ -48,6 +48,7 @@ def settings(
 
 
 def build(config: canter.TrainConfig, device: str, execution: ExecutionConfig) -> Programs:
+    execution.start()
     env = config.env.build(device)
     algorithm = config.algorithm.build(env.spec, seed=0)
     collector = Collector(env, algorithm, seed=0)

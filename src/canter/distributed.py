@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -26,6 +27,16 @@ def sum_(tensor: Tensor) -> Tensor:
 def mean_(tensor: Tensor) -> Tensor:
     """Mean over ranks, in place."""
     return sum_(tensor).div_(world_size()) if world_size() > 1 else tensor
+
+
+def mean(tensor: Tensor) -> Tensor:
+    """Mean over ranks; in a world of one the tensor itself."""
+    return mean_(tensor.clone()) if world_size() > 1 else tensor
+
+
+def mean_number(number: float) -> float:
+    """Mean over ranks of a number on the host."""
+    return float(mean_(torch.tensor(number, dtype=torch.float64)).numpy()) if world_size() > 1 else number
 
 
 def broadcast_(tensor: Tensor) -> Tensor:

@@ -82,13 +82,22 @@ def _constant(values: Floats, like: Tensor) -> Tensor:
         return _CONSTANTS.setdefault(key, torch.tensor(values, dtype=like.dtype, device=like.device))
 
 
-def _to_interval(x: Tensor, low: Floats, high: Floats) -> Tensor:
-    """Map -1..1 to low..high and clip to it in components with two finite bounds; leave the others alone."""
+def interval(low: Floats, high: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Scale, centre, minimum and maximum that map -1..1 to low..high in components with two finite bounds.
+
+    The other components they leave alone.
+    """
     rows = [
         (0.5 * (hi - lo), 0.5 * (hi + lo), lo, hi) if math.isfinite(hi - lo) else (1.0, 0.0, -math.inf, math.inf)
         for lo, hi in zip(low, high, strict=True)
     ]
-    scale, centre, minimum, maximum = (_constant(column, x) for column in zip(*rows, strict=True))
+    scale, centre, minimum, maximum = zip(*rows, strict=True)
+    return scale, centre, minimum, maximum
+
+
+def _to_interval(x: Tensor, low: Floats, high: Floats) -> Tensor:
+    """Map -1..1 to low..high and clip to it in components with two finite bounds; leave the others alone."""
+    scale, centre, minimum, maximum = (_constant(column, x) for column in interval(low, high))
     # Clipped last, not first: rounding must not leave the bounds, which some environments check.
     return (x * scale + centre).clamp(minimum, maximum)
 

@@ -43,10 +43,6 @@ class OptimizerConfig:
             raise ValueError(f"weight_decay={self.weight_decay} must not be negative")
 
 
-Gradients = dict[Tensor, Tensor]
-"""Gradients by the parameter that they are of."""
-
-
 class ParameterGroup:
     """Parameters that share one learning rate, laid out as one flat vector.
 
@@ -59,10 +55,13 @@ class ParameterGroup:
         self.parameters = list({id(parameter): parameter for parameter in parameters}.values())
         self.flat = flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         self.gradient = torch.zeros_like(flat)
+        self.gradients: dict[Tensor, Tensor] = {}
+        """Where in `gradient` that of each parameter is."""
         start = 0
         for parameter in self.parameters:
             stop = start + parameter.numel()
             parameter.data = flat[start:stop].view_as(parameter)
+            self.gradients[parameter] = self.gradient[start:stop].view_as(parameter)
             start = stop
         self.learning_rate = torch.tensor(config.learning_rate.initial, device=flat.device)
         self.moments = {
@@ -124,19 +123,24 @@ class Optimizer:
     def __init__(self, groups: dict[str, ParameterGroup], clip_jointly: bool) -> None:
         self.groups, self.clip_jointly = groups, clip_jointly
 
-    def step(self, loss: Tensor, skip: Tensor, gradients: Gradients | None = None) -> dict[str, Tensor]:
+    @property
+    def gradients(self) -> dict[Tensor, Tensor]:
+        """Where `step` looks for the gradient of each parameter."""
+        return {parameter: view for group in self.groups.values() for parameter, view in group.gradients.items()}
+
+    def step(self, loss: Tensor | None, skip: Tensor) -> dict[str, Tensor]:
         """Descend `loss`, except where the 0-d bool `skip` holds or a gradient is not finite.
 
-        `gradients` are those of `loss` where they are known already.
+        Without a loss, descend the `gradients` as they are.
         """
         groups = list(self.groups.values())
-        if gradients is None:
+        if loss is not None:
             parameters = [parameter for group in groups for parameter in group.parameters]
             # Asked for rather than accumulated: one copy of all of them instead of one addition for each.
-            found = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            gradients = dict(zip(parameters, found, strict=True))
+            found = iter(torch.autograd.grad(loss, parameters, materialize_grads=True))
+            for group in groups:
+                torch.cat([next(found).reshape(-1) for _ in group.parameters], out=group.gradient)
         for group in groups:
-            torch.cat([gradients[parameter].reshape(-1) for parameter in group.parameters], out=group.gradient)
             distributed.mean_(group.gradient)
         # A dot product uses the whole device; the norm of one vector runs on a single processor of a GPU.
         squares = [torch.dot(group.gradient, group.gradient) for group in groups]

@@ -110,10 +110,11 @@ class Step(TensorStruct):
     info: dict[str, Tensor] = field(default_factory=dict)
     """Further `[N]` tensors, e.g. `duration`, the time that this step took in the simulated world."""
 
-    def restarts(self, *, separate_final_obs: bool) -> Tensor:
+    def restarts(self, *, separate_final_obs: bool, out: Tensor | None = None) -> Tensor:
         """`[N]` bool: rows whose `obs` begins an episode, or belongs to none because the row was no transition."""
         # Without a separate final observation `obs` still belongs to the episode, and the row after it ends it.
-        return self.terminated | self.truncated | ~self.valid if separate_final_obs else ~self.valid
+        out = torch.logical_not(self.valid, out=out)
+        return out.logical_or_(self.terminated).logical_or_(self.truncated) if separate_final_obs else out
 
 
 @runtime_checkable

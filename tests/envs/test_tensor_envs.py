@@ -230,7 +230,9 @@ def test_cartpole_equals_gymnasium_step_for_step(policy):
         obs = step.obs["policy"]
         if terminated or truncated:
             ends["terminated" if terminated else "truncated"] += 1
-            put_state(reference, *env._state["body"][0])
+            reference.reset()
+        # Every step from the same state: libraries differ in the last bits of a sine, which an unstable pole magnifies.
+        reference.unwrapped.state = env._state["body"][0].numpy().copy()
     assert ends["terminated"] > 30 if policy == "random" else ends == {"terminated": 0, "truncated": 2}
 
 

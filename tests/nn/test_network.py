@@ -5,6 +5,7 @@ import torch
 
 from canter.nn.actor_critic import ActorCritic, ModelConfig
 from canter.nn.cnn import CNNConfig
+from canter.nn.mlp import mlp
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.specs import ACTION_MASK, Discrete, EnvSpec, TensorSpec
@@ -130,3 +131,13 @@ def test_images_are_encoded_in_bfloat16_too():
     features, _ = network(obs, (), None)
     assert features.dtype == torch.float32
     assert torch.isfinite(features).all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_layers_can_be_traced():
+    """In a trace a result that was computed outside of torch would be a constant."""
+    layers = mlp(3, (8,), "tanh", "orthogonal", 1.0)
+    with torch.no_grad():
+        traced = torch.jit.trace(layers, torch.zeros(2, 3))
+        x = torch.randn(2, 3)
+        torch.testing.assert_close(traced(x), layers(x))

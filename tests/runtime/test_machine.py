@@ -3,10 +3,11 @@ import os
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_info
 
 import canter
 from canter.runtime import machine
-from canter.runtime.machine import cpu_model, describe_machine, describe_versions
+from canter.runtime.machine import cpu_model, describe_machine, describe_versions, set_threads
 
 
 def test_machine_and_versions_are_plain_data_that_say_what_is_here():
@@ -35,3 +36,13 @@ def test_processors_without_a_name_are_told_by_their_numbers(monkeypatch):
 def test_asking_does_not_start_cuda():
     describe_machine()
     assert not torch.cuda.is_initialized() or torch.cuda.is_available()
+
+
+def test_threads_are_those_of_torch_and_never_numpys_own():
+    before = torch.get_num_threads()
+    try:
+        set_threads(2)
+        own = [library["num_threads"] for library in threadpool_info() if library.get("threading_layer") == "pthreads"]
+        assert torch.get_num_threads() == 2 and set(own) <= {1}
+    finally:
+        set_threads(before)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from canter.algorithms.base import Metrics
 from canter.algorithms.phase import LossOutput
 from canter.distributions import Categorical, DiagGaussian, Distribution
 from canter.kernels import host_losses
-from canter.nn.by_hand import HandModel
+from canter.nn.by_hand import ACTOR_INPUT, CRITIC_INPUT, HandModel
 
 if TYPE_CHECKING:
     from canter.algorithms.ppo import PPOBatch, PPOConfig
@@ -35,45 +37,70 @@ def fits(config: PPOConfig, distribution: Distribution, device: torch.device) ->
     )
 
 
-def _arguments(config: PPOConfig, batch: PPOBatch, count: Tensor, entropy_coef: Tensor) -> dict[str, Any]:
-    return {
-        "action": batch.action,
-        "old_params": batch.dist_params,
-        "old_log_prob": batch.log_prob,
-        "advantage": batch.advantage,
-        "old_value": batch.value,
-        "return_": batch.return_,
-        "valid": batch.valid,
-        "count": distributed.mean_(count),
-        "clip_ratio": config.clip_ratio,
-        "value_clip": config.value_clip if config.value_loss == "clipped" else None,
-        "value_coef": config.value_coef,
-        "entropy_coef": entropy_coef,
-    }
+def _value_clip(config: PPOConfig) -> float | None:
+    return config.value_clip if config.value_loss == "clipped" else None
 
 
 def fused_loss(config: PPOConfig, batch: PPOBatch, params: Tensor, value: Tensor, entropy_coef: Tensor) -> LossOutput:
     """The same as the plain sum of terms, from parameters `[L, B, 2A]` and values `[L, B]`, on a GPU."""
     from canter.kernels.gaussian_loss import count_true, gaussian_loss
 
-    arguments = _arguments(config, batch, count_true(batch.valid), entropy_coef)
-    loss, means = gaussian_loss(params, value, **arguments)
+    loss, means = gaussian_loss(
+        params,
+        value,
+        action=batch.action,
+        old_params=batch.dist_params,
+        old_log_prob=batch.log_prob,
+        advantage=batch.advantage,
+        old_value=batch.value,
+        return_=batch.return_,
+        valid=batch.valid,
+        count=distributed.mean_(count_true(batch.valid)),
+        clip_ratio=config.clip_ratio,
+        value_clip=_value_clip(config),
+        value_coef=config.value_coef,
+        entropy_coef=entropy_coef,
+    )
     metrics: Metrics = dict(zip(NAMES, means.unbind(), strict=True))
     return LossOutput(loss, metrics["policy/kl"], metrics)
 
 
-@torch.inference_mode()
 def loss_by_hand(
     config: PPOConfig, distribution: Distribution, batch: PPOBatch, model: HandModel, entropy_coef: Tensor
 ) -> LossOutput:
-    """The same from the model itself, with the gradients of all its parameters, on a CPU."""
-    made, rows = model(batch.obs), batch.advantage.shape
-    loss, means, d_params, d_value = host_losses.ppo_loss(
-        FAMILIES[type(distribution)],
-        made.params.view(*rows, -1),
-        made.value.view(rows),
-        **_arguments(config, batch, batch.valid.sum(dtype=made.value.dtype), entropy_coef),
-    )
-    metrics: Metrics = dict(zip(NAMES, means.unbind(), strict=True))
-    gradients = model.gradients(made, d_params.flatten(0, -2), d_value.flatten())
-    return LossOutput(loss, metrics["policy/kl"], metrics, gradients)
+    """The same from the model itself, on a CPU; puts the gradients of all parameters where the optimiser has them.
+
+    `batch.obs` has what `HandModel.read_rows` gives.
+    """
+    valid, rows, entropy_weight = batch.valid.numpy().reshape(-1), _rows, float(entropy_coef.numpy())
+    count = int(np.count_nonzero(valid))
+    if count < len(valid):
+        # Whatever a row holds that is not valid, NaN included, must not come through.
+        rows = partial(_rows, valid=valid)
+    share = 1.0 / max(distributed.mean_number(count), 1e-9)  # without rows every sum is zero
+    with np.errstate(all="ignore"):  # what is not finite is found by its gradient
+        made, log_std = model.actor.run(rows(batch.obs[ACTOR_INPUT])), model.std() if model.std else None
+        terms = FAMILIES[type(distribution)](made[-1], log_std, rows(batch.action), rows(batch.dist_params))
+        old_log_prob, advantage = rows(batch.log_prob), rows(batch.advantage)
+        (surrogate, entropy, kl, clipped), d_output, d_log_std = host_losses.policy_loss(
+            terms, old_log_prob, advantage, share, clip_ratio=config.clip_ratio, entropy_coef=entropy_weight
+        )
+        model.actor.descend(made, d_output)
+        if model.std is not None and d_log_std is not None:
+            model.std.descend(d_log_std)
+        made = model.critic.run(rows(batch.obs[CRITIC_INPUT]))
+        old_value, return_, weight = rows(batch.value), rows(batch.return_), share * config.value_coef
+        error, d_value = host_losses.value_loss(made[-1][:, 0], old_value, return_, weight, _value_clip(config))
+        model.critic.descend(made, d_value[:, None])
+    loss = surrogate + config.value_coef * error - entropy_weight * entropy
+    numbers = np.array([loss, surrogate, error, entropy, kl, clipped], made[-1].dtype) * share
+    loss, *means = torch.from_numpy(numbers).unbind()
+    metrics: Metrics = dict(zip(NAMES, means, strict=True))
+    return LossOutput(loss, metrics["policy/kl"], metrics, differentiated=True)
+
+
+def _rows(x: Tensor, valid: np.ndarray | None = None) -> np.ndarray:
+    """`[L, B, ...]` as `[M, ...]`, without the rows that are not valid."""
+    rows = x.numpy()
+    rows = rows.reshape(-1, *rows.shape[2:])
+    return rows if valid is None else rows[valid]

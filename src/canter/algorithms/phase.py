@@ -5,8 +5,9 @@ L sequence length, S sequences in a batch, B sequences in a minibatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from canter import distributed
 from canter.algorithms.base import Metrics
 from canter.kernels import usable
-from canter.optim import Gradients, Optimizer
+from canter.optim import Optimizer
 from canter.struct import TensorStruct
 
 Batch = TypeVar("Batch", bound=TensorStruct)
@@ -28,8 +29,8 @@ class LossOutput:
     loss: Tensor
     kl: Tensor
     metrics: Metrics
-    gradients: Gradients | None = None
-    """Of all parameters, where the loss has found them itself; None leaves them to autograd."""
+    differentiated: bool = False
+    """Whether the gradients of all parameters are already in `Optimizer.gradients`, or are left to autograd."""
 
 
 class WeightedMean:
@@ -43,7 +44,7 @@ class WeightedMean:
     def add(self, metrics: Metrics, weight: Tensor) -> None:
         """Note one observation of the same metrics as before; a 0-d `weight` of 0 leaves it out, whatever it holds."""
         self.names = tuple(metrics)
-        self.rows.append([value.detach() for value in metrics.values()])
+        self.rows.append([value.detach() if value.requires_grad else value for value in metrics.values()])
         self.weights.append(weight)
 
     @property
@@ -80,27 +81,28 @@ class Phase(Generic[Batch]):
 
         `refresh` gives the batch anew before each epoch after the first; None uses the same one throughout.
         """
-        totals, kl = WeightedMean(), torch.zeros(())
-        active = torch.ones((), dtype=torch.bool, device=self.generator.device)
-        weight = active.float()
+        totals, kl, may_stop = WeightedMean(), torch.zeros(()), self.target_kl < float("inf")
+        stopped = torch.zeros((), dtype=torch.bool, device=self.generator.device)
+        weight = (~stopped).float()
         for number in range(self.epochs):
             batch = refresh() if refresh is not None and number > 0 else batch
             epoch = WeightedMean()
             for minibatch in self._shuffled(batch):
                 output = self.loss(minibatch)
-                kl = distributed.mean_(output.kl.detach().clone())
+                kl = distributed.mean(output.kl.detach())
                 epoch.add({"kl": kl}, weight)
-                # The decision to stop is a tensor that blocks the step, alike on all ranks: nothing waits for the host.
-                active = active & (kl <= self.target_kl)
-                if self._host_stops(active):
+                if may_stop:
+                    # A tensor that blocks the step, alike on all ranks: nothing waits for the host.
+                    stopped = stopped | ~(kl <= self.target_kl)
+                    weight = (~stopped).float()
+                if self._host_stops(stopped):
                     break
-                weight = active.float()
                 self.optimizer.observe_(kl, "minibatch")
-                step = self.optimizer.step(output.loss, ~active, output.gradients)
+                step = self.optimizer.step(None if output.differentiated else output.loss, stopped)
                 totals.add(output.metrics | self._named(step), weight)
             kl = epoch.means()["kl"]
             self.optimizer.observe_(kl, "epoch")
-            if self._host_stops(active):
+            if self._host_stops(stopped):
                 break
         self.optimizer.observe_(kl, "update")
         own = self.optimizer.learning_rates() | {"minibatch_updates": totals.count}
@@ -109,17 +111,21 @@ class Phase(Generic[Batch]):
     def _named(self, metrics: Metrics) -> Metrics:
         return {f"{self.name}/{key}": value for key, value in metrics.items()}
 
-    def _host_stops(self, active: Tensor) -> bool:
+    def _host_stops(self, stopped: Tensor) -> bool:
         """Whether no further step is taken, where looking costs nothing; elsewhere blocked steps run to no effect."""
-        return self.target_kl < float("inf") and active.device.type == "cpu" and not active
+        return self.target_kl < float("inf") and stopped.device.type == "cpu" and bool(stopped)
 
     def _shuffled(self, batch: Batch) -> list[Batch]:
         """Minibatches `[L, B, ...]` of one epoch: one gather, then slices."""
         sequences = batch_size(batch)
         order = torch.randperm(sequences, generator=self.generator, device=self.generator.device)
-        shuffled = batch.map(lambda x: reorder(x, order))
-        size = sequences // self.num_minibatches
-        return [shuffled.map(lambda x, at=at: x.narrow(1, at, size)) for at in range(0, sequences, size)]
+        size, slices = sequences // self.num_minibatches, []
+        batch.map(lambda x: slices.append(reorder(x, order).split(size, 1)) or x)
+        return [batch.map(partial(_next, iter(minibatch))) for minibatch in zip(*slices, strict=True)]
+
+
+def _next(tensors: Iterator[Tensor], _: Tensor) -> Tensor:
+    return next(tensors)
 
 
 def reorder(x: Tensor, order: Tensor) -> Tensor:

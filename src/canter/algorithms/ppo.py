@@ -174,7 +174,8 @@ class PPO:
         self.bound_error = config.bound_loss and config.bound_loss.build(self.distribution, spec.device)
         self.phases = self._build_phases()
         on_cpu = spec.device.type == "cpu" and self.has_kernel and not config.extensions
-        self.by_hand = by_hand(self.model) if on_cpu else None
+        gradients = {p: view for phase in self.phases.values() for p, view in phase.optimizer.gradients.items()}
+        self.by_hand = by_hand(self.model, gradients) if on_cpu else None
 
     def _build_phases(self) -> dict[str, Phase[PPOBatch]]:
         """One phase for everything, or one for the policy and then one for the critic."""
@@ -215,26 +216,27 @@ class PPO:
         params = torch.zeros((self.spec.num_envs, self.distribution.param_dim), device=self.spec.device)
         return PPORecord(self.distribution.mode(params), params)
 
-    @torch.no_grad()
     def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, PPORecord, State]:
         """Sample actions; the environment gets them within bounds, the record keeps them as drawn."""
-        if self.by_hand is None:
+        if self.by_hand is not None:
+            for_env, *record = self.by_hand.act(obs, self.policy_rng)
+            return for_env, PPORecord(*record), state
+        with torch.no_grad():
             params, state = self.policy.params(obs, state, reset)
-        else:
-            params = self.by_hand.params(obs)
-        action = self.distribution.sample(params, self.policy_rng)
-        return self.distribution.to_env(action), PPORecord(action, params), state
+            action = self.distribution.sample(params, self.policy_rng)
+            return self.distribution.to_env(action), PPORecord(action, params), state
 
     def update(self, rollout: Rollout[PPORecord]) -> Metrics:
         """Improve policy and critic on one rollout."""
-        self.config.entropy_coef.set_(self.entropy_coef, self.progress)
+        config = self.config
+        config.entropy_coef.set_(self.entropy_coef, self.progress)
         rollout = self.paid(rollout)
         batch, judged = self.targets(rollout)
         metrics = self.describe(rollout, judged)
-        refresh = (lambda: self.batch(rollout, self.judge(rollout))) if self.config.recompute_advantage else None
+        refresh = (lambda: self._read(self.batch(rollout, self.judge(rollout)))) if config.recompute_advantage else None
         for phase in self.phases.values():
             phase.optimizer.schedule_(self.progress)
-            metrics |= phase.run(batch, refresh)
+            metrics |= phase.run(self._read(batch), refresh)
             self.policy_kl.copy_(metrics["policy/kl"])
         # After the phases: the recorded distribution parameters belong to the statistics they were computed with, or
         # the first ratio would not be 1 and the KL would be biased.
@@ -297,6 +299,10 @@ class PPO:
         else:
             output = self._weigh(self.policy_terms(batch, params) | self.value_terms(batch, value), batch.valid)
         return self.extensions.extend(output, batch, ModelOutput(params, value))
+
+    def _read(self, batch: PPOBatch) -> PPOBatch:
+        """The batch with what the networks make of observations before their first layer, as `quick_loss` needs it."""
+        return batch if self.by_hand is None else replace(batch, obs=batch.obs | self.by_hand.read_rows(batch.obs))
 
     def quick_loss(self, batch: PPOBatch) -> LossOutput:
         """`loss`, with gradients found by hand where that is known for these settings and networks."""

@@ -7,8 +7,6 @@ import os
 import sys
 from collections.abc import Callable
 
-import torch
-
 from canter.cli.check import check_command
 from canter.cli.evaluation import eval_command
 from canter.cli.export import export_command
@@ -20,6 +18,7 @@ from canter.cli.train import resume_command, train_command
 from canter.envs.imports import allow_import
 from canter.registry import nearest
 from canter.runtime.lock import RunLocked
+from canter.runtime.machine import set_threads
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train_command,
@@ -91,7 +90,7 @@ def dispatch(argv: list[str]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the `canter` command; what the user got wrong is one line on stderr and exit code 2."""
     # Networks of this size are slower with several threads than with one.
-    torch.set_num_threads(1)
+    set_threads(1)
     try:
         dispatch(sys.argv[1:] if argv is None else argv)
     except (ValueError, KeyError, ImportError, OSError, RunLocked) as error:

@@ -80,7 +80,7 @@ class Rollout(TensorStruct, Generic[Record]):
 
     def keep_state(self, t: int, state: State, sequence_length: int) -> None:
         """Remember the policy's memory before row t if a sequence starts there."""
-        if t % sequence_length == 0:
+        if len(self.state) > 0 and t % sequence_length == 0:
             tree_copy_(tree_map(lambda x: x[t // sequence_length], self.state), state)
 
     def obs_at(self, t: int) -> Obs:
@@ -131,7 +131,7 @@ class Row(Generic[Record]):
             self.duration.copy_(step.info["duration"])
         if step.final_obs is not None:
             tree_copy_(self.final_obs, step.final_obs)
-        self.reset.copy_(step.restarts(separate_final_obs=self.final_obs is not None))
+        step.restarts(separate_final_obs=self.final_obs is not None, out=self.reset)
         tree_copy_(self.obs, step.obs)
         return self.obs
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -154,3 +156,16 @@ class _Probe:
 def _differ(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> np.ndarray:
     """Bool `[N]`: rows in which two observations differ."""
     return np.any([(a != other[key]).reshape(len(a), -1).any(axis=1) for key, a in one.items()], axis=0)
+
+
+class CopyLastObs(gymnasium.Wrapper):
+    """Copies the last observation of an episode, lest the reset of the same step overwrites it."""
+
+    state_attributes = ()
+
+    def step(self, action: Any) -> Any:
+        """As the environment's own."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            obs = copy.deepcopy(obs)
+        return obs, reward, terminated, truncated, info

@@ -5,7 +5,6 @@ N is the number of environments.
 
 from __future__ import annotations
 
-import copy
 import importlib
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
-from canter.envs.autoreset import find_mode, parse_mode
+from canter.envs.autoreset import CopyLastObs, find_mode, parse_mode
 from canter.envs.courier import Courier
 from canter.envs.gymnasium_state import StateUnavailable, capture, obstacle, restore
 from canter.envs.gymnasium_sync import SyncSteps, cores, threads_for
@@ -157,7 +156,16 @@ class GymnasiumEnv:
         if self._courier is not None:
             step = self._courier()
             return step if final_obs is not None else replace(step, final_obs=None)
-        return replace(self._step, obs=dict(self._obs.tensors), final_obs=final_obs, info=dict(self._step.info))
+        own = self._step
+        return Step(
+            obs=dict(own.obs),
+            reward=own.reward,
+            terminated=own.terminated,
+            truncated=own.truncated,
+            valid=own.valid,
+            final_obs=final_obs,
+            info=dict(own.info),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on; `StateUnavailable` where not all of it is known."""
@@ -296,8 +304,11 @@ def make_gymnasium(
     if vectorization != "vector_entry_point":
         mode = parse_mode(autoreset or AutoresetMode.SAME_STEP)
         vector_kwargs["autoreset_mode"] = mode
-        if mode is AutoresetMode.SAME_STEP:
-            wrappers.append(_CopyLastObs)
+        if mode is AutoresetMode.SAME_STEP and vectorization == "async":  # in one process `SyncSteps` does it
+            wrappers.append(CopyLastObs)
+        if str(registered and registered.entry_point).startswith("gymnasium.envs."):
+            # Its checks are for environments that nobody has checked yet; the wrapper around every step would remain.
+            kwargs = {"disable_env_checker": True, **kwargs}
     in_process = vectorization in ("auto", "threads")
     env = _make_vec(env_id, num_envs, "sync" if in_process else vectorization, vector_kwargs, wrappers, kwargs)
     threads = min(cores(), num_envs) if vectorization == "threads" else 1
@@ -316,18 +327,6 @@ def make_gymnasium(
     except Exception:
         env.close()  # worker processes would outlive a refused space
         raise
-
-
-class _CopyLastObs(gymnasium.Wrapper):
-    """Copies the last observation of an episode, lest the reset of the same step overwrites it."""
-
-    state_attributes = ()
-
-    def step(self, action: Any) -> Any:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        if terminated or truncated:
-            obs = copy.deepcopy(obs)
-        return obs, reward, terminated, truncated, info
 
 
 def _make_vec(

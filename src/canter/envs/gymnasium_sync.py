@@ -6,6 +6,7 @@ around a small simulator that costs as much as the simulator. `SyncSteps` gives 
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ class SyncSteps:
 
     def __init__(self, env: SyncVectorEnv, info_keys: Iterable[str], threads: int = 1) -> None:
         self.env, self.info_keys = env, tuple(info_keys)
-        self.groups = np.array_split(np.arange(env.num_envs), threads)
+        self.groups = [group.tolist() for group in np.array_split(np.arange(env.num_envs), threads)]
         self.pool = ThreadPoolExecutor(threads - 1, "canter-env") if threads > 1 else None
 
     @staticmethod
@@ -57,18 +58,21 @@ class SyncSteps:
         if self.pool is not None:
             self.pool.shutdown()
 
-    def _step_group(self, group: np.ndarray, actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
+    def _step_group(self, group: list[int], actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
         """Step some environments; gives what is to be known of them, by number."""
         env, noted = self.env, []
+        # Other threads wait while Python runs: whatever can be done outside of this loop is.
+        envs, env_obs, rewards = env.envs, env._env_obs, env._rewards
+        terminations, truncations = env._terminations, env._truncations
         rows = env._observations if isinstance(env._observations, np.ndarray) else None
-        for i in group.tolist():
-            single = env.envs[i]
-            obs, env._rewards[i], terminated, truncated, info = single.step(actions[i])
-            env._terminations[i], env._truncations[i] = terminated, truncated
+        for i in group:
+            obs, rewards[i], terminated, truncated, info = envs[i].step(actions[i])
+            terminations[i], truncations[i] = terminated, truncated
             if terminated or truncated:
-                noted.append((i, {"final_obs": obs, "final_info": self._wanted(info)}))
-                obs, info = single.reset()
-            env._env_obs[i] = obs
+                # A copy: the reset may write to the same array.
+                noted.append((i, {"final_obs": copy.deepcopy(obs), "final_info": self._wanted(info)}))
+                obs, info = envs[i].reset()
+            env_obs[i] = obs
             if rows is not None:
                 rows[i] = obs
             if self.info_keys:

@@ -34,7 +34,7 @@ class ActionCodec:
 
     def encode(self, action: Tensor) -> np.ndarray:
         """Action `[N, A]`, `[N]` or `[N, K]` as a new array `[N, *shape]` of the space's dtype; nothing is clipped."""
-        array = action.detach().cpu().numpy()
+        array = action.numpy(force=True)
         if array.dtype.kind != "f":
             array = array + self.start
         elif self.dtype.kind != "f":

@@ -91,6 +91,10 @@ def beta_kl(alpha_p: Tensor, beta_p: Tensor, alpha_q: Tensor, beta_q: Tensor) ->
     return _log_beta(alpha_q, beta_q) - _log_beta(alpha_p, beta_p) + from_alpha + from_beta
 
 
+TINY, BELOW_ONE = torch.finfo(torch.float32).tiny, 1.0 - 0.5 * torch.finfo(torch.float32).eps
+"""The least and the greatest float32 number in the open interval 0..1."""
+
+
 def gumbel(logits: Tensor, generator: Generator | None) -> Tensor:
     """Logits plus standard Gumbel noise, `logits - log(-log(u))`; their argmax is a sample of the choice."""
     uniform = torch.rand(logits.shape, generator=generator, dtype=logits.dtype, device=logits.device)

@@ -1,4 +1,4 @@
-"""Hot functions written for GPUs in Triton, and a few written for a CPU in torch, in modules whose names say `host`.
+"""Hot functions written for GPUs in Triton, and a few written for a CPU in NumPy, in modules whose names say `host`.
 
 Each is a drop-in for a plain torch function elsewhere, which stays the definition: tests hold them against it. Callers
 choose by `usable(tensor)` and `on_host(tensor)`; an installation without Triton never gets to those for GPUs.
@@ -26,5 +26,7 @@ def usable(tensor: Tensor) -> bool:
 
 
 def on_host(tensor: Tensor) -> bool:
-    """Whether the forms for a CPU apply to this tensor: outside of a compiler's trace and of autocast."""
-    return tensor.is_cpu and not torch.compiler.is_compiling() and not torch.is_autocast_enabled("cpu")
+    """Whether the forms for a CPU apply to this tensor: float32 or float64, outside of any trace and of autocast."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
+        return False
+    return tensor.is_cpu and tensor.dtype in (torch.float32, torch.float64)

@@ -1,7 +1,7 @@
 """PPO's loss on a CPU with all gradients, differentiated by hand.
 
-A action components, n choices; `...` stands for the axes of the rows. Small networks are dominated by the number of
-operations: the plain form has some eighty forward and backward, each with a node of autograd and new memory.
+M rows, A action components, n choices. Small networks are dominated by the number of operations: the plain form has
+some eighty forward and backward, each with a node of autograd and new memory.
 """
 
 from __future__ import annotations
@@ -10,118 +10,103 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from torch import Tensor
 
+Array = np.ndarray
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+total = np.add.reduce
+"""`sum` without its detours."""
 
 
 @dataclass(frozen=True)
 class PolicyTerms:
-    """What a distribution says of stored actions, `[...]` each."""
+    """What a distribution says of stored actions."""
 
-    log_prob: Tensor
-    entropy: Tensor
-    kl: Tensor
-    """KL(old || new)."""
-    pull_back: Callable[[Tensor, Tensor], Tensor]
-    """Gradient of the parameters `[..., P]` from those of the log-probability `[..., 1]` and the entropy, 0-d."""
+    log_prob: Array
+    """`[M]`."""
+    entropy: Array
+    """`[M]`, or 0-d where it is the same in every row."""
+    kl: Array
+    """`[M]` KL(old || new)."""
+    pull_back: Callable[[Array, float], tuple[Array, Array | None]]
+    """Gradients of the network's output and of the log-std, if there is one, from that of the log-probability `[M, 1]`
+    and that of the entropy of each row."""
 
 
-def gaussian(params: Tensor, action: Tensor, old_params: Tensor) -> PolicyTerms:
-    """Of independent normal components: parameters `[..., 2A]`, actions `[..., A]`."""
-    dim = action.shape[-1]
-    (mean, log_std), (old_mean, old_log_std) = params.chunk(2, -1), old_params.chunk(2, -1)
-    precision = torch.exp(-log_std)
-    z = (action - mean).mul_(precision)
+def gaussian(mean: Array, log_std: Array | None, action: Array, old_params: Array) -> PolicyTerms:
+    """Of independent normal components: `mean` `[M, A]`, `log_std` `[A]`, `old_params` `[M, 2A]`."""
+    assert log_std is not None
+    dim = mean.shape[1]
+    precision = np.exp(-log_std)
+    z = (action - mean) * precision
     square = z * z
-    log_prob = torch.add(log_std, square, alpha=0.5).sum(-1).add_(dim * HALF_LOG_2PI).neg_()
-    log_ratio, shift = old_log_std - log_std, (old_mean - mean).mul_(precision)
+    log_prob = total(square, 1) * -0.5 - (float(total(log_std)) + dim * HALF_LOG_2PI)
+    log_ratio = old_params[:, dim:] - log_std
+    shift = (old_params[:, :dim] - mean) * precision
     # As in the plain form: expm1 keeps the second-order difference that is left when the two are close.
-    twice = torch.expm1(log_ratio + log_ratio).addcmul_(shift, shift)
-    kl = torch.sub(twice, log_ratio, alpha=2.0).sum(-1).mul_(0.5)
+    grown = torch.expm1(torch.from_numpy(log_ratio + log_ratio)).numpy()  # NumPy's takes several times as long
+    kl = total(grown + shift * shift - 2.0 * log_ratio, 1) * 0.5
 
-    def pull_back(d_log_prob: Tensor, d_entropy: Tensor) -> Tensor:
-        gradient = torch.empty_like(params)
-        d_mean, d_log_std = gradient.chunk(2, -1)
-        torch.mul(z.mul_(precision), d_log_prob, out=d_mean)
-        torch.mul(square.sub_(1.0), d_log_prob, out=d_log_std).add_(d_entropy)
-        return gradient
+    def pull_back(d_log_prob: Array, d_entropy: float) -> tuple[Array, Array]:
+        d_log_std = total((square - 1.0) * d_log_prob, 0) + d_entropy * len(mean)
+        return z * precision * d_log_prob, d_log_std
 
-    return PolicyTerms(log_prob, log_std.sum(-1).add_(dim * (HALF_LOG_2PI + 0.5)), kl, pull_back)
+    return PolicyTerms(log_prob, total(log_std) + dim * (HALF_LOG_2PI + 0.5), kl, pull_back)
 
 
-def categorical(params: Tensor, action: Tensor, old_params: Tensor) -> PolicyTerms:
-    """Of one choice: logits `[..., n]`, actions int64 `[...]`."""
-    log_prob, old = torch.log_softmax(params, -1), torch.log_softmax(old_params, -1)
-    prob, chosen = log_prob.exp(), action.unsqueeze(-1)
-    entropy = (prob * log_prob).sum(-1).neg_()
+def categorical(logits: Array, log_std: Array | None, action: Array, old_params: Array) -> PolicyTerms:
+    """Of one choice: `logits` and `old_params` `[M, n]`, actions int64 `[M]`."""
+    log_prob, old = _log_softmax(logits), _log_softmax(old_params)
+    prob, row = np.exp(log_prob), np.arange(len(action))
+    entropy = -total(prob * log_prob, 1)
 
-    def pull_back(d_log_prob: Tensor, d_entropy: Tensor) -> Tensor:
+    def pull_back(d_log_prob: Array, d_entropy: float) -> tuple[Array, None]:
         # d entropy / d logit = -p (log p + entropy), d log p(action) / d logit = [logit is the action's] - p
-        towards = log_prob.add(entropy.unsqueeze(-1)).mul_(d_entropy).add_(d_log_prob)
-        return towards.mul_(prob).neg_().scatter_add_(-1, chosen, d_log_prob)
+        gradient = ((log_prob + entropy[:, None]) * d_entropy + d_log_prob) * -prob
+        gradient[row, action] += d_log_prob[:, 0]
+        return gradient, None
 
-    taken = log_prob.gather(-1, chosen).squeeze(-1)
-    return PolicyTerms(taken, entropy, (old.exp() * (old - log_prob)).sum(-1), pull_back)
+    return PolicyTerms(log_prob[row, action], entropy, total(np.exp(old) * (old - log_prob), 1), pull_back)
 
 
-def _surrogate(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor, Tensor]:
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits - np.maximum.reduce(logits, 1, keepdims=True)
+    return shifted - np.log(total(np.exp(shifted), 1, keepdims=True))
+
+
+def _surrogate(log_prob: Array, old_log_prob: Array, advantage: Array, clip: float) -> tuple[Array, Array, Array]:
     """The clipped surrogate, its derivative by `log_prob`, and where the ratio was clipped."""
-    ratio, cost = (log_prob - old_log_prob).exp_(), -advantage
-    limited = ratio.clamp(1.0 - clip, 1.0 + clip)
-    clipped, free, held = limited != ratio, cost * ratio, limited.mul_(cost)
+    ratio, cost = np.exp(log_prob - old_log_prob), -advantage
+    limited = np.minimum(np.maximum(ratio, 1.0 - clip), 1.0 + clip)
+    free, held = cost * ratio, cost * limited
     # The held branch has no gradient where it is the larger one.
-    return torch.maximum(free, held), (free >= held).mul(free), clipped
+    return np.maximum(free, held), (free >= held) * free, limited != ratio
 
 
-def _value_error(value: Tensor, old_value: Tensor, target: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:
-    """Half the squared error, pessimistic about moves beyond `clip` if there is one, and its derivative."""
-    error = value - target
-    square = error * error
-    if clip is None:
-        return square.mul_(0.5), error
-    moved = value - old_value
-    held = moved.clamp(-clip, clip).add_(old_value).sub_(target).square_()
-    slope = error * ((square >= held) | (moved.abs() <= clip))
-    return torch.maximum(square, held).mul_(0.5), slope
+def policy_loss(
+    terms: PolicyTerms, old_log_prob: Array, advantage: Array, share: float, *, clip_ratio: float, entropy_coef: float
+) -> tuple[list[float], Array, Array | None]:
+    """Sums over M rows of surrogate, entropy, KL and clipped rows; gradients of the actor's output and of the log-std.
 
-
-def ppo_loss(
-    family: Callable[[Tensor, Tensor, Tensor], PolicyTerms],
-    params: Tensor,
-    value: Tensor,
-    *,
-    action: Tensor,
-    old_params: Tensor,
-    old_log_prob: Tensor,
-    advantage: Tensor,
-    old_value: Tensor,
-    return_: Tensor,
-    valid: Tensor,
-    count: Tensor,
-    clip_ratio: float,
-    value_clip: float | None,
-    value_coef: float,
-    entropy_coef: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss, 0-d, means `[5]`, and the gradients of `params` and `value`.
-
-    Means are of surrogate, value error, entropy, KL and clipped rows, over `count` rows. Rows as in PPO's batch,
-    `[..., P]`, `[..., A]` or `[...]`; `value_clip` None is half the squared error.
+    Those are of the surrogate less `entropy_coef` times the entropy, with each row counting for `share`.
     """
-    with torch.no_grad():
-        policy = family(params, action, old_params)
-        surrogate, d_log_prob, clipped = _surrogate(policy.log_prob, old_log_prob, advantage, clip_ratio)
-        error, d_value = _value_error(value, old_value, return_, value_clip)
-        # Filled, not multiplied: whatever a row holds that is not valid, NaN included, must not come through.
-        void = ~valid
-        terms = torch.stack([surrogate, error, policy.entropy, policy.kl, clipped]).masked_fill_(void, 0.0)
-        # Where nothing counts everything is zero already.
-        share = count.clamp(min=1e-9).reciprocal_()
-        means = terms.flatten(1).sum(-1).mul_(share)
-        d_params = policy.pull_back(d_log_prob.mul_(share).unsqueeze(-1), -entropy_coef * share)
-        d_params.masked_fill_(void.unsqueeze(-1), 0.0)
-        d_value.mul_(share * value_coef).masked_fill_(void, 0.0)
-        loss = means[0] + value_coef * means[1] - entropy_coef * means[2]
-    return loss, means, d_params, d_value
+    surrogate, d_log_prob, clipped = _surrogate(terms.log_prob, old_log_prob, advantage, clip_ratio)
+    entropy = total(terms.entropy) if terms.entropy.ndim else terms.entropy * len(advantage)
+    d_output, d_log_std = terms.pull_back((d_log_prob * share)[:, None], -entropy_coef * share)
+    return [total(surrogate), entropy, total(terms.kl), np.count_nonzero(clipped)], d_output, d_log_std
+
+
+def value_loss(value: Array, old_value: Array, return_: Array, share: float, clip: float | None) -> tuple[float, Array]:
+    """The sum of half the squared errors of M rows, pessimistic about moves beyond `clip`; gradient `[M]` of `value`.
+
+    Each row counts for `share` in the gradient.
+    """
+    error = value - return_
+    square = error * error
+    if clip is not None:
+        moved = value - old_value
+        held = np.square(np.minimum(np.maximum(moved, -clip), clip) + old_value - return_)
+        error *= (square >= held) | (np.abs(moved) <= clip)
+        square = np.maximum(square, held)
+    return 0.5 * total(square), error * share

@@ -1,19 +1,22 @@
 """The most frequent model, two networks of linear layers, evaluated and differentiated by hand on a CPU.
 
-M rows, P distribution parameters. Around small networks autograd and modules cost several times what the arithmetic
-does. This is the same function as `ActorCritic.forward`, which stays the definition: tests hold it against that.
+M rows, A action components, N numbers that an actor puts out, P distribution parameters. Around small networks
+autograd, modules and even torch's operations cost several times what the arithmetic does. This is the same function as
+`ActorCritic.forward`, which stays the definition: tests hold it against that. Arrays are views of the tensors, so that
+every update in place is seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
-from canter.kernels.host_layers import layer_gradients, linear, run_layers
+from canter.kernels.host_layers import Array, input_gradient, layer_gradients, linear, linear_gradients, run_layers
 from canter.nn.actor_critic import ActorCritic
+from canter.nn.choice import Choose, choice
 from canter.nn.heads import BoundedLogStd, GaussianHead, LinearHead
 from canter.nn.mlp import MLP
 from canter.nn.network import AnyNetwork, Network
@@ -21,118 +24,127 @@ from canter.nn.normalizer import Normalizer
 from canter.nn.rnn import NoMemory
 from canter.struct import Obs
 
-Gradients = dict[Tensor, Tensor]
-"""Gradients by the parameter that they are of."""
+ACTOR_INPUT, CRITIC_INPUT = "<actor>", "<critic>"
+"""Names that no observation group has."""
+Arrays = dict[str, Array]
+"""Observation groups `[M, width]` by name."""
+Gradients = Mapping[Tensor, Tensor]
+"""Where the gradient of each parameter goes."""
 
 
 class Stack:
     """A network without memory, and the linear layer behind it."""
 
-    def __init__(self, network: Network, last: nn.Linear) -> None:
+    def __init__(self, network: Network, last: nn.Linear, gradients: Gradients) -> None:
         self.inputs = dict(zip(network.groups, map(_standardize, network.normalizers), strict=True))
-        self.activation, self.weights, self.last = network.hidden.activation or "", network.hidden.weights, last
+        self.activation = network.hidden.activation or ""
+        parameters = [*network.hidden.weights, last.weight, last.bias]
+        *self.weights, self.last, self.last_bias = [parameter.detach().numpy() for parameter in parameters]
+        self.into = [gradients[parameter].numpy() for parameter in parameters]
 
-    def run(self, obs: Obs) -> list[Tensor]:
-        """What goes in, what each layer makes of it, and what comes out: `[M, ...]` each."""
+    def read(self, obs: Arrays) -> Array:
+        """What goes into the first layer `[M, width]`."""
         parts = [standardize(obs[name]) for name, standardize in self.inputs.items()]
-        outputs = run_layers(parts[0] if len(parts) == 1 else torch.cat(parts, -1), self.activation, self.weights)
-        return [*outputs, linear(outputs[-1], self.last.weight, self.last.bias)]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
 
-    def gradients(self, outputs: list[Tensor], gradient: Tensor) -> Gradients:
-        """Of all parameters, from that of what comes out `[M, N]`; `outputs` are from `run`."""
-        own = {self.last.weight: torch.mm(gradient.t(), outputs[-2]), self.last.bias: gradient.sum(0)}
-        inner = torch.mm(gradient, self.last.weight)
-        before = layer_gradients(outputs[:-1], self.activation, self.weights, inner)
-        return own | dict(zip(self.weights, before, strict=True))
+    def read_rows(self, obs: Obs) -> Tensor:
+        """The same of tensors `[L, S, ...]`, as `[L, S, width]`."""
+        arrays = {name: obs[name].flatten(0, 1).numpy() for name in self.inputs}
+        return torch.from_numpy(self.read(arrays)).unflatten(0, obs[next(iter(self.inputs))].shape[:2])
 
+    def run(self, x: Array) -> list[Array]:
+        """What goes in `[M, width]`, what each layer makes of it, and what comes out: `[M, ...]` each."""
+        outputs = run_layers(x, self.activation, self.weights)
+        return [*outputs, linear(outputs[-1], self.last, self.last_bias)]
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What a model makes of rows of observations, and what its gradients need of the way there."""
-
-    params: Tensor
-    """`[M, P]`."""
-    value: Tensor
-    """`[M]`, in normalised units."""
-    actor: list[Tensor]
-    critic: list[Tensor]
+    def descend(self, outputs: list[Array], gradient: Array) -> None:
+        """Write the gradients of all parameters, from that of what comes out `[M, N]`; spoils `outputs`, from `run`."""
+        linear_gradients(outputs[-2], gradient, *self.into[-2:])
+        inner = input_gradient(gradient, self.last)
+        layer_gradients(outputs[:-1], self.activation, self.weights, inner, self.into)
 
 
 class HandModel:
     """An actor and a critic without memory, each with a network of its own."""
 
-    def __init__(self, actor: Stack, critic: Stack, std: BoundedParameter | None) -> None:
-        self.actor, self.critic, self.std = actor, critic, std
+    def __init__(self, actor: Stack, critic: Stack, std: BoundedParameter | None, choose: Choose) -> None:
+        self.actor, self.critic, self.choose = actor, critic, choose
+        self.std = std
+        """None where a distribution has no log-std."""
 
-    def params(self, obs: Obs) -> Tensor:
-        """Distribution parameters `[M, P]`."""
-        return self._with_std(self.actor.run(obs)[-1])
+    def act(self, obs: Obs, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """What the environment receives, the action as drawn, and the distribution parameters `[M, P]`."""
+        params = self._params({name: group.numpy() for name, group in obs.items()})
+        for_env, action = self.choose(params, generator)
+        return torch.from_numpy(for_env), torch.from_numpy(action), torch.from_numpy(params)
 
-    def __call__(self, obs: Obs) -> Evaluation:
-        """Parameters and values."""
-        actor, critic = self.actor.run(obs), self.critic.run(obs)
-        return Evaluation(self._with_std(actor[-1]), critic[-1].squeeze(-1), actor, critic)
+    def read_rows(self, obs: Obs) -> Obs:
+        """What goes into actor and critic, of observations `[L, S, ...]`; the same throughout an update."""
+        return {ACTOR_INPUT: self.actor.read_rows(obs), CRITIC_INPUT: self.critic.read_rows(obs)}
 
-    def gradients(self, made: Evaluation, d_params: Tensor, d_value: Tensor) -> Gradients:
-        """Of all parameters of the model, from those of its parameters `[M, P]` and values `[M]`."""
-        gradients = self.critic.gradients(made.critic, d_value.unsqueeze(-1))
-        if self.std is not None:
-            d_params, d_log_std = d_params.chunk(2, -1)
-            gradients[self.std.raw] = self.std.gradient(d_log_std.sum(0))
-        return gradients | self.actor.gradients(made.actor, d_params)
-
-    def _with_std(self, output: Tensor) -> Tensor:
-        return output if self.std is None else torch.cat([output, self.std().expand_as(output)], -1)
+    def _params(self, obs: Arrays) -> Array:
+        output = self.actor.run(self.actor.read(obs))[-1]
+        if self.std is None:
+            return output
+        dim = output.shape[1]
+        params = np.empty((len(output), 2 * dim), output.dtype)
+        params[:, :dim], params[:, dim:] = output, self.std()
+        return params
 
 
 class BoundedParameter:
-    """A log-std that is the same in every row, by the formula of `BoundedLogStd`, rounding included."""
+    """A log-std that is the same in every row, by the formula of `BoundedLogStd`."""
 
-    def __init__(self, raw: nn.Parameter, bound: BoundedLogStd) -> None:
-        # Tensors, for a number has to be made one in every operation.
-        self.raw, like = raw, raw.data
-        self.mid, self.half = torch.full_like(like, bound.mid), torch.full_like(like, bound.half_range)
-        self.one = torch.ones_like(like)
+    def __init__(self, raw: nn.Parameter, bound: BoundedLogStd, gradients: Gradients) -> None:
+        self.raw, self.into = raw.detach().numpy(), gradients[raw].numpy()
+        self.mid, self.half = bound.mid, bound.half_range
 
-    def __call__(self) -> Tensor:
+    def __call__(self) -> Array:
         """The log-std `[A]`."""
         x = self.raw / self.half
-        return self._root(x).mul_(self.half * x).add_(self.mid)
+        return self.mid + self.half * x / np.sqrt(1.0 + x * x)
 
-    def gradient(self, gradient: Tensor) -> Tensor:
-        """Of the raw numbers, from that of the log-std `[A]`."""
-        return self._root(self.raw / self.half).pow_(3).mul_(gradient)
-
-    def _root(self, x: Tensor) -> Tensor:
-        return (x * x).add_(self.one).rsqrt_()
+    def descend(self, gradient: Array) -> None:
+        """Write the gradient of the raw numbers, from that of the log-std `[A]`."""
+        x = self.raw / self.half
+        np.multiply((1.0 + x * x) ** -1.5, gradient, out=self.into)
 
 
-def by_hand(model: ActorCritic) -> HandModel | None:
+def by_hand(model: ActorCritic, gradients: Gradients) -> HandModel | None:
     """The model differentiated by hand, or None where it has parts that this is not done for."""
-    if model.shared_trunk or model.actor.masked:
+    choose = choice(model.policy.distribution)
+    if model.shared_trunk or model.actor.masked or choose is None:
         return None
     std = None
     match model.actor.head:
         case GaussianHead(raw_std=nn.Parameter() as raw) as head:
-            last, std = head.mean, BoundedParameter(raw, head.bound)
+            last, std = head.mean, BoundedParameter(raw, head.bound, gradients)
         case LinearHead() as head:
             last = head.linear
         case _:
             return None
-    actor, critic = _stack(model.actor.network, last), _stack(model.critic.network, model.critic.head.linear)
-    return None if actor is None or critic is None else HandModel(actor, critic, std)
+    actor = _stack(model.actor.network, last, gradients)
+    critic = _stack(model.critic.network, model.critic.head.linear, gradients)
+    return None if actor is None or critic is None else HandModel(actor, critic, std, choose)
 
 
-def _standardize(normalizer: nn.Module) -> Callable[[Tensor], Tensor]:
-    """From an observation group `[..., *shape]` to rows `[M, width]`."""
+def _standardize(normalizer: nn.Module) -> Callable[[Array], Array]:
+    """What a normaliser does to an observation group `[M, width]`."""
     if not isinstance(normalizer, Normalizer):
-        return lambda x: x.flatten(0, -2)
-    shift, inverse_scale, clip = normalizer.shift, normalizer.inverse_scale, normalizer.clip
+        return lambda x: x
+    shift, inverse_scale, clip = normalizer.shift.numpy(), normalizer.inverse_scale.numpy(), normalizer.clip
     assert clip is not None
-    return lambda x: (x - shift).mul_(inverse_scale).clamp_(-clip, clip).flatten(0, -2)
+
+    def standardize(x: Array) -> Array:
+        y = x - shift
+        y *= inverse_scale
+        np.maximum(y, -clip, out=y)
+        return np.minimum(y, clip, out=y)
+
+    return standardize
 
 
-def _stack(network: AnyNetwork, last: nn.Module) -> Stack | None:
+def _stack(network: AnyNetwork, last: nn.Module, gradients: Gradients) -> Stack | None:
     if type(network) is not Network or not isinstance(last, nn.Linear):
         return None
     plain = (
@@ -142,4 +154,4 @@ def _stack(network: AnyNetwork, last: nn.Module) -> Stack | None:
         and not network.in_bfloat16
         and all(isinstance(encoder, nn.Identity) for encoder in network.encoders)
     )
-    return Stack(network, last) if plain else None
+    return Stack(network, last, gradients) if plain else None

@@ -83,9 +83,9 @@ class MLP(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:
         """`[..., input_dim]` to `[..., hidden[-1]]`."""
         if self.activation and on_host(input) and not torch.is_grad_enabled():
-            return run_layers(input.reshape(-1, input.shape[-1]), self.activation, self.weights)[-1].view(
-                *input.shape[:-1], -1
-            )
+            rows, weights = input.reshape(-1, input.shape[-1]), [weight.detach().numpy() for weight in self.weights]
+            outputs = run_layers(rows.detach().numpy(), self.activation, weights)
+            return torch.from_numpy(outputs[-1]).view(*input.shape[:-1], -1)
         if not self.activation or not usable(input):
             return super().forward(input)
         from canter.kernels.linear import hidden_layers

@@ -17,6 +17,7 @@ from torch import Tensor
 from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
 from canter.functional.batch_means import in_groups
+from canter.runtime.machine import set_threads
 from canter.runtime.stopwatch import Stopwatch
 from canter.specs import Env, Resumable
 from canter.struct import tree_copy_, tree_map
@@ -106,7 +107,7 @@ class Collector:
         self.tracker = EpisodeTracker(algorithm.horizon, env.spec.num_envs, env.spec.device)
         self.steps_before = 0
         self.threads: int | None = None
-        """Threads of torch that the run learns with, once that is decided."""
+        """Threads that the run learns with, once that is decided."""
         self.clock = Stopwatch()
 
     @torch.no_grad()
@@ -160,7 +161,7 @@ class Collector:
         self.steps_before = state["steps_before"]
         if self.threads is None and state.get("threads") is not None:
             self.threads = int(state["threads"])
-            torch.set_num_threads(self.threads)
+            set_threads(self.threads)
         if state["env"] is None:
             _log.warning("all episodes start anew: %s", state["episodes_restart"])
             self._restart()

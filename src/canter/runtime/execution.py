@@ -12,6 +12,7 @@ import torch
 from canter.algorithms.base import Algorithm, Metrics
 from canter.data.rollout import Rollout
 from canter.runtime.collector import Collector
+from canter.runtime.machine import set_threads
 from canter.runtime.threads import ThreadChoice
 from canter.specs import Capturable
 from canter.struct import tree_copy_, tree_map
@@ -58,7 +59,7 @@ class ExecutionConfig:
 
     def start(self) -> None:
         """Set what must be so before anything is built: even the first weights are rounded by the number of threads."""
-        torch.set_num_threads(self.threads or 1)
+        set_threads(self.threads or 1)
 
 
 @dataclass

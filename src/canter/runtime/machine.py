@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from threadpoolctl import ThreadpoolController
 
 PACKAGES = ("canter", "torch", "numpy", "gymnasium", "safetensors", "mujoco", "envpool")
 """Whose versions are noted, where they are installed."""
@@ -27,6 +28,17 @@ def describe_machine() -> dict[str, Any]:
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def set_threads(count: int) -> None:
+    """Let torch use so many threads, and NumPy's products one.
+
+    Those are small; and threads of their own stay busy for a while after each, in the way of torch's.
+    """
+    torch.set_num_threads(count)
+    for library in ThreadpoolController().lib_controllers:
+        if library.user_api == "blas" and library.info()["threading_layer"] == "pthreads":
+            library.set_num_threads(1)
 
 
 def describe_versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""How many threads torch learns with on a CPU.
+"""How many threads learn on a CPU.
 
 Small networks are slowed down by a second thread and wide ones sped up, by how much depends on the machine and on what
 else runs there. So it is measured, once at the start of a run and on its own update. Sums are rounded differently by
@@ -16,7 +16,7 @@ import torch
 from canter.algorithms.base import Algorithm, Metrics
 from canter.data.rollout import Rollout
 from canter.runtime.collector import Collector
-from canter.runtime.machine import cores
+from canter.runtime.machine import cores, set_threads
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class ThreadChoice:
             self._seconds(rollout, 1)  # compiles, allocates and warms up what the others find done
             one, several = self._seconds(rollout, 1), self._seconds(rollout, cores())
             self.collector.threads = threads = cores() if one > GAIN * several else 1
-            torch.set_num_threads(threads)
+            set_threads(threads)
             tried = f"an update takes {one:.2f} s with 1 and {several:.2f} s with {cores()}"
             logger.info("execution.threads=%d: %s", threads, tried)
         return self.algorithm.update(rollout)
@@ -50,7 +50,7 @@ class ThreadChoice:
     def _seconds(self, rollout: Rollout[Any], threads: int) -> float:
         """How long an update takes, which is then undone."""
         before = self.algorithm.state_dict()
-        torch.set_num_threads(threads)
+        set_threads(threads)
         start = time.perf_counter()
         self.algorithm.update(rollout)
         seconds = time.perf_counter() - start
