@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -97,6 +98,16 @@ class ParameterGroup:
             )
             return
         self.moments["step"].add_(1.0 - skip)
+        self._adamw_((norm / self.config.max_grad_norm).clamp_(min=1.0), skip)
+
+    def step_on_host(self, norm: float) -> None:
+        """The same on a CPU, where the host knows the norm and that the step is taken."""
+        if norm > self.config.max_grad_norm:
+            self.gradient.mul_(self.config.max_grad_norm / norm)
+        self.moments["step"].add_(1.0)
+        self._adamw_(None, None)
+
+    def _adamw_(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         # Private, but torch's own optimiser spends more time around this call than in it.
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
             [self.flat],
@@ -112,8 +123,8 @@ class ParameterGroup:
             eps=self.config.eps,
             amsgrad=False,
             maximize=False,
-            grad_scale=(norm / self.config.max_grad_norm).clamp_(min=1.0),
-            found_inf=skip,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
         )
 
 
@@ -122,6 +133,7 @@ class Optimizer:
 
     def __init__(self, groups: dict[str, ParameterGroup], clip_jointly: bool) -> None:
         self.groups, self.clip_jointly = groups, clip_jointly
+        self._host_gradients = [group.gradient.numpy() for group in groups.values() if group.gradient.is_cpu]
 
     @property
     def gradients(self) -> dict[Tensor, Tensor]:
@@ -142,12 +154,25 @@ class Optimizer:
                 torch.cat([next(found).reshape(-1) for _ in group.parameters], out=group.gradient)
         for group in groups:
             distributed.mean_(group.gradient)
+        if groups[0].gradient.is_cpu:
+            return self._step_on_host(bool(skip.numpy()))
         # A dot product uses the whole device; the norm of one vector runs on a single processor of a GPU.
         squares = [torch.dot(group.gradient, group.gradient) for group in groups]
         total, blocked, skipped = self._verdict(squares, skip)
         for group, square in zip(groups, squares, strict=True):
             group.step(total if self.clip_jointly else square.sqrt(), skipped)
         return {"grad_norm": total, "nonfinite_steps": blocked}
+
+    def _step_on_host(self, skip: bool) -> dict[str, Tensor]:
+        """The step on a CPU, which decides by numbers: they are at hand there, and tensors of one number are slow."""
+        squares = [float(np.dot(gradient, gradient)) for gradient in self._host_gradients]
+        total = math.sqrt(sum(squares))
+        blocked = not total < math.inf  # nor is a NaN
+        if not (skip or blocked):
+            for group, square in zip(self.groups.values(), squares, strict=True):
+                group.step_on_host(total if self.clip_jointly else math.sqrt(square))
+        norm, nonfinite = torch.from_numpy(np.array([total, blocked], np.float32)).unbind()
+        return {"grad_norm": norm, "nonfinite_steps": nonfinite}
 
     def _verdict(self, squares: list[Tensor], skip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The norm of all gradients, 1 where it is not finite, and 1 where no step is to be taken; all 0-d.

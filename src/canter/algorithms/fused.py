@@ -70,7 +70,7 @@ def loss_by_hand(
 ) -> LossOutput:
     """The same from the model itself, on a CPU; puts the gradients of all parameters where the optimiser has them.
 
-    `batch.obs` has what `HandModel.read_rows` gives.
+    `batch.obs` is what `HandModel.read_rows` gives.
     """
     valid, rows, entropy_weight = batch.valid.numpy().reshape(-1), _rows, float(entropy_coef.numpy())
     count = int(np.count_nonzero(valid))

@@ -301,8 +301,8 @@ class PPO:
         return self.extensions.extend(output, batch, ModelOutput(params, value))
 
     def _read(self, batch: PPOBatch) -> PPOBatch:
-        """The batch with what the networks make of observations before their first layer, as `quick_loss` needs it."""
-        return batch if self.by_hand is None else replace(batch, obs=batch.obs | self.by_hand.read_rows(batch.obs))
+        """The batch with what networks make of observations before their first layer, if `quick_loss` is by hand."""
+        return batch if self.by_hand is None else replace(batch, obs=self.by_hand.read_rows(batch.obs))
 
     def quick_loss(self, batch: PPOBatch) -> LossOutput:
         """`loss`, with gradients found by hand where that is known for these settings and networks."""

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 Array = np.ndarray
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -45,8 +44,7 @@ def gaussian(mean: Array, log_std: Array | None, action: Array, old_params: Arra
     log_ratio = old_params[:, dim:] - log_std
     shift = (old_params[:, :dim] - mean) * precision
     # As in the plain form: expm1 keeps the second-order difference that is left when the two are close.
-    grown = torch.expm1(torch.from_numpy(log_ratio + log_ratio)).numpy()  # NumPy's takes several times as long
-    kl = total(grown + shift * shift - 2.0 * log_ratio, 1) * 0.5
+    kl = total(np.expm1(log_ratio + log_ratio) + shift * shift - 2.0 * log_ratio, 1) * 0.5
 
     def pull_back(d_log_prob: Array, d_entropy: float) -> tuple[Array, Array]:
         d_log_std = total((square - 1.0) * d_log_prob, 0) + d_entropy * len(mean)

@@ -24,8 +24,8 @@ from canter.nn.normalizer import Normalizer
 from canter.nn.rnn import NoMemory
 from canter.struct import Obs
 
-ACTOR_INPUT, CRITIC_INPUT = "<actor>", "<critic>"
-"""Names that no observation group has."""
+ACTOR_INPUT, CRITIC_INPUT = "actor", "critic"
+"""Names of what `HandModel.read_rows` gives."""
 Arrays = dict[str, Array]
 """Observation groups `[M, width]` by name."""
 Gradients = Mapping[Tensor, Tensor]
