@@ -25,7 +25,7 @@ docs: .venv/installed-dev
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 
 pytest: .venv/installed-dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 test-faults: .venv/installed-dev
 	$(BIN)/python benchmarks/faults/run.py

@@ -302,7 +302,9 @@ class PPO:
 
     def _read(self, batch: PPOBatch) -> PPOBatch:
         """The batch with what networks make of observations before their first layer, if `quick_loss` is by hand."""
-        return batch if self.by_hand is None else replace(batch, obs=self.by_hand.read_rows(batch.obs))
+        if self.by_hand is None or self.config.central_value is not None:
+            return batch
+        return replace(batch, obs=self.by_hand.read_rows(batch.obs))
 
     def quick_loss(self, batch: PPOBatch) -> LossOutput:
         """`loss`, with gradients found by hand where that is known for these settings and networks."""
