@@ -19,11 +19,18 @@ def loss_of(layers, x):
     return layers[1](torch.tanh(layers[0](x))).square().sum()
 
 
-def make(layers, config, *, separate=False, clip_jointly=True):
+def make(layers, config, *, separate=False, clip_jointly=True, by_tensors=False):
     first, second = list(layers[0].parameters()), list(layers[1].parameters())
-    if not separate:
-        return Optimizer({"model": ParameterGroup(first + second, config)}, clip_jointly)
-    return Optimizer({"policy": ParameterGroup(first, config), "critic": ParameterGroup(second, config)}, clip_jointly)
+    groups = {"model": ParameterGroup(first + second, config)}
+    if separate:
+        groups = {"policy": ParameterGroup(first, config), "critic": ParameterGroup(second, config)}
+    optimizer = Optimizer(groups, clip_jointly)
+    if by_tensors:  # as on a GPU
+        optimizer.host_gradients = []
+    return optimizer
+
+
+BOTH_WAYS = pytest.mark.parametrize("by_tensors", [False, True], ids=["by numbers", "by tensors"])
 
 
 def expected_after(layers, x, config, *, clip_jointly, steps):
@@ -42,15 +49,16 @@ def expected_after(layers, x, config, *, clip_jointly, steps):
     return everything
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize("clip_jointly", [True, False])
 @pytest.mark.parametrize("separate", [True, False])
-def test_steps_equal_torch_adamw_with_clipped_gradients(clip_jointly, separate):
+def test_steps_equal_torch_adamw_with_clipped_gradients(clip_jointly, separate, by_tensors):
     if not (separate or clip_jointly):
         pytest.skip("one group has one norm")
     config = OptimizerConfig(learning_rate=Constant(1e-2), weight_decay=0.1, max_grad_norm=0.3)
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1)) * 3
     layers = two_layers()
-    optimizer = make(layers, config, separate=separate, clip_jointly=clip_jointly)
+    optimizer = make(layers, config, separate=separate, clip_jointly=clip_jointly, by_tensors=by_tensors)
     for _ in range(5):
         optimizer.step(loss_of(layers, x), NEVER)
     theirs = expected_after(two_layers(), x, config, clip_jointly=clip_jointly, steps=5)
@@ -60,9 +68,10 @@ def test_steps_equal_torch_adamw_with_clipped_gradients(clip_jointly, separate):
         assert torch.allclose(our, their, atol=1e-6)
 
 
-def test_a_blocked_step_changes_nothing_not_even_the_moments():
+@BOTH_WAYS
+def test_a_blocked_step_changes_nothing_not_even_the_moments(by_tensors):
     layers, x = two_layers(), torch.ones(2, 3)
-    optimizer = make(layers, OptimizerConfig())
+    optimizer = make(layers, OptimizerConfig(), by_tensors=by_tensors)
     optimizer.step(loss_of(layers, x), NEVER)
     before = [p.detach().clone() for layer in layers for p in layer.parameters()]
     state = optimizer.state_dict()["model"]
@@ -73,10 +82,11 @@ def test_a_blocked_step_changes_nothing_not_even_the_moments():
         assert torch.equal(value, state[name]), name
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_is_skipped_and_counted(poison):
+@BOTH_WAYS
+@pytest.mark.parametrize("poison", [math.nan, math.inf, 1e30])
+def test_a_gradient_whose_norm_is_not_finite_is_skipped_and_counted(poison, by_tensors):
     layers, x = two_layers(), torch.ones(2, 3)
-    optimizer = make(layers, OptimizerConfig(), separate=True, clip_jointly=False)
+    optimizer = make(layers, OptimizerConfig(), separate=True, clip_jointly=False, by_tensors=by_tensors)
     before = [p.detach().clone() for layer in layers for p in layer.parameters()]
     metrics = optimizer.step(loss_of(layers, x) * poison, NEVER)
     assert metrics["nonfinite_steps"].item() == 1

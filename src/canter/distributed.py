@@ -1,10 +1,17 @@
-"""Ranks of one run. In a world of one every function here does nothing, so callers never ask."""
+"""Ranks of one run, and the cores of this one. In a world of one reductions do nothing, so callers never ask."""
 
 from __future__ import annotations
+
+import os
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def world_size() -> int:

@@ -133,7 +133,8 @@ class Optimizer:
 
     def __init__(self, groups: dict[str, ParameterGroup], clip_jointly: bool) -> None:
         self.groups, self.clip_jointly = groups, clip_jointly
-        self._host_gradients = [group.gradient.numpy() for group in groups.values() if group.gradient.is_cpu]
+        self.host_gradients = [group.gradient.numpy() for group in groups.values() if group.gradient.is_cpu]
+        """The gradients as arrays on a CPU; without them, steps are decided by tensors, as on a GPU."""
 
     @property
     def gradients(self) -> dict[Tensor, Tensor]:
@@ -154,7 +155,7 @@ class Optimizer:
                 torch.cat([next(found).reshape(-1) for _ in group.parameters], out=group.gradient)
         for group in groups:
             distributed.mean_(group.gradient)
-        if groups[0].gradient.is_cpu:
+        if self.host_gradients:
             return self._step_on_host(bool(skip.numpy()))
         # A dot product uses the whole device; the norm of one vector runs on a single processor of a GPU.
         squares = [torch.dot(group.gradient, group.gradient) for group in groups]
@@ -165,7 +166,8 @@ class Optimizer:
 
     def _step_on_host(self, skip: bool) -> dict[str, Tensor]:
         """The step on a CPU, which decides by numbers: they are at hand there, and tensors of one number are slow."""
-        squares = [float(np.dot(gradient, gradient)) for gradient in self._host_gradients]
+        with np.errstate(all="ignore"):  # an infinite norm is dealt with below
+            squares = [float(np.dot(gradient, gradient)) for gradient in self.host_gradients]
         total = math.sqrt(sum(squares))
         blocked = not total < math.inf  # nor is a NaN
         if not (skip or blocked):

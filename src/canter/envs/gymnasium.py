@@ -18,10 +18,11 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
+from canter.distributed import cores
 from canter.envs.autoreset import CopyLastObs, find_mode, parse_mode
 from canter.envs.courier import Courier
 from canter.envs.gymnasium_state import StateUnavailable, capture, obstacle, restore
-from canter.envs.gymnasium_sync import SyncSteps, cores, threads_for
+from canter.envs.gymnasium_sync import SyncSteps, threads_for
 from canter.envs.spaces import ObsBuffer, ObsReader, action_codec, copy_info_
 from canter.registry import nearest
 from canter.specs import ACTION_MASK, EnvSpec, Step

@@ -7,7 +7,6 @@ around a small simulator that costs as much as the simulator. `SyncSteps` gives 
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeGuard
@@ -15,6 +14,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate
+
+from canter.distributed import cores
 
 FEW = 4
 """Environments for which a second thread does not pay."""
@@ -81,11 +82,6 @@ class SyncSteps:
 
     def _wanted(self, info: dict[str, Any]) -> dict[str, Any]:
         return {key: info[key] for key in self.info_keys if key in info}
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_for(env: SyncVectorEnv) -> int:

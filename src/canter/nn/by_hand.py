@@ -74,8 +74,9 @@ class HandModel:
 
     def act(self, obs: Obs, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
         """What the environment receives, the action as drawn, and the distribution parameters `[M, P]`."""
-        params = self._params({name: group.numpy() for name, group in obs.items()})
-        for_env, action = self.choose(params, generator)
+        with np.errstate(all="ignore"):  # what is not finite stops the run later, with its name
+            params = self._params({name: group.numpy() for name, group in obs.items()})
+            for_env, action = self.choose(params, generator)
         return torch.from_numpy(for_env), torch.from_numpy(action), torch.from_numpy(params)
 
     def read_rows(self, obs: Obs) -> Obs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -84,7 +85,8 @@ class MLP(nn.Sequential):
         """`[..., input_dim]` to `[..., hidden[-1]]`."""
         if self.activation and on_host(input) and not torch.is_grad_enabled():
             rows, weights = input.reshape(-1, input.shape[-1]), [weight.detach().numpy() for weight in self.weights]
-            outputs = run_layers(rows.detach().numpy(), self.activation, weights)
+            with np.errstate(all="ignore"):  # as torch, without a warning
+                outputs = run_layers(rows.detach().numpy(), self.activation, weights)
             return torch.from_numpy(outputs[-1]).view(*input.shape[:-1], -1)
         if not self.activation or not usable(input):
             return super().forward(input)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 from pathlib import Path
 from typing import Any
 
 import torch
 from threadpoolctl import ThreadpoolController
+
+from canter.distributed import cores
 
 PACKAGES = ("canter", "torch", "numpy", "gymnasium", "safetensors", "mujoco", "envpool")
 """Whose versions are noted, where they are installed."""
@@ -23,11 +24,6 @@ def describe_machine() -> dict[str, Any]:
         "cores": cores(),
         "gpus": gpu_names(),
     }
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def set_threads(count: int) -> None:

@@ -15,8 +15,9 @@ import torch
 
 from canter.algorithms.base import Algorithm, Metrics
 from canter.data.rollout import Rollout
+from canter.distributed import cores
 from canter.runtime.collector import Collector
-from canter.runtime.machine import cores, set_threads
+from canter.runtime.machine import set_threads
 
 logger = logging.getLogger(__name__)
 
