@@ -79,12 +79,13 @@ def test_an_environment_gives_the_same_by_courier(device):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_device_and_memory_is_pinned():
     courier = Courier(example(), torch.device("cuda"))
     courier()
     assert all(slot.host.is_pinned() for slot in courier.slots)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         courier()
     finally:
         torch.cuda.set_sync_debug_mode("default")
