@@ -7,6 +7,7 @@ import torch
 
 from canter.algorithms.ppo import PPO, PPOConfig
 from canter.envs.tensor import tensor_envs
+from canter.kernels import host_threads
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
@@ -28,8 +29,19 @@ def build(env, **settings):
     return PPOConfig(**{"optimizer": adaptive} | given | settings).build(env.spec, 0)
 
 
+@pytest.fixture
+def set_threads(monkeypatch):
+    """Lets so many threads share rows, however few there are."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(host_threads, "MUCH", 1)
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_loss_by_hand_and_its_gradients_are_those_of_the_plain_loss(name):
+def test_the_loss_by_hand_and_its_gradients_are_those_of_the_plain_loss(name, threads, set_threads):
+    set_threads(threads)
     env_name, settings = SETTINGS[name]
     env = tensor_envs[env_name](8, "cpu", max_episode_steps=6)
     algorithm = build(env, **settings)
@@ -67,6 +79,20 @@ def test_runs_with_either_loss_learn_the_same(name):
         results.append((metrics, weights))
     torch.testing.assert_close(*(metrics for metrics, _ in results), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(*(weights for _, weights in results), rtol=1e-4, atol=1e-5)
+
+
+def test_threads_that_share_rows_give_the_same_bits_every_time(set_threads):
+    set_threads(3)
+    weights = []
+    for _ in range(3):
+        env = tensor_envs["pendulum"](8)
+        algorithm = build(env)
+        collector = Collector(env, algorithm, 0)
+        for _ in range(3):
+            algorithm.update(collector.collect())
+        weights.append(torch.cat([parameter.detach().reshape(-1) for parameter in algorithm.model.parameters()]))
+    assert len(algorithm.by_hand.into) == 3
+    assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
 
 
 @pytest.mark.parametrize(

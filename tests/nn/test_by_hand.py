@@ -52,11 +52,11 @@ def test_outputs_values_and_gradients_are_those_of_the_model(action, activation)
     if log_std is not None:
         np.testing.assert_allclose(hand.std(), log_std[0, 0].detach().numpy(), rtol=1e-12)
         wanted, given = [*wanted, log_std], [*given, torch.randn_like(log_std)]
-        hand.std.descend(given[2].sum((0, 1)).numpy())
+        hand.std.descend(given[2].sum((0, 1)).numpy(), hand.std.into)
     np.testing.assert_allclose(actor[-1], output[0].detach().numpy(), rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(critic[-1][:, 0], value[0].detach().numpy(), rtol=1e-12, atol=1e-12)
-    hand.actor.descend(actor, d_output[0].numpy())
-    hand.critic.descend(critic, d_value[0].numpy()[:, None])
+    hand.actor.descend(actor, d_output[0].numpy(), hand.actor.into)
+    hand.critic.descend(critic, d_value[0].numpy()[:, None], hand.critic.into)
     for parameter, gradient in zip(parameters, torch.autograd.grad(wanted, parameters, given), strict=True):
         torch.testing.assert_close(ours[parameter], gradient, rtol=1e-10, atol=1e-12)
 

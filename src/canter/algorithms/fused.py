@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ from canter.algorithms.base import Metrics
 from canter.algorithms.phase import LossOutput
 from canter.distributions import Categorical, DiagGaussian, Distribution
 from canter.kernels import host_losses
-from canter.nn.by_hand import ACTOR_INPUT, CRITIC_INPUT, HandModel
+from canter.nn.by_hand import ACTOR_INPUT, CRITIC_INPUT, HandModel, Into
 
 if TYPE_CHECKING:
     from canter.algorithms.ppo import PPOBatch, PPOConfig
@@ -72,35 +71,49 @@ def loss_by_hand(
 
     `batch.obs` is what `HandModel.read_rows` gives.
     """
-    valid, rows, entropy_weight = batch.valid.numpy().reshape(-1), _rows, float(entropy_coef.numpy())
-    count = int(np.count_nonzero(valid))
-    if count < len(valid):
-        # Whatever a row holds that is not valid, NaN included, must not come through.
-        rows = partial(_rows, valid=valid)
+    minibatch, entropy_weight = _valid_rows(batch), float(entropy_coef.numpy())
+    count = len(minibatch["advantage"])
     share = 1.0 / max(distributed.mean_number(count), 1e-9)  # without rows every sum is zero
-    with np.errstate(all="ignore"):  # what is not finite is found by its gradient
-        made, log_std = model.actor.run(rows(batch.obs[ACTOR_INPUT])), model.std() if model.std else None
-        terms = FAMILIES[type(distribution)](made[-1], log_std, rows(batch.action), rows(batch.dist_params))
-        old_log_prob, advantage = rows(batch.log_prob), rows(batch.advantage)
-        (surrogate, entropy, kl, clipped), d_output, d_log_std = host_losses.policy_loss(
-            terms, old_log_prob, advantage, share, clip_ratio=config.clip_ratio, entropy_coef=entropy_weight
-        )
-        model.actor.descend(made, d_output)
-        if model.std is not None and d_log_std is not None:
-            model.std.descend(d_log_std)
-        made = model.critic.run(rows(batch.obs[CRITIC_INPUT]))
-        old_value, return_, weight = rows(batch.value), rows(batch.return_), share * config.value_coef
-        error, d_value = host_losses.value_loss(made[-1][:, 0], old_value, return_, weight, _value_clip(config))
-        model.critic.descend(made, d_value[:, None])
-    loss = surrogate + config.value_coef * error - entropy_weight * entropy
-    numbers = np.array([loss, surrogate, error, entropy, kl, clipped], made[-1].dtype) * share
-    loss, *means = torch.from_numpy(numbers).unbind()
+    terms_of, value_weight = FAMILIES[type(distribution)], config.value_coef
+
+    def learn(some: slice, into: Into) -> np.ndarray:
+        """Sums over some of the rows of what `NAMES` says."""
+        rows = {name: array[some] for name, array in minibatch.items()}
+        with np.errstate(all="ignore"):  # what is not finite is found by its gradient
+            made, log_std = model.actor.run(rows[ACTOR_INPUT]), model.std() if model.std else None
+            (surrogate, entropy, kl, clipped), d_output, d_log_std = host_losses.policy_loss(
+                terms_of(made[-1], log_std, rows["action"], rows["dist_params"]),
+                rows["log_prob"],
+                rows["advantage"],
+                share,
+                clip_ratio=config.clip_ratio,
+                entropy_coef=entropy_weight,
+            )
+            model.actor.descend(made, d_output, into.actor)
+            if model.std is not None and d_log_std is not None:
+                model.std.descend(d_log_std, into.std[0])
+            made = model.critic.run(rows[CRITIC_INPUT])
+            error, d_value = host_losses.value_loss(
+                made[-1][:, 0], rows["value"], rows["return_"], share * value_weight, _value_clip(config)
+            )
+            model.critic.descend(made, d_value[:, None], into.critic)
+        return np.array([surrogate, error, entropy, kl, clipped])
+
+    surrogate, error, entropy, *_ = sums = model.share(count, learn)
+    loss = surrogate + value_weight * error - entropy_weight * entropy
+    loss, *means = torch.from_numpy(np.array([loss, *sums], np.float32) * share).unbind()
     metrics: Metrics = dict(zip(NAMES, means, strict=True))
     return LossOutput(loss, metrics["policy/kl"], metrics, differentiated=True)
 
 
-def _rows(x: Tensor, valid: np.ndarray | None = None) -> np.ndarray:
-    """`[L, B, ...]` as `[M, ...]`, without the rows that are not valid."""
-    rows = x.numpy()
-    rows = rows.reshape(-1, *rows.shape[2:])
-    return rows if valid is None else rows[valid]
+def _valid_rows(batch: PPOBatch) -> dict[str, np.ndarray]:
+    """What the loss needs of `[L, B, ...]`, as `[M, ...]`."""
+    valid = batch.valid.numpy().reshape(-1)
+    fields = ("action", "dist_params", "log_prob", "advantage", "value", "return_")
+    rows = {name: tensor.numpy() for name, tensor in batch.obs.items()}
+    rows |= {name: getattr(batch, name).numpy() for name in fields}
+    rows = {name: array.reshape(-1, *array.shape[2:]) for name, array in rows.items()}
+    if not valid.all():
+        # Whatever a row holds that is not valid, NaN included, must not come through.
+        rows = {name: array[valid] for name, array in rows.items()}
+    return rows

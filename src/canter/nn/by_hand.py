@@ -8,13 +8,16 @@ every update in place is seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from canter.kernels.host_layers import Array, input_gradient, layer_gradients, linear, linear_gradients, run_layers
+from canter.kernels.host_layers import Array, last_output, layer_gradients, multiplications, run_layers
+from canter.kernels.host_threads import parts, share
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.choice import Choose, choice
 from canter.nn.heads import BoundedLogStd, GaussianHead, LinearHead
@@ -37,9 +40,9 @@ class Stack:
 
     def __init__(self, network: Network, last: nn.Linear, gradients: Gradients) -> None:
         self.inputs = dict(zip(network.groups, map(_standardize, network.normalizers), strict=True))
-        self.activation = network.hidden.activation or ""
         parameters = [*network.hidden.weights, last.weight, last.bias]
-        *self.weights, self.last, self.last_bias = [parameter.detach().numpy() for parameter in parameters]
+        self.weights = [parameter.detach().numpy() for parameter in parameters]
+        self.activations = [network.hidden.activation or ""] * (len(parameters) // 2 - 1) + ["identity"]
         self.into = [gradients[parameter].numpy() for parameter in parameters]
 
     def read(self, obs: Arrays) -> Array:
@@ -54,14 +57,27 @@ class Stack:
 
     def run(self, x: Array) -> list[Array]:
         """What goes in `[M, width]`, what each layer makes of it, and what comes out: `[M, ...]` each."""
-        outputs = run_layers(x, self.activation, self.weights)
-        return [*outputs, linear(outputs[-1], self.last, self.last_bias)]
+        return run_layers(x, self.activations, self.weights)
 
-    def descend(self, outputs: list[Array], gradient: Array) -> None:
-        """Write the gradients of all parameters, from that of what comes out `[M, N]`; spoils `outputs`, from `run`."""
-        linear_gradients(outputs[-2], gradient, *self.into[-2:])
-        inner = input_gradient(gradient, self.last)
-        layer_gradients(outputs[:-1], self.activation, self.weights, inner, self.into)
+    def descend(self, outputs: list[Array], gradient: Array, into: list[Array]) -> None:
+        """Write the gradients of all parameters, from that of what comes out `[M, N]`; spoils it and `outputs`."""
+        layer_gradients(outputs, self.activations, self.weights, gradient, into)
+
+
+@dataclass
+class Into:
+    """Where the gradients of a model's parameters go."""
+
+    actor: list[Array]
+    critic: list[Array]
+    std: list[Array]
+
+    def __iter__(self) -> Iterator[Array]:
+        return chain(self.actor, self.critic, self.std)
+
+    def empty_like(self) -> Into:
+        """As much room elsewhere."""
+        return Into(*([np.empty_like(place) for place in part] for part in (self.actor, self.critic, self.std)))
 
 
 class HandModel:
@@ -71,6 +87,8 @@ class HandModel:
         self.actor, self.critic, self.choose = actor, critic, choose
         self.std = std
         """None where a distribution has no log-std."""
+        self.into = [Into(actor.into, critic.into, [std.into] if std else [])]
+        """Of each thread; the first has the gradients where the optimiser looks for them."""
 
     def act(self, obs: Obs, generator: Generator) -> tuple[Tensor, Tensor, Tensor]:
         """What the environment receives, the action as drawn, and the distribution parameters `[M, P]`."""
@@ -83,8 +101,18 @@ class HandModel:
         """What goes into actor and critic, of observations `[L, S, ...]`; the same throughout an update."""
         return {ACTOR_INPUT: self.actor.read_rows(obs), CRITIC_INPUT: self.critic.read_rows(obs)}
 
+    def share(self, rows: int, learn: Callable[[slice, Into], Array]) -> Array:
+        """Let threads share the rows of a minibatch; adds up the gradients that they write and what they return."""
+        among = parts(rows, multiplications(self.actor.weights) + multiplications(self.critic.weights))
+        self.into += [self.into[0].empty_like() for _ in among[len(self.into) :]]
+        found = share(lambda thread, some: learn(some, self.into[thread]), among)
+        for others in self.into[1 : len(among)]:
+            for place, other in zip(self.into[0], others, strict=True):
+                place += other
+        return sum(found[1:], start=found[0])
+
     def _params(self, obs: Arrays) -> Array:
-        output = self.actor.run(self.actor.read(obs))[-1]
+        output = last_output(self.actor.read(obs), self.actor.activations, self.actor.weights)
         if self.std is None:
             return output
         dim = output.shape[1]
@@ -105,10 +133,10 @@ class BoundedParameter:
         x = self.raw / self.half
         return self.mid + self.half * x / np.sqrt(1.0 + x * x)
 
-    def descend(self, gradient: Array) -> None:
+    def descend(self, gradient: Array, into: Array) -> None:
         """Write the gradient of the raw numbers, from that of the log-std `[A]`."""
         x = self.raw / self.half
-        np.multiply((1.0 + x * x) ** -1.5, gradient, out=self.into)
+        np.multiply((1.0 + x * x) ** -1.5, gradient, out=into)
 
 
 def by_hand(model: ActorCritic, gradients: Gradients) -> HandModel | None:

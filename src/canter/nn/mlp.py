@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from canter.kernels import on_host, usable
-from canter.kernels.host_layers import run_layers
+from canter.kernels.host_layers import last_output
 
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu", "leaky_relu"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -85,9 +84,8 @@ class MLP(nn.Sequential):
         """`[..., input_dim]` to `[..., hidden[-1]]`."""
         if self.activation and on_host(input) and not torch.is_grad_enabled():
             rows, weights = input.reshape(-1, input.shape[-1]), [weight.detach().numpy() for weight in self.weights]
-            with np.errstate(all="ignore"):  # as torch, without a warning
-                outputs = run_layers(rows.detach().numpy(), self.activation, weights)
-            return torch.from_numpy(outputs[-1]).view(*input.shape[:-1], -1)
+            output = last_output(rows.detach().numpy(), [self.activation] * (len(weights) // 2), weights)
+            return torch.from_numpy(output).view(*input.shape[:-1], -1)
         if not self.activation or not usable(input):
             return super().forward(input)
         from canter.kernels.linear import hidden_layers
