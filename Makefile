@@ -1,6 +1,8 @@
 # Two commands on a fresh machine: `make train` and `make test`. Both do all the set-up they need.
 PYTHON ?= python3
 BIN := .venv/bin
+# What an installation is made of: the C source is built when Canter is installed.
+SOURCES := pyproject.toml constraints.txt src/canter/kernels/_host.c
 # Every install goes through this: the constraint keeps torch at the build that the project is checked with.
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -50,16 +52,16 @@ clean:
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-.venv/installed: .venv/bin/python pyproject.toml constraints.txt
+.venv/installed: .venv/bin/python $(SOURCES)
 	$(PIP_INSTALL) --editable .
 	touch $@
 
-.venv/installed-dev: .venv/bin/python pyproject.toml constraints.txt
+.venv/installed-dev: .venv/bin/python $(SOURCES)
 	$(PIP_INSTALL) --editable '.[dev]'
 	touch .venv/installed $@
 
 # Releases of other libraries, to compare with; in an environment of their own, for they ask for much.
-.venv-peers/installed: pyproject.toml constraints.txt benchmarks/speed/peers/requirements.txt
+.venv-peers/installed: $(SOURCES) benchmarks/speed/peers/requirements.txt
 	$(PYTHON) -m venv .venv-peers
 	$(subst $(BIN),.venv-peers/bin,$(PIP_INSTALL)) --editable '.[mujoco]' --requirement benchmarks/speed/peers/requirements.txt
 	touch $@

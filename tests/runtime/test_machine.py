@@ -6,6 +6,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 import canter
+from canter.kernels.host_layers import COMPILED
 from canter.runtime import machine
 from canter.runtime.machine import cpu_model, describe_machine, describe_versions, set_threads
 
@@ -18,7 +19,7 @@ def test_machine_and_versions_are_plain_data_that_say_what_is_here():
     assert versions.keys() >= {"python", "gymnasium"}
     described = describe_machine()
     assert described["cores"] == len(os.sched_getaffinity(0))
-    assert described["cpu"] == cpu_model() != ""
+    assert described["cpu"] == cpu_model() != "" and described["c_kernels"] is COMPILED
     assert json.loads(json.dumps([versions, described])) == [versions, described]
 
 

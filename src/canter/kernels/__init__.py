@@ -1,4 +1,4 @@
-"""Hot functions written for GPUs in Triton, and a few written for a CPU in NumPy, in modules whose names say `host`.
+"""Hot functions written for GPUs in Triton, and a few for a CPU in NumPy and C, in modules whose names say `host`.
 
 Each is a drop-in for a plain torch function elsewhere, which stays the definition: tests hold them against it. Callers
 choose by `usable(tensor)` and `on_host(tensor)`; an installation without Triton never gets to those for GPUs.
