@@ -110,13 +110,8 @@ def last_output(x: Array, activations: Sequence[str], weights: Sequence[Array]) 
         with np.errstate(all="ignore"):  # what is not finite shows where it comes out
             return run_layers(x[rows], activations, weights)[-1]
 
-    outputs = share(run, parts(len(x), multiplications(weights)))
+    outputs = share(run, parts(len(x), max(weight.size for weight in weights)))
     return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
-
-
-def multiplications(weights: Sequence[Array]) -> int:
-    """Of one row, in layers `weight [N, K], bias [N], ...`."""
-    return sum(weight.size for weight in weights[::2])
 
 
 def layer_gradients(

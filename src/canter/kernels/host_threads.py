@@ -16,15 +16,16 @@ import torch
 
 Result = TypeVar("Result")
 MUCH = 2**23
-"""Multiplications below which one thread does everything: waking another up costs some tens of microseconds."""
+"""Multiplications in the largest product below which one thread does everything: threads wait for each other's Python
+between the operations, so these must be long."""
 
 
-def parts(rows: int, multiplications: int) -> list[slice]:
-    """Rows in as many parts as torch has threads, if each of them means so many multiplications; all of them otherwise.
+def parts(rows: int, largest: int) -> list[slice]:
+    """Rows in as many parts as torch has threads, if that pays; `largest` is the size of the largest weight matrix.
 
     How rows are cut decides how sums are rounded, so it depends on nothing else.
     """
-    if rows * multiplications < MUCH:
+    if rows * largest < MUCH:
         return [slice(0, rows)]
     count = torch.get_num_threads()
     edges = [rows * number // count for number in range(count + 1)]

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from canter.kernels.host_layers import Array, last_output, layer_gradients, multiplications, run_layers
+from canter.kernels.host_layers import Array, last_output, layer_gradients, run_layers
 from canter.kernels.host_threads import parts, share
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.choice import Choose, choice
@@ -103,7 +103,7 @@ class HandModel:
 
     def share(self, rows: int, learn: Callable[[slice, Into], Array]) -> Array:
         """Let threads share the rows of a minibatch; adds up the gradients that they write and what they return."""
-        among = parts(rows, multiplications(self.actor.weights) + multiplications(self.critic.weights))
+        among = parts(rows, max(place.size for place in self.into[0]))
         self.into += [self.into[0].empty_like() for _ in among[len(self.into) :]]
         found = share(lambda thread, some: learn(some, self.into[thread]), among)
         for others in self.into[1 : len(among)]:
