@@ -40,7 +40,8 @@ def speed(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
     results = {}
     for label, width in WIDTHS.items():
         common = ["--num-envs", options.num_envs, "--hidden", *width, "--device", options.device]
-        results[label] = harness.alternate(jobs_of(common), options.rounds)
+        jobs = [job for job in jobs_of(common) if job.name in (options.trainers or (job.name,))]
+        results[label] = harness.before.get("speed", {}).get(label, {}) | harness.alternate(jobs, options.rounds)
     return results
 
 
@@ -88,4 +89,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--num-envs", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=2, help="how often the speed of each is measured")
+    parser.add_argument(
+        "--trainers", nargs="+", help="of the part `speed`, measure only these; others keep their results"
+    )
     print(gpu_tables(main("gpu", PARTS, parser)))

@@ -41,6 +41,8 @@ class Harness:
     budget: float = float("inf")
     """Seconds for all jobs together."""
     start: float = field(default_factory=time.monotonic)
+    before: dict[str, Any] = field(default_factory=dict)
+    """Results of an earlier time, by part."""
 
     def run(self, job: Job) -> dict[str, Any]:
         """What the job printed, with its command and the seconds from start to exit; or an `error`."""
@@ -139,11 +141,13 @@ def main(name: str, parts: dict[str, Part], parser: argparse.ArgumentParser) -> 
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds for everything together")
     parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
     options = parser.parse_args()
-    harness, output = Harness(options.budget), options.output
+    output: Path = options.output
     output.parent.mkdir(parents=True, exist_ok=True)
-    # Parts that are not run again keep the results that they have.
-    before = json.loads(output.read_text())["parts"] if options.only and output.exists() else {}
-    document: dict[str, Any] = {**machine(), "parts": before}
+    # What is not run again keeps the results that it has, and the versions that it was measured with.
+    old = json.loads(output.read_text()) if options.only and output.exists() else {"versions": {}, "parts": {}}
+    harness = Harness(options.budget, before=old["parts"])
+    document: dict[str, Any] = {**machine(), "parts": dict(old["parts"])}
+    document["versions"] = old["versions"] | document["versions"]
     for part in options.only or parts:
         begin = time.monotonic()
         try:
