@@ -124,16 +124,6 @@ def test_sequences_are_put_in_another_order(shape, dtype):
     assert torch.equal(gather_sequences(x, order), x.index_select(1, order))
 
 
-def test_advantages_are_summed_up_backwards():
-    from canter.kernels.rows import accumulate_backwards
-
-    delta, decay = torch.randn(24, 300, device=DEVICE), torch.rand(24, 300, device=DEVICE)
-    exact = delta.double()
-    for t in range(22, -1, -1):
-        exact[t] += decay[t].double() * exact[t + 1]
-    assert relative_error(accumulate_backwards(delta, decay), exact) < 1e-6
-
-
 def test_observations_are_standardised_and_a_nan_stays_one():
     from canter.kernels.rows import standardize
 
