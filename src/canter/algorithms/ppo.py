@@ -21,6 +21,7 @@ from canter.algorithms.extension import AnyExtensionConfig, Extensions, ModelOut
 from canter.algorithms.fused import fits, fused_loss, loss_by_hand
 from canter.algorithms.judge import Judge, Judgement
 from canter.algorithms.objectives import AverageReward, Discounted, Objective
+from canter.algorithms.on_device import Indices, on_device
 from canter.algorithms.phase import LossOutput, Phase
 from canter.algorithms.ppo_batch import PPOBatch, PPORecord
 from canter.algorithms.rewards import RewardConfig
@@ -176,8 +177,11 @@ class PPO:
         on_cpu = spec.device.type == "cpu" and self.has_kernel and not config.extensions
         gradients = {p: view for phase in self.phases.values() for p, view in phase.optimizer.gradients.items()}
         self.by_hand = by_hand(self.model, gradients) if on_cpu else None
+        on_gpu = spec.device.type == "cuda" and self.has_kernel
+        self.on_device = on_device(config, self.model, self.phases["policy"].optimizer) if on_gpu else None
+        self.judge.on_device = self.on_device
 
-    def _build_phases(self) -> dict[str, Phase[PPOBatch]]:
+    def _build_phases(self) -> dict[str, Phase[Any]]:
         """One phase for everything, or one for the policy and then one for the critic."""
         config, central, model = self.config, self.config.central_value, self.model
         policy, critic = model.policy_parameters(), model.critic_parameters()
@@ -222,7 +226,10 @@ class PPO:
             for_env, *record = self.by_hand.act(obs, self.policy_rng)
             return for_env, PPORecord(*record), state
         with torch.no_grad():
-            params, state = self.policy.params(obs, state, reset)
+            if self.on_device is None:
+                params, state = self.policy.params(obs, state, reset)
+            else:
+                params = self.on_device.params(obs)
             action = self.distribution.sample(params, self.policy_rng)
             return self.distribution.to_env(action), PPORecord(action, params), state
 
@@ -300,14 +307,18 @@ class PPO:
             output = self._weigh(self.policy_terms(batch, params) | self.value_terms(batch, value), batch.valid)
         return self.extensions.extend(output, batch, ModelOutput(params, value))
 
-    def _read(self, batch: PPOBatch) -> PPOBatch:
+    def _read(self, batch: PPOBatch) -> PPOBatch | Indices:
         """The batch with what networks make of observations before their first layer, if `quick_loss` is by hand."""
+        if self.on_device is not None:
+            return self.on_device.read(batch)
         if self.by_hand is None or self.config.central_value is not None:
             return batch
         return replace(batch, obs=self.by_hand.read_rows(batch.obs))
 
-    def quick_loss(self, batch: PPOBatch) -> LossOutput:
-        """`loss`, with gradients found by hand where that is known for these settings and networks."""
+    def quick_loss(self, batch: Any) -> LossOutput:
+        """`loss` of what `_read` gives, with gradients found by hand where that is known for these settings."""
+        if self.on_device is not None:
+            return self.on_device.loss(batch, self.entropy_coef)
         if self.by_hand is None:
             return self.loss(batch)
         return loss_by_hand(self.config, self.distribution, batch, self.by_hand, self.entropy_coef)
@@ -359,7 +370,7 @@ class PPO:
 
     def transform(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace the losses and the networks that act and judge by what `compile` makes of them."""
-        self.by_hand = None
+        self.by_hand = self.on_device = self.judge.on_device = None
         for phase in self.phases.values():
             phase.loss = compile(phase.loss)
         self.policy.actor.forward = compile(self.policy.actor.forward)

@@ -120,11 +120,10 @@ def _scatter_bits(x, keys_ptr, HIGH: tl.constexpr, LOW: tl.constexpr):
 @triton.jit
 def _random_order(keys_ptr, out_ptr, N, HIGH: tl.constexpr, LOW: tl.constexpr, TILE: tl.constexpr):
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    count = N.to(tl.uint32)
     # What is not below N goes on along its cycle until it is: still every number below N exactly once.
     x = tl.where(i < N, _scatter_bits(i.to(tl.uint32), keys_ptr, HIGH, LOW), 0)
-    while tl.max((x >= count).to(tl.int32), 0) > 0:
-        x = tl.where(x >= count, _scatter_bits(x, keys_ptr, HIGH, LOW), x)
+    while tl.max((x.to(tl.int32) >= N).to(tl.int32), 0) > 0:
+        x = tl.where(x.to(tl.int32) >= N, _scatter_bits(x, keys_ptr, HIGH, LOW), x)
     tl.store(out_ptr + i, x.to(tl.int64), mask=i < N)
 
 

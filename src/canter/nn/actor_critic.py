@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.distributions import Distribution
+from canter.kernels.streams import beside
 from canter.nn.action_distribution import DistributionName, make_distribution
 from canter.nn.heads import StdConfig, ValueHead, policy_head
 from canter.nn.network import AnyNetwork, AnyNetworkConfig, NetworkConfig
@@ -148,27 +147,6 @@ class ActorCritic(nn.Module):
         self.actor.network.update_statistics(obs, valid)
         if not self.shared_trunk:
             self.critic.network.update_statistics(obs, valid)
-
-
-@contextmanager
-def beside(stream: torch.cuda.Stream | None) -> Iterator[Callable[[Tensor], None]]:
-    """Let what is done inside run at the same time as what follows, up to a call of the function given.
-
-    Only while a CUDA graph is captured: kernels of small networks leave parts of a GPU idle that those of another
-    network can use. Autograd runs each backward step on the stream of its forward step, so gradients gain as well.
-    """
-    if stream is None or torch.compiler.is_compiling() or not torch.cuda.is_current_stream_capturing():
-        yield lambda result: None
-        return
-    main = torch.cuda.current_stream()
-
-    def join(result: Tensor) -> None:
-        main.wait_stream(stream)
-        result.record_stream(main)
-
-    stream.wait_stream(main)
-    with torch.cuda.stream(stream):
-        yield join
 
 
 class Policy:

@@ -1,0 +1,140 @@
+"""The most frequent PPO on a GPU, a Gaussian policy and a critic of linear layers: whole networks in one launch.
+
+S sequences of one step, A action components. Acting, judging and learning go through the same kernels, so that the
+first ratio of an update is exactly 1. The plain forms stay the definition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from canter import distributed
+from canter.algorithms.base import Metrics
+from canter.algorithms.fused import NAMES
+from canter.algorithms.phase import LossOutput
+from canter.kernels import usable
+from canter.kernels.streams import beside
+from canter.nn.actor_critic import ActorCritic
+from canter.nn.heads import GaussianHead, ValueHead
+from canter.nn.network import AnyNetwork, Network, plain_network
+from canter.optim import Optimizer
+from canter.struct import Obs, TensorStruct
+
+if TYPE_CHECKING:
+    from canter.algorithms.ppo import PPOBatch, PPOConfig
+    from canter.kernels.chain import Layers
+    from canter.kernels.learn import Rows
+
+
+@dataclass
+class Indices(TensorStruct):
+    """Which rows to learn from: shuffled in place of the rows, which are read where they are."""
+
+    index: Tensor
+    """`[1, S]`."""
+
+
+class OnDevice:
+    """What an algorithm does with its networks, in few launches."""
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        actor: tuple[Network, Layers],
+        critic: tuple[Network, Layers],
+        head: GaussianHead,
+        value_head: ValueHead,
+        optimizer: Optimizer,
+    ) -> None:
+        from canter.kernels.learn import Learner
+
+        (self.actor_network, self.actor), (self.critic_network, self.critic) = actor, critic
+        self.head, self.value_head = head, value_head
+        groups = list(optimizer.groups.values())
+        self.flats = [group.gradient for group in groups]
+        self.gradient = self.flats[0] if len(groups) == 1 else torch.cat(self.flats)
+        starts = accumulate((flat.numel() for flat in self.flats), initial=0)
+        self.learner = Learner(
+            self.actor,
+            self.critic,
+            cast(Tensor, head.raw_std),
+            bound=(head.bound.mid, head.bound.half_range),
+            clip_ratio=config.clip_ratio,
+            value_clip=config.value_clip if config.value_loss == "clipped" else None,
+            value_coef=config.value_coef,
+            places={
+                parameter: start + int(view.storage_offset())
+                for group, start in zip(groups, starts, strict=False)
+                for parameter, view in group.gradients.items()
+            },
+            count=self.gradient.numel(),
+        )
+        self.stream = torch.cuda.Stream(self.gradient.device)
+        self.rows: Rows | None = None
+
+    def params(self, obs: Obs) -> Tensor:
+        """Distribution parameters `[N, 2A]` of observations `[N, ...]`."""
+        return self.head.join(self.actor(self.actor_network.encode(obs)))
+
+    def values(self, obs: Obs, needed: Tensor | None = None) -> Tensor:
+        """Values `[T, N]` in the units of the reward; of rows that are not `needed` `[T, N]` they may be anything."""
+        x = self.critic_network.encode(obs)
+        values = self.critic(x.flatten(0, 1), None if needed is None else needed.flatten())
+        return self.value_head.normalizer.inverse(values.view(x.shape[:2]))
+
+    def read(self, batch: PPOBatch) -> Indices:
+        """Take these rows to learn from."""
+        from canter.kernels.learn import Rows
+
+        inputs = [network.encode(batch.obs) for network in (self.actor_network, self.critic_network)]
+        own = (batch.action, batch.dist_params, batch.advantage, batch.value, batch.return_, batch.valid)
+        self.rows = Rows(*(row.squeeze(0).contiguous() for row in (*inputs, *own)))
+        return Indices(torch.arange(len(self.rows.action), device=self.gradient.device).unsqueeze(0))
+
+    def loss(self, batch: Indices, entropy_coef: Tensor) -> LossOutput:
+        """The loss of rows that were read; puts the gradients of all parameters where the optimiser has them."""
+        assert self.rows is not None
+        passed = self.learner(self.rows, batch.index.squeeze(0), entropy_coef)
+        with beside(self.stream) as join:
+            terms = self.learner.terms(passed)
+            distributed.mean_(terms[5:])
+            means = terms[:5] / terms[5].clamp(min=1e-9)
+        parts = self.learner.products(passed.deltas, passed.made)
+        join(terms, means)
+        self.learner.products.add_up(parts, passed.sums, terms[5], self.gradient)
+        if len(self.flats) > 1:
+            for flat, part in zip(self.flats, self.gradient.split([flat.numel() for flat in self.flats]), strict=True):
+                flat.copy_(part)
+        metrics: Metrics = dict(zip(NAMES, means.unbind(), strict=True))
+        return LossOutput(metrics["loss/policy"], metrics["policy/kl"], metrics, differentiated=True)
+
+
+def on_device(config: PPOConfig, model: ActorCritic, optimizer: Optimizer) -> OnDevice | None:
+    """The kernels for this model, or None where it has parts that they do not know."""
+    if not usable(next(model.parameters())) or model.shared_trunk or config.extensions or config.central_value:
+        return None
+    match model.actor.head:
+        case GaussianHead(raw_std=nn.Parameter()) as head:
+            actor = _network(model.actor.network, head.mean)
+        case _:
+            return None
+    critic = _network(model.critic.network, model.critic.head.linear)
+    return (
+        None if actor is None or critic is None else OnDevice(config, actor, critic, head, model.critic.head, optimizer)
+    )
+
+
+def _network(network: AnyNetwork, last: nn.Module) -> tuple[Network, Layers] | None:
+    from canter.kernels.chain import Layers
+
+    plain = plain_network(network)
+    if plain is None or not isinstance(last, nn.Linear):
+        return None
+    weights = plain.hidden.weights
+    layers = Layers([*weights[::2], last.weight], [*weights[1::2], last.bias], plain.hidden.activation or "")
+    return (plain, layers) if layers.fits else None

@@ -1,0 +1,106 @@
+"""Gradients of all weights and biases of several networks, from what their layers made and what came back.
+
+M rows, P parameters. Each tile of a weight gradient is a product over all rows, cut into parts so that there is work
+for the whole chip; one kernel adds up all parts, always in the same order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from canter.kernels.linear import _tf32
+
+TILE, STEP, PARTS = 128, 32, 16
+
+
+@triton.jit
+def _products(
+    d_ptr, x_ptr, jobs_ptr, out_ptr, M, P, SPAN, TF32: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr
+):  # fmt: skip
+    """A tile of `d @ x.T` over a part of the rows; both are features first."""
+    job, part, i = jobs_ptr + tl.program_id(0) * 6, tl.program_id(1), tl.arange(0, TILE)
+    d_row, height, x_row, width = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
+    d_ptr += (d_row + i).to(tl.int64)[:, None] * M
+    x_ptr += (x_row + i).to(tl.int64)[None, :] * M
+    total = tl.zeros((TILE, TILE), tl.float32)
+    stop = tl.minimum(M, (part + 1) * SPAN)
+    for start in range(part * SPAN, stop, STEP):
+        rows = start + tl.arange(0, STEP)
+        d = tl.load(d_ptr + rows[None, :], mask=(i < height)[:, None] & (rows < stop)[None, :], other=0.0)
+        x = tl.load(x_ptr + rows[:, None], mask=(i < width)[None, :] & (rows < stop)[:, None], other=0.0)
+        total = tl.dot(d, x, total, input_precision="tf32" if TF32 else "ieee")
+    where, stride = tl.load(job + 4), tl.load(job + 5)
+    inside = (i < height)[:, None] & (i < width)[None, :]
+    tl.store(out_ptr + part * P + where + i[:, None] * stride + i[None, :], total, mask=inside)
+
+
+@triton.jit
+def _add_up(
+    parts_ptr, sums_ptr, places_ptr, count_ptr, out_ptr, P, ROWS, COLUMNS,
+    PARTS: tl.constexpr, TILE: tl.constexpr, TILE_R: tl.constexpr,
+):  # fmt: skip
+    """Weights from their parts `[PARTS, P]`, and what has a place in `P` among the rows of `sums` `[ROWS, COLUMNS]`."""
+    weight = 1.0 / tl.maximum(tl.load(count_ptr), 1e-9)
+    tiles = tl.cdiv(P, TILE)
+    if tl.program_id(0) < tiles:
+        i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        parts = tl.arange(0, PARTS)
+        total = tl.sum(tl.load(parts_ptr + parts[:, None] * P + i[None, :], mask=(i < P)[None, :], other=0.0), 0)
+        # Elsewhere in P nothing was written by a product.
+        tl.store(out_ptr + i, total * weight, mask=(i < P) & (tl.load(places_ptr + ROWS + i, mask=i < P, other=0) != 0))
+    else:
+        rows = (tl.program_id(0) - tiles) * TILE_R + tl.arange(0, TILE_R)
+        total = tl.zeros((TILE_R,), tl.float32)
+        for start in range(0, COLUMNS, 128):
+            columns = start + tl.arange(0, 128)
+            inside = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
+            total += tl.sum(tl.load(sums_ptr + rows[:, None] * COLUMNS + columns[None, :], mask=inside, other=0.0), 1)
+        place = tl.load(places_ptr + rows, mask=rows < ROWS, other=-1)
+        tl.store(out_ptr + place, total * weight, mask=place >= 0)
+
+
+class RowProducts:
+    """What is to be multiplied and where in the P gradients it goes.
+
+    `products` are `d_row, N, x_row, K, place` of each weight gradient `[N, K]`; `sums` is the place of each row's sum,
+    -1 for none.
+    """
+
+    def __init__(
+        self, products: list[tuple[int, int, int, int, int]], sums: list[int], count: int, device: torch.device
+    ) -> None:
+        jobs = [
+            (d_row + n, height - n, x_row + k, width - k, place + n * width + k, width)
+            for d_row, height, x_row, width, place in products
+            for n in range(0, height, TILE)
+            for k in range(0, width, TILE)
+        ]
+        multiplied = torch.zeros(count, dtype=torch.int32)
+        for _, height, _, width, place in products:
+            multiplied[place : place + height * width] = 1
+        self.jobs = torch.tensor(jobs, dtype=torch.int32, device=device)
+        self.places = torch.cat([torch.tensor(sums, dtype=torch.int32), multiplied]).to(device)
+        self.count, self.rows = count, len(sums)
+
+    def __call__(self, deltas: Tensor, made: Tensor) -> Tensor:
+        """Weight gradients over parts of the rows `[PARTS, P]`, from `[features, M]` each."""
+        m = made.shape[1]
+        out = made.new_empty(PARTS, self.count)
+        span = triton.cdiv(triton.cdiv(m, PARTS), STEP) * STEP
+        _products[(len(self.jobs), PARTS)](
+            deltas, made, self.jobs, out, m, self.count, span,
+            TF32=_tf32(), TILE=TILE, STEP=STEP, num_warps=8, num_stages=3,
+        )  # fmt: skip
+        return out
+
+    def add_up(self, parts: Tensor, sums: Tensor, count: Tensor, out: Tensor) -> None:
+        """All P gradients, from the parts and from rows `[R, blocks]` of sums, over a 0-d count of rows."""
+        tile, tile_r = 128, 16
+        grid = (triton.cdiv(self.count, tile) + triton.cdiv(self.rows, tile_r),)
+        _add_up[grid](
+            parts, sums, self.places, count, out, self.count, self.rows, sums.shape[1],
+            PARTS=PARTS, TILE=tile, TILE_R=tile_r,
+        )  # fmt: skip
