@@ -217,6 +217,27 @@ def test_mean_and_log_std_are_joined(dim):
         assert relative_error(ours, exact) < 1e-6
 
 
+@pytest.mark.parametrize("bounds", ["rescale", "clip", "none"])
+def test_a_gaussian_sample_and_its_density(bounds):
+    from canter.kernels.gaussian_params import draw, log_prob
+
+    bound, distribution = BoundedLogStd(StdConfig()), DiagGaussian(3, (-1.0, -math.inf, 0.0), (2.0, 5.0, 0.5), bounds)
+    mean, raw, noise = torch.randn(300, 3), torch.randn(3), torch.randn(300, 3)
+    mean[7, 1] = torch.nan
+    exact = torch.cat([mean, bound(raw).expand_as(mean)], -1).double()
+    drawn = mean.double() + torch.exp(exact[:, 3:]) * noise.double()
+    interval = torch.tensor(distribution.interval()).to(DEVICE)
+    tensors = (mean.to(DEVICE), raw.to(DEVICE), noise.to(DEVICE), interval)
+    params, action, for_env = draw(*tensors, mid=bound.mid, half=bound.half_range)
+    for ours, expected in (
+        (params, exact),
+        (action, drawn),
+        (for_env, distribution.to_env(drawn)),
+        (log_prob(params, action), distribution.log_prob(exact, drawn)),
+    ):
+        torch.testing.assert_close(ours.cpu().double(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
 @pytest.mark.parametrize("dim", [1, 3, 12])
 @pytest.mark.parametrize("value_clip", [None, 0.2])
 def test_the_loss_and_its_gradients(dim, value_clip):

@@ -46,8 +46,10 @@ def plain(x, weights, biases, activation):
     return F.linear(x, weights[-1], biases[-1])
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("widths", [(48, 256, 128, 64, 12), (3, 7, 1), (17, 40, 24, 5), (5, 2)])
+@pytest.mark.parametrize(
+    ("widths", "activation"),
+    [((48, 256, 128, 64, 12), "elu"), ((3, 7, 1), "tanh"), ((17, 40, 24, 5), "relu"), ((5, 2), "elu")],
+)
 def test_a_network(widths, activation):
     from canter.kernels.chain import Layers
 
@@ -101,12 +103,21 @@ def exact_terms(rows, networks, raw, activation, value_clip):
     return means, torch.autograd.grad(means[0] + 0.7 * means[1] - 0.013 * means[2], flat)
 
 
-@pytest.mark.parametrize("hidden", [(64, 32, 16), (256, 128, 64), (20,), (24, 40)])
-@pytest.mark.parametrize(("dim", "value_clip", "activation"), [(12, None, "elu"), (1, 0.2, "tanh"), (3, None, "relu")])
-def test_a_minibatch_and_all_its_gradients(hidden, dim, value_clip, activation):
+@pytest.mark.parametrize(
+    ("hidden", "dim", "value_clip", "activation", "precision"),
+    [
+        ((64, 32, 16), 12, None, "elu", "highest"),
+        ((20,), 1, 0.2, "tanh", "highest"),
+        ((24, 40), 3, None, "relu", "highest"),
+        ((256, 128, 64), 12, 0.2, "elu", "high"),
+    ],
+)
+def test_a_minibatch_and_all_its_gradients(hidden, dim, value_clip, activation, precision):
     from canter.kernels.chain import Layers
     from canter.kernels.learn import Learner, Rows
 
+    torch.set_float32_matmul_precision(precision)
+    tolerance = 1e-5 if precision == "highest" or INTERPRETED else 3e-3
     networks = [parameters((48, *hidden, out)) for out in (dim, 1)]
     raw, bound, places, count = torch.randn(dim, device=DEVICE), BoundedLogStd(StdConfig()), {}, 0
     rows, index = minibatch(500, networks, raw, activation), torch.randperm(500, device=DEVICE)[:270]
@@ -124,6 +135,6 @@ def test_a_minibatch_and_all_its_gradients(hidden, dim, value_clip, activation):
     assert terms[5] == rows[-1][index].sum()
     picked = [(row if row.dtype == torch.bool else row.double())[index] for row in rows]
     means, gradients = exact_terms(picked, networks, raw, activation, value_clip)
-    assert relative_error(terms[:5] / terms[5], means) < 1e-5
+    assert relative_error(terms[:5] / terms[5], means) < tolerance
     for ours, exact in zip(gradient.split([p.numel() for p in flat]), gradients, strict=True):
-        assert relative_error(ours, exact.flatten()) < 1e-5
+        assert relative_error(ours, exact.flatten()) < tolerance

@@ -17,6 +17,7 @@ from canter import distributed
 from canter.algorithms.base import Metrics
 from canter.algorithms.fused import NAMES
 from canter.algorithms.phase import LossOutput
+from canter.distributions import DiagGaussian
 from canter.kernels import usable
 from canter.kernels.streams import beside
 from canter.nn.actor_critic import ActorCritic
@@ -49,12 +50,14 @@ class OnDevice:
         critic: tuple[Network, Layers],
         head: GaussianHead,
         value_head: ValueHead,
+        distribution: DiagGaussian,
         optimizer: Optimizer,
     ) -> None:
         from canter.kernels.learn import Learner
 
         (self.actor_network, self.actor), (self.critic_network, self.critic) = actor, critic
         self.head, self.value_head = head, value_head
+        self.bounds = torch.tensor(distribution.interval(), device=head.mean.weight.device)
         groups = list(optimizer.groups.values())
         self.flats = [group.gradient for group in groups]
         self.gradient = self.flats[0] if len(groups) == 1 else torch.cat(self.flats)
@@ -77,9 +80,15 @@ class OnDevice:
         self.stream = torch.cuda.Stream(self.gradient.device)
         self.rows: Rows | None = None
 
-    def params(self, obs: Obs) -> Tensor:
-        """Distribution parameters `[N, 2A]` of observations `[N, ...]`."""
-        return self.head.join(self.actor(self.actor_network.encode(obs)))
+    def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """What the environment receives, the action as drawn, and the distribution parameters `[N, ...]`."""
+        from canter.kernels.gaussian_params import draw
+
+        mean, bound = self.actor(self.actor_network.encode(obs)), self.head.bound
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+        raw = cast(Tensor, self.head.raw_std)
+        params, action, for_env = draw(mean, raw, noise, self.bounds, mid=bound.mid, half=bound.half_range)
+        return for_env, action, params
 
     def values(self, obs: Obs, needed: Tensor | None = None) -> Tensor:
         """Values `[T, N]` in the units of the reward; of rows that are not `needed` `[T, N]` they may be anything."""
@@ -123,10 +132,10 @@ def on_device(config: PPOConfig, model: ActorCritic, optimizer: Optimizer) -> On
             actor = _network(model.actor.network, head.mean)
         case _:
             return None
-    critic = _network(model.critic.network, model.critic.head.linear)
-    return (
-        None if actor is None or critic is None else OnDevice(config, actor, critic, head, model.critic.head, optimizer)
-    )
+    critic, distribution = _network(model.critic.network, model.critic.head.linear), model.policy.distribution
+    if actor is None or critic is None or not isinstance(distribution, DiagGaussian):
+        return None
+    return OnDevice(config, actor, critic, head, model.critic.head, distribution, optimizer)
 
 
 def _network(network: AnyNetwork, last: nn.Module) -> tuple[Network, Layers] | None:

@@ -16,12 +16,13 @@ from torch import Tensor
 from canter import distributed
 from canter.algorithms.action_bounds import BoundLossConfig
 from canter.algorithms.base import Metrics, algorithms
+from canter.algorithms.central_value import CentralValueConfig
 from canter.algorithms.checks import check_batch, check_discount
 from canter.algorithms.extension import AnyExtensionConfig, Extensions, ModelOutput
 from canter.algorithms.fused import fits, fused_loss, loss_by_hand
 from canter.algorithms.judge import Judge, Judgement
 from canter.algorithms.objectives import AverageReward, Discounted, Objective
-from canter.algorithms.on_device import Indices, on_device
+from canter.algorithms.on_device import Indices, OnDevice, on_device
 from canter.algorithms.phase import LossOutput, Phase
 from canter.algorithms.ppo_batch import PPOBatch, PPORecord
 from canter.algorithms.rewards import RewardConfig
@@ -29,6 +30,7 @@ from canter.data.rollout import Rollout, as_sequences
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
 from canter.functional.stats import explained_variance, masked_mean, normalize
 from canter.kernels import usable
+from canter.kernels.streams import beside
 from canter.nn.actor_critic import ActorCritic, ModelConfig
 from canter.nn.by_hand import by_hand
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
@@ -36,24 +38,6 @@ from canter.schedules import AnySchedule, Constant
 from canter.seeding import derive_seed
 from canter.specs import EnvSpec
 from canter.struct import Obs, State, tree_copy_, tree_map
-
-
-@dataclass(frozen=True, kw_only=True)
-class CentralValueConfig:
-    """A critic that is trained in a phase of its own; its network is the model's `critic`."""
-
-    epochs: int = 5
-    """Passes over each rollout."""
-    num_minibatches: int = 4
-    """Minibatches per pass; must divide the number of rows, with memory of sequences."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """Its optimiser. An adaptive learning rate follows the KL that the policy's phase found."""
-
-    def __post_init__(self) -> None:
-        """Refuse phases that do nothing."""
-        for name in ("epochs", "num_minibatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
 
 @algorithms.register("ppo")
@@ -178,8 +162,13 @@ class PPO:
         gradients = {p: view for phase in self.phases.values() for p, view in phase.optimizer.gradients.items()}
         self.by_hand = by_hand(self.model, gradients) if on_cpu else None
         on_gpu = spec.device.type == "cuda" and self.has_kernel
-        self.on_device = on_device(config, self.model, self.phases["policy"].optimizer) if on_gpu else None
-        self.judge.on_device = self.on_device
+        self.kernels = on_device(config, self.model, self.phases["policy"].optimizer) if on_gpu else None
+        self.judge.find_kernels = lambda: self.on_device
+
+    @property
+    def on_device(self) -> OnDevice | None:
+        """Kernels for whole networks, where there are any for these and they may multiply in TF32."""
+        return self.kernels if torch.get_float32_matmul_precision() != "highest" else None
 
     def _build_phases(self) -> dict[str, Phase[Any]]:
         """One phase for everything, or one for the policy and then one for the critic."""
@@ -222,14 +211,12 @@ class PPO:
 
     def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, PPORecord, State]:
         """Sample actions; the environment gets them within bounds, the record keeps them as drawn."""
-        if self.by_hand is not None:
-            for_env, *record = self.by_hand.act(obs, self.policy_rng)
+        quick = self.by_hand or self.on_device
+        if quick is not None:
+            for_env, *record = quick.act(obs, self.policy_rng)
             return for_env, PPORecord(*record), state
         with torch.no_grad():
-            if self.on_device is None:
-                params, state = self.policy.params(obs, state, reset)
-            else:
-                params = self.on_device.params(obs)
+            params, state = self.policy.params(obs, state, reset)
             action = self.distribution.sample(params, self.policy_rng)
             return self.distribution.to_env(action), PPORecord(action, params), state
 
@@ -239,7 +226,8 @@ class PPO:
         config.entropy_coef.set_(self.entropy_coef, self.progress)
         rollout = self.paid(rollout)
         batch, judged = self.targets(rollout)
-        metrics = self.describe(rollout, judged)
+        with beside(self.model.side_stream) as join:
+            metrics = self.describe(rollout, judged)
         refresh = (lambda: self._read(self.batch(rollout, self.judge(rollout)))) if config.recompute_advantage else None
         for phase in self.phases.values():
             phase.optimizer.schedule_(self.progress)
@@ -250,6 +238,7 @@ class PPO:
         self.model.update_statistics(tree_map(lambda x: x[:-1], rollout.obs), rollout.valid)
         self.judge.advance(judged)
         self.objective.centre_(self.model.critic.head, judged.return_, rollout.valid)
+        join(*metrics.values())
         return metrics
 
     @torch.no_grad()
@@ -370,7 +359,7 @@ class PPO:
 
     def transform(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace the losses and the networks that act and judge by what `compile` makes of them."""
-        self.by_hand = self.on_device = self.judge.on_device = None
+        self.by_hand = self.kernels = None
         for phase in self.phases.values():
             phase.loss = compile(phase.loss)
         self.policy.actor.forward = compile(self.policy.actor.forward)

@@ -66,8 +66,21 @@ def _weights(w_ptr, outputs, inputs, N: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
+def _side(side_ptr, rows, columns, M, N: tl.constexpr, BACK: tl.constexpr):
+    """What columns of a layer need beside the sums of products: their biases, or backward what the layer made.
+
+    Asked for before the products, so that it is there when they are.
+    """
+    if BACK:
+        inside = (rows < M)[:, None] & (columns < N)[None, :]
+        return tl.load(side_ptr + columns[None, :] * M + rows[:, None], mask=inside, other=0.0)
+    else:
+        return tl.load(side_ptr + columns, mask=columns < N, other=0.0)[None, :]
+
+
+@triton.jit
 def _finish(
-    total, side_ptr, sums_ptr, made_ptr, rows, columns, M, N: tl.constexpr,
+    total, side, sums_ptr, made_ptr, rows, columns, M, N: tl.constexpr,
     KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
     """Columns of a layer, from their sums of products, and where they go.
@@ -77,11 +90,11 @@ def _finish(
     """
     inside = (rows < M)[:, None] & (columns < N)[None, :]
     if BACK:
-        total *= _slope(tl.load(side_ptr + columns[None, :] * M + rows[:, None], mask=inside, other=0.0), KIND)
+        total *= _slope(side, KIND)
         where = sums_ptr + columns * tl.num_programs(0) + tl.program_id(0)
         tl.store(where, tl.sum(total, 0), mask=columns < N)
     else:
-        total += tl.load(side_ptr + columns, mask=columns < N, other=0.0)[None, :]
+        total += side
         if not ENDS:
             total = _activate(total, KIND)
     if ENDS:
@@ -100,8 +113,9 @@ def _one(
     """Rows `h` `[TILE_M, INPUTS]` through one layer."""
     for start in range(0, N, CHUNK):
         columns = start + tl.arange(0, CHUNK)
+        side = _side(side_ptr, rows, columns, M, N, BACK)
         part = tl.dot(h, _weights(w_ptr, columns, tl.arange(0, INPUTS), N, K), input_precision=PRECISION)
-        _finish(part, side_ptr, sums_ptr, made_ptr, rows, columns, M, N, KIND, BACK, KEEP, ENDS)
+        _finish(part, side, sums_ptr, made_ptr, rows, columns, M, N, KIND, BACK, KEEP, ENDS)
 
 
 @triton.jit
@@ -116,10 +130,12 @@ def _two(
     total = tl.zeros((TILE_M, OUTPUTS), tl.float32)
     for start in range(0, N, CHUNK):
         columns = start + tl.arange(0, CHUNK)
+        side = _side(sides[0], rows, columns, M, N, BACK)
         part = tl.dot(h, _weights(weights[0], columns, tl.arange(0, INPUTS), N, K), input_precision=PRECISION)
-        part = _finish(part, sides[0], sums[0], made[0], rows, columns, M, N, KIND, BACK, KEEP, False)
+        part = _finish(part, side, sums[0], made[0], rows, columns, M, N, KIND, BACK, KEEP, False)
         total = tl.dot(part, _weights(weights[1], outputs, columns, P, N), total, input_precision=PRECISION)
-    return _finish(total, sides[1], sums[1], made[1], rows, outputs, M, P, KIND, BACK, KEEP, ENDS)
+    side = _side(sides[1], rows, outputs, M, P, BACK)
+    return _finish(total, side, sums[1], made[1], rows, outputs, M, P, KIND, BACK, KEEP, ENDS)
 
 
 @triton.jit

@@ -1,8 +1,8 @@
-"""A minibatch of PPO in one launch: both networks forward, the loss of a Gaussian policy and its critic, and back.
+"""A minibatch of PPO in two launches: both networks forward; the loss of a Gaussian policy and its critic, and back.
 
-M rows, A action components, blocks of TILE_M rows. Policy and critic share no number, so each block of rows goes
-through one of them and all the way back before it leaves the chip. What comes out are sums over rows, not yet divided
-by their number: that is known once all blocks are through.
+M rows, A action components, blocks of TILE_M rows. Policy and critic share no number, so that each block of rows goes
+through one of them. What comes out are sums over rows, not yet divided by their number: that is known once all blocks
+are through.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from torch import Tensor
 
 from canter.kernels.chain import SHAPE, TILE_M, Layers, _chain, room
 from canter.kernels.gaussian_loss import _surrogate, _value_error
+from canter.kernels.gaussian_params import _log_prob
 from canter.kernels.linear import _tf32
 from canter.kernels.row_products import RowProducts
 
+BACK_SHAPE = SHAPE | {"num_stages": 2}
 TERMS = 6
 """Rows of `sums` before all others: surrogate, value error, entropy, KL, clipped and valid rows."""
 
@@ -28,13 +30,6 @@ def _note(sums_ptr, row, x, valid):
     """Row `row` of `sums` `[rows, blocks]`: the sum of `x` over the valid rows of this block."""
     # Filled, not multiplied: whatever a row holds that is not valid, NaN included, must not come through.
     tl.store(sums_ptr + row * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(valid, x, 0.0), 0))
-
-
-@triton.jit
-def _log_prob(action, mean, log_std, inside):
-    # 0.9189... is half the logarithm of two pi; a kernel sees no constants of its module.
-    z = (action - mean) * tl.exp(-log_std)
-    return tl.sum(tl.where(inside, -0.5 * z * z - log_std - 0.9189385332046727, 0.0), 1)
 
 
 @triton.jit
@@ -96,17 +91,29 @@ def _value_gradient(
 
 @triton.jit
 def _forth(
-    x_ptr, rows, where, M, weights, biases, made, WIDTHS: tl.constexpr, KIND: tl.constexpr,
+    x_ptr, index_ptr, weights, biases, made, M, WIDTHS: tl.constexpr, KIND: tl.constexpr,
     TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Rows through a network; `made` is what each layer gives, and last what goes in, features first."""
-    inputs = tl.arange(0, room(WIDTHS, 0))
+    rows, inputs = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M), tl.arange(0, room(WIDTHS, 0))
+    where = tl.load(index_ptr + rows, mask=rows < M, other=0)
     inside = (rows < M)[:, None] & (inputs < WIDTHS[0])[None, :]
     x = tl.load(x_ptr + where[:, None] * WIDTHS[0] + inputs[None, :], mask=inside, other=0.0)
     tl.store(made[len(WIDTHS) - 1] + inputs[None, :] * M + rows[:, None], x, mask=inside)
     _chain(x, rows, M, weights, biases, biases, made, WIDTHS, TILE_M, KIND, False, True, TF32, CHUNK)
-    # The way back reads what other threads of this block wrote.
-    tl.debug_barrier()
+
+
+@triton.jit
+def _forward(
+    index_ptr, actor, critic, M,
+    ACTOR: tl.constexpr, ACTOR_KIND: tl.constexpr, CRITIC: tl.constexpr, CRITIC_KIND: tl.constexpr,
+    TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Networks are `x, weights, biases, made`; see `_forth`."""
+    if tl.program_id(1) == 0:
+        _forth(actor[0], index_ptr, actor[1], actor[2], actor[3], M, ACTOR, ACTOR_KIND, TF32, TILE_M, CHUNK)
+    else:
+        _forth(critic[0], index_ptr, critic[1], critic[2], critic[3], M, CRITIC, CRITIC_KIND, TF32, TILE_M, CHUNK)
 
 
 @triton.jit
@@ -115,42 +122,37 @@ def _back(
     TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The gradient before every layer's activation; the last of `deltas` and `sums` is that of what came out."""
-    parts: tl.constexpr = len(WIDTHS) - 1
+    last: tl.constexpr = len(WIDTHS) - 1
     columns = tl.arange(0, room(WIDTHS, 0))
     inside = (rows < M)[:, None] & (columns < WIDTHS[0])[None, :]
-    tl.store(deltas[parts] + columns[None, :] * M + rows[:, None], d, mask=inside)
-    total = tl.sum(d, 0)
-    tl.store(sums[parts] + columns * tl.num_programs(0) + tl.program_id(0), total, mask=columns < WIDTHS[0])
-    _chain(d, rows, M, weights, made[parts - 1 :: -1], sums, deltas, WIDTHS, TILE_M, KIND, True, True, TF32, CHUNK)
+    tl.store(deltas[last] + columns[None, :] * M + rows[:, None], d, mask=inside)
+    where = sums[last] + columns * tl.num_programs(0) + tl.program_id(0)
+    tl.store(where, tl.sum(d, 0), mask=columns < WIDTHS[0])
+    _chain(d, rows, M, weights, made[last - 1 :: -1], sums, deltas, WIDTHS, TILE_M, KIND, True, True, TF32, CHUNK)
 
 
 @triton.jit
-def _learn(
+def _backward(
     index_ptr, action_ptr, old_params_ptr, advantage_ptr, old_value_ptr, return_ptr, valid_ptr, raw_ptr,
     entropy_coef_ptr, sums_ptr, d_raw_ptr, actor, critic, M, clip_ratio, value_clip, value_coef, mid, half,
-    ACTOR: tl.constexpr, ACTOR_BACK: tl.constexpr, ACTOR_KIND: tl.constexpr,
-    CRITIC: tl.constexpr, CRITIC_BACK: tl.constexpr, CRITIC_KIND: tl.constexpr,
+    ACTOR: tl.constexpr, ACTOR_KIND: tl.constexpr, CRITIC: tl.constexpr, CRITIC_KIND: tl.constexpr,
     CLIPPED: tl.constexpr, TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Networks are `x, weights, biases, made, turned weights, sums, deltas`; see `_forth` and `_back`."""
+    """Networks are `turned weights, made, sums, deltas`; see `_back`. Widths are those on the way back."""
     rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
     where = tl.load(index_ptr + rows, mask=rows < M, other=0)
     if tl.program_id(1) == 0:
-        out_ptr = actor[3][len(ACTOR) - 2]
-        _forth(actor[0], rows, where, M, actor[1], actor[2], actor[3], ACTOR, ACTOR_KIND, TF32, TILE_M, CHUNK)
         d = _policy_gradient(
-            rows, where, M, out_ptr, raw_ptr, action_ptr, old_params_ptr, advantage_ptr, valid_ptr, entropy_coef_ptr,
-            sums_ptr, d_raw_ptr, clip_ratio, mid, half, ACTOR_BACK[0], room(ACTOR_BACK, 0),
+            rows, where, M, actor[1][len(ACTOR) - 1], raw_ptr, action_ptr, old_params_ptr, advantage_ptr, valid_ptr,
+            entropy_coef_ptr, sums_ptr, d_raw_ptr, clip_ratio, mid, half, ACTOR[0], room(ACTOR, 0),
         )  # fmt: skip
-        _back(d, rows, M, actor[4], actor[3], actor[5], actor[6], ACTOR_BACK, ACTOR_KIND, TF32, TILE_M, CHUNK)
+        _back(d, rows, M, actor[0], actor[1], actor[2], actor[3], ACTOR, ACTOR_KIND, TF32, TILE_M, CHUNK)
     else:
-        out_ptr = critic[3][len(CRITIC) - 2]
-        _forth(critic[0], rows, where, M, critic[1], critic[2], critic[3], CRITIC, CRITIC_KIND, TF32, TILE_M, CHUNK)
         d = _value_gradient(
-            rows, where, M, out_ptr, old_value_ptr, return_ptr, valid_ptr, sums_ptr,
-            value_clip, value_coef, CLIPPED, room(CRITIC_BACK, 0),
+            rows, where, M, critic[1][len(CRITIC) - 1], old_value_ptr, return_ptr, valid_ptr, sums_ptr,
+            value_clip, value_coef, CLIPPED, room(CRITIC, 0),
         )  # fmt: skip
-        _back(d, rows, M, critic[4], critic[3], critic[5], critic[6], CRITIC_BACK, CRITIC_KIND, TF32, TILE_M, CHUNK)
+        _back(d, rows, M, critic[0], critic[1], critic[2], critic[3], CRITIC, CRITIC_KIND, TF32, TILE_M, CHUNK)
 
 
 @triton.jit
@@ -253,17 +255,18 @@ class Learner:
         made, deltas = like.new_empty(sum(map(sum, xs)), m), like.new_empty(sum(map(sum, ds)), m)
         sums = like.new_empty(self.products.rows, triton.cdiv(m, TILE_M))
         biases = sums[TERMS + self.raw.numel() :]
-        networks = [
-            (x, network.weights, network.biases, (*own[1:], like.new_empty(m, network.widths[-1]), own[0]), *others)
-            for network, x, own, *others in zip(
-                self.networks, rows, _cut(made, xs), self._turned(), _cut(biases, ds), _cut(deltas, ds), strict=False
-            )
+        kept = [
+            (*own[1:], like.new_empty(m, network.widths[-1]), own[0])
+            for network, own in zip(self.networks, _cut(made, xs), strict=True)
         ]
-        _learn[(sums.shape[1], 2)](
-            index, *rows[2:], self.raw, entropy_coef, sums, sums[TERMS:], *networks, m, *self.numbers,
-            ACTOR=actor.widths, ACTOR_BACK=actor.widths[:0:-1], ACTOR_KIND=actor.kind,
-            CRITIC=critic.widths, CRITIC_BACK=critic.widths[:0:-1], CRITIC_KIND=critic.kind,
-            CLIPPED=self.clipped_value, TF32=_tf32(), **SHAPE,
+        forth = [(x, net.weights, net.biases, own) for x, net, own in zip(rows, self.networks, kept, strict=False)]
+        back = list(zip(self._turned(), kept, _cut(biases, ds), _cut(deltas, ds), strict=True))
+        same = {"ACTOR_KIND": actor.kind, "CRITIC_KIND": critic.kind, "TF32": _tf32()}
+        grid = (sums.shape[1], 2)
+        _forward[grid](index, *forth, m, ACTOR=actor.widths, CRITIC=critic.widths, **same, **SHAPE)
+        _backward[grid](
+            index, *rows[2:], self.raw, entropy_coef, sums, sums[TERMS:], *back, m, *self.numbers,
+            ACTOR=actor.widths[:0:-1], CRITIC=critic.widths[:0:-1], CLIPPED=self.clipped_value, **same, **BACK_SHAPE,
         )  # fmt: skip
         return Passed(sums, deltas, made)
 

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from canter.kernels.linear import _tf32
 
-TILE, STEP, PARTS = 128, 32, 16
+TILE, STEP = 128, 32
+BLOCKS = 264
+"""How many blocks the rows are cut for, two for each processor of an H200; the same on any, and so are the bits."""
 
 
 @triton.jit
 def _products(
-    d_ptr, x_ptr, jobs_ptr, out_ptr, M, P, SPAN, TF32: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr
+    d_ptr, x_ptr, jobs_ptr, out_ptr, M, STRIDE, SPAN, TF32: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr
 ):  # fmt: skip
     """A tile of `d @ x.T` over a part of the rows; both are features first."""
     job, part, i = jobs_ptr + tl.program_id(0) * 6, tl.program_id(1), tl.arange(0, TILE)
@@ -34,32 +36,33 @@ def _products(
         total = tl.dot(d, x, total, input_precision="tf32" if TF32 else "ieee")
     where, stride = tl.load(job + 4), tl.load(job + 5)
     inside = (i < height)[:, None] & (i < width)[None, :]
-    tl.store(out_ptr + part * P + where + i[:, None] * stride + i[None, :], total, mask=inside)
+    tl.store(out_ptr + part * STRIDE + where + i[:, None] * stride + i[None, :], total, mask=inside)
 
 
 @triton.jit
 def _add_up(
-    parts_ptr, sums_ptr, places_ptr, count_ptr, out_ptr, P, ROWS, COLUMNS,
-    PARTS: tl.constexpr, TILE: tl.constexpr, TILE_R: tl.constexpr,
+    parts_ptr, sums_ptr, places_ptr, count_ptr, out_ptr, P, STRIDE, PARTS, ROWS, COLUMNS,
+    TILE: tl.constexpr, TILE_P: tl.constexpr, TILE_R: tl.constexpr,
 ):  # fmt: skip
-    """Weights from their parts `[PARTS, P]`, and what has a place in `P` among the rows of `sums` `[ROWS, COLUMNS]`."""
+    """Weights from their parts `[PARTS, STRIDE]`, and rows of `sums` `[ROWS, COLUMNS]` that have a place among them."""
     weight = 1.0 / tl.maximum(tl.load(count_ptr), 1e-9)
     tiles = tl.cdiv(P, TILE)
     if tl.program_id(0) < tiles:
         i = tl.program_id(0) * TILE + tl.arange(0, TILE)
-        parts = tl.arange(0, PARTS)
-        total = tl.sum(tl.load(parts_ptr + parts[:, None] * P + i[None, :], mask=(i < P)[None, :], other=0.0), 0)
+        parts = tl.arange(0, TILE_P)
+        inside = (parts < PARTS)[:, None] & (i < P)[None, :]
+        total = tl.sum(tl.load(parts_ptr + parts[:, None] * STRIDE + i[None, :], mask=inside, other=0.0), 0)
         # Elsewhere in P nothing was written by a product.
         tl.store(out_ptr + i, total * weight, mask=(i < P) & (tl.load(places_ptr + ROWS + i, mask=i < P, other=0) != 0))
     else:
         rows = (tl.program_id(0) - tiles) * TILE_R + tl.arange(0, TILE_R)
-        total = tl.zeros((TILE_R,), tl.float32)
+        summed = tl.zeros((TILE_R,), tl.float32)
         for start in range(0, COLUMNS, 128):
             columns = start + tl.arange(0, 128)
             inside = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
-            total += tl.sum(tl.load(sums_ptr + rows[:, None] * COLUMNS + columns[None, :], mask=inside, other=0.0), 1)
+            summed += tl.sum(tl.load(sums_ptr + rows[:, None] * COLUMNS + columns[None, :], mask=inside, other=0.0), 1)
         place = tl.load(places_ptr + rows, mask=rows < ROWS, other=-1)
-        tl.store(out_ptr + place, total * weight, mask=place >= 0)
+        tl.store(out_ptr + place, summed * weight, mask=place >= 0)
 
 
 class RowProducts:
@@ -83,15 +86,15 @@ class RowProducts:
             multiplied[place : place + height * width] = 1
         self.jobs = torch.tensor(jobs, dtype=torch.int32, device=device)
         self.places = torch.cat([torch.tensor(sums, dtype=torch.int32), multiplied]).to(device)
-        self.count, self.rows = count, len(sums)
+        self.count, self.rows, self.parts = count, len(sums), min(32, max(1, BLOCKS // len(jobs)))
 
     def __call__(self, deltas: Tensor, made: Tensor) -> Tensor:
-        """Weight gradients over parts of the rows `[PARTS, P]`, from `[features, M]` each."""
+        """Weight gradients over parts of the rows `[parts, P]`, from `[features, M]` each."""
         m = made.shape[1]
-        out = made.new_empty(PARTS, self.count)
-        span = triton.cdiv(triton.cdiv(m, PARTS), STEP) * STEP
-        _products[(len(self.jobs), PARTS)](
-            deltas, made, self.jobs, out, m, self.count, span,
+        out = made.new_empty(self.parts, triton.cdiv(self.count, 16) * 16)
+        span = triton.cdiv(triton.cdiv(m, self.parts), STEP) * STEP
+        _products[(len(self.jobs), self.parts)](
+            deltas, made, self.jobs, out, m, out.shape[1], span,
             TF32=_tf32(), TILE=TILE, STEP=STEP, num_warps=8, num_stages=3,
         )  # fmt: skip
         return out
@@ -101,6 +104,6 @@ class RowProducts:
         tile, tile_r = 128, 16
         grid = (triton.cdiv(self.count, tile) + triton.cdiv(self.rows, tile_r),)
         _add_up[grid](
-            parts, sums, self.places, count, out, self.count, self.rows, sums.shape[1],
-            PARTS=PARTS, TILE=tile, TILE_R=tile_r,
+            parts, sums, self.places, count, out, self.count, parts.shape[1], self.parts, self.rows, sums.shape[1],
+            TILE=tile, TILE_P=triton.next_power_of_2(self.parts), TILE_R=tile_r,
         )  # fmt: skip

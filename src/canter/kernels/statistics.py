@@ -78,7 +78,7 @@ def moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`canter.functional.stats.moments` of one rank, for a mask over the leading axes."""
     shape = x.shape[mask.ndim :]
     rows, features = mask.numel(), shape.numel()
-    blocks, tile_f = triton.cdiv(rows, ROWS), min(64, triton.next_power_of_2(features))
+    blocks, tile_f = triton.cdiv(rows, ROWS), min(16, triton.next_power_of_2(features))
     parts = torch.empty((blocks, 3, features), dtype=torch.float64, device=x.device)
     count = torch.empty((), dtype=torch.float64, device=x.device)
     out = torch.empty((2, *shape), dtype=torch.float64, device=x.device)

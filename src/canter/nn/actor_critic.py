@@ -144,9 +144,12 @@ class ActorCritic(nn.Module):
 
     def update_statistics(self, obs: Obs, valid: Tensor) -> None:
         """Move the observation statistics of every network by the valid rows of `obs` `[T, N, ...]`."""
-        self.actor.network.update_statistics(obs, valid)
-        if not self.shared_trunk:
+        if self.shared_trunk:
+            return self.actor.network.update_statistics(obs, valid)
+        with beside(self.side_stream) as join:
             self.critic.network.update_statistics(obs, valid)
+        self.actor.network.update_statistics(obs, valid)
+        join()
 
 
 class Policy:
