@@ -77,7 +77,6 @@ class OnDevice:
             },
             count=self.gradient.numel(),
         )
-        self.stream = torch.cuda.Stream(self.gradient.device)
         self.rows: Rows | None = None
 
     def act(self, obs: Obs, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -108,14 +107,13 @@ class OnDevice:
     def loss(self, batch: Indices, entropy_coef: Tensor) -> LossOutput:
         """The loss of rows that were read; puts the gradients of all parameters where the optimiser has them."""
         assert self.rows is not None
-        passed = self.learner(self.rows, batch.index.squeeze(0), entropy_coef)
-        with beside(self.stream) as join:
-            terms = self.learner.terms(passed)
-            distributed.mean_(terms[5:])
-            means = terms[:5] / terms[5].clamp(min=1e-9)
-        parts = self.learner.products(passed.deltas, passed.made)
-        join(terms, means)
-        self.learner.products.add_up(parts, passed.sums, terms[5], self.gradient)
+        sums, parts = self.learner(self.rows, batch.index.squeeze(0), entropy_coef)
+        with beside(self.learner.stream) as join:
+            terms = self.learner.terms(sums)
+            means = terms[:5] / distributed.mean(terms[5]).clamp(min=1e-9)
+        count = sums[5] if distributed.world_size() == 1 else distributed.mean_(sums[5].sum(0, keepdim=True))
+        self.learner.products.add_up(parts, sums, count, self.gradient)
+        join(means)
         if len(self.flats) > 1:
             for flat, part in zip(self.flats, self.gradient.split([flat.numel() for flat in self.flats]), strict=True):
                 flat.copy_(part)

@@ -1,14 +1,16 @@
-"""A minibatch of PPO in two launches: both networks forward; the loss of a Gaussian policy and its critic, and back.
+"""A minibatch of PPO in a few launches: a network forward, its part of the loss and back, and all products over rows.
 
-M rows, A action components, blocks of TILE_M rows. Policy and critic share no number, so that each block of rows goes
-through one of them. What comes out are sums over rows, not yet divided by their number: that is known once all blocks
-are through.
+M rows, A action components, blocks of TILE_M rows. Gaussian policy and critic share no number, so that one can run
+beside the other. What comes out are sums over rows, not yet divided by their number: that is known once all blocks are
+through.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from itertools import accumulate, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -19,17 +21,13 @@ from canter.kernels.gaussian_loss import _surrogate, _value_error
 from canter.kernels.gaussian_params import _log_prob
 from canter.kernels.linear import _tf32
 from canter.kernels.row_products import RowProducts
+from canter.kernels.streams import beside, side_stream
+
+Tensors = tuple[Tensor, ...]
 
 BACK_SHAPE = SHAPE | {"num_stages": 2}
 TERMS = 6
 """Rows of `sums` before all others: surrogate, value error, entropy, KL, clipped and valid rows."""
-
-
-@triton.jit
-def _note(sums_ptr, row, x, valid):
-    """Row `row` of `sums` `[rows, blocks]`: the sum of `x` over the valid rows of this block."""
-    # Filled, not multiplied: whatever a row holds that is not valid, NaN included, must not come through.
-    tl.store(sums_ptr + row * tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(valid, x, 0.0), 0))
 
 
 @triton.jit
@@ -58,11 +56,12 @@ def _policy_gradient(
         clip_ratio,
     )
     valid = tl.load(valid_ptr + where, mask=inside, other=0) != 0
-    _note(sums_ptr, 0, surrogate, valid)
-    _note(sums_ptr, 2, entropy, valid)
-    _note(sums_ptr, 3, kl, valid)
-    _note(sums_ptr, 4, clipped, valid)
-    _note(sums_ptr, 5, tl.zeros_like(kl) + 1.0, valid)
+    term = tl.arange(0, 8)[None, :]
+    terms = tl.where(term == 0, surrogate[:, None], tl.where(term == 2, entropy[:, None], 1.0))
+    terms = tl.where(term == 3, kl[:, None], tl.where(term == 4, clipped[:, None], terms))
+    # Filled, not multiplied: whatever a row holds that is not valid, NaN included, must not come through.
+    total, term = tl.sum(tl.where(valid[:, None], terms, 0.0), 0), tl.arange(0, 8)
+    tl.store(sums_ptr + term * tl.num_programs(0) + tl.program_id(0), total, mask=(term < 6) & (term != 1))
     z, counted = (action - mean) * precision, valid[:, None] & both
     d_log_std = tl.where(counted, slope[:, None] * (z * z - 1.0) - tl.load(entropy_coef_ptr), 0.0)
     d_raw = tl.sum(d_log_std, 0) / (root * root * root)
@@ -85,12 +84,12 @@ def _value_gradient(
         CLIPPED,
     )
     valid = tl.load(valid_ptr + where, mask=inside, other=0) != 0
-    _note(sums_ptr, 1, loss, valid)
+    tl.store(sums_ptr + tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(valid, loss, 0.0), 0))
     return tl.where(valid[:, None] & (tl.arange(0, TILE) == 0)[None, :], (value_coef * slope)[:, None], 0.0)
 
 
 @triton.jit
-def _forth(
+def _forward(
     x_ptr, index_ptr, weights, biases, made, M, WIDTHS: tl.constexpr, KIND: tl.constexpr,
     TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -101,19 +100,6 @@ def _forth(
     x = tl.load(x_ptr + where[:, None] * WIDTHS[0] + inputs[None, :], mask=inside, other=0.0)
     tl.store(made[len(WIDTHS) - 1] + inputs[None, :] * M + rows[:, None], x, mask=inside)
     _chain(x, rows, M, weights, biases, biases, made, WIDTHS, TILE_M, KIND, False, True, TF32, CHUNK)
-
-
-@triton.jit
-def _forward(
-    index_ptr, actor, critic, M,
-    ACTOR: tl.constexpr, ACTOR_KIND: tl.constexpr, CRITIC: tl.constexpr, CRITIC_KIND: tl.constexpr,
-    TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Networks are `x, weights, biases, made`; see `_forth`."""
-    if tl.program_id(1) == 0:
-        _forth(actor[0], index_ptr, actor[1], actor[2], actor[3], M, ACTOR, ACTOR_KIND, TF32, TILE_M, CHUNK)
-    else:
-        _forth(critic[0], index_ptr, critic[1], critic[2], critic[3], M, CRITIC, CRITIC_KIND, TF32, TILE_M, CHUNK)
 
 
 @triton.jit
@@ -132,27 +118,33 @@ def _back(
 
 
 @triton.jit
-def _backward(
-    index_ptr, action_ptr, old_params_ptr, advantage_ptr, old_value_ptr, return_ptr, valid_ptr, raw_ptr,
-    entropy_coef_ptr, sums_ptr, d_raw_ptr, actor, critic, M, clip_ratio, value_clip, value_coef, mid, half,
-    ACTOR: tl.constexpr, ACTOR_KIND: tl.constexpr, CRITIC: tl.constexpr, CRITIC_KIND: tl.constexpr,
-    CLIPPED: tl.constexpr, TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+def _policy_backward(
+    index_ptr, action_ptr, old_params_ptr, advantage_ptr, valid_ptr, raw_ptr, entropy_coef_ptr, sums_ptr, d_raw_ptr,
+    weights, made, sums, deltas, M, clip_ratio, mid, half, WIDTHS: tl.constexpr, KIND: tl.constexpr,
+    TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Networks are `turned weights, made, sums, deltas`; see `_back`. Widths are those on the way back."""
     rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
     where = tl.load(index_ptr + rows, mask=rows < M, other=0)
-    if tl.program_id(1) == 0:
-        d = _policy_gradient(
-            rows, where, M, actor[1][len(ACTOR) - 1], raw_ptr, action_ptr, old_params_ptr, advantage_ptr, valid_ptr,
-            entropy_coef_ptr, sums_ptr, d_raw_ptr, clip_ratio, mid, half, ACTOR[0], room(ACTOR, 0),
-        )  # fmt: skip
-        _back(d, rows, M, actor[0], actor[1], actor[2], actor[3], ACTOR, ACTOR_KIND, TF32, TILE_M, CHUNK)
-    else:
-        d = _value_gradient(
-            rows, where, M, critic[1][len(CRITIC) - 1], old_value_ptr, return_ptr, valid_ptr, sums_ptr,
-            value_clip, value_coef, CLIPPED, room(CRITIC, 0),
-        )  # fmt: skip
-        _back(d, rows, M, critic[0], critic[1], critic[2], critic[3], CRITIC, CRITIC_KIND, TF32, TILE_M, CHUNK)
+    d = _policy_gradient(
+        rows, where, M, made[len(WIDTHS) - 1], raw_ptr, action_ptr, old_params_ptr, advantage_ptr, valid_ptr,
+        entropy_coef_ptr, sums_ptr, d_raw_ptr, clip_ratio, mid, half, WIDTHS[0], room(WIDTHS, 0),
+    )  # fmt: skip
+    _back(d, rows, M, weights, made, sums, deltas, WIDTHS, KIND, TF32, TILE_M, CHUNK)
+
+
+@triton.jit
+def _value_backward(
+    index_ptr, old_value_ptr, return_ptr, valid_ptr, sums_ptr, weights, made, sums, deltas, M, value_clip, value_coef,
+    CLIPPED: tl.constexpr, WIDTHS: tl.constexpr, KIND: tl.constexpr,
+    TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+    where = tl.load(index_ptr + rows, mask=rows < M, other=0)
+    d = _value_gradient(
+        rows, where, M, made[len(WIDTHS) - 1], old_value_ptr, return_ptr, valid_ptr, sums_ptr,
+        value_clip, value_coef, CLIPPED, room(WIDTHS, 0),
+    )  # fmt: skip
+    _back(d, rows, M, weights, made, sums, deltas, WIDTHS, KIND, TF32, TILE_M, CHUNK)
 
 
 @triton.jit
@@ -192,23 +184,6 @@ class Rows(NamedTuple):
     valid: Tensor
 
 
-def _cut(features: Tensor, widths: list[tuple[int, ...]]) -> list[tuple[Tensor, ...]]:
-    """Rows of each layer of each network, from those of all."""
-    views = iter(features.split([width for network in widths for width in network]))
-    return [tuple(islice(views, len(network))) for network in widths]
-
-
-class Passed(NamedTuple):
-    """What is left of a minibatch that went through both networks and back."""
-
-    sums: Tensor
-    """`[TERMS + A + all biases, blocks]` sums over each block of rows."""
-    deltas: Tensor
-    """`[features, M]` gradients before each layer's activation."""
-    made: Tensor
-    """`[features, M]` what went into each layer."""
-
-
 class Learner:
     """Loss and gradients of a Gaussian actor, whose log-std is the same in every row, and of a critic.
 
@@ -230,58 +205,82 @@ class Learner:
         places: dict[Tensor, int],
         count: int,
     ) -> None:
-        self.networks, self.raw = (actor, critic), raw
-        self.numbers = (clip_ratio, value_clip or 0.0, value_coef, *bound)
+        self.networks, self.raw, self.stream = (actor, critic), raw, side_stream(raw.device)
+        self.policy_numbers, self.value_numbers = (clip_ratio, *bound), (value_clip or 0.0, value_coef)
         self.clipped_value = value_clip is not None
-        products, sums = [], [-1] * TERMS + [places[raw] + i for i in range(raw.numel())]
-        x_row, d_row = 0, 0
+        sums = [-1] * TERMS + [places[raw] + i for i in range(raw.numel())]
         for network in self.networks:
-            starts = dict(zip(network.back, accumulate(network.back_widths, initial=d_row), strict=False))
-            for layer, weight in enumerate(network.weights):
-                x_start = x_row + sum(network.widths[:layer])
-                products.append((starts[layer], weight.shape[0], x_start, weight.shape[1], places[weight]))
             for layer, width in zip(network.back, network.back_widths, strict=True):
                 sums += range(places[network.biases[layer]], places[network.biases[layer]] + width)
-            x_row, d_row = x_row + sum(network.widths[:-1]), d_row + sum(network.widths[1:])
-        self.products = RowProducts(products, sums, count, raw.device)
-
-    def __call__(self, rows: Rows, index: Tensor, entropy_coef: Tensor) -> Passed:
-        """Rows `index` `[M]` through both networks and back."""
-        m, (actor, critic), like = len(index), self.networks, rows.action
-        xs, ds = (
-            [network.widths[:-1] for network in self.networks],
-            [network.back_widths for network in self.networks],
+        self.products = RowProducts(
+            [_products_of(network, places) for network in self.networks], sums, count, raw.device
         )
-        made, deltas = like.new_empty(sum(map(sum, xs)), m), like.new_empty(sum(map(sum, ds)), m)
-        sums = like.new_empty(self.products.rows, triton.cdiv(m, TILE_M))
-        biases = sums[TERMS + self.raw.numel() :]
-        kept = [
-            (*own[1:], like.new_empty(m, network.widths[-1]), own[0])
-            for network, own in zip(self.networks, _cut(made, xs), strict=True)
-        ]
-        forth = [(x, net.weights, net.biases, own) for x, net, own in zip(rows, self.networks, kept, strict=False)]
-        back = list(zip(self._turned(), kept, _cut(biases, ds), _cut(deltas, ds), strict=True))
-        same = {"ACTOR_KIND": actor.kind, "CRITIC_KIND": critic.kind, "TF32": _tf32()}
-        grid = (sums.shape[1], 2)
-        _forward[grid](index, *forth, m, ACTOR=actor.widths, CRITIC=critic.widths, **same, **SHAPE)
-        _backward[grid](
-            index, *rows[2:], self.raw, entropy_coef, sums, sums[TERMS:], *back, m, *self.numbers,
-            ACTOR=actor.widths[:0:-1], CRITIC=critic.widths[:0:-1], CLIPPED=self.clipped_value, **same, **BACK_SHAPE,
-        )  # fmt: skip
-        return Passed(sums, deltas, made)
 
-    def _turned(self) -> list[tuple[Tensor, ...]]:
+    def __call__(self, rows: Rows, index: Tensor, entropy_coef: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows `index` `[M]` through both networks and back.
+
+        Sums over each block of rows, `[TERMS + A + all biases, blocks]`, and weight gradients over parts of the rows.
+        """
+        m, like, numbers = len(index), rows.action, TERMS + self.raw.numel()
+        sums = like.new_empty(self.products.rows, triton.cdiv(m, TILE_M))
+        parts, turned = self.products.empty(), self._turned()
+        policy_sums, value_sums = _cut(sums[numbers:], [network.back_widths for network in self.networks])
+        with beside(self.stream) as join:
+            back = partial(
+                _value_backward[sums.shape[1:]],
+                index, rows.old_value, rows.return_, rows.valid, sums, CLIPPED=self.clipped_value,
+            )  # fmt: skip
+            self._pass(1, rows.critic_input, index, turned[1], value_sums, parts, back, self.value_numbers)
+        back = partial(
+            _policy_backward[sums.shape[1:]],
+            index, rows.action, rows.old_params, rows.advantage, rows.valid, self.raw, entropy_coef, sums, sums[TERMS:],
+        )  # fmt: skip
+        self._pass(0, rows.actor_input, index, turned[0], policy_sums, parts, back, self.policy_numbers)
+        join()
+        return sums, parts
+
+    def _pass(
+        self, which: int, x: Tensor, index: Tensor, turned: Tensors, sums: Tensors, parts: Tensor,
+        back: Callable[..., Any], numbers: tuple[float, ...],
+    ) -> None:  # fmt: skip
+        """Rows through one network and back, and the products of what came of it."""
+        network, m = self.networks[which], len(index)
+        made, deltas = x.new_empty(sum(network.widths[:-1]), m), x.new_empty(sum(network.widths[1:]), m)
+        own, same = made.split(network.widths[:-1]), {"KIND": network.kind, "TF32": _tf32()}
+        kept, ds = (*own[1:], x.new_empty(m, network.widths[-1]), own[0]), deltas.split(network.back_widths)
+        forward = _forward[(triton.cdiv(m, TILE_M),)]
+        forward(x, index, network.weights, network.biases, kept, m, WIDTHS=network.widths, **same, **SHAPE)
+        back(turned, kept, sums, ds, m, *numbers, WIDTHS=network.widths[:0:-1], **same, **BACK_SHAPE)
+        self.products(which, deltas, made, parts)
+
+    def _turned(self) -> list[Tensors]:
         """Weights `[K, N]` of all layers but the first, last one first: what the way back multiplies by."""
         weights = [weight for network in self.networks for weight in network.weights[:0:-1]]
         turned = [weight.new_empty(weight.shape[::-1]) for weight in weights]
         shapes = tuple(size for weight in weights for size in weight.shape)
-        tiles = max(triton.cdiv(n, 32) * triton.cdiv(k, 32) for n, k in (weight.shape for weight in weights))
-        _turn[(tiles, len(weights))](tuple(weights), tuple(turned), SHAPES=shapes, TILE=32)
+        if weights:
+            tiles = max(triton.cdiv(n, 32) * triton.cdiv(k, 32) for n, k in (weight.shape for weight in weights))
+            _turn[(tiles, len(weights))](tuple(weights), tuple(turned), SHAPES=shapes, TILE=32)
         split = len(self.networks[0].weights) - 1
         return [tuple(turned[:split]), tuple(turned[split:])]
 
-    def terms(self, passed: Passed) -> Tensor:
+    def terms(self, sums: Tensor) -> Tensor:
         """Sums `[6]` over all rows: surrogate, value error, entropy, KL, clipped and valid rows."""
-        out = passed.sums.new_empty(TERMS)
-        _total[(1,)](passed.sums, out, passed.sums.shape[1], TILE=256)
+        out = sums.new_empty(TERMS)
+        _total[(1,)](sums, out, sums.shape[1], TILE=256)
         return out
+
+
+def _products_of(network: Layers, places: dict[Tensor, int]) -> list[tuple[int, int, int, int, int]]:
+    """For each weight, rows and width of its deltas and of what went into its layer, and its place."""
+    starts = dict(zip(network.back, accumulate(network.back_widths, initial=0), strict=False))
+    return [
+        (starts[layer], weight.shape[0], sum(network.widths[:layer]), weight.shape[1], places[weight])
+        for layer, weight in enumerate(network.weights)
+    ]
+
+
+def _cut(features: Tensor, widths: list[tuple[int, ...]]) -> list[Tensors]:
+    """Rows of each layer of each network, from those of all."""
+    views = iter(features.split([width for network in widths for width in network]))
+    return [tuple(islice(views, len(network))) for network in widths]

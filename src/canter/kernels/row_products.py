@@ -14,6 +14,7 @@ from torch import Tensor
 from canter.kernels.linear import _tf32
 
 TILE, STEP = 128, 32
+Product = tuple[int, int, int, int, int]
 BLOCKS = 264
 """How many blocks the rows are cut for, two for each processor of an H200; the same on any, and so are the bits."""
 
@@ -41,26 +42,31 @@ def _products(
 
 @triton.jit
 def _add_up(
-    parts_ptr, sums_ptr, places_ptr, count_ptr, out_ptr, P, STRIDE, PARTS, ROWS, COLUMNS,
+    parts_ptr, sums_ptr, places_ptr, count_ptr, out_ptr, P, STRIDE, PARTS, ROWS, COLUMNS, COUNTS,
     TILE: tl.constexpr, TILE_P: tl.constexpr, TILE_R: tl.constexpr,
 ):  # fmt: skip
     """Weights from their parts `[PARTS, STRIDE]`, and rows of `sums` `[ROWS, COLUMNS]` that have a place among them."""
-    weight = 1.0 / tl.maximum(tl.load(count_ptr), 1e-9)
+    weight = 0.0
+    for start in range(0, COUNTS, 512):
+        i = start + tl.arange(0, 512)
+        weight += tl.sum(tl.load(count_ptr + i, mask=i < COUNTS, other=0.0), 0)
+    weight = 1.0 / tl.maximum(weight, 1e-9)
     tiles = tl.cdiv(P, TILE)
     if tl.program_id(0) < tiles:
-        i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
         parts = tl.arange(0, TILE_P)
-        inside = (parts < PARTS)[:, None] & (i < P)[None, :]
-        total = tl.sum(tl.load(parts_ptr + parts[:, None] * STRIDE + i[None, :], mask=inside, other=0.0), 0)
+        inside = (parts < PARTS)[:, None] & (columns < P)[None, :]
+        total = tl.sum(tl.load(parts_ptr + parts[:, None] * STRIDE + columns[None, :], mask=inside, other=0.0), 0)
         # Elsewhere in P nothing was written by a product.
-        tl.store(out_ptr + i, total * weight, mask=(i < P) & (tl.load(places_ptr + ROWS + i, mask=i < P, other=0) != 0))
+        written = tl.load(places_ptr + ROWS + columns, mask=columns < P, other=0) != 0
+        tl.store(out_ptr + columns, total * weight, mask=written)
     else:
         rows = (tl.program_id(0) - tiles) * TILE_R + tl.arange(0, TILE_R)
         summed = tl.zeros((TILE_R,), tl.float32)
         for start in range(0, COLUMNS, 128):
-            columns = start + tl.arange(0, 128)
-            inside = (rows < ROWS)[:, None] & (columns < COLUMNS)[None, :]
-            summed += tl.sum(tl.load(sums_ptr + rows[:, None] * COLUMNS + columns[None, :], mask=inside, other=0.0), 1)
+            block = start + tl.arange(0, 128)
+            within = (rows < ROWS)[:, None] & (block < COLUMNS)[None, :]
+            summed += tl.sum(tl.load(sums_ptr + rows[:, None] * COLUMNS + block[None, :], mask=within, other=0.0), 1)
         place = tl.load(places_ptr + rows, mask=rows < ROWS, other=-1)
         tl.store(out_ptr + place, summed * weight, mask=place >= 0)
 
@@ -68,42 +74,47 @@ def _add_up(
 class RowProducts:
     """What is to be multiplied and where in the P gradients it goes.
 
-    `products` are `d_row, N, x_row, K, place` of each weight gradient `[N, K]`; `sums` is the place of each row's sum,
-    -1 for none.
+    `products` are, for each network, `d_row, N, x_row, K, place` of each weight gradient `[N, K]`; `sums` is the place
+    of each row's sum, -1 for none.
     """
 
-    def __init__(
-        self, products: list[tuple[int, int, int, int, int]], sums: list[int], count: int, device: torch.device
-    ) -> None:
-        jobs = [
-            (d_row + n, height - n, x_row + k, width - k, place + n * width + k, width)
-            for d_row, height, x_row, width, place in products
-            for n in range(0, height, TILE)
-            for k in range(0, width, TILE)
-        ]
+    def __init__(self, products: list[list[Product]], sums: list[int], count: int, device: torch.device) -> None:
+        jobs = [[job for product in network for job in _tiles(*product)] for network in products]
         multiplied = torch.zeros(count, dtype=torch.int32)
-        for _, height, _, width, place in products:
+        for _, height, _, width, place in (product for network in products for product in network):
             multiplied[place : place + height * width] = 1
-        self.jobs = torch.tensor(jobs, dtype=torch.int32, device=device)
+        self.jobs = [torch.tensor(network, dtype=torch.int32, device=device) for network in jobs]
         self.places = torch.cat([torch.tensor(sums, dtype=torch.int32), multiplied]).to(device)
-        self.count, self.rows, self.parts = count, len(sums), min(32, max(1, BLOCKS // len(jobs)))
+        self.count, self.rows = count, len(sums)
+        self.parts = min(32, max(1, BLOCKS // sum(map(len, jobs))))
 
-    def __call__(self, deltas: Tensor, made: Tensor) -> Tensor:
-        """Weight gradients over parts of the rows `[parts, P]`, from `[features, M]` each."""
-        m = made.shape[1]
-        out = made.new_empty(self.parts, triton.cdiv(self.count, 16) * 16)
+    def empty(self) -> Tensor:
+        """Room for weight gradients over parts of the rows, `[parts, P]` and a little more."""
+        return torch.empty((self.parts, triton.cdiv(self.count, 16) * 16), device=self.places.device)
+
+    def __call__(self, network: int, deltas: Tensor, made: Tensor, out: Tensor) -> None:
+        """Weight gradients of a network over parts of the rows, from `[features, M]` each."""
+        m, jobs = made.shape[1], self.jobs[network]
         span = triton.cdiv(triton.cdiv(m, self.parts), STEP) * STEP
-        _products[(len(self.jobs), self.parts)](
-            deltas, made, self.jobs, out, m, out.shape[1], span,
+        _products[(len(jobs), self.parts)](
+            deltas, made, jobs, out, m, out.shape[1], span,
             TF32=_tf32(), TILE=TILE, STEP=STEP, num_warps=8, num_stages=3,
         )  # fmt: skip
-        return out
 
     def add_up(self, parts: Tensor, sums: Tensor, count: Tensor, out: Tensor) -> None:
-        """All P gradients, from the parts and from rows `[R, blocks]` of sums, over a 0-d count of rows."""
+        """All P gradients, from the parts and from rows `[R, blocks]` of sums; `count` adds up to the number of rows."""
         tile, tile_r = 128, 16
         grid = (triton.cdiv(self.count, tile) + triton.cdiv(self.rows, tile_r),)
         _add_up[grid](
             parts, sums, self.places, count, out, self.count, parts.shape[1], self.parts, self.rows, sums.shape[1],
+            len(count),
             TILE=tile, TILE_P=triton.next_power_of_2(self.parts), TILE_R=tile_r,
         )  # fmt: skip
+
+
+def _tiles(d_row: int, height: int, x_row: int, width: int, place: int) -> list[tuple[int, ...]]:
+    return [
+        (d_row + n, height - n, x_row + k, width - k, place + n * width + k, width)
+        for n in range(0, height, TILE)
+        for k in range(0, width, TILE)
+    ]

@@ -30,3 +30,8 @@ def beside(stream: torch.cuda.Stream | None) -> Iterator[Callable[..., None]]:
     stream.wait_stream(main)
     with torch.cuda.stream(stream):
         yield join
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream for `beside`; None where there are none."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.distributions import Distribution
-from canter.kernels.streams import beside
+from canter.kernels.streams import beside, side_stream
 from canter.nn.action_distribution import DistributionName, make_distribution
 from canter.nn.heads import StdConfig, ValueHead, policy_head
 from canter.nn.network import AnyNetwork, AnyNetworkConfig, NetworkConfig
@@ -113,7 +113,7 @@ class ActorCritic(nn.Module):
         self.actor = self.policy.actor
         self.critic = config.build_critic(spec, self.actor.network if config.shared_trunk else None)
         self.shared_trunk = config.shared_trunk
-        self.side_stream = torch.cuda.Stream(spec.device) if spec.device.type == "cuda" else None
+        self.side_stream = side_stream(spec.device)
 
     @property
     def has_memory(self) -> bool:
