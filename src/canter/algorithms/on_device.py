@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from canter.kernels.learn import Rows
 
 
+SHARED_MEMORY = 232_448
+"""Bytes that a block may need, for the widest networks; what GPUs for computing have from Hopper on."""
+
+
 @dataclass
 class Indices(TensorStruct):
     """Which rows to learn from: shuffled in place of the rows, which are read where they are."""
@@ -108,10 +112,9 @@ class OnDevice:
         """The loss of rows that were read; puts the gradients of all parameters where the optimiser has them."""
         assert self.rows is not None
         sums, parts = self.learner(self.rows, batch.index.squeeze(0), entropy_coef)
-        with beside(self.learner.stream) as join:
-            terms = self.learner.terms(sums)
-            means = terms[:5] / distributed.mean(terms[5]).clamp(min=1e-9)
         count = sums[5] if distributed.world_size() == 1 else distributed.mean_(sums[5].sum(0, keepdim=True))
+        with beside(self.learner.stream) as join:
+            means = self.learner.means(sums, count)
         self.learner.products.add_up(parts, sums, count, self.gradient)
         join(means)
         if len(self.flats) > 1:
@@ -123,7 +126,10 @@ class OnDevice:
 
 def on_device(config: PPOConfig, model: ActorCritic, optimizer: Optimizer) -> OnDevice | None:
     """The kernels for this model, or None where it has parts that they do not know."""
-    if not usable(next(model.parameters())) or model.shared_trunk or config.extensions or config.central_value:
+    device = next(model.parameters()).device
+    if not usable(torch.empty(0, device=device)) or model.shared_trunk or config.extensions or config.central_value:
+        return None
+    if torch.cuda.get_device_properties(device).shared_memory_per_block_optin < SHARED_MEMORY:
         return None
     match model.actor.head:
         case GaussianHead(raw_std=nn.Parameter()) as head:

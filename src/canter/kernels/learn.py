@@ -20,14 +20,14 @@ from canter.kernels.chain import SHAPE, TILE_M, Layers, _chain, room
 from canter.kernels.gaussian_loss import _surrogate, _value_error
 from canter.kernels.gaussian_params import _log_prob
 from canter.kernels.linear import _tf32
-from canter.kernels.row_products import RowProducts
+from canter.kernels.row_products import RowProducts, _share
 from canter.kernels.streams import beside, side_stream
 
 Tensors = tuple[Tensor, ...]
 
-BACK_SHAPE = SHAPE | {"num_stages": 2}
+BACK_SHAPE = SHAPE | {"CHUNK": 64, "num_stages": 2}
 TERMS = 6
-"""Rows of `sums` before all others: surrogate, value error, entropy, KL, clipped and valid rows."""
+"""Rows of `sums` before all others: surrogate, value error, entropy, KL, clipped rows and valid ones."""
 
 
 @triton.jit
@@ -148,14 +148,14 @@ def _value_backward(
 
 
 @triton.jit
-def _total(sums_ptr, out_ptr, COLUMNS, TILE: tl.constexpr):
+def _means(sums_ptr, count_ptr, out_ptr, COLUMNS, COUNTS, TILE: tl.constexpr):
     rows = tl.arange(0, 8)
     total = tl.zeros((8,), tl.float32)
     for start in range(0, COLUMNS, TILE):
         columns = start + tl.arange(0, TILE)
-        inside = (rows < 6)[:, None] & (columns < COLUMNS)[None, :]
+        inside = (rows < 5)[:, None] & (columns < COLUMNS)[None, :]
         total += tl.sum(tl.load(sums_ptr + rows[:, None] * COLUMNS + columns[None, :], mask=inside, other=0.0), 1)
-    tl.store(out_ptr + rows, total, mask=rows < 6)
+    tl.store(out_ptr + rows, total * _share(count_ptr, COUNTS), mask=rows < 5)
 
 
 @triton.jit
@@ -243,7 +243,7 @@ class Learner:
         self, which: int, x: Tensor, index: Tensor, turned: Tensors, sums: Tensors, parts: Tensor,
         back: Callable[..., Any], numbers: tuple[float, ...],
     ) -> None:  # fmt: skip
-        """Rows through one network and back, and the products of what came of it."""
+        """Rows through one network and `back` by its part of the loss, and the products of what came of it."""
         network, m = self.networks[which], len(index)
         made, deltas = x.new_empty(sum(network.widths[:-1]), m), x.new_empty(sum(network.widths[1:]), m)
         own, same = made.split(network.widths[:-1]), {"KIND": network.kind, "TF32": _tf32()}
@@ -258,16 +258,15 @@ class Learner:
         weights = [weight for network in self.networks for weight in network.weights[:0:-1]]
         turned = [weight.new_empty(weight.shape[::-1]) for weight in weights]
         shapes = tuple(size for weight in weights for size in weight.shape)
-        if weights:
-            tiles = max(triton.cdiv(n, 32) * triton.cdiv(k, 32) for n, k in (weight.shape for weight in weights))
-            _turn[(tiles, len(weights))](tuple(weights), tuple(turned), SHAPES=shapes, TILE=32)
+        tiles = max(triton.cdiv(n, 32) * triton.cdiv(k, 32) for n, k in (weight.shape for weight in weights))
+        _turn[(tiles, len(weights))](tuple(weights), tuple(turned), SHAPES=shapes, TILE=32)
         split = len(self.networks[0].weights) - 1
         return [tuple(turned[:split]), tuple(turned[split:])]
 
-    def terms(self, sums: Tensor) -> Tensor:
-        """Sums `[6]` over all rows: surrogate, value error, entropy, KL, clipped and valid rows."""
-        out = sums.new_empty(TERMS)
-        _total[(1,)](sums, out, sums.shape[1], TILE=256)
+    def means(self, sums: Tensor, count: Tensor) -> Tensor:
+        """Means `[5]` of surrogate, value error, entropy, KL and clipped rows, over as many as `count` adds up to."""
+        out = sums.new_empty(5)
+        _means[(1,)](sums, count, out, sums.shape[1], len(count), TILE=256)
         return out
 
 

@@ -41,17 +41,22 @@ def _products(
 
 
 @triton.jit
+def _share(count_ptr, COUNTS):
+    """One over the sum of `COUNTS` counts; where nothing counts, all sums are zero."""
+    count = 0.0
+    for start in range(0, COUNTS, 512):
+        i = start + tl.arange(0, 512)
+        count += tl.sum(tl.load(count_ptr + i, mask=i < COUNTS, other=0.0), 0)
+    return 1.0 / tl.maximum(count, 1e-9)
+
+
+@triton.jit
 def _add_up(
     parts_ptr, sums_ptr, places_ptr, count_ptr, out_ptr, P, STRIDE, PARTS, ROWS, COLUMNS, COUNTS,
     TILE: tl.constexpr, TILE_P: tl.constexpr, TILE_R: tl.constexpr,
 ):  # fmt: skip
     """Weights from their parts `[PARTS, STRIDE]`, and rows of `sums` `[ROWS, COLUMNS]` that have a place among them."""
-    weight = 0.0
-    for start in range(0, COUNTS, 512):
-        i = start + tl.arange(0, 512)
-        weight += tl.sum(tl.load(count_ptr + i, mask=i < COUNTS, other=0.0), 0)
-    weight = 1.0 / tl.maximum(weight, 1e-9)
-    tiles = tl.cdiv(P, TILE)
+    weight, tiles = _share(count_ptr, COUNTS), tl.cdiv(P, TILE)
     if tl.program_id(0) < tiles:
         columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
         parts = tl.arange(0, TILE_P)
@@ -102,7 +107,7 @@ class RowProducts:
         )  # fmt: skip
 
     def add_up(self, parts: Tensor, sums: Tensor, count: Tensor, out: Tensor) -> None:
-        """All P gradients, from the parts and from rows `[R, blocks]` of sums; `count` adds up to the number of rows."""
+        """All P gradients, from parts and from sums `[R, blocks]`; `count` adds up to the number of rows."""
         tile, tile_r = 128, 16
         grid = (triton.cdiv(self.count, tile) + triton.cdiv(self.rows, tile_r),)
         _add_up[grid](
