@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from canter.functional import densities
+from canter.kernels import usable
 
 BOUNDS = ("rescale", "clip", "none")
 """What a Gaussian sample becomes on its way to a bounded environment, see `DiagGaussian`."""
@@ -147,6 +148,10 @@ class DiagGaussian:
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Log-density of the raw sample."""
+        if usable(params) and not torch.is_grad_enabled():
+            from canter.kernels import gaussian_params
+
+            return gaussian_params.log_prob(params, action)
         return densities.gaussian_log_prob(*_halves(params), action).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
@@ -159,11 +164,21 @@ class DiagGaussian:
 
     def to_env(self, action: Tensor) -> Tensor:
         """The sample, rescaled and clipped as `bounds` says."""
+        scale, centre, low, high = self.interval()
+        if self.bounds == "rescale":
+            action = action * _constant(scale, action) + _constant(centre, action)
+        return action if self.bounds == "none" else action.clamp(_constant(low, action), _constant(high, action))
+
+    def interval(self) -> tuple[Floats, Floats, Floats, Floats]:
+        """What `to_env` multiplies by, adds, and keeps within."""
         low = (-math.inf,) * self.dim if self.low is None else self.low
         high = (math.inf,) * self.dim if self.high is None else self.high
         if self.bounds == "rescale":
-            return _to_interval(action, low, high)
-        return action if self.bounds == "none" else action.clamp(_constant(low, action), _constant(high, action))
+            return interval(low, high)
+        one, zero = (1.0,) * self.dim, (0.0,) * self.dim
+        if self.bounds == "clip":
+            return one, zero, low, high
+        return one, zero, (-math.inf,) * self.dim, (math.inf,) * self.dim
 
     def std(self, params: Tensor) -> Tensor:
         """Standard deviation of the raw sample."""

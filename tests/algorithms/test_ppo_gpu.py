@@ -72,3 +72,33 @@ def test_gpu_and_cpu_learn_the_same_from_the_same_rollout():
         results.append([parameter.detach().cpu() for parameter in algorithm.model.parameters()])
     for ours, theirs in zip(*results, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.fixture
+def tf32():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("clipping", ["joint", "per_network"])
+def test_whole_networks_in_one_launch_learn_what_layers_do(tf32, clipping):
+    env = tensor_envs["quadrotor"](512, "cuda")
+    model = ModelConfig(policy=NetworkConfig(hidden=(256, 128, 64), activation="elu"))
+    config = PPOConfig(horizon=24, epochs=5, num_minibatches=4, model=model, gradient_clipping=clipping)
+    algorithm = config.build(env.spec, seed=0)
+    collector = Collector(env, algorithm, seed=0)
+    for _ in range(3):
+        algorithm.update(collector.collect())
+    batch, _ = algorithm.targets(collector.collect())
+    optimizer, minibatch = algorithm.phases["policy"].optimizer, batch[:, :3000]
+    output = algorithm.quick_loss(algorithm._read(minibatch))
+    # Acting and learning are the same function to the last bit.
+    assert output.kl.item() == 0.0
+    plain = algorithm.loss(minibatch)
+    gradients = torch.autograd.grad(plain.loss, list(optimizer.gradients))
+    for ours, theirs in zip(optimizer.gradients.values(), gradients, strict=True):
+        assert (ours - theirs).norm() <= 5e-3 * theirs.norm()
+    for name, value in plain.metrics.items():
+        torch.testing.assert_close(output.metrics[name], value, rtol=1e-3, atol=1e-5)

@@ -124,16 +124,6 @@ def test_sequences_are_put_in_another_order(shape, dtype):
     assert torch.equal(gather_sequences(x, order), x.index_select(1, order))
 
 
-def test_advantages_are_summed_up_backwards():
-    from canter.kernels.rows import accumulate_backwards
-
-    delta, decay = torch.randn(24, 300, device=DEVICE), torch.rand(24, 300, device=DEVICE)
-    exact = delta.double()
-    for t in range(22, -1, -1):
-        exact[t] += decay[t].double() * exact[t + 1]
-    assert relative_error(accumulate_backwards(delta, decay), exact) < 1e-6
-
-
 def test_observations_are_standardised_and_a_nan_stays_one():
     from canter.kernels.rows import standardize
 
@@ -225,6 +215,27 @@ def test_mean_and_log_std_are_joined(dim):
     for ours, exact in zip(*results, strict=True):
         assert ours.shape == exact.shape
         assert relative_error(ours, exact) < 1e-6
+
+
+@pytest.mark.parametrize("bounds", ["rescale", "clip", "none"])
+def test_a_gaussian_sample_and_its_density(bounds):
+    from canter.kernels.gaussian_params import draw, log_prob
+
+    bound, distribution = BoundedLogStd(StdConfig()), DiagGaussian(3, (-1.0, -math.inf, 0.0), (2.0, 5.0, 0.5), bounds)
+    mean, raw, noise = torch.randn(300, 3), torch.randn(3), torch.randn(300, 3)
+    mean[7, 1] = torch.nan
+    exact = torch.cat([mean, bound(raw).expand_as(mean)], -1).double()
+    drawn = mean.double() + torch.exp(exact[:, 3:]) * noise.double()
+    interval = torch.tensor(distribution.interval()).to(DEVICE)
+    tensors = (mean.to(DEVICE), raw.to(DEVICE), noise.to(DEVICE), interval)
+    params, action, for_env = draw(*tensors, mid=bound.mid, half=bound.half_range)
+    for ours, expected in (
+        (params, exact),
+        (action, drawn),
+        (for_env, distribution.to_env(drawn)),
+        (log_prob(params, action), distribution.log_prob(exact, drawn)),
+    ):
+        torch.testing.assert_close(ours.cpu().double(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("dim", [1, 3, 12])

@@ -19,7 +19,7 @@ from canter.schedules import AdaptiveKL, Linear
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-def iterate(env, mode, count, *, restart_at=None, **settings):
+def iterate(env, mode, count, *, restart_at=None, tf32=False, **settings):
     """Parameters after some iterations; at `restart_at` everything is built anew and restored."""
     given = {"horizon": 8, "epochs": 2, "num_minibatches": 2, "sequence_length": 4}
     config = PPOConfig(**given | settings)
@@ -27,7 +27,7 @@ def iterate(env, mode, count, *, restart_at=None, **settings):
     def build(seed):
         algorithm = config.build(env.spec, seed)
         collector = Collector(env, algorithm, seed)
-        return algorithm, collector, ExecutionConfig(mode=mode, tf32=False).prepare(collector, algorithm)
+        return algorithm, collector, ExecutionConfig(mode=mode, tf32=tf32).prepare(collector, algorithm)
 
     algorithm, collector, programs = build(0)
     for iteration in range(count):
@@ -38,6 +38,7 @@ def iterate(env, mode, count, *, restart_at=None, **settings):
             collector.load_state_dict(saved[1])
         algorithm.set_progress(iteration / count)
         metrics = programs.update(programs.collect())
+    torch.set_float32_matmul_precision("highest")  # the default, which a run changes for good
     assert all(torch.isfinite(value) for value in metrics.values())
     return torch.cat([parameter.detach().reshape(-1) for parameter in algorithm.model.parameters()])
 
@@ -66,6 +67,10 @@ def test_compiling_replaces_the_losses_and_networks_and_nothing_else():
 MEMORY = NetworkConfig(hidden=(16,), memory=RNNConfig(hidden=8))
 VARIANTS = {
     "discrete": ("cartpole", {}),
+    "whole networks": (
+        "pendulum",
+        {"tf32": True, "target_kl": 0.02, "critic_optimizer": OptimizerConfig(learning_rate=AdaptiveKL(1e-3))},
+    ),
     "continuous": ("pendulum", {"target_kl": 0.02, "optimizer": OptimizerConfig(learning_rate=AdaptiveKL(1e-3))}),
     "lstm": ("cartpole", {"model": ModelConfig(policy=MEMORY)}),
     "shared trunk": ("quadrotor", {"model": ModelConfig(shared_trunk=True)}),
@@ -88,7 +93,7 @@ def test_a_graph_learns_what_eager_execution_learns(name):
 @gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("restart_at", [1, 2, 3, 7])
-@pytest.mark.parametrize("name", ["discrete", "continuous", "lstm"])
+@pytest.mark.parametrize("name", ["discrete", "continuous", "whole networks", "lstm"])
 def test_stopping_and_resuming_a_graph_changes_no_bit(name, restart_at):
     env, settings = VARIANTS[name]
     straight = iterate(tensor_envs[env](64, "cuda"), "graph", 10, **settings)

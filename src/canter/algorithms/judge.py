@@ -8,6 +8,7 @@ that collected it. That is the same numbers for a fraction of the work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from canter.algorithms.objectives import Objective
+from canter.algorithms.on_device import OnDevice
 from canter.data.rollout import Rollout
 from canter.functional.returns import successor_values
 from canter.nn.actor_critic import ActorCritic
@@ -41,6 +43,8 @@ class Judge:
     def __init__(self, model: ActorCritic, objective: Objective, num_envs: int, sequence_length: int) -> None:
         self.model, self.objective, self.sequence_length = model, objective, sequence_length
         self.state = model.critic.network.initial_state(num_envs)
+        self.find_kernels: Callable[[], OnDevice | None] = lambda: None
+        """Gives another form of the critic, for one without memory, where there is one."""
 
     @torch.no_grad()
     def __call__(self, rollout: Rollout[Any], *, new: bool = False) -> Judgement:
@@ -49,7 +53,11 @@ class Judge:
         A `new` one is judged for the first time: what the objective estimates moves to include it.
         """
         start = tree_map(lambda x: x[0], rollout.state) if self.model.shared_trunk else self.state
-        values, after = self.model.critic.unroll(rollout.obs, start, rollout.reset)
+        kernels = self.find_kernels()
+        if kernels is None:
+            values, after = self.model.critic.unroll(rollout.obs, start, rollout.reset)
+        else:
+            values, after = kernels.values(rollout.obs), ()
         value, next_value = values[:-1], successor_values(values, rollout.done, self._final_values(rollout, after))
         if new:
             self.objective.observe(rollout, value, next_value)
@@ -72,6 +80,9 @@ class Judge:
         """Values `[T, N]` of true final observations, each read with the memory of the episode that it ended."""
         if rollout.final_obs is None:
             return None
+        kernels = self.find_kernels()
+        if kernels is not None:
+            return kernels.values(rollout.final_obs, rollout.done)
         obs, states = tree_map(lambda x: x.flatten(0, 1), (rollout.final_obs, tree_map(lambda x: x[:-1], after)))
         if not rollout.reward.is_cpu:
             return self._values(obs, states).view_as(rollout.reward)

@@ -118,7 +118,7 @@ class Phase(Generic[Batch]):
     def _shuffled(self, batch: Batch) -> list[Batch]:
         """Minibatches `[L, B, ...]` of one epoch: one gather, then slices."""
         sequences = batch_size(batch)
-        order = torch.randperm(sequences, generator=self.generator, device=self.generator.device)
+        order = random_order(sequences, self.generator)
         size, slices = sequences // self.num_minibatches, []
         batch.map(lambda x: slices.append(reorder(x, order).split(size, 1)) or x)
         return [batch.map(partial(_next, iter(minibatch))) for minibatch in zip(*slices, strict=True)]
@@ -126,6 +126,15 @@ class Phase(Generic[Batch]):
 
 def _next(tensors: Iterator[Tensor], _: Tensor) -> Tensor:
     return next(tensors)
+
+
+def random_order(count: int, generator: torch.Generator) -> Tensor:
+    """A random permutation `[count]` on the generator's device."""
+    if not usable(torch.empty(0, device=generator.device)):
+        return torch.randperm(count, generator=generator, device=generator.device)
+    from canter.kernels import rows
+
+    return rows.random_order(count, generator)
 
 
 def reorder(x: Tensor, order: Tensor) -> Tensor:

@@ -16,11 +16,13 @@ from torch import Tensor
 from canter import distributed
 from canter.algorithms.action_bounds import BoundLossConfig
 from canter.algorithms.base import Metrics, algorithms
+from canter.algorithms.central_value import CentralValueConfig
 from canter.algorithms.checks import check_batch, check_discount
 from canter.algorithms.extension import AnyExtensionConfig, Extensions, ModelOutput
 from canter.algorithms.fused import fits, fused_loss, loss_by_hand
 from canter.algorithms.judge import Judge, Judgement
 from canter.algorithms.objectives import AverageReward, Discounted, Objective
+from canter.algorithms.on_device import Indices, OnDevice, on_device
 from canter.algorithms.phase import LossOutput, Phase
 from canter.algorithms.ppo_batch import PPOBatch, PPORecord
 from canter.algorithms.rewards import RewardConfig
@@ -28,6 +30,7 @@ from canter.data.rollout import Rollout, as_sequences
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
 from canter.functional.stats import explained_variance, masked_mean, normalize
 from canter.kernels import usable
+from canter.kernels.streams import beside
 from canter.nn.actor_critic import ActorCritic, ModelConfig
 from canter.nn.by_hand import by_hand
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
@@ -35,24 +38,6 @@ from canter.schedules import AnySchedule, Constant
 from canter.seeding import derive_seed
 from canter.specs import EnvSpec
 from canter.struct import Obs, State, tree_copy_, tree_map
-
-
-@dataclass(frozen=True, kw_only=True)
-class CentralValueConfig:
-    """A critic that is trained in a phase of its own; its network is the model's `critic`."""
-
-    epochs: int = 5
-    """Passes over each rollout."""
-    num_minibatches: int = 4
-    """Minibatches per pass; must divide the number of rows, with memory of sequences."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """Its optimiser. An adaptive learning rate follows the KL that the policy's phase found."""
-
-    def __post_init__(self) -> None:
-        """Refuse phases that do nothing."""
-        for name in ("epochs", "num_minibatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
 
 @algorithms.register("ppo")
@@ -176,8 +161,16 @@ class PPO:
         on_cpu = spec.device.type == "cpu" and self.has_kernel and not config.extensions
         gradients = {p: view for phase in self.phases.values() for p, view in phase.optimizer.gradients.items()}
         self.by_hand = by_hand(self.model, gradients) if on_cpu else None
+        on_gpu = spec.device.type == "cuda" and self.has_kernel
+        self.kernels = on_device(config, self.model, self.phases["policy"].optimizer) if on_gpu else None
+        self.judge.find_kernels = lambda: self.on_device
 
-    def _build_phases(self) -> dict[str, Phase[PPOBatch]]:
+    @property
+    def on_device(self) -> OnDevice | None:
+        """Kernels for whole networks, where there are any for these and they may multiply in TF32."""
+        return self.kernels if torch.get_float32_matmul_precision() != "highest" else None
+
+    def _build_phases(self) -> dict[str, Phase[Any]]:
         """One phase for everything, or one for the policy and then one for the critic."""
         config, central, model = self.config, self.config.central_value, self.model
         policy, critic = model.policy_parameters(), model.critic_parameters()
@@ -218,8 +211,9 @@ class PPO:
 
     def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, PPORecord, State]:
         """Sample actions; the environment gets them within bounds, the record keeps them as drawn."""
-        if self.by_hand is not None:
-            for_env, *record = self.by_hand.act(obs, self.policy_rng)
+        quick = self.by_hand or self.on_device
+        if quick is not None:
+            for_env, *record = quick.act(obs, self.policy_rng)
             return for_env, PPORecord(*record), state
         with torch.no_grad():
             params, state = self.policy.params(obs, state, reset)
@@ -232,7 +226,8 @@ class PPO:
         config.entropy_coef.set_(self.entropy_coef, self.progress)
         rollout = self.paid(rollout)
         batch, judged = self.targets(rollout)
-        metrics = self.describe(rollout, judged)
+        with beside(self.model.side_stream) as join:
+            metrics = self.describe(rollout, judged)
         refresh = (lambda: self._read(self.batch(rollout, self.judge(rollout)))) if config.recompute_advantage else None
         for phase in self.phases.values():
             phase.optimizer.schedule_(self.progress)
@@ -243,6 +238,7 @@ class PPO:
         self.model.update_statistics(tree_map(lambda x: x[:-1], rollout.obs), rollout.valid)
         self.judge.advance(judged)
         self.objective.centre_(self.model.critic.head, judged.return_, rollout.valid)
+        join(*metrics.values())
         return metrics
 
     @torch.no_grad()
@@ -300,14 +296,18 @@ class PPO:
             output = self._weigh(self.policy_terms(batch, params) | self.value_terms(batch, value), batch.valid)
         return self.extensions.extend(output, batch, ModelOutput(params, value))
 
-    def _read(self, batch: PPOBatch) -> PPOBatch:
+    def _read(self, batch: PPOBatch) -> PPOBatch | Indices:
         """The batch with what networks make of observations before their first layer, if `quick_loss` is by hand."""
+        if self.on_device is not None:
+            return self.on_device.read(batch)
         if self.by_hand is None or self.config.central_value is not None:
             return batch
         return replace(batch, obs=self.by_hand.read_rows(batch.obs))
 
-    def quick_loss(self, batch: PPOBatch) -> LossOutput:
-        """`loss`, with gradients found by hand where that is known for these settings and networks."""
+    def quick_loss(self, batch: Any) -> LossOutput:
+        """`loss` of what `_read` gives, with gradients found by hand where that is known for these settings."""
+        if self.on_device is not None:
+            return self.on_device.loss(batch, self.entropy_coef)
         if self.by_hand is None:
             return self.loss(batch)
         return loss_by_hand(self.config, self.distribution, batch, self.by_hand, self.entropy_coef)
@@ -359,7 +359,7 @@ class PPO:
 
     def transform(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace the losses and the networks that act and judge by what `compile` makes of them."""
-        self.by_hand = None
+        self.by_hand = self.kernels = None
         for phase in self.phases.values():
             phase.loss = compile(phase.loss)
         self.policy.actor.forward = compile(self.policy.actor.forward)

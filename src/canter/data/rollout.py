@@ -122,6 +122,8 @@ class Row(Generic[Record]):
 
     def write(self, record: Record, step: Step) -> Obs:
         """Store what was done and what came of it; gives the observations that followed."""
+        if self.reward.is_cuda:
+            return self._write_at_once(record, step)
         tree_copy_(self.record, record)
         self.reward.copy_(step.reward)
         self.terminated.copy_(step.terminated)
@@ -133,6 +135,27 @@ class Row(Generic[Record]):
             tree_copy_(self.final_obs, step.final_obs)
         step.restarts(separate_final_obs=self.final_obs is not None, out=self.reset)
         tree_copy_(self.obs, step.obs)
+        return self.obs
+
+    def _write_at_once(self, record: Record, step: Step) -> Obs:
+        """The same on a GPU, with one launch for all tensors of a dtype."""
+        places = [self.record, self.obs, self.reward, self.terminated, self.truncated, self.valid]
+        values = [record, step.obs, step.reward, step.terminated, step.truncated, step.valid]
+        if "duration" in step.info:
+            places, values = [*places, self.duration], [*values, step.info["duration"]]
+        if step.final_obs is not None:
+            places, values = [*places, self.final_obs], [*values, step.final_obs]
+        pairs: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+
+        def note(place: Tensor, value: Tensor) -> None:
+            into, of = pairs.setdefault((place.dtype, value.dtype), ([], []))
+            into.append(place)
+            of.append(value)
+
+        tree_map(note, tuple(places), tuple(values))
+        for into, of in pairs.values():
+            torch._foreach_copy_(into, of)  # pyright: ignore[reportPrivateImportUsage]
+        step.restarts(separate_final_obs=self.final_obs is not None, out=self.reset)
         return self.obs
 
 

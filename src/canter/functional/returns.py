@@ -41,15 +41,14 @@ def gae(
     Returns:
         The advantage and the return (`advantage + value`).
     """
+    if usable(value):
+        from canter.kernels import rows as kernel
+
+        return kernel.gae(reward, value, next_value, terminated, done, gamma, gae_lambda)
     # Filled, not multiplied: 0 * NaN would let an unknown successor into the sum.
     successor = next_value.masked_fill(terminated, 0.0)
     advantage = reward + gamma * successor - value  # the temporal differences, accumulated in place below
     decay = (~done).to(advantage.dtype) * (gamma * gae_lambda)
-    if usable(advantage):
-        from canter.kernels.rows import accumulate_backwards
-
-        advantage = accumulate_backwards(advantage, decay)
-        return advantage, advantage + value
     rows, decays = advantage.unbind(), decay.unbind()
     for t in range(len(rows) - 2, -1, -1):
         rows[t].addcmul_(decays[t], rows[t + 1])

@@ -1,6 +1,6 @@
-"""Mean and bounded log-std side by side, for a log-std that is the same in every row; and all gradients.
+"""Parameters of a Gaussian policy whose log-std is the same in every row, their gradients, samples and densities.
 
-M rows, A action components.
+M rows, A action components. Parameters are a mean and a bounded log-std side by side.
 """
 
 from __future__ import annotations
@@ -79,3 +79,65 @@ def gaussian_params(mean: Tensor, raw: Tensor, *, mid: float, half: float) -> Te
     """`[..., 2A]` from a mean `[..., A]` and unbounded numbers `raw` `[A]`, by the formula of `BoundedLogStd`."""
     flat = mean.reshape(-1, mean.shape[-1]).contiguous()
     return _GaussianParams.apply(flat, raw, mid, half).unflatten(0, mean.shape[:-1])
+
+
+@triton.jit
+def _draw(
+    mean_ptr, raw_ptr, noise_ptr, bounds_ptr, params_ptr, action_ptr, env_ptr, M, A, mid, half,
+    TILE: tl.constexpr, TILE_A: tl.constexpr,
+):  # fmt: skip
+    rows, parts = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, TILE_A)
+    inside, where = (rows < M)[:, None] & (parts < A)[None, :], rows[:, None] * A + parts[None, :]
+    x = tl.load(raw_ptr + parts, mask=parts < A, other=0.0) / half
+    log_std = (mid + half * x / tl.sqrt_rn(1.0 + x * x))[None, :] + tl.zeros((TILE, TILE_A), tl.float32)
+    mean = tl.load(mean_ptr + where, mask=inside, other=0.0)
+    action = mean + tl.exp(log_std) * tl.load(noise_ptr + where, mask=inside, other=0.0)
+    tl.store(params_ptr + where + rows[:, None] * A, mean, mask=inside)
+    tl.store(params_ptr + where + (rows[:, None] + 1) * A, log_std, mask=inside)
+    tl.store(action_ptr + where, action, mask=inside)
+    scale, centre = tl.load(bounds_ptr + parts, mask=parts < A), tl.load(bounds_ptr + A + parts, mask=parts < A)
+    low, high = tl.load(bounds_ptr + 2 * A + parts, mask=parts < A), tl.load(bounds_ptr + 3 * A + parts, mask=parts < A)
+    y = action * scale[None, :] + centre[None, :]
+    # A NaN stays one, as in torch's clamp, or it would go unnoticed.
+    within = tl.where(y != y, y, tl.minimum(tl.maximum(y, low[None, :]), high[None, :]))
+    tl.store(env_ptr + where, within, mask=inside)
+
+
+def draw(
+    mean: Tensor, raw: Tensor, noise: Tensor, bounds: Tensor, *, mid: float, half: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Parameters `[M, 2A]`, a sample `[M, A]` and what the environment receives `[M, A]`, from a mean and noise.
+
+    `bounds` `[4, A]` are scale, centre, minimum and maximum, as `DiagGaussian.to_env` has them.
+    """
+    (m, a), tile_a = mean.shape, max(2, triton.next_power_of_2(mean.shape[1]))
+    params, action, for_env = mean.new_empty(m, 2 * a), torch.empty_like(mean), torch.empty_like(mean)
+    grid = (triton.cdiv(m, TILE),)
+    _draw[grid](mean, raw, noise, bounds, params, action, for_env, m, a, mid, half, TILE=TILE, TILE_A=tile_a)
+    return params, action, for_env
+
+
+@triton.jit
+def _log_prob(action, mean, log_std, inside):
+    # 0.9189... is half the logarithm of two pi; a kernel sees no constants of its module.
+    z = (action - mean) * tl.exp(-log_std)
+    return tl.sum(tl.where(inside, -0.5 * z * z - log_std - 0.9189385332046727, 0.0), 1)
+
+
+@triton.jit
+def _log_probs(params_ptr, action_ptr, out_ptr, M, A, TILE: tl.constexpr, TILE_A: tl.constexpr):
+    rows, parts = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, TILE_A)
+    inside, where = (rows < M)[:, None] & (parts < A)[None, :], rows[:, None].to(tl.int64) * A + parts[None, :]
+    mean = tl.load(params_ptr + where + rows[:, None] * A, mask=inside, other=0.0)
+    log_std = tl.load(params_ptr + where + (rows[:, None] + 1) * A, mask=inside, other=0.0)
+    action = tl.load(action_ptr + where, mask=inside, other=0.0)
+    tl.store(out_ptr + rows, _log_prob(action, mean, log_std, inside), mask=rows < M)
+
+
+def log_prob(params: Tensor, action: Tensor) -> Tensor:
+    """Log-densities `[...]` of actions `[..., A]` under parameters `[..., 2A]`, without gradient."""
+    a, out = action.shape[-1], action.new_empty(action.shape[:-1])
+    tile_a, m = max(2, triton.next_power_of_2(a)), out.numel()
+    grid = (triton.cdiv(m, TILE),)
+    _log_probs[grid](params.contiguous(), action.contiguous(), out, m, a, TILE=TILE, TILE_A=tile_a)
+    return out

@@ -1,4 +1,4 @@
-"""Kernels that read whole rows: reordering them, and summing up a rollout backwards."""
+"""Kernels that read whole rows: reordering them, a random order, and advantages of a rollout."""
 
 from __future__ import annotations
 
@@ -55,22 +55,83 @@ def standardize(x: Tensor, shift: Tensor, inverse_scale: Tensor, clip: float) ->
 
 
 @triton.jit
-def _accumulate(delta_ptr, decay_ptr, out_ptr, T, N, TILE: tl.constexpr):
+def _gae(
+    reward_ptr, value_ptr, next_value_ptr, terminated_ptr, done_ptr, gamma_ptr, advantage_ptr, return_ptr,
+    T, N, gamma, gae_lambda, PER_ROW: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = columns < N
-    total = tl.zeros((TILE,), tl.float32)
+    advantage = tl.zeros((TILE,), tl.float32)
     for back in range(T):
         where = (T - 1 - back) * N + columns
-        delta = tl.load(delta_ptr + where, mask=inside, other=0.0)
-        total = delta + tl.load(decay_ptr + where, mask=inside, other=0.0) * total
-        tl.store(out_ptr + where, total, mask=inside)
+        value = tl.load(value_ptr + where, mask=inside, other=0.0)
+        discount = tl.load(gamma_ptr + where, mask=inside, other=0.0) if PER_ROW else gamma
+        # Filled, not multiplied: 0 * NaN would let an unknown successor into the sum.
+        ended = tl.load(terminated_ptr + where, mask=inside, other=0) != 0
+        successor = tl.where(ended, 0.0, tl.load(next_value_ptr + where, mask=inside, other=0.0))
+        delta = tl.load(reward_ptr + where, mask=inside, other=0.0) + discount * successor - value
+        cut = tl.load(done_ptr + where, mask=inside, other=0) != 0
+        advantage = delta + tl.where(cut, 0.0, discount * gae_lambda) * advantage
+        tl.store(advantage_ptr + where, advantage, mask=inside)
+        tl.store(return_ptr + where, advantage + value, mask=inside)
 
 
-def accumulate_backwards(delta: Tensor, decay: Tensor) -> Tensor:
-    """`out[t] = delta[t] + decay[t] * out[t + 1]` for `[T, N]`, with nothing after the last row."""
-    out = torch.empty_like(delta)
-    steps, num_envs = delta.shape
-    _accumulate[(triton.cdiv(num_envs, 128),)](
-        delta.contiguous(), decay.contiguous(), out, steps, num_envs, TILE=128, num_warps=4
-    )
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    done: Tensor,
+    gamma: float | Tensor,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """`canter.functional.returns.gae`."""
+    steps, num_envs = reward.shape
+    advantage, return_ = torch.empty_like(value), torch.empty_like(value)
+    rows = [row.contiguous() for row in (reward, value, next_value)]
+    flags = [flag.contiguous().view(torch.uint8) for flag in (terminated, done)]
+    per_row = isinstance(gamma, Tensor)
+    discounts, number = (gamma.expand_as(value).contiguous(), 0.0) if per_row else (value, gamma)
+    _gae[(triton.cdiv(num_envs, 32),)](
+        *rows, *flags, discounts, advantage, return_, steps, num_envs, number, gae_lambda,
+        PER_ROW=per_row, TILE=32, num_warps=1,
+    )  # fmt: skip
+    return advantage, return_
+
+
+@triton.jit
+def _mix(x, key):
+    x = (x + key) * 0x9E3779B1
+    x = (x ^ (x >> 15)) * 0x85EBCA6B
+    x = (x ^ (x >> 13)) * 0xC2B2AE35
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _scatter_bits(x, keys_ptr, HIGH: tl.constexpr, LOW: tl.constexpr):
+    """A permutation of the numbers of HIGH + LOW bits: either half is changed by what the other one and a key say."""
+    high, low = x >> LOW, x & ((1 << LOW) - 1)
+    for turn in tl.static_range(4):
+        high = high ^ (_mix(low, tl.load(keys_ptr + 2 * turn).to(tl.uint32)) & ((1 << HIGH) - 1))
+        low = low ^ (_mix(high, tl.load(keys_ptr + 2 * turn + 1).to(tl.uint32)) & ((1 << LOW) - 1))
+    return (high << LOW) | low
+
+
+@triton.jit
+def _random_order(keys_ptr, out_ptr, N, HIGH: tl.constexpr, LOW: tl.constexpr, TILE: tl.constexpr):
+    i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    # What is not below N goes on along its cycle until it is: still every number below N exactly once.
+    x = tl.where(i < N, _scatter_bits(i.to(tl.uint32), keys_ptr, HIGH, LOW), 0)
+    while tl.max((x.to(tl.int32) >= N).to(tl.int32), 0) > 0:
+        x = tl.where(x.to(tl.int32) >= N, _scatter_bits(x, keys_ptr, HIGH, LOW), x)
+    tl.store(out_ptr + i, x.to(tl.int64), mask=i < N)
+
+
+def random_order(count: int, generator: torch.Generator) -> Tensor:
+    """A random permutation `[count]` without sorting, which takes a GPU as long as a third of a minibatch."""
+    keys = torch.randint(1 << 32, (8,), generator=generator, device=generator.device)
+    out = torch.empty(count, dtype=torch.int64, device=generator.device)
+    bits = max(2, (count - 1).bit_length())
+    high = bits // 2
+    _random_order[(triton.cdiv(count, 128),)](keys, out, count, HIGH=high, LOW=bits - high, TILE=128)
     return out

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.distributions import Distribution
+from canter.kernels.streams import beside, side_stream
 from canter.nn.action_distribution import DistributionName, make_distribution
 from canter.nn.heads import StdConfig, ValueHead, policy_head
 from canter.nn.network import AnyNetwork, AnyNetworkConfig, NetworkConfig
@@ -114,7 +113,7 @@ class ActorCritic(nn.Module):
         self.actor = self.policy.actor
         self.critic = config.build_critic(spec, self.actor.network if config.shared_trunk else None)
         self.shared_trunk = config.shared_trunk
-        self.side_stream = torch.cuda.Stream(spec.device) if spec.device.type == "cuda" else None
+        self.side_stream = side_stream(spec.device)
 
     @property
     def has_memory(self) -> bool:
@@ -145,30 +144,12 @@ class ActorCritic(nn.Module):
 
     def update_statistics(self, obs: Obs, valid: Tensor) -> None:
         """Move the observation statistics of every network by the valid rows of `obs` `[T, N, ...]`."""
-        self.actor.network.update_statistics(obs, valid)
-        if not self.shared_trunk:
+        if self.shared_trunk:
+            return self.actor.network.update_statistics(obs, valid)
+        with beside(self.side_stream) as join:
             self.critic.network.update_statistics(obs, valid)
-
-
-@contextmanager
-def beside(stream: torch.cuda.Stream | None) -> Iterator[Callable[[Tensor], None]]:
-    """Let what is done inside run at the same time as what follows, up to a call of the function given.
-
-    Only while a CUDA graph is captured: kernels of small networks leave parts of a GPU idle that those of another
-    network can use. Autograd runs each backward step on the stream of its forward step, so gradients gain as well.
-    """
-    if stream is None or torch.compiler.is_compiling() or not torch.cuda.is_current_stream_capturing():
-        yield lambda result: None
-        return
-    main = torch.cuda.current_stream()
-
-    def join(result: Tensor) -> None:
-        main.wait_stream(stream)
-        result.record_stream(main)
-
-    stream.wait_stream(main)
-    with torch.cuda.stream(stream):
-        yield join
+        self.actor.network.update_statistics(obs, valid)
+        join()
 
 
 class Policy:

@@ -21,10 +21,8 @@ from canter.kernels.host_threads import parts, share
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.choice import Choose, choice
 from canter.nn.heads import BoundedLogStd, GaussianHead, LinearHead
-from canter.nn.mlp import MLP
-from canter.nn.network import AnyNetwork, Network
+from canter.nn.network import AnyNetwork, Network, plain_network
 from canter.nn.normalizer import Normalizer
-from canter.nn.rnn import NoMemory
 from canter.struct import Obs
 
 ACTOR_INPUT, CRITIC_INPUT = "actor", "critic"
@@ -174,13 +172,5 @@ def _standardize(normalizer: nn.Module) -> Callable[[Array], Array]:
 
 
 def _stack(network: AnyNetwork, last: nn.Module, gradients: Gradients) -> Stack | None:
-    if type(network) is not Network or not isinstance(last, nn.Linear):
-        return None
-    plain = (
-        isinstance(network.memory, NoMemory)
-        and isinstance(network.hidden, MLP)  # a user's network may have put another module there
-        and network.hidden.activation is not None
-        and not network.in_bfloat16
-        and all(isinstance(encoder, nn.Identity) for encoder in network.encoders)
-    )
-    return Stack(network, last, gradients) if plain else None
+    plain = plain_network(network)
+    return Stack(plain, last, gradients) if plain is not None and isinstance(last, nn.Linear) else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.nn.cnn import CNNConfig
-from canter.nn.mlp import Activation, Init, mlp
+from canter.nn.mlp import MLP, Activation, Init, mlp
 from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, Normalizer
 from canter.nn.rnn import AnyMemory, Memory, NoMemory, RNNConfig
 from canter.plain import check_settings
@@ -120,6 +120,16 @@ def select_groups(names: tuple[str, ...] | None, obs: dict[str, TensorSpec], rol
         if name not in usable:
             raise ValueError(f"{role} network: obs_groups names {name!r}: {nearest(name, usable)}")
     return {name: usable[name] for name in names}
+
+
+def plain_network(network: AnyNetwork) -> Network | None:
+    """A network of nothing but normalisers and layers that are known everywhere; None where it has other parts."""
+    if type(network) is not Network or network.in_bfloat16 or not isinstance(network.memory, NoMemory):
+        return None
+    if not all(isinstance(encoder, nn.Identity) for encoder in network.encoders):
+        return None
+    # A user's network may have put another module there.
+    return network if isinstance(network.hidden, MLP) and network.hidden.activation is not None else None
 
 
 class Network(nn.Module):

@@ -51,11 +51,16 @@ class Normalizer(nn.Module):
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Merge the rows of `x` `[..., *shape]` where `mask` `[...]` is True, over all ranks."""
-        merged = merge_moments(self.count, self.mean, self.m2, *moments(x, mask))
         # A NaN from a simulator must not poison the statistics: the run stops on it later, with everything else intact.
-        usable = torch.stack([torch.isfinite(part).all() for part in merged]).all()
+        if usable(self.shift):
+            from canter.kernels.statistics import absorb_
+
+            derived = (self.shift, self.scale, self.inverse_scale)
+            return absorb_((self.count, self.mean, self.m2), moments(x, mask), derived, self.eps)
+        merged = merge_moments(self.count, self.mean, self.m2, *moments(x, mask))
+        finite = torch.stack([torch.isfinite(part).all() for part in merged]).all()
         for buffer, part in zip((self.count, self.mean, self.m2), merged, strict=True):
-            buffer.copy_(torch.where(usable, part, buffer))
+            buffer.copy_(torch.where(finite, part, buffer))
         variance = torch.where(self.count > 0, self.m2 / self.count.clamp(min=1), torch.ones_like(self.m2))
         std = torch.sqrt(variance + self.eps)
         self.shift.copy_(self.mean)

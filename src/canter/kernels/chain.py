@@ -1,0 +1,179 @@
+"""A whole network in one launch: a block of rows goes through all layers without leaving the chip.
+
+M rows. Layers come in pairs: of the first one a few columns are made at a time, and the second one takes them up at
+once, so that neither a wide layer nor its weights need to fit anywhere as a whole. What the way back needs of a layer
+is written once, features first, `[N, M]`: that is how tensor cores can read a product over rows.
+
+The gradient takes the same way back. There a layer multiplies by the turned weights and by the slope of its
+activation, where forward it adds a bias and applies the activation.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from canter.kernels.linear import ACTIVATIONS, _activate, _slope, _tf32
+
+TILE_M = 64
+"""Rows that go together. The same for acting and for learning, so that both give the same bits."""
+
+SHAPE = {"TILE_M": TILE_M, "CHUNK": 32, "num_warps": 4, "num_stages": 3}
+
+
+class Layers:
+    """Weights `[N, K]` and biases `[N]` of all layers of a network; an activation follows all but the last."""
+
+    def __init__(self, weights: list[Tensor], biases: list[Tensor], activation: str) -> None:
+        self.weights, self.biases, self.kind = tuple(weights), tuple(biases), ACTIVATIONS[activation]
+        self.widths = (weights[0].shape[1], *(weight.shape[0] for weight in weights))
+        self.back = [*range(len(weights) - 2, -1, -1), len(weights) - 1]
+        """Layers in the order in which their gradients are kept: that of the way back, and the last one last."""
+        self.back_widths = tuple(self.widths[layer + 1] for layer in self.back)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every layer that is kept on the chip as a whole, either way, has room there."""
+        wholes = self.widths[2:-1:2] + self.widths[-3:0:-2]
+        return self.widths[0] <= 256 and max(wholes, default=0) <= 128 and self.widths[-1] <= 128
+
+    def __call__(self, x: Tensor, needed: Tensor | None = None) -> Tensor:
+        """What comes out `[M, N]` of `[M, K]`; where `needed` `[M]` is given, only its True rows are sure to be set."""
+        (m, _), out = x.shape, x.new_empty(x.shape[0], self.widths[-1])
+        sparse = needed is not None
+        marks = needed.contiguous().view(torch.uint8) if sparse else x
+        made = (out,) * (len(self.widths) - 1)
+        _run_alone[(triton.cdiv(m, TILE_M),)](
+            x.contiguous(), marks, self.weights, self.biases, made, m,
+            WIDTHS=self.widths, KIND=self.kind, SPARSE=sparse, TF32=_tf32(), **SHAPE,
+        )  # fmt: skip
+        return out
+
+
+@triton.constexpr_function
+def room(widths: tuple[int, ...], layer: int) -> int:
+    """A layer's width as tensor cores have it."""
+    return max(16, triton.next_power_of_2(widths[layer]))
+
+
+@triton.jit
+def _weights(w_ptr, outputs, inputs, N: tl.constexpr, K: tl.constexpr):
+    """A part `[inputs, outputs]` of weights `[N, K]`."""
+    inside = (outputs < N)[None, :] & (inputs < K)[:, None]
+    return tl.load(w_ptr + outputs[None, :] * K + inputs[:, None], mask=inside, other=0.0)
+
+
+@triton.jit
+def _side(side_ptr, rows, columns, M, N: tl.constexpr, BACK: tl.constexpr):
+    """What columns of a layer need beside the sums of products: their biases, or backward what the layer made.
+
+    Asked for before the products, so that it is there when they are.
+    """
+    if BACK:
+        inside = (rows < M)[:, None] & (columns < N)[None, :]
+        return tl.load(side_ptr + columns[None, :] * M + rows[:, None], mask=inside, other=0.0)
+    else:
+        return tl.load(side_ptr + columns, mask=columns < N, other=0.0)[None, :]
+
+
+@triton.jit
+def _finish(
+    total, side, sums_ptr, made_ptr, rows, columns, M, N: tl.constexpr,
+    KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ENDS: tl.constexpr,
+):  # fmt: skip
+    """Columns of a layer, from their sums of products, and where they go.
+
+    Forward that is the activation of a sum and its bias, or the sum alone in the layer that `ENDS` a network; backward
+    the gradient times the slope of the layer's output, and its sum over the block of rows.
+    """
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    if BACK:
+        total *= _slope(side, KIND)
+        where = sums_ptr + columns * tl.num_programs(0) + tl.program_id(0)
+        tl.store(where, tl.sum(total, 0), mask=columns < N)
+    else:
+        total += side
+        if not ENDS:
+            total = _activate(total, KIND)
+    if ENDS:
+        tl.store(made_ptr + rows[:, None] * N + columns[None, :], total, mask=inside)
+    elif KEEP:
+        tl.store(made_ptr + columns[None, :] * M + rows[:, None], total, mask=inside)
+    return total
+
+
+@triton.jit
+def _one(
+    h, rows, M, w_ptr, side_ptr, sums_ptr, made_ptr, K: tl.constexpr, N: tl.constexpr, INPUTS: tl.constexpr,
+    KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ENDS: tl.constexpr,
+    PRECISION: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Rows `h` `[TILE_M, INPUTS]` through one layer."""
+    for start in range(0, N, CHUNK):
+        columns = start + tl.arange(0, CHUNK)
+        side = _side(side_ptr, rows, columns, M, N, BACK)
+        part = tl.dot(h, _weights(w_ptr, columns, tl.arange(0, INPUTS), N, K), input_precision=PRECISION)
+        _finish(part, side, sums_ptr, made_ptr, rows, columns, M, N, KIND, BACK, KEEP, ENDS)
+
+
+@triton.jit
+def _two(
+    h, rows, M, weights, sides, sums, made, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, TILE_M: tl.constexpr,
+    KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ENDS: tl.constexpr,
+    PRECISION: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Rows `h` `[TILE_M, INPUTS]` through two layers of widths N and P: `[TILE_M, OUTPUTS]`."""
+    outputs = tl.arange(0, OUTPUTS)
+    total = tl.zeros((TILE_M, OUTPUTS), tl.float32)
+    for start in range(0, N, CHUNK):
+        columns = start + tl.arange(0, CHUNK)
+        side = _side(sides[0], rows, columns, M, N, BACK)
+        part = tl.dot(h, _weights(weights[0], columns, tl.arange(0, INPUTS), N, K), input_precision=PRECISION)
+        part = _finish(part, side, sums[0], made[0], rows, columns, M, N, KIND, BACK, KEEP, False)
+        total = tl.dot(part, _weights(weights[1], outputs, columns, P, N), total, input_precision=PRECISION)
+    side = _side(sides[1], rows, outputs, M, P, BACK)
+    return _finish(total, side, sums[1], made[1], rows, outputs, M, P, KIND, BACK, KEEP, ENDS)
+
+
+@triton.jit
+def _chain(
+    h, rows, M, weights, sides, sums, made, WIDTHS: tl.constexpr, TILE_M: tl.constexpr,
+    KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, TF32: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Rows `h` `[TILE_M, room(WIDTHS, 0)]` through all layers of `WIDTHS`.
+
+    `sides` are biases forward, and backward what each layer made; `sums` are where backward the sums of a block go.
+    """
+    for layer in tl.static_range(0, len(WIDTHS) - 1, 2):
+        if layer + 2 < len(WIDTHS):
+            h = _two(
+                h, rows, M, weights[layer : layer + 2], sides[layer : layer + 2], sums[layer : layer + 2],
+                made[layer : layer + 2], WIDTHS[layer], WIDTHS[layer + 1], WIDTHS[layer + 2],
+                room(WIDTHS, layer), room(WIDTHS, layer + 2), TILE_M,
+                KIND, BACK, KEEP, not BACK and layer + 3 == len(WIDTHS), "tf32" if TF32 else "ieee", CHUNK,
+            )  # fmt: skip
+        else:
+            _one(
+                h, rows, M, weights[layer], sides[layer], sums[layer], made[layer],
+                WIDTHS[layer], WIDTHS[layer + 1], room(WIDTHS, layer),
+                KIND, BACK, KEEP, not BACK, "tf32" if TF32 else "ieee", CHUNK,
+            )  # fmt: skip
+
+
+@triton.jit
+def _run_alone(
+    x_ptr, needed_ptr, weights, biases, made, M, WIDTHS: tl.constexpr, KIND: tl.constexpr,
+    SPARSE: tl.constexpr, TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """All rows, or only blocks with a row that is needed; nothing is kept but what comes out."""
+    rows, inputs = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M), tl.arange(0, room(WIDTHS, 0))
+    needed = 1
+    if SPARSE:
+        needed = tl.max(tl.load(needed_ptr + rows, mask=rows < M, other=0).to(tl.int32), 0)
+    if needed != 0:
+        inside = (rows < M)[:, None] & (inputs < WIDTHS[0])[None, :]
+        x = tl.load(x_ptr + rows.to(tl.int64)[:, None] * WIDTHS[0] + inputs[None, :], mask=inside, other=0.0)
+        _chain(x, rows, M, weights, biases, biases, made, WIDTHS, TILE_M, KIND, False, False, TF32, CHUNK)

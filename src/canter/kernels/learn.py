@@ -1,0 +1,285 @@
+"""A minibatch of PPO in a few launches: a network forward, its part of the loss and back, and all products over rows.
+
+M rows, A action components, blocks of TILE_M rows. Gaussian policy and critic share no number, so that one can run
+beside the other. What comes out are sums over rows, not yet divided by their number: that is known once all blocks are
+through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import accumulate, islice
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from canter.kernels.chain import SHAPE, TILE_M, Layers, _chain, room
+from canter.kernels.gaussian_loss import _surrogate, _value_error
+from canter.kernels.gaussian_params import _log_prob
+from canter.kernels.linear import _tf32
+from canter.kernels.row_products import RowProducts, _share
+from canter.kernels.streams import beside, side_stream
+
+Tensors = tuple[Tensor, ...]
+
+BACK_SHAPE = SHAPE | {"CHUNK": 64, "num_stages": 2}
+TERMS = 6
+"""Rows of `sums` before all others: surrogate, value error, entropy, KL, clipped rows and valid ones."""
+
+
+@triton.jit
+def _policy_gradient(
+    rows, where, M, mean_ptr, raw_ptr, action_ptr, old_ptr, advantage_ptr, valid_ptr, entropy_coef_ptr,
+    sums_ptr, d_raw_ptr, clip_ratio, mid, half, A: tl.constexpr, TILE_A: tl.constexpr,
+):  # fmt: skip
+    """The policy's terms of a block of rows, and its gradient by the mean, `[TILE_M, TILE_A]`."""
+    parts, inside = tl.arange(0, TILE_A), rows < M
+    both = inside[:, None] & (parts < A)[None, :]
+    mean = tl.load(mean_ptr + rows[:, None] * A + parts[None, :], mask=both, other=0.0)
+    action = tl.load(action_ptr + where[:, None] * A + parts[None, :], mask=both, other=0.0)
+    old_mean = tl.load(old_ptr + where[:, None] * (2 * A) + parts[None, :], mask=both, other=0.0)
+    old_log_std = tl.load(old_ptr + where[:, None] * (2 * A) + A + parts[None, :], mask=both, other=0.0)
+    x = tl.load(raw_ptr + parts, mask=parts < A, other=0.0) / half
+    root = tl.sqrt_rn(1.0 + x * x)
+    log_std = (mid + half * x / root)[None, :] + tl.zeros_like(mean)
+    precision = tl.exp(-log_std)
+    entropy = tl.sum(tl.where(both, log_std + (0.9189385332046727 + 0.5), 0.0), 1)
+    shift, log_ratio = (old_mean - mean) * precision, old_log_std - log_std
+    kl = tl.sum(tl.where(both, 0.5 * (tl.exp(2.0 * log_ratio) - 1.0) - log_ratio + 0.5 * shift * shift, 0.0), 1)
+    surrogate, slope, clipped = _surrogate(
+        _log_prob(action, mean, log_std, both),
+        _log_prob(action, old_mean, old_log_std, both),
+        tl.load(advantage_ptr + where, mask=inside, other=0.0),
+        clip_ratio,
+    )
+    valid = tl.load(valid_ptr + where, mask=inside, other=0) != 0
+    term = tl.arange(0, 8)[None, :]
+    terms = tl.where(term == 0, surrogate[:, None], tl.where(term == 2, entropy[:, None], 1.0))
+    terms = tl.where(term == 3, kl[:, None], tl.where(term == 4, clipped[:, None], terms))
+    # Filled, not multiplied: whatever a row holds that is not valid, NaN included, must not come through.
+    total, term = tl.sum(tl.where(valid[:, None], terms, 0.0), 0), tl.arange(0, 8)
+    tl.store(sums_ptr + term * tl.num_programs(0) + tl.program_id(0), total, mask=(term < 6) & (term != 1))
+    z, counted = (action - mean) * precision, valid[:, None] & both
+    d_log_std = tl.where(counted, slope[:, None] * (z * z - 1.0) - tl.load(entropy_coef_ptr), 0.0)
+    d_raw = tl.sum(d_log_std, 0) / (root * root * root)
+    tl.store(d_raw_ptr + parts * tl.num_programs(0) + tl.program_id(0), d_raw, mask=parts < A)
+    return tl.where(counted, slope[:, None] * z * precision, 0.0)
+
+
+@triton.jit
+def _value_gradient(
+    rows, where, M, value_ptr, old_ptr, return_ptr, valid_ptr, sums_ptr, value_clip, value_coef,
+    CLIPPED: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The value's error over a block of rows, and its gradient in the first column of `[TILE_M, TILE]`."""
+    inside = rows < M
+    loss, slope = _value_error(
+        tl.load(value_ptr + rows, mask=inside, other=0.0),
+        tl.load(old_ptr + where, mask=inside, other=0.0),
+        tl.load(return_ptr + where, mask=inside, other=0.0),
+        value_clip,
+        CLIPPED,
+    )
+    valid = tl.load(valid_ptr + where, mask=inside, other=0) != 0
+    tl.store(sums_ptr + tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(valid, loss, 0.0), 0))
+    return tl.where(valid[:, None] & (tl.arange(0, TILE) == 0)[None, :], (value_coef * slope)[:, None], 0.0)
+
+
+@triton.jit
+def _forward(
+    x_ptr, index_ptr, weights, biases, made, M, WIDTHS: tl.constexpr, KIND: tl.constexpr,
+    TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Rows through a network; `made` is what each layer gives, and last what goes in, features first."""
+    rows, inputs = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M), tl.arange(0, room(WIDTHS, 0))
+    where = tl.load(index_ptr + rows, mask=rows < M, other=0)
+    inside = (rows < M)[:, None] & (inputs < WIDTHS[0])[None, :]
+    x = tl.load(x_ptr + where[:, None] * WIDTHS[0] + inputs[None, :], mask=inside, other=0.0)
+    tl.store(made[len(WIDTHS) - 1] + inputs[None, :] * M + rows[:, None], x, mask=inside)
+    _chain(x, rows, M, weights, biases, biases, made, WIDTHS, TILE_M, KIND, False, True, TF32, CHUNK)
+
+
+@triton.jit
+def _back(
+    d, rows, M, weights, made, sums, deltas, WIDTHS: tl.constexpr, KIND: tl.constexpr,
+    TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The gradient before every layer's activation; the last of `deltas` and `sums` is that of what came out."""
+    last: tl.constexpr = len(WIDTHS) - 1
+    columns = tl.arange(0, room(WIDTHS, 0))
+    inside = (rows < M)[:, None] & (columns < WIDTHS[0])[None, :]
+    tl.store(deltas[last] + columns[None, :] * M + rows[:, None], d, mask=inside)
+    where = sums[last] + columns * tl.num_programs(0) + tl.program_id(0)
+    tl.store(where, tl.sum(d, 0), mask=columns < WIDTHS[0])
+    _chain(d, rows, M, weights, made[last - 1 :: -1], sums, deltas, WIDTHS, TILE_M, KIND, True, True, TF32, CHUNK)
+
+
+@triton.jit
+def _policy_backward(
+    index_ptr, action_ptr, old_params_ptr, advantage_ptr, valid_ptr, raw_ptr, entropy_coef_ptr, sums_ptr, d_raw_ptr,
+    weights, made, sums, deltas, M, clip_ratio, mid, half, WIDTHS: tl.constexpr, KIND: tl.constexpr,
+    TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+    where = tl.load(index_ptr + rows, mask=rows < M, other=0)
+    d = _policy_gradient(
+        rows, where, M, made[len(WIDTHS) - 1], raw_ptr, action_ptr, old_params_ptr, advantage_ptr, valid_ptr,
+        entropy_coef_ptr, sums_ptr, d_raw_ptr, clip_ratio, mid, half, WIDTHS[0], room(WIDTHS, 0),
+    )  # fmt: skip
+    _back(d, rows, M, weights, made, sums, deltas, WIDTHS, KIND, TF32, TILE_M, CHUNK)
+
+
+@triton.jit
+def _value_backward(
+    index_ptr, old_value_ptr, return_ptr, valid_ptr, sums_ptr, weights, made, sums, deltas, M, value_clip, value_coef,
+    CLIPPED: tl.constexpr, WIDTHS: tl.constexpr, KIND: tl.constexpr,
+    TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+    where = tl.load(index_ptr + rows, mask=rows < M, other=0)
+    d = _value_gradient(
+        rows, where, M, made[len(WIDTHS) - 1], old_value_ptr, return_ptr, valid_ptr, sums_ptr,
+        value_clip, value_coef, CLIPPED, room(WIDTHS, 0),
+    )  # fmt: skip
+    _back(d, rows, M, weights, made, sums, deltas, WIDTHS, KIND, TF32, TILE_M, CHUNK)
+
+
+@triton.jit
+def _means(sums_ptr, count_ptr, out_ptr, COLUMNS, COUNTS, TILE: tl.constexpr):
+    rows = tl.arange(0, 8)
+    total = tl.zeros((8,), tl.float32)
+    for start in range(0, COLUMNS, TILE):
+        columns = start + tl.arange(0, TILE)
+        inside = (rows < 5)[:, None] & (columns < COLUMNS)[None, :]
+        total += tl.sum(tl.load(sums_ptr + rows[:, None] * COLUMNS + columns[None, :], mask=inside, other=0.0), 1)
+    tl.store(out_ptr + rows, total * _share(count_ptr, COUNTS), mask=rows < 5)
+
+
+@triton.jit
+def _turn(weights, turned, SHAPES: tl.constexpr, TILE: tl.constexpr):
+    """Each of `weights` `[N, K]` as `[K, N]`."""
+    for i in tl.static_range(len(weights)):
+        if tl.program_id(1) == i:
+            across = tl.cdiv(SHAPES[2 * i + 1], TILE)
+            n = tl.program_id(0) // across * TILE + tl.arange(0, TILE)
+            k = tl.program_id(0) % across * TILE + tl.arange(0, TILE)
+            inside = (n < SHAPES[2 * i])[:, None] & (k < SHAPES[2 * i + 1])[None, :]
+            w = tl.load(weights[i] + n[:, None] * SHAPES[2 * i + 1] + k[None, :], mask=inside, other=0.0)
+            tl.store(turned[i] + k[:, None] * SHAPES[2 * i] + n[None, :], tl.trans(w), mask=tl.trans(inside))
+
+
+class Rows(NamedTuple):
+    """What is learnt from, `[S, ...]` each."""
+
+    actor_input: Tensor
+    critic_input: Tensor
+    action: Tensor
+    old_params: Tensor
+    advantage: Tensor
+    old_value: Tensor
+    return_: Tensor
+    valid: Tensor
+
+
+class Learner:
+    """Loss and gradients of a Gaussian actor, whose log-std is the same in every row, and of a critic.
+
+    `places` says where among the `count` gradients each parameter has its own: weights and biases of both networks, and
+    the `raw` log-std `[A]`, bounded by middle and half range as in `BoundedLogStd`. `value_clip` None is half the
+    squared error.
+    """
+
+    def __init__(
+        self,
+        actor: Layers,
+        critic: Layers,
+        raw: Tensor,
+        *,
+        bound: tuple[float, float],
+        clip_ratio: float,
+        value_clip: float | None,
+        value_coef: float,
+        places: dict[Tensor, int],
+        count: int,
+    ) -> None:
+        self.networks, self.raw, self.stream = (actor, critic), raw, side_stream(raw.device)
+        self.policy_numbers, self.value_numbers = (clip_ratio, *bound), (value_clip or 0.0, value_coef)
+        self.clipped_value = value_clip is not None
+        sums = [-1] * TERMS + [places[raw] + i for i in range(raw.numel())]
+        for network in self.networks:
+            for layer, width in zip(network.back, network.back_widths, strict=True):
+                sums += range(places[network.biases[layer]], places[network.biases[layer]] + width)
+        self.products = RowProducts(
+            [_products_of(network, places) for network in self.networks], sums, count, raw.device
+        )
+
+    def __call__(self, rows: Rows, index: Tensor, entropy_coef: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows `index` `[M]` through both networks and back.
+
+        Sums over each block of rows, `[TERMS + A + all biases, blocks]`, and weight gradients over parts of the rows.
+        """
+        m, like, numbers = len(index), rows.action, TERMS + self.raw.numel()
+        sums = like.new_empty(self.products.rows, triton.cdiv(m, TILE_M))
+        parts, turned = self.products.empty(), self._turned()
+        policy_sums, value_sums = _cut(sums[numbers:], [network.back_widths for network in self.networks])
+        with beside(self.stream) as join:
+            back = partial(
+                _value_backward[sums.shape[1:]],
+                index, rows.old_value, rows.return_, rows.valid, sums, CLIPPED=self.clipped_value,
+            )  # fmt: skip
+            self._pass(1, rows.critic_input, index, turned[1], value_sums, parts, back, self.value_numbers)
+        back = partial(
+            _policy_backward[sums.shape[1:]],
+            index, rows.action, rows.old_params, rows.advantage, rows.valid, self.raw, entropy_coef, sums, sums[TERMS:],
+        )  # fmt: skip
+        self._pass(0, rows.actor_input, index, turned[0], policy_sums, parts, back, self.policy_numbers)
+        join()
+        return sums, parts
+
+    def _pass(
+        self, which: int, x: Tensor, index: Tensor, turned: Tensors, sums: Tensors, parts: Tensor,
+        back: Callable[..., Any], numbers: tuple[float, ...],
+    ) -> None:  # fmt: skip
+        """Rows through one network and `back` by its part of the loss, and the products of what came of it."""
+        network, m = self.networks[which], len(index)
+        made, deltas = x.new_empty(sum(network.widths[:-1]), m), x.new_empty(sum(network.widths[1:]), m)
+        own, same = made.split(network.widths[:-1]), {"KIND": network.kind, "TF32": _tf32()}
+        kept, ds = (*own[1:], x.new_empty(m, network.widths[-1]), own[0]), deltas.split(network.back_widths)
+        forward = _forward[(triton.cdiv(m, TILE_M),)]
+        forward(x, index, network.weights, network.biases, kept, m, WIDTHS=network.widths, **same, **SHAPE)
+        back(turned, kept, sums, ds, m, *numbers, WIDTHS=network.widths[:0:-1], **same, **BACK_SHAPE)
+        self.products(which, deltas, made, parts)
+
+    def _turned(self) -> list[Tensors]:
+        """Weights `[K, N]` of all layers but the first, last one first: what the way back multiplies by."""
+        weights = [weight for network in self.networks for weight in network.weights[:0:-1]]
+        turned = [weight.new_empty(weight.shape[::-1]) for weight in weights]
+        shapes = tuple(size for weight in weights for size in weight.shape)
+        tiles = max(triton.cdiv(n, 32) * triton.cdiv(k, 32) for n, k in (weight.shape for weight in weights))
+        _turn[(tiles, len(weights))](tuple(weights), tuple(turned), SHAPES=shapes, TILE=32)
+        split = len(self.networks[0].weights) - 1
+        return [tuple(turned[:split]), tuple(turned[split:])]
+
+    def means(self, sums: Tensor, count: Tensor) -> Tensor:
+        """Means `[5]` of surrogate, value error, entropy, KL and clipped rows, over as many as `count` adds up to."""
+        out = sums.new_empty(5)
+        _means[(1,)](sums, count, out, sums.shape[1], len(count), TILE=256)
+        return out
+
+
+def _products_of(network: Layers, places: dict[Tensor, int]) -> list[tuple[int, int, int, int, int]]:
+    """For each weight, rows and width of its deltas and of what went into its layer, and its place."""
+    starts = dict(zip(network.back, accumulate(network.back_widths, initial=0), strict=False))
+    return [
+        (starts[layer], weight.shape[0], sum(network.widths[:layer]), weight.shape[1], places[weight])
+        for layer, weight in enumerate(network.weights)
+    ]
+
+
+def _cut(features: Tensor, widths: list[tuple[int, ...]]) -> list[Tensors]:
+    """Rows of each layer of each network, from those of all."""
+    views = iter(features.split([width for network in widths for width in network]))
+    return [tuple(islice(views, len(network))) for network in widths]

@@ -1,0 +1,140 @@
+"""Whole networks in one launch, and a whole minibatch, against the plain functions; float64 is the judge."""
+
+import itertools
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from canter.distributions import DiagGaussian
+from canter.functional.losses import SURROGATES, VALUE_LOSSES
+from canter.functional.stats import masked_mean
+from canter.nn.heads import BoundedLogStd, StdConfig
+
+INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
+DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() and not INTERPRETED, reason="needs a CUDA device"),
+]
+ACTIVATIONS = {"elu": F.elu, "relu": torch.relu, "tanh": torch.tanh}
+
+
+@pytest.fixture(autouse=True)
+def strict_float32():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    torch.manual_seed(0)
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def relative_error(ours, exact):
+    return ((ours.double() - exact).norm() / exact.norm()).item()
+
+
+def parameters(widths):
+    shapes = list(itertools.pairwise(widths))
+    weights = [torch.randn(n, k, device=DEVICE) / k**0.5 for k, n in shapes]
+    return weights, [torch.randn(n, device=DEVICE) * 0.1 for _, n in shapes]
+
+
+def plain(x, weights, biases, activation):
+    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+        x = ACTIVATIONS[activation](F.linear(x, weight, bias))
+    return F.linear(x, weights[-1], biases[-1])
+
+
+@pytest.mark.parametrize(
+    ("widths", "activation"),
+    [((48, 256, 128, 64, 12), "elu"), ((3, 7, 1), "tanh"), ((17, 40, 24, 5), "relu"), ((5, 2), "elu")],
+)
+def test_a_network(widths, activation):
+    from canter.kernels.chain import Layers
+
+    weights, biases = parameters(widths)
+    network, x = Layers(weights, biases, activation), torch.randn(300, widths[0], device=DEVICE)
+    assert network.fits
+    exact = plain(x.double(), [w.double() for w in weights], [b.double() for b in biases], activation)
+    assert relative_error(network(x), exact) < 2e-6
+    needed = torch.arange(300, device=DEVICE) == 70
+    assert torch.equal(network(x, needed)[70], network(x)[70])
+
+
+def test_a_network_too_wide_is_left_to_others():
+    from canter.kernels.chain import Layers
+
+    assert Layers(*parameters((48, 256, 128, 64, 12)), "elu").fits
+    assert not Layers(*parameters((48, 512, 256, 128, 12)), "elu").fits
+    assert not Layers(*parameters((300, 64, 64, 12)), "elu").fits
+
+
+def minibatch(sequences, networks, raw, activation):
+    """Rows of a rollout, as PPO has them; one that is not valid holds what must not count."""
+    inputs = torch.randn(2, sequences, networks[0][0][0].shape[1], device=DEVICE)
+    mean, value = (plain(x, *network, activation) for x, network in zip(inputs, networks, strict=True))
+    params = torch.cat([mean, BoundedLogStd(StdConfig())(raw).expand_as(mean)], -1)
+    old, distribution = params + 0.1 * torch.randn_like(params), DiagGaussian(len(raw))
+    advantage, spread, error = torch.randn(3, sequences, device=DEVICE).unbind()
+    old_value, valid = value.squeeze(-1) + 0.3 * spread, torch.rand(sequences, device=DEVICE) > 0.3
+    advantage[~valid] = 1e3
+    return [*inputs.unbind(), distribution.sample(old), old, advantage, old_value, old_value + error, valid]
+
+
+def exact_terms(rows, networks, raw, activation, value_clip):
+    """Means of all terms in float64, and the gradients of all parameters."""
+    actor_x, critic_x, action, old, advantage, old_value, return_, valid = rows
+    leaves = [[[p.double().requires_grad_() for p in kind] for kind in network] for network in networks]
+    raw, bound, distribution = raw.double().requires_grad_(), BoundedLogStd(StdConfig()), DiagGaussian(len(raw))
+    mean = plain(actor_x, *leaves[0], activation)
+    params = torch.cat([mean, bound(raw).expand_as(mean)], -1)
+    value = plain(critic_x, *leaves[1], activation).squeeze(-1)
+    old_log_prob, log_prob = distribution.log_prob(old, action), distribution.log_prob(params, action)
+    terms = [
+        SURROGATES["clipped"](log_prob, old_log_prob, advantage, 0.2),
+        VALUE_LOSSES["mse" if value_clip is None else "clipped"](value, old_value, return_, value_clip or 0.0),
+        distribution.entropy(params),
+        distribution.kl(old, params),
+        ((torch.exp(log_prob - old_log_prob) - 1).abs() > 0.2).double(),
+    ]
+    means = masked_mean(torch.stack(terms), valid)
+    flat = [raw, *(p for network in leaves for kind in network for p in kind)]
+    return means, torch.autograd.grad(means[0] + 0.7 * means[1] - 0.013 * means[2], flat)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "dim", "value_clip", "activation", "precision"),
+    [
+        ((64, 32, 16), 12, None, "elu", "highest"),
+        ((20,), 1, 0.2, "tanh", "highest"),
+        ((24, 40), 3, None, "relu", "highest"),
+        ((256, 128, 64), 12, 0.2, "elu", "high"),
+    ],
+)
+def test_a_minibatch_and_all_its_gradients(hidden, dim, value_clip, activation, precision):
+    from canter.kernels.chain import Layers
+    from canter.kernels.learn import Learner, Rows
+
+    torch.set_float32_matmul_precision(precision)
+    tolerance = 1e-5 if precision == "highest" or INTERPRETED else 3e-2
+    networks = [parameters((48, *hidden, out)) for out in (dim, 1)]
+    raw, bound, places, count = torch.randn(dim, device=DEVICE), BoundedLogStd(StdConfig()), {}, 0
+    rows, index = minibatch(500, networks, raw, activation), torch.randperm(500, device=DEVICE)[:270]
+    flat = [raw, *(p for network in networks for kind in network for p in kind)]
+    for parameter in flat:
+        places[parameter], count = count, count + parameter.numel()
+    layers = [Layers(*network, activation) for network in networks]
+    learner = Learner(
+        *layers, raw, bound=(bound.mid, bound.half_range), clip_ratio=0.2, value_clip=value_clip, value_coef=0.7,
+        places=places, count=count,
+    )  # fmt: skip
+    sums, parts = learner(Rows(*rows), index, torch.tensor(0.013, device=DEVICE))
+    gradient = torch.full((count,), torch.nan, device=DEVICE)
+    learner.products.add_up(parts, sums, sums[5], gradient)
+    assert sums[5].sum() == rows[-1][index].sum()
+    picked = [(row if row.dtype == torch.bool else row.double())[index] for row in rows]
+    means, gradients = exact_terms(picked, networks, raw, activation, value_clip)
+    assert relative_error(learner.means(sums, sums[5]), means) < tolerance
+    for ours, exact in zip(gradient.split([p.numel() for p in flat]), gradients, strict=True):
+        assert relative_error(ours, exact.flatten()) < tolerance
