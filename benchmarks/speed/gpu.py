@@ -40,8 +40,8 @@ def speed(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
     results = {}
     for label, width in WIDTHS.items():
         common = ["--num-envs", options.num_envs, "--hidden", *width, "--device", options.device]
-        jobs = [job for job in jobs_of(common) if job.name in (options.trainers or (job.name,))]
-        results[label] = harness.before.get("speed", {}).get(label, {}) | harness.alternate(jobs, options.rounds)
+        before = harness.before.get("speed", {}).get(label)
+        results[label] = harness.alternate(jobs_of(common), options.rounds, before)
     return results
 
 
@@ -54,20 +54,20 @@ def kinds(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
         for kind, more in scripts.items()
         for mode in ("eager", "graph")
     ]
-    return harness.alternate(jobs, 1)
+    return harness.alternate(jobs, 1, harness.before.get("kinds"))
 
 
 def scale(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
     """Time and memory of an iteration against the number of environments."""
     sizes = [size for size in SIZES if size <= 16 * options.num_envs]
     common = ["--device", options.device, "--iterations", 10, "--num-envs"]
-    canter = harness.run(
-        Job("Canter graph", ["canter_bench.py", "iteration", "--mode", "graph", *common, *sizes], limit=75)
-    )
-    peer = {}
-    for size in sizes[1::2]:
-        peer[str(size)] = harness.run(Job(f"rsl_rl {size}", ["peers/rsl_rl_bench.py", *common, size], limit=40))
-    return {"Canter graph": canter.get("num_envs", canter), "rsl_rl": peer}
+    before = harness.before.get("scale", {})
+    canter = Job("Canter graph", ["canter_bench.py", "iteration", "--mode", "graph", *common, *sizes], limit=75)
+    own = harness.alternate([canter], 1, before)["Canter graph"]
+    jobs = {size: Job(f"rsl_rl {size}", ["peers/rsl_rl_bench.py", *common, size], limit=40) for size in sizes[1::2]}
+    found = harness.alternate(list(jobs.values()), 1)
+    peer = {str(size): found[job.name] for size, job in jobs.items() if job.name in found}
+    return {"Canter graph": own.get("num_envs", own), "rsl_rl": before.get("rsl_rl", {}) | peer}
 
 
 def learn(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def learn(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
         common = [task, "--target", goal, "--device", options.device, "--num-envs", options.num_envs, "--seeds"]
         canter = Job("Canter graph", ["canter_bench.py", "learn", *common, 0, 1, 2, "--mode", "graph"], limit=60)
         peer = Job("rsl_rl", ["peers/rsl_rl_learn.py", *common, 0, 1], limit=100)
-        results[task] = {"goal": goal} | harness.alternate([canter, peer], 1)
+        results[task] = {"goal": goal} | harness.alternate([canter, peer], 1, harness.before.get("learn", {}).get(task))
     return results
 
 

@@ -43,6 +43,8 @@ class Harness:
     start: float = field(default_factory=time.monotonic)
     before: dict[str, Any] = field(default_factory=dict)
     """Results of an earlier time, by part."""
+    only: Sequence[str] = ()
+    """Names of jobs to run, if not all of them."""
 
     def run(self, job: Job) -> dict[str, Any]:
         """What the job printed, with its command and the seconds from start to exit; or an `error`."""
@@ -73,15 +75,19 @@ class Harness:
             return (json.loads(lines[-1]) | {"note": note} if lines else {"error": note}) | about
         return read(done) | {"wall_s": round(time.perf_counter() - begin, 2)} | about
 
-    def alternate(self, jobs: Sequence[Job], rounds: int) -> dict[str, Any]:
-        """Every job once a round, so that a slow minute of the machine hits all of them; the median of each."""
+    def alternate(self, jobs: Sequence[Job], rounds: int, before: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Every job once a round, so that a slow minute of the machine hits all of them; the median of each.
+
+        A job that is not to be run keeps the result that it had `before`.
+        """
+        jobs = [job for job in jobs if not self.only or job.name in self.only]
         runs: dict[str, list[dict[str, Any]]] = {job.name: [] for job in jobs}
         for _ in range(rounds):
             for job in jobs:
                 # What failed once would only fail again.
                 if not any("error" in run for run in runs[job.name]):
                     runs[job.name].append(self.run(job))
-        return {name: median(results) for name, results in runs.items()}
+        return (before or {}) | {name: median(results) for name, results in runs.items()}
 
 
 def read(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -138,6 +144,7 @@ Part = Callable[[Harness, argparse.Namespace], dict[str, Any]]
 def main(name: str, parts: dict[str, Part], parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Run the parts that were asked for, write `results/NAME.json` after each, and give its content."""
     parser.add_argument("--only", nargs="+", choices=parts, metavar="PART", help=f"of {', '.join(parts)}")
+    parser.add_argument("--jobs", nargs="+", default=(), help="with --only: run jobs of these names, keep the others")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds for everything together")
     parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
     options = parser.parse_args()
@@ -145,7 +152,7 @@ def main(name: str, parts: dict[str, Part], parser: argparse.ArgumentParser) -> 
     output.parent.mkdir(parents=True, exist_ok=True)
     # What is not run again keeps the results that it has, and the versions that it was measured with.
     old = json.loads(output.read_text()) if options.only and output.exists() else {"versions": {}, "parts": {}}
-    harness = Harness(options.budget, before=old["parts"])
+    harness = Harness(options.budget, before=old["parts"], only=options.jobs)
     document: dict[str, Any] = {**machine(), "parts": dict(old["parts"])}
     document["versions"] = old["versions"] | document["versions"]
     for part in options.only or parts:

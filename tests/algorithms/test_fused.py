@@ -57,8 +57,7 @@ def test_the_loss_by_hand_and_its_gradients_are_those_of_the_plain_loss(name, th
     quick, ours = algorithm.quick_loss(ready), algorithm.phases["policy"].optimizer.gradients
     parameters = list(algorithm.model.parameters())
     exact = torch.autograd.grad(plain.loss, parameters)
-    assert quick.differentiated and not plain.differentiated and set(ours) == set(parameters)
-    torch.testing.assert_close(quick.loss, plain.loss.detach(), rtol=1e-5, atol=1e-6)
+    assert quick.loss is None and set(ours) == set(parameters)
     torch.testing.assert_close(quick.metrics, {key: plain.metrics[key].detach() for key in quick.metrics})
     for parameter, gradient in zip(parameters, exact, strict=True):
         torch.testing.assert_close(ours[parameter], gradient, rtol=1e-4, atol=1e-6)

@@ -102,6 +102,7 @@ class Extensions(nn.Module):
             terms |= _unless_taken("loss terms", extension.loss(batch, made), [*terms, *output.metrics])
         if not terms:
             return output
+        assert output.loss is not None, "what is differentiated by hand has no extensions"
         means = masked_mean(torch.stack(list(terms.values())), batch.valid)
         named = dict(zip(terms, means.unbind(), strict=True))
         return LossOutput(output.loss + means.sum(), output.kl, output.metrics | named)

@@ -74,7 +74,7 @@ def loss_by_hand(
     minibatch, entropy_weight = _valid_rows(batch), float(entropy_coef.numpy())
     count = len(minibatch["advantage"])
     share = 1.0 / max(distributed.mean_number(count), 1e-9)  # without rows every sum is zero
-    terms_of, value_weight = FAMILIES[type(distribution)], config.value_coef
+    terms_of, value_weight = FAMILIES[type(distribution)], share * config.value_coef
 
     def learn(some: slice, into: Into) -> np.ndarray:
         """Sums over some of the rows of what `NAMES` says."""
@@ -94,16 +94,14 @@ def loss_by_hand(
                 model.std.descend(d_log_std, into.std[0])
             made = model.critic.run(rows[CRITIC_INPUT])
             error, d_value = host_losses.value_loss(
-                made[-1][:, 0], rows["value"], rows["return_"], share * value_weight, _value_clip(config)
+                made[-1][:, 0], rows["value"], rows["return_"], value_weight, _value_clip(config)
             )
             model.critic.descend(made, d_value[:, None], into.critic)
         return np.array([surrogate, error, entropy, kl, clipped])
 
-    surrogate, error, entropy, *_ = sums = model.share(count, learn)
-    loss = surrogate + value_weight * error - entropy_weight * entropy
-    loss, *means = torch.from_numpy(np.array([loss, *sums], np.float32) * share).unbind()
-    metrics: Metrics = dict(zip(NAMES, means, strict=True))
-    return LossOutput(loss, metrics["policy/kl"], metrics, differentiated=True)
+    means = torch.from_numpy((model.share(count, learn) * share).astype(np.float32))
+    metrics: Metrics = dict(zip(NAMES, means.unbind(), strict=True))
+    return LossOutput(None, metrics["policy/kl"], metrics)
 
 
 def _valid_rows(batch: PPOBatch) -> dict[str, np.ndarray]:

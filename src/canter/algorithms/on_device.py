@@ -121,7 +121,7 @@ class OnDevice:
             for flat, part in zip(self.flats, self.gradient.split([flat.numel() for flat in self.flats]), strict=True):
                 flat.copy_(part)
         metrics: Metrics = dict(zip(NAMES, means.unbind(), strict=True))
-        return LossOutput(metrics["loss/policy"], metrics["policy/kl"], metrics, differentiated=True)
+        return LossOutput(None, metrics["policy/kl"], metrics)
 
 
 def on_device(config: PPOConfig, model: ActorCritic, optimizer: Optimizer) -> OnDevice | None:

@@ -26,11 +26,10 @@ Batch = TypeVar("Batch", bound=TensorStruct)
 class LossOutput:
     """A minibatch's loss, how far it finds the policy moved, and what to log; all 0-d."""
 
-    loss: Tensor
+    loss: Tensor | None
+    """What autograd is to differentiate; None where the gradients are already in `Optimizer.gradients`."""
     kl: Tensor
     metrics: Metrics
-    differentiated: bool = False
-    """Whether the gradients of all parameters are already in `Optimizer.gradients`, or are left to autograd."""
 
 
 class WeightedMean:
@@ -98,7 +97,7 @@ class Phase(Generic[Batch]):
                 if self._host_stops(stopped):
                     break
                 self.optimizer.observe_(kl, "minibatch")
-                step = self.optimizer.step(None if output.differentiated else output.loss, stopped)
+                step = self.optimizer.step(output.loss, stopped)
                 totals.add(output.metrics | self._named(step), weight)
             kl = epoch.means()["kl"]
             self.optimizer.observe_(kl, "epoch")

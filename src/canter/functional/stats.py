@@ -21,7 +21,8 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     With several ranks the sum of this rank is divided by the average count of all, so that the mean over ranks of the
     result, and of its gradient, is the mean over all samples, however unevenly these are spread.
     """
-    if usable(mask) and not x.requires_grad and x.shape == mask.shape and distributed.world_size() == 1:
+    plain = x.is_floating_point() and x.shape == mask.shape and not x.requires_grad
+    if plain and usable(mask) and distributed.world_size() == 1:
         return moments(x, mask)[1].to(x.dtype)
     count = distributed.mean_(mask.sum(dtype=torch.float64))
     total = torch.where(mask, x, 0.0).sum(tuple(range(-mask.ndim, 0)))
