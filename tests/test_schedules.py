@@ -36,6 +36,15 @@ def test_adaptive_kl_never_leaves_its_bounds():
         assert value.item() == pytest.approx(bound)
 
 
+def test_a_learning_rate_that_fell_very_low_comes_back():
+    """Steps of such a size move a policy by next to nothing, which must count as too near and not as no step at all."""
+    schedule, value = AdaptiveKL(1e-3, target_kl=0.01), scalar(1e-6)
+    for _ in range(20):
+        # What a step moves grows with the square of its size; at 1e-6 it was seen to be 1e-9 after a few minibatches.
+        schedule.observe_(value, scalar(1e-9 * (value.item() / 1e-6) ** 2), "epoch")
+    assert value.item() > 1e-3
+
+
 def test_a_kl_that_is_not_a_number_lowers_the_learning_rate():
     schedule, value = AdaptiveKL(1e-3), scalar(1e-3)
     for kl in (math.nan, math.inf):

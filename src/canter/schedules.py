@@ -125,8 +125,9 @@ class AdaptiveKL:
     def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
         """Apply the law once.
 
-        The first minibatch of an update has KL 0, up to rounding, because nothing has moved yet; that is no reason to
-        speed up. A KL that is not a number compares as too far, not as near.
+        A KL of exactly 0 means that no step was taken, which is no reason to speed up; however small it is otherwise,
+        it must be one, or a number that has fallen very low would stay there. A KL that is not a number compares as too
+        far, not as near.
         """
         if event != self.every:
             return
@@ -135,7 +136,7 @@ class AdaptiveKL:
 
             bounds = {"minimum": self.minimum, "maximum": self.maximum}
             return follow_kl_(value, kl, target=self.target_kl, factor=self.factor, **bounds)
-        too_near = (kl > 1e-3 * self.target_kl) & (kl < self.target_kl / 2)
+        too_near = (kl > 0.0) & (kl < self.target_kl / 2)
         unless_too_far = torch.where(too_near, self.factor, 1.0)
         value.mul_(torch.where(kl <= 2 * self.target_kl, unless_too_far, 1.0 / self.factor))
         value.clamp_(self.minimum, self.maximum)

@@ -107,6 +107,12 @@ def test_the_learning_rate_follows_the_kl_at_the_chosen_moments(every, expected)
     assert metrics["optim/learning_rate/model"].item() == pytest.approx(expected)
 
 
+def test_before_the_first_step_the_kl_says_nothing():
+    recorder = Recorder(kls=[1e-9, 0.01, 0.01, 0.01], learning_rate=AdaptiveKL(1e-3, every="minibatch"))
+    metrics = recorder.phase(epochs=2, num_minibatches=2).run(batch_of(4))
+    assert metrics["optim/learning_rate/model"].item() == pytest.approx(1e-3)
+
+
 def test_a_batch_can_be_made_anew_before_each_later_epoch():
     recorder = Recorder()
     made = []

@@ -96,7 +96,8 @@ class Phase(Generic[Batch]):
                     weight = (~stopped).float()
                 if self._host_stops(stopped):
                     break
-                self.optimizer.observe_(kl, "minibatch")
+                if totals.rows:  # before the first step the KL is nothing but rounding
+                    self.optimizer.observe_(kl, "minibatch")
                 step = self.optimizer.step(output.loss, stopped)
                 totals.add(output.metrics | self._named(step), weight)
             kl = epoch.means()["kl"]
