@@ -40,11 +40,19 @@ class Judgement(TensorStruct):
 class Judge:
     """Values every step of a rollout, and keeps the critic's memory from one rollout to the next."""
 
-    def __init__(self, model: ActorCritic, objective: Objective, num_envs: int, sequence_length: int) -> None:
+    def __init__(
+        self,
+        model: ActorCritic,
+        objective: Objective,
+        num_envs: int,
+        sequence_length: int,
+        *,
+        find_kernels: Callable[[], OnDevice | None],
+    ) -> None:
         self.model, self.objective, self.sequence_length = model, objective, sequence_length
         self.state = model.critic.network.initial_state(num_envs)
-        self.find_kernels: Callable[[], OnDevice | None] = lambda: None
-        """Gives another form of the critic, for one without memory, where there is one."""
+        self.find_kernels = find_kernels
+        """Gives another form of a critic without memory, where there is one."""
 
     @torch.no_grad()
     def __call__(self, rollout: Rollout[Any], *, new: bool = False) -> Judgement:

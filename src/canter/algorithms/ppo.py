@@ -147,7 +147,9 @@ class PPO:
         self.sequence_length = config.sequence_length if self.model.has_memory else 1
         self.rewards = config.reward.build(spec, config.gamma, config.discount_per)
         self.objective = config.build_objective().to(spec.device)
-        self.judge = Judge(self.model, self.objective, spec.num_envs, self.sequence_length)
+        self.judge = Judge(
+            self.model, self.objective, spec.num_envs, self.sequence_length, find_kernels=lambda: self.on_device
+        )
         self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
         self.progress = torch.zeros((), device=spec.device)
         self.entropy_coef = torch.tensor(config.entropy_coef.initial, device=spec.device)
@@ -163,7 +165,6 @@ class PPO:
         self.by_hand = by_hand(self.model, gradients) if on_cpu else None
         on_gpu = spec.device.type == "cuda" and self.has_kernel
         self.kernels = on_device(config, self.model, self.phases["policy"].optimizer) if on_gpu else None
-        self.judge.find_kernels = lambda: self.on_device
 
     @property
     def on_device(self) -> OnDevice | None:
