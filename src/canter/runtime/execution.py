@@ -33,7 +33,7 @@ class ExecutionConfig:
     tf32: bool = True
     """Let a GPU multiply float32 matrices with 10 bits of mantissa; False is strict float32. No effect on a CPU."""
     threads: int | None = None
-    """Threads of torch on a CPU. null is 1, or for wide networks whatever the first update is fastest with."""
+    """Threads that learn on a CPU. null is 1, or for wide networks whatever the first update is fastest with."""
 
     def __post_init__(self) -> None:
         """Refuse no threads at all."""

@@ -29,9 +29,10 @@ def describe_machine() -> dict[str, Any]:
 
 
 def set_threads(count: int) -> None:
-    """Let torch use so many threads, and NumPy's products one.
+    """Let torch and the sharing of rows use so many threads, and each of NumPy's products one.
 
-    Those are small; and threads of their own stay busy for a while after each, in the way of torch's.
+    Those are small, or called by several threads at once; and threads of their own stay busy for a while after each, in
+    the way of the others.
     """
     torch.set_num_threads(count)
     for library in ThreadpoolController().lib_controllers:
