@@ -38,7 +38,12 @@ class Reached(Exception):
 def config_of(options: argparse.Namespace, num_envs: int) -> canter.TrainConfig:
     memory = RNNConfig(hidden=options.memory) if options.memory else None
     return settings(
-        options.env, num_envs=num_envs, horizon=options.horizon, hidden=tuple(options.hidden), memory=memory
+        options.env,
+        num_envs=num_envs,
+        horizon=options.horizon,
+        hidden=tuple(options.hidden),
+        memory=memory,
+        precision=options.precision,
     )
 
 
@@ -143,6 +148,7 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, nargs="+", default=[4096])
     parser.add_argument("--horizon", type=int, default=24)
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 128, 64])
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--memory", type=int, help="width of an LSTM before the network")
     parser.add_argument("--num-minibatches", type=int, default=32, help="of `train`; the others use 4")
     parser.add_argument("--iterations", type=int, default=20)

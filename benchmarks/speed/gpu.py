@@ -89,7 +89,5 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--num-envs", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=2, help="how often the speed of each is measured")
-    parser.add_argument(
-        "--trainers", nargs="+", help="of the part `speed`, measure only these; others keep their results"
-    )
+    parser.add_argument("--jobs", nargs="+", default=(), help="run only jobs of these names; others keep their results")
     print(gpu_tables(main("gpu", PARTS, parser)))

@@ -144,14 +144,15 @@ Part = Callable[[Harness, argparse.Namespace], dict[str, Any]]
 def main(name: str, parts: dict[str, Part], parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Run the parts that were asked for, write `results/NAME.json` after each, and give its content."""
     parser.add_argument("--only", nargs="+", choices=parts, metavar="PART", help=f"of {', '.join(parts)}")
-    parser.add_argument("--jobs", nargs="+", default=(), help="with --only: run jobs of these names, keep the others")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds for everything together")
     parser.add_argument("--output", type=Path, default=RESULTS / f"{name}.json")
+    parser.set_defaults(jobs=())
     options = parser.parse_args()
     output: Path = options.output
     output.parent.mkdir(parents=True, exist_ok=True)
     # What is not run again keeps the results that it has, and the versions that it was measured with.
-    old = json.loads(output.read_text()) if options.only and output.exists() else {"versions": {}, "parts": {}}
+    keeps = (options.only or options.jobs) and output.exists()
+    old = json.loads(output.read_text()) if keeps else {"versions": {}, "parts": {}}
     harness = Harness(options.budget, before=old["parts"], only=options.jobs)
     document: dict[str, Any] = {**machine(), "parts": dict(old["parts"])}
     document["versions"] = old["versions"] | document["versions"]

@@ -11,7 +11,7 @@ import argparse
 import json
 import statistics
 import time
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -28,9 +28,10 @@ def settings(
     horizon: int = 24,
     hidden: tuple[int, ...] = (256, 128, 64),
     memory: RNNConfig | None = None,
+    precision: Literal["float32", "bfloat16"] = "float32",
     **options: Any,
 ) -> canter.TrainConfig:
-    network = canter.NetworkConfig(hidden=hidden, activation="elu", memory=memory)
+    network = canter.NetworkConfig(hidden=hidden, activation="elu", memory=memory, precision=precision)
     return canter.TrainConfig(
         env=canter.EnvConfig(id=env, num_envs=num_envs, options=options),
         algorithm=canter.PPOConfig(

@@ -1,6 +1,8 @@
 """Layers on a CPU: the form in C against NumPy's, and rows shared among threads."""
 
 import shutil
+import sysconfig
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +35,8 @@ def numbers(*shape, scale=4.0):
 
 def test_the_form_in_c_is_there_wherever_there_is_a_compiler():
     """Without it the tests below would be skipped in silence."""
-    assert host_layers.COMPILED or shutil.which("cc") is None
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    assert host_layers.COMPILED or shutil.which("cc") is None or not headers.exists()
 
 
 @compiled

@@ -5,11 +5,11 @@ With Triton's interpreter (`TRITON_INTERPRET=1`) they run on a CPU as well.
 
 import itertools
 import math
-import os
 
 import pytest
 import torch
 import torch.nn.functional as F
+from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE, relative_error
 
 from canter.distributions import DiagGaussian
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
@@ -17,25 +17,7 @@ from canter.functional.stats import masked_mean
 from canter.nn.heads import BoundedLogStd, StdConfig
 from canter.schedules import AdaptiveKL
 
-INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
-DEVICE = "cpu" if INTERPRETED else "cuda"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available() and not INTERPRETED, reason="needs a CUDA device"),
-]
-
-
-@pytest.fixture(autouse=True)
-def strict_float32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    torch.manual_seed(0)
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
-def relative_error(ours, exact):
-    return ((ours.double() - exact).norm() / exact.norm()).item()
+pytestmark = NEEDS_DEVICE
 
 
 @pytest.mark.parametrize("activation", ["elu", "relu", "tanh", "identity"])

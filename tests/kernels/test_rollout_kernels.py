@@ -1,10 +1,10 @@
 """Kernels over the rows of a rollout against the plain functions that define them; float64 is the judge."""
 
 import importlib
-import os
 
 import pytest
 import torch
+from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
 from canter.functional import returns, stats
 from canter.nn.normalizer import Normalizer
@@ -12,17 +12,7 @@ from canter.nn.normalizer import Normalizer
 pytest.importorskip("triton", reason="Triton comes with the GPU builds of torch")
 rows, statistics = (importlib.import_module(f"canter.kernels.{name}") for name in ("rows", "statistics"))
 
-INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
-DEVICE = "cpu" if INTERPRETED else "cuda"
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available() and not INTERPRETED, reason="needs a CUDA device"),
-]
-
-
-@pytest.fixture(autouse=True)
-def same_numbers():
-    torch.manual_seed(0)
+pytestmark = NEEDS_DEVICE
 
 
 @pytest.mark.parametrize("per_row", [False, True])

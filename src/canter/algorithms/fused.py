@@ -73,8 +73,8 @@ def loss_by_hand(
     """
     minibatch, entropy_weight = _valid_rows(batch), float(entropy_coef.numpy())
     count = len(minibatch["advantage"])
-    share = 1.0 / max(distributed.mean_number(count), 1e-9)  # without rows every sum is zero
-    terms_of, value_weight = FAMILIES[type(distribution)], share * config.value_coef
+    weight = 1.0 / max(distributed.mean_number(count), 1e-9)  # without rows every sum is zero
+    terms_of, value_weight = FAMILIES[type(distribution)], weight * config.value_coef
 
     def learn(some: slice, into: Into) -> np.ndarray:
         """Sums over some of the rows of what `NAMES` says."""
@@ -85,7 +85,7 @@ def loss_by_hand(
                 terms_of(made[-1], log_std, rows["action"], rows["dist_params"]),
                 rows["log_prob"],
                 rows["advantage"],
-                share,
+                weight,
                 clip_ratio=config.clip_ratio,
                 entropy_coef=entropy_weight,
             )
@@ -99,7 +99,7 @@ def loss_by_hand(
             model.critic.descend(made, d_value[:, None], into.critic)
         return np.array([surrogate, error, entropy, kl, clipped])
 
-    means = torch.from_numpy((model.share(count, learn) * share).astype(np.float32))
+    means = torch.from_numpy((model.share(count, learn) * weight).astype(np.float32))
     metrics: Metrics = dict(zip(NAMES, means.unbind(), strict=True))
     return LossOutput(None, metrics["policy/kl"], metrics)
 

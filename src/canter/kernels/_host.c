@@ -1,7 +1,7 @@
 /* Bias and activation of a layer on a CPU, forward and backward, in one pass each.
  *
- * M rows, N outputs; arrays are contiguous float32. NumPy has four passes over memory and an exponential of one number
- * at a time where this has one pass with vectors. `host_layers.py` has the definition, which tests hold this against,
+ * M rows, N outputs; arrays are contiguous float32. NumPy has four passes over memory where this has one, and on some
+ * processors an exponential of one number at a time. `host_layers.py` has the definition, which tests hold this against,
  * and goes without this module where it could not be built.
  *
  * Loops are plain: the compiler makes vectors of them, and on x86 a version for each generation of processors.

@@ -5,14 +5,13 @@ M rows, P distribution parameters. The distributions stay the definition: tests 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Generator
 
-from canter.distributions import Categorical, DiagGaussian, Distribution, Floats, interval
+from canter.distributions import Categorical, DiagGaussian, Distribution
 from canter.functional.densities import BELOW_ONE, TINY
 from canter.kernels.host_layers import Array
 
@@ -33,11 +32,7 @@ def choice(distribution: Distribution) -> Choose | None:
 
 def _gaussian(distribution: DiagGaussian) -> Choose:
     dim = distribution.dim
-    low, high = distribution.low or (-math.inf,) * dim, distribution.high or (math.inf,) * dim
-    columns: tuple[Floats, ...] = ((1.0,) * dim, (0.0,) * dim, low, high)
-    if distribution.bounds == "rescale":
-        columns = interval(low, high)
-    scale, centre, minimum, maximum = (np.asarray(column, np.float32) for column in columns)
+    scale, centre, minimum, maximum = (np.asarray(column, np.float32) for column in distribution.interval())
 
     def choose(params: Array, generator: Generator) -> tuple[Array, Array]:
         noise = torch.randn((len(params), dim), generator=generator).numpy()

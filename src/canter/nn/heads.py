@@ -75,15 +75,11 @@ class GaussianHead(nn.Module):
         """Distribution parameters; continuous actions have no mask."""
         mean = self.mean(features)
         if usable(mean) and isinstance(self.raw_std, nn.Parameter):
-            return self.join(mean)
+            from canter.kernels.gaussian_params import gaussian_params
+
+            return gaussian_params(mean, self.raw_std, mid=self.bound.mid, half=self.bound.half_range)
         raw = self.raw_std if isinstance(self.raw_std, nn.Parameter) else self.raw_std(features)
         return torch.cat([mean, self.bound(raw).expand_as(mean)], dim=-1)
-
-    def join(self, mean: Tensor) -> Tensor:
-        """Distribution parameters from a mean `[..., A]` on a GPU, for a log-std that is the same in every row."""
-        from canter.kernels.gaussian_params import gaussian_params
-
-        return gaussian_params(mean, cast(Tensor, self.raw_std), mid=self.bound.mid, half=self.bound.half_range)
 
 
 class LinearHead(nn.Module):
