@@ -31,10 +31,11 @@ from canter.cli.config_file import dump_config
 from canter.cli.runs import stored_config
 from canter.config import TrainConfig
 from canter.recipes import presets
-from canter.runtime.checkpoint import FILES, MANIFEST, CheckpointCorrupt, CheckpointStore, NoCheckpoint
-from canter.runtime.collector import Collector
-from canter.runtime.hall_of_fame import INDEX, Hall, HallCorrupt
-from canter.runtime.policy_file import (
+from canter.runs.hall_of_fame import INDEX, Hall, HallCorrupt
+from canter.runs.run_folder import Parts, RunFolder
+from canter.runs.run_record import RECORD, run_status
+from canter.storage.checkpoint import FILES, MANIFEST, CheckpointCorrupt, CheckpointStore, NoCheckpoint
+from canter.storage.policy_file import (
     BEST,
     POLICIES,
     NoPolicy,
@@ -43,10 +44,9 @@ from canter.runtime.policy_file import (
     read_policy_file,
     write_policy_file,
 )
-from canter.runtime.progress import Run
-from canter.runtime.run_folder import Parts, RunFolder
-from canter.runtime.run_record import RECORD, run_status
-from canter.runtime.validity import Mismatch
+from canter.storage.validity import Mismatch
+from canter.training.collector import Collector
+from canter.training.progress import Run
 
 SECONDS = 10
 """What takes longer hangs."""

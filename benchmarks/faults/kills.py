@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 from canter.cli import main
-from canter.runtime.checkpoint import CheckpointStore, load_checkpoint
-from canter.runtime.hall_of_fame import HALL
-from canter.runtime.policy_file import BEST, POLICIES, read_policy_file
-from canter.runtime.run_folder import CONFIG, Parts, RunFolder, never_began
-from canter.runtime.run_record import run_status
-from canter.runtime.validity import flatten
+from canter.runs.hall_of_fame import HALL
+from canter.runs.run_folder import CONFIG, Parts, RunFolder, never_began
+from canter.runs.run_record import run_status
+from canter.storage.checkpoint import CheckpointStore, load_checkpoint
+from canter.storage.policy_file import BEST, POLICIES, read_policy_file
+from canter.storage.validity import flatten
 
 ITERATIONS = 14
 MILESTONE = 10

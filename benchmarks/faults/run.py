@@ -26,7 +26,7 @@ from disguise import disguise
 from fuzz import fuzz_checkpoints, fuzz_configs, fuzz_policies, fuzz_records, quiet
 from kills import NUM_ENVS, Campaign, Kills, spawn, train_arguments, wait
 
-from canter.runtime.machine import describe_machine, describe_versions
+from canter.machine import describe_machine, describe_versions
 
 RESULTS = Path(__file__).parent / "results.json"
 

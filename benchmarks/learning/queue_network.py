@@ -26,9 +26,9 @@ from torch import Tensor
 
 import canter
 from canter.envs.tensor import QueueNetwork
+from canter.play.lta import long_run_average
+from canter.play.player import Acts
 from canter.recipes import presets
-from canter.runtime.lta import long_run_average
-from canter.runtime.player import Acts
 from canter.seeding import derive_seed
 from canter.specs import ACTION_MASK, Discrete
 from canter.struct import Obs, State

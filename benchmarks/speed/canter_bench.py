@@ -24,8 +24,8 @@ from iteration import build, measure, settings
 
 import canter
 from canter.nn.rnn import RNNConfig
-from canter.runtime.execution import ExecutionConfig
-from canter.runtime.progress import Report
+from canter.training.execution import ExecutionConfig
+from canter.training.progress import Report
 
 WARM_UP = 2
 """Iterations of a whole training that do not count."""

@@ -17,8 +17,8 @@ import torch
 
 import canter
 from canter.nn.rnn import RNNConfig
-from canter.runtime.collector import Collector
-from canter.runtime.execution import ExecutionConfig, Programs
+from canter.training.collector import Collector
+from canter.training.execution import ExecutionConfig, Programs
 
 
 def settings(

@@ -14,20 +14,20 @@ from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.optim import OptimizerConfig
+from canter.play.evaluation import Evaluation, evaluate
+from canter.play.export import export_policy
+from canter.play.lta import LongRunAverage, long_run_average
+from canter.play.player import Player
 from canter.recipes import preset_for, presets
 from canter.registry import register
-from canter.runtime.evaluation import Evaluation, evaluate
-from canter.runtime.execution import ExecutionConfig
-from canter.runtime.export import export_policy
-from canter.runtime.lta import LongRunAverage, long_run_average
-from canter.runtime.player import Player
-from canter.runtime.policy_file import load_critic, load_policy, save_policy
-from canter.runtime.progress import SuccessConfig
-from canter.runtime.run_folder import CheckpointConfig, RunFolder
-from canter.runtime.self_play import SelfPlayConfig
-from canter.runtime.trainer import Report, train
+from canter.runs.run_folder import CheckpointConfig, RunFolder
 from canter.schedules import AdaptiveKL, Constant, Linear
+from canter.self_play.self_play import SelfPlayConfig
 from canter.specs import Continuous, Discrete, Env, EnvSpec, MultiDiscrete, Step, TensorSpec
+from canter.storage.policy_file import load_critic, load_policy, save_policy
+from canter.training.execution import ExecutionConfig
+from canter.training.progress import SuccessConfig
+from canter.training.trainer import Report, train
 
 __version__ = "0.1.0"
 

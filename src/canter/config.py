@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from canter.algorithms.base import AnyAlgorithmConfig
 from canter.algorithms.ppo import PPOConfig
 from canter.envs import EnvConfig
-from canter.runtime.execution import ExecutionConfig
-from canter.runtime.progress import SuccessConfig
-from canter.runtime.run_folder import CheckpointConfig
-from canter.runtime.self_play import SelfPlayConfig
+from canter.runs.run_folder import CheckpointConfig
+from canter.self_play.self_play import SelfPlayConfig
+from canter.training.execution import ExecutionConfig
+from canter.training.progress import SuccessConfig
 
 
 @dataclass(frozen=True, kw_only=True)

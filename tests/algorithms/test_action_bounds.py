@@ -8,7 +8,7 @@ from canter.algorithms.ppo import PPOConfig
 from canter.distributions import Beta, Categorical, DiagGaussian, TanhGaussian
 from canter.envs.tensor import CartPole, Pendulum
 from canter.nn.actor_critic import ModelConfig
-from canter.runtime.collector import Collector
+from canter.training.collector import Collector
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from canter.envs.gymnasium import GymnasiumEnv
 from canter.functional.returns import gae
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
-from canter.runtime.collector import Collector
 from canter.struct import tree_map
+from canter.training.collector import Collector
 
 NUM_ENVS = 3
 HORIZON = 40

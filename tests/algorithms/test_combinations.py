@@ -12,9 +12,9 @@ from canter.envs.tensor.base import Outcome, TensorEnv
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
-from canter.runtime.collector import Collector
 from canter.specs import ACTION_MASK, Continuous, MultiDiscrete, TensorSpec
 from canter.struct import tree_map
+from canter.training.collector import Collector
 
 AXES = ("masks", "memory", "multi_discrete", "asymmetric", "dict_obs")
 HORIZON, SEQUENCE, EPOCHS, MINIBATCHES, WORLDS = 12, 4, 2, 3, 6

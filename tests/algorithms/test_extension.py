@@ -10,7 +10,7 @@ import canter
 from canter.algorithms.extension import Extension
 from canter.algorithms.phase import LossOutput, Phase
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
-from canter.runtime.collector import Collector
+from canter.training.collector import Collector
 
 
 @dataclass(frozen=True)

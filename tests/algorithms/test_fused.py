@@ -11,8 +11,8 @@ from canter.kernels import host_threads
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
-from canter.runtime.collector import Collector
 from canter.schedules import AdaptiveKL, Constant
+from canter.training.collector import Collector
 
 SETTINGS = {
     "gaussian": ("pendulum", {}),

@@ -10,8 +10,8 @@ from canter.envs.tensor import CartPole, Null, Pendulum
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
-from canter.runtime.collector import Collector
 from canter.schedules import AdaptiveKL
+from canter.training.collector import Collector
 
 
 class NoHostSync(TorchDispatchMode):

@@ -8,8 +8,8 @@ from canter.envs.tensor import Pendulum, QueueNetwork
 from canter.functional.returns import gae
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.heads import ValueHead
-from canter.runtime.collector import Collector
 from canter.specs import Discrete, EnvSpec, TensorSpec
+from canter.training.collector import Collector
 
 
 def rollout_of(reward, duration=None, num_envs=1):

@@ -11,9 +11,9 @@ from canter.nn.actor_critic import ModelConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
-from canter.runtime.collector import Collector
 from canter.schedules import AdaptiveKL, Constant, Linear
 from canter.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, TensorSpec
+from canter.training.collector import Collector
 
 
 class RandomEnv:

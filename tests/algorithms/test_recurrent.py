@@ -12,8 +12,8 @@ from canter.envs.tensor import tensor_envs
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
-from canter.runtime.collector import Collector
 from canter.struct import tree_map
+from canter.training.collector import Collector
 
 LSTM = NetworkConfig(hidden=(8,), memory=RNNConfig(hidden=6))
 GRU = NetworkConfig(hidden=(8,), memory=RNNConfig(cell="gru", hidden=5, position="after_mlp"))

@@ -8,8 +8,8 @@ from canter.algorithms.rewards import RewardConfig
 from canter.data.rollout import Rollout
 from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import CartPole, Pendulum, QueueNetwork
-from canter.runtime.collector import Collector
 from canter.specs import Discrete, EnvSpec, TensorSpec
+from canter.training.collector import Collector
 
 SPEC = EnvSpec({"policy": TensorSpec((1,))}, Discrete(2), num_envs=1)
 

@@ -5,7 +5,7 @@ import torch
 
 import canter
 from canter.cli import main
-from canter.runtime.checkpoint import CheckpointStore
+from canter.storage.checkpoint import CheckpointStore
 
 
 @pytest.fixture(autouse=True)

@@ -15,11 +15,11 @@ from canter.cli import main
 from canter.cli.config_file import dump_config
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
-from canter.runtime.evaluation import evaluate
-from canter.runtime.policy_file import load_policy, save_policy
-from canter.runtime.run_folder import RunFolder
-from canter.runtime.trainer import train
+from canter.play.evaluation import evaluate
+from canter.runs.run_folder import RunFolder
 from canter.seeding import derive_seed
+from canter.storage.policy_file import load_policy, save_policy
+from canter.training.trainer import train
 
 
 @pytest.fixture(autouse=True)

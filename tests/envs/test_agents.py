@@ -8,10 +8,10 @@ from canter.algorithms.ppo import PPOConfig
 from canter.envs.agents import ALIVE, REWARD, FoldAgents, agent_action
 from canter.envs.tensor import Rendezvous, RockPaperScissors, tensor_envs
 from canter.envs.tensor.base import Outcome, TensorEnv
-from canter.runtime.collector import Collector
-from canter.runtime.player import Player
+from canter.play.player import Player
 from canter.specs import Capturable, Continuous, Discrete, Env, MultiDiscrete, Resumable, TensorSpec
 from canter.struct import tree_map
+from canter.training.collector import Collector
 
 AGENTS = 3
 

@@ -14,8 +14,8 @@ from gymnasium import spaces
 from canter.algorithms.ppo import PPOConfig
 from canter.envs import EnvConfig
 from canter.envs.pettingzoo import PettingZooEnv, make_pettingzoo
-from canter.runtime.collector import Collector
 from canter.specs import ACTION_MASK, Discrete, Env, Resumable, TensorSpec, UnsupportedSpace
+from canter.training.collector import Collector
 
 
 class Roll(pettingzoo.ParallelEnv):

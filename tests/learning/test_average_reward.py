@@ -9,8 +9,8 @@ from canter.envs import EnvConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
-from canter.runtime.collector import Collector
 from canter.schedules import Linear
+from canter.training.collector import Collector
 
 
 def train(env_config, iterations=100, seed=0, **settings):

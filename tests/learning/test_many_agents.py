@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from canter.play.evaluation import evaluate
 from canter.recipes.agents import rendezvous, rock_paper_scissors
-from canter.runtime.evaluation import evaluate
-from canter.runtime.self_play import SelfPlayEnv
-from canter.runtime.trainer import train
+from canter.self_play.self_play import SelfPlayEnv
+from canter.training.trainer import train
 
 EPISODES = 96
 

@@ -9,8 +9,8 @@ from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.optim import OptimizerConfig
-from canter.runtime.collector import Collector
 from canter.schedules import Linear
+from canter.training.collector import Collector
 
 SEEDS = 20
 ITERATIONS = 40

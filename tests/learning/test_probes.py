@@ -9,8 +9,8 @@ from canter.envs.tensor import tensor_envs
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
-from canter.runtime.collector import Collector
 from canter.schedules import Linear
+from canter.training.collector import Collector
 
 GAMMA = 0.99
 SEEDS = 20

@@ -13,8 +13,8 @@ from canter.envs.gymnasium import make_gymnasium
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
-from canter.runtime.collector import Collector
 from canter.schedules import Constant, Linear
+from canter.training.collector import Collector
 
 ITERATIONS = 10
 # Episodes are cut early: truncations come often, and the pendulum, which is chaotic, gets no time to blow up the last

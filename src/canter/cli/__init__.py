@@ -16,9 +16,9 @@ from canter.cli.play import play_command
 from canter.cli.report import report_command
 from canter.cli.train import resume_command, train_command
 from canter.envs.imports import allow_import
+from canter.machine import set_threads
 from canter.registry import nearest
-from canter.runtime.lock import RunLocked
-from canter.runtime.machine import set_threads
+from canter.storage.lock import RunLocked
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train_command,

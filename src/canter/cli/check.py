@@ -8,7 +8,7 @@ from collections import Counter
 from canter.cli.parser import Parser, add_config_flags, config_overrides
 from canter.cli.preflight import look, show
 from canter.cli.train import EPILOG, SHORT_FLAGS, check_device, merged_config
-from canter.runtime.plan import counted
+from canter.preflight.plan import counted
 
 
 def check_command(argv: list[str]) -> None:

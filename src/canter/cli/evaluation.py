@@ -11,9 +11,9 @@ from typing import Any
 from canter.cli.parser import Parser, UsageError
 from canter.cli.trained import Trained, add_acting_flags, count, open_trained, trained_parser
 from canter.envs import EnvConfig
-from canter.runtime.evaluation import EpisodesUnfinished, Evaluation, evaluate
-from canter.runtime.lta import long_run_average
-from canter.runtime.player import players
+from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
+from canter.play.lta import long_run_average
+from canter.play.player import players
 
 STDOUT = "-"
 EPISODES = 100

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from canter.cli.parser import Parser, UsageError
 from canter.cli.trained import Trained, count, open_trained, trained_parser
-from canter.runtime.export import SUFFIXES, Format, collect_inputs, export_policy
+from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy
 
 OBSERVATIONS = 1000
 NUM_ENVS = 8

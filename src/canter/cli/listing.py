@@ -13,13 +13,13 @@ from typing import Any
 
 from canter.cli.parser import Parser, UsageError
 from canter.cli.runs import RUNS
+from canter.console.figures import number
 from canter.envs.tensor import tensor_envs
 from canter.recipes import presets
 from canter.report.data import METRICS, read_last_row, read_settings
 from canter.report.numbers import duration
-from canter.runtime.figures import number
-from canter.runtime.run_folder import CONFIG
-from canter.runtime.run_record import RECORD, run_status
+from canter.runs.run_folder import CONFIG
+from canter.runs.run_record import RECORD, run_status
 
 PROBE = "probe-"
 

@@ -13,8 +13,8 @@ import gymnasium
 from canter.cli.parser import Parser, UsageError
 from canter.cli.trained import add_acting_flags, count, open_trained, trained_parser
 from canter.envs import EnvConfig
-from canter.runtime.player import FixedStd, Games, players
-from canter.runtime.video import CannotRender, Recorder, draw_without_display, has_display
+from canter.play.player import FixedStd, Games, players
+from canter.play.video import CannotRender, Recorder, draw_without_display, has_display
 
 MAX_STEPS = 10_000
 """Steps to play when nothing else is said; some tasks never end."""

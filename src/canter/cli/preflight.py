@@ -13,8 +13,8 @@ from rich.text import Text
 from canter.algorithms.ppo import PPOConfig
 from canter.cli.parser import UsageError
 from canter.config import TrainConfig
-from canter.runtime.plan import Finding, Plan
-from canter.runtime.preflight import preflight
+from canter.preflight.checks import preflight
+from canter.preflight.plan import Finding, Plan
 
 MAX_ENVS = 4
 """A look needs no more environments than this, however many the run has."""

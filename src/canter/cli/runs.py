@@ -11,7 +11,7 @@ from canter.cli.config_file import dump_config, read_config
 from canter.cli.parser import Parser, UsageError
 from canter.config import TrainConfig
 from canter.registry import nearest
-from canter.runtime.run_folder import CONFIG, LATEST, RunFolder, never_began
+from canter.runs.run_folder import CONFIG, LATEST, RunFolder, never_began
 
 RUNS = Path("runs")
 

@@ -15,7 +15,7 @@ from canter.cli.runs import RUNS, find_run, new_run, resume_parser, stored_confi
 from canter.cli.training import add_output_flags, train_and_evaluate
 from canter.config import TrainConfig
 from canter.recipes import preset_for, presets
-from canter.runtime.run_folder import RunFolder
+from canter.runs.run_folder import RunFolder
 
 SHORT_FLAGS = {
     "--seed": ("seed", "start of every random stream"),

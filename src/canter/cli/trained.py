@@ -17,8 +17,11 @@ from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.nn.actor_critic import Policy
 from canter.registry import nearest
-from canter.runtime.checkpoint import CheckpointStore
-from canter.runtime.policy_file import (
+from canter.runs.run_folder import CONFIG, RunFolder
+from canter.seeding import derive_seed
+from canter.specs import Env, EnvSpec
+from canter.storage.checkpoint import CheckpointStore
+from canter.storage.policy_file import (
     BEST,
     FINAL_ACTOR,
     POLICIES,
@@ -27,9 +30,6 @@ from canter.runtime.policy_file import (
     load_policy,
     read_policy_file,
 )
-from canter.runtime.run_folder import CONFIG, RunFolder
-from canter.seeding import derive_seed
-from canter.specs import Env, EnvSpec
 
 NAMES = {"best": BEST, "final": FINAL_ACTOR}
 

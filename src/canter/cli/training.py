@@ -13,16 +13,16 @@ from pathlib import Path
 from canter.cli.parser import Parser
 from canter.cli.runs import RUNS
 from canter.config import TrainConfig
+from canter.console.console import CONSOLES, make_console
 from canter.nn.actor_critic import Policy
+from canter.play.evaluation import EpisodesUnfinished, evaluate
 from canter.registry import nearest
 from canter.report import write_report
-from canter.runtime.console import CONSOLES, make_console
-from canter.runtime.evaluation import EpisodesUnfinished, evaluate
-from canter.runtime.hall_of_fame import enter_hall_of_fame
-from canter.runtime.run_folder import LATEST, RunFolder
-from canter.runtime.trainer import RunStopped, train
-from canter.runtime.writers import MetricWriter, TensorBoardWriter, WandbWriter
+from canter.runs.hall_of_fame import enter_hall_of_fame
+from canter.runs.run_folder import LATEST, RunFolder
+from canter.runs.writers import MetricWriter, TensorBoardWriter, WandbWriter
 from canter.seeding import derive_seed
+from canter.training.trainer import RunStopped, train
 
 EVAL_EPISODES = 100
 EVAL_STEPS = 20_000

@@ -9,9 +9,9 @@ from canter.nn.actor_critic import ModelConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
-from canter.runtime.progress import SuccessConfig
-from canter.runtime.self_play import SelfPlayConfig
 from canter.schedules import Constant, Linear
+from canter.self_play.self_play import SelfPlayConfig
+from canter.training.progress import SuccessConfig
 
 
 def rendezvous(*, joint_critic: bool = True) -> TrainConfig:

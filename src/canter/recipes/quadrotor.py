@@ -9,8 +9,8 @@ from canter.nn.actor_critic import ModelConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
-from canter.runtime.progress import SuccessConfig
 from canter.schedules import Linear
+from canter.training.progress import SuccessConfig
 
 
 def quadrotor_central_value(*, privileged: bool = True) -> TrainConfig:

@@ -8,7 +8,7 @@ from canter.algorithms.ppo import PPOConfig
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.optim import OptimizerConfig
-from canter.runtime.run_folder import CheckpointConfig
+from canter.runs.run_folder import CheckpointConfig
 from canter.schedules import Linear
 
 

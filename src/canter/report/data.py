@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from canter.runtime.run_folder import CONFIG
-from canter.runtime.run_record import Status, read_record, run_status
+from canter.runs.run_folder import CONFIG
+from canter.runs.run_record import Status, read_record, run_status
 
 METRICS = "metrics.jsonl"
 

@@ -1,0 +1,137 @@
+"""What a run says while it trains: a live table on a terminal, lines elsewhere, or whole blocks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from canter.console.figures import Pace, counts_by_average, duration, long_run, number, percent
+from canter.console.live import LiveConsole
+from canter.runs.writers import MetricWriter
+from canter.training.progress import RECENT_EPISODES
+
+ConsoleKind = Literal["auto", "live", "lines", "verbose", "quiet"]
+
+LINE_SECONDS = 5.0
+
+
+def make_console(kind: ConsoleKind = "auto") -> MetricWriter:
+    """The console of that kind; `auto` is a live table on a terminal and lines elsewhere."""
+    if kind == "auto":
+        kind = "live" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else "lines"
+    return CONSOLES[kind]()
+
+
+class QuietConsole:
+    """Says nothing."""
+
+    def start(self, settings: dict[str, Any]) -> None:
+        """Nothing to say."""
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Nothing to say."""
+
+    def close(self) -> None:
+        """Nothing to say."""
+
+
+class LineConsole:
+    """One line every few seconds, the first and the last iteration always; for log files and batch systems."""
+
+    def __init__(self, every: float = LINE_SECONDS) -> None:
+        self.every, self.printed, self.waiting = every, float("-inf"), False
+        self.pace, self.by_average = Pace(0), False
+
+    def start(self, settings: dict[str, Any]) -> None:
+        """Learn how long the run is to be, and what counts in it."""
+        self.pace = Pace(settings.get("total_steps", 0))
+        self.by_average = counts_by_average(settings)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Print a line if it is time for one."""
+        self.pace.add(row)
+        self.waiting = True
+        if time.perf_counter() - self.printed >= self.every:
+            self._print()
+
+    def close(self) -> None:
+        """Print the last iteration, if it was not."""
+        if self.waiting:
+            self._print()
+
+    def _print(self) -> None:
+        row = self.pace.rows[-1]
+        episodes = "no episode has ended yet"
+        if self.by_average:
+            episodes = f"reward per time {long_run(row)}"
+        elif row["return"] is not None:
+            episodes = f"return {number(row['return'])}  length {number(row['length'])}"
+            episodes += f"  success {percent(row['success_rate'])}"
+        print(
+            f"{row['env_steps']:>11,} steps  {episodes}  KL {number(row.get('policy/kl'))}  "
+            f"entropy {number(row.get('policy/entropy'))}  "
+            f"explained variance {number(row.get('value/explained_variance'))}  "
+            f"{self.pace.steps_per_second:,.0f} steps/s  {duration(self.pace.seconds_left)} left",
+            flush=True,
+        )
+        self.printed, self.waiting = time.perf_counter(), False
+
+
+class VerboseConsole:
+    """A whole block for every rollout, in three parts."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+
+    def start(self, settings: dict[str, Any]) -> None:
+        """Learn the settings that are shown."""
+        self.settings = settings
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Print a block."""
+        lines = [f"------ rollout {row['rollouts']:,} ".ljust(44, "-")]
+        for title, entries in self.block(row).items():
+            lines += [title, *(f"  {name:<20}{text:>22}" for name, text in entries.items())]
+        print("\n".join(lines), flush=True)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+    def block(self, row: dict[str, Any]) -> dict[str, dict[str, str]]:
+        """The three parts: title -> name -> value."""
+        return {
+            "rollout statistics": {
+                "mean_ep_len": number(row["rollout_length"]),
+                "mean_ep_return": number(row["rollout_return"]),
+                "mean_reward": number(row["rollout_reward"]),
+                **({"long_run_average": long_run(row)} if counts_by_average(self.settings) else {}),
+                "mean_clipped_ratio": number(row.get("policy/clip_fraction")),
+                "approx_kl": number(row.get("policy/kl")),
+                "rollout_len": f"{row['rollout_steps']:,}",
+                "time_elapsed": duration(row["seconds"]),
+            },
+            f"recent {min(row['episodes'], RECENT_EPISODES)} episodes": {
+                "mean_ep_len": number(row["length"]),
+                "mean_ep_return": number(row["return"]),
+                "success_rate": percent(row["success_rate"]),
+            },
+            "trainer statistics": {
+                "episodes_count": f"{row['episodes']:,}",
+                "timesteps_count": f"{row['env_steps']:,}",
+                "rollouts_count": f"{row['rollouts']:,}",
+                "total_timesteps": f"{self.settings.get('total_steps', 0):,}",
+                "clip_range": number(self.settings.get("algorithm", {}).get("clip_ratio")),
+            },
+        }
+
+
+CONSOLES: dict[str, Callable[[], MetricWriter]] = {
+    "live": LiveConsole,
+    "lines": LineConsole,
+    "verbose": VerboseConsole,
+    "quiet": QuietConsole,
+}
+"""Kinds of consoles by name, besides `auto`."""

@@ -1,0 +1,177 @@
+"""The picture of a running training: how far, how well, how fast."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
+
+from canter.console.figures import Pace, counts_by_average, duration, long_run, number, percent
+
+MAX_WIDTH = 120
+CELL_WIDTH, GAP = 22, 3
+"""Columns that a label and its value need, and between two of them."""
+MARGIN = 10
+"""Columns for the labels on the left of a chart."""
+BLOCKS = " ▁▂▃▄▅▆▇█"
+CHART_POINTS, CHART_HEIGHT = 480, 3
+COLOURS = {"env": "cyan", "policy": "magenta", "update": "yellow", "other": "bright_black"}
+STRONG, DIM, RULE = "bold", "dim", "bright_black"
+
+Line = list[tuple[str, str]]
+"""Pieces of text with their styles."""
+Topic = dict[str, str]
+"""Labels and values that belong together."""
+
+
+class Dashboard:
+    """Draws the latest row of a run, for any width."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.title = f"Canter · {settings.get('env', {}).get('id', 'training')} · seed {settings.get('seed', '-')}"
+        self.pace = Pace(settings.get("total_steps", 0))
+        self.curve: dict[int, float] = {}
+        self.by_average = counts_by_average(settings)
+        self.seen = time.perf_counter()
+        self.running = True
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Take the row of another iteration."""
+        self.seen = time.perf_counter()
+        height = row.get("lta/mean") if self.by_average else row["return"]
+        if height is not None:
+            self.curve[int(self.progress(row) * (CHART_POINTS - 1))] = height
+        self.pace.add(row)
+
+    def progress(self, row: dict[str, Any]) -> float:
+        """Fraction of the run that is done, at most 1."""
+        return min(row["env_steps"] / max(self.pace.total_steps, 1), 1.0)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Segments rather than rich's own panels and tables, which take several times as long to draw."""
+        width = min(options.max_width, MAX_WIDTH)
+        for line in self.lines(width):
+            pieces = [Segment(text, console.get_style(style)) for text, style in line]
+            yield from Segment.adjust_line_length(pieces, width)
+            yield Segment.line()
+
+    def lines(self, width: int) -> Iterator[Line]:
+        """All of it, line by line."""
+        hint = " Ctrl-C stops after this iteration " if self.running else ""
+        content = self.content(max(width - 4, CELL_WIDTH)) if self.pace.rows else [[("the first rollout ...", DIM)]]
+        yield [("── ", RULE), (self.title, STRONG), (" " + "─" * width, RULE)]
+        yield []
+        yield from ([("  ", ""), *line] for line in content)
+        yield []
+        yield [("─" * (width - len(hint) - 2), RULE), (hint, DIM), ("──", RULE)]
+
+    def content(self, width: int) -> Iterator[Line]:
+        """What is between the rules."""
+        row = self.pace.rows[-1]
+        progress, inner = self.progress(row), width - 6
+        done = int(progress * inner)
+        yield [("━" * done, "green"), ("━" * (inner - done), RULE), (f"{progress:6.0%}", STRONG)]
+        yield from self.clock(row, width)
+        yield []
+        what, curve = "reward/t" if self.by_average else "return", dict(self.curve)  # a copy: another thread adds to it
+        yield from chart(what, curve, progress, width)
+        yield []
+        if self.by_average:
+            yield [("reward per unit of time ", DIM), (long_run(row), STRONG), (", the last 20 rollouts", DIM)]
+            yield []
+        yield from grid(topics(row), width)
+        yield []
+        yield from shares(self.pace.shares, width)
+
+    def clock(self, row: dict[str, Any], width: int) -> Iterator[Line]:
+        """Steps and speed on the left, time on the right; one above the other where it is narrow."""
+        since = time.perf_counter() - self.seen if self.running else 0.0
+        left = max(self.pace.seconds_left - since, 0)
+        steps = f"{row['env_steps']:,} of {self.pace.total_steps:,} steps · {self.pace.steps_per_second:,.0f} steps/s"
+        times = f"{duration(row['seconds'] + since)} gone · {duration(left)} left"
+        if len(steps) + len(times) < width:
+            yield [(steps + times.rjust(width - len(steps)), "")]
+        else:
+            yield from ([(steps, "")], [(times, "")])
+
+
+def topics(row: dict[str, Any]) -> dict[str, Topic]:
+    """The numbers to show."""
+    rates = (value for name, value in row.items() if name.startswith("optim/learning_rate"))
+    return {
+        "episodes (last 100)": {
+            "return": number(row["return"]),
+            "length": number(row["length"]),
+            "success rate": percent(row["success_rate"]),
+            "in all": f"{row['episodes']:,}",
+        },
+        "policy": {
+            "KL": number(row.get("policy/kl")),
+            "clip fraction": percent(row.get("policy/clip_fraction")),
+            "entropy": number(row.get("policy/entropy")),
+            "std": number(row.get("policy/std")),
+        },
+        "learning": {
+            "policy loss": number(row.get("loss/policy")),
+            "value loss": number(row.get("loss/value")),
+            "explained var.": number(row.get("value/explained_variance")),
+            "learning rate": number(next(rates, None)),
+        },
+        "so far": {
+            "rollouts": f"{row['rollouts']:,}",
+            "resets": f"{row['resets']:,}",
+            "updates": f"{row['updates']:,}",
+            "minibatch updates": f"{row['minibatch_updates']:,}",
+        },
+    }
+
+
+def chart(label: str, curve: dict[int, float], progress: float, width: int) -> Iterator[Line]:
+    """A value over the course of the run, from its lowest to its highest."""
+    inner = width - MARGIN
+    low, high = min(curve.values(), default=0.0), max(curve.values(), default=0.0)
+    columns = {point * inner // CHART_POINTS: value for point, value in sorted(curve.items())}
+    levels, level = [], 0
+    for column in range(min(int(progress * inner) + 1, inner)):
+        if column in columns:
+            level = 1 + round((columns[column] - low) / max(high - low, 1e-9) * (CHART_HEIGHT * 8 - 1))
+        levels.append(level)
+    labels = [number(high), *[""] * (CHART_HEIGHT - 2), number(low)] if curve else [""] * CHART_HEIGHT
+    labels[CHART_HEIGHT // 2] = label
+    for i, text in enumerate(labels):
+        floor = 8 * (CHART_HEIGHT - 1 - i)
+        blocks = "".join(BLOCKS[min(max(level - floor, 0), 8)] for level in levels)
+        yield [(f"{text:<{MARGIN}}", DIM), (blocks, "green")]
+
+
+def grid(topics: dict[str, Topic], width: int) -> Iterator[Line]:
+    """As many topics side by side as fit; the last one only where there is room beside the others."""
+    columns = max(1, min(len(topics), (width + GAP) // (CELL_WIDTH + GAP)))
+    widths = [end - start for start, end in pairwise(i * (width + GAP) // columns for i in range(columns + 1))]
+    shown = list(topics.items())[: max(columns, 3)]
+    for first in range(0, len(shown), columns):
+        together = list(zip(shown[first : first + columns], widths, strict=False))
+        if first:
+            yield []
+        yield [(f"{title:<{room}}", "bold cyan") for (title, _), room in together]
+        for cells in zip(*(topic.items() for (_, topic), _ in together), strict=True):
+            pieces = [
+                [(label, DIM), (f"{value:>{room - GAP - len(label)}}", STRONG), (" " * GAP, "")]
+                for (label, value), (_, room) in zip(cells, together, strict=True)
+            ]
+            yield list(chain.from_iterable(pieces))
+
+
+def shares(fractions: dict[str, float], width: int) -> Iterator[Line]:
+    """Where the time goes, as a bar and in words."""
+    ends = [round(reached * (width - MARGIN)) for reached in accumulate(fractions.values())]
+    lengths = [end - start for start, end in pairwise([0, *ends])]
+    bar = [("━" * length, COLOURS[part]) for part, length in zip(fractions, lengths, strict=True)]
+    yield [(f"{'time':<{MARGIN}}", DIM), *bar]
+    shown = {part: text for part, fraction in fractions.items() if (text := f"{fraction:.0%}") != "0%"}
+    words = [[("━ ", COLOURS[part]), (f"{part} {text}   ", DIM)] for part, text in shown.items()]
+    yield [(" " * MARGIN, ""), *chain.from_iterable(words)]

@@ -1,0 +1,1 @@
+"""A trained policy at work: playing, judging, filming, exporting."""

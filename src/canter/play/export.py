@@ -1,0 +1,249 @@
+"""Policies as files that run without Canter: ONNX, and torch's own exported programs.
+
+What is exported is the deterministic policy, from raw observations to the action that the environment receives:
+normalisers, networks, memory, masks and the mapping to the bounds are all inside. No file is kept that was not loaded
+again and found to give the policy's actions.
+
+NOTE: a hostile `.pt2` file can make `torch.export.load` run any code (torch 2.13), so load only files that you trust.
+An ONNX file holds a graph and numbers, no code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from canter.nn.actor_critic import Policy
+from canter.nn.network import Network
+from canter.play.player import Player
+from canter.registry import nearest
+from canter.specs import ACTION_MASK, Env
+from canter.struct import Obs, State, tree_map
+
+Format = Literal["onnx", "torch"]
+SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
+"""How the files of each format end."""
+TOLERANCE = 1e-5
+"""Largest difference between file and policy where numbers are up to 1; larger ones may differ in proportion."""
+BATCH = "batch"
+"""Name of the first axis of every input and output."""
+
+Inputs = tuple[Obs, State]
+"""What the exported function reads: observation groups and memory, all `[B, ...]`."""
+
+
+class ExportError(ValueError):
+    """A policy that cannot be exported, or a file that does not do what the policy does."""
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """A verified file; the same is stored as JSON beside it."""
+
+    path: str
+    format: Format
+    inputs: dict[str, dict[str, Any]]
+    """Name -> dtype and shape. The memory (`state_0`, ...) is zeros at the start of an episode."""
+    outputs: dict[str, dict[str, Any]]
+    """The action, and the memory to give back with the next observation (`next_state_0`, ...)."""
+    observations: int
+    """Rows on which file and policy were compared."""
+    max_difference: float
+    """Largest absolute difference that was found, in actions and memory."""
+
+
+def collect_inputs(policy: Policy, env: Env, count: int, seed: int) -> Inputs:
+    """`count` rows of real observations and memory, from playing with noise."""
+    turns = Player(policy, env, deterministic=False, seed=seed).turns()
+    rows = [
+        tree_map(lambda leaf: leaf.to("cpu", copy=True), (turn.step.obs, turn.state))
+        for turn in islice(turns, -(-count // env.spec.num_envs))
+    ]
+    return tree_map(lambda *leaves: torch.cat(leaves)[:count], *rows)
+
+
+def export_policy(policy: Policy, path: Path, format: Format, obs: Obs, state: State = ()) -> ExportResult:
+    """Write a policy to a new file and verify it on real `obs` `[M, ...]`, with `state` for a policy with memory.
+
+    An ONNX file has the observation groups and the parts of the memory as inputs by name. A torch file is called as
+    `torch.export.load(path).module()(obs, state)` and gives action and next state. Both take any number of rows.
+    """
+    report = path.with_name(f"{path.name}.json")
+    for file in (path, report):
+        if file.exists():
+            raise ExportError(f"{file} exists already; remove it or export to another name")
+    function = _Function(policy)
+    inputs = function.select(obs, state)
+    write, read = _FORMATS[format]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder, _quiet():
+        scratch = Path(folder) / path.name  # of the same name, which becomes part of a torch file
+        write(_trace(function, inputs), inputs, scratch)
+        difference = _verify(function, read(scratch), inputs)
+        result = ExportResult(str(path), format, *_signature(function, inputs), _rows(inputs), difference)
+        report_scratch = Path(folder) / report.name
+        report_scratch.write_text(json.dumps(asdict(result), indent=2) + "\n")
+        os.replace(scratch, path)
+        os.replace(report_scratch, report)
+    return result
+
+
+class _Function(nn.Module):
+    """The deterministic policy as a module on the CPU: `(obs, state) -> (action, state)`, all `[B, ...]`."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()
+        self.policy = copy.copy(policy)
+        self.policy.actor = self.actor = copy.deepcopy(policy.actor).cpu().requires_grad_(False).train(False)
+        if isinstance(self.actor.network, Network):
+            self.actor.network.in_bfloat16 = False  # few programs that run such files on a CPU can multiply it
+        self.groups = (*self.actor.network.groups, *[ACTION_MASK] * self.actor.masked)
+
+    def select(self, obs: Obs, state: State) -> Inputs:
+        """What the policy reads of these, in the order of the inputs."""
+        for name in self.groups:
+            if name not in obs:
+                raise ExportError(f"obs lacks the group {name!r} that the policy reads: {nearest(name, obs)}")
+        parts = len(_leaves(self.policy.initial_state(1)))
+        if len(_leaves(state)) != parts:
+            raise ExportError(f"state has {len(_leaves(state))} tensors, but the policy's memory has {parts}")
+        return {name: obs[name].cpu() for name in self.groups}, tree_map(lambda leaf: leaf.cpu(), state)
+
+    def forward(self, obs: Obs, state: State) -> tuple[Tensor, State]:
+        """What the environment receives, and the next memory."""
+        params, state = self.policy.params(obs, state)
+        return self.policy.distribution.to_env(self.policy.distribution.mode(params)), state
+
+
+Exported = Callable[[Inputs], list[Tensor]]
+"""A file that was loaded: inputs to the action and the parts of the next memory, in their order."""
+
+
+def _trace(function: _Function, inputs: Inputs) -> ExportedProgram:
+    # Two rows: torch takes an axis of length 1 for one that is always 1.
+    if _rows(inputs) < 2:
+        raise ExportError(f"{_rows(inputs)} observations are too few to export with; at least 2 are needed")
+    batch = Dim(BATCH, min=1)
+    shapes = tree_map(lambda leaf: {0: batch}, inputs)
+    return torch.export.export(function, tree_map(lambda leaf: leaf[:2], inputs), dynamic_shapes=shapes)
+
+
+def _write_onnx(program: ExportedProgram, inputs: Inputs, path: Path) -> None:
+    try:
+        import onnxruntime as onnxruntime
+        import onnxscript as onnxscript
+    except ImportError as error:
+        raise ImportError(f'ONNX needs further packages: pip install "canter[onnx]" ({error})') from error
+    names = _input_names(*inputs)
+    written = torch.onnx.export(
+        program,
+        input_names=names,
+        output_names=_output_names(inputs[1]),
+        dynamic_shapes=[{0: Dim(BATCH, min=1)}] * len(names),  # the program has them; these give the axis its name
+        verbose=False,
+    )
+    assert written is not None
+    written.save(path, external_data=False)
+
+
+def _read_onnx(path: Path) -> Exported:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(inputs: Inputs) -> list[Tensor]:
+        feed = {name: leaf.numpy() for name, leaf in zip(_input_names(*inputs), _leaves(inputs), strict=True)}
+        return [torch.as_tensor(output) for output in session.run(_output_names(inputs[1]), feed)]
+
+    return run
+
+
+def _write_torch(program: ExportedProgram, inputs: Inputs, path: Path) -> None:
+    torch.export.save(program, path)
+
+
+def _read_torch(path: Path) -> Exported:
+    module = torch.export.load(path).module()
+    return lambda inputs: _leaves(module(*inputs))
+
+
+_FORMATS: dict[Format, tuple[Callable[[ExportedProgram, Inputs, Path], None], Callable[[Path], Exported]]] = {
+    "onnx": (_write_onnx, _read_onnx),
+    "torch": (_write_torch, _read_torch),
+}
+"""How to write and how to read each."""
+
+
+def _verify(function: _Function, exported: Exported, inputs: Inputs) -> float:
+    """Compare all rows at once and one row alone; the largest difference."""
+    largest = 0.0
+    for rows in (inputs, tree_map(lambda leaf: leaf[:1], inputs)):
+        for name, expected, got in zip(_output_names(inputs[1]), _leaves(function(*rows)), exported(rows), strict=True):
+            if got.shape != expected.shape or got.dtype != expected.dtype:
+                raise ExportError(
+                    f"{name}: the file gives {got.dtype} {got.shape}, not {expected.dtype} {expected.shape}"
+                )
+            difference = float((got.double() - expected.double()).abs().max())
+            if not difference <= TOLERANCE * max(1.0, float(expected.double().abs().max())):  # NaN is never fine
+                raise ExportError(f"{name}: file and policy differ by {difference:g}, more than {TOLERANCE:g}")
+            largest = max(largest, difference)
+    return largest
+
+
+def _signature(function: _Function, inputs: Inputs) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Inputs and outputs by name."""
+
+    def describe(names: list[str], tree: Any) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"dtype": str(leaf.dtype).removeprefix("torch."), "shape": [BATCH, *leaf.shape[1:]]}
+            for name, leaf in zip(names, _leaves(tree), strict=True)
+        }
+
+    return describe(_input_names(*inputs), inputs), describe(_output_names(inputs[1]), function(*inputs))
+
+
+def _input_names(obs: Obs, state: State) -> list[str]:
+    return [*obs, *(f"state_{i}" for i in range(len(_leaves(state))))]
+
+
+def _output_names(state: State) -> list[str]:
+    return ["action", *(f"next_state_{i}" for i in range(len(_leaves(state))))]
+
+
+def _leaves(tree: Any) -> list[Tensor]:
+    leaves: list[Tensor] = []
+    tree_map(leaves.append, tree)
+    return leaves
+
+
+def _rows(inputs: Inputs) -> int:
+    return len(_leaves(inputs)[0])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says about itself while it exports."""
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")  # torchvision is not installed
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`isinstance\\(treespec, LeafSpec\\)` is deprecated", FutureWarning)
+            warnings.filterwarnings("ignore", "# The axis name: batch will not be used", UserWarning)
+            yield
+    finally:
+        log.setLevel(level)

@@ -1,0 +1,116 @@
+"""Pictures of a policy at work, as a file."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+
+from canter.play.player import Turn
+from canter.specs import Env
+
+
+class CannotRender(ValueError):
+    """An environment that gives no pictures, or a file that cannot hold them; the message says why."""
+
+
+@runtime_checkable
+class Renders(Protocol):
+    """What an environment offers on top when it can be seen."""
+
+    @property
+    def render_fps(self) -> float:
+        """Pictures per second that show the task at its own speed."""
+        ...
+
+    def render(self) -> list[np.ndarray]:
+        """A picture `[H, W, 3]` uint8 of every environment."""
+        ...
+
+
+class Recorder:
+    """Writes what the first environment looks like to a new `.mp4` or `.gif` file; to be called after every turn.
+
+    The file gets its name when it is complete; what an error interrupts is removed.
+    """
+
+    def __init__(self, env: Env, path: Path) -> None:
+        if path.suffix not in _OPTIONS:
+            raise CannotRender(f"{path}: a video is a file in {' or '.join(_OPTIONS)}, not {path.suffix!r}")
+        if path.exists():
+            raise CannotRender(f"{path} exists already; remove it or give another name")
+        if not isinstance(env, Renders):
+            raise CannotRender(f"{env.spec.env_id} cannot be drawn; only Gymnasium's environments can")
+        self.env, self.env_id, self.path = env, env.spec.env_id, path
+
+    def __enter__(self) -> Self:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            folder = tempfile.TemporaryDirectory(prefix=f".{self.path.name}-", dir=self.path.parent)
+            self.scratch = Path(stack.enter_context(folder)) / self.path.name
+            self.writer = stack.enter_context(_open(self.scratch, self.env.render_fps))
+            self.stack = stack.pop_all()
+        return self
+
+    def __call__(self, turn: Turn) -> None:
+        """Add a picture of what there is now."""
+        self.writer.append_data(self._picture())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        with self.stack:
+            self.writer.close()
+            if kind is None:
+                os.replace(self.scratch, self.path)
+
+    def _picture(self) -> np.ndarray:
+        try:
+            pictures = self.env.render()
+        except ImportError:
+            raise
+        except Exception as error:  # what a missing OpenGL ends in is different everywhere
+            raise CannotRender(
+                f"{self.env_id} cannot be drawn here ({error}); without a display, MuJoCo needs EGL or OSMesa to be "
+                "installed and MUJOCO_GL=egl or MUJOCO_GL=osmesa to be set"
+            ) from error
+        if not pictures or pictures[0].ndim != 3:
+            raise CannotRender(f'{self.env_id} gave no picture; make it with the option render_mode="rgb_array"')
+        return pictures[0]
+
+
+_OPTIONS: dict[str, Callable[[float], dict[str, Any]]] = {
+    # Sizes are rounded to even numbers, which is all that the usual pixel format needs.
+    ".mp4": lambda fps: {"format": "FFMPEG", "fps": fps, "macro_block_size": 2, "ffmpeg_log_level": "error"},
+    ".gif": lambda fps: {"format": "GIF", "duration": 1000 / fps, "loop": 0},
+}
+"""What imageio needs for each kind of file, by pictures per second."""
+
+
+def _open(path: Path, fps: float) -> Any:
+    try:
+        import imageio.v2
+        import imageio_ffmpeg as imageio_ffmpeg
+    except ImportError as error:
+        raise ImportError(f'videos need further packages: pip install "canter[video]" ({error})') from error
+    return imageio.v2.get_writer(path, mode="I", **_OPTIONS[path.suffix](fps))
+
+
+def has_display() -> bool:
+    """Whether a window could be opened."""
+    return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def draw_without_display() -> None:
+    """Where there is no display, let MuJoCo draw with EGL or OSMesa instead of looking for a window."""
+    installed = [name for name in ("EGL", "OSMesa") if ctypes.util.find_library(name)]
+    if installed and not has_display():
+        os.environ.setdefault("MUJOCO_GL", installed[0].lower())

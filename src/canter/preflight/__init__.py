@@ -1,0 +1,1 @@
+"""A look at environment and settings before training starts."""

@@ -1,0 +1,86 @@
+"""`run.json`: when, where and how a run was made, and how it ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from canter.machine import describe_machine, describe_versions
+from canter.storage.durable import replace_file
+from canter.storage.lock import is_held
+from canter.storage.tree import Malformed, parse_json
+
+RECORD = "run.json"
+MAX_BYTES = 1 << 20
+
+Ending = Literal["finished", "stopped", "failed"]
+"""It reached its budget, it was asked to stop before, or an error ended it."""
+Status = Literal["running", "finished", "stopped", "failed", "interrupted", "unknown"]
+"""`interrupted`: its process died without a word, by `kill -9` or with the machine."""
+
+_log = logging.getLogger(__name__)
+
+
+class RunRecord:
+    """Writes the record of a run; a disk that refuses costs the record, never the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / RECORD
+        self.content: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Note that this process works on the run; a run that goes on keeps the time of its start."""
+        now, before = _now(), read_record(self.path.parent)
+        self.content = {
+            "status": "running",
+            "started": before.get("started", now),
+            "resumed": now if before else None,
+            "ended": None,
+            "error": None,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "command": sys.argv,
+            "machine": describe_machine(),
+            "versions": describe_versions(),
+        }
+        self._write()
+
+    def end(self, ending: Ending, error: BaseException | None = None) -> None:
+        """Note how it ended."""
+        text = None if error is None else f"{type(error).__name__}: {error}"[:2000]
+        self.content |= {"status": ending, "ended": _now(), "error": text}
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            replace_file(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
+        except OSError as error:
+            _log.warning("%s could not be written (%s); the run is not affected", self.path, error)
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The record of a run; empty if there is none, or it cannot be read."""
+    try:
+        with (folder / RECORD).open("rb") as file:
+            content = parse_json(file.read(MAX_BYTES))
+    except (OSError, Malformed):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def run_status(folder: Path) -> Status:
+    """Whether a run goes on, or how it ended; a process of another machine is believed to be alive."""
+    status = read_record(folder).get("status")
+    if status == "running" and not is_held(folder):
+        return "interrupted"
+    return cast(Status, status) if status in ("running", "finished", "stopped", "failed") else "unknown"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

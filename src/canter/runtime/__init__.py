@@ -1,1 +1,0 @@
-"""Loops that bring an environment and an algorithm together."""

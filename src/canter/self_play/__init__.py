@@ -1,0 +1,1 @@
+"""Learning a game of two against past policies."""

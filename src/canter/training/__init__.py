@@ -1,0 +1,1 @@
+"""The main loop and its living parts."""

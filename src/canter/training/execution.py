@@ -1,0 +1,143 @@
+"""Ways to run the same collection and update: eagerly, compiled, or as captured CUDA graphs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from canter.algorithms.base import Algorithm, Metrics
+from canter.data.rollout import Rollout
+from canter.machine import set_threads
+from canter.specs import Capturable
+from canter.struct import tree_copy_, tree_map
+from canter.training.collector import Collector
+from canter.training.threads import ThreadChoice
+
+logger = logging.getLogger(__name__)
+
+WARM_UP = 2
+"""Iterations run eagerly before a capture: they allocate, load kernels and fill caches, and are real training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionConfig:
+    """How the work is handed to the device; the mathematics are the same in every mode."""
+
+    mode: Literal["auto", "eager", "compile", "graph", "compiled_graph"] = "auto"
+    """Operation by operation; losses and networks through torch.compile; whole collections and updates replayed as
+    CUDA graphs; or graphs of compiled functions. "auto" is "graph" on a GPU and "eager" elsewhere."""
+    tf32: bool = True
+    """Let a GPU multiply float32 matrices with 10 bits of mantissa; False is strict float32. No effect on a CPU."""
+    threads: int | None = None
+    """Threads that learn on a CPU. null is 1, or for wide networks whatever the first update is fastest with."""
+
+    def __post_init__(self) -> None:
+        """Refuse no threads at all."""
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"threads={self.threads} must be at least 1")
+
+    def prepare(self, collector: Collector, algorithm: Algorithm[Any]) -> Programs:
+        """The two halves of an iteration, ready to be called in turn."""
+        on_gpu = collector.env.spec.device.type == "cuda"
+        if on_gpu:
+            torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+        mode = ("graph" if on_gpu else "eager") if self.mode == "auto" else self.mode
+        if "graph" in mode and not on_gpu:
+            logger.warning("execution.mode=%s runs without graphs: a CPU has none", mode)
+            mode = mode.replace("compiled_graph", "compile").replace("graph", "eager")
+        if "compile" in mode:
+            algorithm.transform(torch.compile)
+        if "graph" in mode:
+            return capture(collector, algorithm)
+        collector.threads = self.threads
+        choose_threads = self.threads is None and not on_gpu
+        return Programs(collector.collect, ThreadChoice(collector, algorithm) if choose_threads else algorithm.update)
+
+    def start(self) -> None:
+        """Set what must be so before anything is built: even the first weights are rounded by the number of threads."""
+        set_threads(self.threads or 1)
+
+
+@dataclass
+class Programs:
+    """One iteration: steps in all environments, and learning from them."""
+
+    collect: Callable[[], Rollout[Any]]
+    update: Callable[[Rollout[Any]], Metrics]
+
+
+def capture(collector: Collector, algorithm: Algorithm[Any]) -> Programs:
+    """Graphs of the update and of the whole collection, or only of the policy where the environment needs the host."""
+    generators, env = algorithm.generators(), collector.env
+    update = Graph(lambda: algorithm.update(collector.rollout), generators, "the update")
+    if isinstance(env, Capturable):
+        collect = Graph(collector.collect, [*generators, *env.generators()], "the collection")
+        return Programs(collect, lambda rollout: update())
+    act = GraphOfAct(algorithm, collector, generators)
+    return Programs(lambda: collector.collect(act), lambda rollout: update())
+
+
+class Graph:
+    """A function without arguments over tensors that stay where they are, replayed once it has run a few times.
+
+    What it returns is the same tensors every time, with new contents. Weights, statistics, learning rates and random
+    streams are read and written where they live, so checkpoints, schedules and resuming need to know nothing of it.
+    """
+
+    def __init__(self, function: Callable[[], Any], generators: list[torch.Generator], what: str) -> None:
+        self.function, self.generators, self.what = function, generators, what
+        self.calls = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.output: Any = None
+        self.stream = torch.cuda.Stream()
+
+    def __call__(self) -> Any:
+        """Run eagerly at first, capture, then replay."""
+        self.calls += 1
+        if self.calls == WARM_UP + 1:
+            self._try_capture()
+        if self.graph is not None:
+            self.graph.replay()
+            return self.output
+        # On the stream of the later capture, so that nothing of autograd is tied to another one.
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            output = self.function()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return output
+
+    def _try_capture(self) -> None:
+        """Record the function without running it; where that is impossible, go on eagerly and say why."""
+        states = [generator.get_state() for generator in self.generators]
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph, stream=self.stream):
+                self.output = self.function()
+        except RuntimeError as error:
+            reason = str(error).strip().partition("\n")[0]
+            logger.warning("%s is not captured as a CUDA graph and runs eagerly: %s", self.what, reason)
+            for generator, state in zip(self.generators, states, strict=True):
+                generator.set_state(state)
+            return
+        self.graph = graph
+
+
+class GraphOfAct:
+    """The policy's step as a graph, for environments that live outside of it."""
+
+    def __init__(self, algorithm: Algorithm[Any], collector: Collector, generators: list[torch.Generator]) -> None:
+        rollout = collector.rollout
+        self.inputs = tree_map(torch.clone, (rollout.obs_at(0), collector.state, rollout.reset[0]))
+        self.graph = Graph(lambda: algorithm.act(*self.inputs), generators, "the policy's step")
+
+    def __call__(self, *inputs: Any) -> Any:
+        """As `Algorithm.act`; the results are overwritten by the next call."""
+        tree_copy_(self.inputs, inputs)
+        return self.graph()

@@ -1,0 +1,105 @@
+import math
+
+import pytest
+import torch
+
+from canter.algorithms.ppo import PPOConfig
+from canter.envs.tensor import CartPole, Pendulum
+from canter.specs import Discrete, EnvSpec, Step, TensorSpec
+from canter.training.collector import Collector, NonFiniteObservation
+
+
+class Script:
+    """An environment whose observations count its steps, in one buffer that every step overwrites."""
+
+    def __init__(self, num_envs=2, spoil=None):
+        self.spec = EnvSpec({"policy": TensorSpec((1,))}, Discrete(2), num_envs, truncates=True)
+        self.buffer, self.spoil, self.count = torch.zeros(num_envs, 1), spoil, 0
+
+    def reset(self, seed=None):
+        self.count = 0
+        self.buffer.fill_(0.0)
+        return {"policy": self.buffer}
+
+    def step(self, action):
+        self.count += 1
+        self.buffer.fill_(float(self.count))
+        flags = torch.zeros(self.spec.num_envs, dtype=torch.bool)
+        step = Step({"policy": self.buffer}, torch.ones(self.spec.num_envs), flags, flags.clone(), ~flags)
+        if self.spoil:
+            self.spoil(self.count, step)
+        return step
+
+    def close(self):
+        pass
+
+
+def collector_of(env, horizon=4):
+    algorithm = PPOConfig(horizon=horizon, epochs=1, num_minibatches=1).build(env.spec, seed=0)
+    return Collector(env, algorithm, seed=0), algorithm
+
+
+def test_observations_are_copied_before_the_environment_overwrites_them():
+    collector, _ = collector_of(Script())
+    assert collector.collect().obs["policy"][:, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert collector.collect().obs["policy"][:, 0, 0].tolist() == [4, 5, 6, 7, 8]
+
+
+def test_rollouts_reuse_their_memory():
+    collector, _ = collector_of(Script())
+    first = collector.collect().reward.data_ptr()
+    assert collector.collect().reward.data_ptr() == first
+
+
+def test_episodes_run_on_from_one_rollout_to_the_next():
+    env = CartPole(4)
+    collector, _ = collector_of(env, horizon=7)
+    lengths, returns, steps = [], [], 0
+    for _ in range(30):
+        collector.collect()
+        episodes = collector.read_episodes()
+        lengths += episodes.length
+        returns += episodes.return_
+        steps += episodes.env_steps
+    assert max(lengths) > 7
+    assert returns == lengths  # CartPole pays 1 a step
+    assert steps == 30 * 7 * 4
+    assert sum(lengths) + int(collector.tracker.running_length.sum()) == steps
+
+
+def test_two_collectors_with_one_seed_see_the_same():
+    rollouts = []
+    for _ in range(2):
+        collector, _ = collector_of(Pendulum(3))
+        rollouts.append(collector.collect())
+    assert torch.equal(rollouts[0].obs["policy"], rollouts[1].obs["policy"])
+    assert torch.equal(rollouts[0].record.action, rollouts[1].record.action)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_reward_that_is_not_finite_stops_the_run_naming_env_key_and_step(value):
+    def spoil(count, step):
+        if count == 7:
+            step.reward[1] = value
+
+    collector, algorithm = collector_of(Script(spoil=spoil))
+    algorithm.update(collector.collect())
+    collector.read_episodes()
+    before = [p.detach().clone() for p in algorithm.model.parameters()]
+    algorithm.update(collector.collect())
+    with pytest.raises(NonFiniteObservation, match=rf"environment 1 gave reward = {value} at its step 6"):
+        collector.read_episodes()
+    # The update had already run; it must have refused to learn from it.
+    assert all(torch.equal(old, new) for old, new in zip(before, algorithm.model.parameters(), strict=True))
+
+
+def test_an_observation_that_is_not_finite_stops_the_run_naming_its_group_and_component():
+    def spoil(count, step):
+        if count == 2:
+            step.obs["policy"][0] = math.nan
+
+    collector, algorithm = collector_of(Script(spoil=spoil))
+    algorithm.update(collector.collect())
+    with pytest.raises(NonFiniteObservation, match=r"environment 0 gave observation 'policy' component \[0\] = nan"):
+        collector.read_episodes()
+    assert all(torch.isfinite(value).all() for value in algorithm.model.state_dict().values())

@@ -1,0 +1,127 @@
+"""The same iterations, however they are handed to the device."""
+
+import logging
+
+import pytest
+import torch
+
+from canter.algorithms.ppo import PPOConfig
+from canter.envs.gymnasium import make_gymnasium
+from canter.envs.tensor import tensor_envs
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.network import NetworkConfig
+from canter.nn.rnn import RNNConfig
+from canter.optim import OptimizerConfig
+from canter.schedules import AdaptiveKL, Linear
+from canter.training.collector import Collector
+from canter.training.execution import ExecutionConfig, Graph
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def iterate(env, mode, count, *, restart_at=None, tf32=False, **settings):
+    """Parameters after some iterations; at `restart_at` everything is built anew and restored."""
+    given = {"horizon": 8, "epochs": 2, "num_minibatches": 2, "sequence_length": 4}
+    config = PPOConfig(**given | settings)
+
+    def build(seed):
+        algorithm = config.build(env.spec, seed)
+        collector = Collector(env, algorithm, seed)
+        return algorithm, collector, ExecutionConfig(mode=mode, tf32=tf32).prepare(collector, algorithm)
+
+    algorithm, collector, programs = build(0)
+    for iteration in range(count):
+        if iteration == restart_at:
+            saved = algorithm.state_dict(), collector.state_dict()
+            algorithm, collector, programs = build(1)
+            algorithm.load_state_dict(saved[0])
+            collector.load_state_dict(saved[1])
+        algorithm.set_progress(iteration / count)
+        metrics = programs.update(programs.collect())
+    torch.set_float32_matmul_precision("highest")  # the default, which a run changes for good
+    assert all(torch.isfinite(value) for value in metrics.values())
+    return torch.cat([parameter.detach().reshape(-1) for parameter in algorithm.model.parameters()])
+
+
+def test_auto_is_eager_on_a_cpu():
+    eager = iterate(tensor_envs["cartpole"](8), "eager", 2)
+    assert torch.equal(iterate(tensor_envs["cartpole"](8), "auto", 2), eager)
+
+
+def test_graphs_on_a_cpu_say_why_not_and_run_eagerly(caplog):
+    with caplog.at_level(logging.WARNING):
+        graph = iterate(tensor_envs["cartpole"](8), "graph", 2)
+    assert "execution.mode=graph runs without graphs: a CPU has none" in caplog.text
+    assert torch.equal(graph, iterate(tensor_envs["cartpole"](8), "eager", 2))
+
+
+def test_compiling_replaces_the_losses_and_networks_and_nothing_else():
+    compiled = []
+    env = tensor_envs["cartpole"](8)
+    algorithm = PPOConfig(horizon=8, num_minibatches=2).build(env.spec, 0)
+    algorithm.transform(lambda function: compiled.append(function) or function)
+    algorithm.update(Collector(env, algorithm, 0).collect())
+    assert len(compiled) == 3
+
+
+MEMORY = NetworkConfig(hidden=(16,), memory=RNNConfig(hidden=8))
+VARIANTS = {
+    "discrete": ("cartpole", {}),
+    "whole networks": (
+        "pendulum",
+        {"tf32": True, "target_kl": 0.02, "critic_optimizer": OptimizerConfig(learning_rate=AdaptiveKL(1e-3))},
+    ),
+    "continuous": ("pendulum", {"target_kl": 0.02, "optimizer": OptimizerConfig(learning_rate=AdaptiveKL(1e-3))}),
+    "lstm": ("cartpole", {"model": ModelConfig(policy=MEMORY)}),
+    "shared trunk": ("quadrotor", {"model": ModelConfig(shared_trunk=True)}),
+    "schedules": ("null", {"entropy_coef": Linear(0.01), "optimizer": OptimizerConfig(learning_rate=Linear(1e-3))}),
+    "recomputed advantages": ("pendulum", {"recompute_advantage": True}),
+}
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_graph_learns_what_eager_execution_learns(name):
+    env, settings = VARIANTS[name]
+    eager = iterate(tensor_envs[env](64, "cuda"), "eager", 20, **settings)
+    graph = iterate(tensor_envs[env](64, "cuda"), "graph", 20, **settings)
+    # The same kernels in the same order; only where products of many rows are split may the last bits differ.
+    torch.testing.assert_close(graph, eager, atol=1e-5, rtol=1e-5)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("restart_at", [1, 2, 3, 7])
+@pytest.mark.parametrize("name", ["discrete", "continuous", "whole networks", "lstm"])
+def test_stopping_and_resuming_a_graph_changes_no_bit(name, restart_at):
+    env, settings = VARIANTS[name]
+    straight = iterate(tensor_envs[env](64, "cuda"), "graph", 10, **settings)
+    resumed = iterate(tensor_envs[env](64, "cuda"), "graph", 10, restart_at=restart_at, **settings)
+    assert torch.equal(straight, resumed)
+
+
+@gpu
+@pytest.mark.gpu
+def test_environments_on_the_host_get_a_graph_of_the_policy():
+    results = []
+    for mode in ("eager", "graph"):
+        env = make_gymnasium("CartPole-v1", 4, device="cuda")
+        results.append(iterate(env, mode, 6))
+        env.close()
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+
+
+@gpu
+@pytest.mark.gpu
+def test_what_cannot_be_captured_goes_on_eagerly_and_says_why(caplog):
+    counter = torch.zeros((), device="cuda")
+
+    def needs_the_host():
+        counter.add_(1)
+        return float(counter)
+
+    graph = Graph(needs_the_host, [], "the update")
+    with caplog.at_level(logging.WARNING):
+        assert [graph() for _ in range(5)] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert "the update is not captured as a CUDA graph and runs eagerly: " in caplog.text

@@ -1,0 +1,61 @@
+from dataclasses import replace
+
+import gymnasium
+import pytest
+import torch
+
+import canter
+from canter.envs.gymnasium import GymnasiumEnv
+from canter.recipes import preset_for
+from canter.training.trainer import train
+
+
+def short(env_id, steps=2000, seed=0, **env):
+    config = preset_for(env_id)
+    return replace(config, total_steps=steps, seed=seed, env=replace(config.env, **env))
+
+
+def test_a_run_counts_every_step_and_ends_at_its_budget():
+    reports = []
+    train(short("CartPole-v1"), reports.append)
+    batch = 8 * preset_for("CartPole-v1").algorithm.horizon
+    assert [report.env_steps for report in reports] == [batch * (i + 1) for i in range(len(reports))]
+    assert reports[-2].env_steps < 2000 <= reports[-1].env_steps
+    assert reports[-1].episodes > 20
+    assert reports[-1].return_ == reports[-1].length
+    assert all(isinstance(value, float) for value in reports[-1].metrics.values())
+
+
+def test_reset_rows_are_no_steps():
+    reports = []
+    train(short("CartPole-v1", autoreset="next_step"), reports.append)
+    batch = 8 * preset_for("CartPole-v1").algorithm.horizon
+    assert batch * reports[0].iteration - reports[0].episodes <= reports[0].env_steps < batch
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "tensor:pendulum", "envpool:Pendulum-v1"])
+def test_equal_seeds_give_equal_runs_and_other_seeds_others(env_id):
+    runs = [train(short(env_id, seed=seed)).policy.actor.state_dict() for seed in (0, 0, 1)]
+    assert all(torch.equal(a, b) for a, b in zip(runs[0].values(), runs[1].values(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(runs[0].values(), runs[2].values(), strict=True))
+
+
+def test_a_vector_environment_of_the_users_own_is_trained_on_and_left_open():
+    vector_env = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 4)
+    env = GymnasiumEnv(vector_env)
+    reports = []
+    train(short("CartPole-v1", steps=500), reports.append, env=env)
+    assert reports[-1].env_steps >= 500
+    env.step(torch.zeros(4, dtype=torch.int64))
+    env.close()
+
+
+def test_the_public_names_train_a_policy():
+    config = canter.TrainConfig(
+        env=canter.EnvConfig(id="tensor:cartpole", num_envs=4),
+        algorithm=canter.PPOConfig(horizon=16, num_minibatches=2),
+        total_steps=200,
+    )
+    algorithm = canter.train(config)
+    env = config.env.build("cpu")
+    assert canter.evaluate(algorithm.policy, env, episodes=4, seed=0).mean > 0
