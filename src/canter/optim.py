@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from canter import distributed
 from canter.functional.adam import AdamGroup, adam_step_
-from canter.schedules import AnySchedule, Constant, Event
+from canter.schedules import AnySchedule, Constant, Event, Linear
 from canter.struct import tree_copy_
 
 
@@ -33,6 +33,8 @@ class OptimizerConfig:
         """Refuse values outside their range, by name."""
         if not self.learning_rate.initial > 0:
             raise ValueError(f"learning_rate={self.learning_rate.initial} must start above 0")
+        if isinstance(self.learning_rate, Linear) and self.learning_rate.end < 0:
+            raise ValueError(f"learning_rate.end={self.learning_rate.end} must not be negative")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas} must both lie in 0..1, without 1")
         for name in ("eps", "max_grad_norm"):

@@ -85,6 +85,8 @@ class EnvSpec:
     truncates: bool | None = None
     env_id: str = ""
     num_agents: int = 1
+    durations: bool | None = None
+    """Whether `Step.info` tells how long steps take; None when nobody knows."""
 
 
 @dataclass

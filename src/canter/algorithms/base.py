@@ -75,6 +75,10 @@ class AlgorithmConfig(Protocol):
         """The algorithm for an environment, on the environment's device."""
         ...
 
+    def unused(self, spec: EnvSpec) -> list[str]:
+        """A line for each setting that was changed and has no part in this configuration."""
+        return []
+
 
 algorithms: Registry[type[AlgorithmConfig]] = Registry("algorithm", check_settings, default="ppo")
 """Settings of algorithms by the name that `kind` has in settings files."""

@@ -41,7 +41,10 @@ class ModelConfig:
     """Learn values in units of the returns' running mean and standard deviation."""
 
     def __post_init__(self) -> None:
-        """Refuse two answers to the question which network the critic has."""
+        """Refuse values outside their range, and two answers to the question which network the critic has."""
+        for name in ("policy_gain", "value_gain"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
         if self.shared_trunk and self.critic is not None:
             raise ValueError(
                 "shared_trunk=True leaves no room for a critic network: set critic=None or shared_trunk=False"

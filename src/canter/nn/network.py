@@ -101,9 +101,11 @@ class NetworkConfig:
     """Of the products in encoders and hidden layers. Weights, statistics, memory and the last layer stay float32."""
 
     def __post_init__(self) -> None:
-        """Refuse layers without width."""
+        """Refuse layers without width, and weights that begin at zero and so never change."""
         if any(width < 1 for width in self.hidden):
             raise ValueError(f"hidden={self.hidden} must be widths of at least 1")
+        if not self.init_gain > 0:
+            raise ValueError(f"init_gain={self.init_gain} must be above 0")
 
     def build(self, obs: dict[str, TensorSpec], role: str) -> Network:
         """The network for these observation groups; `role` is "policy" or "critic"."""

@@ -6,147 +6,38 @@ T steps, N environments, L sequence length (1 without memory), S sequences, P di
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from canter import distributed
 from canter.algorithms.base import algorithms
-from canter.algorithms.extension import AnyExtensionConfig, Extensions
+from canter.algorithms.extension import Extensions
 from canter.algorithms.phase import Phase
-from canter.algorithms.ppo.central_value import CentralValueConfig
 from canter.algorithms.ppo.checks import check_batch, check_discount
 from canter.algorithms.ppo.judge import Judge, Judgement
-from canter.algorithms.ppo.objectives import AverageReward, Discounted, Objective
-from canter.algorithms.ppo.rewards import RewardConfig
+from canter.algorithms.ppo.settings import PPOSettings
+from canter.algorithms.ppo.unused import unused_settings
 from canter.data.rollout import Rollout, as_sequences
-from canter.distributions import Distribution
 from canter.engines.autograd import policy_terms
 from canter.engines.base import Coefs, PPOLoss
 from canter.engines.batch import PPOBatch, PPORecord
-from canter.engines.bound import BoundLossConfig
 from canter.engines.choose import Choice, EngineName, choose
 from canter.functional.stats import explained_variance, masked_mean, normalize
 from canter.kernels.streams import beside, side_stream
-from canter.nn.actor_critic import ActorCritic, ModelConfig
-from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
-from canter.schedules import AdaptiveKL, AnySchedule, Constant
+from canter.nn.actor_critic import ActorCritic
+from canter.optim import Optimizer, ParameterGroup
 from canter.seeding import derive_seed
 from canter.specs import EnvSpec
 from canter.struct import Metrics, Obs, State, tree_copy_, tree_map
 
 
-@algorithms.register("ppo")
-@dataclass(frozen=True, kw_only=True)
-class PPOConfig:
-    """Settings of PPO; A2C is `surrogate="vanilla", epochs=1, num_minibatches=1`."""
-
-    horizon: int = 128
-    """Steps per rollout in each environment; independent of how long episodes are."""
-    epochs: int = 10
-    """Passes over each rollout."""
-    num_minibatches: int = 8
-    """Minibatches per pass; must divide `horizon * num_envs`, with memory the number of sequences."""
-    sequence_length: int = 16
-    """With memory: steps through which gradients flow back; must divide `horizon`. Without memory it has no effect."""
-    reward: RewardConfig = field(default_factory=RewardConfig)
-    """What is made of the reward before learning from it; what is reported is always the raw one."""
-    objective: Literal["discounted", "average"] = "discounted"
-    """What to maximise: the discounted sum of rewards, or, for tasks that never end, the reward per unit of time."""
-    gamma: float = 0.99
-    """Discount; for `objective="average"` only of the returns that `reward.normalize` looks at."""
-    discount_per: Literal["step", "time"] = "step"
-    """Whether `gamma` discounts a step or a unit of time, for steps of varying duration."""
-    average_step: float = 0.1
-    """For `objective="average"`: share of a new rollout in the reward rate and in the centre of the values."""
-    gae_lambda: float = 0.95
-    """Bias-variance trade-off of the advantage estimate; 1 is Monte Carlo, 0 one-step TD."""
-    surrogate: Literal["clipped", "smooth_clipped", "vanilla"] = "clipped"
-    """Policy objective."""
-    clip_ratio: float = 0.2
-    """How far the probability ratio may move from 1 before its gain stops counting."""
-    value_loss: Literal["mse", "clipped", "huber"] = "mse"
-    """Error of the critic: half the square, the pessimistic clipped half square, or Huber's."""
-    value_clip: float = 0.2
-    """For `value_loss="clipped"`: how far a value may move, in the (normalised) units of the value."""
-    value_coef: float = 1.0
-    """Weight of the value loss."""
-    entropy_coef: AnySchedule = field(default_factory=lambda: Constant(0.0))
-    """Weight of the entropy bonus."""
-    bound_loss: BoundLossConfig | None = None
-    """Keep the mean of a Gaussian policy near the bounds of the action."""
-    advantage_normalization: Literal["rollout", "minibatch", "none"] = "rollout"
-    """Over which rows advantages are standardised."""
-    recompute_advantage: bool = False
-    """Judge the rollout anew, by the critic as it is then, before each pass after the first; a clipped value loss then
-    measures from there."""
-    target_kl: float | None = None
-    """Stop an update early once a minibatch finds the policy further than this from the one that acted."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """Optimiser of the policy, and of the critic unless that has its own."""
-    critic_optimizer: OptimizerConfig | None = None
-    """Separate optimiser for the critic, with its own learning rate and schedule."""
-    central_value: CentralValueConfig | None = None
-    """Train the critic apart from the policy, in passes and minibatches of its own."""
-    gradient_clipping: Literal["joint", "per_network"] = "joint"
-    """Whether one gradient norm covers both networks or each has its own."""
-    model: ModelConfig = field(default_factory=ModelConfig)
-    """Networks, distribution and normalisation."""
-    extensions: tuple[AnyExtensionConfig, ...] = ()
-    """What is added to the algorithm: further rewards, losses and phases, in this order."""
-
-    def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
-        for name in ("horizon", "epochs", "num_minibatches", "sequence_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie in 0..1")
-        if not 0 < self.average_step <= 1:
-            raise ValueError(f"average_step={self.average_step} must lie above 0 and up to 1")
-        for name in ("clip_ratio", "value_clip", "target_kl"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
-        if not self.value_coef > 0:
-            raise ValueError(f"value_coef={self.value_coef} must be above 0")
-        if isinstance(self.entropy_coef, AdaptiveKL):
-            raise ValueError("entropy_coef: adaptive_kl moves learning rates; use a number, linear or constant")
-        if self.central_value and (self.critic_optimizer or self.model.shared_trunk):
-            rival = "critic_optimizer" if self.critic_optimizer else "model.shared_trunk"
-            raise ValueError(f"central_value has a network and an optimizer of its own: it leaves no room for {rival}")
-
-    def build(self, spec: EnvSpec, seed: int) -> PPO:
-        """PPO for an environment, on the environment's device."""
-        if self.objective == "discounted":
-            check_discount(self.gamma, spec)
-        return PPO(self, spec, seed)
-
-    def build_objective(self) -> Objective:
-        """What values, advantages and returns are of."""
-        if self.objective == "average":
-            return AverageReward(self.average_step, self.gae_lambda)
-        return Discounted(self.gamma, self.discount_per, self.gae_lambda)
-
-    def build_loss(self, distribution: Distribution, device: torch.device) -> PPOLoss:
-        """The loss that these settings describe, without what extensions add."""
-        return PPOLoss(
-            surrogate=self.surrogate,
-            clip_ratio=self.clip_ratio,
-            value_loss=self.value_loss,
-            value_clip=self.value_clip,
-            value_coef=self.value_coef,
-            advantage="minibatch" if self.advantage_normalization == "minibatch" else "given",
-            bound=self.bound_loss and self.bound_loss.build(distribution, device),
-        )
-
-
 class PPO:
     """Acts by sampling, learns by a clipped policy gradient with GAE."""
 
-    def __init__(self, config: PPOConfig, spec: EnvSpec, seed: int) -> None:
+    def __init__(self, config: PPOSettings, spec: EnvSpec, seed: int) -> None:
         self.config, self.spec, self.horizon = config, spec, config.horizon
         with torch.random.fork_rng(devices=[spec.device] if spec.device.type == "cuda" else []):
             torch.manual_seed(derive_seed(seed, "init"))
@@ -338,3 +229,19 @@ class PPO:
         self.coefs.entropy.copy_(state["entropy_coef"])
         self.policy_rng.set_state(state["policy_rng"])
         self.shuffle_rng.set_state(state["shuffle_rng"])
+
+
+@algorithms.register("ppo")
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(PPOSettings):
+    """Settings that build PPO; A2C is `surrogate="vanilla", epochs=1, num_minibatches=1`."""
+
+    def build(self, spec: EnvSpec, seed: int) -> PPO:
+        """PPO for an environment, on the environment's device."""
+        if self.objective == "discounted":
+            check_discount(self.gamma, spec)
+        return PPO(self, spec, seed)
+
+    def unused(self, spec: EnvSpec) -> list[str]:
+        """A line for each setting that was changed and has no part in this configuration."""
+        return unused_settings(self, spec)

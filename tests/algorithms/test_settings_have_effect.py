@@ -1,0 +1,243 @@
+"""Every setting of the algorithm, varied one at a time: it has its effect, is refused, or is said to have no part.
+
+`python tests/algorithms/test_settings_have_effect.py` prints the table that docs/settings_table.md shows.
+"""
+
+import functools
+import sys
+
+import pytest
+import torch
+
+import canter
+from canter.cli.parser import nest
+from canter.envs.tensor import Outcome, TensorEnv
+from canter.plain import config_keys, from_plain
+from canter.training.collector import Collector
+
+KINDS = {
+    "continuous": canter.Continuous(low=(-2.0, -1.0), high=(3.0, 2.0)),
+    "discrete": canter.Discrete(3),
+    "multi_discrete": canter.MultiDiscrete((2, 3)),
+}
+ENGINES = ("autograd", "native")
+BASE = {"horizon": 12, "epochs": 2, "num_minibatches": 2, "sequence_length": 4, "model.policy.hidden": [6, 5]}
+RATE = "optimizer.learning_rate"
+FAST = {RATE: 0.01}
+LINEAR = {f"{RATE}.kind": "linear", f"{RATE}.start": 0.01}
+ADAPTIVE = {f"{RATE}.kind": "adaptive_kl", f"{RATE}.start": 0.005}
+MEMORY = {"model.policy.memory.hidden": 4, "model.policy.memory.cell": "lstm"} | FAST
+IMAGES = {"images": True, "model.policy.cnn.layers": [[2, 2, 1]], "model.policy.cnn.features": 4} | FAST
+BOUND = {"bound_loss.form": "soft", "bound_loss.coef": 1.0, "bound_loss.limit": 0.01} | FAST
+CENTRAL = {"central_value.epochs": 2, "central_value.num_minibatches": 2} | FAST
+
+# Every setting: what it is changed to, and what else must be set for it to have a part.
+VARIED = {
+    "horizon": (24, {}),
+    "epochs": (1, {}),
+    "num_minibatches": (4, {}),
+    "sequence_length": (2, MEMORY),
+    "reward.time": ("multiply", {}),
+    "reward.shift": (0.5, {}),
+    "reward.scale": (2.0, {"model.normalize_value": False}),
+    "reward.minimum": (0.0, {}),
+    "reward.maximum": (0.1, {}),
+    "reward.squash": ("symlog", {}),
+    "reward.centering": (0.5, {}),
+    "reward.normalize": (True, {"model.normalize_value": False}),
+    "objective": ("average", {}),
+    "gamma": (0.8, {}),
+    "discount_per": ("time", {}),
+    "average_step": (0.5, {"objective": "average"}),
+    "gae_lambda": (0.5, {}),
+    "surrogate": ("vanilla", {}),
+    "clip_ratio": (1e-4, {}),
+    "value_loss": ("huber", {}),
+    "value_clip": (1e-4, {"value_loss": "clipped"}),
+    "value_coef": (0.3, {"optimizer.max_grad_norm": 1e-3}),
+    "entropy_coef": (0.5, {}),
+    "bound_loss": ({"bound_loss.coef": 1.0, "bound_loss.limit": 0.01}, {}),
+    "bound_loss.form": ("regularisation", BOUND),
+    "bound_loss.coef": (5.0, BOUND),
+    "bound_loss.limit": (0.001, BOUND),
+    "advantage_normalization": ("minibatch", {}),
+    "recompute_advantage": (True, {}),
+    "target_kl": (1e-7, {}),
+    "gradient_clipping": ("per_network", {"optimizer.max_grad_norm": 1e-3}),
+    "model.policy.obs_groups": (["other"], {}),
+    "model.policy.hidden": ([7], {}),
+    "model.policy.activation": ("relu", {}),
+    "model.policy.layer_norm": (True, {}),
+    "model.policy.init": ("default", {}),
+    "model.policy.init_gain": (0.5, {}),
+    "model.policy.normalize_obs": (False, {}),
+    "model.policy.precision": ("bfloat16", {}),
+    "model.policy.cnn.layers": ([[3, 2, 1]], IMAGES),
+    "model.policy.cnn.features": (5, IMAGES),
+    "model.policy.cnn.layout": ("channels_first", IMAGES | {"model.policy.cnn.layers": [[2, 1, 1]]}),
+    "model.policy.memory.cell": ("gru", MEMORY),
+    "model.policy.memory.hidden": (5, MEMORY),
+    "model.policy.memory.layers": (2, MEMORY),
+    "model.policy.memory.position": ("after_mlp", MEMORY),
+    "model.policy.memory.layer_norm": (True, MEMORY),
+    "model.policy.memory.concat_input": (True, MEMORY),
+    "model.policy.memory.reset_on_end": (False, MEMORY),
+    "model.shared_trunk": (True, {}),
+    "model.distribution": ("tanh_gaussian", {}),
+    "model.bounds": ("clip", {}),
+    "model.std.kind": ("network", {}),
+    "model.std.initial": (0.5, {}),
+    "model.std.minimum": (0.5, {}),
+    "model.std.maximum": (2.0, {}),
+    "model.policy_gain": (0.5, {}),
+    "model.value_gain": (0.5, {}),
+    "model.normalize_value": (False, {}),
+}
+for prefix, base in (("optimizer.", FAST), ("critic_optimizer.", FAST), ("central_value.optimizer.", CENTRAL)):
+    base = {**base, f"{prefix}learning_rate": 0.01}
+    VARIED |= {
+        f"{prefix}learning_rate": (0.02, base),
+        f"{prefix}betas": ([0.5, 0.9], base),
+        f"{prefix}eps": (0.1, base),
+        f"{prefix}weight_decay": (0.5, base),
+        f"{prefix}max_grad_norm": (1e-3, {**base, f"{prefix}eps": 0.1}),
+    }
+VARIED |= {
+    f"{RATE}.kind": ("adaptive_kl", LINEAR),
+    f"{RATE}.start": (0.02, LINEAR),
+    f"{RATE}.end": (0.005, LINEAR),
+    f"{RATE}.target_kl": (1e-8, ADAPTIVE),
+    f"{RATE}.every": ("minibatch", ADAPTIVE),
+    f"{RATE}.factor": (3.0, ADAPTIVE),
+    f"{RATE}.minimum": (0.005, {**ADAPTIVE, f"{RATE}.target_kl": 1e-8}),
+    f"{RATE}.maximum": (0.0051, {**ADAPTIVE, f"{RATE}.target_kl": 10.0}),
+    "critic_optimizer": ({"critic_optimizer.learning_rate": 0.02}, {}),
+    "central_value": ({"central_value.epochs": 3, "central_value.num_minibatches": 1}, {}),
+    "central_value.epochs": (3, CENTRAL),
+    "central_value.num_minibatches": (1, CENTRAL),
+}
+NOT_VARIED = {
+    "extensions": "what an extension changes is its own; see tests/engines/test_seam.py",
+    "model.policy": "one key for a whole network",
+    "model.critic": "one key for a whole network",
+    "model.policy.kind": "kinds of networks are registered by users",
+    "model.policy.memory": "one key for all of memory",
+}
+
+
+class Small(TensorEnv):
+    """Reaches after a target; steps take various times, episodes end both ways."""
+
+    def __init__(self, action, images):
+        shape = (5, 5, 1) if images else (2,)
+        obs = {"policy": canter.TensorSpec(shape), "other": canter.TensorSpec((1,))}
+        super().__init__("test:small", 4, "cpu", obs, action, max_episode_steps=5)
+
+    def _sample_state(self):
+        return {"x": self._uniform(-1.0, 1.0), "v": self._uniform(-1.0, 1.0)}
+
+    def _advance(self, state, action):
+        push = action.float().reshape(len(action), -1).sum(-1)
+        x = state["x"] + 0.3 * push - 0.2 * state["v"]
+        after = {"x": x, "v": 0.9 * state["v"] + 0.1 * push}
+        return Outcome(after, 1.0 - x.square(), x.abs() > 2.0, info={"duration": 0.5 + state["v"].abs()})
+
+    def _observe(self, state):
+        both = torch.stack([state["x"], state["v"]], -1)
+        shape = self.spec.obs["policy"].shape
+        seen = both if len(shape) == 1 else torch.sin(torch.arange(25.0) * both.sum(-1, keepdim=True)).view(-1, *shape)
+        return {"policy": seen, "other": both[:, :1]}
+
+
+def flat(settings):
+    given = {key: value for key, value in settings.items() if key != "images"}
+    return from_plain(nest(given, {}), canter.PPOConfig())
+
+
+@functools.cache
+def _trained(kind, engine, settings):
+    settings = dict(settings)
+    config, env = flat(settings), Small(KINDS[kind], settings.get("images", False))
+    algorithm = config.build(env.spec, 0)
+    algorithm.use_engine(engine)
+    collector = Collector(env, algorithm, 0)
+    for number in range(3):
+        algorithm.set_progress(number / 4)
+        algorithm.update(collector.collect())
+    shapes = tuple(parameter.shape for parameter in algorithm.model.parameters())
+    numbers = [*algorithm.model.parameters(), env.step(algorithm.act(*seen(collector))[0]).reward]
+    return shapes, torch.cat([tensor.detach().double().flatten() for tensor in numbers])
+
+
+def seen(collector):
+    rollout = collector.rollout
+    return rollout.obs_at(rollout.horizon), collector.state, rollout.reset[rollout.horizon]
+
+
+def trained(kind, engine, settings):
+    """Shapes of the parameters, and all numbers after three updates with what a step then earns."""
+    return _trained(kind, engine, tuple(sorted((key, _hashable(value)) for key, value in settings.items())))
+
+
+def _hashable(value):
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
+
+
+def varied(path):
+    """Settings before and after the change of one."""
+    value, needed = VARIED[path]
+    before = BASE | (needed or FAST) | ({} if needed.keys() & {RATE, f"{RATE}.kind"} else FAST)
+    return before, before | (value if isinstance(value, dict) else {path: value})
+
+
+def verdict(path, kind, engine):
+    """What varying a setting comes to: changes, refused, has no part, or declined by the engine."""
+    before, after = varied(path)
+    try:
+        old, new = trained(kind, engine, before), trained(kind, engine, after)
+    except ValueError as error:
+        return "declined" if "execution.engine" in str(error) else "refused"
+    if old[0] != new[0] or not torch.equal(old[1], new[1]):
+        return "changes"
+    env = Small(KINDS[kind], after.get("images", False))
+    said = [line for line in flat(after).unused(env.spec) if line.startswith(f"algorithm.{path}")]
+    return "no part" if said else "SILENT"
+
+
+def test_every_setting_is_in_the_table():
+    keys = {key.replace("model.critic.", "model.policy.") for key in config_keys(canter.PPOConfig)}
+    # A schedule has the same settings wherever it stands, and the value of a constant one is the number itself.
+    schedule = {key.removeprefix(RATE) for key in keys if key.startswith(RATE + ".")}
+    for owner in ("entropy_coef", "critic_optimizer.learning_rate", "central_value.optimizer.learning_rate"):
+        keys -= {owner + name for name in schedule}
+    assert keys - set(VARIED) - set(NOT_VARIED) == {f"{RATE}.value"}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", VARIED)
+def test_no_setting_is_silently_without_effect(path, kind, engine):
+    assert verdict(path, kind, engine) != "SILENT"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("path", VARIED)
+def test_where_a_setting_has_an_effect_it_is_that_of_the_definition(path, kind):
+    found = verdict(path, kind, "native")
+    if found == "declined":
+        return
+    assert found == verdict(path, kind, "autograd")
+    if found != "changes":
+        return
+    mine, theirs = (trained(kind, engine, varied(path)[1])[1] for engine in ("native", "autograd"))
+    # Three updates amplify rounding; a setting that one engine ignored would differ by the size of a step, 0.01.
+    assert (mine - theirs).abs().median() < 1e-4
+
+
+if __name__ == "__main__":
+    print("| setting | " + " | ".join(f"{kind}, {engine}" for kind in KINDS for engine in ENGINES) + " |")
+    print("| --- |" + " --- |" * (len(KINDS) * len(ENGINES)))
+    for path in VARIED:
+        row = " | ".join(verdict(path, kind, engine) for kind in KINDS for engine in ENGINES)
+        print(f"| `{path}` | {row} |")
+    sys.exit(0)
