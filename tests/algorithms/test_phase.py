@@ -86,6 +86,13 @@ def test_the_flag_alone_stops_where_the_host_does_not_look(monkeypatch):
     assert torch.equal(recorder.weight, reference.weight)
 
 
+@pytest.mark.parametrize(("kl", "stops"), [(0.0501, True), (0.0499, False), (0.05, False)])
+def test_the_stop_comes_just_above_the_target(kl, stops):
+    recorder = Recorder(kls=[0.0, kl])
+    recorder.phase(epochs=3, num_minibatches=1, target_kl=0.05).run(batch_of(4))
+    assert len(recorder.seen) == (2 if stops else 3)
+
+
 def test_a_kl_that_is_not_a_number_stops_too():
     recorder = Recorder(kls=[0.0, float("nan")])
     recorder.phase(epochs=5, num_minibatches=1, target_kl=0.05).run(batch_of(4))
