@@ -68,7 +68,7 @@ class TestContract:
         obs = env.reset(seed=0)
         step = rollout(env, 1)[0]
         assert isinstance(env, Env) and isinstance(env, Resumable)
-        assert env.spec.env_id == f"tensor:{name}" and env.spec.separate_final_obs and env.spec.truncates
+        assert env.spec.env_id == f"tensor:{name}" and env.spec.final_obs == "separate" and env.spec.truncates
         for group in (obs, step.obs, step.final_obs):
             assert {k: (v.shape, v.dtype) for k, v in group.items()} == {
                 k: ((3, *spec.shape), spec.dtype) for k, spec in env.spec.obs.items()

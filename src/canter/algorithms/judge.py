@@ -66,7 +66,8 @@ class Judge:
             values, after = self.model.critic.unroll(rollout.obs, start, rollout.reset)
         else:
             values, after = kernels.values(rollout.obs), ()
-        value, next_value = values[:-1], successor_values(values, rollout.done, self._final_values(rollout, after))
+        value, final_value = values[:-1], self._final_values(rollout, after)
+        next_value = successor_values(values, rollout.done, rollout.reset, final_value)
         if new:
             self.objective.observe(rollout, value, next_value)
         advantage, return_ = self.objective.advantages(rollout, value, next_value)

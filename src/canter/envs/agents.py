@@ -40,7 +40,7 @@ class FoldAgents:
             action=agent_action(spec.action, num_agents),
             num_envs=spec.num_envs * num_agents,
             device=spec.device,
-            separate_final_obs=True,
+            final_obs=spec.final_obs,
             truncates=spec.truncates,
             env_id=spec.env_id,
             num_agents=num_agents,

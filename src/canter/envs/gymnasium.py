@@ -92,7 +92,7 @@ class GymnasiumEnv:
             action=self._action.spec,
             num_envs=env.num_envs,
             device=torch.device(device),
-            separate_final_obs=mode is not AutoresetMode.NEXT_STEP,
+            final_obs="in_place" if mode is AutoresetMode.NEXT_STEP else "separate",
             truncates=False if finite_horizon else _truncates(env),
             env_id=env_id or _name(env),
         )

@@ -152,7 +152,10 @@ def check_step(step: Step, spec: EnvSpec) -> None:
             )
     if bool((step.terminated & step.truncated).any()):
         raise ContractBroken("step() gave a row that is both terminated and truncated; terminated must win")
-    if spec.separate_final_obs and step.final_obs is None and bool((step.terminated | step.truncated).any()):
-        raise ContractBroken("an episode ended without final_obs, which the spec promises (separate_final_obs)")
+    if spec.final_obs == "separate" and step.final_obs is None and bool((step.terminated | step.truncated).any()):
+        raise ContractBroken(
+            'an episode ended without Step.final_obs, which the spec promises (final_obs: separate); if the simulator '
+            'loses it, the spec must say final_obs="unknown"'
+        )
     if step.final_obs is not None:
         check_obs(step.final_obs, spec, "step().final_obs")

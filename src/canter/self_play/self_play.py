@@ -102,7 +102,7 @@ class SelfPlayEnv:
         step = self.env.step(both)
         own, theirs = (step.map(lambda x, rows=rows: x.index_select(0, rows)) for rows in (self._own, self._theirs))
         self._remember(theirs.obs)
-        self._reset.copy_(theirs.restarts(separate_final_obs=self._spec.separate_final_obs))
+        self._reset.copy_(theirs.restarts(self._spec.final_obs))
         self._result.add(own, theirs)
         return own
 

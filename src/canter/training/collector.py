@@ -18,7 +18,7 @@ from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
 from canter.functional.batch_means import in_groups
 from canter.machine import set_threads
-from canter.specs import Env, Resumable
+from canter.specs import APPROXIMATION, Env, Resumable
 from canter.struct import tree_copy_, tree_map
 from canter.training.stopwatch import Stopwatch
 
@@ -97,12 +97,14 @@ class Collector:
 
     def __init__(self, env: Env, algorithm: Algorithm[Any], seed: int) -> None:
         self.env, self.algorithm, self.seed = env, algorithm, seed
+        if env.spec.final_obs == "unknown" and env.spec.truncates is not False:
+            _log.warning("%s: %s", env.spec.env_id or type(env).__name__, APPROXIMATION)
         obs = env.reset(seed)
         self.state = algorithm.policy.initial_state(env.spec.num_envs)
         self.rollout = Rollout.allocate(
             algorithm.horizon, obs, algorithm.empty_record(), env.spec, self.state, algorithm.sequence_length
         )
-        self.rows = self.rollout.rows()
+        self.rows = self.rollout.rows(env.spec.final_obs)
         tree_copy_(self.rollout.obs_at(algorithm.horizon), obs)
         self.tracker = EpisodeTracker(algorithm.horizon, env.spec.num_envs, env.spec.device)
         self.steps_before = 0

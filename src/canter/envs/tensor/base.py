@@ -74,7 +74,6 @@ class TensorEnv(ABC):
             action=action,
             num_envs=num_envs,
             device=self.device,
-            separate_final_obs=True,
             truncates=max_episode_steps is not None if truncates is None else truncates,
             env_id=env_id,
         )
