@@ -63,9 +63,9 @@ ActionSpec = Continuous | Discrete | MultiDiscrete
 
 FinalObs = Literal["separate", "in_place", "unknown"]
 """Where the true last observation of an episode is found; see `EnvSpec`."""
-APPROXIMATION = (
-    "the simulator loses the last observation of an episode (final_obs: unknown), so where one is cut off, the value of "
-    "the observation before it stands for what would have followed"
+LOST_FINAL_OBS = (
+    "the simulator loses the last observation of an episode (final_obs: unknown), so where one is cut off, the value "
+    "of the observation before it stands for what would have followed"
 )
 """What `unknown` means for learning, in the words of the log and of `canter check`."""
 

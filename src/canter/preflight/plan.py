@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from canter.specs import APPROXIMATION, EnvSpec
+from canter.specs import LOST_FINAL_OBS, EnvSpec
 from canter.struct import tree_map
 
 Level = Literal["ok", "note", "warning", "error"]
@@ -129,7 +129,7 @@ def check_truncation(spec: EnvSpec) -> Finding:
         return Finding("ok", "truncation", "episodes are never cut off, so nothing is added at their end")
     known = "" if spec.truncates else "nobody declares whether episodes are cut off; "
     if spec.final_obs == "unknown":
-        return Finding("note", "truncation", known + APPROXIMATION)
+        return Finding("note", "truncation", known + LOST_FINAL_OBS)
     where = "kept beside the next episode's first one" if spec.final_obs == "separate" else "given before the reset"
     return Finding(
         "ok",

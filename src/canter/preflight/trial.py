@@ -154,7 +154,7 @@ def check_step(step: Step, spec: EnvSpec) -> None:
         raise ContractBroken("step() gave a row that is both terminated and truncated; terminated must win")
     if spec.final_obs == "separate" and step.final_obs is None and bool((step.terminated | step.truncated).any()):
         raise ContractBroken(
-            'an episode ended without Step.final_obs, which the spec promises (final_obs: separate); if the simulator '
+            "an episode ended without Step.final_obs, which the spec promises (final_obs: separate); if the simulator "
             'loses it, the spec must say final_obs="unknown"'
         )
     if step.final_obs is not None:

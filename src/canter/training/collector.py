@@ -18,7 +18,7 @@ from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
 from canter.functional.batch_means import in_groups
 from canter.machine import set_threads
-from canter.specs import APPROXIMATION, Env, Resumable
+from canter.specs import LOST_FINAL_OBS, Env, Resumable
 from canter.struct import tree_copy_, tree_map
 from canter.training.stopwatch import Stopwatch
 
@@ -98,7 +98,7 @@ class Collector:
     def __init__(self, env: Env, algorithm: Algorithm[Any], seed: int) -> None:
         self.env, self.algorithm, self.seed = env, algorithm, seed
         if env.spec.final_obs == "unknown" and env.spec.truncates is not False:
-            _log.warning("%s: %s", env.spec.env_id or type(env).__name__, APPROXIMATION)
+            _log.warning("%s: %s", env.spec.env_id or type(env).__name__, LOST_FINAL_OBS)
         obs = env.reset(seed)
         self.state = algorithm.policy.initial_state(env.spec.num_envs)
         self.rollout = Rollout.allocate(
