@@ -123,6 +123,10 @@ class Step(TensorStruct):
     row ended in this step, and always with the other two."""
     info: dict[str, Tensor] = field(default_factory=dict)
     """Further `[N]` tensors, e.g. `duration`, the time that this step took in the simulated world."""
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    """What the simulator itself reports of this step, 0-d by name, e.g. the mean of a term of the reward; logged as
+    `env/<name>`, a mean over the steps of a rollout that reported it. NaN, or no entry, reports nothing. The names are
+    learned as they come; an environment whose steps are captured in a CUDA graph must report the same in every step."""
 
     def restarts(self, final_obs: FinalObs, out: Tensor | None = None) -> Tensor:
         """`[N]` bool: rows whose `obs` begins an episode, or belongs to none because the row was no transition.

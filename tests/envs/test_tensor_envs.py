@@ -443,6 +443,14 @@ class TestQueue:
             assert (obs["policy"] >= 0).all()
         assert moves == {(0, 0, 0), (1, 0, 0), (0, 1, 0), (-1, 0, 1), (0, -1, 0), (0, 0, -1)}
 
+    def test_the_network_reports_how_full_and_how_idle_it_is(self):
+        env = QueueNetwork(3)
+        env.reset(seed=0)
+        env._state["queue"].copy_(torch.tensor([[0.0, 0.0, 2.0], [1.0, 3.0, 0.0], [0.0, 0.0, 0.0]]))
+        metrics = env.step(torch.zeros(3, dtype=torch.int64)).metrics
+        assert metrics["customers"].item() == 2.0
+        assert metrics["idle"].item() == pytest.approx(2 / 3)
+
     def test_mask_allows_waiting_classes_and_all_when_none_waits(self):
         env = QueueNetwork(4)
         env.reset(seed=0)

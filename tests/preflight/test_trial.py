@@ -75,6 +75,7 @@ def step(**changes):
         ({"valid": torch.ones(50)}, "valid as torch.float32"),
         ({"terminated": torch.ones(50).bool(), "truncated": torch.ones(50).bool()}, "terminated must win"),
         ({"terminated": torch.ones(50).bool()}, "ended without Step.final_obs"),
+        ({"metrics": {"lift": torch.zeros(50)}}, r"the metric 'lift' as \(50,\) on cpu, it must be \(\) on cpu"),
         (
             {"terminated": torch.ones(50).bool(), "final_obs": {"policy": torch.zeros(2)}},
             r"final_obs gave observation 'policy' as torch.float32 \(2,\)",

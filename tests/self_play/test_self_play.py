@@ -52,7 +52,9 @@ class Higher(TensorEnv):
         after = {"round": state["round"] + 1}
         won = (action[:, 0] - action[:, 1]).sign().to(torch.float32)
         info = {REWARD: torch.stack((won, -won), 1), ALIVE: torch.ones(self.num_envs, 2, dtype=torch.bool)}
-        return Outcome(after, won, after["round"] >= self.rounds, info=info)
+        return Outcome(
+            after, won, after["round"] >= self.rounds, info=info, metrics={"drawn": (won == 0).float().mean()}
+        )
 
     def _observe(self, state):
         seat = torch.arange(2.0).expand(self.num_envs, 2)
@@ -90,7 +92,9 @@ class TestSeats:
         assert env.reset(seed=0)["policy"][:, 1].tolist() == [0, 1] * 4
         always(algorithm.policy, 1)
         env.adapt(algorithm.policy)
-        assert env.step(full(2)).reward.tolist() == [1.0] * 8  # whatever the seat, 2 beats 1
+        first = env.step(full(2))
+        assert first.reward.tolist() == [1.0] * 8  # whatever the seat, 2 beats 1
+        assert first.metrics["drawn"].item() == 0.0  # of all games, not a row of the learner's
         assert env.step(full(0)).reward.tolist() == [-1.0] * 8
         assert env.step(torch.arange(8) % 3).reward.tolist() == [-1, 0, 1, -1, 0, 1, -1, 0]
 

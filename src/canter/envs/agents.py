@@ -75,6 +75,7 @@ class FoldAgents:
             valid=was_alive.flatten(),
             final_obs=_fold(step.final_obs),
             info=tree_map(lambda x: x.unsqueeze(1).expand(-1, self.num_agents, *x.shape[1:]).flatten(0, 1), info),
+            metrics=step.metrics,
         )
 
     def generators(self) -> list[torch.Generator]:

@@ -100,11 +100,12 @@ class SelfPlayEnv:
             raise RuntimeError("there are no opponents yet; call adapt(policy) before step()")
         both = torch.cat((action, self._replies())).index_select(0, self._seating)
         step = self.env.step(both)
-        own, theirs = (step.map(lambda x, rows=rows: x.index_select(0, rows)) for rows in (self._own, self._theirs))
+        rows = replace(step, metrics={})  # metrics are of all games, not of rows
+        own, theirs = (rows.map(lambda x, seats=seats: x.index_select(0, seats)) for seats in (self._own, self._theirs))
         self._remember(theirs.obs)
         self._reset.copy_(theirs.restarts(self._spec.final_obs))
         self._result.add(own, theirs)
-        return own
+        return replace(own, metrics=step.metrics)
 
     def adapt(self, policy: Policy) -> Metrics:
         """Rate the games since the last call, and let the policy into the pool when it is time."""

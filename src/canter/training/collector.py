@@ -92,6 +92,34 @@ class EpisodeTracker:
         )
 
 
+class EnvMetrics:
+    """What the simulator itself reports (`Step.metrics`), by step, at an address that stays once all names are known.
+
+    M names. A name is learned when it first comes: the first rollouts, which run eagerly, fix the names for a captured
+    collection.
+    """
+
+    def __init__(self, horizon: int, device: torch.device) -> None:
+        self.names: list[str] = []
+        self.nothing = torch.tensor(torch.nan, device=device)
+        self.table = self.nothing.expand(horizon, 0)
+        """`[T, M]`, NaN where a step did not report."""
+
+    def write(self, t: int, reported: dict[str, Tensor]) -> None:
+        """Keep what step t reported."""
+        new = [name for name in reported if name not in self.names]
+        if new:
+            self.names += new
+            self.table = torch.cat([self.table, self.nothing.expand(len(self.table), len(new))], 1)
+        if self.names:
+            self.table[t].copy_(torch.stack([reported.get(name, self.nothing) for name in self.names]))
+
+    def means(self) -> dict[str, Tensor]:
+        """By `env/<name>`, 0-d: means over the steps that reported; NaN where none did."""
+        means = self.table.nanmean(0).unbind() if self.names else ()
+        return {f"env/{name}": mean for name, mean in zip(self.names, means, strict=True)}
+
+
 class Collector:
     """Fills one rollout after another; episodes run on from each to the next."""
 
@@ -107,6 +135,7 @@ class Collector:
         self.rows = self.rollout.rows(env.spec.final_obs)
         tree_copy_(self.rollout.obs_at(algorithm.horizon), obs)
         self.tracker = EpisodeTracker(algorithm.horizon, env.spec.num_envs, env.spec.device)
+        self.reported = EnvMetrics(algorithm.horizon, env.spec.device)
         self.steps_before = 0
         self.threads: int | None = None
         """Threads that the run learns with, once that is decided."""
@@ -125,6 +154,7 @@ class Collector:
             step = self.env.step(action)
             self.clock.lap("env")
             obs, reset = row.write(record, step), row.reset
+            self.reported.write(t, step.metrics)
         tree_copy_(self.state, state)
         self.tracker.add(self.rollout)
         self.clock.lap("policy")
@@ -135,6 +165,10 @@ class Collector:
         check_finite(self.rollout, self.steps_before)
         self.steps_before += self.algorithm.horizon
         return self.tracker.read(self.rollout)
+
+    def env_metrics(self) -> dict[str, Tensor]:
+        """What the simulator reported in the last rollout, by `env/<name>`, 0-d on the device."""
+        return self.reported.means()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next rollout depends on besides the algorithm.

@@ -77,7 +77,7 @@ class Report(Counters):
     times: dict[str, float]
     """Seconds of this iteration by part, see `Stopwatch`: env, policy, update, other."""
     metrics: dict[str, float]
-    """What the algorithm reports: `loss/policy`, `policy/kl`, ..."""
+    """What the algorithm reports (`loss/policy`, `policy/kl`, ...) and the environment (`env/...`)."""
 
     @property
     def iteration(self) -> int:
@@ -90,7 +90,11 @@ class Report(Counters):
         del own["times"], own["metrics"]
         times = {f"time/{part}": seconds for part, seconds in self.times.items()}
         speed = {"time/steps_per_second": self.rollout_steps / max(sum(self.times.values()), 1e-9)}
-        return {"iteration": self.iteration} | own | times | speed | self.metrics
+        # What the environment did not report in this rollout has no value; JSON knows no NaN.
+        told = {
+            name: None if name.startswith("env/") and value != value else value for name, value in self.metrics.items()
+        }
+        return {"iteration": self.iteration} | own | times | speed | told
 
 
 class Run:

@@ -33,6 +33,8 @@ class Outcome:
     """`[N]` bool where the dynamics themselves cut episodes; the time limit is added to it."""
     info: dict[str, Tensor] = field(default_factory=dict)
     """Handed on as `Step.info`."""
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    """Handed on as `Step.metrics`, 0-d each."""
 
 
 class TensorEnv(ABC):
@@ -146,6 +148,7 @@ class TensorEnv(ABC):
             valid=self._valid,
             final_obs=final_obs,
             info=outcome.info,
+            metrics=outcome.metrics,
         )
 
     def generators(self) -> list[torch.Generator]:
