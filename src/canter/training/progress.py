@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -91,10 +92,8 @@ class Report(Counters):
         times = {f"time/{part}": seconds for part, seconds in self.times.items()}
         speed = {"time/steps_per_second": self.rollout_steps / max(sum(self.times.values()), 1e-9)}
         # What the environment did not report in this rollout has no value; JSON knows no NaN.
-        told = {
-            name: None if name.startswith("env/") and value != value else value for name, value in self.metrics.items()
-        }
-        return {"iteration": self.iteration} | own | times | speed | told
+        silent = {name: None for name, value in self.metrics.items() if name.startswith("env/") and math.isnan(value)}
+        return {"iteration": self.iteration} | own | times | speed | self.metrics | silent
 
 
 class Run:
