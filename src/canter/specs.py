@@ -161,14 +161,19 @@ class Env(Protocol):
 
 @runtime_checkable
 class Resumable(Protocol):
-    """What an environment offers on top when its exact state can be saved."""
+    """What an environment offers on top when its state can be saved, all of it or a part.
+
+    With all of it a run goes on bit for bit. One that saves only a part, such as the counter of a curriculum, has the
+    attribute `resumes = "partial"` (without it, "exact" is meant): the part is loaded, then `reset` starts all episodes
+    anew and must leave the part as it is.
+    """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+        """Everything that the next step depends on, or the part of it that outlives episodes."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state, bit for bit."""
+        """Continue from a saved state, bit for bit, or take over the part of it."""
         ...
 
 

@@ -238,6 +238,19 @@ class TestRuns:
         elos = [[line.partition('"self_play/elo": ')[2].partition(",")[0] for line in log] for log in logs]
         assert elos[0] == elos[1] and len(elos[0]) == 7
 
+    def test_where_games_cannot_be_saved_they_start_anew_and_the_opponents_stay(self, tmp_path, caplog):
+        class OnTheHost:
+            def __init__(self):
+                games = tensor_envs["rps"](16, rounds=3)
+                self.spec, self.reset, self.step, self.close = games.spec, games.reset, games.step, games.close
+
+        rows = []
+        for iterations in (3, 5):
+            folder = RunFolder(tmp_path / "run", CheckpointConfig())
+            train(config(iterations), lambda report: rows.append(report.row()), env=OnTheHost(), folder=folder)
+        assert [row["self_play/pool_size"] for row in rows] == [1, 2, 2, 3, 3]
+        assert caplog.text.count("all episodes start anew") == 1
+
     def test_an_environment_that_brings_its_own_opponents_needs_no_setting(self):
         rows = []
         env = SelfPlayEnv(tensor_envs["rps"](16, rounds=3), SelfPlayConfig(num_opponents=4), seed=0)

@@ -34,6 +34,7 @@ class FoldAgents:
     def __init__(self, worlds: TensorEnv, num_agents: int) -> None:
         spec = worlds.spec
         self.worlds, self.num_agents = worlds, num_agents
+        self.resumes = getattr(worlds, "resumes", "exact")
         self._alive = torch.ones((spec.num_envs, num_agents), dtype=torch.bool, device=spec.device)
         self._spec = EnvSpec(
             obs={name: _agent_obs(name, group, num_agents) for name, group in spec.obs.items()},

@@ -24,6 +24,9 @@ from canter.training.stopwatch import Stopwatch
 
 _log = logging.getLogger(__name__)
 
+PARTIAL = "the environment saves a part of its state, and no more than that part was loaded"
+"""Why episodes do not go on where an environment has `resumes = "partial"`."""
+
 
 class NonFiniteObservation(RuntimeError):
     """An environment gave NaN or infinity; the message names the environment, the key and the step."""
@@ -173,12 +176,14 @@ class Collector:
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next rollout depends on besides the algorithm.
 
-        `env` is None where the environment cannot give its state; `episodes_restart` then says why.
+        `env` is None where the environment cannot give its state. `episodes_restart` says why episodes cannot go on,
+        None where they can.
         """
         env, reason = None, "this kind of environment cannot save its state"
         if isinstance(self.env, Resumable):
             try:
-                env, reason = self.env.state_dict(), None
+                env = self.env.state_dict()
+                reason = None if getattr(self.env, "resumes", "exact") == "exact" else PARTIAL
             except NotImplementedError as error:
                 reason = str(error)
         tensors = {
@@ -193,18 +198,19 @@ class Collector:
         return saved | own | {"env": env, "episodes_restart": reason}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a saved collector stood; where the environment's state is not known, with new episodes."""
+        """Continue where a saved collector stood; with new episodes, where the environment could not save its own."""
         self.steps_before = state["steps_before"]
         if self.threads is None and state.get("threads") is not None:
             self.threads = int(state["threads"])
             set_threads(self.threads)
-        if state["env"] is None:
+        if state["env"] is not None:
+            if not isinstance(self.env, Resumable):
+                raise TypeError(f"{type(self.env).__name__} cannot load the environment state that was saved")
+            self.env.load_state_dict(state["env"])
+        if state["episodes_restart"] is not None:
             _log.warning("all episodes start anew: %s", state["episodes_restart"])
             self._restart()
             return
-        if not isinstance(self.env, Resumable):
-            raise TypeError(f"{type(self.env).__name__} cannot load the environment state that was saved")
-        self.env.load_state_dict(state["env"])
         tree_copy_(self.rollout.obs_at(self.algorithm.horizon), state["obs"])
         self.rollout.reset[self.algorithm.horizon].copy_(state["reset"])
         tree_copy_(self.state, state["state"])
