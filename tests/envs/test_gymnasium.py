@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.gymnasium import GymnasiumEnv, env_seeds, make_gymnasium
 from canter.specs import Continuous, Env, TensorSpec
 
@@ -48,7 +49,7 @@ def test_termination_wins_over_truncation(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_deadline_of_a_finite_horizon_task_is_terminal(mode):
-    env = GymnasiumEnv(counters(mode), finite_horizon=True)
+    env = FiniteHorizon(GymnasiumEnv(counters(mode)))
     flags = {flags for row in real_rows(env, 10)[0] for *_, flags, _ in row}
     assert flags == {(False, False), (True, False)}
     assert env.spec.truncates is False

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from canter.algorithms.ppo import PPOConfig
 from canter.envs import EnvConfig
+from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.pettingzoo import PettingZooEnv, make_pettingzoo
 from canter.specs import ACTION_MASK, Discrete, Env, Resumable, TensorSpec, UnsupportedSpace
 from canter.training.collector import Collector
@@ -183,7 +184,7 @@ def test_masks_may_come_in_the_infos():
 
 
 def test_a_deadline_that_is_part_of_the_task_terminates():
-    last = steps(PettingZooEnv(Roll, 1, finite_horizon=True), 6)[-1]
+    last = steps(FiniteHorizon(PettingZooEnv(Roll, 1)), 6)[-1]
     assert last.terminated.tolist() == [False, False, True] and not last.truncated.any()
 
 
