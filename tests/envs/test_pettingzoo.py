@@ -248,12 +248,17 @@ def test_an_environment_without_a_list_of_agents_is_refused():
         PettingZooEnv(lambda: env, 1)
 
 
+def register_roll():
+    """Let the id canter/roll-v0 mean it."""
+    if "canter/roll-v0" not in pettingzoo.parallel_registry:
+        pettingzoo.register(
+            "parallel", "canter/roll-v0", lambda max_cycles=6, **kwargs: Roll(limit=max_cycles, **kwargs)
+        )
+
+
 class TestById:
     def test_registered_environments_are_built_by_id(self):
-        if "canter/roll-v0" not in pettingzoo.parallel_registry:
-            pettingzoo.register(
-                "parallel", "canter/roll-v0", lambda max_cycles=6, **kwargs: Roll(limit=max_cycles, **kwargs)
-            )
+        register_roll()
         config = EnvConfig(
             id="pettingzoo:canter/roll-v0", num_envs=2, options={"has_state": True, "max_episode_steps": 1}
         )
