@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from canter.algorithms.ppo import PPOConfig
 from canter.envs.tensor import CartPole, Null, Pendulum, Quadrotor, QueueNetwork, tensor_envs
 from canter.envs.tensor.quadrotor import GRAVITY, HEIGHT, HOVER_THRUST, MAX_RATES, from_rotation_vector, rotation_matrix
 from canter.specs import Continuous, Discrete, Env, MultiDiscrete, Resumable
 from canter.struct import tree_map
+from canter.training.collector import Collector
 
 NAMES = ("cartpole", "null", "pendulum", "quadrotor", "queue")
 ASKS_HOST = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "item")
@@ -450,6 +452,14 @@ class TestQueue:
         metrics = env.step(torch.zeros(3, dtype=torch.int64)).metrics
         assert metrics["customers"].item() == 2.0
         assert metrics["idle"].item() == pytest.approx(2 / 3)
+
+    def test_what_is_reported_reaches_the_log_without_asking_the_host(self):
+        env = QueueNetwork(4)
+        collector = Collector(env, PPOConfig(horizon=4, num_minibatches=1).build(env.spec, 0), 0)
+        collector.collect()
+        with NoHostSync():
+            collector.collect()
+            assert collector.env_metrics().keys() == {"env/customers", "env/idle"}
 
     def test_mask_allows_waiting_classes_and_all_when_none_waits(self):
         env = QueueNetwork(4)

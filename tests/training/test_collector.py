@@ -2,10 +2,9 @@ import math
 
 import pytest
 import torch
-from test_tensor_envs import NoHostSync
 
 from canter.algorithms.ppo import PPOConfig
-from canter.envs.tensor import CartPole, Pendulum, QueueNetwork
+from canter.envs.tensor import CartPole, Pendulum
 from canter.specs import Discrete, EnvSpec, Step, TensorSpec
 from canter.training.collector import Collector, NonFiniteObservation
 
@@ -137,11 +136,3 @@ def test_an_environment_that_reports_nothing_costs_nothing():
     collector, _ = collector_of(Script())
     collector.collect()
     assert collector.env_metrics() == {} and collector.reported.table.numel() == 0
-
-
-def test_a_collection_never_asks_the_host_for_what_was_reported():
-    collector, _ = collector_of(QueueNetwork(4))
-    collector.collect()
-    with NoHostSync():
-        collector.collect()
-        assert collector.env_metrics().keys() == {"env/customers", "env/idle"}
