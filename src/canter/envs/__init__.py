@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Literal
 
@@ -79,11 +79,9 @@ def unused_settings(config: EnvConfig) -> list[str]:
 
     Whatever would change the task is refused when the environments are built; these settings would not.
     """
-    builder, _ = find_builder(config.id)
-    set_here = {f.name: getattr(config, f.name) for f in fields(config) if f.name in HOW_GYMNASIUM_STEPS}
-    defaults = {f.name: f.default for f in fields(config)}
+    taken, usual = signature(find_builder(config.id)[0]).parameters, EnvConfig(id=config.id)
     return [
-        f"env.{key}={value} has no part here: {HOW_GYMNASIUM_STEPS[key]}"
-        for key, value in set_here.items()
-        if value != defaults[key] and key not in signature(builder).parameters
+        f"env.{key}={getattr(config, key)} has no part here: {why}"
+        for key, why in HOW_GYMNASIUM_STEPS.items()
+        if key not in taken and getattr(config, key) != getattr(usual, key)
     ]
