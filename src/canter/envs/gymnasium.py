@@ -44,9 +44,9 @@ class GymnasiumEnv:
     observation key `action_mask` or, when the reset done here shows one, from `info["action_mask"]`; the latter is
     added to the observation groups, and rows without one allow everything.
 
-    `info_keys` names numbers of `info` to pass on as `Step.info`, float32 `[N]`, 0 where absent; for rows that ended they
-    are the ended episode's. `threads` step the environments of a `SyncVectorEnv` in `same_step` mode, without a change to
-    the results.
+    `info_keys` names numbers of `info` to pass on as `Step.info`, float32 `[N]`, 0 where absent; for rows that ended
+    they are the ended episode's. `threads` step the environments of a `SyncVectorEnv` in `same_step` mode, without a
+    change to the results.
 
     NOTE: in `same_step` mode Gymnasium keeps a reference to the last observation while it resets. An environment that
     reuses one array for all its observations spoils it there; `make_gymnasium` copies it in time.
