@@ -3,11 +3,11 @@ import os
 
 import numpy as np
 import torch
+from canter.kernels.host_layers import COMPILED
 from threadpoolctl import threadpool_info
 
 import canter
 from canter import machine
-from canter.kernels.host_layers import COMPILED
 from canter.machine import cpu_model, describe_machine, describe_versions, set_threads
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from canter.algorithms.ppo import check_batch
+from canter.algorithms.ppo.checks import check_batch
 from canter.recipes import preset_for, presets
 
 

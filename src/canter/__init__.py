@@ -1,12 +1,14 @@
 """Canter trains control policies with PPO and its relatives."""
 
-from canter.algorithms.action_bounds import BoundLossConfig
 from canter.algorithms.base import Algorithm
-from canter.algorithms.extension import Extension, ModelOutput
-from canter.algorithms.phase import LossOutput, Phase
+from canter.algorithms.extension import Extension
+from canter.algorithms.phase import Phase
 from canter.algorithms.ppo import PPO, CentralValueConfig, PPOConfig
-from canter.algorithms.rewards import RewardConfig
+from canter.algorithms.ppo.rewards import RewardConfig
 from canter.config import TrainConfig
+from canter.engines.autograd import LossGradients, LossOutput
+from canter.engines.batch import ModelOutput
+from canter.engines.bound import BoundLossConfig
 from canter.envs import EnvConfig
 from canter.envs.imports import allow_import
 from canter.nn.actor_critic import ModelConfig, Policy
@@ -49,6 +51,7 @@ __all__ = [
     "Extension",
     "Linear",
     "LongRunAverage",
+    "LossGradients",
     "LossOutput",
     "ModelConfig",
     "ModelOutput",

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from canter.functional import densities
-from canter.kernels import usable
 
 BOUNDS = ("rescale", "clip", "none")
 """What a Gaussian sample becomes on its way to a bounded environment, see `DiagGaussian`."""
@@ -148,11 +147,7 @@ class DiagGaussian:
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Log-density of the raw sample."""
-        if usable(params) and not torch.is_grad_enabled():
-            from canter.kernels import gaussian_params
-
-            return gaussian_params.log_prob(params, action)
-        return densities.gaussian_log_prob(*_halves(params), action).sum(-1)
+        return densities.diag_gaussian_log_prob(params, action)
 
     def entropy(self, params: Tensor) -> Tensor:
         """Entropy of the raw sample."""

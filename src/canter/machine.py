@@ -11,21 +11,14 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from canter.distributed import cores
-from canter.kernels.host_layers import COMPILED
 
 PACKAGES = ("canter", "torch", "numpy", "gymnasium", "safetensors", "mujoco", "envpool")
 """Whose versions are noted, where they are installed."""
 
 
 def describe_machine() -> dict[str, Any]:
-    """System, processor, cores that this process may use, whether the kernels in C are there, and the GPUs."""
-    return {
-        "system": platform.platform(),
-        "cpu": cpu_model(),
-        "cores": cores(),
-        "c_kernels": COMPILED,
-        "gpus": gpu_names(),
-    }
+    """System, processor, cores that this process may use, and the GPUs."""
+    return {"system": platform.platform(), "cpu": cpu_model(), "cores": cores(), "gpus": gpu_names()}
 
 
 def set_threads(count: int) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Protocol
 import torch
 from torch import Tensor
 
-from canter.kernels import usable
+from canter.dispatch import has_kernels
 from canter.plain import check_settings
 from canter.registry import Registry
 
@@ -85,6 +85,19 @@ class Linear:
         """Nothing to do."""
 
 
+@has_kernels
+def follow_kl_(value: Tensor, kl: Tensor, target: float, factor: float, minimum: float, maximum: float) -> None:
+    """Multiply 0-d `value` by `factor` below half the target KL, divide it above twice the target; within bounds.
+
+    A KL of exactly 0 means that no step was taken, which is no reason to speed up; however small it is otherwise, it
+    must be one, or a number that has fallen very low would stay there. A KL that is not a number compares as too far.
+    """
+    too_near = (kl > 0.0) & (kl < target / 2)
+    unless_too_far = torch.where(too_near, factor, 1.0)
+    value.mul_(torch.where(kl <= 2 * target, unless_too_far, 1.0 / factor))
+    value.clamp_(minimum, maximum)
+
+
 @schedules.register("adaptive_kl")
 @dataclass(frozen=True)
 class AdaptiveKL:
@@ -123,20 +136,7 @@ class AdaptiveKL:
         """Nothing to do: only the KL moves it."""
 
     def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
-        """Apply the law once.
-
-        A KL of exactly 0 means that no step was taken, which is no reason to speed up; however small it is otherwise,
-        it must be one, or a number that has fallen very low would stay there. A KL that is not a number compares as too
-        far, not as near.
-        """
+        """Apply the law once, at the event that it waits for."""
         if event != self.every:
             return
-        if usable(value):
-            from canter.kernels.schedule import follow_kl_
-
-            bounds = {"minimum": self.minimum, "maximum": self.maximum}
-            return follow_kl_(value, kl, target=self.target_kl, factor=self.factor, **bounds)
-        too_near = (kl > 0.0) & (kl < self.target_kl / 2)
-        unless_too_far = torch.where(too_near, self.factor, 1.0)
-        value.mul_(torch.where(kl <= 2 * self.target_kl, unless_too_far, 1.0 / self.factor))
-        value.clamp_(self.minimum, self.maximum)
+        follow_kl_(value, kl, self.target_kl, self.factor, self.minimum, self.maximum)

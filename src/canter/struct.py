@@ -12,6 +12,9 @@ from torch import Tensor
 Obs = dict[str, Tensor]
 """Observation groups by name; every tensor shares the same leading axes."""
 
+Metrics = dict[str, Tensor]
+"""0-d tensors on the training device, named by path: `loss/policy`, `policy/kl`."""
+
 State = Any
 """Recurrent state: a tree of tensors, `()` for networks without memory."""
 

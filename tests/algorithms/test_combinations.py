@@ -127,7 +127,7 @@ def check_accounting(seen, rollout):
 
 def gradients(algorithm, batch):
     algorithm.model.zero_grad(set_to_none=True)
-    algorithm.loss(batch).loss.backward()
+    algorithm.engine.evaluate(batch, algorithm.coefs).loss.backward()
     return [parameter.grad.clone() for parameter in algorithm.model.parameters()]
 
 
@@ -140,7 +140,7 @@ def check_masked_rows(algorithm, batch):
     assert any(gradient.abs().max() > 0 for gradient in clean)
     assert all(torch.equal(a, b) for a, b in zip(clean, dirty, strict=True))
     leaves = {name: x if name == ACTION_MASK else x.clone().requires_grad_() for name, x in batch.obs.items()}
-    algorithm.loss(replace(batch, obs=leaves)).loss.backward()
+    algorithm.engine.evaluate(replace(batch, obs=leaves), algorithm.coefs).loss.backward()
     for leaf in leaves.values():
         if leaf.requires_grad and leaf.grad is not None:
             assert (leaf.grad[~batch.valid] == 0).all()
@@ -160,22 +160,22 @@ def spoil(x, valid):
 def test_every_combination_learns_exactly_from_its_valid_rows(chosen, agents):
     torch.set_num_threads(1)
     algorithm, collector = build(agents, **chosen)
-    algorithm.by_hand = None  # whose minibatches have no raw observations to know the rows by; see test_fused
-    phase, seen, total = algorithm.phases["policy"], [], 0
-    learn = phase.loss
+    algorithm.use_engine("autograd")
+    seen, total = [], 0
+    learn = algorithm.engine.evaluate
 
-    def watched(minibatch):
+    def watched(minibatch, coefs):
         if not seen:
             check_ratio(algorithm, minibatch)
         seen.append(minibatch)
-        return learn(minibatch)
+        return learn(minibatch, coefs)
 
-    phase.loss = watched
+    algorithm.engine.evaluate = watched
     for _ in range(3):
-        seen.clear()
         rollout = collector.collect()
         assert (~rollout.valid).any() and rollout.terminated.any()
         check_masked_rows(algorithm, algorithm.batch(rollout, algorithm.judge(rollout)))
+        seen.clear()
         metrics = algorithm.update(rollout)
         check_accounting(seen, rollout)
         assert all(torch.isfinite(value) for value in metrics.values())

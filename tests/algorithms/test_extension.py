@@ -8,7 +8,8 @@ from torch import nn
 
 import canter
 from canter.algorithms.extension import Extension
-from canter.algorithms.phase import LossOutput, Phase
+from canter.algorithms.phase import Phase
+from canter.engines.autograd import LossGradients, LossOutput
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
 from canter.training.collector import Collector
 
@@ -38,10 +39,15 @@ def collected(*extensions, central=False, **settings):
     return algorithm, Collector(env, algorithm, 0)
 
 
+def evaluate(algorithm, batch):
+    """The loss by its definition."""
+    algorithm.use_engine("autograd")
+    return algorithm.engine.evaluate(batch, algorithm.coefs)
+
+
 def test_without_hooks_nothing_changes():
     for central in (False, True):
         plain, bare = collected(Plain, central=central), collected(central=central)
-        bare[0].by_hand = None  # the same mathematics, rounded differently
         for algorithm, collector in (plain, bare):
             for _ in range(3):
                 algorithm.update(collector.collect())
@@ -58,7 +64,7 @@ def test_rewards_chain_and_the_raw_ones_stay():
     algorithm, collector = collected(Bonus, Bonus)
     rollout = collector.collect()
     raw = rollout.reward.clone()
-    assert torch.equal(algorithm.paid(rollout).reward, (raw * 2 + 1) * 2 + 1)
+    assert torch.equal(algorithm.with_rewards(rollout).reward, (raw * 2 + 1) * 2 + 1)
     algorithm.update(rollout)
     assert torch.equal(rollout.reward, raw)
     assert collector.read_episodes().mean_reward == pytest.approx(1.0)
@@ -83,12 +89,10 @@ def leaves(batch):
 def test_the_loss_is_of_the_augmented_minibatch(central):
     algorithm, collector = collected(Twice, central=central)
     batch, _ = algorithm.targets(collector.collect())
-    loss = algorithm.policy_loss if central else algorithm.loss
     # The ratio is 1 before any step, so the surrogate is the mean of the advantages: here that of both signs.
-    assert loss(batch).metrics["loss/policy"].item() == pytest.approx(0.0, abs=1e-7)
-    algorithm.extensions.each = nn.ModuleList()
-    lopsided = replace(batch, advantage=batch.advantage + 1)
-    assert loss(lopsided).metrics["loss/policy"].item() == pytest.approx(-1.0, abs=1e-6)
+    assert evaluate(algorithm, batch).metrics["loss/policy"].item() == pytest.approx(0.0, abs=1e-7)
+    lopsided, bare = replace(batch, advantage=batch.advantage + 1), collected(central=central)[0]
+    assert evaluate(bare, lopsided).metrics["loss/policy"].item() == pytest.approx(-1.0, abs=1e-6)
 
 
 class Small(Plain):
@@ -112,16 +116,13 @@ def test_a_further_term_adds_its_mean_over_the_valid_rows(central):
     valid = batch.valid.clone()
     valid[:, ::3] = False
     batch = replace(batch, valid=valid)
-    loss = algorithm.policy_loss if central else algorithm.loss
-    output = loss(batch)
-    own = algorithm.extensions.each
-    algorithm.extensions.each = nn.ModuleList()
-    without = loss(batch)
-    algorithm.extensions.each = own
+    output = evaluate(algorithm, batch)
+    algorithm.engine.loss = replace(algorithm.engine.loss, terms=())
+    without = algorithm.engine.evaluate(batch, algorithm.coefs)
     expected = 1.5 * batch.dist_params.square().mean(-1)[valid].mean()
     torch.testing.assert_close(output.metrics["loss/size"], expected)
     torch.testing.assert_close(output.loss - without.loss, expected)
-    assert torch.equal(output.kl, without.kl)
+    assert torch.equal(output.metrics["policy/kl"], without.metrics["policy/kl"])
 
 
 class Guess(Plain):
@@ -132,11 +133,11 @@ class Guess(Plain):
         self.number = nn.Parameter(torch.zeros(3))
         config = OptimizerConfig(learning_rate=canter.Linear(0.1))
         optimizer = Optimizer({"number": ParameterGroup([self.number], config)}, clip_jointly=True)
-        self.phase = Phase(self.error, optimizer, epochs=2, num_minibatches=4, generator=generator, name="guess")
+        self.phase = Phase(LossGradients(self.error, optimizer), 2, 4, generator, name="guess")
 
     def error(self, batch):
         loss = (self.number.sum() - batch.return_.mean()).square()
-        return LossOutput(loss, torch.zeros_like(loss), {"guess/error": loss})
+        return LossOutput(loss, {"guess/error": loss})
 
     def phases(self):
         return {"guess": self.phase}

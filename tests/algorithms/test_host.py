@@ -3,9 +3,9 @@
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from canter.algorithms.action_bounds import BoundLossConfig
 from canter.algorithms.ppo import PPOConfig
-from canter.algorithms.rewards import RewardConfig
+from canter.algorithms.ppo.rewards import RewardConfig
+from canter.engines.bound import BoundLossConfig
 from canter.envs.tensor import CartPole, Null, Pendulum
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
@@ -24,13 +24,6 @@ class NoHostSync(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def leave_forms_for_cpus(algorithm):
-    """What runs on a GPU are the others."""
-    algorithm.by_hand = None
-    for phase in algorithm.phases.values():
-        phase.optimizer.host_gradients = []
-
-
 @pytest.mark.parametrize("env_class", [CartPole, Null])
 @pytest.mark.parametrize("every", ["minibatch", "epoch", "update"])
 def test_acting_and_learning_never_ask_the_host(env_class, every):
@@ -44,7 +37,7 @@ def test_acting_and_learning_never_ask_the_host(env_class, every):
         gradient_clipping="per_network",
     )
     algorithm = config.build(env.spec, seed=0)
-    leave_forms_for_cpus(algorithm)
+    algorithm.use_engine("autograd")
     collector = Collector(env, algorithm, seed=0)
     with NoHostSync():
         algorithm.update(collector.collect())
@@ -66,7 +59,7 @@ def test_nothing_that_is_made_of_rewards_asks_the_host(objective, precision):
         model=ModelConfig(policy=NetworkConfig(precision=precision)),
     )
     algorithm = config.build(env.spec, seed=0)
-    leave_forms_for_cpus(algorithm)
+    algorithm.use_engine("autograd")
     collector = Collector(env, algorithm, seed=0)
     with NoHostSync():
         algorithm.update(collector.collect())

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from canter.algorithms.objectives import AverageReward, Discounted
 from canter.algorithms.ppo import PPOConfig
+from canter.algorithms.ppo.objectives import AverageReward, Discounted
 from canter.data.rollout import Rollout
 from canter.envs.tensor import Pendulum, QueueNetwork
 from canter.functional.returns import gae

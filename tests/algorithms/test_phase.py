@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from canter.algorithms.phase import LossOutput, Phase
+from canter.algorithms.phase import Phase
+from canter.engines.autograd import LossGradients, LossOutput
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
 from canter.schedules import AdaptiveKL, Constant
 from canter.struct import TensorStruct
@@ -28,11 +29,11 @@ class Recorder:
         self.seen.append(batch.index[0].tolist())
         kl = torch.tensor(self.kls.pop(0) if self.kls else 0.0)
         metrics = {"loss/own": torch.tensor(float(len(self.seen))), "policy/kl": kl}
-        return LossOutput((self.weight - 1).square().sum(), kl, metrics)
+        return LossOutput((self.weight - 1).square().sum(), metrics)
 
     def phase(self, **settings):
         generator = torch.Generator().manual_seed(0)
-        return Phase(self, self.optimizer, generator=generator, **settings)
+        return Phase(LossGradients(self, self.optimizer), generator=generator, **settings)
 
 
 def batch_of(count):
@@ -121,7 +122,7 @@ def test_a_batch_can_be_made_anew_before_each_later_epoch():
         made.append(len(recorder.seen))
         return Indices(100 + torch.arange(4).unsqueeze(0))
 
-    recorder.phase(epochs=3, num_minibatches=2).run(batch_of(4), refresh)
+    recorder.phase(epochs=3, num_minibatches=2).run(batch_of(4), refresh=refresh)
     assert made == [2, 4]
     assert sorted(recorder.seen[0] + recorder.seen[1]) == [0, 1, 2, 3]
     assert sorted(recorder.seen[4] + recorder.seen[5]) == [100, 101, 102, 103]

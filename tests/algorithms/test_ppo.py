@@ -4,8 +4,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from canter.algorithms.judge import Judge
-from canter.algorithms.ppo import PPOBatch, PPOConfig, check_batch
+from canter.algorithms.ppo import PPOConfig
+from canter.algorithms.ppo.checks import check_batch
+from canter.algorithms.ppo.judge import Judge
+from canter.engines.batch import PPOBatch
 from canter.envs.tensor import Pendulum
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.heads import StdConfig
@@ -157,7 +159,8 @@ def test_the_loss_is_the_sum_of_its_terms_over_valid_rows_by_hand():
     _, algorithm, _ = collected(
         one_real, ModelConfig(policy=network, normalize_value=False), value_coef=0.7, entropy_coef=Constant(0.1)
     )
-    output = algorithm.loss(hand_batch())
+    algorithm.use_engine("autograd")
+    output = algorithm.engine.evaluate(hand_batch(), algorithm.coefs)
     # Zero observations and zero biases: mean 0, std 1, value 0.
     log_prob = -0.5 * 0.5**2 - 0.5 * math.log(2 * math.pi)
     ratio = math.exp(log_prob + 1.0)
@@ -166,7 +169,7 @@ def test_the_loss_is_the_sum_of_its_terms_over_valid_rows_by_hand():
     assert output.metrics["loss/policy"].item() == pytest.approx(policy, rel=1e-5)
     assert output.metrics["loss/value"].item() == pytest.approx(0.5 * 2.0**2)
     assert output.metrics["policy/entropy"].item() == pytest.approx(entropy, rel=1e-5)
-    assert output.kl.item() == pytest.approx(0.0, abs=1e-6)
+    assert output.metrics["policy/kl"].item() == pytest.approx(0.0, abs=1e-6)
     assert output.loss.item() == pytest.approx(policy + 0.7 * 2.0 - 0.1 * entropy, rel=1e-5)
 
 
@@ -227,9 +230,9 @@ def test_recomputed_advantages_are_those_of_the_critic_as_it_is_now(monkeypatch)
     settings = {"epochs": 2, "num_minibatches": 1, "advantage_normalization": "none", "recompute_advantage": True}
     _, algorithm, collector = collected(FREE, ModelConfig(), **settings)
     rollout = collector.collect()
-    seen, phase = [], algorithm.phases["policy"]
-    algorithm.by_hand = None
-    phase.loss = lambda batch: seen.append(batch) or algorithm.loss(batch)
+    algorithm.use_engine("autograd")
+    seen, learn = [], algorithm.engine.evaluate
+    algorithm.engine.evaluate = lambda batch, coefs: seen.append(batch) or learn(batch, coefs)
     judge = Judge.__call__
     monkeypatch.setattr(Judge, "__call__", lambda *a, **k: seen.append("judged") or judge(*a, **k))
     algorithm.update(rollout)
@@ -282,7 +285,7 @@ def test_linear_schedules_follow_the_progress_of_the_run():
     algorithm.set_progress(0.25)
     metrics = algorithm.update(collector.collect())
     assert metrics["optim/learning_rate/model"].item() == pytest.approx(7.5e-4)
-    assert algorithm.entropy_coef.item() == pytest.approx(0.008)
+    assert algorithm.coefs.entropy.item() == pytest.approx(0.008)
 
 
 def test_images_vectors_and_masks_compose():

@@ -144,12 +144,12 @@ def test_a_central_value_network_is_trained_apart_from_the_policy():
 def test_the_phases_of_a_central_value_have_no_gradient_for_each_other():
     _, algorithm, collector = build(MODELS["both"], central_value=CentralValueConfig())
     batch, _ = algorithm.targets(collector.collect())
-    for loss, own, other in (
-        (algorithm.policy_loss, algorithm.model.actor, algorithm.model.critic),
-        (algorithm.value_loss, algorithm.model.critic, algorithm.model.actor),
+    for engine, own, other in (
+        (algorithm.engine, algorithm.model.actor, algorithm.model.critic),
+        (algorithm.judge.engine, algorithm.model.critic, algorithm.model.actor),
     ):
         algorithm.model.zero_grad(set_to_none=True)
-        loss(batch).loss.backward()
+        engine.evaluate(batch, algorithm.coefs).loss.backward()
         assert all(p.grad is not None for p in own.parameters())
         assert all(p.grad is None for p in other.parameters())
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from canter.algorithms.ppo import PPOConfig
-from canter.algorithms.rewards import RewardConfig
+from canter.algorithms.ppo.rewards import RewardConfig
 from canter.data.rollout import Rollout
 from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import CartPole, Pendulum, QueueNetwork

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from canter.algorithms.ppo import CentralValueConfig, PPOConfig
-from canter.algorithms.rewards import RewardConfig
+from canter.algorithms.ppo.rewards import RewardConfig
 from canter.envs import EnvConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig

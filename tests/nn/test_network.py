@@ -5,7 +5,7 @@ import torch
 
 from canter.nn.actor_critic import ActorCritic, ModelConfig
 from canter.nn.cnn import CNNConfig
-from canter.nn.mlp import mlp
+from canter.nn.mlp import MLP
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.specs import ACTION_MASK, Discrete, EnvSpec, TensorSpec
@@ -136,7 +136,7 @@ def test_images_are_encoded_in_bfloat16_too():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_layers_can_be_traced():
     """In a trace a result that was computed outside of torch would be a constant."""
-    layers = mlp(3, (8,), "tanh", "orthogonal", 1.0)
+    layers = MLP(3, (8,), "tanh", "orthogonal", 1.0, False)
     with torch.no_grad():
         traced = torch.jit.trace(layers, torch.zeros(2, 3))
         x = torch.randn(2, 3)

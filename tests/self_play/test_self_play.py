@@ -114,15 +114,6 @@ class TestSeats:
         expected = [1.0 if member == 0 else -1.0 for member in env._members for _ in range(2)]
         assert rewards.tolist() == [expected] * 3
 
-    def test_opponents_stay_themselves_when_the_learner_is_compiled(self):
-        env, algorithm = higher(snapshot_every=100)
-        algorithm.transform(lambda function: lambda *given: function(*given))  # as torch.compile does: another function
-        env.reset(seed=0)
-        always(algorithm.policy, 0)
-        env.adapt(algorithm.policy)
-        always(algorithm.policy, 2)
-        assert env.step(full(1)).reward.tolist() == [1.0] * 8
-
     def test_without_adapt_there_is_nobody_to_play(self):
         env, _ = higher()
         env.reset()

@@ -55,15 +55,6 @@ def test_graphs_on_a_cpu_say_why_not_and_run_eagerly(caplog):
     assert torch.equal(graph, iterate(tensor_envs["cartpole"](8), "eager", 2))
 
 
-def test_compiling_replaces_the_losses_and_networks_and_nothing_else():
-    compiled = []
-    env = tensor_envs["cartpole"](8)
-    algorithm = PPOConfig(horizon=8, num_minibatches=2).build(env.spec, 0)
-    algorithm.transform(lambda function: compiled.append(function) or function)
-    algorithm.update(Collector(env, algorithm, 0).collect())
-    assert len(compiled) == 3
-
-
 MEMORY = NetworkConfig(hidden=(16,), memory=RNNConfig(hidden=8))
 VARIANTS = {
     "discrete": ("cartpole", {}),

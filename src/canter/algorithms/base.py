@@ -1,8 +1,7 @@
-"""What the runtime needs of an algorithm, whatever it is."""
+"""What training needs of an algorithm, whatever it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Protocol, TypeVar
 
 import torch
@@ -13,10 +12,7 @@ from canter.nn.actor_critic import Policy
 from canter.plain import check_settings
 from canter.registry import Registry
 from canter.specs import EnvSpec
-from canter.struct import Obs, State, TensorStruct
-
-Metrics = dict[str, Tensor]
-"""0-d tensors on the training device, named by path: `loss/policy`, `policy/kl`."""
+from canter.struct import Metrics, Obs, State, TensorStruct
 
 RecordT = TypeVar("RecordT", bound=TensorStruct)
 
@@ -50,8 +46,10 @@ class Algorithm(Protocol[RecordT]):
         """The random streams that `act` and `update` draw from."""
         return []
 
-    def transform(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Replace the pure functions that most of the time is spent in by what `compile` makes of them."""
+    def use_engine(self, name: str) -> None:
+        """Compute by this engine from now on; raises ValueError where it cannot. Called before anything is learned."""
+        if name not in ("auto", "autograd"):
+            raise ValueError(f"execution.engine={name}: this algorithm has no engines; use auto")
 
     def set_progress(self, fraction: float) -> None:
         """Tell how much of the run is done, 0..1, before each update; schedules follow it."""

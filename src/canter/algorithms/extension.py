@@ -6,33 +6,23 @@ T steps, N environments, L sequence length, B sequences in a minibatch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from canter.algorithms.base import Metrics
-from canter.algorithms.phase import LossOutput, Phase
-from canter.algorithms.ppo_batch import PPOBatch
+from canter.algorithms.phase import Phase
 from canter.data.rollout import Rollout
-from canter.functional.stats import masked_mean
+from canter.engines.base import Augment, Term
+from canter.engines.batch import ModelOutput, PPOBatch
 from canter.nn.actor_critic import ActorCritic
 from canter.plain import check_settings
 from canter.registry import Registry
 from canter.specs import EnvSpec
+from canter.struct import Metrics
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class ModelOutput:
-    """What the networks made of a minibatch."""
-
-    dist_params: Tensor
-    """`[L, B, P]` parameters of the action distribution."""
-    value: Tensor | None
-    """`[L, B]` in normalised units; None where the critic has a phase of its own."""
 
 
 class Extension(nn.Module):
@@ -89,23 +79,13 @@ class Extensions(nn.Module):
             rollout = replace(rollout, reward=extension.reward(rollout))
         return rollout
 
-    def augment(self, batch: PPOBatch) -> PPOBatch:
-        """What the loss gets of a minibatch."""
-        for extension in self:
-            batch = extension.augment(batch)
-        return batch
+    def augments(self) -> tuple[Augment, ...]:
+        """What those that change minibatches make of one."""
+        return tuple(extension.augment for extension in self if type(extension).augment is not Extension.augment)
 
-    def extend(self, output: LossOutput, batch: PPOBatch, made: ModelOutput) -> LossOutput:
-        """A loss with the further terms in it; rows that are not valid count for nothing."""
-        terms: Metrics = {}
-        for extension in self:
-            terms |= _unless_taken("loss terms", extension.loss(batch, made), [*terms, *output.metrics])
-        if not terms:
-            return output
-        assert output.loss is not None, "what is differentiated by hand has no extensions"
-        means = masked_mean(torch.stack(list(terms.values())), batch.valid)
-        named = dict(zip(terms, means.unbind(), strict=True))
-        return LossOutput(output.loss + means.sum(), output.kl, output.metrics | named)
+    def terms(self) -> tuple[Term, ...]:
+        """What those that add to the loss add."""
+        return tuple(extension.loss for extension in self if type(extension).loss is not Extension.loss)
 
     def add_phases(self, phases: dict[str, Phase[PPOBatch]]) -> dict[str, Phase[PPOBatch]]:
         """These phases and then the further ones."""

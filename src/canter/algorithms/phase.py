@@ -5,31 +5,35 @@ L sequence length, S sequences in a batch, B sequences in a minibatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from canter import distributed
-from canter.algorithms.base import Metrics
-from canter.kernels import usable
+from canter.functional.order import permutation
 from canter.optim import Optimizer
-from canter.struct import TensorStruct
+from canter.struct import Metrics, TensorStruct
 
 Batch = TypeVar("Batch", bound=TensorStruct)
+BatchIn = TypeVar("BatchIn", bound=TensorStruct, contravariant=True)
+KL = "policy/kl"
+"""The metric of a minibatch that early stops and adaptive learning rates look at."""
 
 
-@dataclass
-class LossOutput:
-    """A minibatch's loss, how far it finds the policy moved, and what to log; all 0-d."""
+class Gradients(Protocol[BatchIn]):
+    """Where a phase has its gradients from: an engine, or any loss through `LossGradients`."""
 
-    loss: Tensor | None
-    """What autograd is to differentiate; None where the gradients are already in `Optimizer.gradients`."""
-    kl: Tensor
-    metrics: Metrics
+    optimizer: Optimizer
+
+    def begin(self, batch: BatchIn) -> Any:
+        """Take the rows `[L, S, ...]` to learn from."""
+        ...
+
+    def gradients(self, rows: Any, index: Tensor, coefs: Any) -> Metrics:
+        """Write the gradients of sequences `index` `[B]` into the optimiser; gives what there is to log."""
+        ...
 
 
 class WeightedMean:
@@ -65,8 +69,7 @@ class WeightedMean:
 class Phase(Generic[Batch]):
     """Passes over a batch, each in a new random order in which every sequence comes exactly once."""
 
-    loss: Callable[[Batch], LossOutput]
-    optimizer: Optimizer
+    source: Gradients[Batch]
     epochs: int
     num_minibatches: int
     generator: torch.Generator
@@ -75,20 +78,28 @@ class Phase(Generic[Batch]):
     name: str = "optim"
     """What the optimiser's own metrics are filed under."""
 
-    def run(self, batch: Batch, refresh: Callable[[], Batch] | None = None) -> Metrics:
+    @property
+    def optimizer(self) -> Optimizer:
+        """The one that the gradients are written for."""
+        return self.source.optimizer
+
+    def run(self, batch: Batch, coefs: Any = None, *, kl: Tensor | None = None, refresh: Any = None) -> Metrics:
         """Train on `batch`, tensors of `[L, S, ...]`; metrics are means over the minibatch updates that were done.
 
-        `refresh` gives the batch anew before each epoch after the first; None uses the same one throughout.
+        `kl` is what adaptive learning rates follow where the loss finds none. `refresh()` gives the batch anew before
+        each epoch after the first; None uses the same one throughout.
         """
-        totals, kl, may_stop = WeightedMean(), torch.zeros(()), self.target_kl < float("inf")
+        totals, may_stop = WeightedMean(), self.target_kl < float("inf")
         stopped = torch.zeros((), dtype=torch.bool, device=self.generator.device)
-        weight = (~stopped).float()
+        kl = stopped.float() if kl is None else kl
+        weight, rows, sequences = (~stopped).float(), self.source.begin(batch), batch_size(batch)
         for number in range(self.epochs):
-            batch = refresh() if refresh is not None and number > 0 else batch
+            if refresh is not None and number > 0:
+                rows = self.source.begin(refresh())
             epoch = WeightedMean()
-            for minibatch in self._shuffled(batch):
-                output = self.loss(minibatch)
-                kl = distributed.mean(output.kl.detach())
+            for index in permutation(sequences, self.generator).split(sequences // self.num_minibatches):
+                metrics = self.source.gradients(rows, index, coefs)
+                kl = distributed.mean(metrics.get(KL, kl))
                 epoch.add({"kl": kl}, weight)
                 if may_stop:
                     # A tensor that blocks the step, alike on all ranks: nothing waits for the host.
@@ -98,8 +109,7 @@ class Phase(Generic[Batch]):
                     break
                 if totals.rows:  # before the first step the KL is nothing but rounding
                     self.optimizer.observe_(kl, "minibatch")
-                step = self.optimizer.step(output.loss, stopped)
-                totals.add(output.metrics | self._named(step), weight)
+                totals.add(metrics | self._named(self.optimizer.step(stopped)), weight)
             kl = epoch.means()["kl"]
             self.optimizer.observe_(kl, "epoch")
             if self._host_stops(stopped):
@@ -113,37 +123,7 @@ class Phase(Generic[Batch]):
 
     def _host_stops(self, stopped: Tensor) -> bool:
         """Whether no further step is taken, where looking costs nothing; elsewhere blocked steps run to no effect."""
-        return self.target_kl < float("inf") and stopped.device.type == "cpu" and bool(stopped)
-
-    def _shuffled(self, batch: Batch) -> list[Batch]:
-        """Minibatches `[L, B, ...]` of one epoch: one gather, then slices."""
-        sequences = batch_size(batch)
-        order = random_order(sequences, self.generator)
-        size, slices = sequences // self.num_minibatches, []
-        batch.map(lambda x: slices.append(reorder(x, order).split(size, 1)) or x)
-        return [batch.map(partial(_next, iter(minibatch))) for minibatch in zip(*slices, strict=True)]
-
-
-def _next(tensors: Iterator[Tensor], _: Tensor) -> Tensor:
-    return next(tensors)
-
-
-def random_order(count: int, generator: torch.Generator) -> Tensor:
-    """A random permutation `[count]` on the generator's device."""
-    if not usable(torch.empty(0, device=generator.device)):
-        return torch.randperm(count, generator=generator, device=generator.device)
-    from canter.kernels import rows
-
-    return rows.random_order(count, generator)
-
-
-def reorder(x: Tensor, order: Tensor) -> Tensor:
-    """Sequences `[L, S, ...]` in another order."""
-    if not usable(x):
-        return x.index_select(1, order)
-    from canter.kernels.rows import gather_sequences
-
-    return gather_sequences(x, order)
+        return self.target_kl < float("inf") and stopped.is_cpu and bool(stopped)
 
 
 def batch_size(batch: TensorStruct) -> int:

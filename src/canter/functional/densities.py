@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from canter.dispatch import has_kernels
+
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
@@ -38,6 +40,25 @@ def gaussian_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
     """Log-density of a normal distribution."""
     z = (x - mean) * torch.exp(-log_std)
     return -0.5 * z.square() - log_std - HALF_LOG_2PI
+
+
+@has_kernels
+def diag_gaussian_log_prob(params: Tensor, x: Tensor) -> Tensor:
+    """Log-density `[...]` of vectors `[..., A]` with independent normal components; params = cat(mean, log_std)."""
+    mean, log_std = params.chunk(2, -1)
+    return gaussian_log_prob(mean, log_std, x).sum(-1)
+
+
+def bounded(raw: Tensor, mid: float, half: float) -> Tensor:
+    """`mid + half * x / sqrt(1 + x^2)` with `x = raw / half`: slope 1 in the middle, never at its bounds."""
+    x = raw / half
+    return mid + half * x * torch.rsqrt(1 + x * x)
+
+
+@has_kernels
+def bounded_gaussian_params(mean: Tensor, raw: Tensor, mid: float, half: float) -> Tensor:
+    """`cat(mean, log_std)` `[..., 2A]` from a mean `[..., A]` and unbounded numbers, `[A]` or of the mean's shape."""
+    return torch.cat([mean, bounded(raw, mid, half).expand_as(mean)], dim=-1)
 
 
 def gaussian_entropy(log_std: Tensor) -> Tensor:

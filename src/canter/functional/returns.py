@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from canter.kernels import usable
+from canter.dispatch import has_kernels
 
 
+@has_kernels
 @torch.no_grad()
 def gae(
     reward: Tensor,
@@ -41,10 +42,6 @@ def gae(
     Returns:
         The advantage and the return (`advantage + value`).
     """
-    if usable(value):
-        from canter.kernels import rows as kernel
-
-        return kernel.gae(reward, value, next_value, terminated, done, gamma, gae_lambda)
     # Filled, not multiplied: 0 * NaN would let an unknown successor into the sum.
     successor = next_value.masked_fill(terminated, 0.0)
     advantage = reward + gamma * successor - value  # the temporal differences, accumulated in place below

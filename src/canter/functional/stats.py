@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from canter import distributed
-from canter.kernels import usable
+from canter.dispatch import has_kernels
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -21,15 +21,13 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     With several ranks the sum of this rank is divided by the average count of all, so that the mean over ranks of the
     result, and of its gradient, is the mean over all samples, however unevenly these are spread.
     """
-    plain = x.is_floating_point() and x.shape == mask.shape and not x.requires_grad
-    if plain and usable(mask) and distributed.world_size() == 1:
-        return moments(x, mask)[1].to(x.dtype)
     count = distributed.mean_(mask.sum(dtype=torch.float64))
     total = torch.where(mask, x, 0.0).sum(tuple(range(-mask.ndim, 0)))
     # One sample on one rank is the smallest count that is not zero.
     return (total / count.clamp(min=1.0 / distributed.world_size())).to(x.dtype)
 
 
+@has_kernels
 @torch.no_grad()
 def moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean and sum of squared deviations over all ranks, float64 and without gradient.
@@ -40,10 +38,6 @@ def moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tens
     """
     if mask is None:
         mask = torch.ones_like(x, dtype=torch.bool)
-    if usable(mask) and distributed.world_size() == 1:
-        from canter.kernels import statistics
-
-        return statistics.moments(x, mask)
     axes = tuple(range(mask.ndim))
     counted = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
     x = x.to(torch.float64)

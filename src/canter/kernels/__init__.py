@@ -1,32 +1,24 @@
-"""Hot functions written for GPUs in Triton, and a few for a CPU in NumPy and C, in modules whose names say `host`.
+"""Kernels for a GPU, written in Triton, entered in the dispatch table beside the plain functions they stand for.
 
-Each is a drop-in for a plain torch function elsewhere, which stays the definition: tests hold them against it. Callers
-choose by `usable(tensor)` and `on_host(tensor)`; an installation without Triton never gets to those for GPUs.
+The plain functions stay the definition: tests hold every kernel against its own. Nothing here is imported before
+`load_kernels`, which an installation without Triton never needs.
 """
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 from importlib.util import find_spec
 
-import torch
-from torch import Tensor
 
-
-@cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether Triton is installed, as it is with GPU builds of torch."""
     return find_spec("triton") is not None
 
 
-def usable(tensor: Tensor) -> bool:
-    """Whether kernels can work on this tensor: float32 or int64 on a GPU, outside of a compiler's trace."""
-    if torch.compiler.is_compiling():
-        return False
-    return tensor.is_cuda and tensor.dtype != torch.float64 and _has_triton()
-
-
-def on_host(tensor: Tensor) -> bool:
-    """Whether the forms for a CPU apply to this tensor: float32 or float64, outside of any trace and of autocast."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
-        return False
-    return tensor.is_cpu and tensor.dtype in (torch.float32, torch.float64)
+@cache
+def load_kernels() -> None:
+    """Enter all kernels in the dispatch table, where Triton is installed."""
+    if has_triton():
+        for module in ("adam", "gaussian_params", "linear", "rows", "schedule", "statistics"):
+            importlib.import_module(f"canter.kernels.{module}")

@@ -7,9 +7,15 @@ for each comparison, which together last as long as a layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from canter.dispatch import kernel, on_gpu
+from canter.functional.adam import AdamGroup, adam_step_
 
 TILE = 1024
 
@@ -64,28 +70,21 @@ def _adam(
     tl.store(v_ptr + i, v, mask=inside)
 
 
-def adamw_(
-    parameter: Tensor,
-    gradient: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    *,
-    step: Tensor,
-    learning_rate: Tensor,
-    norm: Tensor,
-    max_norm: float,
-    skip: Tensor,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-) -> None:
-    """AdamW on flat vectors in place; nothing at all where `skip` is 1.
+def _on_gpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> bool:
+    return on_gpu(groups[0].gradient)
 
-    A gradient whose `norm` is above `max_norm` is shortened to that. `step` counts this step already; it and the other
-    0-d arguments live on the device.
-    """
-    count = parameter.numel()
-    _adam[(triton.cdiv(count, TILE),)](
-        parameter, gradient, exp_avg, exp_avg_sq, step, learning_rate, norm, skip, count, max_norm,
-        BETA1=betas[0], BETA2=betas[1], EPS=eps, DECAY=weight_decay, TILE=TILE,
-    )  # fmt: skip
+
+@kernel(of=adam_step_, accepts=_on_gpu)
+def adam_step_on_gpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> tuple[Tensor, Tensor]:
+    """Two launches for each group and one for what is decided on single numbers."""
+    # A dot product uses the whole device; the norm of one vector runs on a single processor of a GPU.
+    squares = [torch.dot(group.gradient, group.gradient) for group in groups]
+    norm, blocked, skipped = decide(squares, [group.step for group in groups], skip)
+    for group, square in zip(groups, squares, strict=True):
+        count, own = group.flat.numel(), norm if joint else square.sqrt()
+        _adam[(triton.cdiv(count, TILE),)](
+            group.flat, group.gradient, group.exp_avg, group.exp_avg_sq, group.step, group.learning_rate,
+            own, skipped, count, group.max_norm,
+            BETA1=group.betas[0], BETA2=group.betas[1], EPS=group.eps, DECAY=group.weight_decay, TILE=TILE,
+        )  # fmt: skip
+    return norm, blocked

@@ -12,6 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from canter.dispatch import differentiate_again, kernel, on_gpu
+from canter.functional import densities
+
 TILE = 64
 
 
@@ -60,23 +63,32 @@ class _GaussianParams(torch.autograd.Function):
         (m, a), tile_a = mean.shape, max(2, triton.next_power_of_2(mean.shape[1]))
         out = mean.new_empty(m, 2 * a)
         _join[(triton.cdiv(m, TILE),)](mean, raw, out, m, a, mid, half, TILE=TILE, TILE_A=tile_a)
-        ctx.half = half
-        ctx.save_for_backward(raw)
+        ctx.bounds = mid, half
+        ctx.save_for_backward(mean, raw)
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (raw,), gradient = ctx.saved_tensors, gradients[0].contiguous()
+        mean, raw = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            plain = densities.bounded_gaussian_params.plain
+            return *differentiate_again(plain, (mean, raw), gradients[0], ctx.bounds), None, None
+        gradient = gradients[0].contiguous()
         m, a = gradient.shape[0], raw.shape[0]
         blocks, tile_a = triton.cdiv(m, TILE), max(2, triton.next_power_of_2(a))
         d_mean, sums, d_raw = gradient.new_empty(m, a), gradient.new_empty(blocks, a), torch.empty_like(raw)
         _part[(blocks,)](gradient, d_mean, sums, m, a, TILE=TILE, TILE_A=tile_a)
-        _finish[(1,)](sums, raw, d_raw, blocks, a, ctx.half, TILE=128, TILE_A=tile_a)
+        _finish[(1,)](sums, raw, d_raw, blocks, a, ctx.bounds[1], TILE=128, TILE_A=tile_a)
         return d_mean, d_raw, None, None
 
 
-def gaussian_params(mean: Tensor, raw: Tensor, *, mid: float, half: float) -> Tensor:
-    """`[..., 2A]` from a mean `[..., A]` and unbounded numbers `raw` `[A]`, by the formula of `BoundedLogStd`."""
+def _alike_in_all_rows(mean: Tensor, raw: Tensor, mid: float, half: float) -> bool:
+    return on_gpu(mean) and raw.ndim == 1
+
+
+@kernel(of=densities.bounded_gaussian_params, accepts=_alike_in_all_rows)
+def bounded_gaussian_params(mean: Tensor, raw: Tensor, mid: float, half: float) -> Tensor:
+    """For numbers `raw` `[A]` that are the same in every row."""
     flat = mean.reshape(-1, mean.shape[-1]).contiguous()
     return _GaussianParams.apply(flat, raw, mid, half).unflatten(0, mean.shape[:-1])
 
@@ -134,8 +146,13 @@ def _log_probs(params_ptr, action_ptr, out_ptr, M, A, TILE: tl.constexpr, TILE_A
     tl.store(out_ptr + rows, _log_prob(action, mean, log_std, inside), mask=rows < M)
 
 
-def log_prob(params: Tensor, action: Tensor) -> Tensor:
-    """Log-densities `[...]` of actions `[..., A]` under parameters `[..., 2A]`, without gradient."""
+def _without_gradient(params: Tensor, x: Tensor) -> bool:
+    return on_gpu(params) and not (torch.is_grad_enabled() and (params.requires_grad or x.requires_grad))
+
+
+@kernel(of=densities.diag_gaussian_log_prob, accepts=_without_gradient)
+def diag_gaussian_log_prob(params: Tensor, action: Tensor) -> Tensor:
+    """In one launch, without gradient."""
     a, out = action.shape[-1], action.new_empty(action.shape[:-1])
     tile_a, m = max(2, triton.next_power_of_2(a)), out.numel()
     grid = (triton.cdiv(m, TILE),)

@@ -9,17 +9,27 @@ layers is kept in it; what goes in and what comes out is float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
+from canter.dispatch import differentiate_again, kernel, on_gpu
+from canter.functional.layers import linear_layers
 from canter.kernels.weight_gradients import column_sums, weight_gradients
 
-ACTIVATIONS = {"identity": 0, "elu": 1, "relu": 2, "tanh": 3}
-"""Activations that the kernels know."""
+KINDS: dict[type[nn.Module], int] = {nn.Identity: 0, nn.ELU: 1, nn.ReLU: 2, nn.Tanh: 3}
+"""Activations that the kernels know, by the numbers that they have there."""
+
+
+def kind_of(activation: Any) -> int | None:
+    """The number of an activation; None for one that the kernels do not know."""
+    known = type(activation) is not nn.ELU or activation.alpha == 1.0
+    return KINDS.get(type(activation)) if known else None
+
 
 TILE_M, TILE_K = 64, 32
 
@@ -140,19 +150,22 @@ class _Layers(torch.autograd.Function):
     """Hidden layers `act(x @ w.T + b)`, one after the other; keeps each layer's output for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, activation: str, dtype: torch.dtype, *parameters: Tensor) -> Tensor:
-        kind, outputs, last = ACTIVATIONS[activation], [x], len(parameters) // 2 - 1
+    def forward(ctx: Any, x: Tensor, activation: nn.Module, dtype: torch.dtype, *parameters: Tensor) -> Tensor:
+        kind, outputs, last = KINDS[type(activation)], [x], len(parameters) // 2 - 1
         for layer, (weight, bias) in enumerate(zip(parameters[::2], parameters[1::2], strict=True)):
             kept = x.dtype if layer == last else dtype
             outputs.append(_layer(outputs[-1], weight, bias, kind, dtype, kept))
-        ctx.kind, ctx.dtype = kind, dtype
-        ctx.save_for_backward(*outputs, *parameters[::2])
+        ctx.kind, ctx.dtype, ctx.activation = kind, dtype, activation
+        ctx.save_for_backward(*outputs, *parameters)
         return outputs[-1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        count = len(ctx.saved_tensors) // 2
-        outputs, weights = ctx.saved_tensors[: count + 1], ctx.saved_tensors[count + 1 :]
+        count = (len(ctx.saved_tensors) - 1) // 3
+        outputs, parameters = ctx.saved_tensors[: count + 1], ctx.saved_tensors[count + 1 :]
+        if torch.is_grad_enabled():
+            return _again(ctx.activation, outputs[0], parameters, gradients[0])
+        weights = parameters[::2]
         widths = [weight.shape[0] for weight in weights]
         sums = gradients[0].new_empty(triton.cdiv(outputs[0].shape[0], TILE_M), sum(widths), dtype=torch.float32)
         places = sums.split(widths, 1)
@@ -162,6 +175,16 @@ class _Layers(torch.autograd.Function):
         grad_x = _through(deltas[0], weights[0], outputs[0], None, 0) if ctx.needs_input_grad[0] else None
         products, biases = weight_gradients(deltas, list(outputs[:-1])), column_sums(sums).split(widths)
         return grad_x, None, None, *(gradient for pair in zip(products, biases, strict=True) for gradient in pair)
+
+
+def _again(
+    activation: nn.Module, x: Tensor, parameters: tuple[Tensor, ...], gradient: Tensor
+) -> tuple[Tensor | None, ...]:
+    def layers(x: Tensor, *parameters: Tensor) -> Tensor:
+        return linear_layers.plain(x, activation, parameters)
+
+    of_x, *others = differentiate_again(layers, (x, *parameters), gradient)
+    return of_x, None, None, *others
 
 
 def _tf32() -> bool:
@@ -200,8 +223,13 @@ def _through(delta: Tensor, weight: Tensor, h: Tensor, sums: Tensor | None, kind
     return out
 
 
-def hidden_layers(x: Tensor, activation: str, parameters: list[Tensor]) -> Tensor:
-    """`[..., K]` through layers of `weight [N, K], bias [N]` pairs, each followed by the activation."""
+def _knows(x: Tensor, activation: Any, parameters: Sequence[Tensor]) -> bool:
+    return on_gpu(x) and kind_of(activation) is not None
+
+
+@kernel(of=linear_layers, accepts=_knows)
+def fused_layers(x: Tensor, activation: nn.Module, parameters: Sequence[Tensor]) -> Tensor:
+    """A launch for each layer, forward and back."""
     flat = x.reshape(-1, x.shape[-1]).contiguous()
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -7,30 +7,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from canter.dispatch import kernel, on_gpu
+from canter.functional import order, returns, running
+
 
 @triton.jit
-def _gather(x_ptr, order_ptr, out_ptr, S, F, TILE_S: tl.constexpr, TILE_F: tl.constexpr):
+def _gather(x_ptr, index_ptr, out_ptr, S, B, F, TILE_S: tl.constexpr, TILE_F: tl.constexpr):
     rows = tl.program_id(0) * TILE_S + tl.arange(0, TILE_S)
     columns = tl.program_id(1) * TILE_F + tl.arange(0, TILE_F)
-    plane = tl.program_id(2).to(tl.int64) * S * F
-    inside = (rows < S)[:, None] & (columns < F)[None, :]
-    source = tl.load(order_ptr + rows, mask=rows < S, other=0)
-    values = tl.load(x_ptr + plane + source[:, None] * F + columns[None, :], mask=inside)
-    tl.store(out_ptr + plane + rows[:, None] * F + columns[None, :], values, mask=inside)
+    plane = tl.program_id(2).to(tl.int64) * F
+    inside = (rows < B)[:, None] & (columns < F)[None, :]
+    source = tl.load(index_ptr + rows, mask=rows < B, other=0)
+    values = tl.load(x_ptr + plane * S + source[:, None] * F + columns[None, :], mask=inside)
+    tl.store(out_ptr + plane * B + rows[:, None] * F + columns[None, :], values, mask=inside)
 
 
-def gather_sequences(x: Tensor, order: Tensor) -> Tensor:
-    """`x.index_select(1, order)` for `x` `[L, S, ...]` and a permutation `order` `[S]`."""
+@kernel(of=order.take_sequences, accepts=on_gpu)
+def take_sequences(x: Tensor, index: Tensor) -> Tensor:
+    """Several rows to a block, which for short rows is many times as fast as torch."""
     if x.dtype == torch.bool:
-        return gather_sequences(x.view(torch.uint8), order).view(torch.bool)
+        return take_sequences(x.view(torch.uint8), index).view(torch.bool)
     x = x.contiguous()
-    length, sequences = x.shape[:2]
-    features = x[0, 0].numel()
-    out = torch.empty_like(x)
+    (length, sequences), taken, features = x.shape[:2], len(index), x[0, 0].numel()
+    out = x.new_empty(length, taken, *x.shape[2:])
     tile_f = min(128, triton.next_power_of_2(features))
     tile_s = max(1, 2048 // tile_f)
-    grid = (triton.cdiv(sequences, tile_s), triton.cdiv(features, tile_f), length)
-    _gather[grid](x, order, out, sequences, features, TILE_S=tile_s, TILE_F=tile_f)
+    grid = (triton.cdiv(taken, tile_s), triton.cdiv(features, tile_f), length)
+    _gather[grid](x, index, out, sequences, taken, features, TILE_S=tile_s, TILE_F=tile_f)
     return out
 
 
@@ -45,8 +48,13 @@ def _standardize(x_ptr, shift_ptr, scale_ptr, out_ptr, count, F, clip, TILE: tl.
     tl.store(out_ptr + i, tl.where(y != y, y, tl.minimum(tl.maximum(y, -clip), clip)), mask=inside)
 
 
+def _clips(x: Tensor, shift: Tensor, inverse_scale: Tensor, clip: float | None) -> bool:
+    return on_gpu(x) and clip is not None and not x.requires_grad
+
+
+@kernel(of=running.standardize, accepts=_clips)
 def standardize(x: Tensor, shift: Tensor, inverse_scale: Tensor, clip: float) -> Tensor:
-    """`((x - shift) * inverse_scale).clamp(-clip, clip)` for `x` `[..., *shape]` and statistics of that shape."""
+    """In one launch, without gradient."""
     x = x.contiguous()
     out = torch.empty_like(x)
     grid = (triton.cdiv(x.numel(), 1024),)
@@ -76,6 +84,7 @@ def _gae(
         tl.store(return_ptr + where, advantage + value, mask=inside)
 
 
+@kernel(of=returns.gae, accepts=on_gpu)
 def gae(
     reward: Tensor,
     value: Tensor,
@@ -85,7 +94,7 @@ def gae(
     gamma: float | Tensor,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
-    """`canter.functional.returns.gae`."""
+    """In one launch, a thread to each environment."""
     steps, num_envs = reward.shape
     advantage, return_ = torch.empty_like(value), torch.empty_like(value)
     rows = [row.contiguous() for row in (reward, value, next_value)]
@@ -127,8 +136,13 @@ def _random_order(keys_ptr, out_ptr, N, HIGH: tl.constexpr, LOW: tl.constexpr, T
     tl.store(out_ptr + i, x.to(tl.int64), mask=i < N)
 
 
-def random_order(count: int, generator: torch.Generator) -> Tensor:
-    """A random permutation `[count]` without sorting, which takes a GPU as long as a third of a minibatch."""
+def _draws_on_gpu(count: int, generator: torch.Generator) -> bool:
+    return generator.device.type == "cuda"
+
+
+@kernel(of=order.permutation, accepts=_draws_on_gpu)
+def permutation(count: int, generator: torch.Generator) -> Tensor:
+    """Without sorting, which takes a GPU as long as a third of a minibatch."""
     keys = torch.randint(1 << 32, (8,), generator=generator, device=generator.device)
     out = torch.empty(count, dtype=torch.int64, device=generator.device)
     bits = max(2, (count - 1).bit_length())

@@ -6,6 +6,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from canter.dispatch import kernel, on_gpu
+from canter.schedules import follow_kl_
+
 
 @triton.jit
 def _follow_kl(value_ptr, kl_ptr, target, up, down, minimum, maximum):
@@ -16,6 +19,6 @@ def _follow_kl(value_ptr, kl_ptr, target, up, down, minimum, maximum):
     tl.store(value_ptr, tl.minimum(tl.maximum(tl.load(value_ptr) * change, minimum), maximum))
 
 
-def follow_kl_(value: Tensor, kl: Tensor, *, target: float, factor: float, minimum: float, maximum: float) -> None:
-    """The law of `AdaptiveKL` on 0-d tensors, once and in place."""
+@kernel(of=follow_kl_, accepts=on_gpu)
+def _follow_kl_on_gpu(value: Tensor, kl: Tensor, target: float, factor: float, minimum: float, maximum: float) -> None:
     _follow_kl[(1,)](value, kl, target, factor, 1.0 / factor, minimum, maximum, num_warps=1)

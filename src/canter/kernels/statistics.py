@@ -11,6 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from canter import distributed
+from canter.dispatch import kernel, on_gpu
+from canter.functional import running, stats
+
 ROWS = 512
 """Rows that one block looks at."""
 
@@ -74,8 +78,15 @@ def _all_moments(part_ptr, count_ptr, out_ptr, blocks, F, TILE_B: tl.constexpr, 
     tl.store(out_ptr + F + columns, m2, mask=columns < F)
 
 
-def moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`canter.functional.stats.moments` of one rank, for a mask over the leading axes."""
+def _knows(x: Tensor, mask: Tensor | None = None) -> bool:
+    return x.is_cuda and not torch.compiler.is_compiling() and distributed.world_size() == 1
+
+
+@kernel(of=stats.moments, accepts=_knows)
+def moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Of one rank, for a mask over the leading axes."""
+    if mask is None:
+        mask = torch.ones_like(x, dtype=torch.bool)
     shape = x.shape[mask.ndim :]
     rows, features = mask.numel(), shape.numel()
     blocks, tile_f = triton.cdiv(rows, ROWS), min(16, triton.next_power_of_2(features))
@@ -127,10 +138,11 @@ def _absorb(
         tl.store(count_ptr, old + new)
 
 
-def absorb_(running: tuple[Tensor, ...], new: tuple[Tensor, ...], derived: tuple[Tensor, ...], eps: float) -> None:
-    """Merge `new` moments into `running` ones in place, unless that gives anything that is not finite.
+def _on_gpu(moments: running.Tensors, new: running.Tensors, derived: running.Tensors, eps: float) -> bool:
+    return on_gpu(derived[0])
 
-    Both are count, mean and sum of squared deviations in float64; `derived` are mean, standard deviation and its
-    inverse in float32.
-    """
-    _absorb[(1,)](*running, *new, *derived, running[1].numel(), eps, TILE=128)
+
+@kernel(of=running.absorb_, accepts=_on_gpu)
+def absorb_(moments: running.Tensors, new: running.Tensors, derived: running.Tensors, eps: float) -> None:
+    """In one launch."""
+    _absorb[(1,)](*moments, *new, *derived, moments[1].numel(), eps, TILE=128)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from canter.distributions import Distribution
-from canter.kernels.streams import beside, side_stream
 from canter.nn.action_distribution import DistributionName, make_distribution
 from canter.nn.heads import StdConfig, ValueHead, policy_head
 from canter.nn.network import AnyNetwork, AnyNetworkConfig, NetworkConfig
@@ -113,7 +112,6 @@ class ActorCritic(nn.Module):
         self.actor = self.policy.actor
         self.critic = config.build_critic(spec, self.actor.network if config.shared_trunk else None)
         self.shared_trunk = config.shared_trunk
-        self.side_stream = side_stream(spec.device)
 
     @property
     def has_memory(self) -> bool:
@@ -125,11 +123,7 @@ class ActorCritic(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Distribution parameters `[L, B, P]` and normalised values `[L, B]`; a shared trunk is passed once."""
         if not self.shared_trunk:
-            with beside(self.side_stream) as join:
-                value = self.critic(obs, critic_state, reset)[0]
-            params = self.actor(obs, policy_state, reset)[0]
-            join(value)
-            return params, value
+            return self.actor(obs, policy_state, reset)[0], self.critic(obs, critic_state, reset)[0]
         features, _ = self.actor.network(obs, policy_state, reset)
         return self.actor.read(features, obs), self.critic.head(features)
 
@@ -144,12 +138,9 @@ class ActorCritic(nn.Module):
 
     def update_statistics(self, obs: Obs, valid: Tensor) -> None:
         """Move the observation statistics of every network by the valid rows of `obs` `[T, N, ...]`."""
-        if self.shared_trunk:
-            return self.actor.network.update_statistics(obs, valid)
-        with beside(self.side_stream) as join:
-            self.critic.network.update_statistics(obs, valid)
         self.actor.network.update_statistics(obs, valid)
-        join()
+        if not self.shared_trunk:
+            self.critic.network.update_statistics(obs, valid)
 
 
 class Policy:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from canter.nn.mlp import ACTIVATIONS, Activation, Init, init_layer
+from canter.nn.mlp import Activation, Init, activations, init_layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +53,11 @@ class CNN(nn.Module):
                     f"an image of {tuple(shape)} is too small for cnn.layers={config.layers}: "
                     f"{size[0]}x{size[1]} is left before a kernel of {kernel}; use fewer or smaller kernels"
                 )
-            layers += [init_layer(nn.Conv2d(channels, width, kernel, stride), init, gain), ACTIVATIONS[activation]()]
+            layers += [init_layer(nn.Conv2d(channels, width, kernel, stride), init, gain), activations[activation]()]
             channels, size = width, [(extent - kernel) // stride + 1 for extent in size]
         flat = channels * size[0] * size[1]
         linear = init_layer(nn.Linear(flat, config.features), init, gain)
-        self.layers = nn.Sequential(*layers, nn.Flatten(), linear, ACTIVATIONS[activation]())
+        self.layers = nn.Sequential(*layers, nn.Flatten(), linear, activations[activation]())
 
     def forward(self, image: Tensor) -> Tensor:
         """Features of images with any leading axes."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.distributions import DiagGaussian, Distribution, TanhGaussian, mask_logits
-from canter.kernels import usable
+from canter.functional.densities import bounded, bounded_gaussian_params
 from canter.nn.mlp import Init, Linear, init_layer
 from canter.nn.normalizer import IdentityNormalizer, Normalizer
 
@@ -53,8 +53,7 @@ class BoundedLogStd(nn.Module):
 
     def forward(self, raw: Tensor) -> Tensor:
         """Log-std of the same shape as `raw`."""
-        x = raw / self.half_range
-        return self.mid + self.half_range * x * torch.rsqrt(1 + x * x)
+        return bounded(raw, self.mid, self.half_range)
 
 
 class GaussianHead(nn.Module):
@@ -73,13 +72,8 @@ class GaussianHead(nn.Module):
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """Distribution parameters; continuous actions have no mask."""
-        mean = self.mean(features)
-        if usable(mean) and isinstance(self.raw_std, nn.Parameter):
-            from canter.kernels.gaussian_params import gaussian_params
-
-            return gaussian_params(mean, self.raw_std, mid=self.bound.mid, half=self.bound.half_range)
         raw = self.raw_std if isinstance(self.raw_std, nn.Parameter) else self.raw_std(features)
-        return torch.cat([mean, self.bound(raw).expand_as(mean)], dim=-1)
+        return bounded_gaussian_params(self.mean(features), raw, self.bound.mid, self.bound.half_range)
 
 
 class LinearHead(nn.Module):

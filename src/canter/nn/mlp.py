@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Callable
+from typing import Annotated, Literal
 
-import torch
 from torch import Tensor, nn
 
-from canter.kernels import on_host, usable
-from canter.kernels.host_layers import last_output
+from canter.functional.layers import linear_layers
+from canter.registry import Registry
 
-Activation = Literal["tanh", "relu", "elu", "silu", "gelu", "leaky_relu"]
-ACTIVATIONS: dict[str, type[nn.Module]] = {
+activations: Registry[Callable[[], nn.Module]] = Registry("activation")
+"""What makes each non-linearity, a module without parameters, by its name."""
+for _name, _module in {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
     "elu": nn.ELU,
     "silu": nn.SiLU,
     "gelu": nn.GELU,
     "leaky_relu": nn.LeakyReLU,
-}
-FUSED = ("tanh", "relu", "elu")
-"""Those that fused layers know."""
+}.items():
+    activations.register(_name)(_module)
+Activation = Annotated[str, activations]
 Init = Literal["orthogonal", "default"]
 
 
@@ -42,38 +43,33 @@ def init_layer(layer: nn.Linear | nn.Conv2d, init: Init, gain: float = math.sqrt
     return layer
 
 
+IDENTITY = nn.Identity()
+
+
 class Linear(nn.Linear):
-    """A linear layer; on a GPU its bias gradient takes no pass of its own."""
+    """A linear layer by the same function as hidden ones, so that it has the same kernels."""
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., in]` to `[..., out]`."""
-        if not usable(input):
-            return super().forward(input)
-        from canter.kernels.linear import hidden_layers
-
-        return hidden_layers(input, "identity", [self.weight, self.bias])
-
-
-def mlp(
-    input_dim: int, hidden: tuple[int, ...], activation: Activation, init: Init, gain: float, layer_norm: bool = False
-) -> MLP:
-    """Linear layers, each with an optional layer norm and the activation: `[..., input_dim]` to `[..., hidden[-1]]`."""
-    layers: list[nn.Module] = []
-    for width in hidden:
-        layers.append(init_layer(nn.Linear(input_dim, width), init, gain))
-        if layer_norm:
-            layers.append(nn.LayerNorm(width))
-        layers.append(ACTIVATIONS[activation]())
-        input_dim = width
-    return MLP(layers, activation if activation in FUSED and hidden and not layer_norm else None)
+        return linear_layers(input, IDENTITY, [self.weight, self.bias])
 
 
 class MLP(nn.Sequential):
-    """Layers one after the other; linear ones with a known `activation` run as fused layers."""
+    """Linear layers, each with an optional layer norm and the activation: `[..., input_dim]` to `[..., hidden[-1]]`."""
 
-    def __init__(self, layers: list[nn.Module], activation: str | None) -> None:
+    def __init__(
+        self, input_dim: int, hidden: tuple[int, ...], activation: Activation, init: Init, gain: float, layer_norm: bool
+    ) -> None:
+        layers: list[nn.Module] = []
+        for width in hidden:
+            layers.append(init_layer(nn.Linear(input_dim, width), init, gain))
+            if layer_norm:
+                layers.append(nn.LayerNorm(width))
+            layers.append(activations[activation]())
+            input_dim = width
         super().__init__(*layers)
-        self.activation = activation
+        self.plain = not layer_norm and len(hidden) > 0
+        """Whether there is nothing but linear layers and activations."""
 
     @property
     def weights(self) -> list[Tensor]:
@@ -82,12 +78,4 @@ class MLP(nn.Sequential):
 
     def forward(self, input: Tensor) -> Tensor:
         """`[..., input_dim]` to `[..., hidden[-1]]`."""
-        if self.activation and on_host(input) and not torch.is_grad_enabled():
-            rows, weights = input.reshape(-1, input.shape[-1]), [weight.detach().numpy() for weight in self.weights]
-            output = last_output(rows.detach().numpy(), [self.activation] * (len(weights) // 2), weights)
-            return torch.from_numpy(output).view(*input.shape[:-1], -1)
-        if not self.activation or not usable(input):
-            return super().forward(input)
-        from canter.kernels.linear import hidden_layers
-
-        return hidden_layers(input, self.activation, self.weights)
+        return linear_layers(input, self[-1], self.weights) if self.plain else super().forward(input)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.nn.cnn import CNNConfig
-from canter.nn.mlp import MLP, Activation, Init, mlp
+from canter.nn.mlp import MLP, Activation, Init
 from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, Normalizer
 from canter.nn.rnn import AnyMemory, Memory, NoMemory, RNNConfig
 from canter.plain import check_settings
@@ -122,16 +122,6 @@ def select_groups(names: tuple[str, ...] | None, obs: dict[str, TensorSpec], rol
     return {name: usable[name] for name in names}
 
 
-def plain_network(network: AnyNetwork) -> Network | None:
-    """A network of nothing but normalisers and layers that are known everywhere; None where it has other parts."""
-    if type(network) is not Network or network.in_bfloat16 or not isinstance(network.memory, NoMemory):
-        return None
-    if not all(isinstance(encoder, nn.Identity) for encoder in network.encoders):
-        return None
-    # A user's network may have put another module there.
-    return network if isinstance(network.hidden, MLP) and network.hidden.activation is not None else None
-
-
 class Network(nn.Module):
     """Reads its observation groups, normalises and encodes them and gives features `[L, B, features]`."""
 
@@ -163,8 +153,8 @@ class Network(nn.Module):
         self.memory: AnyMemory = NoMemory()
         if config.memory is not None:
             self.memory = Memory(config.memory, reads_memory, config.init)
-        self.hidden = mlp(
-            reads_layers, config.hidden, config.activation, config.init, config.init_gain, layer_norm=config.layer_norm
+        self.hidden = MLP(
+            reads_layers, config.hidden, config.activation, config.init, config.init_gain, config.layer_norm
         )
 
     def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:

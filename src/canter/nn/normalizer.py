@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from canter.functional.stats import merge_moments, moments
-from canter.kernels import usable
+from canter.functional.running import absorb_, standardize
+from canter.functional.stats import moments
 
 
 class Normalizer(nn.Module):
@@ -37,12 +37,7 @@ class Normalizer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(x - mean) / std`, clipped; the identity before the first update."""
-        if usable(x) and self.clip is not None and not x.requires_grad:
-            from canter.kernels.rows import standardize
-
-            return standardize(x, self.shift, self.inverse_scale, self.clip)
-        x = (x - self.shift) * self.inverse_scale
-        return x if self.clip is None else x.clamp(-self.clip, self.clip)
+        return standardize(x, self.shift, self.inverse_scale, self.clip)
 
     def inverse(self, x: Tensor) -> Tensor:
         """`x * std + mean`."""
@@ -51,21 +46,8 @@ class Normalizer(nn.Module):
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Merge the rows of `x` `[..., *shape]` where `mask` `[...]` is True, over all ranks."""
-        # A NaN from a simulator must not poison the statistics: the run stops on it later, with everything else intact.
-        if usable(self.shift):
-            from canter.kernels.statistics import absorb_
-
-            derived = (self.shift, self.scale, self.inverse_scale)
-            return absorb_((self.count, self.mean, self.m2), moments(x, mask), derived, self.eps)
-        merged = merge_moments(self.count, self.mean, self.m2, *moments(x, mask))
-        finite = torch.stack([torch.isfinite(part).all() for part in merged]).all()
-        for buffer, part in zip((self.count, self.mean, self.m2), merged, strict=True):
-            buffer.copy_(torch.where(finite, part, buffer))
-        variance = torch.where(self.count > 0, self.m2 / self.count.clamp(min=1), torch.ones_like(self.m2))
-        std = torch.sqrt(variance + self.eps)
-        self.shift.copy_(self.mean)
-        self.scale.copy_(std)
-        self.inverse_scale.copy_(1.0 / std)
+        running, derived = (self.count, self.mean, self.m2), (self.shift, self.scale, self.inverse_scale)
+        absorb_(running, moments(x, mask), derived, self.eps)
 
 
 class IdentityNormalizer(nn.Module):

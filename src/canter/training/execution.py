@@ -1,4 +1,4 @@
-"""Ways to run the same collection and update: eagerly, compiled, or as captured CUDA graphs."""
+"""Ways to run the same collection and update: eagerly, or as captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import torch
 
-from canter.algorithms.base import Algorithm, Metrics
+from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
+from canter.engines.choose import EngineName
 from canter.machine import set_threads
 from canter.specs import Capturable
-from canter.struct import tree_copy_, tree_map
+from canter.struct import Metrics, tree_copy_, tree_map
 from canter.training.collector import Collector
 from canter.training.threads import ThreadChoice
 
@@ -27,9 +28,12 @@ WARM_UP = 2
 class ExecutionConfig:
     """How the work is handed to the device; the mathematics are the same in every mode."""
 
-    mode: Literal["auto", "eager", "compile", "graph", "compiled_graph"] = "auto"
-    """Operation by operation; losses and networks through torch.compile; whole collections and updates replayed as
-    CUDA graphs; or graphs of compiled functions. "auto" is "graph" on a GPU and "eager" elsewhere."""
+    mode: Literal["auto", "eager", "graph"] = "auto"
+    """Operation by operation, or whole collections and updates replayed as CUDA graphs. "auto" is "graph" on a GPU and
+    "eager" elsewhere."""
+    engine: EngineName = "auto"
+    """What computes networks and loss: "auto" takes the fastest that knows every setting; "autograd" is the
+    definition that the others are tested against."""
     tf32: bool = True
     """Let a GPU multiply float32 matrices with 10 bits of mantissa; False is strict float32. No effect on a CPU."""
     threads: int | None = None
@@ -43,23 +47,21 @@ class ExecutionConfig:
     def prepare(self, collector: Collector, algorithm: Algorithm[Any]) -> Programs:
         """The two halves of an iteration, ready to be called in turn."""
         on_gpu = collector.env.spec.device.type == "cuda"
-        if on_gpu:
-            torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
         mode = ("graph" if on_gpu else "eager") if self.mode == "auto" else self.mode
-        if "graph" in mode and not on_gpu:
+        if mode == "graph" and not on_gpu:
             logger.warning("execution.mode=%s runs without graphs: a CPU has none", mode)
-            mode = mode.replace("compiled_graph", "compile").replace("graph", "eager")
-        if "compile" in mode:
-            algorithm.transform(torch.compile)
-        if "graph" in mode:
+            mode = "eager"
+        if mode == "graph":
             return capture(collector, algorithm)
         collector.threads = self.threads
         choose_threads = self.threads is None and not on_gpu
         return Programs(collector.collect, ThreadChoice(collector, algorithm) if choose_threads else algorithm.update)
 
-    def start(self) -> None:
+    def start(self, device: str) -> None:
         """Set what must be so before anything is built: even the first weights are rounded by the number of threads."""
         set_threads(self.threads or 1)
+        if torch.device(device).type == "cuda":
+            torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
 
 
 @dataclass

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from canter.algorithms.base import Metrics
 from canter.functional.batch_means import batch_means
+from canter.struct import Metrics
 from canter.training.collector import Episodes
 from canter.training.stopwatch import Stopwatch
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from canter.algorithms.base import Algorithm, Metrics
+from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
 from canter.distributed import cores
 from canter.machine import set_threads
+from canter.struct import Metrics
 from canter.training.collector import Collector
 
 logger = logging.getLogger(__name__)

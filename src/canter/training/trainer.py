@@ -94,10 +94,11 @@ def train(
     checkpoints are kept there, and a run that was interrupted goes on from its newest checkpoint. SIGINT or SIGTERM
     ends the run after the iteration, saves it and raises `RunStopped`.
     """
-    config.execution.start()
+    config.execution.start(config.device)
     with closing(config.env.build(config.device)) if env is None else nullcontext(env) as env:
         env, adapt = seat_opponents(env, config.self_play, config.seed)
         algorithm = config.algorithm.build(env.spec, config.seed)
+        algorithm.use_engine(config.execution.engine)
         collector = Collector(env, algorithm, derive_seed(config.seed, "env"))
         run = Run(config.total_steps, config.success, collector.clock)
         programs = config.execution.prepare(collector, algorithm)

@@ -8,20 +8,18 @@ that collected it. That is the same numbers for a fraction of the work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from canter.algorithms.objectives import Objective
-from canter.algorithms.on_device import OnDevice
+from canter.algorithms.ppo.objectives import Objective
 from canter.data.rollout import Rollout
+from canter.engines.base import Engine
 from canter.functional.returns import successor_values
 from canter.nn.actor_critic import ActorCritic
-from canter.struct import Obs, State, TensorStruct, tree_copy_, tree_map
+from canter.struct import State, TensorStruct, tree_copy_, tree_map
 
 
 @dataclass
@@ -40,19 +38,12 @@ class Judgement(TensorStruct):
 class Judge:
     """Values every step of a rollout, and keeps the critic's memory from one rollout to the next."""
 
-    def __init__(
-        self,
-        model: ActorCritic,
-        objective: Objective,
-        num_envs: int,
-        sequence_length: int,
-        *,
-        find_kernels: Callable[[], OnDevice | None],
-    ) -> None:
-        self.model, self.objective, self.sequence_length = model, objective, sequence_length
+    engine: Engine
+    """Computes the values."""
+
+    def __init__(self, model: ActorCritic, objective: Objective, num_envs: int, sequence_length: int) -> None:
+        self.shares_trunk, self.objective, self.sequence_length = model.shared_trunk, objective, sequence_length
         self.state = model.critic.network.initial_state(num_envs)
-        self.find_kernels = find_kernels
-        """Gives another form of a critic without memory, where there is one."""
 
     @torch.no_grad()
     def __call__(self, rollout: Rollout[Any], *, new: bool = False) -> Judgement:
@@ -60,12 +51,8 @@ class Judge:
 
         A `new` one is judged for the first time: what the objective estimates moves to include it.
         """
-        start = tree_map(lambda x: x[0], rollout.state) if self.model.shared_trunk else self.state
-        kernels = self.find_kernels()
-        if kernels is None:
-            values, after = self.model.critic.unroll(rollout.obs, start, rollout.reset)
-        else:
-            values, after = kernels.values(rollout.obs), ()
+        start = tree_map(lambda x: x[0], rollout.state) if self.shares_trunk else self.state
+        values, after = self.engine.values(rollout.obs, start, rollout.reset)
         value, final_value = values[:-1], self._final_values(rollout, after)
         next_value = successor_values(values, rollout.done, rollout.reset, final_value)
         if new:
@@ -89,19 +76,7 @@ class Judge:
         """Values `[T, N]` of true final observations, each read with the memory of the episode that it ended."""
         if rollout.final_obs is None:
             return None
-        kernels = self.find_kernels()
-        if kernels is not None:
-            return kernels.values(rollout.final_obs, rollout.done)
-        obs, states = tree_map(lambda x: x.flatten(0, 1), (rollout.final_obs, tree_map(lambda x: x[:-1], after)))
-        if not rollout.reward.is_cpu:
-            return self._values(obs, states).view_as(rollout.reward)
-        # Where looking costs nothing: only of rows that ended, for the others are never read.
-        ended = torch.from_numpy(np.flatnonzero(rollout.done.numpy()))
-        values = torch.zeros_like(rollout.reward)
-        if len(ended):
-            values.view(-1)[ended] = self._values(*tree_map(lambda x: x[ended], (obs, states)))
-        return values
-
-    def _values(self, obs: Obs, states: State) -> Tensor:
-        """Values of single rows `[M]`."""
-        return self.model.critic.unroll(tree_map(lambda x: x.unsqueeze(0), obs), states, None)[0].squeeze(0)
+        # Every row is a sequence of its own.
+        obs, needed = tree_map(lambda x: x.flatten(0, 1).unsqueeze(0), (rollout.final_obs, rollout.done))
+        states = tree_map(lambda x: x[:-1].flatten(0, 1), after)
+        return self.engine.values(obs, states, None, needed)[0].view_as(rollout.reward)

@@ -6,7 +6,6 @@ T steps, N environments, L sequence length (1 without memory), S sequences, P di
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,30 +13,29 @@ import torch
 from torch import Tensor
 
 from canter import distributed
-from canter.algorithms.action_bounds import BoundLossConfig
-from canter.algorithms.base import Metrics, algorithms
-from canter.algorithms.central_value import CentralValueConfig
-from canter.algorithms.checks import check_batch, check_discount
-from canter.algorithms.extension import AnyExtensionConfig, Extensions, ModelOutput
-from canter.algorithms.fused import fits, fused_loss, loss_by_hand
-from canter.algorithms.judge import Judge, Judgement
-from canter.algorithms.objectives import AverageReward, Discounted, Objective
-from canter.algorithms.on_device import Indices, OnDevice, on_device
-from canter.algorithms.phase import LossOutput, Phase
-from canter.algorithms.ppo_batch import PPOBatch, PPORecord
-from canter.algorithms.rewards import RewardConfig
+from canter.algorithms.base import algorithms
+from canter.algorithms.extension import AnyExtensionConfig, Extensions
+from canter.algorithms.phase import Phase
+from canter.algorithms.ppo.central_value import CentralValueConfig
+from canter.algorithms.ppo.checks import check_batch, check_discount
+from canter.algorithms.ppo.judge import Judge, Judgement
+from canter.algorithms.ppo.objectives import AverageReward, Discounted, Objective
+from canter.algorithms.ppo.rewards import RewardConfig
 from canter.data.rollout import Rollout, as_sequences
-from canter.functional.losses import SURROGATES, VALUE_LOSSES
+from canter.distributions import Distribution
+from canter.engines.autograd import policy_terms
+from canter.engines.base import Coefs, PPOLoss
+from canter.engines.batch import PPOBatch, PPORecord
+from canter.engines.bound import BoundLossConfig
+from canter.engines.choose import Choice, EngineName, choose
 from canter.functional.stats import explained_variance, masked_mean, normalize
-from canter.kernels import usable
-from canter.kernels.streams import beside
+from canter.kernels.streams import beside, side_stream
 from canter.nn.actor_critic import ActorCritic, ModelConfig
-from canter.nn.by_hand import by_hand
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
-from canter.schedules import AnySchedule, Constant
+from canter.schedules import AdaptiveKL, AnySchedule, Constant
 from canter.seeding import derive_seed
 from canter.specs import EnvSpec
-from canter.struct import Obs, State, tree_copy_, tree_map
+from canter.struct import Metrics, Obs, State, tree_copy_, tree_map
 
 
 @algorithms.register("ppo")
@@ -112,6 +110,10 @@ class PPOConfig:
         for name in ("clip_ratio", "value_clip", "target_kl"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+        if not self.value_coef > 0:
+            raise ValueError(f"value_coef={self.value_coef} must be above 0")
+        if isinstance(self.entropy_coef, AdaptiveKL):
+            raise ValueError("entropy_coef: adaptive_kl moves learning rates; use a number, linear or constant")
         if self.central_value and (self.critic_optimizer or self.model.shared_trunk):
             rival = "critic_optimizer" if self.critic_optimizer else "model.shared_trunk"
             raise ValueError(f"central_value has a network and an optimizer of its own: it leaves no room for {rival}")
@@ -127,6 +129,18 @@ class PPOConfig:
         if self.objective == "average":
             return AverageReward(self.average_step, self.gae_lambda)
         return Discounted(self.gamma, self.discount_per, self.gae_lambda)
+
+    def build_loss(self, distribution: Distribution, device: torch.device) -> PPOLoss:
+        """The loss that these settings describe, without what extensions add."""
+        return PPOLoss(
+            surrogate=self.surrogate,
+            clip_ratio=self.clip_ratio,
+            value_loss=self.value_loss,
+            value_clip=self.value_clip,
+            value_coef=self.value_coef,
+            advantage="minibatch" if self.advantage_normalization == "minibatch" else "given",
+            bound=self.bound_loss and self.bound_loss.build(distribution, device),
+        )
 
 
 class PPO:
@@ -147,32 +161,30 @@ class PPO:
         self.sequence_length = config.sequence_length if self.model.has_memory else 1
         self.rewards = config.reward.build(spec, config.gamma, config.discount_per)
         self.objective = config.build_objective().to(spec.device)
-        self.judge = Judge(
-            self.model, self.objective, spec.num_envs, self.sequence_length, find_kernels=lambda: self.on_device
-        )
         self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
         self.progress = torch.zeros((), device=spec.device)
-        self.entropy_coef = torch.tensor(config.entropy_coef.initial, device=spec.device)
+        self.coefs = Coefs(entropy=torch.tensor(config.entropy_coef.initial, device=spec.device))
         self.policy_kl = torch.zeros((), device=spec.device)
-        self.surrogate = SURROGATES[config.surrogate]
-        self.value_error = VALUE_LOSSES[config.value_loss]
-        # A subclass may have changed the terms; the kernel knows only these.
-        self.has_kernel = type(self) is PPO and fits(config, self.distribution, spec.device)
-        self.bound_error = config.bound_loss and config.bound_loss.build(self.distribution, spec.device)
-        self.phases = self._build_phases()
-        on_cpu = spec.device.type == "cpu" and self.has_kernel and not config.extensions
-        gradients = {p: view for phase in self.phases.values() for p, view in phase.optimizer.gradients.items()}
-        self.by_hand = by_hand(self.model, gradients) if on_cpu else None
-        on_gpu = spec.device.type == "cuda" and self.has_kernel
-        self.kernels = on_device(config, self.model, self.phases["policy"].optimizer) if on_gpu else None
+        self.stream = side_stream(spec.device)
+        self.losses, self.optimizers = self._build_losses(), self._build_optimizers()
+        self.judge = Judge(self.model, self.objective, spec.num_envs, self.sequence_length)
+        self.use_engine("auto")
 
-    @property
-    def on_device(self) -> OnDevice | None:
-        """Kernels for whole networks, where there are any for these and they may multiply in TF32."""
-        return self.kernels if torch.get_float32_matmul_precision() != "highest" else None
+    def _build_losses(self) -> dict[str, PPOLoss]:
+        """The loss of each phase: one for everything, or one for the policy and then one for the critic."""
+        loss = self.config.build_loss(self.distribution, self.spec.device)
+        # A subclass may have changed the terms, which only the definition can follow.
+        own = None if type(self).policy_terms is PPO.policy_terms else self.policy_terms
+        both = replace(loss, policy_terms=own, augment=self.extensions.augments(), terms=self.extensions.terms())
+        if self.config.central_value is None:
+            return {"policy": both}
+        return {
+            "policy": replace(both, value_loss=None),
+            "central_value": replace(loss, surrogate=None, bound=None, advantage="given"),
+        }
 
-    def _build_phases(self) -> dict[str, Phase[Any]]:
-        """One phase for everything, or one for the policy and then one for the critic."""
+    def _build_optimizers(self) -> dict[str, Optimizer]:
+        """The optimiser of each phase."""
         config, central, model = self.config, self.config.central_value, self.model
         policy, critic = model.policy_parameters(), model.critic_parameters()
         groups = {"model": ParameterGroup(policy + critic, config.optimizer)}
@@ -181,14 +193,27 @@ class PPO:
         elif config.critic_optimizer is not None or config.gradient_clipping == "per_network":
             own = config.critic_optimizer or config.optimizer
             groups = {"policy": ParameterGroup(policy, config.optimizer), "critic": ParameterGroup(critic, own)}
+        optimizers = {"policy": Optimizer(groups, clip_jointly=config.gradient_clipping == "joint")}
+        if central is not None:
+            own = ParameterGroup(critic, central.optimizer)
+            optimizers["central_value"] = Optimizer({"critic": own}, clip_jointly=True)
+        return optimizers
+
+    def use_engine(self, name: EngineName) -> None:
+        """Compute by this engine from now on; raises ValueError where it cannot."""
+        self.engines: dict[str, Choice] = {
+            phase: choose(loss, self.model, self.optimizers[phase], name) for phase, loss in self.losses.items()
+        }
+        self.engine = self.engines["policy"].engine
+        self.judge.engine = self.engines.get("central_value", self.engines["policy"]).engine
+        config, central = self.config, self.config.central_value
         check_batch(self.horizon, self.spec.num_envs, config.num_minibatches, self.sequence_length)
-        phases = {
+        phases: dict[str, Phase[Any]] = {
             "policy": Phase(
-                loss=self.quick_loss if central is None else self.policy_loss,
-                optimizer=Optimizer(groups, clip_jointly=config.gradient_clipping == "joint"),
-                epochs=config.epochs,
-                num_minibatches=config.num_minibatches,
-                generator=self.shuffle_rng,
+                self.engine,
+                config.epochs,
+                config.num_minibatches,
+                self.shuffle_rng,
                 target_kl=math.inf if config.target_kl is None else config.target_kl,
             )
         }
@@ -196,14 +221,9 @@ class PPO:
             key = "central_value."
             check_batch(self.horizon, self.spec.num_envs, central.num_minibatches, self.sequence_length, key)
             phases["central_value"] = Phase(
-                loss=self.value_loss,
-                optimizer=Optimizer({"critic": ParameterGroup(critic, central.optimizer)}, clip_jointly=True),
-                epochs=central.epochs,
-                num_minibatches=central.num_minibatches,
-                generator=self.shuffle_rng,
-                name="central_value",
+                self.judge.engine, central.epochs, central.num_minibatches, self.shuffle_rng, name="central_value"
             )
-        return self.extensions.add_phases(phases)
+        self.phases = self.extensions.add_phases(phases)
 
     def empty_record(self) -> PPORecord:
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
@@ -212,27 +232,21 @@ class PPO:
 
     def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, PPORecord, State]:
         """Sample actions; the environment gets them within bounds, the record keeps them as drawn."""
-        quick = self.by_hand or self.on_device
-        if quick is not None:
-            for_env, *record = quick.act(obs, self.policy_rng)
-            return for_env, PPORecord(*record), state
-        with torch.no_grad():
-            params, state = self.policy.params(obs, state, reset)
-            action = self.distribution.sample(params, self.policy_rng)
-            return self.distribution.to_env(action), PPORecord(action, params), state
+        for_env, action, params, state = self.engine.act(obs, state, reset, self.policy_rng)
+        return for_env, PPORecord(action, params), state
 
     def update(self, rollout: Rollout[PPORecord]) -> Metrics:
         """Improve policy and critic on one rollout."""
         config = self.config
-        config.entropy_coef.set_(self.entropy_coef, self.progress)
-        rollout = self.paid(rollout)
+        config.entropy_coef.set_(self.coefs.entropy, self.progress)
+        rollout = self.with_rewards(rollout)
         batch, judged = self.targets(rollout)
-        with beside(self.model.side_stream) as join:
+        with beside(self.stream) as join:
             metrics = self.describe(rollout, judged)
-        refresh = (lambda: self._read(self.batch(rollout, self.judge(rollout)))) if config.recompute_advantage else None
+        refresh = (lambda: self.batch(rollout, self.judge(rollout))) if config.recompute_advantage else None
         for phase in self.phases.values():
             phase.optimizer.schedule_(self.progress)
-            metrics |= phase.run(self._read(batch), refresh)
+            metrics |= phase.run(batch, self.coefs, kl=self.policy_kl, refresh=refresh)
             self.policy_kl.copy_(metrics["policy/kl"])
         # After the phases: the recorded distribution parameters belong to the statistics they were computed with, or
         # the first ratio would not be 1 and the KL would be biased.
@@ -243,7 +257,7 @@ class PPO:
         return metrics
 
     @torch.no_grad()
-    def paid(self, rollout: Rollout[PPORecord]) -> Rollout[PPORecord]:
+    def with_rewards(self, rollout: Rollout[PPORecord]) -> Rollout[PPORecord]:
         """The rollout with the rewards to learn from; call it once for each, because statistics move."""
         return self.extensions.reward(self.rewards(rollout))
 
@@ -286,85 +300,13 @@ class PPO:
         states = as_sequences({"policy_state": rollout.state, "critic_state": judged.state}, length=1)
         return replace(as_sequences(rows, self.sequence_length), **states)
 
-    def loss(self, batch: PPOBatch) -> LossOutput:
-        """Policy, value and entropy terms of one minibatch."""
-        batch = self.extensions.augment(batch)
-        states = (tree_map(lambda x: x[0], state) for state in (batch.policy_state, batch.critic_state))
-        params, value = self.model(batch.obs, *states, batch.reset)
-        if self.has_kernel and usable(params):
-            output = fused_loss(self.config, batch, params, value, self.entropy_coef)
-        else:
-            output = self._weigh(self.policy_terms(batch, params) | self.value_terms(batch, value), batch.valid)
-        return self.extensions.extend(output, batch, ModelOutput(params, value))
-
-    def _read(self, batch: PPOBatch) -> PPOBatch | Indices:
-        """The batch with what networks make of observations before their first layer, if `quick_loss` is by hand."""
-        if self.on_device is not None:
-            return self.on_device.read(batch)
-        if self.by_hand is None or self.config.central_value is not None:
-            return batch
-        return replace(batch, obs=self.by_hand.read_rows(batch.obs))
-
-    def quick_loss(self, batch: Any) -> LossOutput:
-        """`loss` of what `_read` gives, with gradients found by hand where that is known for these settings."""
-        if self.on_device is not None:
-            return self.on_device.loss(batch, self.entropy_coef)
-        if self.by_hand is None:
-            return self.loss(batch)
-        return loss_by_hand(self.config, self.distribution, batch, self.by_hand, self.entropy_coef)
-
-    def policy_loss(self, batch: PPOBatch) -> LossOutput:
-        """The same without the critic."""
-        batch = self.extensions.augment(batch)
-        params, _ = self.model.actor(batch.obs, tree_map(lambda x: x[0], batch.policy_state), batch.reset)
-        output = self._weigh(self.policy_terms(batch, params), batch.valid)
-        return self.extensions.extend(output, batch, ModelOutput(params, None))
-
-    def value_loss(self, batch: PPOBatch) -> LossOutput:
-        """The critic's part, for a phase of its own."""
-        value, _ = self.model.critic(batch.obs, tree_map(lambda x: x[0], batch.critic_state), batch.reset)
-        return self._weigh(self.value_terms(batch, value), batch.valid)
-
     def policy_terms(self, batch: PPOBatch, params: Tensor) -> Metrics:
-        """Surrogate, entropy, KL, whether the ratio was clipped, how far the mean is out of bounds; each `[L, B]`."""
-        advantage, clip_ratio = batch.advantage, self.config.clip_ratio
-        if self.config.advantage_normalization == "minibatch":
-            advantage = normalize(advantage, batch.valid)
-        log_prob = self.distribution.log_prob(params, batch.action)
-        with torch.no_grad():
-            kl = self.distribution.kl(batch.dist_params, params)
-            clipped = ((torch.exp(log_prob - batch.log_prob) - 1).abs() > clip_ratio).to(kl.dtype)
-        terms = {
-            "loss/policy": self.surrogate(log_prob, batch.log_prob, advantage, clip_ratio),
-            "policy/entropy": self.distribution.entropy(params),
-            "policy/kl": kl,
-            "policy/clip_fraction": clipped,
-        }
-        return terms if self.bound_error is None else terms | {"loss/bound": self.bound_error(params)}
-
-    def value_terms(self, batch: PPOBatch, value: Tensor) -> Metrics:
-        """The critic's error `[L, B]`."""
-        return {"loss/value": self.value_error(value, batch.value, batch.return_, self.config.value_clip)}
-
-    def _weigh(self, terms: Metrics, valid: Tensor) -> LossOutput:
-        """Means of all terms over the valid rows, and their weighted sum; other rows count for nothing."""
-        means = dict(zip(terms, masked_mean(torch.stack(list(terms.values())), valid).unbind(), strict=True))
-        weights = {"loss/policy": 1.0, "loss/value": self.config.value_coef, "policy/entropy": -self.entropy_coef}
-        weights["loss/bound"] = self.config.bound_loss.coef if self.config.bound_loss else 0.0
-        loss = torch.stack([means[name] * weight for name, weight in weights.items() if name in means]).sum()
-        return LossOutput(loss, means.get("policy/kl", self.policy_kl), means)
+        """The policy's terms of a minibatch, `[L, B]` each; a subclass may change them."""
+        return policy_terms(self.losses["policy"], self.distribution, batch, params)
 
     def generators(self) -> list[torch.Generator]:
         """The random streams of acting and of shuffling."""
         return [self.policy_rng, self.shuffle_rng]
-
-    def transform(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Replace the losses and the networks that act and judge by what `compile` makes of them."""
-        self.by_hand = self.kernels = None
-        for phase in self.phases.values():
-            phase.loss = compile(phase.loss)
-        self.policy.actor.forward = compile(self.policy.actor.forward)
-        self.model.critic.unroll = compile(self.model.critic.unroll)
 
     def set_progress(self, fraction: float) -> None:
         """Tell how much of the run is done, 0..1."""
@@ -379,7 +321,7 @@ class PPO:
             "extensions": {name: tensor.clone() for name, tensor in self.extensions.state_dict().items()},
             "critic_state": tree_map(lambda x: x.clone(), self.judge.state),
             "optimizers": {name: phase.optimizer.state_dict() for name, phase in self.phases.items()},
-            "entropy_coef": self.entropy_coef.clone(),
+            "entropy_coef": self.coefs.entropy.clone(),
             "policy_rng": self.policy_rng.get_state(),
             "shuffle_rng": self.shuffle_rng.get_state(),
         }
@@ -393,6 +335,6 @@ class PPO:
         tree_copy_(self.judge.state, state["critic_state"])
         for name, phase in self.phases.items():
             phase.optimizer.load_state_dict(state["optimizers"][name])
-        self.entropy_coef.copy_(state["entropy_coef"])
+        self.coefs.entropy.copy_(state["entropy_coef"])
         self.policy_rng.set_state(state["policy_rng"])
         self.shuffle_rng.set_state(state["shuffle_rng"])

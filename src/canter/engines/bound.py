@@ -48,7 +48,7 @@ class BoundLoss:
     """Distribution parameters `[..., 2A]` to a loss `[...]`."""
 
     def __init__(self, config: BoundLossConfig, distribution: DiagGaussian, device: torch.device) -> None:
-        self.distribution, self.loss, self.limit = distribution, BOUND_LOSSES[config.form], config.limit
+        self.config, self.distribution = config, distribution
         intervals = zip(distribution.low or (), distribution.high or (), strict=True)
         # A rescaled mean is in the right units already, and one without finite bounds has no others.
         halves = [(0.5 * (high - low), 0.5 * (high + low)) for low, high in intervals]
@@ -57,4 +57,5 @@ class BoundLoss:
 
     def __call__(self, params: Tensor) -> Tensor:
         """The loss of each row."""
-        return self.loss((self.distribution.mode(params) - self.centre) / self.half, self.limit)
+        mean = (self.distribution.mode(params) - self.centre) / self.half
+        return BOUND_LOSSES[self.config.form](mean, self.config.limit)

@@ -16,11 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from canter.kernels.chain import SHAPE, TILE_M, Layers, _chain, room
-from canter.kernels.gaussian_loss import _surrogate, _value_error
+from canter.engines.triton.chain import SHAPE, TILE_M, Layers, _chain, room
+from canter.engines.triton.gaussian_loss import _surrogate, _value_error
+from canter.engines.triton.row_products import RowProducts, _share
 from canter.kernels.gaussian_params import _log_prob
 from canter.kernels.linear import _tf32
-from canter.kernels.row_products import RowProducts, _share
 from canter.kernels.streams import beside, side_stream
 
 Tensors = tuple[Tensor, ...]

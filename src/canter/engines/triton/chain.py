@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from canter.kernels.linear import ACTIVATIONS, _activate, _slope, _tf32
+from canter.kernels.linear import _activate, _slope, _tf32
 
 TILE_M = 64
 """Rows that go together. The same for acting and for learning, so that both give the same bits."""
@@ -26,8 +26,8 @@ SHAPE = {"TILE_M": TILE_M, "CHUNK": 32, "num_warps": 4, "num_stages": 3}
 class Layers:
     """Weights `[N, K]` and biases `[N]` of all layers of a network; an activation follows all but the last."""
 
-    def __init__(self, weights: list[Tensor], biases: list[Tensor], activation: str) -> None:
-        self.weights, self.biases, self.kind = tuple(weights), tuple(biases), ACTIVATIONS[activation]
+    def __init__(self, weights: list[Tensor], biases: list[Tensor], kind: int) -> None:
+        self.weights, self.biases, self.kind = tuple(weights), tuple(biases), kind
         self.widths = (weights[0].shape[1], *(weight.shape[0] for weight in weights))
         self.back = [*range(len(weights) - 2, -1, -1), len(weights) - 1]
         """Layers in the order in which their gradients are kept: that of the way back, and the last one last."""

@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from canter.algorithms.action_bounds import BoundLossConfig
 from canter.algorithms.ppo import PPOConfig
 from canter.distributions import Beta, Categorical, DiagGaussian, TanhGaussian
+from canter.engines.bound import BoundLossConfig
 from canter.envs.tensor import CartPole, Pendulum
 from canter.nn.actor_critic import ModelConfig
 from canter.training.collector import Collector
@@ -77,7 +77,8 @@ def test_it_is_a_term_of_the_loss_with_its_weight():
         with torch.no_grad():
             algorithm.model.actor.head.mean.bias.fill_(3.1)
         batch, _ = algorithm.targets(Collector(env, algorithm, 0).collect())
-        return algorithm.loss(batch)
+        algorithm.use_engine("autograd")
+        return algorithm.engine.evaluate(batch, algorithm.coefs)
 
     plain, bounded = total(None), total(BoundLossConfig(coef=0.5))
     expected = bounded.metrics["loss/bound"]

@@ -1,6 +1,6 @@
-"""What PPO remembers of each step, and the rows that it learns from.
+"""What PPO remembers of each step, the rows that it learns from, and what its networks make of them.
 
-N environments, L sequence length (1 without memory), S sequences.
+N environments, L sequence length (1 without memory), S sequences, B of them in a minibatch, P distribution parameters.
 """
 
 from __future__ import annotations
@@ -40,3 +40,13 @@ class PPOBatch(TensorStruct):
     """`[1, S, ...]` the policy's memory before each sequence; `()` without memory."""
     critic_state: State
     """`[1, S, ...]` the same of the critic."""
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """What the networks made of a minibatch."""
+
+    dist_params: Tensor | None
+    """`[L, B, P]` parameters of the action distribution; None in the phase of a critic of its own."""
+    value: Tensor | None
+    """`[L, B]` in normalised units; None where the critic has a phase of its own."""

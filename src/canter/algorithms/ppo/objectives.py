@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from canter.algorithms.base import Metrics
-from canter.algorithms.moving_average import MovingAverage
+from canter.algorithms.ppo.moving_average import MovingAverage
 from canter.data.rollout import Rollout
 from canter.functional.returns import average_reward_gae, gae
 from canter.functional.stats import moments
 from canter.nn.heads import ValueHead
+from canter.struct import Metrics
 
 Per = Literal["step", "time"]
 

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from canter.algorithms.moving_average import MovingAverage
-from canter.algorithms.objectives import Per, discount
+from canter.algorithms.ppo.moving_average import MovingAverage
+from canter.algorithms.ppo.objectives import Per, discount
 from canter.data.rollout import Rollout
 from canter.functional.rewards import SQUASHES, TIME_SCALES, affine, discounted_return
 from canter.functional.stats import moments

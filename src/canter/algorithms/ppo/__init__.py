@@ -1,0 +1,6 @@
+"""Proximal policy optimisation."""
+
+from canter.algorithms.ppo.central_value import CentralValueConfig
+from canter.algorithms.ppo.ppo import PPO, PPOConfig
+
+__all__ = ["PPO", "CentralValueConfig", "PPOConfig"]

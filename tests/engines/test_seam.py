@@ -1,0 +1,146 @@
+"""Engines compute the loss that is described, or decline; nothing is ignored."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import nn
+
+import canter
+from canter.engines.base import PPOLoss, unknown_part
+from canter.engines.choose import choose
+from canter.envs.tensor import tensor_envs
+from canter.nn.mlp import activations
+from canter.training.collector import Collector
+
+
+def build(env="pendulum", extensions=(), algorithm=canter.PPO, **settings):
+    env = tensor_envs[env](8)
+    config = canter.PPOConfig(horizon=16, epochs=2, num_minibatches=4, extensions=extensions, **settings)
+    return algorithm(config, env.spec, 0), Collector(env, algorithm(config, env.spec, 0), 0)
+
+
+def decliners(algorithm, loss):
+    """Why each fast engine of this machine's device declines a loss; None for one that does not."""
+    found = {}
+    for name in ("native",):
+        try:
+            choose(loss, algorithm.model, algorithm.optimizers["policy"], name)
+            found[name] = None
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithPenalty(PPOLoss):
+    """A loss with a made-up term."""
+
+    penalty: float | None = None
+
+
+def test_a_field_that_nobody_knows_makes_every_fast_engine_decline_unless_it_is_absent():
+    algorithm, _ = build()
+    loss = algorithm.losses["policy"]
+    fields = {name: getattr(loss, name) for name in loss.__dataclass_fields__}
+    present, absent = WithPenalty(**fields, penalty=1000.0), WithPenalty(**fields)
+    known = {name: lambda value: True for name in fields}
+    assert unknown_part(present, known) == "it does not know penalty=1000.0"
+    assert unknown_part(absent, known) is None
+    assert all("penalty" in reason for reason in decliners(algorithm, present).values())
+    assert decliners(algorithm, absent) == decliners(algorithm, loss)
+    assert choose(present, algorithm.model, algorithm.optimizers["policy"]).engine.name == "autograd"
+
+
+def test_a_further_term_takes_one_entry_counts_and_makes_fast_engines_decline():
+    algorithm, collector = build()
+    batch, _ = algorithm.targets(collector.collect())
+    size = (lambda batch, output: {"loss/size": 1000.0 * output.dist_params.square().sum(-1)},)
+    loss = replace(algorithm.losses["policy"], terms=size)
+    assert all("terms" in reason for reason in decliners(algorithm, loss).values())
+    every, optimizer = torch.arange(128), algorithm.optimizers["policy"]
+    found = []
+    for description in (algorithm.losses["policy"], loss):
+        engine = choose(description, algorithm.model, optimizer).engine
+        metrics = engine.gradients(engine.begin(batch), every, algorithm.coefs)
+        found.append(torch.cat([gradient.flatten() for gradient in optimizer.gradients.values()]))
+    assert metrics["loss/size"] > 0
+    assert (found[1] - found[0]).norm() > 10 * found[0].norm()
+
+
+class Silent(canter.Extension):
+    """Offers nothing."""
+
+
+class Paying(canter.Extension):
+    def reward(self, rollout):
+        return rollout.reward + 1
+
+
+class Turning(canter.Extension):
+    def augment(self, batch):
+        return batch
+
+
+class Adding(canter.Extension):
+    def loss(self, batch, output):
+        return {"loss/none": torch.zeros_like(batch.advantage)}
+
+
+@dataclass(frozen=True)
+class Make:
+    what: type
+
+    def build(self, spec, model, generator):
+        return self.what()
+
+
+@pytest.mark.parametrize(("extension", "keeps"), [(Silent, True), (Paying, True), (Turning, False), (Adding, False)])
+def test_only_an_extension_that_changes_the_loss_changes_the_engine(extension, keeps):
+    bare, _ = build()
+    extended, _ = build(extensions=(Make(extension),))
+    assert (extended.engine.name == bare.engine.name) == (keeps or bare.engine.name == "autograd")
+    if not keeps:
+        assert extended.engine.name == "autograd"
+
+
+def test_a_subclass_with_terms_of_its_own_makes_every_fast_engine_decline():
+    class Weighed(canter.PPO):
+        def policy_terms(self, batch, params):
+            terms = super().policy_terms(batch, params)
+            return terms | {"loss/policy": 1000.0 * terms["loss/policy"]}
+
+    algorithm, collector = build(algorithm=Weighed)
+    assert algorithm.engine.name == "autograd"
+    assert all("policy_terms" in reason for reason in decliners(algorithm, algorithm.losses["policy"]).values())
+    batch, _ = algorithm.targets(collector.collect())
+    plain = algorithm.engine.evaluate(batch, algorithm.coefs).metrics["loss/policy"]
+    algorithm.engine.loss = replace(algorithm.engine.loss, policy_terms=None)
+    torch.testing.assert_close(plain, 1000.0 * algorithm.engine.evaluate(batch, algorithm.coefs).metrics["loss/policy"])
+
+
+def test_an_engine_that_cannot_be_used_is_refused_with_its_reason():
+    algorithm, _ = build()
+    with pytest.raises(ValueError, match=r"execution.engine=triton cannot be used here: it is for a GPU; use auto or"):
+        algorithm.use_engine("triton")
+
+
+def test_an_activation_takes_one_entry(monkeypatch):
+    monkeypatch.setattr(activations, "_items", dict(activations._items))
+    canter.register("activation", "mish")(nn.Mish)
+    model = canter.ModelConfig(policy=canter.NetworkConfig(hidden=(8,), activation="mish"))
+    algorithm, collector = build(model=model)
+    assert algorithm.engine.name == "autograd"
+    before = [parameter.detach().clone() for parameter in algorithm.model.parameters()]
+    algorithm.update(collector.collect())
+    assert all(not torch.equal(a, b) for a, b in zip(before, algorithm.model.parameters(), strict=True))
+    assert isinstance(algorithm.model.actor.network.hidden[1], nn.Mish)
+
+
+def test_gradients_of_gradients_flow_through_networks():
+    algorithm, collector = build()
+    obs = {"policy": collector.collect().obs["policy"].clone().requires_grad_()}
+    value, _ = algorithm.model.critic(obs, (), None)
+    (slope,) = torch.autograd.grad(value.sum(), obs["policy"], create_graph=True)
+    penalty = torch.autograd.grad(slope.square().sum(), algorithm.model.critic.network.hidden.weights[0])[0]
+    assert penalty.norm() > 0
