@@ -20,6 +20,7 @@ from canter.functional.batch_means import in_groups
 from canter.machine import set_threads
 from canter.specs import LOST_FINAL_OBS, Env, Resumable
 from canter.struct import tree_copy_, tree_map
+from canter.training.env_metrics import EnvMetrics
 from canter.training.stopwatch import Stopwatch
 
 _log = logging.getLogger(__name__)
@@ -93,34 +94,6 @@ class EpisodeTracker:
             mean_reward=reward / max(env_steps, 1),
             gain_and_time=in_groups(torch.stack([rewards, time]).sum(1, dtype=torch.float64).cpu()).tolist(),
         )
-
-
-class EnvMetrics:
-    """What the simulator itself reports (`Step.metrics`), by step, at an address that stays once all names are known.
-
-    M names. A name is learned when it first comes: the first rollouts, which run eagerly, fix the names for a captured
-    collection.
-    """
-
-    def __init__(self, horizon: int, device: torch.device) -> None:
-        self.names: list[str] = []
-        self.nothing = torch.tensor(torch.nan, device=device)
-        self.table = self.nothing.expand(horizon, 0)
-        """`[T, M]`, NaN where a step did not report."""
-
-    def write(self, t: int, reported: dict[str, Tensor]) -> None:
-        """Keep what step t reported."""
-        new = [name for name in reported if name not in self.names]
-        if new:
-            self.names += new
-            self.table = torch.cat([self.table, self.nothing.expand(len(self.table), len(new))], 1)
-        if self.names:
-            self.table[t].copy_(torch.stack([reported.get(name, self.nothing) for name in self.names]))
-
-    def means(self) -> dict[str, Tensor]:
-        """By `env/<name>`, 0-d: means over the steps that reported; NaN where none did."""
-        means = self.table.nanmean(0).unbind() if self.names else ()
-        return {f"env/{name}": mean for name, mean in zip(self.names, means, strict=True)}
 
 
 class Collector:
