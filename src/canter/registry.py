@@ -89,7 +89,7 @@ class Registry(Generic[T]):
 
 
 def register(kind: str, name: str) -> Callable[[Item], Item]:
-    """Decorator that adds your own algorithm, network, distribution, environment, schedule, extension or player.
+    """Decorator that adds an algorithm, network, distribution, environment, scheme, schedule, extension or player.
 
     From then on `name` means it in Python, in settings files and on the command line. Algorithms, networks, schedules
     and extensions are registered by their settings, a frozen dataclass that builds them.

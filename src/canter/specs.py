@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -61,14 +61,23 @@ class MultiDiscrete:
 
 ActionSpec = Continuous | Discrete | MultiDiscrete
 
+FinalObs = Literal["separate", "in_place", "unknown"]
+"""Where the true last observation of an episode is found; see `EnvSpec`."""
+LOST_FINAL_OBS = (
+    "the simulator loses the last observation of an episode (final_obs: unknown), so where one is cut off, the value "
+    "of the observation before it stands for what would have followed"
+)
+"""What `unknown` means for learning, in the words of the log and of `canter check`."""
+
 
 @dataclass(frozen=True)
 class EnvSpec:
     """What an environment shows and accepts.
 
-    `separate_final_obs` tells where the true last observation of an episode is found. True: in `Step.final_obs`, while
-    `Step.obs` already belongs to the next episode. False: in `Step.obs`, and the following step is a filler row
-    (`Step.valid` False) that performs the reset.
+    `final_obs` tells where the true last observation of an episode is found. "separate": in `Step.final_obs`, while
+    `Step.obs` already belongs to the next episode. "in_place": in `Step.obs`, and the following step is a filler row
+    (`Step.valid` False) that performs the reset. "unknown": nowhere, for the simulator resets within the step and shows
+    the next episode only; a truncated episode is then valued by the observation before its last step.
 
     `truncates` is True when episodes are cut by a limit that is not part of the task (a time limit, a continuing
     task), False when they never are, None when nobody knows.
@@ -81,12 +90,17 @@ class EnvSpec:
     action: ActionSpec
     num_envs: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    separate_final_obs: bool = True
+    final_obs: FinalObs = "separate"
     truncates: bool | None = None
     env_id: str = ""
     num_agents: int = 1
     durations: bool | None = None
     """Whether `Step.info` tells how long steps take; None when nobody knows."""
+
+    def __post_init__(self) -> None:
+        """Refuse a misspelt `final_obs`, which decides what is learned at the end of an episode."""
+        if self.final_obs not in get_args(FinalObs):
+            raise ValueError(f"final_obs={self.final_obs!r} must be one of {', '.join(get_args(FinalObs))}")
 
 
 @dataclass
@@ -107,16 +121,22 @@ class Step(TensorStruct):
     valid: Tensor
     """`[N]` bool: False where this row is no transition of the task (a reset row) and must not be learned from."""
     final_obs: Obs | None = None
-    """True last observations in rows that ended, when the spec has `separate_final_obs`; other rows are arbitrary.
-    None when no row ended in this step."""
+    """True last observations in rows that ended, when the spec says "separate"; other rows are arbitrary. None when no
+    row ended in this step, and always with the other two."""
     info: dict[str, Tensor] = field(default_factory=dict)
     """Further `[N]` tensors, e.g. `duration`, the time that this step took in the simulated world."""
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    """What the simulator itself reports of this step, 0-d by name, e.g. the mean of a term of the reward; logged as
+    `env/<name>`, a mean over the steps of a rollout that reported it. NaN, or no entry, reports nothing. The names are
+    learned as they come; an environment whose steps are captured in a CUDA graph must report the same in every step."""
 
-    def restarts(self, *, separate_final_obs: bool, out: Tensor | None = None) -> Tensor:
-        """`[N]` bool: rows whose `obs` begins an episode, or belongs to none because the row was no transition."""
-        # Without a separate final observation `obs` still belongs to the episode, and the row after it ends it.
+    def restarts(self, final_obs: FinalObs, out: Tensor | None = None) -> Tensor:
+        """`[N]` bool: rows whose `obs` begins an episode, or belongs to none because the row was no transition.
+
+        `final_obs` is the spec's: in place, the `obs` after an end still belongs to the episode.
+        """
         out = torch.logical_not(self.valid, out=out)
-        return out.logical_or_(self.terminated).logical_or_(self.truncated) if separate_final_obs else out
+        return out if final_obs == "in_place" else out.logical_or_(self.terminated).logical_or_(self.truncated)
 
 
 @runtime_checkable
@@ -143,14 +163,19 @@ class Env(Protocol):
 
 @runtime_checkable
 class Resumable(Protocol):
-    """What an environment offers on top when its exact state can be saved."""
+    """What an environment offers on top when its state can be saved, all of it or a part.
+
+    With all of it a run goes on bit for bit. One that saves only a part, such as the counter of a curriculum, has the
+    attribute `resumes = "partial"` (without it, "exact" is meant): the part is loaded, then `reset` starts all episodes
+    anew and must leave the part as it is.
+    """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+        """Everything that the next step depends on, or the part of it that outlives episodes."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state, bit for bit."""
+        """Continue from a saved state, bit for bit, or take over the part of it."""
         ...
 
 

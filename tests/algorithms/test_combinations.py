@@ -61,7 +61,7 @@ class WithFillers:
     """The other convention: the last observation is the next row's own, and the row after an end only resets."""
 
     def __init__(self, env):
-        self.env, self.spec = env, replace(env.spec, separate_final_obs=False)
+        self.env, self.spec = env, replace(env.spec, final_obs="in_place")
         self.pending = torch.zeros(env.spec.num_envs, dtype=torch.bool)
 
     def reset(self, seed=None):

@@ -62,6 +62,18 @@ def drawn(rows, width, config=CONFIG):
     return text.getvalue().splitlines()
 
 
+def test_what_the_environment_reports_is_shown(rows, capsys):
+    row = rows[-1] | {f"env/a_term_of_the_reward_{i}": i + 0.5 for i in range(6)}
+    wide = "\n".join(drawn([row], width=120))
+    assert "environment" in wide and "the_reward_3" in wide and "3.50" in wide and "so far" not in wide
+    assert all(cell_len(line) <= 80 for line in drawn([row | {"env/x": None}], width=80))
+    assert "environment" not in "\n".join(drawn(rows, width=120))
+    VerboseConsole().write(row | {"env/none_yet": None})
+    out = capsys.readouterr().out
+    assert out.count("a_term_of_the_reward") == 6
+    assert re.search(r"^  none_yet +-$", out, re.MULTILINE)
+
+
 @pytest.mark.parametrize(("terminal", "term", "kind"), [(True, "xterm", LiveConsole), (True, "dumb", LineConsole)])
 def test_auto_is_live_on_a_terminal_that_can_and_lines_elsewhere(terminal, term, kind, monkeypatch):
     monkeypatch.setenv("TERM", term)

@@ -1,7 +1,8 @@
+import pytest
 import torch
 
-from canter.data.rollout import as_sequences
-from canter.specs import Step
+from canter.data.rollout import Rollout, as_sequences
+from canter.specs import Discrete, EnvSpec, Step, TensorSpec
 
 
 def test_rows_of_length_one_are_numbered_t_times_n_plus_n():
@@ -16,17 +17,33 @@ def test_sequences_are_consecutive_steps_of_one_environment():
     assert cut["env"].T.tolist() == [[0] * 3, [1] * 3, [0] * 3, [1] * 3]
 
 
-def restarts(separate_final_obs, **flags):
+def restarts(final_obs, **flags):
     rows = {name: torch.tensor(flags.get(name, [False] * 4)) for name in ("terminated", "truncated")}
     step = Step({}, torch.zeros(4), **rows, valid=torch.tensor(flags["valid"]))
-    return step.restarts(separate_final_obs=separate_final_obs).tolist()
+    return step.restarts(final_obs).tolist()
 
 
-def test_an_episode_begins_after_an_end_or_after_a_row_that_was_none():
+@pytest.mark.parametrize("final_obs", ["separate", "unknown"])
+def test_an_episode_begins_after_an_end_or_after_a_row_that_was_none(final_obs):
     valid, terminated, truncated = [True, True, False, True], [True, False, False, False], [False, True, False, False]
-    assert restarts(True, valid=valid, terminated=terminated, truncated=truncated) == [True, True, True, False]
+    assert restarts(final_obs, valid=valid, terminated=terminated, truncated=truncated) == [True, True, True, False]
 
 
 def test_where_the_last_observation_has_a_row_of_its_own_that_row_still_belongs_to_the_episode():
     valid, terminated, truncated = [True, True, False, True], [True, False, False, False], [False, True, False, False]
-    assert restarts(False, valid=valid, terminated=terminated, truncated=truncated) == [False, False, True, False]
+    assert restarts("in_place", valid=valid, terminated=terminated, truncated=truncated) == [False, False, True, False]
+
+
+def test_where_the_last_observation_is_lost_none_is_stored_and_the_next_row_begins_an_episode():
+    spec = EnvSpec({"policy": TensorSpec((1,))}, Discrete(2), 2, final_obs="unknown")
+    obs, no = {"policy": torch.ones(2, 1)}, torch.zeros(2, dtype=torch.bool)
+    rollout = Rollout.allocate(1, obs, (), spec)
+    assert rollout.final_obs is None
+    step = Step(obs, torch.zeros(2), no, torch.tensor([True, False]), ~no, final_obs=obs)  # what it gives is not read
+    rollout.rows(spec.final_obs)[0].write((), step)
+    assert rollout.reset[1].tolist() == [True, False]
+
+
+def test_a_misspelt_place_of_the_last_observation_is_refused():
+    with pytest.raises(ValueError, match="final_obs='seperate' must be one of separate, in_place, unknown"):
+        EnvSpec({"policy": TensorSpec((1,))}, Discrete(2), 2, final_obs="seperate")

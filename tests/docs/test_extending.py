@@ -69,6 +69,22 @@ def test_registered_parts_train_resume_and_play_by_their_names(project):
     assert "return over 4 episodes" in played.stdout
 
 
+def test_a_simulator_of_ones_own_trains_reports_and_goes_on(project):
+    short = ["--env.num-envs", "8", "--algorithm.horizon", "64", "--console", "quiet", "--allow-import", "my_parts"]
+    trained = canter(project, "train", "mysim:storm", "--total-steps", "1024", *short)
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stderr.count("the simulator loses the last observation of an episode") == 1
+    resumed = canter(project, "resume", "latest", "--total-steps", "1536", "--allow-import", "my_parts")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "all episodes start anew: the environment saves a part of its state" in resumed.stderr
+    # The wind rises by 0.001 with every one of 64 steps: its mean is that of their middle.
+    assert [row["env/wind"] for row in rows(project)] == pytest.approx([0.0325, 0.0965, 0.1605])
+    checked = canter(project, "check", "mysim:breeze", *short[:2], "--allow-import", "my_parts")
+    assert "note     truncation    the simulator loses the last observation" in checked.stdout
+    refused = canter(project, "train", "mysim:breeze", "--env.options.rain", "1", "--allow-import", "my_parts")
+    assert "env.options.rain=1: mysim:breeze takes no such option" in refused.stderr
+
+
 def test_an_algorithm_that_is_nothing_like_ppo(project):
     flags = ["--algorithm.kind", "random_search", "--total-steps", "32000", "--allow-import", "my_parts"]
     trained = canter(project, "train", "CartPole-v1", *flags, "--console", "quiet")
@@ -93,6 +109,7 @@ def test_a_plugin_needs_no_flag(plugin):
     assert trained.returncode == 0, trained.stderr
     listed = canter(plugin, "envs", PYTHONPATH=str(plugin))
     assert "tensor:docking" in listed.stdout
+    assert "mysim:ID       Hold a point against the wind: mysim:breeze or mysim:storm." in listed.stdout
 
 
 def test_a_plugin_that_fails_is_a_warning(plugin):

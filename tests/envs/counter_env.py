@@ -67,13 +67,13 @@ def real_rows(env, steps):
                 assert step.reward[i] == 0 and not step.terminated[i] and not step.truncated[i]
                 continue
             done = bool(step.terminated[i] | step.truncated[i])
-            separate = done and env.spec.separate_final_obs
+            separate = done and env.spec.final_obs == "separate"
             following = (step.final_obs if separate else step.obs)["policy"][i].tolist()
             flags = bool(step.terminated[i]), bool(step.truncated[i])
             rows[i].append((obs["policy"][i].tolist(), int(action[i]), float(step.reward[i]), flags, following))
             counts[i] += 1
         assert (step.final_obs is not None) == (
-            env.spec.separate_final_obs and bool((step.terminated | step.truncated).any())
+            env.spec.final_obs == "separate" and bool((step.terminated | step.truncated).any())
         )
         obs = {key: value.clone() for key, value in step.obs.items()}
     return [row[:steps] for row in rows], taken

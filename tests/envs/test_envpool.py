@@ -12,6 +12,7 @@ from canter.specs import Continuous, Discrete, Env, TensorSpec
 pytest.importorskip("envpool")
 
 from canter.envs.envpool import EnvPoolEnv
+from canter.envs.finite_horizon import FiniteHorizon
 
 
 def run(env, steps, action, seed=3):
@@ -24,11 +25,10 @@ def test_specs():
     env = EnvPoolEnv("HalfCheetah-v4", 2, num_threads=1)
     assert isinstance(env, Env)
     assert env.spec.obs == {"policy": TensorSpec((17,))} and env.spec.action == Continuous((-1.0,) * 6, (1.0,) * 6)
-    assert env.spec.separate_final_obs is False and env.spec.truncates is True and env.spec.env_id == "HalfCheetah-v4"
+    assert env.spec.final_obs == "in_place" and env.spec.truncates is True and env.spec.env_id == "HalfCheetah-v4"
     env.close()
     env.close()
     assert EnvPoolEnv("CartPole-v1", 1, num_threads=1).spec.action == Discrete(2)
-    assert EnvPoolEnv("CartPole-v1", 1, num_threads=1, finite_horizon=True).spec.truncates is False
 
 
 def test_filler_row_follows_a_true_last_observation_in_classic_control():
@@ -90,7 +90,8 @@ def test_end_on_the_last_allowed_step_is_reported_as_truncation():
 
 
 def test_finite_horizon_makes_the_limit_terminal():
-    env = EnvPoolEnv("Pendulum-v1", 1, num_threads=1, max_episode_steps=3, finite_horizon=True)
+    env = FiniteHorizon(EnvPoolEnv("Pendulum-v1", 1, num_threads=1, max_episode_steps=3))
+    assert env.spec.truncates is False
     _, steps = run(env, 3, torch.zeros(1, 1))
     assert steps[2].terminated.all() and not steps[2].truncated.any()
 

@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.gymnasium import GymnasiumEnv, env_seeds, make_gymnasium
 from canter.specs import Continuous, Env, TensorSpec
 
@@ -19,7 +20,7 @@ from canter.specs import Continuous, Env, TensorSpec
 def test_rows_are_the_hand_computed_ones_in_every_mode(mode):
     env = GymnasiumEnv(counters(mode, schedules=((2,),)))
     assert isinstance(env, Env)
-    assert env.spec.separate_final_obs == (mode != "next_step")
+    assert env.spec.final_obs == ("in_place" if mode == "next_step" else "separate")
     rows, taken = real_rows(env, 4)
     assert rows == [
         [
@@ -48,7 +49,7 @@ def test_termination_wins_over_truncation(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_deadline_of_a_finite_horizon_task_is_terminal(mode):
-    env = GymnasiumEnv(counters(mode), finite_horizon=True)
+    env = FiniteHorizon(GymnasiumEnv(counters(mode)))
     flags = {flags for row in real_rows(env, 10)[0] for *_, flags, _ in row}
     assert flags == {(False, False), (True, False)}
     assert env.spec.truncates is False
@@ -188,7 +189,7 @@ def test_seeded_resets_repeat_and_differ_between_environments():
 
 def test_own_vector_implementation_with_one_generator():
     env = make_gymnasium("CartPole-v1", 3, vectorization="vector_entry_point")
-    assert env.spec.separate_final_obs is False and env.spec.truncates is True
+    assert env.spec.final_obs == "in_place" and env.spec.truncates is True
     first = env.reset(seed=1)["policy"].clone()
     assert torch.equal(env.reset(seed=1)["policy"], first)
     fillers = 0
@@ -203,7 +204,7 @@ def test_own_vector_implementation_with_one_generator():
 
 def test_auto_is_sync_in_same_step_mode():
     env = make_gymnasium("CartPole-v1", 2)
-    assert env.spec.separate_final_obs and env.spec.truncates is True and env.spec.env_id == "CartPole-v1"
+    assert env.spec.final_obs == "separate" and env.spec.truncates is True and env.spec.env_id == "CartPole-v1"
     env.reset(seed=0)
     for _ in range(30):
         step = env.step(torch.ones(2, dtype=torch.int64))

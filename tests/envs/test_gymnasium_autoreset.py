@@ -36,7 +36,7 @@ class FirstStepUnpaid(gymnasium.RewardWrapper):
 @pytest.mark.parametrize("schedules", [((3, 5), (4,)), ((1,),), ((7,), (7,), (7,))])
 def test_undeclared_mode_is_found(mode, schedules):
     env = GymnasiumEnv(Undeclared(counters(mode, schedules)))
-    assert env.spec.separate_final_obs == (mode != "next_step")
+    assert env.spec.final_obs == ("in_place" if mode == "next_step" else "separate")
     assert [len(row) for row in real_rows(env, 6)[0]] == [6] * len(schedules)
 
 
@@ -86,7 +86,7 @@ def test_rows_that_stay_ended_until_reset_are_found():
 def test_undeclared_mode_is_not_guessed(make):
     with pytest.raises(ValueError, match=r"(?s)next_step.*same_step.*disabled.*autoreset_mode"):
         GymnasiumEnv(make(), probe_steps=50)
-    assert GymnasiumEnv(make(), autoreset="next_step").spec.separate_final_obs is False
+    assert GymnasiumEnv(make(), autoreset="next_step").spec.final_obs == "in_place"
 
 
 def test_deterministic_start_proves_next_step_without_rewards():
@@ -95,13 +95,13 @@ def test_deterministic_start_proves_next_step_without_rewards():
             return observation % 100
 
     vector = SyncVectorEnv([lambda: SameStart(Counter((3,)))])
-    assert GymnasiumEnv(NoReward(vector)).spec.separate_final_obs is False
+    assert GymnasiumEnv(NoReward(vector)).spec.final_obs == "in_place"
 
 
 def test_declared_mode_may_be_a_string_but_not_contradicted():
     vector = Undeclared(counters("same_step"))
     vector.metadata = {"autoreset_mode": "same_step"}
-    assert GymnasiumEnv(vector).spec.separate_final_obs
+    assert GymnasiumEnv(vector).spec.final_obs == "separate"
     with pytest.raises(ValueError, match="contradicts"):
         GymnasiumEnv(counters("same_step"), autoreset="next_step")
     with pytest.raises(ValueError, match="unknown"):

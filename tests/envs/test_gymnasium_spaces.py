@@ -197,7 +197,7 @@ def test_mask_in_the_observation(mode):
     assert env.reset()["action_mask"].tolist() == [[True, False, False, False]]
     env.step(torch.tensor([0]))
     step = env.step(torch.tensor([0]))
-    last = step.final_obs if env.spec.separate_final_obs else step.obs
+    last = step.final_obs if env.spec.final_obs == "separate" else step.obs
     assert last["action_mask"].tolist() == [[True, True, True, False]]
 
 

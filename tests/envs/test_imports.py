@@ -63,7 +63,7 @@ def test_a_name_that_is_not_there_is_named(module):
 
 
 def test_a_misspelt_kind_offers_the_right_one(module):
-    with pytest.raises(ValueError, match=r"no kind of environments is called .tensr., did you mean tensor\?"):
+    with pytest.raises(ValueError, match=r"unknown scheme .tensr., did you mean tensor\?"):
         EnvConfig(id="tensr:cartpole").build("cpu")
 
 

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from canter.algorithms.ppo import PPOConfig
 from canter.envs import EnvConfig
+from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.pettingzoo import PettingZooEnv, make_pettingzoo
 from canter.specs import ACTION_MASK, Discrete, Env, Resumable, TensorSpec, UnsupportedSpace
 from canter.training.collector import Collector
@@ -183,7 +184,7 @@ def test_masks_may_come_in_the_infos():
 
 
 def test_a_deadline_that_is_part_of_the_task_terminates():
-    last = steps(PettingZooEnv(Roll, 1, finite_horizon=True), 6)[-1]
+    last = steps(FiniteHorizon(PettingZooEnv(Roll, 1)), 6)[-1]
     assert last.terminated.tolist() == [False, False, True] and not last.truncated.any()
 
 
@@ -247,12 +248,17 @@ def test_an_environment_without_a_list_of_agents_is_refused():
         PettingZooEnv(lambda: env, 1)
 
 
+def register_roll():
+    """Let the id canter/roll-v0 mean it."""
+    if "canter/roll-v0" not in pettingzoo.parallel_registry:
+        pettingzoo.register(
+            "parallel", "canter/roll-v0", lambda max_cycles=6, **kwargs: Roll(limit=max_cycles, **kwargs)
+        )
+
+
 class TestById:
     def test_registered_environments_are_built_by_id(self):
-        if "canter/roll-v0" not in pettingzoo.parallel_registry:
-            pettingzoo.register(
-                "parallel", "canter/roll-v0", lambda max_cycles=6, **kwargs: Roll(limit=max_cycles, **kwargs)
-            )
+        register_roll()
         config = EnvConfig(
             id="pettingzoo:canter/roll-v0", num_envs=2, options={"has_state": True, "max_episode_steps": 1}
         )

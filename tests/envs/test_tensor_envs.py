@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from canter.algorithms.ppo import PPOConfig
 from canter.envs.tensor import CartPole, Null, Pendulum, Quadrotor, QueueNetwork, tensor_envs
 from canter.envs.tensor.quadrotor import GRAVITY, HEIGHT, HOVER_THRUST, MAX_RATES, from_rotation_vector, rotation_matrix
 from canter.specs import Continuous, Discrete, Env, MultiDiscrete, Resumable
 from canter.struct import tree_map
+from canter.training.collector import Collector
 
 NAMES = ("cartpole", "null", "pendulum", "quadrotor", "queue")
 ASKS_HOST = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "item")
@@ -68,7 +70,7 @@ class TestContract:
         obs = env.reset(seed=0)
         step = rollout(env, 1)[0]
         assert isinstance(env, Env) and isinstance(env, Resumable)
-        assert env.spec.env_id == f"tensor:{name}" and env.spec.separate_final_obs and env.spec.truncates
+        assert env.spec.env_id == f"tensor:{name}" and env.spec.final_obs == "separate" and env.spec.truncates
         for group in (obs, step.obs, step.final_obs):
             assert {k: (v.shape, v.dtype) for k, v in group.items()} == {
                 k: ((3, *spec.shape), spec.dtype) for k, spec in env.spec.obs.items()
@@ -442,6 +444,22 @@ class TestQueue:
             obs = step.obs
             assert (obs["policy"] >= 0).all()
         assert moves == {(0, 0, 0), (1, 0, 0), (0, 1, 0), (-1, 0, 1), (0, -1, 0), (0, 0, -1)}
+
+    def test_the_network_reports_how_full_and_how_idle_it_is(self):
+        env = QueueNetwork(3)
+        env.reset(seed=0)
+        env._state["queue"].copy_(torch.tensor([[0.0, 0.0, 2.0], [1.0, 3.0, 0.0], [0.0, 0.0, 0.0]]))
+        metrics = env.step(torch.zeros(3, dtype=torch.int64)).metrics
+        assert metrics["customers"].item() == 2.0
+        assert metrics["idle"].item() == pytest.approx(2 / 3)
+
+    def test_what_is_reported_reaches_the_log_without_asking_the_host(self):
+        env = QueueNetwork(4)
+        collector = Collector(env, PPOConfig(horizon=4, num_minibatches=1).build(env.spec, 0), 0)
+        collector.collect()
+        with NoHostSync():
+            collector.collect()
+            assert collector.env_metrics().keys() == {"env/customers", "env/idle"}
 
     def test_mask_allows_waiting_classes_and_all_when_none_waits(self):
         env = QueueNetwork(4)

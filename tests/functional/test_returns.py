@@ -275,8 +275,22 @@ def test_average_reward_counts_time_not_steps():
 
 def test_successor_is_the_next_row_or_the_final_observation_where_an_episode_ended():
     value, final_value = rows(1, 2, 3, 4), rows(float("nan"), 20, float("nan"))
-    assert torch.equal(successor_values(value, flags(0, 1, 0), final_value), rows(2, 20, 4))
+    reset = flags(0, 0, 1, 0)
+    assert torch.equal(successor_values(value, flags(0, 1, 0), reset, final_value), rows(2, 20, 4))
 
 
 def test_successor_is_always_the_next_row_when_that_holds_the_final_observation():
-    assert torch.equal(successor_values(rows(1, 2, 3, 4), flags(0, 1, 0), None), rows(2, 3, 4))
+    # The row after it only resets, so the next episode begins one later.
+    assert torch.equal(successor_values(rows(1, 2, 3, 4), flags(0, 1, 0), flags(0, 0, 0, 1), None), rows(2, 3, 4))
+
+
+def test_where_the_final_observation_is_lost_the_value_before_stands_in_for_it():
+    # Two steps to a truncation, then a terminated one; V of the next episodes, 100, must not be seen in either.
+    value, reset = rows(1, 2, 100, 100), flags(0, 0, 1, 1)
+    truncated, terminated = flags(0, 1, 0), flags(0, 0, 1)
+    following = successor_values(value, truncated | terminated, reset, None)
+    assert torch.equal(following, rows(2, 2, 100))
+    advantage, return_ = gae(rows(1, 1, 1), value[:-1], following, terminated, truncated | terminated, 0.5, 0.5)
+    # Temporal differences: 1 + 0.5 * 2 - 1 = 1; 1 + 0.5 * 2 - 2 = 0; 1 - 100, without a successor.
+    close(advantage, rows(1 + 0.25 * 0, 0, -99))
+    close(return_, rows(2, 2, 1))

@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import canter.envs.envpool
 from canter.algorithms.ppo import PPOConfig
 from canter.envs.envpool import EnvPoolEnv
+from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.gymnasium import GymnasiumEnv
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
@@ -81,17 +82,17 @@ def vector_env(task, mode):
     return SyncVectorEnv([task] * NUM_ENVS, autoreset_mode=mode)
 
 
-def through(path, task, monkeypatch, **settings):
+def through(path, task, monkeypatch):
     if path == "envpool":
         monkeypatch.setattr(canter.envs.envpool, "_make_pool", lambda *arguments: vector_pool(task))
-        return EnvPoolEnv("Task-v0", NUM_ENVS, **settings)
-    return GymnasiumEnv(vector_env(task, AutoresetMode[path]), **settings)
+        return EnvPoolEnv("Task-v0", NUM_ENVS)
+    return GymnasiumEnv(vector_env(task, AutoresetMode[path]))
 
 
 def vector_pool(task):
     """A stand-in for a pool of our own tasks, which EnvPool cannot hold: its rows are those of next-step autoreset."""
     env = vector_env(task, AutoresetMode.NEXT_STEP)
-    env.config = {}
+    env.config = {"max_episode_steps": 5}  # it has a limit, as Deadline has
     return env
 
 
@@ -136,7 +137,7 @@ def test_a_step_that_is_both_is_terminated(path, monkeypatch):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_deadline_that_is_part_of_the_task_ends_the_value(path, monkeypatch):
-    value = values_after_training(through(path, Deadline, monkeypatch, finite_horizon=True), seed=0)
+    value = values_after_training(FiniteHorizon(through(path, Deadline, monkeypatch)), seed=0)
     expected = [sum(GAMMA**k for k in range(left)) for left in range(5, 0, -1)]
     assert value[:5] == pytest.approx(expected, abs=0.25)
 

@@ -15,7 +15,7 @@ class Uneven:
     """Environment i has episodes of i + 1 steps that pay i + 1 in all; a filler row follows each in odd ones."""
 
     def __init__(self, num_envs):
-        self.spec = EnvSpec({"policy": TensorSpec((1,))}, Discrete(2), num_envs, separate_final_obs=False)
+        self.spec = EnvSpec({"policy": TensorSpec((1,))}, Discrete(2), num_envs, final_obs="in_place")
         self.lengths = torch.arange(num_envs) + 1
 
     def reset(self, seed=None):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,7 +16,8 @@ class Uneven:
     """Environment i has episodes of i + 1 steps that pay 1 each; with `fillers`, a reset row follows each episode."""
 
     def __init__(self, num_envs, fillers):
-        self.spec = EnvSpec({"policy": TensorSpec((1,))}, Discrete(2), num_envs, separate_final_obs=not fillers)
+        self.spec = EnvSpec({"policy": TensorSpec((1,))}, Discrete(2), num_envs)
+        self.spec = replace(self.spec, final_obs="in_place" if fillers else "separate")
         self.lengths, self.fillers = torch.arange(num_envs) + 1, fillers
 
     def observe(self):

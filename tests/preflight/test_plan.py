@@ -60,16 +60,20 @@ def test_foresight_is_held_against_episodes_and_rollouts(gamma, horizon, length,
 
 
 @pytest.mark.parametrize(
-    ("truncates", "separate", "part"),
+    ("truncates", "final_obs", "level", "part"),
     [
-        (False, True, "never cut off"),
-        (True, True, "kept beside the next episode's first one"),
-        (True, False, "given before the reset"),
-        (None, True, "nobody declares"),
+        (False, "separate", "ok", "never cut off"),
+        (True, "separate", "ok", "kept beside the next episode's first one"),
+        (True, "in_place", "ok", "given before the reset"),
+        (None, "separate", "ok", "nobody declares"),
+        (True, "unknown", "note", "the value of the observation before it stands for what would have followed"),
+        (None, "unknown", "note", "nobody declares"),
+        (False, "unknown", "ok", "never cut off"),
     ],
 )
-def test_what_truncation_bootstraps_from_is_told(truncates, separate, part):
-    found = check_truncation(replace(SPEC, truncates=truncates, separate_final_obs=separate))
+def test_what_truncation_bootstraps_from_is_told(truncates, final_obs, level, part):
+    found = check_truncation(replace(SPEC, truncates=truncates, final_obs=final_obs))
+    assert found.level == level
     assert part in found.text
 
 

@@ -196,7 +196,7 @@ class Unmarked:
 
     def __init__(self):
         self.inner = CartPole(4, "cpu")
-        self.spec = replace(self.inner.spec, separate_final_obs=False)
+        self.spec = replace(self.inner.spec, final_obs="in_place")
 
     def reset(self, seed=None):
         return self.inner.reset(seed)
@@ -214,7 +214,15 @@ def test_a_reset_row_that_is_not_marked_is_an_error():
     assert "its next row is marked valid" in errors[0].text
 
 
+def test_a_simulator_may_lose_the_last_observation_if_its_spec_says_so():
+    env = Unmarked()
+    env.spec = replace(env.spec, final_obs="unknown")
+    found = examine(env)
+    assert {finding.level for finding in found} == {"ok"}
+    assert any("restarts within the same step" in finding.text for finding in found)
+
+
 def test_a_broken_contract_is_an_error():
     env = Unmarked()
-    env.spec = replace(env.spec, separate_final_obs=True)
-    assert [(f.level, "without final_obs" in f.text) for f in examine(env)] == [("error", True)]
+    env.spec = replace(env.spec, final_obs="separate")
+    assert [(f.level, "without Step.final_obs" in f.text) for f in examine(env)] == [("error", True)]

@@ -74,7 +74,8 @@ def step(**changes):
         ({"reward": torch.zeros(50, 1)}, r"reward as torch.float32 \(50, 1\), it must be torch.float32 \(50,\)"),
         ({"valid": torch.ones(50)}, "valid as torch.float32"),
         ({"terminated": torch.ones(50).bool(), "truncated": torch.ones(50).bool()}, "terminated must win"),
-        ({"terminated": torch.ones(50).bool()}, "ended without final_obs"),
+        ({"terminated": torch.ones(50).bool()}, "ended without Step.final_obs"),
+        ({"metrics": {"lift": torch.zeros(50)}}, r"the metric 'lift' as \(50,\) on cpu, it must be \(\) on cpu"),
         (
             {"terminated": torch.ones(50).bool(), "final_obs": {"policy": torch.zeros(2)}},
             r"final_obs gave observation 'policy' as torch.float32 \(2,\)",

@@ -1,5 +1,6 @@
 """Metrics in other places: what arrives there, and that no such place can end a run."""
 
+import json
 import logging
 import sys
 from dataclasses import replace
@@ -8,7 +9,9 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from canter.envs import EnvConfig
 from canter.recipes import preset_for
+from canter.report import write_report
 from canter.runs.run_folder import CheckpointConfig, RunFolder
 from canter.runs.writers import TensorBoardWriter, WandbWriter, Writers
 from canter.training.trainer import train
@@ -178,3 +181,18 @@ def test_a_missing_extra_is_named_with_the_way_to_get_it(writer, module, extra, 
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf'{extra} is not installed.*pip install "canter\[{extra}\]"'):
         writer(tmp_path)
+
+
+def test_what_the_environment_reports_reaches_file_writers_and_report(tmp_path):
+    config = replace(short(), env=EnvConfig(id="tensor:queue", num_envs=4), total_steps=3 * 64)
+    kept, run = Kept(), tmp_path / "run"
+    board = TensorBoardWriter(run / "tensorboard")
+    train(config, folder=RunFolder(run, settings=""), writers=[kept, board])
+    in_file = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    given = [row for name, row in kept.calls if name == "write"]
+    drawn = scalars(run / "tensorboard")
+    for name in ("env/customers", "env/idle"):
+        values = [row[name] for row in in_file]
+        assert len(values) == 3 and all(value > 0 for value in values)
+        assert [row[name] for row in given] == values == pytest.approx([value for _, value in drawn[name]])
+    assert "env/customers" in write_report([run]).read_text()

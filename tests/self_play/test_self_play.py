@@ -52,7 +52,9 @@ class Higher(TensorEnv):
         after = {"round": state["round"] + 1}
         won = (action[:, 0] - action[:, 1]).sign().to(torch.float32)
         info = {REWARD: torch.stack((won, -won), 1), ALIVE: torch.ones(self.num_envs, 2, dtype=torch.bool)}
-        return Outcome(after, won, after["round"] >= self.rounds, info=info)
+        return Outcome(
+            after, won, after["round"] >= self.rounds, info=info, metrics={"drawn": (won == 0).float().mean()}
+        )
 
     def _observe(self, state):
         seat = torch.arange(2.0).expand(self.num_envs, 2)
@@ -90,7 +92,9 @@ class TestSeats:
         assert env.reset(seed=0)["policy"][:, 1].tolist() == [0, 1] * 4
         always(algorithm.policy, 1)
         env.adapt(algorithm.policy)
-        assert env.step(full(2)).reward.tolist() == [1.0] * 8  # whatever the seat, 2 beats 1
+        first = env.step(full(2))
+        assert first.reward.tolist() == [1.0] * 8  # whatever the seat, 2 beats 1
+        assert first.metrics["drawn"].item() == 0.0  # of all games, not a row of the learner's
         assert env.step(full(0)).reward.tolist() == [-1.0] * 8
         assert env.step(torch.arange(8) % 3).reward.tolist() == [-1, 0, 1, -1, 0, 1, -1, 0]
 
@@ -224,6 +228,19 @@ class TestRuns:
         logs = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "parts")]
         elos = [[line.partition('"self_play/elo": ')[2].partition(",")[0] for line in log] for log in logs]
         assert elos[0] == elos[1] and len(elos[0]) == 7
+
+    def test_where_games_cannot_be_saved_they_start_anew_and_the_opponents_stay(self, tmp_path, caplog):
+        class OnTheHost:
+            def __init__(self):
+                games = tensor_envs["rps"](16, rounds=3)
+                self.spec, self.reset, self.step, self.close = games.spec, games.reset, games.step, games.close
+
+        rows = []
+        for iterations in (3, 5):
+            folder = RunFolder(tmp_path / "run", CheckpointConfig())
+            train(config(iterations), lambda report: rows.append(report.row()), env=OnTheHost(), folder=folder)
+        assert [row["self_play/pool_size"] for row in rows] == [1, 2, 2, 3, 3]
+        assert caplog.text.count("all episodes start anew") == 1
 
     def test_an_environment_that_brings_its_own_opponents_needs_no_setting(self):
         rows = []

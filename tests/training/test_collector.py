@@ -103,3 +103,36 @@ def test_an_observation_that_is_not_finite_stops_the_run_naming_its_group_and_co
     with pytest.raises(NonFiniteObservation, match=r"environment 0 gave observation 'policy' component \[0\] = nan"):
         collector.read_episodes()
     assert all(torch.isfinite(value).all() for value in algorithm.model.state_dict().values())
+
+
+def report(**by_step):
+    """An environment that reports metrics in the steps that are named, counted from 1."""
+
+    def spoil(count, step):
+        step.metrics = {name: torch.tensor(float(values[count])) for name, values in by_step.items() if count in values}
+
+    return Script(spoil=spoil)
+
+
+def read(collector):
+    return {name: value.item() for name, value in collector.env_metrics().items()}
+
+
+def test_what_the_simulator_reports_is_averaged_over_the_steps_that_reported_it():
+    lift, fall = {1: 2, 2: 4, 3: 0, 4: 10, 5: 1}, {2: 1, 4: math.nan, 7: 5}
+    collector, _ = collector_of(report(lift=lift, fall=fall))
+    assert collector.env_metrics() == {}
+    collector.collect()
+    assert read(collector) == {"env/lift": 4.0, "env/fall": 1.0}
+    place = collector.reported.table.data_ptr()
+    collector.collect()
+    assert read(collector) == {"env/lift": 1.0, "env/fall": 5.0}
+    assert collector.reported.table.data_ptr() == place
+    collector.collect()
+    assert all(math.isnan(value) for value in read(collector).values())  # nothing came, and nothing old is shown
+
+
+def test_an_environment_that_reports_nothing_costs_nothing():
+    collector, _ = collector_of(Script())
+    collector.collect()
+    assert collector.env_metrics() == {} and collector.reported.table.numel() == 0

@@ -94,6 +94,23 @@ def test_stopping_and_resuming_a_graph_changes_no_bit(name, restart_at):
 
 @gpu
 @pytest.mark.gpu
+def test_a_captured_collection_reports_what_the_simulator_says():
+    seen = {"eager": [], "graph": []}
+    for mode, rows in seen.items():
+        env = tensor_envs["queue"](64, "cuda", max_episode_steps=20)
+        algorithm = PPOConfig(horizon=8, num_minibatches=2).build(env.spec, 0)
+        collector = Collector(env, algorithm, 0)
+        programs = ExecutionConfig(mode=mode, tf32=False).prepare(collector, algorithm)
+        for _ in range(6):
+            programs.collect()  # the same policy throughout
+            rows.append({name: value.item() for name, value in collector.env_metrics().items()})
+    assert seen["graph"][0].keys() == {"env/customers", "env/idle"}
+    assert [row["env/customers"] for row in seen["graph"]] == [row["env/customers"] for row in seen["eager"]]
+    assert len({row["env/customers"] for row in seen["graph"]}) == 6
+
+
+@gpu
+@pytest.mark.gpu
 def test_environments_on_the_host_get_a_graph_of_the_policy():
     results = []
     for mode in ("eager", "graph"):

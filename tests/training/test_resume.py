@@ -126,3 +126,49 @@ def test_an_environment_without_state_starts_new_episodes_and_says_so(tmp_path, 
 def test_the_reason_that_an_environment_gives_is_kept(tmp_path):
     run = Training(lambda: make_gymnasium("CartPole-v1", 2, vectorization="vector_entry_point"))
     assert "is no SyncVectorEnv" in run.collector.state_dict()["episodes_restart"]
+
+
+class Curriculum(Forgetful):
+    """An environment that saves how often it was stepped and nothing of its episodes."""
+
+    resumes = "partial"
+    level = 0
+
+    def __init__(self):
+        super().__init__()
+        self.step = self.count
+
+    def count(self, action):
+        self.level += 1
+        return self.inner.step(action)
+
+    def state_dict(self):
+        return {"level": self.level}
+
+    def load_state_dict(self, state):
+        assert len(self.seeds) == 1  # before the episodes start anew, so that they start at the right level
+        self.level = state["level"]
+
+
+def test_an_environment_may_keep_a_part_of_its_state_while_its_episodes_start_anew(tmp_path, caplog):
+    run = Training(Curriculum)
+    for iteration in range(3):
+        run.iterate(iteration)
+    save_checkpoint(tmp_path / "saved", run.state_dict())
+    resumed = Training(Curriculum)
+    with caplog.at_level(logging.WARNING):
+        resumed.load_state_dict(load_checkpoint(tmp_path / "saved"))
+    said = "all episodes start anew: the environment saves a part of its state, and no more than that part was loaded"
+    assert [record.message for record in caplog.records] == [said]
+    assert resumed.env.level == 3 * CONFIG.horizon
+    assert resumed.collector.rollout.reset[-1].all() and not resumed.collector.tracker.running_length.any()
+    first, second = resumed.env.seeds
+    assert first != second
+    resumed.iterate(3)
+    assert resumed.env.level == 4 * CONFIG.horizon
+
+
+def test_a_part_is_not_loaded_into_an_environment_that_takes_none():
+    run = Training(Curriculum)
+    with pytest.raises(TypeError, match="Forgetful cannot load the environment state that was saved"):
+        Training(Forgetful).load_state_dict(run.state_dict())

@@ -14,6 +14,7 @@ from typing import Any
 from canter.cli.parser import Parser, UsageError
 from canter.cli.runs import RUNS
 from canter.console.figures import number
+from canter.envs.schemes import schemes
 from canter.envs.tensor import tensor_envs
 from canter.recipes import presets
 from canter.report.data import METRICS, read_last_row, read_settings
@@ -23,27 +24,25 @@ from canter.runs.run_record import RECORD, run_status
 
 PROBE = "probe-"
 
-ENVPOOL_AND_GYMNASIUM = """\
-Gymnasium: any registered id, such as CartPole-v1 or HalfCheetah-v5 (MuJoCo: pip install "canter[mujoco]").
-EnvPool: envpool: and its id, such as envpool:HalfCheetah-v4 (pip install "canter[envpool]").
-PettingZoo: pettingzoo: and its id, such as pettingzoo:sisl/pursuit-v5 (pip install "canter[pettingzoo]").
-`canter presets` lists those with known-good settings."""
-
 
 def envs_command(argv: list[str]) -> None:
     """List the environments and how their ids are written."""
     Parser("envs", usage="", description="List the environments and how their ids are written.").parse(argv)
     print("In torch, for any device:")
-    names = [name for name in tensor_envs if not name.startswith(PROBE)]
-    width = max(map(len, names))
-    for name in names:
-        summary = (inspect.getdoc(tensor_envs[name]) or "").partition("\n")[0]
-        print(f"  tensor:{name:<{width}}  {summary}")
+    print_summaries({f"tensor:{name}": tensor_envs[name] for name in tensor_envs if not name.startswith(PROBE)})
     probes = ", ".join(name.removeprefix(PROBE) for name in tensor_envs if name.startswith(PROBE))
     text = f"tensor:{PROBE}NAME  Tiny tasks whose answer is known, to test an algorithm; NAME is one of {probes}"
     print(textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
-    print()
-    print(ENVPOOL_AND_GYMNASIUM)
+    print("\nFrom elsewhere, by the scheme before the colon:")
+    print_summaries({f"{scheme}:ID": schemes[scheme] for scheme in schemes if scheme != "tensor"})
+    print("\n`canter presets` lists those with known-good settings.")
+
+
+def print_summaries(things: dict[str, Any]) -> None:
+    """Print names, each with the first line of its thing's docstring."""
+    width = max(map(len, things))
+    for name, thing in things.items():
+        print(f"  {name:<{width}}  {(inspect.getdoc(thing) or '').partition(chr(10))[0]}".rstrip())
 
 
 def presets_command(argv: list[str]) -> None:

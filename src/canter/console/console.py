@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from canter.console.figures import Pace, counts_by_average, duration, long_run, number, percent
+from canter.console.figures import Pace, counts_by_average, duration, long_run, number, percent, reported
 from canter.console.live import LiveConsole
 from canter.runs.writers import MetricWriter
 from canter.training.progress import RECENT_EPISODES
@@ -81,7 +81,7 @@ class LineConsole:
 
 
 class VerboseConsole:
-    """A whole block for every rollout, in three parts."""
+    """A whole block for every rollout, in three parts, and a fourth for what the environment reports."""
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
@@ -101,7 +101,7 @@ class VerboseConsole:
         """Nothing is held back."""
 
     def block(self, row: dict[str, Any]) -> dict[str, dict[str, str]]:
-        """The three parts: title -> name -> value."""
+        """The parts: title -> name -> value."""
         return {
             "rollout statistics": {
                 "mean_ep_len": number(row["rollout_length"]),
@@ -125,6 +125,7 @@ class VerboseConsole:
                 "total_timesteps": f"{self.settings.get('total_steps', 0):,}",
                 "clip_range": number(self.settings.get("algorithm", {}).get("clip_ratio")),
             },
+            **({"environment": entries} if (entries := reported(row)) else {}),
         }
 
 

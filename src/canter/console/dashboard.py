@@ -10,11 +10,12 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
-from canter.console.figures import Pace, counts_by_average, duration, long_run, number, percent
+from canter.console.figures import Pace, counts_by_average, duration, long_run, number, percent, reported
 
 MAX_WIDTH = 120
 CELL_WIDTH, GAP = 22, 3
 """Columns that a label and its value need, and between two of them."""
+TOPIC_LINES, LABEL_WIDTH = 4, 12
 MARGIN = 10
 """Columns for the labels on the left of a chart."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -121,6 +122,7 @@ def topics(row: dict[str, Any]) -> dict[str, Topic]:
             "explained var.": number(row.get("value/explained_variance")),
             "learning rate": number(next(rates, None)),
         },
+        **environment(row),
         "so far": {
             "rollouts": f"{row['rollouts']:,}",
             "resets": f"{row['resets']:,}",
@@ -128,6 +130,14 @@ def topics(row: dict[str, Any]) -> dict[str, Topic]:
             "minibatch updates": f"{row['minibatch_updates']:,}",
         },
     }
+
+
+def environment(row: dict[str, Any]) -> dict[str, Topic]:
+    """The first numbers that the environment reports, as many as the other topics have; nothing where it has none."""
+    # The end of a long name tells more than its beginning.
+    found = {name[-LABEL_WIDTH:]: text for name, text in list(reported(row).items())[:TOPIC_LINES]}
+    blanks = {" " * i: "" for i in range(TOPIC_LINES - len(found))}
+    return {"environment": found | blanks} if found else {}
 
 
 def chart(label: str, curve: dict[int, float], progress: float, width: int) -> Iterator[Line]:

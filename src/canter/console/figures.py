@@ -61,6 +61,11 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}" if 0 < value < 0.1 else f"{value:.0%}"
 
 
+def reported(row: dict[str, Any]) -> dict[str, str]:
+    """What the environment itself reported, by name."""
+    return {name.removeprefix("env/"): number(value) for name, value in row.items() if name.startswith("env/")}
+
+
 def counts_by_average(settings: dict[str, Any]) -> bool:
     """Whether the best policy of a run is the one with the best long-run average."""
     return settings.get("checkpoints", {}).get("best_by") == "lta"

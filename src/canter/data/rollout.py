@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from canter.specs import EnvSpec, Step
+from canter.specs import EnvSpec, FinalObs, Step
 from canter.struct import Obs, State, TensorStruct, tree_copy_, tree_map, zeros
 
 Record = TypeVar("Record", bound=TensorStruct)
@@ -34,7 +34,8 @@ class Rollout(TensorStruct, Generic[Record]):
     duration: Tensor
     """`[T, N]` the time that each step took, from `Step.info`; 1 in environments that never tell."""
     final_obs: Obs | None
-    """`[T, N, ...]` true last observations in rows that ended; None when `obs` itself holds them in row t+1."""
+    """`[T, N, ...]` true last observations in rows that ended; None when `obs` itself holds them in row t+1 (`reset` is
+    then False there), or when nothing does (`reset` is True, for row t+1 belongs to the next episode)."""
     reset: Tensor
     """`[T+1, N]` bool: an episode begins with row t's observation, or none is on; memory of what was before it ends."""
     state: State
@@ -56,7 +57,7 @@ class Rollout(TensorStruct, Generic[Record]):
             truncated=flags.clone(),
             valid=flags.clone(),
             duration=torch.ones(rows, device=spec.device),
-            final_obs=tree_map(lambda x: zeros(rows, x), obs) if spec.separate_final_obs else None,
+            final_obs=tree_map(lambda x: zeros(rows, x), obs) if spec.final_obs == "separate" else None,
             reset=torch.ones((horizon + 1, spec.num_envs), dtype=torch.bool, device=spec.device),
             state=tree_map(lambda x: zeros(starts, x), state),
             record=tree_map(lambda x: zeros(rows, x), record),
@@ -87,11 +88,11 @@ class Rollout(TensorStruct, Generic[Record]):
         """Observations `[N, ...]` of row t, as a view."""
         return tree_map(lambda x: x[t], self.obs)
 
-    def rows(self) -> list[Row[Record]]:
-        """Where each of the T steps goes."""
-        return [self._row(t) for t in range(self.horizon)]
+    def rows(self, mode: FinalObs) -> list[Row[Record]]:
+        """Where each of the T steps goes; `mode` is the spec's `final_obs`."""
+        return [self._row(t, mode) for t in range(self.horizon)]
 
-    def _row(self, t: int) -> Row[Record]:
+    def _row(self, t: int, mode: FinalObs) -> Row[Record]:
         return Row(
             record=tree_map(lambda x: x[t], self.record),
             reward=self.reward[t],
@@ -100,6 +101,7 @@ class Rollout(TensorStruct, Generic[Record]):
             valid=self.valid[t],
             duration=self.duration[t],
             final_obs=tree_map(lambda x: x[t], self.final_obs),
+            mode=mode,
             reset=self.reset[t + 1],
             obs=self.obs_at(t + 1),
         )
@@ -116,6 +118,7 @@ class Row(Generic[Record]):
     valid: Tensor
     duration: Tensor
     final_obs: Obs | None
+    mode: FinalObs
     reset: Tensor
     """Of the row after it, as are the observations."""
     obs: Obs
@@ -131,9 +134,9 @@ class Row(Generic[Record]):
         self.valid.copy_(step.valid)
         if "duration" in step.info:
             self.duration.copy_(step.info["duration"])
-        if step.final_obs is not None:
+        if step.final_obs is not None and self.final_obs is not None:
             tree_copy_(self.final_obs, step.final_obs)
-        step.restarts(separate_final_obs=self.final_obs is not None, out=self.reset)
+        step.restarts(self.mode, out=self.reset)
         tree_copy_(self.obs, step.obs)
         return self.obs
 
@@ -143,7 +146,7 @@ class Row(Generic[Record]):
         values = [record, step.obs, step.reward, step.terminated, step.truncated, step.valid]
         if "duration" in step.info:
             places, values = [*places, self.duration], [*values, step.info["duration"]]
-        if step.final_obs is not None:
+        if step.final_obs is not None and self.final_obs is not None:
             places, values = [*places, self.final_obs], [*values, step.final_obs]
         pairs: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
 
@@ -155,7 +158,7 @@ class Row(Generic[Record]):
         tree_map(note, tuple(places), tuple(values))
         for into, of in pairs.values():
             torch._foreach_copy_(into, of)  # pyright: ignore[reportPrivateImportUsage]
-        step.restarts(separate_final_obs=self.final_obs is not None, out=self.reset)
+        step.restarts(self.mode, out=self.reset)
         return self.obs
 
 

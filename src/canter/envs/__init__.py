@@ -1,18 +1,26 @@
 """Environments behind one protocol, addressed by id.
 
 `CartPole-v1` is Gymnasium's, `envpool:Ant-v4` EnvPool's, `pettingzoo:sisl/pursuit-v5` PettingZoo's and
-`tensor:cartpole` one of those written in torch here; `module.path:name` is the user's own, once its import is allowed.
+`tensor:cartpole` one of those written in torch here; `schemes` has what may stand before the colon, and
+`module.path:name` is the user's own, once its import is allowed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, Literal
 
 from canter.envs import probes as probes
-from canter.envs.imports import find_factory, makes_a_batch, registered_id
-from canter.envs.tensor import tensor_envs
+from canter.envs.finite_horizon import FiniteHorizon
+from canter.envs.schemes import check_options, find_builder
 from canter.specs import Env
+
+HOW_GYMNASIUM_STEPS = {
+    "vectorization": "these environments come as one batch; only Gymnasium's are put together one by one",
+    "autoreset": "these environments restart in one way only; only Gymnasium's have a choice",
+}
+"""Settings that change how fast transitions come and not which, and why other environments have no use for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +28,8 @@ class EnvConfig:
     """Which environment, and how many of it."""
 
     id: str = "CartPole-v1"
-    """Gymnasium id, or `envpool:ID`, or `pettingzoo:ID`, or `tensor:NAME`, or, where allowed, `module.path:NAME`."""
+    """Gymnasium id, or `envpool:ID`, `pettingzoo:ID`, `tensor:NAME` or that of another scheme (see `canter envs`), or,
+    where allowed, `module.path:NAME`."""
     num_envs: int = 8
     """Environments stepped together; where one has several agents, each of these is a row to learn from."""
     vectorization: Literal["auto", "sync", "threads", "async", "vector_entry_point"] = "auto"
@@ -52,43 +61,27 @@ class EnvConfig:
 
     def build(self, device: str) -> Env:
         """The environments, with their tensors on `device`."""
-        scheme, colon, name = self.id.partition(":")
-        if not colon:
-            return self._build_gymnasium(self.id, device)
-        match scheme:
-            case "tensor":
-                return tensor_envs[name](self.num_envs, device, **self.keywords)
-            case "envpool":
-                from canter.envs.envpool import EnvPoolEnv
+        builder, name = find_builder(self.id)
+        taken = {key: getattr(self, key) for key in HOW_GYMNASIUM_STEPS if key in signature(builder).parameters}
+        check_options(builder, self.id, self.keywords)
+        env = builder(name, num_envs=self.num_envs, device=device, **taken, **self.keywords)
+        if not self.finite_horizon:
+            return env
+        try:
+            return FiniteHorizon(env)
+        except ValueError:
+            env.close()
+            raise
 
-                return EnvPoolEnv(
-                    name, self.num_envs, finite_horizon=self.finite_horizon, device=device, **self.keywords
-                )
-            case "pettingzoo":
-                from canter.envs.pettingzoo import make_pettingzoo
 
-                return make_pettingzoo(
-                    name, self.num_envs, finite_horizon=self.finite_horizon, device=device, **self.keywords
-                )
-        return self._build_imported(device)
+def unused_settings(config: EnvConfig) -> list[str]:
+    """What was set and has no part in environments of this id, a line for each.
 
-    def _build_imported(self, device: str) -> Env:
-        factory = find_factory(self.id)
-        if factory is None:
-            return self._build_gymnasium(self.id, device)
-        if makes_a_batch(factory):
-            return factory(num_envs=self.num_envs, device=device, **self.keywords)
-        return self._build_gymnasium(registered_id(self.id, factory), device)
-
-    def _build_gymnasium(self, env_id: str, device: str) -> Env:
-        from canter.envs.gymnasium import make_gymnasium
-
-        return make_gymnasium(
-            env_id,
-            self.num_envs,
-            vectorization=self.vectorization,
-            autoreset=self.autoreset,
-            finite_horizon=self.finite_horizon,
-            device=device,
-            **self.keywords,
-        )
+    Whatever would change the task is refused when the environments are built; these settings would not.
+    """
+    taken, usual = signature(find_builder(config.id)[0]).parameters, EnvConfig(id=config.id)
+    return [
+        f"env.{key}={getattr(config, key)} has no part here: {why}"
+        for key, why in HOW_GYMNASIUM_STEPS.items()
+        if key not in taken and getattr(config, key) != getattr(usual, key)
+    ]

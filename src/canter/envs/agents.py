@@ -34,13 +34,14 @@ class FoldAgents:
     def __init__(self, worlds: TensorEnv, num_agents: int) -> None:
         spec = worlds.spec
         self.worlds, self.num_agents = worlds, num_agents
+        self.resumes = getattr(worlds, "resumes", "exact")
         self._alive = torch.ones((spec.num_envs, num_agents), dtype=torch.bool, device=spec.device)
         self._spec = EnvSpec(
             obs={name: _agent_obs(name, group, num_agents) for name, group in spec.obs.items()},
             action=agent_action(spec.action, num_agents),
             num_envs=spec.num_envs * num_agents,
             device=spec.device,
-            separate_final_obs=True,
+            final_obs=spec.final_obs,
             truncates=spec.truncates,
             env_id=spec.env_id,
             num_agents=num_agents,
@@ -75,6 +76,7 @@ class FoldAgents:
             valid=was_alive.flatten(),
             final_obs=_fold(step.final_obs),
             info=tree_map(lambda x: x.unsqueeze(1).expand(-1, self.num_agents, *x.shape[1:]).flatten(0, 1), info),
+            metrics=step.metrics,
         )
 
     def generators(self) -> list[torch.Generator]:

@@ -34,7 +34,7 @@ class EnvPoolEnv:
     EnvPool takes its seeds when it is made and never again. So `reset(seed)` makes a new pool, unless this one was made
     with that very seed and not reset yet: give `seed` here to save the time of the second making. Without a seed the
     environments are seeded from the operating system. `num_threads` 0 leaves the number to EnvPool. `options` go to
-    `envpool.make`. See `GymnasiumEnv` for `finite_horizon` and `info_keys`.
+    `envpool.make`. See `GymnasiumEnv` for `info_keys`.
     """
 
     def __init__(
@@ -44,14 +44,13 @@ class EnvPoolEnv:
         *,
         seed: int | None = None,
         num_threads: int = 0,
-        finite_horizon: bool = False,
         info_keys: tuple[str, ...] = (),
         device: torch.device | str = "cpu",
         **options: Any,
     ) -> None:
         self._env_id, self._num_envs = env_id, num_envs
         self._options = {"num_threads": num_threads, **options}
-        self._adapter_options = {"finite_horizon": finite_horizon, "info_keys": info_keys, "device": device}
+        self._adapter_options = {"info_keys": info_keys, "device": device}
         self._make(seed)
 
     def _make(self, seed: int | None) -> None:
@@ -69,7 +68,7 @@ class EnvPoolEnv:
             warnings.filterwarnings("ignore", message=".*precision lowered")
             self._env = GymnasiumEnv(pool, autoreset="next_step", env_id=self._env_id, **self._adapter_options)
         limited = 0 < config.get("max_episode_steps", _NO_LIMIT) < _NO_LIMIT
-        self._spec = replace(self._env.spec, truncates=limited and not self._adapter_options["finite_horizon"])
+        self._spec = replace(self._env.spec, truncates=limited)
         self._unused_seed = seed
 
     @property

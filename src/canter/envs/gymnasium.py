@@ -44,10 +44,9 @@ class GymnasiumEnv:
     observation key `action_mask` or, when the reset done here shows one, from `info["action_mask"]`; the latter is
     added to the observation groups, and rows without one allow everything.
 
-    With `finite_horizon` the deadline is part of the task (and should be seen in the observation): a truncation counts
-    as a termination. `info_keys` names numbers of `info` to pass on as `Step.info`, float32 `[N]`, 0 where absent; for
-    rows that ended they are the ended episode's. `threads` step the environments of a `SyncVectorEnv` in `same_step`
-    mode, without a change to the results.
+    `info_keys` names numbers of `info` to pass on as `Step.info`, float32 `[N]`, 0 where absent; for rows that ended
+    they are the ended episode's. `threads` step the environments of a `SyncVectorEnv` in `same_step` mode, without a
+    change to the results.
 
     NOTE: in `same_step` mode Gymnasium keeps a reference to the last observation while it resets. An environment that
     reuses one array for all its observations spoils it there; `make_gymnasium` copies it in time.
@@ -60,7 +59,6 @@ class GymnasiumEnv:
         env: VectorEnv,
         *,
         autoreset: Autoreset | AutoresetMode | None = None,
-        finite_horizon: bool = False,
         info_keys: tuple[str, ...] = (),
         device: torch.device | str = "cpu",
         env_id: str = "",
@@ -72,7 +70,7 @@ class GymnasiumEnv:
                 f"{env} is no gymnasium.vector.VectorEnv; wrap a function that makes it in gymnasium.vector."
                 "SyncVectorEnv([make_it]), or use make_gymnasium with its id"
             )
-        self._env, self._finite_horizon = env, finite_horizon
+        self._env = env
         self._action = action_codec(env.single_action_space)
         self._reader = ObsReader(env.single_observation_space, env.num_envs, self._action.spec)
         mode = find_mode(env, autoreset, self._reader, probe_steps)
@@ -92,8 +90,8 @@ class GymnasiumEnv:
             action=self._action.spec,
             num_envs=env.num_envs,
             device=torch.device(device),
-            separate_final_obs=mode is not AutoresetMode.NEXT_STEP,
-            truncates=False if finite_horizon else _truncates(env),
+            final_obs="in_place" if mode is AutoresetMode.NEXT_STEP else "separate",
+            truncates=_truncates(env),
             env_id=env_id or _name(env),
         )
         self._allocate(info_keys)
@@ -145,9 +143,6 @@ class GymnasiumEnv:
         self._reward[:] = reward
         self._terminated[:] = terminated
         self._truncated[:] = truncated
-        if self._finite_horizon:
-            self._terminated |= self._truncated
-            self._truncated[:] = False
         self._truncated &= ~self._terminated
         self._valid[:] = True
         for key, column in self._info.items():
@@ -281,7 +276,6 @@ def make_gymnasium(
     *,
     vectorization: Vectorization = "auto",
     autoreset: Autoreset | None = None,
-    finite_horizon: bool = False,
     info_keys: tuple[str, ...] = (),
     device: torch.device | str = "cpu",
     wrappers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = (),
@@ -301,6 +295,11 @@ def make_gymnasium(
     if vectorization == "auto":
         own_only = registered is not None and registered.entry_point is None
         vectorization = "vector_entry_point" if own_only else "auto"
+    if vectorization == "threads" and parse_mode(autoreset or "same_step") is not AutoresetMode.SAME_STEP:
+        raise ValueError(
+            f"vectorization=threads needs autoreset=same_step; with autoreset={autoreset} environments are stepped one "
+            "after the other"
+        )
     vector_kwargs, wrappers = dict(vector_kwargs or {}), list(wrappers)
     if vectorization != "vector_entry_point":
         mode = parse_mode(autoreset or AutoresetMode.SAME_STEP)
@@ -319,7 +318,6 @@ def make_gymnasium(
         return GymnasiumEnv(
             env,
             autoreset=autoreset,
-            finite_horizon=finite_horizon,
             info_keys=info_keys,
             device=device,
             env_id=env_id,

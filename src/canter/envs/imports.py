@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import gymnasium
 
 from canter.registry import nearest
-
-KINDS = ("tensor", "envpool", "pettingzoo")
-"""What an id may begin with besides the name of a module."""
 
 _allowed: set[str] = set()
 
@@ -29,12 +26,15 @@ def is_allowed(module: str) -> bool:
     return any(module == prefix or module.startswith(f"{prefix}.") for prefix in _allowed)
 
 
-def find_factory(env_id: str) -> Callable[..., Any] | None:
-    """What `module.path:name` means; None where importing the module registered `name` with Gymnasium instead."""
+def find_factory(env_id: str, schemes: Iterable[str]) -> Callable[..., Any] | None:
+    """What `module.path:name` means; None where importing the module registered `name` with Gymnasium instead.
+
+    `schemes` are what an id may begin with besides the name of a module.
+    """
     module, _, name = env_id.partition(":")
     if not is_allowed(module):
         raise ValueError(
-            f"environment id {env_id!r}: no kind of environments is called {module!r}, {nearest(module, KINDS)} "
+            f"environment id {env_id!r}: unknown scheme {module!r}, {nearest(module, schemes)} "
             f"If it is a module of yours, say --allow-import {module.partition('.')[0]}"
         )
     imported = importlib.import_module(module)

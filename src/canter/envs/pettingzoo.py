@@ -37,8 +37,7 @@ class PettingZooEnv:
 
     With `joint_state` the group "critic" holds what `state()` gives or, where the environment has no such thing, the
     observations of all agents side by side (0 for the dead), followed by which agent this is. Critics read it by
-    default (MAPPO); one that is told to read the agent's own groups sees what its agent sees (IPPO). With
-    `finite_horizon` the deadline is part of the task: a truncation counts as a termination.
+    default (MAPPO); one that is told to read the agent's own groups sees what its agent sees (IPPO).
     """
 
     _closed = False
@@ -49,14 +48,12 @@ class PettingZooEnv:
         num_envs: int,
         *,
         joint_state: bool = True,
-        finite_horizon: bool = False,
         device: torch.device | str = "cpu",
         env_id: str = "",
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs} must be at least 1")
         self._envs = [make_env() for _ in range(num_envs)]
-        self._finite_horizon = finite_horizon
         first, env_id = self._envs[0], env_id or str(self._envs[0])
         self._agents = _possible_agents(first, env_id)
         self._rows = [(env, agent) for env in range(num_envs) for agent in self._agents]
@@ -76,7 +73,7 @@ class PettingZooEnv:
             action=self._action.spec,
             num_envs=len(self._rows),
             device=torch.device(device),
-            truncates=False if finite_horizon else None,
+            truncates=None,
             env_id=env_id,
             num_agents=len(self._agents),
         )
@@ -103,8 +100,6 @@ class PettingZooEnv:
             came.append(env.step({self._rows[row][1]: moves[row] for row in living}))
         reward, terminated, truncated = (self._column(came, part, valid) for part in (1, 2, 3))
         terminated, truncated = terminated != 0, (truncated != 0) & (terminated == 0)
-        if self._finite_horizon:
-            terminated, truncated = terminated | truncated, np.zeros_like(truncated)
         self._note_living()
         self._check_leaving(valid & ~self._alive & ~terminated & ~truncated)
         self._show(self._final, {index: (raw, info) for index, (raw, _, _, _, info) in enumerate(came)})
@@ -201,7 +196,6 @@ def make_pettingzoo(
     num_envs: int,
     *,
     joint_state: bool = True,
-    finite_horizon: bool = False,
     max_episode_steps: int | None = None,
     device: torch.device | str = "cpu",
     **kwargs: Any,
@@ -219,9 +213,7 @@ def make_pettingzoo(
         raise ValueError(f"unknown PettingZoo environment {env_id!r}: {nearest(env_id, pettingzoo.parallel_registry)}")
     make_env = partial(pettingzoo.make, "parallel", env_id, max_cycles=max_episode_steps, **kwargs)
     try:
-        return PettingZooEnv(
-            make_env, num_envs, joint_state=joint_state, finite_horizon=finite_horizon, device=device, env_id=env_id
-        )
+        return PettingZooEnv(make_env, num_envs, joint_state=joint_state, device=device, env_id=env_id)
     except FailedToImport as error:
         raise ImportError(f"{error} ({error.__cause__})") from error
 

@@ -72,11 +72,15 @@ def average_reward_gae(
     return gae(reward - reward_rate * elapsed, value, next_value, terminated, done, 1.0, gae_lambda)
 
 
-def successor_values(value: Tensor, done: Tensor, final_value: Tensor | None) -> Tensor:
+def successor_values(value: Tensor, done: Tensor, reset: Tensor, final_value: Tensor | None) -> Tensor:
     """Value of the true successor of every row, `[T, N]`.
 
     `value` is `[T+1, N]`, the values of all observations acted on and of the one after the last step. `final_value`
     `[T, N]` holds, in rows that ended, the value of the episode's true last observation (other rows are arbitrary).
-    None says that this observation is already the next row's own, as in environments that reset in a row of its own.
+    None says that nobody stored that observation. Then it is the next row's own, as in environments that reset in a row
+    of its own, unless `reset` `[T+1, N]` says that an episode begins there: the simulator has lost it, and V(s_t), the
+    value of the observation before, stands in for it.
     """
-    return value[1:] if final_value is None else torch.where(done, final_value, value[1:])
+    if final_value is None:
+        done, final_value = done & reset[1:], value[:-1]
+    return torch.where(done, final_value, value[1:])

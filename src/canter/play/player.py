@@ -106,7 +106,7 @@ class Player:
             action, state = self.policy.act(obs, state, reset, deterministic=self.deterministic, generator=generator)
             step = self.env.step(action)
             obs = step.obs
-            reset = step.restarts(separate_final_obs=spec.separate_final_obs)
+            reset = step.restarts(spec.final_obs)
             yield Turn(action, step, state, reset)
 
     def play(

@@ -155,7 +155,7 @@ def _actions(trial: Trial) -> Iterator[Finding]:
 
 def _autoreset(trial: Trial) -> Iterator[Finding]:
     """How the next episode begins, and whether ends look as declared."""
-    if trial.spec.separate_final_obs:
+    if trial.spec.final_obs != "in_place":
         yield Finding("ok", "autoreset", "a finished environment restarts within the same step; no row is wasted")
         groups = [name for name in trial.obs if name != ACTION_MASK]
         ended = [(t, row) for t, row in trial.done.nonzero().tolist()]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from canter.specs import EnvSpec
+from canter.specs import LOST_FINAL_OBS, EnvSpec
 from canter.struct import tree_map
 
 Level = Literal["ok", "note", "warning", "error"]
@@ -127,8 +127,10 @@ def check_truncation(spec: EnvSpec) -> Finding:
     """What the value of an episode that is cut off is taken from."""
     if spec.truncates is False:
         return Finding("ok", "truncation", "episodes are never cut off, so nothing is added at their end")
-    where = "kept beside the next episode's first one" if spec.separate_final_obs else "given before the reset"
     known = "" if spec.truncates else "nobody declares whether episodes are cut off; "
+    if spec.final_obs == "unknown":
+        return Finding("note", "truncation", known + LOST_FINAL_OBS)
+    where = "kept beside the next episode's first one" if spec.final_obs == "separate" else "given before the reset"
     return Finding(
         "ok",
         "truncation",
@@ -140,7 +142,7 @@ def check_truncation(spec: EnvSpec) -> Finding:
 def check_memory(plan: Plan, spec: EnvSpec, record: Any, state: Any) -> Finding:
     """Bytes for rollout and weights; `record` is what is kept of one step `[N, ...]`, `state` the algorithm's."""
     obs = sum(math.prod(part.shape) * part.dtype.itemsize for part in spec.obs.values())
-    row = obs * (2 if spec.separate_final_obs else 1) + tree_bytes(record) / plan.rows + 16
+    row = obs * (2 if spec.final_obs == "separate" else 1) + tree_bytes(record) / plan.rows + 16
     # A second copy is the shuffled one of an epoch; gradients are as large as weights, of which the state has three.
     rollout, learned = 2 * row * plan.batch, tree_bytes(state) * 4 / 3
     text = (

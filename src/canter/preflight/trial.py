@@ -150,9 +150,18 @@ def check_step(step: Step, spec: EnvSpec) -> None:
             raise ContractBroken(
                 f"step() gave {name} as {found.dtype} {tuple(found.shape)}, it must be {dtype} ({spec.num_envs},)"
             )
+    for name, value in step.metrics.items():
+        if value.ndim != 0 or value.device.type != spec.device.type:
+            raise ContractBroken(
+                f"step() gave the metric {name!r} as {tuple(value.shape)} on {value.device}, "
+                f"it must be () on {spec.device}"
+            )
     if bool((step.terminated & step.truncated).any()):
         raise ContractBroken("step() gave a row that is both terminated and truncated; terminated must win")
-    if spec.separate_final_obs and step.final_obs is None and bool((step.terminated | step.truncated).any()):
-        raise ContractBroken("an episode ended without final_obs, which the spec promises (separate_final_obs)")
+    if spec.final_obs == "separate" and step.final_obs is None and bool((step.terminated | step.truncated).any()):
+        raise ContractBroken(
+            "an episode ended without Step.final_obs, which the spec promises (final_obs: separate); if the simulator "
+            'loses it, the spec must say final_obs="unknown"'
+        )
     if step.final_obs is not None:
         check_obs(step.final_obs, spec, "step().final_obs")

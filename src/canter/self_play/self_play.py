@@ -77,6 +77,8 @@ class SelfPlayEnv:
         self._obs: Obs = {}
         self._reset = torch.ones(games, dtype=torch.bool, device=spec.device)
         self._memory: State = ()
+        self.resumes = getattr(env, "resumes", "exact") if isinstance(env, Resumable) else "partial"
+        """Where the games cannot be saved, they start anew; the opponents stay."""
         if isinstance(env, Capturable):  # only then: to have this method says that a step may be captured
             self.generators = lambda: [self._generator, *env.generators()]
 
@@ -100,11 +102,12 @@ class SelfPlayEnv:
             raise RuntimeError("there are no opponents yet; call adapt(policy) before step()")
         both = torch.cat((action, self._replies())).index_select(0, self._seating)
         step = self.env.step(both)
-        own, theirs = (step.map(lambda x, rows=rows: x.index_select(0, rows)) for rows in (self._own, self._theirs))
+        rows = replace(step, metrics={})  # metrics are of all games, not of rows
+        own, theirs = (rows.map(lambda x, seats=seats: x.index_select(0, seats)) for seats in (self._own, self._theirs))
         self._remember(theirs.obs)
-        self._reset.copy_(theirs.restarts(separate_final_obs=self._spec.separate_final_obs))
+        self._reset.copy_(theirs.restarts(self._spec.final_obs))
         self._result.add(own, theirs)
-        return own
+        return replace(own, metrics=step.metrics)
 
     def adapt(self, policy: Policy) -> Metrics:
         """Rate the games since the last call, and let the policy into the pool when it is time."""
@@ -127,12 +130,9 @@ class SelfPlayEnv:
 
     def state_dict(self) -> dict[str, Any]:
         """The games, the pool, and who plays."""
-        if not isinstance(self.env, Resumable):
-            reason = f"the state of {self._spec.env_id} cannot be saved, and with its games the opponents are lost"
-            raise NotImplementedError(reason)
         saved = tree_map(torch.clone, {"reset": self._reset, "obs": self._obs, "memory": self._memory})
         return saved | {
-            "games": self.env.state_dict(),
+            "games": self.env.state_dict() if isinstance(self.env, Resumable) else None,
             "pool": self.pool.state_dict(),
             "members": self._members,
             "iterations": self._iterations,
@@ -143,8 +143,8 @@ class SelfPlayEnv:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, bit for bit; before or after the first `adapt`."""
-        assert isinstance(self.env, Resumable)
-        self.env.load_state_dict(state["games"])
+        if isinstance(self.env, Resumable):
+            self.env.load_state_dict(state["games"])
         self.pool.load_state_dict(state["pool"])
         self._members, self._iterations, self._score = state["members"], state["iterations"], state["score"]
         self._generator.set_state(state["generator"].cpu())

@@ -18,11 +18,15 @@ from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
 from canter.functional.batch_means import in_groups
 from canter.machine import set_threads
-from canter.specs import Env, Resumable
+from canter.specs import LOST_FINAL_OBS, Env, Resumable
 from canter.struct import tree_copy_, tree_map
+from canter.training.env_metrics import EnvMetrics
 from canter.training.stopwatch import Stopwatch
 
 _log = logging.getLogger(__name__)
+
+PARTIAL = "the environment saves a part of its state, and no more than that part was loaded"
+"""Why episodes do not go on where an environment has `resumes = "partial"`."""
 
 
 class NonFiniteObservation(RuntimeError):
@@ -97,14 +101,17 @@ class Collector:
 
     def __init__(self, env: Env, algorithm: Algorithm[Any], seed: int) -> None:
         self.env, self.algorithm, self.seed = env, algorithm, seed
+        if env.spec.final_obs == "unknown" and env.spec.truncates is not False:
+            _log.warning("%s: %s", env.spec.env_id or type(env).__name__, LOST_FINAL_OBS)
         obs = env.reset(seed)
         self.state = algorithm.policy.initial_state(env.spec.num_envs)
         self.rollout = Rollout.allocate(
             algorithm.horizon, obs, algorithm.empty_record(), env.spec, self.state, algorithm.sequence_length
         )
-        self.rows = self.rollout.rows()
+        self.rows = self.rollout.rows(env.spec.final_obs)
         tree_copy_(self.rollout.obs_at(algorithm.horizon), obs)
         self.tracker = EpisodeTracker(algorithm.horizon, env.spec.num_envs, env.spec.device)
+        self.reported = EnvMetrics(algorithm.horizon, env.spec.device)
         self.steps_before = 0
         self.threads: int | None = None
         """Threads that the run learns with, once that is decided."""
@@ -123,6 +130,7 @@ class Collector:
             step = self.env.step(action)
             self.clock.lap("env")
             obs, reset = row.write(record, step), row.reset
+            self.reported.write(t, step.metrics)
         tree_copy_(self.state, state)
         self.tracker.add(self.rollout)
         self.clock.lap("policy")
@@ -134,15 +142,21 @@ class Collector:
         self.steps_before += self.algorithm.horizon
         return self.tracker.read(self.rollout)
 
+    def env_metrics(self) -> dict[str, Tensor]:
+        """What the simulator reported in the last rollout, by `env/<name>`, 0-d on the device."""
+        return self.reported.means()
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next rollout depends on besides the algorithm.
 
-        `env` is None where the environment cannot give its state; `episodes_restart` then says why.
+        `env` is None where the environment cannot give its state. `episodes_restart` says why episodes cannot go on,
+        None where they can.
         """
         env, reason = None, "this kind of environment cannot save its state"
         if isinstance(self.env, Resumable):
             try:
-                env, reason = self.env.state_dict(), None
+                env = self.env.state_dict()
+                reason = None if getattr(self.env, "resumes", "exact") == "exact" else PARTIAL
             except NotImplementedError as error:
                 reason = str(error)
         tensors = {
@@ -157,18 +171,19 @@ class Collector:
         return saved | own | {"env": env, "episodes_restart": reason}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a saved collector stood; where the environment's state is not known, with new episodes."""
+        """Continue where a saved collector stood; with new episodes, where the environment could not save its own."""
         self.steps_before = state["steps_before"]
         if self.threads is None and state.get("threads") is not None:
             self.threads = int(state["threads"])
             set_threads(self.threads)
-        if state["env"] is None:
+        if state["env"] is not None:
+            if not isinstance(self.env, Resumable):
+                raise TypeError(f"{type(self.env).__name__} cannot load the environment state that was saved")
+            self.env.load_state_dict(state["env"])
+        if state["episodes_restart"] is not None:
             _log.warning("all episodes start anew: %s", state["episodes_restart"])
             self._restart()
             return
-        if not isinstance(self.env, Resumable):
-            raise TypeError(f"{type(self.env).__name__} cannot load the environment state that was saved")
-        self.env.load_state_dict(state["env"])
         tree_copy_(self.rollout.obs_at(self.algorithm.horizon), state["obs"])
         self.rollout.reset[self.algorithm.horizon].copy_(state["reset"])
         tree_copy_(self.state, state["state"])

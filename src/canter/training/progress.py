@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -77,7 +78,7 @@ class Report(Counters):
     times: dict[str, float]
     """Seconds of this iteration by part, see `Stopwatch`: env, policy, update, other."""
     metrics: dict[str, float]
-    """What the algorithm reports: `loss/policy`, `policy/kl`, ..."""
+    """What the algorithm reports (`loss/policy`, `policy/kl`, ...) and the environment (`env/...`)."""
 
     @property
     def iteration(self) -> int:
@@ -90,7 +91,9 @@ class Report(Counters):
         del own["times"], own["metrics"]
         times = {f"time/{part}": seconds for part, seconds in self.times.items()}
         speed = {"time/steps_per_second": self.rollout_steps / max(sum(self.times.values()), 1e-9)}
-        return {"iteration": self.iteration} | own | times | speed | self.metrics
+        # What the environment did not report in this rollout has no value; JSON knows no NaN.
+        silent = {name: None for name, value in self.metrics.items() if name.startswith("env/") and math.isnan(value)}
+        return {"iteration": self.iteration} | own | times | speed | self.metrics | silent
 
 
 class Run:

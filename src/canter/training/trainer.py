@@ -110,7 +110,7 @@ def train(
             while run.progress < 1 and stop.received is None:
                 algorithm.set_progress(run.progress)
                 rollout = programs.collect()
-                metrics = programs.update(rollout) | adapt(algorithm.policy)
+                metrics = programs.update(rollout) | adapt(algorithm.policy) | collector.env_metrics()
                 report = run.count(metrics, collector.read_episodes())
                 disk.log(report.row())
                 log.write(report.row())

@@ -53,7 +53,8 @@ class Judge:
         """
         start = tree_map(lambda x: x[0], rollout.state) if self.shares_trunk else self.state
         values, after = self.engine.values(rollout.obs, start, rollout.reset)
-        value, next_value = values[:-1], successor_values(values, rollout.done, self._final_values(rollout, after))
+        value, final_value = values[:-1], self._final_values(rollout, after)
+        next_value = successor_values(values, rollout.done, rollout.reset, final_value)
         if new:
             self.objective.observe(rollout, value, next_value)
         advantage, return_ = self.objective.advantages(rollout, value, next_value)

@@ -33,6 +33,8 @@ class Outcome:
     """`[N]` bool where the dynamics themselves cut episodes; the time limit is added to it."""
     info: dict[str, Tensor] = field(default_factory=dict)
     """Handed on as `Step.info`."""
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    """Handed on as `Step.metrics`, 0-d each."""
 
 
 class TensorEnv(ABC):
@@ -74,7 +76,6 @@ class TensorEnv(ABC):
             action=action,
             num_envs=num_envs,
             device=self.device,
-            separate_final_obs=True,
             truncates=max_episode_steps is not None if truncates is None else truncates,
             env_id=env_id,
         )
@@ -147,6 +148,7 @@ class TensorEnv(ABC):
             valid=self._valid,
             final_obs=final_obs,
             info=outcome.info,
+            metrics=outcome.metrics,
         )
 
     def generators(self) -> list[torch.Generator]:

@@ -45,6 +45,9 @@ class QueueNetwork(TensorEnv):
     `max_episode_steps=None` and leave out the first stretch: every episode starts with empty queues. A discount
     `gamma` per step is the rate `event_rate * (1 - gamma) / gamma` in continuous time. The task never terminates; the
     step limit is a truncation.
+
+    `Step.metrics`: "customers", the mean number in a network, and "idle", the share of networks in which nobody waits
+    for the controlled server, both as the action saw them.
     """
 
     def __init__(
@@ -124,7 +127,9 @@ class QueueNetwork(TensorEnv):
             duration = torch.full_like(queue[:, 0], 1.0 / self.event_rate)
         reward = -(queue * self._holding_costs).sum(-1) * duration
         never = torch.zeros_like(reward, dtype=torch.bool)
-        return Outcome({"queue": after}, reward, never, info={"duration": duration})
+        nobody = ~(queue.index_select(-1, self._choices) > 0).any(-1)
+        metrics = {"customers": queue.sum(-1).mean(), "idle": nobody.float().mean()}
+        return Outcome({"queue": after}, reward, never, info={"duration": duration}, metrics=metrics)
 
     def _observe(self, state: EnvState) -> Obs:
         present = state["queue"].index_select(-1, self._choices) > 0
