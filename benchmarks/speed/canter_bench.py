@@ -51,7 +51,7 @@ def iteration(options: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds and peak memory; with several numbers of environments, those of each."""
     sizes = []
     for num_envs in options.num_envs:
-        execution = ExecutionConfig(mode=options.mode, threads=options.threads)
+        execution = ExecutionConfig(mode=options.mode, engine=options.engine, threads=options.threads)
         sizes.append(measure(config_of(options, num_envs), options.device, execution, options.iterations))
         sizes[-1]["learn_ms"] = sizes[-1].pop("update_ms")
         if options.syncs and options.device == "cuda":
@@ -64,7 +64,7 @@ def iteration(options: argparse.Namespace) -> dict[str, Any]:
 
 def count_syncs(config: canter.TrainConfig, options: argparse.Namespace) -> float:
     """How often the host waits for the device in one iteration, before it reads what came out."""
-    programs = build(config, options.device, ExecutionConfig(mode=options.mode, threads=options.threads))
+    programs = build(config, options.device, ExecutionConfig(mode=options.mode, engine=options.engine, threads=options.threads))
     counts: list[int] = []
     for _ in range(8):
         with warnings.catch_warnings(record=True) as caught:
@@ -82,7 +82,7 @@ def learn(options: argparse.Namespace) -> dict[str, Any]:
     for seed in options.seeds:
         config = config_of(options, options.num_envs[0])
         steps = options.max_iterations * options.num_envs[0] * options.horizon
-        execution = ExecutionConfig(mode=options.mode, threads=options.threads)
+        execution = ExecutionConfig(mode=options.mode, engine=options.engine, threads=options.threads)
         config = replace(config, seed=seed, total_steps=steps, device=options.device, execution=execution)
         runs.append({"seed": seed} | until(config, options.target))
         show({"runs": runs})  # counts if the next seed takes too long
@@ -118,7 +118,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
             optimizer=canter.OptimizerConfig(learning_rate=canter.Constant(3e-4), max_grad_norm=0.5),
         ),
         total_steps=rollout * (WARM_UP + options.iterations),
-        execution=ExecutionConfig(mode=options.mode, threads=options.threads),
+        execution=ExecutionConfig(mode=options.mode, engine=options.engine, threads=options.threads),
     )
     canter.train(config, lambda report: ends.append(time.perf_counter()))
     return {"steps_per_second": round(rollout * options.iterations / (ends[-1] - ends[WARM_UP - 1]), 1)}
@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("env", nargs="?", default="tensor:null")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--mode", default="auto")
+    parser.add_argument("--engine", default="auto")
     parser.add_argument("--num-envs", type=int, nargs="+", default=[4096])
     parser.add_argument("--horizon", type=int, default=24)
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 128, 64])

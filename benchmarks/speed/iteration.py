@@ -1,6 +1,6 @@
 """Milliseconds of one PPO iteration, by execution mode.
 
-    python benchmarks/speed/iteration.py --device cuda --modes eager graph compiled_graph
+    python benchmarks/speed/iteration.py --device cuda --modes eager graph
 
 Every mode runs the same work: `tensor:null`, 5 epochs of 4 minibatches, adaptive KL, normalisation on.
 """
@@ -49,9 +49,10 @@ def settings(
 
 
 def build(config: canter.TrainConfig, device: str, execution: ExecutionConfig) -> Programs:
-    execution.start()
+    execution.start(device)
     env = config.env.build(device)
     algorithm = config.algorithm.build(env.spec, seed=0)
+    algorithm.use_engine(execution.engine)
     collector = Collector(env, algorithm, seed=0)
     return execution.prepare(collector, algorithm)
 
@@ -107,11 +108,12 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=4096)
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 128, 64])
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--engine", default="auto")
     parser.add_argument("--ieee", action="store_true", help="strict float32 instead of TF32")
     arguments = parser.parse_args()
     for mode in arguments.modes:
         config = settings(arguments.env, num_envs=arguments.num_envs, hidden=tuple(arguments.hidden))
-        execution = ExecutionConfig(mode=mode, tf32=not arguments.ieee)
+        execution = ExecutionConfig(mode=mode, engine=arguments.engine, tf32=not arguments.ieee)
         print(mode, json.dumps(measure(config, arguments.device, execution, arguments.repeats)), flush=True)
 
 

@@ -131,7 +131,7 @@ class Small(TensorEnv):
     def __init__(self, action, images):
         shape = (5, 5, 1) if images else (2,)
         obs = {"policy": canter.TensorSpec(shape), "other": canter.TensorSpec((1,))}
-        super().__init__("test:small", 4, "cpu", obs, action, max_episode_steps=5)
+        super().__init__("test:small", 4, "cpu", obs, action, max_episode_steps=5, durations=True)
 
     def _sample_state(self):
         return {"x": self._uniform(-1.0, 1.0), "v": self._uniform(-1.0, 1.0)}

@@ -22,7 +22,9 @@ class Doomed(TensorEnv):
     def __init__(self, num_envs=1, deaths=(2, 4, 99), limit=6):
         self.deaths = torch.tensor(deaths)
         obs = {"policy": TensorSpec((AGENTS, 2)), "critic": TensorSpec((AGENTS, 1))}
-        super().__init__("tensor:doomed", num_envs, "cpu", obs, MultiDiscrete((5,) * AGENTS), max_episode_steps=limit)
+        super().__init__(
+            "tensor:doomed", num_envs, "cpu", obs, MultiDiscrete((5,) * AGENTS), max_episode_steps=limit, durations=True
+        )
 
     def _sample_state(self):
         return {"t": torch.zeros(self.num_envs, dtype=torch.int64), "taken": torch.zeros(self.num_envs, AGENTS)}

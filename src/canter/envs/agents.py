@@ -45,6 +45,7 @@ class FoldAgents:
             truncates=spec.truncates,
             env_id=spec.env_id,
             num_agents=num_agents,
+            durations=spec.durations,
         )
 
     @property

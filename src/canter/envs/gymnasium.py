@@ -93,6 +93,7 @@ class GymnasiumEnv:
             final_obs="in_place" if mode is AutoresetMode.NEXT_STEP else "separate",
             truncates=_truncates(env),
             env_id=env_id or _name(env),
+            durations="duration" in info_keys,
         )
         self._allocate(info_keys)
         wanted = (*info_keys, *[ACTION_MASK] * self._mask_in_info)

@@ -76,6 +76,7 @@ class PettingZooEnv:
             truncates=None,
             env_id=env_id,
             num_agents=len(self._agents),
+            durations=False,
         )
         self._obs, self._final = ObsBuffer(specs, len(self._rows)), ObsBuffer(specs, len(self._rows))
         self._alive = np.zeros(len(self._rows), dtype=bool)

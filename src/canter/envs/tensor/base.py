@@ -60,6 +60,7 @@ class TensorEnv(ABC):
         max_episode_steps: int | None = None,
         random_start: bool = False,
         truncates: bool | None = None,
+        durations: bool = False,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs} must be at least 1")
@@ -78,6 +79,7 @@ class TensorEnv(ABC):
             device=self.device,
             truncates=max_episode_steps is not None if truncates is None else truncates,
             env_id=env_id,
+            durations=durations,
         )
         self._action_shape = _action_shape(action, num_envs)
         self._limit = torch.iinfo(torch.int64).max if max_episode_steps is None else max_episode_steps
@@ -132,6 +134,8 @@ class TensorEnv(ABC):
         if not self._state:
             raise RuntimeError(f"{self._spec.env_id} has no state yet; call reset() before step()")
         outcome = self._advance(self._state, action)
+        if "duration" in outcome.info and not self._spec.durations:
+            raise ValueError(f"{self._spec.env_id} tells durations: say so with durations=True when it is made")
         self._step_count.add_(1)
         cut = self._step_count >= self._limit
         if outcome.truncated is not None:

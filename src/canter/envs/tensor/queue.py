@@ -78,6 +78,7 @@ class QueueNetwork(TensorEnv):
             action=Discrete(len(choices)),
             max_episode_steps=max_episode_steps,
             random_start=random_start,
+            durations=True,
         )
         fastest = {
             server: max(r for r, s in zip(service_rates, servers, strict=True) if s == server) for server in servers
