@@ -55,8 +55,9 @@ def kernel(of: Callable[..., Any], accepts: Accepts) -> Callable[[Callable[P, R]
     return enter
 
 
-def on_gpu(tensor: Tensor, *others: Any, **named: Any) -> bool:
+def on_gpu(*args: Any, **named: Any) -> bool:
     """Whether the first argument is float32, or whole numbers, on a GPU, outside of a trace: what kernels know."""
+    tensor: Tensor = args[0] if args else next(iter(named.values()))
     return tensor.is_cuda and tensor.dtype != torch.float64 and not torch.compiler.is_compiling()
 
 
