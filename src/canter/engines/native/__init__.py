@@ -1,0 +1,11 @@
+"""The CPU's own engine: acting, values, whole minibatches and optimiser steps in C.
+
+The C sources are built when Canter is installed. On a machine without a compiler `AVAILABLE` is False, and `declines`
+says so for every model.
+"""
+
+from canter.engines.native.adamw import adamw_, square_sum
+from canter.engines.native.declines import AVAILABLE, declines
+from canter.engines.native.engine import NativeEngine
+
+__all__ = ["AVAILABLE", "NativeEngine", "adamw_", "declines", "square_sum"]

@@ -1,0 +1,191 @@
+"""An engine that acts, values and learns in C, without memory, on a CPU.
+
+N environments, L sequence length, B sequences, S rows to learn from, A action components, P distribution parameters.
+The autograd engine stays the definition: tests hold every description that this one accepts against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from canter import distributed
+from canter.distributions import Categorical, DiagGaussian, MultiCategorical
+from canter.engines.native.declines import compiled, declines
+from canter.engines.native.description import Description, Gradients
+from canter.functional.stats import moments
+from canter.nn.actor_critic import ActorCritic
+from canter.specs import ACTION_MASK
+from canter.struct import Obs, State
+
+NAMES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction", "loss/bound")
+"""What C gives the means of, in its order."""
+
+
+@dataclass(frozen=True)
+class NativeRows:
+    """Rows to learn from: arrays held by C, and what Python needs of them where several ranks learn together."""
+
+    handle: Any
+    valid: Tensor
+    """`[S]`."""
+    advantage: Tensor
+    """`[S]`."""
+
+
+class NativeEngine:
+    """One loss of one model; raises ValueError with the sentence of `declines` where it does not know either.
+
+    `gradients` gives, for each parameter of the loss, the view that its gradient is written into, contiguous and of its
+    shape; views of parameters that the loss does not depend on become zero. Parameters and views must stay where they
+    are: build the engine after the optimiser. `threads` is how many may share a call, None as many as torch has when
+    rows come in; how many do follows from sizes alone.
+    """
+
+    def __init__(self, loss: Any, model: ActorCritic, gradients: Gradients, threads: int | None = None) -> None:
+        reason = declines(loss, model)
+        if reason is not None:
+            raise ValueError(reason)
+        self.loss, self.model, self.threads = loss, model, threads
+        self.dtype = next(model.parameters()).dtype
+        self.distribution: Any = model.policy.distribution
+        self._description = Description(loss, model, gradients)
+        written = self._description.written
+        self._unused = [view for parameter, view in gradients.items() if parameter not in written]
+        self._handle, self._handle_threads = None, 0
+        has = {"loss/policy": loss.surrogate, "loss/value": loss.value_loss, "loss/bound": loss.bound}
+        self._reported = [has.get(name, loss.surrogate) is not None for name in NAMES]
+        if loss.surrogate is None:
+            self._reported[NAMES.index("loss/bound")] = False
+
+    def act(self, obs: Obs, state: State, reset: Tensor | None, rng: Generator) -> tuple[Tensor, Tensor, Tensor, State]:
+        """What the environment receives, the action as drawn, `dist_params` `[N, P]`, and the state as it came."""
+        network = self.model.actor.network
+        groups = tuple([self._array(obs[name]) for name in network.groups])
+        rows, distribution = obs[network.groups[0]].shape[0], self.distribution
+        params = torch.empty((rows, distribution.param_dim), dtype=self.dtype)
+        if isinstance(distribution, DiagGaussian):
+            noise = torch.randn((rows, distribution.dim), generator=rng, dtype=self.dtype)
+            action = torch.empty_like(noise)
+            for_env = action if distribution.bounds == "none" else torch.empty_like(noise)
+        else:
+            noise = torch.rand(params.shape, generator=rng, dtype=self.dtype)
+            action = torch.empty((rows, *self._choices()), dtype=torch.int64)
+            for_env = action
+        mask = obs[ACTION_MASK].numpy() if self.model.actor.masked else None
+        compiled().act(
+            self._model(), rows, groups, mask, noise.numpy(), params.numpy(), action.numpy(), for_env.numpy()
+        )
+        return for_env, action, params, state
+
+    def values(
+        self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Values `[L, B]` in units of the reward, of observations `[L, B, ...]`, and the state as it came.
+
+        Where `needed` `[L, B]` is False the value is 0.
+        """
+        critic = self.model.critic
+        shape = obs[critic.network.groups[0]].shape[:2]
+        groups = tuple([self._array(obs[name]) for name in critic.network.groups])
+        rows = shape.numel()
+        index = None if needed is None else np.flatnonzero(needed.numpy())
+        found = torch.empty(rows if index is None else len(index), dtype=self.dtype)
+        if len(found):
+            compiled().values(self._model(), rows, groups, index, found.numpy())
+        found = critic.head.normalizer.inverse(found)
+        if index is None:
+            return found.view(shape), state
+        values = torch.zeros(rows, dtype=self.dtype)
+        values[torch.from_numpy(index)] = found
+        return values.view(shape), state
+
+    def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
+        """Log-probabilities `[...]` of actions under parameters `[..., P]`, rounded as `gradients` rounds them.
+
+        With these as `PPOBatch.log_prob` the ratio is exactly 1 until the first step.
+        """
+        shape = dist_params.shape[:-1]
+        result = torch.empty(shape, dtype=self.dtype)
+        if shape.numel():
+            arrays = (self._array(dist_params), self._array(action, self._action_dtype), result.numpy())
+            compiled().log_prob(self._model(), shape.numel(), *arrays)
+        return result
+
+    def begin(self, batch: Any) -> NativeRows:
+        """Rows of a `PPOBatch` of `[1, S, ...]`, which must not change while they are learned from."""
+        networks = [self.model.actor.network, *([] if self.model.shared_trunk else [self.model.critic.network])]
+        groups = tuple([self._array(batch.obs[name]) for network in networks for name in network.groups])
+        mask = self._array(batch.obs[ACTION_MASK], torch.bool) if self.model.actor.masked else None
+        valid = batch.valid.reshape(-1).contiguous()
+        names = ("dist_params", "log_prob", "advantage", "value", "return_")
+        fields = [self._array(getattr(batch, name)) for name in names]
+        action = self._array(batch.action, self._action_dtype)
+        handle = compiled().rows(self._model(), len(valid), groups, mask, valid.numpy(), action, *fields)
+        return NativeRows(handle, valid, batch.advantage.reshape(-1))
+
+    def gradients(
+        self, rows: NativeRows, index: Tensor, coefs: Mapping[str, Tensor | float], count: float | None = None
+    ) -> dict[str, Tensor]:
+        """Write all gradients of the loss of some rows, `index` int64 `[B]`; returns 0-d means over the valid ones.
+
+        `coefs` has "entropy_coef". `count` is the number of rows that sums are divided by; None takes the mean over
+        ranks of the valid ones.
+        """
+        if set(coefs) != {"entropy_coef"}:
+            raise ValueError(f"coefs has {', '.join(coefs)}; the native engine knows entropy_coef and needs it")
+        adv_mean, adv_divisor = 0.0, -1.0
+        if distributed.world_size() > 1:
+            valid = rows.valid[index]
+            count = distributed.mean_number(float(valid.sum())) if count is None else count
+            if self.loss.advantage == "minibatch":
+                adv_mean, adv_divisor = _divisor(rows.advantage[index], valid)
+        means = compiled().gradients(
+            rows.handle,
+            index.numpy(),
+            float(coefs["entropy_coef"]),
+            -1.0 if count is None else count,
+            adv_mean,
+            adv_divisor,
+        )
+        for view in self._unused:
+            view.zero_()
+        found = torch.from_numpy(np.array(means, np.float64 if self.dtype == torch.float64 else np.float32)).unbind()
+        return {name: mean for name, mean, wanted in zip(NAMES, found, self._reported, strict=True) if wanted}
+
+    def _model(self) -> Any:
+        """The model in C, with as many workspaces as there may be threads."""
+        threads = torch.get_num_threads() if self.threads is None else self.threads
+        if self._handle is None or threads != self._handle_threads:
+            self._handle, self._handle_threads = self._description.build(threads), threads
+        return self._handle
+
+    @property
+    def _action_dtype(self) -> torch.dtype:
+        return self.dtype if isinstance(self.distribution, DiagGaussian) else torch.int64
+
+    def _choices(self) -> tuple[int, ...]:
+        """The shape of one action."""
+        if isinstance(self.distribution, MultiCategorical):
+            return (len(self.distribution.nvec),)
+        assert isinstance(self.distribution, Categorical)
+        return ()
+
+    def _array(self, tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
+        """A tensor's memory in C's order; raises TypeError for another dtype than the model's, or the one asked for."""
+        if tensor.dtype != (dtype or self.dtype):
+            raise TypeError(f"a tensor of {tensor.dtype} where the native engine needs {dtype or self.dtype}")
+        return tensor.detach().contiguous().numpy()
+
+
+def _divisor(advantage: Tensor, valid: Tensor) -> tuple[float, float]:
+    """Mean and divisor by which advantages `[B]` of all ranks are standardised, as in `stats.normalize`."""
+    count, mean, m2 = (float(part) for part in moments(advantage, valid))
+    std = (m2 / max(count, 1.0)) ** 0.5
+    resolution = max(torch.finfo(advantage.dtype).eps, 64 * torch.finfo(torch.float64).eps)
+    return mean, std + 1e-8 if std > resolution * abs(mean) else 0.0

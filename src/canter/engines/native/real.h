@@ -1,0 +1,115 @@
+/* The kind of number, vectors of it, and its elementary functions. */
+#include <math.h>
+#include <string.h>
+
+#include "native.h"
+
+#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#define EACH_PROCESSOR __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#else
+#define EACH_PROCESSOR
+#endif
+/* Helpers must become part of the function that there is a version of for each processor. */
+#define INLINE static inline __attribute__((always_inline))
+/* A formula used while acting and while learning is one function: inlined twice it might be rounded in two ways. */
+#define ONCE static __attribute__((noinline))
+#define UNROLL _Pragma("GCC unroll 16")
+/* Arrays of a loop are the same or do not overlap. */
+#define IN_PLACE _Pragma("GCC ivdep")
+
+/* Tiles of TILE_ROWS x VECTORS vectors fill the registers without spilling. */
+#if defined(__x86_64__)
+enum { VECTOR_BYTES = 32, VECTORS = 2, TILE_ROWS = 6 };
+#else
+enum { VECTOR_BYTES = 16, VECTORS = 4, TILE_ROWS = 4 };
+#endif
+enum { LANES = VECTOR_BYTES / sizeof(REAL), PANEL = LANES * VECTORS };
+typedef REAL Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+
+INLINE long padded(long n)
+{
+    return (n + PANEL - 1) / PANEL * PANEL;
+}
+
+#if REAL_IS_DOUBLE
+
+#define real_exp exp
+#define real_expm1 expm1
+#define real_log log
+#define real_tanh tanh
+#define real_erf erf
+#define real_sqrt sqrt
+#define real_tiny 2.2250738585072014e-308
+#define real_eps 2.220446049250313e-16
+INLINE double expm1_below_zero(double x)
+{
+    return expm1(x);
+}
+INLINE double fast_exp(double x)
+{
+    return exp(x);
+}
+
+#else
+
+#define real_exp expf
+#define real_expm1 expm1f
+#define real_log logf
+#define real_sqrt sqrtf
+#define real_tiny 1.17549435e-38f
+#define real_eps 1.1920929e-7f
+
+/* exp(x) = 2^n exp(f) with |f| <= log(2) / 2: gives 2^n and exp(f) - 1, for -87 <= x <= 87 or NaN.
+ *
+ * Adding 1.5 * 2^23 rounds to an integer, which then stands in the last bits; log(2) comes in two parts, for the
+ * product of n and the first is exact. */
+INLINE float split_exp(float x, float *power)
+{
+    const float rounder = 12582912.0f;
+    float shifted = x * 1.44269504f + rounder, n = shifted - rounder;
+    float f = x - n * 0.693359375f + n * 2.12194440e-4f, square = f * f;
+    /* The polynomial of degree 6 with the smallest relative error, 1.4e-8. */
+    float high = 8.366066868e-3f + f * 1.389823061e-3f, low = 1.666654852e-1f + f * 4.166685452e-2f;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits << 23) + 0x3F800000u;
+    memcpy(power, &bits, sizeof *power);
+    return f + square * (0.5f + f * (low + square * high));
+}
+
+/* exp(x) - 1 for x <= 0, to 1e-7 of its value; NaN stays. Below -17 it is -1 to the last bit. */
+INLINE float expm1_below_zero(float x)
+{
+    float power, rest = split_exp(x < -17.0f ? -17.0f : x, &power);
+    return power * rest + (power - 1.0f);
+}
+
+/* exp(x) within what a float holds; beyond 87 it stays at exp(87), NaN stays. */
+INLINE float fast_exp(float x)
+{
+    x = x < -87.0f ? -87.0f : x;
+    float power, rest = split_exp(x > 87.0f ? 87.0f : x, &power);
+    return power + power * rest;
+}
+
+INLINE float real_tanh(float x)
+{
+    float e = expm1_below_zero(x < 0.0f ? 2.0f * x : -2.0f * x);
+    float size = -e / (e + 2.0f);
+    return x < 0.0f ? -size : x >= 0.0f ? size : x; /* x is NaN */
+}
+
+/* The error function to 1e-7: a polynomial near 0, and 1 - exp of one elsewhere. */
+INLINE float real_erf(float x)
+{
+    float t = x < 0.0f ? -x : x, s = x * x;
+    float u = t > 4.0f ? 4.0f : t; /* it is 1 there; the polynomial would turn back */
+    float far = (-1.72853470e-5f * u + 3.83197126e-4f) * (u * u) + (-3.88396438e-3f * u + 2.42546219e-2f);
+    far = ((far * u - 1.06777877e-1f) * u - 6.34846687e-1f) * u - 1.28717512e-1f;
+    far = 1.0f - fast_exp(far * u - u);
+    float near = ((-5.96761703e-4f * s + 4.99119423e-3f) * s - 2.67681349e-2f) * s + 1.12819925e-1f;
+    near = ((near * s - 3.76125336e-1f) * s + 1.28379166e-1f) * x + x;
+    return t <= 0.927734375f ? near : x < 0.0f ? -far : x >= 0.0f ? far : x;
+}
+
+#endif
