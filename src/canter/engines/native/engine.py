@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from canter import distributed
-from canter.distributions import Categorical, DiagGaussian, MultiCategorical
+from canter.distributions import DiagGaussian, MultiCategorical
 from canter.engines.native.declines import compiled, declines
 from canter.engines.native.description import Description, Gradients
 from canter.functional.stats import moments
@@ -54,6 +54,12 @@ class NativeEngine:
         self.loss, self.model, self.threads = loss, model, threads
         self.dtype = next(model.parameters()).dtype
         self.distribution: Any = model.policy.distribution
+        # Looked up once: a module's attributes take longer to find than an action.
+        self._numpy_dtype = np.float64 if self.dtype == torch.float64 else np.float32
+        self._policy_groups, self._masked = model.actor.network.groups, model.actor.masked
+        self._gaussian = isinstance(self.distribution, DiagGaussian)
+        self._action_dtype = self.dtype if self._gaussian else torch.int64
+        self._action_shape = (len(self.distribution.nvec),) if isinstance(self.distribution, MultiCategorical) else ()
         self._description = Description(loss, model, gradients)
         written = self._description.written
         self._unused = [view for parameter, view in gradients.items() if parameter not in written]
@@ -65,23 +71,22 @@ class NativeEngine:
 
     def act(self, obs: Obs, state: State, reset: Tensor | None, rng: Generator) -> tuple[Tensor, Tensor, Tensor, State]:
         """What the environment receives, the action as drawn, `dist_params` `[N, P]`, and the state as it came."""
-        network = self.model.actor.network
-        groups = tuple([self._array(obs[name]) for name in network.groups])
-        rows, distribution = obs[network.groups[0]].shape[0], self.distribution
-        params = torch.empty((rows, distribution.param_dim), dtype=self.dtype)
-        if isinstance(distribution, DiagGaussian):
-            noise = torch.randn((rows, distribution.dim), generator=rng, dtype=self.dtype)
-            action = torch.empty_like(noise)
-            for_env = action if distribution.bounds == "none" else torch.empty_like(noise)
+        groups = tuple([self._array(obs[name]) for name in self._policy_groups])
+        rows, dtype = len(groups[0]), self._numpy_dtype
+        # Arrays, for making one takes a fraction of what a tensor takes.
+        params = np.empty((rows, self.distribution.param_dim), dtype)
+        if self._gaussian:
+            noise = torch.randn((rows, self.distribution.dim), generator=rng, dtype=self.dtype).numpy()
+            action = np.empty_like(noise)
+            for_env = np.empty_like(noise) if self.distribution.bounds != "none" else action
         else:
-            noise = torch.rand(params.shape, generator=rng, dtype=self.dtype)
-            action = torch.empty((rows, *self._choices()), dtype=torch.int64)
-            for_env = action
-        mask = obs[ACTION_MASK].numpy() if self.model.actor.masked else None
-        compiled().act(
-            self._model(), rows, groups, mask, noise.numpy(), params.numpy(), action.numpy(), for_env.numpy()
-        )
-        return for_env, action, params, state
+            noise = torch.rand(params.shape, generator=rng, dtype=self.dtype).numpy()
+            for_env = action = np.empty((rows, *self._action_shape), np.int64)
+        mask = self._array(obs[ACTION_MASK], torch.bool) if self._masked else None
+        compiled().act(self._model(), rows, groups, mask, noise, params, action, for_env)
+        drawn = torch.from_numpy(action)
+        sent = drawn if for_env is action else torch.from_numpy(for_env)
+        return sent, drawn, torch.from_numpy(params), state
 
     def values(
         self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None
@@ -121,7 +126,7 @@ class NativeEngine:
         """Rows of a `PPOBatch` of `[1, S, ...]`, which must not change while they are learned from."""
         networks = [self.model.actor.network, *([] if self.model.shared_trunk else [self.model.critic.network])]
         groups = tuple([self._array(batch.obs[name]) for network in networks for name in network.groups])
-        mask = self._array(batch.obs[ACTION_MASK], torch.bool) if self.model.actor.masked else None
+        mask = self._array(batch.obs[ACTION_MASK], torch.bool) if self._masked else None
         valid = batch.valid.reshape(-1).contiguous()
         names = ("dist_params", "log_prob", "advantage", "value", "return_")
         fields = [self._array(getattr(batch, name)) for name in names]
@@ -155,7 +160,7 @@ class NativeEngine:
         )
         for view in self._unused:
             view.zero_()
-        found = torch.from_numpy(np.array(means, np.float64 if self.dtype == torch.float64 else np.float32)).unbind()
+        found = torch.from_numpy(np.array(means, self._numpy_dtype)).unbind()
         return {name: mean for name, mean, wanted in zip(NAMES, found, self._reported, strict=True) if wanted}
 
     def _model(self) -> Any:
@@ -165,22 +170,11 @@ class NativeEngine:
             self._handle, self._handle_threads = self._description.build(threads), threads
         return self._handle
 
-    @property
-    def _action_dtype(self) -> torch.dtype:
-        return self.dtype if isinstance(self.distribution, DiagGaussian) else torch.int64
-
-    def _choices(self) -> tuple[int, ...]:
-        """The shape of one action."""
-        if isinstance(self.distribution, MultiCategorical):
-            return (len(self.distribution.nvec),)
-        assert isinstance(self.distribution, Categorical)
-        return ()
-
     def _array(self, tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
         """A tensor's memory in C's order; raises TypeError for another dtype than the model's, or the one asked for."""
-        if tensor.dtype != (dtype or self.dtype):
+        if tensor.dtype is not (dtype or self.dtype):
             raise TypeError(f"a tensor of {tensor.dtype} where the native engine needs {dtype or self.dtype}")
-        return tensor.detach().contiguous().numpy()
+        return np.ascontiguousarray(tensor.numpy())
 
 
 def _divisor(advantage: Tensor, valid: Tensor) -> tuple[float, float]:

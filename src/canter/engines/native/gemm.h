@@ -75,20 +75,46 @@ EACH_PROCESSOR static void multiply(const Product *p)
     }
 }
 
-/* A layer's weight [N, K] for x[M, K] -> y[M, N]: panels of PANEL outputs, each the bias and then K rows. */
+typedef REAL Four __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
+#if REAL_IS_DOUBLE
+typedef int64_t Pick __attribute__((vector_size(32)));
+#else
+typedef int32_t Pick __attribute__((vector_size(16)));
+#endif
+
+/* Four rows of four numbers, `row` apart, to columns `step` apart. */
+INLINE void transpose(const REAL *from, long row, REAL *to, long step)
+{
+    const Pick low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5}, last = {2, 3, 6, 7};
+    const Four a = *(const Four *)from, b = *(const Four *)(from + row);
+    const Four c = *(const Four *)(from + 2 * row), d = *(const Four *)(from + 3 * row);
+    const Four ab = __builtin_shuffle(a, b, low), cd = __builtin_shuffle(c, d, low);
+    const Four ab_high = __builtin_shuffle(a, b, high), cd_high = __builtin_shuffle(c, d, high);
+    *(Four *)to = __builtin_shuffle(ab, cd, first);
+    *(Four *)(to + step) = __builtin_shuffle(ab, cd, last);
+    *(Four *)(to + 2 * step) = __builtin_shuffle(ab_high, cd_high, first);
+    *(Four *)(to + 3 * step) = __builtin_shuffle(ab_high, cd_high, last);
+}
+
+/* A layer's weight [N, K] for x[M, K] -> y[M, N]: panels of PANEL outputs, each the bias and then K rows. What is beyond
+ * N stays as the zeros that the panel began with. */
 EACH_PROCESSOR static void pack(const Layer *layer)
 {
     const REAL *weight = layer->weight.value, *bias = layer->bias.value;
     const long inputs = layer->inputs, outputs = layer->outputs;
-    REAL *panel = layer->packed;
-    for (long first = 0; first < outputs; first += PANEL, panel += (inputs + 1) * PANEL)
-        for (long j = 0; j < PANEL; j++) {
-            int there = first + j < outputs;
-            const REAL *row = weight + (first + j) * inputs;
-            panel[j] = there ? bias[first + j] : 0;
-            for (long k = 0; there && k < inputs; k++)
-                panel[(k + 1) * PANEL + j] = row[k];
-        } /* where there is none, the zeros that the panel began with */
+    for (long n = 0; n < outputs;) {
+        REAL *to = (REAL *)layer->packed + n / PANEL * PANEL * (inputs + 1) + n % PANEL;
+        const REAL *from = weight + n * inputs;
+        long rows = outputs - n < 4 ? 1 : 4, k = 0;
+        for (long i = 0; i < rows; i++)
+            to[i] = bias[n + i];
+        for (to += PANEL; rows == 4 && k + 4 <= inputs; k += 4)
+            transpose(from + k, inputs, to + k * PANEL, PANEL);
+        for (; k < inputs; k++)
+            for (long i = 0; i < rows; i++)
+                to[k * PANEL + i] = from[i * inputs + k];
+        n += rows;
+    }
 }
 
 /* The same for dy[M, N] -> dx[M, K]: panels of PANEL inputs, each N rows. */
