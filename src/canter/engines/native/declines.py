@@ -91,8 +91,8 @@ def declines(loss: Any, model: nn.Module) -> str | None:
         return f"the native engine does not know {unknown}"
     if type(model) is not ActorCritic:
         return f"the native engine does not know the model {type(model).__name__}"
-    if loss.bound is not None and not isinstance(model.policy.distribution, DiagGaussian):
-        return "the native engine knows a bound loss for a Gaussian policy only"
+    if loss.bound is not None and (loss.surrogate is None or type(model.policy.distribution) is not DiagGaussian):
+        return "the native engine knows a bound loss beside the surrogate of a Gaussian policy only"
     reason = _declines_heads(model)
     for name, network in (("policy", model.actor.network), ("critic", model.critic.network)):
         reason = reason or _declines_network(name, network, model)
@@ -141,7 +141,9 @@ def _declines_network(name: str, network: Any, model: ActorCritic) -> str | None
         return f"the native engine reads {MOST_GROUPS} observation groups at most; the {name} network reads more"
     for group, normalizer, encoder in zip(network.groups, network.normalizers, network.encoders, strict=True):
         if type(encoder) not in (nn.Identity, nn.Flatten):
-            return f"the native engine does not know {type(encoder).__name__}, which the {name} network reads {group!r} by"
+            return (
+                f"the native engine does not know {type(encoder).__name__}, which the {name} network reads {group!r} by"
+            )
         if type(normalizer) not in (Normalizer, IdentityNormalizer):
             return f"the native engine does not know the normaliser {type(normalizer).__name__}"
         dtype = model.policy.spec.obs[group].dtype
@@ -152,7 +154,9 @@ def _declines_network(name: str, network: Any, model: ActorCritic) -> str | None
     for layer in network.hidden:
         if type(layer) not in LAYERS or not LAYERS[type(layer)](layer):
             return f"the native engine does not know {layer}, which the {name} network has"
-    return None if _in_order(network.hidden) else f"the native engine does not know the {name} network's order of layers"
+    return (
+        None if _in_order(network.hidden) else f"the native engine does not know the {name} network's order of layers"
+    )
 
 
 def _in_order(hidden: MLP) -> bool:

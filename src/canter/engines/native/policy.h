@@ -158,19 +158,19 @@ static REAL surrogate(const Loss *loss, REAL log_prob, REAL ratio, REAL advantag
         return -advantage * log_prob;
     }
     const REAL clip = (REAL)loss->clip_ratio;
-    REAL limited, through;
+    REAL gain = -advantage * ratio, limited, d_limited = 0;
     if (loss->surrogate == CLIPPED) {
         REAL low = (REAL)(1.0 - loss->clip_ratio), high = (REAL)(1.0 + loss->clip_ratio);
         limited = ratio < low ? low : ratio > high ? high : ratio;
-        through = ratio >= low && ratio <= high;
+        if (ratio >= low && ratio <= high) /* not times 0 or 1: beyond, infinity has no gradient either */
+            d_limited = share_of_maximum(-advantage * limited, gain) * -advantage;
     } else {
         REAL t = real_tanh((ratio - ONE) / clip);
         limited = ONE + clip * t;
-        through = ONE - t * t;
+        d_limited = share_of_maximum(-advantage * limited, gain) * -advantage * (ONE - t * t);
     }
-    REAL gain = -advantage * ratio, held = -advantage * limited;
-    REAL d_ratio = share_of_maximum(gain, held) * -advantage + share_of_maximum(held, gain) * -advantage * through;
-    *slope = d_ratio * ratio;
+    REAL held = -advantage * limited;
+    *slope = (share_of_maximum(gain, held) * -advantage + d_limited) * ratio;
     return maximum(gain, held);
 }
 
@@ -187,8 +187,10 @@ static REAL value_error(const Loss *loss, REAL value, REAL old_value, REAL retur
         return (REAL)0.5 * error * error;
     REAL moved = value - old_value;
     REAL held = old_value + (moved < -clip ? -clip : moved > clip ? clip : moved) - return_;
-    REAL within = moved >= -clip && moved <= clip, square = error * error, held_square = held * held;
-    *slope = share_of_maximum(square, held_square) * error + share_of_maximum(held_square, square) * held * within;
+    REAL square = error * error, held_square = held * held;
+    *slope = share_of_maximum(square, held_square) * error;
+    if (moved >= -clip && moved <= clip)
+        *slope += share_of_maximum(held_square, square) * held;
     return (REAL)0.5 * maximum(square, held_square);
 }
 
