@@ -257,7 +257,7 @@ def test_a_child_of_fork_has_threads_of_its_own():
 
 
 def test_several_python_threads_with_engines_of_their_own():
-    model, gradients = build(network=NetworkConfig(hidden=(96, 64)), dtype=torch.float32)
+    model, _ = build(network=NetworkConfig(hidden=(96, 64)), dtype=torch.float32)
     batch, found = make_batch(model, 3000, torch.float32), []
 
     def work():
