@@ -21,7 +21,7 @@ INLINE REAL normal_density(REAL x)
     return INVERSE_ROOT_TWO_PI * fast_exp((REAL)-0.5 * x * x);
 }
 
-/* Name, whether the slope needs x, the value y of x, and the slope from x and y. One line each. */
+/* Name, whether the slope needs x, the value y of x, and the slope from x and y; NaN stays NaN. One line each. */
 #define ACTIVATIONS(X)                                                                                                 \
     X(identity, 0, x, ONE)                                                                                             \
     X(tanh, 0, real_tanh(x), ONE - y * y)                                                                              \

@@ -59,7 +59,7 @@ INLINE double fast_exp(double x)
 #define real_tiny 1.17549435e-38f
 #define real_eps 1.1920929e-7f
 
-/* exp(x) = 2^n exp(f) with |f| <= log(2) / 2: gives 2^n and exp(f) - 1, for -87 <= x <= 87 or NaN.
+/* exp(x) = 2^n exp(f) with |f| <= log(2) / 2: gives 2^n and exp(f) - 1, for -87 <= x <= 87.
  *
  * Adding 1.5 * 2^23 rounds to an integer, which then stands in the last bits; log(2) comes in two parts, for the
  * product of n and the first is exact. */
@@ -77,39 +77,49 @@ INLINE float split_exp(float x, float *power)
     return f + square * (0.5f + f * (low + square * high));
 }
 
-/* exp(x) - 1 for x <= 0, to 1e-7 of its value; NaN stays. Below -17 it is -1 to the last bit. */
+/* The smaller of |x| and a limit. As whole numbers, for a processor compares those in one instruction; NaN becomes the
+ * limit, so callers see to it that NaN stays NaN. */
+INLINE float size_up_to(float limit, float x)
+{
+    uint32_t size, most;
+    memcpy(&size, &x, sizeof size);
+    memcpy(&most, &limit, sizeof most);
+    size &= 0x7FFFFFFFu;
+    size = size < most ? size : most;
+    memcpy(&x, &size, sizeof x);
+    return x;
+}
+
+/* exp(x) - 1 for x <= 0 to 1e-7 of its value, and anything else for others. Below -17 it is -1 to the last bit. */
 INLINE float expm1_below_zero(float x)
 {
-    float power, rest = split_exp(x < -17.0f ? -17.0f : x, &power);
+    float power, rest = split_exp(-size_up_to(17.0f, x), &power);
     return power * rest + (power - 1.0f);
 }
 
-/* exp(x) within what a float holds; beyond 87 it stays at exp(87), NaN stays. */
+/* exp(x) for -87 <= x <= 87, beyond that its value there; of NaN anything. */
 INLINE float fast_exp(float x)
 {
-    x = x < -87.0f ? -87.0f : x;
-    float power, rest = split_exp(x > 87.0f ? 87.0f : x, &power);
+    float power, rest = split_exp(copysignf(size_up_to(87.0f, x), x), &power);
     return power + power * rest;
 }
 
 INLINE float real_tanh(float x)
 {
-    float e = expm1_below_zero(x < 0.0f ? 2.0f * x : -2.0f * x);
-    float size = -e / (e + 2.0f);
-    return x < 0.0f ? -size : x >= 0.0f ? size : x; /* x is NaN */
+    float e = expm1_below_zero(2.0f * x), y = copysignf(e / (e + 2.0f), x);
+    return x == x ? y : x;
 }
 
-/* The error function to 1e-7: a polynomial near 0, and 1 - exp of one elsewhere. */
+/* The error function to 1e-7: a polynomial near 0, and 1 - exp of one elsewhere; of NaN anything. */
 INLINE float real_erf(float x)
 {
-    float t = x < 0.0f ? -x : x, s = x * x;
-    float u = t > 4.0f ? 4.0f : t; /* it is 1 there; the polynomial would turn back */
-    float far = (-1.72853470e-5f * u + 3.83197126e-4f) * (u * u) + (-3.88396438e-3f * u + 2.42546219e-2f);
+    float u = size_up_to(4.0f, x), s = u * u; /* it is 1 at 4; the polynomial would turn back */
+    float far = (-1.72853470e-5f * u + 3.83197126e-4f) * s + (-3.88396438e-3f * u + 2.42546219e-2f);
     far = ((far * u - 1.06777877e-1f) * u - 6.34846687e-1f) * u - 1.28717512e-1f;
     far = 1.0f - fast_exp(far * u - u);
     float near = ((-5.96761703e-4f * s + 4.99119423e-3f) * s - 2.67681349e-2f) * s + 1.12819925e-1f;
-    near = ((near * s - 3.76125336e-1f) * s + 1.28379166e-1f) * x + x;
-    return t <= 0.927734375f ? near : x < 0.0f ? -far : x >= 0.0f ? far : x;
+    near = ((near * s - 3.76125336e-1f) * s + 1.28379166e-1f) * u + u;
+    return copysignf(u < 0.927734375f ? near : far, x);
 }
 
 #endif
