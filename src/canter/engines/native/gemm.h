@@ -29,7 +29,7 @@ INLINE void tile(const Product *p, long panel, long row, int rows, int vectors)
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int v = 0; v < vectors; v++)
             sum[i][v] = *(const Vector *)(start + i * p->start_row + v * LANES);
-    for (long k = p->depth; k > 0; k--, a += a_step, b += b_step) {
+    _Pragma("GCC unroll 4") for (long k = p->depth; k > 0; k--, a += a_step, b += b_step) {
         Vector right[VECTORS];
         UNROLL for (int v = 0; v < vectors; v++)
             right[v] = *(const Vector *)(b + v * LANES);
@@ -53,10 +53,8 @@ INLINE void strip(const Product *p, long panel, int vectors)
     case 1: tile(p, panel, row, 1, vectors); break;
     case 2: tile(p, panel, row, 2, vectors); break;
     case 3: tile(p, panel, row, 3, vectors); break;
-#if defined(__x86_64__)
     case 4: tile(p, panel, row, 4, vectors); break;
     case 5: tile(p, panel, row, 5, vectors); break;
-#endif
     }
 }
 
@@ -67,10 +65,8 @@ EACH_PROCESSOR static void multiply(const Product *p)
         switch (vectors < VECTORS ? vectors : VECTORS) {
         case 1: strip(p, panel, 1); break;
         case 2: strip(p, panel, 2); break;
-#if !defined(__x86_64__)
-        case 3: strip(p, panel, 3); break;
-        case 4: strip(p, panel, 4); break;
-#endif
+        case 3: strip(p, panel, VECTORS < 3 ? VECTORS : 3); break;
+        case 4: strip(p, panel, VECTORS < 4 ? VECTORS : 4); break;
         }
     }
 }

@@ -19,9 +19,9 @@
 
 /* Tiles of TILE_ROWS x VECTORS vectors fill the registers without spilling. */
 #if defined(__x86_64__)
-enum { VECTOR_BYTES = 32, VECTORS = 2, TILE_ROWS = 6 };
+enum { VECTOR_BYTES = 32, VECTORS = 2, TILE_ROWS = 6 }; /* of 16 registers; AVX-512 has 32, half as wide as it could */
 #else
-enum { VECTOR_BYTES = 16, VECTORS = 4, TILE_ROWS = 4 };
+enum { VECTOR_BYTES = 16, VECTORS = 4, TILE_ROWS = 6 }; /* of 32 registers */
 #endif
 enum { LANES = VECTOR_BYTES / sizeof(REAL), PANEL = LANES * VECTORS };
 typedef REAL Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
