@@ -72,24 +72,25 @@ EACH_PROCESSOR static void multiply(const Product *p)
 }
 
 typedef REAL Four __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
-#if REAL_IS_DOUBLE
-typedef int64_t Pick __attribute__((vector_size(32)));
+#if defined(__clang__)
+#define PICK(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
+#elif REAL_IS_DOUBLE
+#define PICK(A, B, ...) __builtin_shuffle(A, B, (int64_t __attribute__((vector_size(32)))){__VA_ARGS__})
 #else
-typedef int32_t Pick __attribute__((vector_size(16)));
+#define PICK(A, B, ...) __builtin_shuffle(A, B, (int32_t __attribute__((vector_size(16)))){__VA_ARGS__})
 #endif
 
 /* Four rows of four numbers, `row` apart, to columns `step` apart. */
 INLINE void transpose(const REAL *from, long row, REAL *to, long step)
 {
-    const Pick low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, first = {0, 1, 4, 5}, last = {2, 3, 6, 7};
     const Four a = *(const Four *)from, b = *(const Four *)(from + row);
     const Four c = *(const Four *)(from + 2 * row), d = *(const Four *)(from + 3 * row);
-    const Four ab = __builtin_shuffle(a, b, low), cd = __builtin_shuffle(c, d, low);
-    const Four ab_high = __builtin_shuffle(a, b, high), cd_high = __builtin_shuffle(c, d, high);
-    *(Four *)to = __builtin_shuffle(ab, cd, first);
-    *(Four *)(to + step) = __builtin_shuffle(ab, cd, last);
-    *(Four *)(to + 2 * step) = __builtin_shuffle(ab_high, cd_high, first);
-    *(Four *)(to + 3 * step) = __builtin_shuffle(ab_high, cd_high, last);
+    const Four ab = PICK(a, b, 0, 4, 1, 5), cd = PICK(c, d, 0, 4, 1, 5);
+    const Four ab_high = PICK(a, b, 2, 6, 3, 7), cd_high = PICK(c, d, 2, 6, 3, 7);
+    *(Four *)to = PICK(ab, cd, 0, 1, 4, 5);
+    *(Four *)(to + step) = PICK(ab, cd, 2, 3, 6, 7);
+    *(Four *)(to + 2 * step) = PICK(ab_high, cd_high, 0, 1, 4, 5);
+    *(Four *)(to + 3 * step) = PICK(ab_high, cd_high, 2, 3, 6, 7);
 }
 
 /* A layer's weight [N, K] for x[M, K] -> y[M, N]: panels of PANEL outputs, each the bias and then K rows. What is beyond
