@@ -71,8 +71,8 @@ class NativeEngine:
 
     def act(self, obs: Obs, state: State, reset: Tensor | None, rng: Generator) -> tuple[Tensor, Tensor, Tensor, State]:
         """What the environment receives, the action as drawn, `dist_params` `[N, P]`, and the state as it came."""
-        groups = tuple([self._array(obs[name]) for name in self._policy_groups])
-        rows, dtype = len(groups[0]), self._numpy_dtype
+        arrays = [self._array(obs[name]) for name in self._policy_groups]
+        rows, dtype = len(arrays[0]), self._numpy_dtype
         # Arrays, for making one takes a fraction of what a tensor takes.
         params = np.empty((rows, self.distribution.param_dim), dtype)
         if self._gaussian:
@@ -82,8 +82,9 @@ class NativeEngine:
         else:
             noise = torch.rand(params.shape, generator=rng, dtype=self.dtype).numpy()
             for_env = action = np.empty((rows, *self._action_shape), np.int64)
-        mask = self._array(obs[ACTION_MASK], torch.bool) if self._masked else None
-        compiled().act(self._model(), rows, groups, mask, noise, params, action, for_env)
+        arrays += [self._array(obs[ACTION_MASK], torch.bool)] if self._masked else []
+        arrays += [noise, params, action] if for_env is action else [noise, params, action, for_env]
+        compiled().act(self._model(), rows, tuple(arrays))
         drawn = torch.from_numpy(action)
         sent = drawn if for_env is action else torch.from_numpy(for_env)
         return sent, drawn, torch.from_numpy(params), state
@@ -97,12 +98,12 @@ class NativeEngine:
         """
         critic = self.model.critic
         shape = obs[critic.network.groups[0]].shape[:2]
-        groups = tuple([self._array(obs[name]) for name in critic.network.groups])
+        groups = [self._array(obs[name]) for name in critic.network.groups]
         rows = shape.numel()
         index = None if needed is None else np.flatnonzero(needed.numpy())
         found = torch.empty(rows if index is None else len(index), dtype=self.dtype)
         if len(found):
-            compiled().values(self._model(), rows, groups, index, found.numpy())
+            compiled().values(self._model(), rows, index, (*groups, found.numpy()))
         found = critic.head.normalizer.inverse(found)
         if index is None:
             return found.view(shape), state
@@ -119,19 +120,19 @@ class NativeEngine:
         result = torch.empty(shape, dtype=self.dtype)
         if shape.numel():
             arrays = (self._array(dist_params), self._array(action, self._action_dtype), result.numpy())
-            compiled().log_prob(self._model(), shape.numel(), *arrays)
+            compiled().log_prob(self._model(), shape.numel(), arrays)
         return result
 
     def begin(self, batch: Any) -> NativeRows:
         """Rows of a `PPOBatch` of `[1, S, ...]`, which must not change while they are learned from."""
         networks = [self.model.actor.network, *([] if self.model.shared_trunk else [self.model.critic.network])]
-        groups = tuple([self._array(batch.obs[name]) for network in networks for name in network.groups])
-        mask = self._array(batch.obs[ACTION_MASK], torch.bool) if self._masked else None
-        valid = batch.valid.reshape(-1).contiguous()
+        arrays = [self._array(batch.obs[name]) for network in networks for name in network.groups]
+        arrays += [self._array(batch.obs[ACTION_MASK], torch.bool)] if self._masked else []
+        arrays += [self._array(batch.valid, torch.bool), self._array(batch.action, self._action_dtype)]
         names = ("dist_params", "log_prob", "advantage", "value", "return_")
-        fields = [self._array(getattr(batch, name)) for name in names]
-        action = self._array(batch.action, self._action_dtype)
-        handle = compiled().rows(self._model(), len(valid), groups, mask, valid.numpy(), action, *fields)
+        arrays += [self._array(getattr(batch, name)) for name in names]
+        valid = batch.valid.reshape(-1)
+        handle = compiled().rows(self._model(), len(valid), tuple(arrays))
         return NativeRows(handle, valid, batch.advantage.reshape(-1))
 
     def gradients(

@@ -131,7 +131,7 @@ static void act_blocks(void *context, int thread, int threads)
                               job->for_env ? job->for_env + r * n : NULL);
             } else {
                 if (policy->masked)
-                    forbid(params, job->rows->mask + r * n, n);
+                    forbid(params, (const unsigned char *)job->rows->mask + r * n, n);
                 draw_choices(policy, params, job->noise + r * n, (int64_t *)job->action + r * policy->choices);
             }
         }
@@ -253,7 +253,7 @@ static void choice_row(const Job *job, Workspace *w, int64_t row, REAL *logits)
     const Policy *policy = &job->model->policy;
     const long total = policy->outputs;
     const int64_t *action = (const int64_t *)job->rows->action + row * policy->choices;
-    const unsigned char *mask = policy->masked ? job->rows->mask + row * total : NULL;
+    const unsigned char *mask = policy->masked ? (const unsigned char *)job->rows->mask + row * total : NULL;
     REAL *now = w->row, *old = now + padded(total);
     if (mask)
         forbid(logits, mask, total);

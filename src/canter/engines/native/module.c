@@ -21,93 +21,116 @@ static Handle *open_model(PyObject *capsule)
     Py_BEGIN_ALLOW_THREADS CALL;                                                                                       \
     Py_END_ALLOW_THREADS(HANDLE)->busy = 0;
 
-static void *hold_data(Held *held, PyObject *array, long numbers, size_t item, int write)
+/* The arrays of a call, in the order in which Python passes them: where the address goes, and what it must have. */
+typedef struct {
+    struct {
+        const void **place;
+        Py_ssize_t bytes;
+        int write;
+    } array[2 * MAX_GROUPS + 9];
+    int count;
+} Wanted;
+
+static void want(Wanted *w, void *place, long numbers, size_t item, int write)
 {
-    Py_buffer *view = hold(held, array, (Py_ssize_t)(numbers * item), write);
-    return view ? view->buf : NULL;
+    w->array[w->count].place = place;
+    w->array[w->count].bytes = (Py_ssize_t)(numbers * item);
+    w->array[w->count++].write = write;
 }
 
-/* Observation groups of towers first..last, in a tuple; all have rows->count rows. */
-static int hold_obs(Held *held, const Handle *h, PyObject *obs, int first, int last, Rows *rows)
+static void want_obs(Wanted *w, const Handle *h, int first, int last, Rows *rows)
 {
-    Py_ssize_t next = 0;
     for (int t = first; t <= last; t++)
-        for (int g = 0; g < h->model.tower[t].groups; g++) {
-            PyObject *array = PyTuple_GetItem(obs, next++);
-            long numbers = rows->count * h->model.tower[t].group[g].width;
-            if (!array || !(rows->obs[t][g] = hold_data(held, array, numbers, h->real->item, 0)))
-                return 0;
-        }
-    return 1;
+        for (int g = 0; g < h->model.tower[t].groups; g++)
+            want(w, &rows->obs[t][g], rows->count * h->model.tower[t].group[g].width, h->real->item, 0);
 }
 
-static int hold_mask(Held *held, const Handle *h, PyObject *mask, Rows *rows)
+static void want_mask(Wanted *w, const Handle *h, Rows *rows)
 {
-    if (!h->model.policy.masked)
-        return 1;
-    return (rows->mask = hold_data(held, mask, rows->count * h->model.policy.outputs, 1, 0)) != NULL;
+    if (h->model.policy.masked)
+        want(w, &rows->mask, rows->count * h->model.policy.outputs, 1, 0);
 }
 
-/* Actions: numbers, or options as int64. */
-static void *hold_action(Held *held, const Handle *h, PyObject *action, long rows, int write)
+/* Actions are numbers, or options as int64. */
+static void want_action(Wanted *w, const Handle *h, void *place, long rows, int write)
 {
     const Policy *policy = &h->model.policy;
-    if (policy->family == CHOICES)
-        return hold_data(held, action, rows * policy->choices, sizeof(int64_t), write);
-    return hold_data(held, action, rows * policy->outputs, h->real->item, write);
+    const int chooses = policy->family == CHOICES;
+    want(w, place, rows * (chooses ? policy->choices : policy->outputs), chooses ? sizeof(int64_t) : h->real->item, write);
+}
+
+static int hold_wanted(Held *held, PyObject *arrays, const Wanted *w)
+{
+    if (PyTuple_Size(arrays) != w->count)
+        return PyErr_Format(PyExc_ValueError, "%zd arrays where %d are needed", PyTuple_Size(arrays), w->count), 0;
+    for (int i = 0; i < w->count; i++) {
+        if (w->array[i].bytes < 0)
+            return PyErr_SetString(PyExc_ValueError, "a negative number of rows"), 0;
+        Py_buffer *view = hold(held, PyTuple_GetItem(arrays, i), w->array[i].bytes, w->array[i].write);
+        if (!view)
+            return 0;
+        *w->array[i].place = view->buf;
+    }
+    return 1;
 }
 
 static PyObject *act(PyObject *self, PyObject *args)
 {
-    PyObject *capsule, *obs, *mask, *noise_, *params_, *action_, *for_env_;
+    PyObject *capsule, *arrays;
     Rows rows = {0};
-    if (!PyArg_ParseTuple(args, "OlO!OOOOO", &capsule, &rows.count, &PyTuple_Type, &obs, &mask, &noise_, &params_,
-                          &action_, &for_env_))
+    Held held = {0};
+    Wanted w = {.count = 0};
+    void *noise, *params, *action, *for_env = NULL;
+    if (!PyArg_ParseTuple(args, "OlO!", &capsule, &rows.count, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = open_model(capsule);
-    Held held = {0};
-    int fine = h && hold_obs(&held, h, obs, 0, 0, &rows) && hold_mask(&held, h, mask, &rows);
+    if (!h)
+        return NULL;
+    const Policy *policy = &h->model.policy;
+    want_obs(&w, h, 0, 0, &rows);
+    want_mask(&w, h, &rows);
+    want(&w, &noise, rows.count * policy->outputs, h->real->item, 0);
+    want(&w, &params, rows.count * policy->params, h->real->item, 1);
+    want_action(&w, h, &action, rows.count, 1);
+    if (policy->to_env)
+        want(&w, &for_env, rows.count * policy->outputs, h->real->item, 1);
+    int fine = hold_wanted(&held, arrays, &w);
     if (fine) {
-        const Policy *policy = &h->model.policy;
-        const size_t item = h->real->item;
-        void *noise = hold_data(&held, noise_, rows.count * policy->outputs, item, 0);
-        void *params = noise ? hold_data(&held, params_, rows.count * policy->params, item, 1) : NULL;
-        void *action = params ? hold_action(&held, h, action_, rows.count, 1) : NULL, *for_env = NULL;
-        fine = action != NULL;
-        if (fine && policy->to_env)
-            fine = (for_env = hold_data(&held, for_env_, rows.count * policy->outputs, item, 1)) != NULL;
-        if (fine) {
-            COMPUTE(h, h->real->act(&h->model, &rows, noise, params, action, for_env))
-        }
+        COMPUTE(h, h->real->act(&h->model, &rows, noise, params, action, for_env))
     }
     release(&held);
     return fine ? Py_NewRef(Py_None) : NULL;
 }
 
+/* Whether an index has only rows that exist; an exception where it has others. */
+static int rows_exist(const int64_t *index, long count, long rows)
+{
+    for (long r = 0; r < count; r++)
+        if (index[r] < 0 || index[r] >= rows)
+            return PyErr_SetString(PyExc_IndexError, "a row that does not exist"), 0;
+    return 1;
+}
+
 static PyObject *values(PyObject *self, PyObject *args)
 {
-    PyObject *capsule, *obs, *index_, *value_;
+    PyObject *capsule, *index_, *arrays;
     Rows rows = {0};
-    if (!PyArg_ParseTuple(args, "OlO!OO", &capsule, &rows.count, &PyTuple_Type, &obs, &index_, &value_))
+    Held held = {0};
+    Wanted w = {.count = 0};
+    void *value;
+    if (!PyArg_ParseTuple(args, "OlOO!", &capsule, &rows.count, &index_, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = open_model(capsule);
-    Held held = {0};
-    const int tower = h ? h->model.towers - 1 : 0;
-    int fine = h && hold_obs(&held, h, obs, tower, tower, &rows);
-    long count = rows.count;
-    const int64_t *index = NULL;
-    if (fine && index_ != Py_None) {
-        Py_buffer *view = hold(&held, index_, -1, 0);
-        if ((fine = view != NULL))
-            index = view->buf, count = (long)(view->len / sizeof *index);
-        for (long r = 0; fine && r < count; r++)
-            fine = index[r] >= 0 && index[r] < rows.count;
-        if (!fine && !PyErr_Occurred())
-            PyErr_SetString(PyExc_IndexError, "a row that does not exist");
-    }
-    void *value = fine ? hold_data(&held, value_, count, h->real->item, 1) : NULL;
-    if ((fine = value != NULL)) {
-        COMPUTE(h, h->real->values(&h->model, &rows, index, count, value))
+    Py_buffer *index = h && index_ != Py_None ? hold(&held, index_, -1, 0) : NULL;
+    const long count = index ? (long)(index->len / sizeof(int64_t)) : rows.count;
+    int fine = h && !PyErr_Occurred() && (!index || rows_exist(index->buf, count, rows.count));
+    if (fine) {
+        want_obs(&w, h, h->model.towers - 1, h->model.towers - 1, &rows);
+        want(&w, &value, count, h->real->item, 1);
+        const int64_t *row = index ? index->buf : NULL; /* before the buffers may move to a larger place */
+        if ((fine = hold_wanted(&held, arrays, &w))) {
+            COMPUTE(h, h->real->values(&h->model, &rows, row, count, value))
+        }
     }
     release(&held);
     return fine ? Py_NewRef(Py_None) : NULL;
@@ -115,18 +138,21 @@ static PyObject *values(PyObject *self, PyObject *args)
 
 static PyObject *log_prob(PyObject *self, PyObject *args)
 {
-    PyObject *capsule, *params, *action, *result_;
+    PyObject *capsule, *arrays;
     Rows rows = {0};
-    if (!PyArg_ParseTuple(args, "OlOOO", &capsule, &rows.count, &params, &action, &result_))
+    Held held = {0};
+    Wanted w = {.count = 0};
+    void *result;
+    if (!PyArg_ParseTuple(args, "OlO!", &capsule, &rows.count, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = open_model(capsule);
-    Held held = {0};
-    void *result = NULL;
-    if (h && (rows.dist_params = hold_data(&held, params, rows.count * h->model.policy.params, h->real->item, 0)) &&
-        (rows.action = hold_action(&held, h, action, rows.count, 0)))
-        result = hold_data(&held, result_, rows.count, h->real->item, 1);
+    if (!h)
+        return NULL;
+    want(&w, &rows.dist_params, rows.count * h->model.policy.params, h->real->item, 0);
+    want_action(&w, h, &rows.action, rows.count, 0);
+    want(&w, &result, rows.count, h->real->item, 1);
     int done = 0;
-    if (result) {
+    if (hold_wanted(&held, arrays, &w)) {
         COMPUTE(h, done = h->real->log_prob(&h->model, &rows, result))
         if (!done)
             PyErr_SetString(PyExc_IndexError, "an action that does not exist");
@@ -141,42 +167,43 @@ typedef struct {
     PyObject *model;
 } RowsHandle;
 
-static void drop_rows(PyObject *capsule)
+static void free_rows(RowsHandle *r)
 {
-    RowsHandle *r = PyCapsule_GetPointer(capsule, ROWS_NAME);
     release(&r->held);
     Py_DecRef(r->model);
     free(r);
 }
 
+static void drop_rows(PyObject *capsule)
+{
+    free_rows(PyCapsule_GetPointer(capsule, ROWS_NAME));
+}
+
 static PyObject *make_rows(PyObject *self, PyObject *args)
 {
-    PyObject *capsule, *obs, *mask, *valid, *action, *params, *fields[4];
+    PyObject *capsule, *arrays;
     long count;
-    if (!PyArg_ParseTuple(args, "OlO!OOOOOOOO", &capsule, &count, &PyTuple_Type, &obs, &mask, &valid, &action, &params,
-                          &fields[0], &fields[1], &fields[2], &fields[3]))
+    if (!PyArg_ParseTuple(args, "OlO!", &capsule, &count, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = PyCapsule_GetPointer(capsule, MODEL_NAME);
     RowsHandle *r = h ? calloc(1, sizeof *r) : NULL;
     if (!r)
         return h ? PyErr_NoMemory() : NULL;
     Rows *rows = &r->rows;
+    Wanted w = {.count = 0};
     r->model = Py_NewRef(capsule);
     rows->count = count;
-    const size_t item = h->real->item;
-    int fine = hold_obs(&r->held, h, obs, 0, h->model.towers - 1, rows) && hold_mask(&r->held, h, mask, rows) &&
-               (rows->valid = hold_data(&r->held, valid, count, 1, 0)) &&
-               (rows->action = hold_action(&r->held, h, action, count, 0)) &&
-               (rows->dist_params = hold_data(&r->held, params, count * h->model.policy.params, item, 0));
-    const void **places[] = {&rows->log_prob, &rows->advantage, &rows->value, &rows->return_};
-    for (int f = 0; f < 4; f++)
-        fine = fine && (*places[f] = hold_data(&r->held, fields[f], count, item, 0));
-    PyObject *result = fine ? PyCapsule_New(r, ROWS_NAME, drop_rows) : NULL;
-    if (!result) {
-        release(&r->held);
-        Py_DecRef(r->model);
-        free(r);
-    }
+    want_obs(&w, h, 0, h->model.towers - 1, rows);
+    want_mask(&w, h, rows);
+    want(&w, &rows->valid, count, 1, 0);
+    want_action(&w, h, &rows->action, count, 0);
+    want(&w, &rows->dist_params, count * h->model.policy.params, h->real->item, 0);
+    const void **column[] = {&rows->log_prob, &rows->advantage, &rows->value, &rows->return_};
+    for (int c = 0; c < 4; c++)
+        want(&w, column[c], count, h->real->item, 0);
+    PyObject *result = hold_wanted(&r->held, arrays, &w) ? PyCapsule_New(r, ROWS_NAME, drop_rows) : NULL;
+    if (!result)
+        free_rows(r);
     return result;
 }
 
@@ -257,11 +284,11 @@ static PyObject *adamw(PyObject *self, PyObject *args)
 
 static PyMethodDef METHODS[] = {
     {"model", make_model, METH_VARARGS, "model(is_double, threads, numbers, settings, arrays) -> model"},
-    {"act", act, METH_VARARGS, "act(model, rows, obs, mask, noise, params, action, for_env)"},
-    {"values", values, METH_VARARGS, "values(model, rows, obs, index, value)"},
-    {"log_prob", log_prob, METH_VARARGS, "log_prob(model, rows, dist_params, action, result)"},
+    {"act", act, METH_VARARGS, "act(model, rows, (*obs, mask, noise, params, action, for_env))"},
+    {"values", values, METH_VARARGS, "values(model, rows, index, (*obs, value))"},
+    {"log_prob", log_prob, METH_VARARGS, "log_prob(model, rows, (dist_params, action, result))"},
     {"rows", make_rows, METH_VARARGS,
-     "rows(model, rows, obs, mask, valid, action, dist_params, log_prob, advantage, value, return_) -> rows"},
+     "rows(model, rows, (*obs, mask, valid, action, dist_params, log_prob, advantage, value, return_)) -> rows"},
     {"gradients", gradients, METH_VARARGS,
      "gradients(rows, index, entropy_coef, count, advantage_mean, advantage_divisor) -> means of six terms"},
     {"square_sum", square_sum, METH_VARARGS, "square_sum(is_double, x) -> sum of squares"},

@@ -100,8 +100,7 @@ typedef struct {
 typedef struct {
     long count;
     const void *obs[2][MAX_GROUPS]; /* by tower and group, [count, width] */
-    const unsigned char *mask, *valid;
-    const void *action, *dist_params, *log_prob, *advantage, *value, *return_;
+    const void *mask, *valid, *action, *dist_params, *log_prob, *advantage, *value, *return_;
 } Rows;
 
 typedef struct {

@@ -54,7 +54,7 @@ static long select_rows(Model *model, const Rows *rows, const int64_t *index, lo
     for (long r = 0; r < count; r++) {
         if (index[r] < 0 || index[r] >= rows->count)
             return -1;
-        if (!rows->valid[index[r]])
+        if (!((const unsigned char *)rows->valid)[index[r]])
             continue;
         if (model->loss.surrogate && !action_exists(&model->policy, rows, index[r]))
             return -1;
