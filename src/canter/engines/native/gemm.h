@@ -93,8 +93,8 @@ INLINE void transpose(const REAL *from, long row, REAL *to, long step)
     *(Four *)(to + 3 * step) = PICK(ab_high, cd_high, 2, 3, 6, 7);
 }
 
-/* A layer's weight [N, K] for x[M, K] -> y[M, N]: panels of PANEL outputs, each the bias and then K rows. What is beyond
- * N stays as the zeros that the panel began with. */
+/* A layer's weight [N, K] for x[M, K] -> y[M, N]: panels of PANEL outputs, each the bias and then K rows. What is
+ * beyond N stays as the zeros that the panel began with. */
 EACH_PROCESSOR static void pack(const Layer *layer)
 {
     const REAL *weight = layer->weight.value, *bias = layer->bias.value;
@@ -121,8 +121,8 @@ EACH_PROCESSOR static void pack_back(const Layer *layer)
     const long inputs = layer->inputs, outputs = layer->outputs;
     REAL *panel = layer->packed_back;
     for (long first = 0; first < inputs; first += PANEL)
-        for (long n = 0; n < outputs; n++, panel += PANEL)
-            memcpy(panel, weight + n * inputs + first, (inputs - first < PANEL ? inputs - first : PANEL) * sizeof(REAL));
+        for (long n = 0, width = inputs - first < PANEL ? inputs - first : PANEL; n < outputs; n++, panel += PANEL)
+            memcpy(panel, weight + n * inputs + first, width * sizeof(REAL));
 }
 
 #endif

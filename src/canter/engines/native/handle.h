@@ -14,7 +14,7 @@
 #include "native.h"
 
 typedef struct {
-    Py_buffer *view;
+    Py_buffer few[8], *many; /* a minibatch needs few, and allocates nothing */
     int count, room;
 } Held;
 

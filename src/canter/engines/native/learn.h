@@ -299,7 +299,8 @@ static void learn_blocks(void *context, int thread, int threads)
             else
                 choice_row(job, w, index[r], output + r * stride);
         for (long r = 0; r < count && loss->value; r++, value += padded(1)) {
-            REAL old = ((const REAL *)job->rows->value)[index[r]], wanted = ((const REAL *)job->rows->return_)[index[r]];
+            const REAL old = ((const REAL *)job->rows->value)[index[r]];
+            const REAL wanted = ((const REAL *)job->rows->return_)[index[r]];
             w->sums[VALUE_SUM] += value_error(loss, *value, old, wanted, value);
             *value *= value_weight;
         }

@@ -1,25 +1,34 @@
 /* A model from its description: whole numbers, settings and arrays, each read from the first to the last. */
 #include "handle.h"
 
+static Py_buffer *views(Held *held)
+{
+    return held->many ? held->many : held->few;
+}
+
 void release(Held *held)
 {
     while (held->count > 0)
-        PyBuffer_Release(&held->view[--held->count]);
-    free(held->view);
-    *held = (Held){0};
+        PyBuffer_Release(&views(held)[--held->count]);
+    free(held->many);
+    held->many = NULL;
 }
 
-/* The memory of an array of `bytes` (negative: of any length); NULL with an exception where it has not that many. */
+/* The memory of an array of `bytes` (negative: of any length); NULL with an exception where it has not that many. The
+ * view may move when the next array is held, what it points to does not. */
 Py_buffer *hold(Held *held, PyObject *array, Py_ssize_t bytes, int write)
 {
-    if (held->count == held->room) {
-        int room = held->room ? 2 * held->room : 16;
-        Py_buffer *grown = realloc(held->view, room * sizeof *grown);
+    const int few = sizeof held->few / sizeof *held->few;
+    if (held->count == (held->many ? held->room : few)) {
+        held->room = 2 * held->count;
+        Py_buffer *grown = realloc(held->many, held->room * sizeof *grown);
         if (!grown)
             return (Py_buffer *)PyErr_NoMemory();
-        held->view = grown, held->room = room;
+        if (!held->many)
+            memcpy(grown, held->few, sizeof held->few);
+        held->many = grown;
     }
-    Py_buffer *view = &held->view[held->count];
+    Py_buffer *view = &views(held)[held->count];
     if (PyObject_GetBuffer(array, view, write ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
         return NULL;
     held->count++;
@@ -207,6 +216,7 @@ PyObject *make_model(PyObject *self, PyObject *args)
     if (!h->failed)
         read_loss(h, &model->loss);
     if (!h->failed && heads_fit(model)) {
+        h->arrays = NULL; /* read, and only borrowed */
         if (make_workspaces(model) && h->real->prepare(model))
             return capsule;
         PyErr_NoMemory();

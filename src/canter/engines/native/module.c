@@ -16,10 +16,13 @@ static Handle *open_model(PyObject *capsule)
     return h;
 }
 
+/* Without Python's lock. */
 #define COMPUTE(HANDLE, CALL)                                                                                          \
     (HANDLE)->busy = 1;                                                                                                \
-    Py_BEGIN_ALLOW_THREADS CALL;                                                                                       \
-    Py_END_ALLOW_THREADS(HANDLE)->busy = 0;
+    Py_BEGIN_ALLOW_THREADS;                                                                                            \
+    CALL;                                                                                                              \
+    Py_END_ALLOW_THREADS;                                                                                              \
+    (HANDLE)->busy = 0;
 
 /* The arrays of a call, in the order in which Python passes them: where the address goes, and what it must have. */
 typedef struct {
@@ -55,8 +58,10 @@ static void want_mask(Wanted *w, const Handle *h, Rows *rows)
 static void want_action(Wanted *w, const Handle *h, void *place, long rows, int write)
 {
     const Policy *policy = &h->model.policy;
-    const int chooses = policy->family == CHOICES;
-    want(w, place, rows * (chooses ? policy->choices : policy->outputs), chooses ? sizeof(int64_t) : h->real->item, write);
+    if (policy->family == CHOICES)
+        want(w, place, rows * policy->choices, sizeof(int64_t), write);
+    else
+        want(w, place, rows * policy->outputs, h->real->item, write);
 }
 
 static int hold_wanted(Held *held, PyObject *arrays, const Wanted *w)
@@ -293,7 +298,7 @@ static PyMethodDef METHODS[] = {
      "gradients(rows, index, entropy_coef, count, advantage_mean, advantage_divisor) -> means of six terms"},
     {"square_sum", square_sum, METH_VARARGS, "square_sum(is_double, x) -> sum of squares"},
     {"adamw", adamw, METH_VARARGS,
-     "adamw(is_double, flat, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, decay, max_norm, norm) -> norm"},
+     "adamw(is_double, flat, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, decay, max_norm, norm)"},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, METHODS, NULL, NULL, NULL, NULL};
