@@ -1,6 +1,4 @@
 /* A model from its description: whole numbers, settings and arrays, each read from the first to the last. */
-#include <string.h>
-
 #include "handle.h"
 
 static Py_buffer *views(Held *held)

@@ -1,7 +1,7 @@
 /* The module: from Python's arguments to the calls. */
-#include <math.h>
-
 #include "handle.h"
+
+#include <math.h>
 
 #define ROWS_NAME "canter.rows"
 
