@@ -26,9 +26,12 @@ enum { VECTOR_BYTES = 16, VECTORS = 4, TILE_ROWS = 6 }; /* of 32 registers */
 enum { LANES = VECTOR_BYTES / sizeof(REAL), PANEL = LANES * VECTORS };
 typedef REAL Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
 
+/* From one row of n numbers to the next: whole panels, and of wide rows an odd number of them. Rows that are a power of
+ * two apart meet in a few places of the cache, and drive each other out when a product walks down a column. */
 INLINE long padded(long n)
 {
-    return (n + PANEL - 1) / PANEL * PANEL;
+    long panels = (n + PANEL - 1) / PANEL;
+    return (panels < 8 ? panels : panels | 1) * PANEL;
 }
 
 #if REAL_IS_DOUBLE
