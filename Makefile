@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # What an installation is made of: the C source is built when Canter is installed.
-SOURCES := pyproject.toml constraints.txt
+SOURCES := pyproject.toml constraints.txt $(wildcard src/canter/engines/native/*.[ch])
 # Every install goes through this: the constraint keeps torch at the build that the project is checked with.
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 

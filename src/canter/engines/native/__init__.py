@@ -1,14 +1,10 @@
-"""The CPU's own engine."""
+"""The CPU's own engine: acting, values, whole minibatches and optimiser steps in C.
 
-from __future__ import annotations
+The C sources are built when Canter is installed. On a machine without a compiler `declines` says so for every model.
+"""
 
-from canter.engines.autograd import AutogradEngine as NativeEngine
-from canter.engines.base import PPOLoss
-from canter.nn.actor_critic import ActorCritic
+from canter.engines.native import adamw
+from canter.engines.native.declines import AVAILABLE, declines
+from canter.engines.native.engine import NativeEngine
 
-__all__ = ["NativeEngine", "declines"]
-
-
-def declines(loss: PPOLoss, model: ActorCritic) -> str | None:
-    """Why this engine does not compute a loss; None if it does."""
-    return "it is not built yet"
+__all__ = ["AVAILABLE", "NativeEngine", "adamw", "declines"]

@@ -1,0 +1,46 @@
+"""An optimiser step in C: norm, clipping and Adam, for all groups without a tensor of one number in between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from canter.dispatch import kernel
+from canter.engines.native.declines import AVAILABLE, compiled
+from canter.functional.adam import AdamGroup, adam_step_
+
+
+def _on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> bool:
+    return AVAILABLE and groups[0].gradient.is_cpu
+
+
+@kernel(of=adam_step_, accepts=_on_cpu)
+def adam_step_on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> tuple[Tensor, Tensor]:
+    """Decides by numbers, which are at hand there."""
+    square_sum, adamw, dtype = compiled().square_sum, compiled().adamw, groups[0].gradient.dtype
+    is_double, arrays = dtype == torch.float64, [group.gradient.numpy() for group in groups]
+    squares = [square_sum(is_double, gradient) for gradient in arrays]
+    total = math.sqrt(sum(squares)) if all(square < math.inf for square in squares) else math.inf
+    blocked = not total < math.inf
+    if not (blocked or bool(skip.numpy())):
+        for group, gradient, square in zip(groups, arrays, squares, strict=True):
+            adamw(
+                is_double,
+                group.flat.numpy(),
+                gradient,
+                group.exp_avg.numpy(),
+                group.exp_avg_sq.numpy(),
+                group.step.numpy(),
+                float(group.learning_rate.numpy()),
+                *group.betas,
+                group.eps,
+                group.weight_decay,
+                group.max_norm,
+                total if joint else math.sqrt(square),
+            )
+    norm, nonfinite = torch.from_numpy(np.array([total, blocked], np.float32)).unbind()
+    return norm, nonfinite

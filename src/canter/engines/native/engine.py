@@ -1,0 +1,171 @@
+"""An engine that acts, values and learns in C, without memory, on a CPU.
+
+N environments, L sequence length, B sequences, S rows to learn from, A action components, P distribution parameters.
+The autograd engine stays the definition: tests hold every description that this one accepts against it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from canter import distributed
+from canter.distributions import DiagGaussian, MultiCategorical
+from canter.engines.base import Acted, Coefs, PPOLoss, Valued
+from canter.engines.batch import PPOBatch
+from canter.engines.native.declines import compiled, declines
+from canter.engines.native.description import Description
+from canter.functional.stats import moments
+from canter.nn.actor_critic import ActorCritic
+from canter.optim import Optimizer
+from canter.specs import ACTION_MASK
+from canter.struct import Metrics, Obs, State
+
+NAMES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction", "loss/bound")
+"""What C gives the means of, in its order."""
+
+
+@dataclass(frozen=True)
+class NativeRows:
+    """Rows to learn from: arrays held by C, and what Python needs of them where several ranks learn together."""
+
+    handle: Any
+    valid: Tensor
+    """`[S]`."""
+    advantage: Tensor
+    """`[S]`."""
+
+
+class NativeEngine:
+    """One loss of one model; raises ValueError with the sentence of `declines` where it does not know either.
+
+    Gradients of parameters that the loss does not depend on become zero. Parameters and gradients must stay where they
+    are. As many threads may share a call as torch has when rows come in; how many do follows from sizes alone.
+    """
+
+    name = "native"
+
+    def __init__(self, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> None:
+        reason = declines(loss, model)
+        if reason is not None:
+            raise ValueError(reason)
+        self.loss, self.model, self.optimizer = loss, model, optimizer
+        gradients = optimizer.gradients
+        self.dtype = next(model.parameters()).dtype
+        self.distribution: Any = model.policy.distribution
+        # Looked up once: a module's attributes take longer to find than an action.
+        self._numpy_dtype = np.float64 if self.dtype == torch.float64 else np.float32
+        self._policy_groups, self._masked = model.actor.network.groups, model.actor.masked
+        self._gaussian = isinstance(self.distribution, DiagGaussian)
+        self._action_dtype = self.dtype if self._gaussian else torch.int64
+        self._action_shape = (len(self.distribution.nvec),) if isinstance(self.distribution, MultiCategorical) else ()
+        self._description = Description(loss, model, gradients)
+        written = self._description.written
+        self._unused = [view for parameter, view in gradients.items() if parameter not in written]
+        self._handle, self._handle_threads = None, 0
+        has = {"loss/policy": loss.surrogate, "loss/value": loss.value_loss, "loss/bound": loss.bound}
+        self._reported = [has.get(name, loss.surrogate) is not None for name in NAMES]
+        if loss.surrogate is None:
+            self._reported[NAMES.index("loss/bound")] = False
+
+    def act(self, obs: Obs, state: State, reset: Tensor, rng: Generator) -> Acted:
+        """What the environment receives, the action as drawn, `dist_params` `[N, P]`, and the state as it came."""
+        arrays = [self._array(obs[name]) for name in self._policy_groups]
+        rows, dtype = len(arrays[0]), self._numpy_dtype
+        # Arrays, for making one takes a fraction of what a tensor takes.
+        params = np.empty((rows, self.distribution.param_dim), dtype)
+        if self._gaussian:
+            noise = torch.randn((rows, self.distribution.dim), generator=rng, dtype=self.dtype).numpy()
+            action = np.empty_like(noise)
+            for_env = np.empty_like(noise) if self.distribution.bounds != "none" else action
+        else:
+            noise = torch.rand(params.shape, generator=rng, dtype=self.dtype).numpy()
+            for_env = action = np.empty((rows, *self._action_shape), np.int64)
+        arrays += [self._array(obs[ACTION_MASK], torch.bool)] if self._masked else []
+        arrays += [noise, params, action] if for_env is action else [noise, params, action, for_env]
+        compiled().act(self._model(), rows, tuple(arrays))
+        drawn = torch.from_numpy(action)
+        sent = drawn if for_env is action else torch.from_numpy(for_env)
+        return sent, drawn, torch.from_numpy(params), state
+
+    def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
+        """Values `[L, B]` in units of the reward, of observations `[L, B, ...]`, and the state as it came.
+
+        Where `needed` `[L, B]` is False the value is 0.
+        """
+        critic = self.model.critic
+        shape = obs[critic.network.groups[0]].shape[:2]
+        groups = [self._array(obs[name]) for name in critic.network.groups]
+        rows = shape.numel()
+        index = None if needed is None else np.flatnonzero(needed.numpy())
+        found = torch.empty(rows if index is None else len(index), dtype=self.dtype)
+        if len(found):
+            compiled().values(self._model(), rows, index, (*groups, found.numpy()))
+        found = critic.head.normalizer.inverse(found)
+        if index is None:
+            return found.view(shape), state
+        values = torch.zeros(rows, dtype=self.dtype)
+        values[torch.from_numpy(index)] = found
+        return values.view(shape), state
+
+    def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
+        """Log-probabilities `[...]` of actions under parameters `[..., P]`, rounded as `gradients` rounds them."""
+        shape = dist_params.shape[:-1]
+        result = torch.empty(shape, dtype=self.dtype)
+        if shape.numel():
+            arrays = (self._array(dist_params), self._array(action, self._action_dtype), result.numpy())
+            compiled().log_prob(self._model(), shape.numel(), arrays)
+        return result
+
+    def begin(self, batch: PPOBatch) -> NativeRows:
+        """Rows of a `PPOBatch` of `[1, S, ...]`, which must not change while they are learned from."""
+        networks = [self.model.actor.network, *([] if self.model.shared_trunk else [self.model.critic.network])]
+        arrays = [self._array(batch.obs[name]) for network in networks for name in network.groups]
+        arrays += [self._array(batch.obs[ACTION_MASK], torch.bool)] if self._masked else []
+        arrays += [self._array(batch.valid, torch.bool), self._array(batch.action, self._action_dtype)]
+        # Rounded as `gradients` rounds them: then the ratio is exactly 1 until the first step.
+        old = self.log_prob(batch.dist_params, batch.action) if self.loss.surrogate else batch.log_prob
+        arrays += [self._array(x) for x in (batch.dist_params, old, batch.advantage, batch.value, batch.return_)]
+        valid = batch.valid.reshape(-1)
+        handle = compiled().rows(self._model(), len(valid), tuple(arrays))
+        return NativeRows(handle, valid, batch.advantage.reshape(-1))
+
+    def gradients(self, rows: NativeRows, index: Tensor, coefs: Coefs) -> Metrics:
+        """Write all gradients of the loss of some rows, `index` int64 `[B]`; returns 0-d means over the valid ones."""
+        count, adv_mean, adv_divisor = -1.0, 0.0, -1.0  # C finds what is negative itself
+        if distributed.world_size() > 1:
+            valid = rows.valid[index]
+            count = distributed.mean_number(float(valid.sum()))
+            if self.loss.advantage == "minibatch":
+                adv_mean, adv_divisor = _divisor(rows.advantage[index], valid)
+        entropy = float(coefs.entropy.numpy())
+        means = compiled().gradients(rows.handle, index.numpy(), entropy, count, adv_mean, adv_divisor)
+        for view in self._unused:
+            view.zero_()
+        found = torch.from_numpy(np.array(means, self._numpy_dtype)).unbind()
+        return {name: mean for name, mean, wanted in zip(NAMES, found, self._reported, strict=True) if wanted}
+
+    def _model(self) -> Any:
+        """The model in C, with as many workspaces as there may be threads."""
+        threads = torch.get_num_threads()
+        if self._handle is None or threads != self._handle_threads:
+            self._handle, self._handle_threads = self._description.build(threads), threads
+        return self._handle
+
+    def _array(self, tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
+        """A tensor's memory in C's order; raises TypeError for another dtype than the model's, or the one asked for."""
+        if tensor.dtype is not (dtype or self.dtype):
+            raise TypeError(f"a tensor of {tensor.dtype} where the native engine needs {dtype or self.dtype}")
+        return np.ascontiguousarray(tensor.numpy())
+
+
+def _divisor(advantage: Tensor, valid: Tensor) -> tuple[float, float]:
+    """Mean and divisor by which advantages `[B]` of all ranks are standardised, as in `stats.normalize`."""
+    count, mean, m2 = (float(part) for part in moments(advantage, valid))
+    std = (m2 / max(count, 1.0)) ** 0.5
+    resolution = max(torch.finfo(advantage.dtype).eps, 64 * torch.finfo(torch.float64).eps)
+    return mean, std + 1e-8 if std > resolution * abs(mean) else 0.0

@@ -1,0 +1,228 @@
+/* Activations, layer norm, and the way through a tower and back for one block of rows. */
+#ifndef CANTER_LAYERS_H
+#define CANTER_LAYERS_H
+
+#define ROOT_HALF ((REAL)0.70710678118654752)
+#define INVERSE_ROOT_TWO_PI ((REAL)0.39894228040143268)
+#define ONE ((REAL)1)
+
+INLINE REAL sigmoid(REAL x)
+{
+    return ONE / (ONE + fast_exp(-x));
+}
+
+INLINE REAL normal_cdf(REAL x)
+{
+    return (REAL)0.5 * (ONE + real_erf(x * ROOT_HALF));
+}
+
+INLINE REAL normal_density(REAL x)
+{
+    return INVERSE_ROOT_TWO_PI * fast_exp((REAL)-0.5 * x * x);
+}
+
+/* Name, whether the slope needs x, the value y of x, and the slope from x and y; NaN stays NaN. One line each. */
+#define ACTIVATIONS(X)                                                                                                 \
+    X(identity, 0, x, ONE)                                                                                             \
+    X(tanh, 0, real_tanh(x), ONE - y * y)                                                                              \
+    X(relu, 0, x < 0 ? 0 : x, y > 0 ? ONE : 0)                                                                         \
+    X(elu, 0, x < 0 ? expm1_below_zero(x) : x, y < 0 ? ONE + y : ONE)                                                  \
+    X(leaky_relu, 0, x < 0 ? (REAL)0.01 * x : x, y > 0 ? ONE : (REAL)0.01)                                             \
+    X(silu, 1, x * sigmoid(x), sigmoid(x) * (ONE + x * (ONE - sigmoid(x))))                                            \
+    X(gelu, 1, x * normal_cdf(x), normal_cdf(x) + x * normal_density(x))
+
+#define LOOPS(NAME, NEEDS_X, VALUE_OF_X, SLOPE)                                                                        \
+    EACH_PROCESSOR static void activate_##NAME(const REAL *before, REAL *after, long n)                                \
+    {                                                                                                                  \
+        IN_PLACE for (long j = 0; j < n; j++) {                                                                        \
+            const REAL x = before[j];                                                                                  \
+            after[j] = VALUE_OF_X;                                                                                     \
+        }                                                                                                              \
+    }                                                                                                                  \
+    EACH_PROCESSOR static void slope_##NAME(REAL *restrict d, const REAL *before, const REAL *after, long n)           \
+    {                                                                                                                  \
+        for (long j = 0; j < n; j++) {                                                                                 \
+            const REAL x = before[j], y = after[j];                                                                    \
+            (void)x, (void)y;                                                                                          \
+            d[j] *= SLOPE;                                                                                             \
+        }                                                                                                              \
+    }
+ACTIVATIONS(LOOPS)
+
+#define ENTRY(NAME, NEEDS_X, VALUE_OF_X, SLOPE) {NEEDS_X, activate_##NAME, slope_##NAME},
+static const struct {
+    int needs_x;
+    void (*activate)(const REAL *, REAL *, long);
+    void (*slope)(REAL *, const REAL *, const REAL *, long);
+} ACTIVATION[] = {ACTIVATIONS(ENTRY)};
+enum { IDENTITY = 0 };
+
+#if !REAL_IS_DOUBLE
+#define NAME_OF(NAME, ...) #NAME,
+const char *const ACTIVATION_NAMES[] = {ACTIVATIONS(NAME_OF) NULL};
+#endif
+
+/* Sums over a row in as many accumulators as a vector has numbers; how they are added depends on n alone. */
+INLINE REAL add_lanes(Vector sums)
+{
+    REAL sum = 0;
+    for (int lane = 0; lane < LANES; lane++)
+        sum += sums[lane];
+    return sum;
+}
+
+INLINE REAL row_sum(const REAL *x, long n)
+{
+    Vector sums = {0};
+    long j = 0;
+    for (; j + LANES <= n; j += LANES)
+        sums += *(const Vector *)(x + j);
+    REAL sum = add_lanes(sums);
+    for (; j < n; j++)
+        sum += x[j];
+    return sum;
+}
+
+/* Of (x - shift) (y - shift). */
+INLINE REAL row_dot(const REAL *x, const REAL *y, REAL shift, long n)
+{
+    Vector sums = {0};
+    long j = 0;
+    for (; j + LANES <= n; j += LANES)
+        sums += (*(const Vector *)(x + j) - shift) * (*(const Vector *)(y + j) - shift);
+    REAL sum = add_lanes(sums);
+    for (; j < n; j++)
+        sum += (x[j] - shift) * (y[j] - shift);
+    return sum;
+}
+
+#define LAYER_NORM_EPS ((REAL)1e-5)
+
+/* x becomes (x - mean) / std, y becomes gamma times that plus beta. */
+EACH_PROCESSOR static void normalize(const Layer *layer, REAL *x, REAL *y, REAL *inverse, long rows, long stride)
+{
+    const REAL *gamma = layer->gamma.value, *beta = layer->beta.value;
+    const long n = layer->outputs;
+    for (long r = 0; r < rows; r++, x += stride, y += stride) {
+        REAL mean = row_sum(x, n) / n;
+        inverse[r] = ONE / real_sqrt(row_dot(x, x, mean, n) / n + LAYER_NORM_EPS);
+        IN_PLACE for (long j = 0; j < n; j++) {
+            x[j] = (x[j] - mean) * inverse[r];
+            y[j] = x[j] * gamma[j] + beta[j];
+        }
+    }
+}
+
+EACH_PROCESSOR static void normalize_back(const Layer *layer, const Trace *t, REAL *d, long rows, long stride)
+{
+    const REAL *gamma = layer->gamma.value, *x = t->normal, *inverse = t->inverse;
+    REAL *d_gamma = t->d_gamma, *d_beta = t->d_beta;
+    const long n = layer->outputs;
+    for (long r = 0; r < rows; r++, x += stride, d += stride) {
+        IN_PLACE for (long j = 0; j < n; j++) {
+            d_gamma[j] += d[j] * x[j];
+            d_beta[j] += d[j];
+            d[j] *= gamma[j];
+        }
+        REAL mean = row_sum(d, n) / n, along = row_dot(d, x, 0, n) / n;
+        IN_PLACE for (long j = 0; j < n; j++)
+            d[j] = inverse[r] * (d[j] - mean - x[j] * along);
+    }
+}
+
+EACH_PROCESSOR static void add_rows(REAL *restrict sums, const REAL *restrict d, long rows, long stride)
+{
+    for (long r = 0; r < rows; r++, d += stride)
+        for (long j = 0; j < stride; j++)
+            sums[j] += d[j];
+}
+
+/* x[rows, K] through one layer. */
+static void layer_forward(const Layer *layer, const Trace *t, const REAL *x, long rows)
+{
+    const long stride = padded(layer->outputs), panel = (layer->inputs + 1) * PANEL;
+    const REAL *packed = layer->packed;
+    REAL *product = t->normal ? t->normal : t->before;
+    multiply(&(Product){.a = x, .a_row = padded(layer->inputs), .a_step = 1,
+                        .b = packed + PANEL, .b_step = PANEL, .b_panel = panel,
+                        .start = packed, .start_row = 0, .start_panel = panel,
+                        .c = product, .c_row = stride,
+                        .rows = rows, .columns = layer->outputs, .depth = layer->inputs});
+    if (t->normal)
+        normalize(layer, product, t->before, t->inverse, rows, stride);
+    if (layer->activation != IDENTITY)
+        ACTIVATION[layer->activation].activate(t->before, t->after, rows * stride);
+}
+
+/* From the gradient `d` of a layer's output: adds up those of its parameters, and where `back` is not NULL writes that
+ * of its input x, or adds to it. Spoils `d`. */
+static void layer_backward(const Model *model, const Layer *layer, const Trace *t, const REAL *x, REAL *d, REAL *back,
+                           int add, long rows)
+{
+    const long stride = padded(layer->outputs), x_stride = padded(layer->inputs);
+    if (layer->activation != IDENTITY)
+        ACTIVATION[layer->activation].slope(d, t->before, t->after, rows * stride);
+    if (t->normal)
+        normalize_back(layer, t, d, rows, stride);
+    add_rows(t->d_bias, d, rows, stride);
+    multiply(&(Product){.a = d, .a_row = 1, .a_step = stride,
+                        .b = x, .b_step = x_stride, .b_panel = PANEL,
+                        .start = t->d_weight, .start_row = x_stride, .start_panel = PANEL,
+                        .c = t->d_weight, .c_row = x_stride,
+                        .rows = layer->outputs, .columns = layer->inputs, .depth = rows});
+    if (back)
+        multiply(&(Product){.a = d, .a_row = stride, .a_step = 1,
+                            .b = layer->packed_back, .b_step = PANEL, .b_panel = layer->outputs * PANEL,
+                            .start = add ? back : model->zeros, .start_row = add ? x_stride : 0, .start_panel = PANEL,
+                            .c = back, .c_row = x_stride,
+                            .rows = rows, .columns = layer->inputs, .depth = layer->outputs});
+}
+
+INLINE int part_of(const Layer *head)
+{
+    return head->role == VALUE_HEAD ? VALUE : POLICY;
+}
+
+static int parts_of(const Tower *tower)
+{
+    int parts = 0;
+    for (int i = tower->hidden; i < tower->hidden + tower->heads; i++)
+        parts |= part_of(&tower->layer[i]);
+    return parts;
+}
+
+static void tower_forward(const Model *model, int number, const Workspace *w, int parts, long rows)
+{
+    const Tower *tower = &model->tower[number];
+    const REAL *x = w->input[number];
+    for (int i = 0; i < tower->hidden + tower->heads; i++) {
+        const Layer *layer = &tower->layer[i];
+        if (i < tower->hidden || part_of(layer) & parts)
+            layer_forward(layer, &w->trace[number][i], x, rows);
+        if (i < tower->hidden)
+            x = w->trace[number][i].after;
+    }
+}
+
+/* The outputs of heads hold their gradients. */
+static void tower_backward(const Model *model, int number, const Workspace *w, int parts, long rows)
+{
+    const Tower *tower = &model->tower[number];
+    const Trace *trace = w->trace[number];
+    REAL *d = w->d[0], *next = w->d[1];
+    int add = 0;
+    for (int i = tower->hidden; i < tower->hidden + tower->heads; i++)
+        if (part_of(&tower->layer[i]) & parts) {
+            const REAL *x = tower->hidden ? trace[tower->hidden - 1].after : w->input[number];
+            layer_backward(model, &tower->layer[i], &trace[i], x, trace[i].after, tower->hidden ? d : NULL, add, rows);
+            add = 1;
+        }
+    for (int i = tower->hidden - 1; i >= 0; i--) {
+        const REAL *x = i > 0 ? trace[i - 1].after : w->input[number];
+        layer_backward(model, &tower->layer[i], &trace[i], x, d, i > 0 ? next : NULL, 0, rows);
+        REAL *spoilt = d;
+        d = next, next = spoilt;
+    }
+}
+
+#endif

@@ -1,0 +1,313 @@
+/* The calls: acting, values, log-probabilities, the gradients of a minibatch, and the optimiser's step. */
+#ifndef CANTER_LEARN_H
+#define CANTER_LEARN_H
+
+/* Multiplications that are worth another thread: waking it takes as long as some hundred thousand of them. */
+#define WORTH_A_THREAD (1L << 22)
+
+/* How many threads share rows; depends on nothing but sizes, for it decides how sums are rounded. */
+static int threads_for(const Model *model, long rows, int parts, int passes)
+{
+    long weights = 0, blocks = (rows + BLOCK - 1) / BLOCK;
+    for (int t = 0; t < model->towers; t++)
+        for (int i = 0; parts_of(&model->tower[t]) & parts && i < model->tower[t].hidden + model->tower[t].heads; i++)
+            weights += model->tower[t].layer[i].weight.size;
+    long most = passes * rows * weights / WORTH_A_THREAD;
+    most = most < blocks ? most : blocks;
+    most = most < model->threads ? most : model->threads;
+    return most > 1 ? (int)most : 1;
+}
+
+static void pack_tower(const Tower *tower, int parts, int back)
+{
+    for (int i = 0; parts_of(tower) & parts && i < tower->hidden + tower->heads; i++)
+        if (i < tower->hidden || part_of(&tower->layer[i]) & parts) {
+            pack(&tower->layer[i]);
+            if (back)
+                pack_back(&tower->layer[i]);
+        }
+}
+
+/* Weights change between calls, so they are packed in each. */
+static void pack_model(Model *model, int parts, int back)
+{
+    for (int t = 0; t < model->towers; t++)
+        pack_tower(&model->tower[t], parts, back);
+    Policy *policy = &model->policy;
+    if (parts & POLICY && policy->raw_std.value) {
+        REAL *log_std = model->log_std;
+        std_form(policy, policy->raw_std.value, log_std, NULL, policy->outputs);
+        precisions(log_std, log_std + padded(policy->outputs), policy->outputs);
+    }
+}
+
+/* Rows of observations side by side and normalised; `index` NULL: those from `first` on. */
+static void gather(const Model *model, int number, const Rows *rows, const int64_t *index, long first, long count,
+                   REAL *x)
+{
+    const Tower *tower = &model->tower[number];
+    const long stride = padded(tower->inputs);
+    for (int g = 0; g < tower->groups; g++) {
+        const Group *group = &tower->group[g];
+        const REAL *shift = group->shift, *inverse = group->inverse_scale, clip = (REAL)group->clip;
+        for (long r = 0; r < count; r++) {
+            const REAL *from = (const REAL *)rows->obs[number][g] + (index ? index[r] : first + r) * group->width;
+            REAL *to = x + r * stride;
+            for (long j = 0; !shift && j < group->width; j++)
+                to[j] = from[j];
+            for (long j = 0; shift && j < group->width; j++) {
+                REAL y = (from[j] - shift[j]) * inverse[j];
+                y = y < -clip ? -clip : y;
+                to[j] = y > clip ? clip : y;
+            }
+        }
+        x += group->width;
+    }
+}
+
+static void run_towers(const Model *model, const Workspace *w, int parts, const Rows *rows, const int64_t *index,
+                       long first, long count)
+{
+    for (int t = 0; t < model->towers; t++)
+        if (parts_of(&model->tower[t]) & parts) {
+            gather(model, t, rows, index, first, count, w->input[t]);
+            tower_forward(model, t, w, parts, count);
+        }
+}
+
+/* Output of the head of a role, as [BLOCK, padded], or NULL where there is none. */
+static REAL *head_output(const Model *model, const Workspace *w, int role)
+{
+    for (int t = 0; t < model->towers; t++)
+        for (int i = model->tower[t].hidden; i < model->tower[t].hidden + model->tower[t].heads; i++)
+            if (model->tower[t].layer[i].role == role)
+                return w->trace[t][i].after;
+    return NULL;
+}
+
+typedef struct {
+    Model *model;
+    const Rows *rows;
+    const int64_t *index;
+    long count;
+    const REAL *noise;
+    REAL *params, *for_env, *value;
+    void *action;
+    Coefs coefs;
+    REAL weight;
+    int parts;
+} Job;
+
+/* Blocks of a thread: as many as each other one has, one after the other. */
+static long first_block(long rows, int thread, int threads)
+{
+    return (rows + BLOCK - 1) / BLOCK * thread / threads;
+}
+
+#define FOR_BLOCKS(FIRST, COUNT, ROWS)                                                                                 \
+    for (long FIRST = first_block(ROWS, thread, threads) * BLOCK,                                                      \
+              after_ = first_block(ROWS, thread + 1, threads) * BLOCK, stop_ = after_ < ROWS ? after_ : ROWS, COUNT;   \
+         FIRST < stop_ && (COUNT = stop_ - FIRST < BLOCK ? stop_ - FIRST : BLOCK, 1); FIRST += BLOCK)
+
+static void act_blocks(void *context, int thread, int threads)
+{
+    const Job *job = context;
+    const Model *model = job->model;
+    const Policy *policy = &model->policy;
+    const Workspace *w = &model->workspace[thread];
+    const long n = policy->outputs, stride = padded(n);
+    FOR_BLOCKS(first, count, job->rows->count) {
+        run_towers(model, w, POLICY, job->rows, NULL, first, count);
+        const REAL *output = head_output(model, w, OUTPUT_HEAD), *raw = head_output(model, w, STD_HEAD);
+        for (long r = first; r < first + count; r++, output += stride) {
+            REAL *params = job->params + r * policy->params;
+            memcpy(params, output, n * sizeof *params);
+            if (policy->family == GAUSSIAN) {
+                if (raw)
+                    std_form(policy, raw + (r - first) * stride, params + n, NULL, n);
+                else
+                    memcpy(params + n, model->log_std, n * sizeof *params);
+                draw_gaussian(policy, params, job->noise + r * n, (REAL *)job->action + r * n,
+                              job->for_env ? job->for_env + r * n : NULL);
+            } else {
+                if (policy->masked)
+                    forbid(params, (const unsigned char *)job->rows->mask + r * n, n);
+                draw_choices(policy, params, job->noise + r * n, (int64_t *)job->action + r * policy->choices);
+            }
+        }
+    }
+}
+
+static void act(Model *model, const Rows *rows, const void *noise, void *params, void *action, void *for_env)
+{
+    pack_model(model, POLICY, 0);
+    Job job = {.model = model, .rows = rows, .noise = noise, .params = params, .action = action, .for_env = for_env};
+    run_in_threads(act_blocks, &job, threads_for(model, rows->count, POLICY, 1));
+}
+
+static void value_blocks(void *context, int thread, int threads)
+{
+    const Job *job = context;
+    const Workspace *w = &job->model->workspace[thread];
+    FOR_BLOCKS(first, count, job->count) {
+        run_towers(job->model, w, VALUE, job->rows, job->index ? job->index + first : NULL, first, count);
+        const REAL *output = head_output(job->model, w, VALUE_HEAD);
+        for (long r = 0; r < count; r++)
+            job->value[first + r] = output[r * padded(1)];
+    }
+}
+
+static void values(Model *model, const Rows *rows, const int64_t *index, long count, void *value)
+{
+    pack_model(model, VALUE, 0);
+    Job job = {.model = model, .rows = rows, .index = index, .count = count, .value = value};
+    run_in_threads(value_blocks, &job, threads_for(model, count, VALUE, 1));
+}
+
+static int log_prob(const Model *model, const Rows *rows, void *result)
+{
+    const Policy *policy = &model->policy;
+    REAL *row = model->workspace[0].row;
+    for (long r = 0; r < rows->count; r++) {
+        const REAL *params = (const REAL *)rows->dist_params + r * policy->params;
+        if (!action_exists(policy, rows, r))
+            return 0;
+        if (policy->family == GAUSSIAN) {
+            const long n = policy->outputs;
+            precisions(params + n, row, n);
+            ((REAL *)result)[r] =
+                gaussian_log_prob(params, params + n, row, (const REAL *)rows->action + r * n, n);
+        } else {
+            log_softmax(policy, params, row);
+            ((REAL *)result)[r] = choice_log_prob(policy, row, (const int64_t *)rows->action + r * policy->choices);
+        }
+    }
+    return 1;
+}
+
+/* What the loss needs of one row; `d` are derivatives of the sum over rows. */
+typedef struct {
+    REAL log_prob, entropy, kl, d_log_prob, d_entropy;
+} Terms;
+
+/* Surrogate and KL of a row, as sums and as derivatives. */
+static void weigh(const Job *job, Workspace *w, int64_t row, Terms *terms)
+{
+    const Loss *loss = &job->model->loss;
+    REAL advantage = ((const REAL *)job->rows->advantage)[row], old = ((const REAL *)job->rows->log_prob)[row], slope;
+    if (loss->standardize) /* 0 where they are all equal */
+        advantage = job->coefs.adv_divisor > 0
+                        ? (REAL)((advantage - job->coefs.adv_mean) / job->coefs.adv_divisor) : 0;
+    REAL ratio = real_exp(terms->log_prob - old);
+    w->sums[POLICY_SUM] += surrogate(loss, terms->log_prob, ratio, advantage, &slope);
+    w->sums[CLIPPED_SUM] += (ratio - ONE < 0 ? ONE - ratio : ratio - ONE) > (REAL)loss->clip_ratio;
+    w->sums[ENTROPY_SUM] += terms->entropy;
+    w->sums[KL_SUM] += terms->kl;
+    terms->d_log_prob = slope * job->weight;
+    terms->d_entropy = (REAL)-job->coefs.entropy_coef * job->weight;
+}
+
+/* mean [A] becomes its gradient, and raw, where the std depends on the state. */
+static void gaussian_row(const Job *job, Workspace *w, int64_t row, REAL *mean, REAL *raw)
+{
+    const Model *model = job->model;
+    const Policy *policy = &model->policy;
+    const long n = policy->outputs, stride = padded(n);
+    const REAL *action = (const REAL *)job->rows->action + row * n;
+    const REAL *old = (const REAL *)job->rows->dist_params + row * 2 * n;
+    REAL *log_std = raw ? w->row : model->log_std, *precision = log_std + stride, *d = (REAL *)w->row + 2 * stride;
+    if (raw) {
+        std_form(policy, raw, log_std, NULL, n);
+        precisions(log_std, precision, n);
+    }
+    Terms terms = {.log_prob = gaussian_log_prob(mean, log_std, precision, action, n)};
+    for (long j = 0; j < n; j++) {
+        REAL log_ratio = old[n + j] - log_std[j], shift = (old[j] - mean[j]) * precision[j];
+        /* expm1 keeps the second-order difference that is left when the two are close. */
+        terms.kl += (REAL)0.5 * real_expm1(2 * log_ratio) - log_ratio + (REAL)0.5 * shift * shift;
+        terms.entropy += log_std[j] + (HALF_LOG_TWO_PI + (REAL)0.5);
+        d[j] = 0;
+    }
+    weigh(job, w, row, &terms);
+    if (model->loss.bound)
+        w->sums[BOUND_SUM] += bound_error(model, mean, (REAL)model->loss.bound_coef * job->weight, d);
+    REAL *d_log_std = w->d_log_std;
+    for (long j = 0; j < n; j++) {
+        REAL z = (action[j] - mean[j]) * precision[j];
+        REAL d_std = terms.d_log_prob * (z * z - ONE) + terms.d_entropy;
+        mean[j] = terms.d_log_prob * z * precision[j] + d[j];
+        if (raw)
+            log_std[j] = d_std;
+        else
+            d_log_std[j] += d_std;
+    }
+    if (raw) {
+        std_form(policy, raw, NULL, log_std, n);
+        memcpy(raw, log_std, n * sizeof *raw);
+    }
+}
+
+/* logits [P] become their gradient. */
+static void choice_row(const Job *job, Workspace *w, int64_t row, REAL *logits)
+{
+    const Policy *policy = &job->model->policy;
+    const long total = policy->outputs;
+    const int64_t *action = (const int64_t *)job->rows->action + row * policy->choices;
+    const unsigned char *mask = policy->masked ? (const unsigned char *)job->rows->mask + row * total : NULL;
+    REAL *now = w->row, *old = now + padded(total);
+    if (mask)
+        forbid(logits, mask, total);
+    log_softmax(policy, logits, now);
+    log_softmax(policy, (const REAL *)job->rows->dist_params + row * total, old);
+    Terms terms = {.log_prob = choice_log_prob(policy, now, action)};
+    for (long j = 0; j < total; j++) {
+        terms.entropy -= real_exp(now[j]) * now[j];
+        terms.kl += real_exp(old[j]) * (old[j] - now[j]);
+    }
+    weigh(job, w, row, &terms);
+    for (long c = 0, first = 0; c < policy->choices; first += policy->options[c++]) {
+        REAL entropy = 0;
+        for (long j = first; j < first + policy->options[c]; j++)
+            entropy -= real_exp(now[j]) * now[j];
+        for (long j = first; j < first + policy->options[c]; j++) {
+            /* d entropy / d logit = -p (log p + entropy), d log p(action) / d logit = [logit is the action's] - p */
+            REAL d = -real_exp(now[j]) * ((now[j] + entropy) * terms.d_entropy + terms.d_log_prob);
+            d += j - first == action[c] ? terms.d_log_prob : 0;
+            logits[j] = mask && !mask[j] ? 0 : d;
+        }
+    }
+}
+
+static void learn_blocks(void *context, int thread, int threads)
+{
+    const Job *job = context;
+    const Model *model = job->model;
+    const Loss *loss = &model->loss;
+    Workspace *w = &model->workspace[thread];
+    const REAL value_weight = (REAL)loss->value_coef * job->weight;
+    memset(w->gradients, 0, w->gradient_bytes);
+    memset(w->sums, 0, sizeof w->sums);
+    FOR_BLOCKS(first, count, job->count) {
+        const int64_t *index = job->index + first;
+        run_towers(model, w, job->parts, job->rows, index, first, count);
+        REAL *output = head_output(model, w, OUTPUT_HEAD), *raw = head_output(model, w, STD_HEAD);
+        REAL *value = head_output(model, w, VALUE_HEAD);
+        const long stride = padded(model->policy.outputs);
+        for (long r = 0; r < count && loss->surrogate; r++)
+            if (model->policy.family == GAUSSIAN)
+                gaussian_row(job, w, index[r], output + r * stride, raw ? raw + r * stride : NULL);
+            else
+                choice_row(job, w, index[r], output + r * stride);
+        for (long r = 0; r < count && loss->value; r++, value += padded(1)) {
+            const REAL old = ((const REAL *)job->rows->value)[index[r]];
+            const REAL wanted = ((const REAL *)job->rows->return_)[index[r]];
+            w->sums[VALUE_SUM] += value_error(loss, *value, old, wanted, value);
+            *value *= value_weight;
+        }
+        for (int t = 0; t < model->towers; t++)
+            if (parts_of(&model->tower[t]) & job->parts)
+                tower_backward(model, t, w, job->parts, count);
+    }
+}
+
+#endif

@@ -1,0 +1,102 @@
+/* Where everything that calls need lies: one piece of memory, taken when a model is made. */
+#ifndef CANTER_MEMORY_H
+#define CANTER_MEMORY_H
+
+#include <stdlib.h>
+
+/* Passed over twice: without a base it only counts. */
+typedef struct {
+    char *base;
+    size_t used;
+} Arena;
+
+static void *take(Arena *arena, size_t bytes)
+{
+    void *piece = arena->base ? arena->base + arena->used : NULL;
+    arena->used += (bytes + 63) / 64 * 64;
+    return piece;
+}
+
+static void *take_rows(Arena *arena, long rows, long width)
+{
+    return take(arena, (size_t)rows * padded(width) * sizeof(REAL));
+}
+
+static void lay_out_trace(Arena *arena, const Layer *layer, Trace *t)
+{
+    const long n = layer->outputs;
+    t->after = take_rows(arena, BLOCK, n);
+    t->before = ACTIVATION[layer->activation].needs_x ? take_rows(arena, BLOCK, n) : t->after;
+    t->normal = layer->gamma.value ? take_rows(arena, BLOCK, n) : NULL;
+    t->inverse = layer->gamma.value ? take_rows(arena, 1, BLOCK) : NULL;
+}
+
+static void lay_out_gradients(Arena *arena, const Layer *layer, Trace *t)
+{
+    t->d_weight = take_rows(arena, layer->outputs, layer->inputs);
+    t->d_bias = take_rows(arena, 1, layer->outputs);
+    t->d_gamma = layer->gamma.value ? take_rows(arena, 1, layer->outputs) : NULL;
+    t->d_beta = layer->gamma.value ? take_rows(arena, 1, layer->outputs) : NULL;
+}
+
+static long widest(const Model *model)
+{
+    long most = model->policy.params;
+    for (int t = 0; t < model->towers; t++)
+        for (int i = 0; i < model->tower[t].hidden + model->tower[t].heads; i++) {
+            const Layer *layer = &model->tower[t].layer[i];
+            most = layer->inputs > most ? layer->inputs : most;
+            most = layer->outputs > most ? layer->outputs : most;
+        }
+    return most;
+}
+
+static void lay_out_workspace(Arena *arena, const Model *model, Workspace *w)
+{
+    for (int t = 0; t < model->towers; t++) {
+        const Tower *tower = &model->tower[t];
+        w->input[t] = take_rows(arena, BLOCK, tower->inputs);
+        for (int i = 0; i < tower->hidden + tower->heads; i++)
+            lay_out_trace(arena, &tower->layer[i], &w->trace[t][i]);
+    }
+    for (int i = 0; i < 2; i++)
+        w->d[i] = take_rows(arena, BLOCK, widest(model));
+    w->row = take_rows(arena, 4, model->policy.params);
+    size_t before = arena->used;
+    w->gradients = take(arena, 0);
+    for (int t = 0; t < model->towers; t++)
+        for (int i = 0; i < model->tower[t].hidden + model->tower[t].heads; i++)
+            lay_out_gradients(arena, &model->tower[t].layer[i], &w->trace[t][i]);
+    w->d_log_std = take_rows(arena, 1, model->policy.outputs);
+    w->gradient_bytes = arena->used - before;
+}
+
+static void lay_out(Arena *arena, Model *model)
+{
+    for (int t = 0; t < model->towers; t++)
+        for (int i = 0; i < model->tower[t].hidden + model->tower[t].heads; i++) {
+            Layer *layer = &model->tower[t].layer[i];
+            layer->packed = take_rows(arena, layer->inputs + 1, layer->outputs);
+            layer->packed_back = take_rows(arena, layer->outputs, layer->inputs);
+        }
+    model->log_std = take_rows(arena, 2, model->policy.outputs);
+    model->zeros = take_rows(arena, 1, widest(model));
+    for (int number = 0; number < model->threads; number++)
+        lay_out_workspace(arena, model, &model->workspace[number]);
+}
+
+static int prepare(Model *model)
+{
+    Arena arena = {NULL, 0};
+    lay_out(&arena, model);
+    if (posix_memalign(&model->arena, 64, arena.used ? arena.used : 64) != 0) {
+        model->arena = NULL;
+        return 0;
+    }
+    memset(model->arena, 0, arena.used); /* padding begins as zeros */
+    arena = (Arena){model->arena, 0};
+    lay_out(&arena, model);
+    return 1;
+}
+
+#endif

@@ -1,0 +1,227 @@
+/* A model from its description: whole numbers, settings and arrays, each read from the first to the last. */
+#include "handle.h"
+
+static Py_buffer *views(Held *held)
+{
+    return held->many ? held->many : held->few;
+}
+
+void release(Held *held)
+{
+    while (held->count > 0)
+        PyBuffer_Release(&views(held)[--held->count]);
+    free(held->many);
+    held->many = NULL;
+}
+
+/* The memory of an array of `bytes` (negative: of any length); NULL with an exception where it has not that many. The
+ * view may move when the next array is held, what it points to does not. */
+Py_buffer *hold(Held *held, PyObject *array, Py_ssize_t bytes, int write)
+{
+    const int few = sizeof held->few / sizeof *held->few;
+    if (held->count == (held->many ? held->room : few)) {
+        held->room = 2 * held->count;
+        Py_buffer *grown = realloc(held->many, held->room * sizeof *grown);
+        if (!grown)
+            return (Py_buffer *)PyErr_NoMemory();
+        if (!held->many)
+            memcpy(grown, held->few, sizeof held->few);
+        held->many = grown;
+    }
+    Py_buffer *view = &views(held)[held->count];
+    if (PyObject_GetBuffer(array, view, write ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+        return NULL;
+    held->count++;
+    if (bytes >= 0 && view->len != bytes) {
+        PyErr_Format(PyExc_ValueError, "an array of %zd bytes where %zd are needed", view->len, bytes);
+        return NULL;
+    }
+    return view;
+}
+
+static long read_number(Handle *h, long most)
+{
+    if (h->number == h->number_end || *h->number < 0 || *h->number > most)
+        return h->failed = 1, 0;
+    return (long)*h->number++;
+}
+
+static double read_setting(Handle *h)
+{
+    return h->setting == h->setting_end ? (h->failed = 1, 0.0) : *h->setting++;
+}
+
+/* The next array, of `size` numbers of `item` bytes; None is NULL. */
+static void *read_array(Handle *h, long size, size_t item, int write)
+{
+    PyObject *array = h->failed ? NULL : PyList_GetItem(h->arrays, h->next++);
+    if (array == Py_None)
+        return NULL;
+    Py_buffer *view = array ? hold(&h->held, array, (Py_ssize_t)(size * item), write) : NULL;
+    if (!view)
+        return h->failed = 1, NULL;
+    return view->buf;
+}
+
+static Parameter read_parameter(Handle *h, long size)
+{
+    void *value = read_array(h, size, h->real->item, 0), *gradient = read_array(h, size, h->real->item, 1);
+    return (Parameter){value, gradient, size};
+}
+
+enum { LONGEST = 1 << 24, MOST_LAYERS = 1 << 10, MOST_THREADS = 256 };
+
+static void read_tower(Handle *h, Tower *tower)
+{
+    const size_t item = h->real->item;
+    tower->groups = (int)read_number(h, MAX_GROUPS);
+    tower->hidden = (int)read_number(h, MOST_LAYERS);
+    tower->heads = (int)read_number(h, 3);
+    tower->group = calloc(tower->groups + 1, sizeof *tower->group);
+    tower->layer = calloc(tower->hidden + tower->heads + 1, sizeof *tower->layer);
+    if (!tower->group || !tower->layer)
+        h->failed = 1;
+    for (int g = 0; g < tower->groups && !h->failed; g++) {
+        Group *group = &tower->group[g];
+        tower->inputs += group->width = read_number(h, LONGEST);
+        group->clip = read_setting(h);
+        group->shift = read_array(h, group->width, item, 0);
+        group->inverse_scale = read_array(h, group->width, item, 0);
+        h->failed |= !group->shift != !group->inverse_scale;
+    }
+    long width = tower->inputs;
+    for (int i = 0; i < tower->hidden + tower->heads && !h->failed; i++) {
+        Layer *layer = &tower->layer[i];
+        layer->inputs = width;
+        layer->outputs = read_number(h, LONGEST);
+        long activations = 0;
+        while (ACTIVATION_NAMES[activations])
+            activations++;
+        layer->activation = (int)read_number(h, activations - 1);
+        layer->role = (int)read_number(h, VALUE_HEAD);
+        layer->weight = read_parameter(h, layer->outputs * width);
+        layer->bias = read_parameter(h, layer->outputs);
+        layer->gamma = read_parameter(h, layer->outputs);
+        layer->beta = read_parameter(h, layer->outputs);
+        h->failed |= !layer->weight.value || !layer->bias.value || !layer->gamma.value != !layer->beta.value;
+        h->failed |= layer->outputs < 1 || (i >= tower->hidden && layer->activation != 0);
+        width = i < tower->hidden ? layer->outputs : width;
+    }
+}
+
+static void read_policy(Handle *h, Policy *policy)
+{
+    const size_t item = h->real->item;
+    policy->family = (int)read_number(h, CHOICES);
+    policy->outputs = read_number(h, LONGEST);
+    policy->masked = (int)read_number(h, 1);
+    policy->choices = read_number(h, LONGEST);
+    policy->params = policy->family == GAUSSIAN ? 2 * policy->outputs : policy->outputs;
+    policy->options = read_array(h, policy->choices, sizeof *policy->options, 0);
+    long options = 0;
+    for (long c = 0; c < policy->choices && !h->failed; c++)
+        options += policy->options[c];
+    h->failed |= policy->family == CHOICES && options != policy->outputs;
+    if (policy->family != GAUSSIAN || h->failed)
+        return;
+    policy->std_form = (int)read_number(h, 3);
+    policy->std_mid = read_setting(h), policy->std_half = read_setting(h);
+    policy->raw_std = read_parameter(h, policy->outputs);
+    policy->to_env = (int)read_number(h, 1);
+    void **columns[] = {&policy->scale, &policy->centre, &policy->low, &policy->high, &policy->bound_centre,
+                        &policy->bound_half};
+    for (size_t c = 0; c < sizeof columns / sizeof *columns; c++)
+        h->failed |= !(*columns[c] = read_array(h, policy->outputs, item, 0));
+}
+
+static void read_loss(Handle *h, Loss *loss)
+{
+    loss->surrogate = (int)read_number(h, VANILLA), loss->value = (int)read_number(h, HUBER);
+    loss->bound = (int)read_number(h, REGULARISATION), loss->standardize = (int)read_number(h, 1);
+    loss->clip_ratio = read_setting(h), loss->value_clip = read_setting(h), loss->value_coef = read_setting(h);
+    loss->bound_coef = read_setting(h), loss->bound_limit = read_setting(h);
+}
+
+/* Whether the heads are those that the policy needs, each once. */
+static int heads_fit(const Model *model)
+{
+    int seen[3] = {0};
+    for (int t = 0; t < model->towers; t++)
+        for (int i = model->tower[t].hidden; i < model->tower[t].hidden + model->tower[t].heads; i++) {
+            const Layer *head = &model->tower[t].layer[i];
+            seen[head->role]++;
+            if (head->outputs != (head->role == VALUE_HEAD ? 1 : model->policy.outputs))
+                return 0;
+        }
+    int std = model->policy.family == GAUSSIAN && !model->policy.raw_std.value;
+    return seen[OUTPUT_HEAD] == 1 && seen[STD_HEAD] == std && seen[VALUE_HEAD] == 1;
+}
+
+static void drop_model(PyObject *capsule)
+{
+    Handle *h = PyCapsule_GetPointer(capsule, MODEL_NAME);
+    Model *model = &h->model;
+    for (int thread = 0; model->workspace && thread < model->threads; thread++)
+        for (int t = 0; t < 2; t++)
+            free(model->workspace[thread].trace[t]);
+    for (int t = 0; t < 2; t++) {
+        free(model->tower[t].group);
+        free(model->tower[t].layer);
+    }
+    free(model->workspace);
+    free(model->row);
+    free(model->arena);
+    release(&h->held);
+    free(h);
+}
+
+static int make_workspaces(Model *model)
+{
+    model->workspace = calloc(model->threads, sizeof *model->workspace);
+    for (int thread = 0; model->workspace && thread < model->threads; thread++)
+        for (int t = 0; t < model->towers; t++) {
+            long layers = model->tower[t].hidden + model->tower[t].heads;
+            if (!(model->workspace[thread].trace[t] = calloc(layers, sizeof(Trace))))
+                return 0;
+        }
+    return model->workspace != NULL;
+}
+
+PyObject *make_model(PyObject *self, PyObject *args)
+{
+    int is_double, threads;
+    PyObject *numbers, *settings, *arrays;
+    if (!PyArg_ParseTuple(args, "piOOO!", &is_double, &threads, &numbers, &settings, &PyList_Type, &arrays))
+        return NULL;
+    Handle *h = calloc(1, sizeof *h);
+    PyObject *capsule = h ? PyCapsule_New(h, MODEL_NAME, drop_model) : PyErr_NoMemory();
+    if (!capsule)
+        return free(h), NULL;
+    Model *model = &h->model;
+    h->real = is_double ? &REAL_DOUBLE : &REAL_FLOAT;
+    h->arrays = arrays;
+    model->threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    Py_buffer *view = hold(&h->held, numbers, -1, 0);
+    if (view)
+        h->number = view->buf, h->number_end = h->number + view->len / sizeof *h->number;
+    view = view ? hold(&h->held, settings, -1, 0) : NULL;
+    if (!view)
+        return Py_DecRef(capsule), NULL;
+    h->setting = view->buf, h->setting_end = h->setting + view->len / sizeof *h->setting;
+    model->towers = (int)read_number(h, 2);
+    for (int t = 0; t < model->towers && !h->failed; t++)
+        read_tower(h, &model->tower[t]);
+    if (!h->failed)
+        read_policy(h, &model->policy);
+    if (!h->failed)
+        read_loss(h, &model->loss);
+    if (!h->failed && heads_fit(model)) {
+        h->arrays = NULL; /* read, and only borrowed */
+        if (make_workspaces(model) && h->real->prepare(model))
+            return capsule;
+        PyErr_NoMemory();
+    } else if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "the description is not that of a model");
+    Py_DecRef(capsule);
+    return NULL;
+}

@@ -1,0 +1,327 @@
+/* The module: from Python's arguments to the calls. */
+#include "handle.h"
+
+#include <math.h>
+
+#define ROWS_NAME "canter.rows"
+
+/* The model for a call, which nobody else may be using, for calls share its memory. */
+static Handle *open_model(PyObject *capsule)
+{
+    Handle *h = PyCapsule_GetPointer(capsule, MODEL_NAME);
+    if (h && h->busy) {
+        PyErr_SetString(PyExc_RuntimeError, "another thread is using this engine");
+        return NULL;
+    }
+    return h;
+}
+
+/* Without Python's lock. */
+#define COMPUTE(HANDLE, CALL)                                                                                          \
+    (HANDLE)->busy = 1;                                                                                                \
+    Py_BEGIN_ALLOW_THREADS;                                                                                            \
+    CALL;                                                                                                              \
+    Py_END_ALLOW_THREADS;                                                                                              \
+    (HANDLE)->busy = 0;
+
+/* The arrays of a call, in the order in which Python passes them: where the address goes, and what it must have. */
+typedef struct {
+    struct {
+        const void **place;
+        Py_ssize_t bytes;
+        int write;
+    } array[2 * MAX_GROUPS + 9];
+    int count;
+} Wanted;
+
+static void want(Wanted *w, void *place, long numbers, size_t item, int write)
+{
+    w->array[w->count].place = place;
+    w->array[w->count].bytes = (Py_ssize_t)(numbers * item);
+    w->array[w->count++].write = write;
+}
+
+static void want_obs(Wanted *w, const Handle *h, int first, int last, Rows *rows)
+{
+    for (int t = first; t <= last; t++)
+        for (int g = 0; g < h->model.tower[t].groups; g++)
+            want(w, &rows->obs[t][g], rows->count * h->model.tower[t].group[g].width, h->real->item, 0);
+}
+
+static void want_mask(Wanted *w, const Handle *h, Rows *rows)
+{
+    if (h->model.policy.masked)
+        want(w, &rows->mask, rows->count * h->model.policy.outputs, 1, 0);
+}
+
+/* Actions are numbers, or options as int64. */
+static void want_action(Wanted *w, const Handle *h, void *place, long rows, int write)
+{
+    const Policy *policy = &h->model.policy;
+    if (policy->family == CHOICES)
+        want(w, place, rows * policy->choices, sizeof(int64_t), write);
+    else
+        want(w, place, rows * policy->outputs, h->real->item, write);
+}
+
+static int hold_wanted(Held *held, PyObject *arrays, const Wanted *w)
+{
+    if (PyTuple_Size(arrays) != w->count)
+        return PyErr_Format(PyExc_ValueError, "%zd arrays where %d are needed", PyTuple_Size(arrays), w->count), 0;
+    for (int i = 0; i < w->count; i++) {
+        if (w->array[i].bytes < 0)
+            return PyErr_SetString(PyExc_ValueError, "a negative number of rows"), 0;
+        Py_buffer *view = hold(held, PyTuple_GetItem(arrays, i), w->array[i].bytes, w->array[i].write);
+        if (!view)
+            return 0;
+        *w->array[i].place = view->buf;
+    }
+    return 1;
+}
+
+static PyObject *act(PyObject *self, PyObject *args)
+{
+    PyObject *capsule, *arrays;
+    Rows rows = {0};
+    Held held = {0};
+    Wanted w = {.count = 0};
+    void *noise, *params, *action, *for_env = NULL;
+    if (!PyArg_ParseTuple(args, "OlO!", &capsule, &rows.count, &PyTuple_Type, &arrays))
+        return NULL;
+    Handle *h = open_model(capsule);
+    if (!h)
+        return NULL;
+    const Policy *policy = &h->model.policy;
+    want_obs(&w, h, 0, 0, &rows);
+    want_mask(&w, h, &rows);
+    want(&w, &noise, rows.count * policy->outputs, h->real->item, 0);
+    want(&w, &params, rows.count * policy->params, h->real->item, 1);
+    want_action(&w, h, &action, rows.count, 1);
+    if (policy->to_env)
+        want(&w, &for_env, rows.count * policy->outputs, h->real->item, 1);
+    int fine = hold_wanted(&held, arrays, &w);
+    if (fine) {
+        COMPUTE(h, h->real->act(&h->model, &rows, noise, params, action, for_env))
+    }
+    release(&held);
+    return fine ? Py_NewRef(Py_None) : NULL;
+}
+
+/* Whether an index has only rows that exist; an exception where it has others. */
+static int rows_exist(const int64_t *index, long count, long rows)
+{
+    for (long r = 0; r < count; r++)
+        if (index[r] < 0 || index[r] >= rows)
+            return PyErr_SetString(PyExc_IndexError, "a row that does not exist"), 0;
+    return 1;
+}
+
+static PyObject *values(PyObject *self, PyObject *args)
+{
+    PyObject *capsule, *index_, *arrays;
+    Rows rows = {0};
+    Held held = {0};
+    Wanted w = {.count = 0};
+    void *value;
+    if (!PyArg_ParseTuple(args, "OlOO!", &capsule, &rows.count, &index_, &PyTuple_Type, &arrays))
+        return NULL;
+    Handle *h = open_model(capsule);
+    Py_buffer *index = h && index_ != Py_None ? hold(&held, index_, -1, 0) : NULL;
+    const long count = index ? (long)(index->len / sizeof(int64_t)) : rows.count;
+    int fine = h && !PyErr_Occurred() && (!index || rows_exist(index->buf, count, rows.count));
+    if (fine) {
+        want_obs(&w, h, h->model.towers - 1, h->model.towers - 1, &rows);
+        want(&w, &value, count, h->real->item, 1);
+        const int64_t *row = index ? index->buf : NULL; /* before the buffers may move to a larger place */
+        if ((fine = hold_wanted(&held, arrays, &w))) {
+            COMPUTE(h, h->real->values(&h->model, &rows, row, count, value))
+        }
+    }
+    release(&held);
+    return fine ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *log_prob(PyObject *self, PyObject *args)
+{
+    PyObject *capsule, *arrays;
+    Rows rows = {0};
+    Held held = {0};
+    Wanted w = {.count = 0};
+    void *result;
+    if (!PyArg_ParseTuple(args, "OlO!", &capsule, &rows.count, &PyTuple_Type, &arrays))
+        return NULL;
+    Handle *h = open_model(capsule);
+    if (!h)
+        return NULL;
+    want(&w, &rows.dist_params, rows.count * h->model.policy.params, h->real->item, 0);
+    want_action(&w, h, &rows.action, rows.count, 0);
+    want(&w, &result, rows.count, h->real->item, 1);
+    int done = 0;
+    if (hold_wanted(&held, arrays, &w)) {
+        COMPUTE(h, done = h->real->log_prob(&h->model, &rows, result))
+        if (!done)
+            PyErr_SetString(PyExc_IndexError, "an action that does not exist");
+    }
+    release(&held);
+    return done ? Py_NewRef(Py_None) : NULL;
+}
+
+typedef struct {
+    Rows rows;
+    Held held;
+    PyObject *model;
+} RowsHandle;
+
+static void free_rows(RowsHandle *r)
+{
+    release(&r->held);
+    Py_DecRef(r->model);
+    free(r);
+}
+
+static void drop_rows(PyObject *capsule)
+{
+    free_rows(PyCapsule_GetPointer(capsule, ROWS_NAME));
+}
+
+static PyObject *make_rows(PyObject *self, PyObject *args)
+{
+    PyObject *capsule, *arrays;
+    long count;
+    if (!PyArg_ParseTuple(args, "OlO!", &capsule, &count, &PyTuple_Type, &arrays))
+        return NULL;
+    Handle *h = PyCapsule_GetPointer(capsule, MODEL_NAME);
+    RowsHandle *r = h ? calloc(1, sizeof *r) : NULL;
+    if (!r)
+        return h ? PyErr_NoMemory() : NULL;
+    Rows *rows = &r->rows;
+    Wanted w = {.count = 0};
+    r->model = Py_NewRef(capsule);
+    rows->count = count;
+    want_obs(&w, h, 0, h->model.towers - 1, rows);
+    want_mask(&w, h, rows);
+    want(&w, &rows->valid, count, 1, 0);
+    want_action(&w, h, &rows->action, count, 0);
+    want(&w, &rows->dist_params, count * h->model.policy.params, h->real->item, 0);
+    const void **column[] = {&rows->log_prob, &rows->advantage, &rows->value, &rows->return_};
+    for (int c = 0; c < 4; c++)
+        want(&w, column[c], count, h->real->item, 0);
+    PyObject *result = hold_wanted(&r->held, arrays, &w) ? PyCapsule_New(r, ROWS_NAME, drop_rows) : NULL;
+    if (!result)
+        free_rows(r);
+    return result;
+}
+
+static PyObject *gradients(PyObject *self, PyObject *args)
+{
+    PyObject *capsule, *index_;
+    Coefs coefs;
+    if (!PyArg_ParseTuple(args, "OOdddd", &capsule, &index_, &coefs.entropy_coef, &coefs.count, &coefs.adv_mean,
+                          &coefs.adv_divisor))
+        return NULL;
+    RowsHandle *r = PyCapsule_GetPointer(capsule, ROWS_NAME);
+    Handle *h = r ? open_model(r->model) : NULL;
+    if (!h)
+        return NULL;
+    Held held = {0};
+    Py_buffer *index = hold(&held, index_, -1, 0);
+    double sums[SUMS];
+    int status = 1;
+    if (index) {
+        COMPUTE(h, status = h->real->gradients(&h->model, &r->rows, index->buf, (long)(index->len / sizeof(int64_t)),
+                                               coefs, sums))
+        if (status == 1)
+            PyErr_NoMemory();
+        else if (status)
+            PyErr_SetString(PyExc_IndexError, "a row or an action that does not exist");
+    }
+    release(&held);
+    return status ? NULL : Py_BuildValue("dddddd", sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]);
+}
+
+static PyObject *square_sum(PyObject *self, PyObject *args)
+{
+    PyObject *array;
+    int is_double;
+    if (!PyArg_ParseTuple(args, "pO", &is_double, &array))
+        return NULL;
+    const Real *real = is_double ? &REAL_DOUBLE : &REAL_FLOAT;
+    Held held = {0};
+    Py_buffer *view = hold(&held, array, -1, 0);
+    double sum = view ? real->square_sum(view->buf, (long)(view->len / real->item)) : 0.0;
+    release(&held);
+    return view ? PyFloat_FromDouble(sum) : NULL;
+}
+
+/* norm < 0: that of this gradient. Nothing moves where it is not finite. */
+static PyObject *adamw(PyObject *self, PyObject *args)
+{
+    PyObject *array[5];
+    void *data[5] = {NULL};
+    int is_double, fine = 1;
+    AdamW a = {0};
+    double norm, max_norm;
+    if (!PyArg_ParseTuple(args, "pOOOOOddddddd", &is_double, &array[0], &array[1], &array[2], &array[3], &array[4],
+                          &a.learning_rate, &a.beta1, &a.beta2, &a.eps, &a.weight_decay, &max_norm, &norm))
+        return NULL;
+    const Real *real = is_double ? &REAL_DOUBLE : &REAL_FLOAT;
+    Held held = {0};
+    Py_ssize_t bytes = -1;
+    for (int i = 0; i < 5 && fine; i++) { /* flat, gradient, exp_avg, exp_avg_sq, step */
+        Py_buffer *view = hold(&held, array[i], i < 4 ? bytes : (Py_ssize_t)sizeof(float), i != 1);
+        if ((fine = view != NULL))
+            data[i] = view->buf, bytes = i == 0 ? view->len : bytes;
+    }
+    if (fine) {
+        Py_BEGIN_ALLOW_THREADS
+        const long n = (long)(bytes / real->item);
+        norm = norm < 0 ? sqrt(real->square_sum(data[1], n)) : norm;
+        if (isfinite(norm)) {
+            a.step = *(float *)data[4] += 1.0f;
+            a.scale = norm > max_norm ? max_norm / norm : 1.0;
+            real->adamw(data[0], data[1], data[2], data[3], n, a);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    release(&held);
+    return fine ? PyFloat_FromDouble(norm) : NULL;
+}
+
+static PyMethodDef METHODS[] = {
+    {"model", make_model, METH_VARARGS, "model(is_double, threads, numbers, settings, arrays) -> model"},
+    {"act", act, METH_VARARGS, "act(model, rows, (*obs, mask, noise, params, action, for_env))"},
+    {"values", values, METH_VARARGS, "values(model, rows, index, (*obs, value))"},
+    {"log_prob", log_prob, METH_VARARGS, "log_prob(model, rows, (dist_params, action, result))"},
+    {"rows", make_rows, METH_VARARGS,
+     "rows(model, rows, (*obs, mask, valid, action, dist_params, log_prob, advantage, value, return_)) -> rows"},
+    {"gradients", gradients, METH_VARARGS,
+     "gradients(rows, index, entropy_coef, count, advantage_mean, advantage_divisor) -> means of six terms"},
+    {"square_sum", square_sum, METH_VARARGS, "square_sum(is_double, x) -> sum of squares"},
+    {"adamw", adamw, METH_VARARGS,
+     "adamw(is_double, flat, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, decay, max_norm, norm)"},
+    {NULL, NULL, 0, NULL},
+};
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, METHODS, NULL, NULL, NULL, NULL};
+
+/* A tuple of the names in a table, in their order. */
+static int add_names(PyObject *module, const char *attribute, const char *const *names)
+{
+    Py_ssize_t count = 0;
+    while (names[count])
+        count++;
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple && i < count; i++)
+        PyTuple_SetItem(tuple, i, PyUnicode_FromString(names[i]));
+    int status = PyModule_AddObjectRef(module, attribute, tuple);
+    Py_XDECREF(tuple);
+    return status == 0;
+}
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    PyObject *module = PyModule_Create(&MODULE);
+    if (module && add_names(module, "ACTIVATIONS", ACTIVATION_NAMES) && add_names(module, "STD_FORMS", STD_NAMES))
+        return module;
+    Py_XDECREF(module);
+    return NULL;
+}

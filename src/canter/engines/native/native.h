@@ -1,0 +1,134 @@
+/* What the files of this module share. Nothing here depends on the kind of number: the mathematics is in headers that
+ * float.c and double.c compile once each, and arrays of numbers are `void *` until they arrive there.
+ *
+ * A model is one or two towers. A tower reads observation groups, passes them through hidden layers and ends in one or
+ * more heads, which are linear layers that all read the same features: mean or logits, the raw std where it depends on
+ * the state, and the value. With a shared trunk there is one tower, and the value is its last head. */
+#ifndef CANTER_NATIVE_H
+#define CANTER_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { POLICY = 1, VALUE = 2 };                                      /* parts of a model, as bits */
+enum { OUTPUT_HEAD, STD_HEAD, VALUE_HEAD };                          /* roles of heads */
+enum { GAUSSIAN, CHOICES };                                          /* families of distributions */
+enum { NO_SURROGATE, CLIPPED, SMOOTH_CLIPPED, VANILLA };             /* policy losses */
+enum { NO_VALUE_LOSS, MSE, CLIPPED_MSE, HUBER };                     /* value losses */
+enum { NO_BOUND, SOFT, REGULARISATION };                             /* bound losses */
+enum { POLICY_SUM, VALUE_SUM, ENTROPY_SUM, KL_SUM, CLIPPED_SUM, BOUND_SUM, SUMS }; /* what a minibatch reports */
+
+/* Rows that pass through a model together. Their activations stay in the cache from the first layer to the last and
+ * back; threads take whole blocks. */
+enum { BLOCK = 64, MAX_GROUPS = 16 };
+
+typedef struct {
+    void *value, *gradient; /* gradient: NULL where this model never learns it */
+    long size;
+} Parameter;
+
+typedef struct {
+    long width;
+    void *shift, *inverse_scale; /* NULL: the group is read as it is */
+    double clip;
+} Group;
+
+typedef struct {
+    long inputs, outputs;
+    int activation, role;             /* role: of a head */
+    Parameter weight, bias, gamma, beta; /* gamma and beta of a layer norm before the activation, or NULL */
+    void *packed, *packed_back;       /* the weight as products with it and with its transpose want it */
+} Layer;
+
+typedef struct {
+    int groups, hidden, heads;
+    long inputs;
+    Group *group;
+    Layer *layer; /* hidden layers, then heads */
+} Tower;
+
+typedef struct {
+    int family, std_form, masked;
+    long outputs, params;   /* numbers that the output head gives, and parameters P of the distribution */
+    long choices;           /* how many choices an action consists of */
+    const int64_t *options; /* and among how many options each is */
+    Parameter raw_std;      /* of a Gaussian whose std is a parameter, or NULL */
+    double std_mid, std_half;
+    int to_env;                                      /* whether the environment gets something else than the sample */
+    void *scale, *centre, *low, *high;               /* of that, [A] */
+    void *bound_centre, *bound_half;                 /* units of the bound loss, [A] */
+} Policy;
+
+typedef struct {
+    int surrogate, value, bound, standardize;
+    double clip_ratio, value_clip, value_coef, bound_coef, bound_limit;
+} Loss;
+
+/* What one thread keeps of one layer for one block of rows, and its sums of gradients. Rows are padded to whole
+ * vectors, so that no loop has a tail and no result depends on where in a row or in a call it stands. */
+typedef struct {
+    void *before, *after;   /* the activation, [BLOCK, outputs]; before == after where it needs no input to go back */
+    void *normal, *inverse; /* of a layer norm: its output before gamma and beta, and 1 / std, [BLOCK] */
+    void *d_weight, *d_bias, *d_gamma, *d_beta;
+} Trace;
+
+typedef struct {
+    void *input[2];  /* [BLOCK, inputs] of each tower */
+    Trace *trace[2]; /* of each layer of each tower */
+    void *d[2];      /* gradients on their way back, [BLOCK, widest] */
+    void *row;       /* a few rows of P numbers */
+    void *d_log_std;
+    void *gradients; /* where all d_... begin */
+    size_t gradient_bytes;
+    double sums[SUMS];
+} Workspace;
+
+typedef struct {
+    int is_double, threads, towers;
+    Tower tower[2];
+    Policy policy;
+    Loss loss;
+    Workspace *workspace; /* one for each thread */
+    void *log_std;        /* of a Gaussian whose std is a parameter: log-std and exp(-log-std), [2, A] */
+    void *zeros;          /* as many as any row has */
+    int64_t *row;         /* the valid rows of a minibatch; grows to the largest that was seen */
+    long row_room;
+    void *arena;
+} Model;
+
+/* Rows to learn from or to evaluate; fields that a call does not need are NULL. */
+typedef struct {
+    long count;
+    const void *obs[2][MAX_GROUPS]; /* by tower and group, [count, width] */
+    const void *mask, *valid, *action, *dist_params, *log_prob, *advantage, *value, *return_;
+} Rows;
+
+typedef struct {
+    double entropy_coef;
+    double count;                    /* rows that the means are over; negative: the valid ones of this minibatch */
+    double adv_mean, adv_divisor; /* of standardised advantages; a negative divisor: find them */
+} Coefs;
+
+typedef struct {
+    double step, learning_rate, beta1, beta2, eps, weight_decay, scale;
+} AdamW;
+
+/* The mathematics for one kind of number. */
+typedef struct {
+    size_t item;
+    int (*prepare)(Model *); /* allocates what calls need; 0 where there is no memory */
+    void (*act)(Model *, const Rows *, const void *noise, void *params, void *action, void *for_env);
+    void (*values)(Model *, const Rows *, const int64_t *index, long count, void *value);
+    int (*log_prob)(const Model *, const Rows *, void *log_prob); /* 0 for an action that does not exist */
+    int (*gradients)(Model *, const Rows *, const int64_t *index, long count, Coefs, double *sums);
+    double (*square_sum)(const void *x, long n);
+    void (*adamw)(void *flat, const void *gradient, void *mean, void *square, long n, AdamW);
+} Real;
+
+extern const Real REAL_FLOAT, REAL_DOUBLE;
+extern const char *const ACTIVATION_NAMES[], *const STD_NAMES[];
+
+/* Runs work(context, 0 .. threads - 1), each in a thread; returns when all are done. */
+void run_in_threads(void (*work)(void *, int, int), void *context, int threads);
+
+#endif

@@ -1,0 +1,215 @@
+/* Distributions: drawing, log-probabilities, and the loss of one row with its gradients. A components, P parameters. */
+#ifndef CANTER_POLICY_H
+#define CANTER_POLICY_H
+
+#define HALF_LOG_TWO_PI ((REAL)0.91893853320467274)
+#define FORBIDDEN ((REAL)-1e8)
+
+/* Name, the log-std of a raw number x, and its slope; mid and half are settings. One line each. */
+#define STD_FORMS(X)                                                                                                   \
+    X(bounded, mid + half * (x / half) / real_sqrt(ONE + x / half * (x / half)), cubed(ONE + x / half * (x / half)))   \
+    X(log, x, ONE)                                                                                                     \
+    X(scalar, real_log(x), ONE / x)                                                                                    \
+    X(softplus, real_log(softplus(x)), ONE / ((ONE + real_exp(-x)) * softplus(x)))
+
+/* x^-1.5 */
+INLINE REAL cubed(REAL x)
+{
+    return ONE / (x * real_sqrt(x));
+}
+
+INLINE REAL softplus(REAL x)
+{
+    return x > 20 ? x : (REAL)log1p(exp(x));
+}
+
+#define STD_CASE(NAME, LOG_STD, SLOPE)                                                                                 \
+    case STD_##NAME:                                                                                                   \
+        for (long j = 0; j < n; j++) {                                                                                 \
+            const REAL x = raw[j];                                                                                     \
+            if (log_std)                                                                                               \
+                log_std[j] = LOG_STD;                                                                                  \
+            if (d)                                                                                                     \
+                d[j] *= SLOPE;                                                                                         \
+        }                                                                                                              \
+        break;
+#define STD_ENUM(NAME, ...) STD_##NAME,
+enum { STD_FORMS(STD_ENUM) STD_COUNT };
+#if !REAL_IS_DOUBLE
+const char *const STD_NAMES[] = {STD_FORMS(NAME_OF) NULL};
+#endif
+
+/* The log-std of raw numbers [n], and from the gradient `d` of it that of the raw numbers; either may be NULL. */
+ONCE void std_form(const Policy *policy, const REAL *raw, REAL *log_std, REAL *d, long n)
+{
+    const REAL mid = (REAL)policy->std_mid, half = (REAL)policy->std_half;
+    switch (policy->std_form) { STD_FORMS(STD_CASE) }
+}
+
+ONCE void precisions(const REAL *log_std, REAL *precision, long n)
+{
+    for (long j = 0; j < n; j++)
+        precision[j] = real_exp(-log_std[j]);
+}
+
+ONCE REAL gaussian_log_prob(const REAL *mean, const REAL *log_std, const REAL *precision, const REAL *action, long n)
+{
+    REAL sum = 0;
+    for (long j = 0; j < n; j++) {
+        REAL z = (action[j] - mean[j]) * precision[j];
+        sum += (REAL)-0.5 * z * z - log_std[j] - HALF_LOG_TWO_PI;
+    }
+    return sum;
+}
+
+/* Of every choice apart. */
+ONCE void log_softmax(const Policy *policy, const REAL *logits, REAL *log_prob)
+{
+    for (long c = 0; c < policy->choices; c++) {
+        const long n = policy->options[c];
+        REAL most = logits[0], sum = 0;
+        for (long j = 1; j < n; j++)
+            most = logits[j] > most ? logits[j] : most;
+        for (long j = 0; j < n; j++)
+            sum += real_exp(logits[j] - most);
+        const REAL log_sum = real_log(sum);
+        for (long j = 0; j < n; j++)
+            log_prob[j] = (logits[j] - most) - log_sum;
+        logits += n, log_prob += n;
+    }
+}
+
+/* Of the options taken, `action` [choices], which exist: `action_exists` was asked. */
+ONCE REAL choice_log_prob(const Policy *policy, const REAL *log_prob, const int64_t *action)
+{
+    REAL sum = 0;
+    for (long c = 0; c < policy->choices; log_prob += policy->options[c++])
+        sum += log_prob[action[c]];
+    return sum;
+}
+
+/* Whether the options that a row took exist; always for numbers. */
+static int action_exists(const Policy *policy, const Rows *rows, int64_t row)
+{
+    const int64_t *action = (const int64_t *)rows->action + row * policy->choices;
+    for (long c = 0; c < policy->choices && policy->family == CHOICES; c++)
+        if (action[c] < 0 || action[c] >= policy->options[c])
+            return 0;
+    return 1;
+}
+
+INLINE void forbid(REAL *logits, const unsigned char *mask, long n)
+{
+    for (long j = 0; j < n; j++)
+        logits[j] = mask[j] ? logits[j] : FORBIDDEN;
+}
+
+/* A sample and what the environment gets for it, from noise [A] of the standard normal distribution. */
+static void draw_gaussian(const Policy *policy, const REAL *params, const REAL *noise, REAL *action, REAL *for_env)
+{
+    const long n = policy->outputs;
+    const REAL *scale = policy->scale, *centre = policy->centre, *low = policy->low, *high = policy->high;
+    for (long j = 0; j < n; j++) {
+        action[j] = params[j] + real_exp(params[n + j]) * noise[j];
+        if (!for_env)
+            continue;
+        REAL x = action[j] * scale[j] + centre[j];
+        x = x < low[j] ? low[j] : x; /* clipped last: rounding must not leave the bounds */
+        for_env[j] = x > high[j] ? high[j] : x;
+    }
+}
+
+/* The option with the largest logit plus Gumbel noise, from uniform numbers [P], which go into the open interval 0..1;
+ * NaN counts as the largest. */
+static void draw_choices(const Policy *policy, const REAL *logits, const REAL *uniform, int64_t *action)
+{
+    const REAL top = ONE - (REAL)0.5 * real_eps;
+    for (long c = 0; c < policy->choices; c++) {
+        const long n = policy->options[c];
+        REAL best = 0;
+        action[c] = 0;
+        for (long j = 0; j < n; j++) {
+            REAL u = uniform[j] < real_tiny ? real_tiny : uniform[j] > top ? top : uniform[j];
+            REAL value = logits[j] - real_log(-real_log(u));
+            if (j == 0 || value > best || (value != value && best == best))
+                best = value, action[c] = j;
+        }
+        logits += n, uniform += n;
+    }
+}
+
+/* A maximum shares its gradient between equal arguments, and gives it to both where one is NaN, as torch's does. */
+INLINE REAL share_of_maximum(REAL own, REAL other)
+{
+    return own == other ? (REAL)0.5 : own < other ? 0 : ONE;
+}
+
+INLINE REAL maximum(REAL a, REAL b)
+{
+    return a != a ? a : b != b ? b : a > b ? a : b;
+}
+
+/* The policy loss of a row, and its derivative by the log-probability. Products are those of autograd: what is not
+ * finite there is not finite here. */
+static REAL surrogate(const Loss *loss, REAL log_prob, REAL ratio, REAL advantage, REAL *slope)
+{
+    if (loss->surrogate == VANILLA) {
+        *slope = -advantage;
+        return -advantage * log_prob;
+    }
+    const REAL clip = (REAL)loss->clip_ratio;
+    REAL gain = -advantage * ratio, limited, d_limited = 0;
+    if (loss->surrogate == CLIPPED) {
+        REAL low = (REAL)(1.0 - loss->clip_ratio), high = (REAL)(1.0 + loss->clip_ratio);
+        limited = ratio < low ? low : ratio > high ? high : ratio;
+        if (ratio >= low && ratio <= high) /* not times 0 or 1: beyond, infinity has no gradient either */
+            d_limited = share_of_maximum(-advantage * limited, gain) * -advantage;
+    } else {
+        REAL t = real_tanh((ratio - ONE) / clip);
+        limited = ONE + clip * t;
+        d_limited = share_of_maximum(-advantage * limited, gain) * -advantage * (ONE - t * t);
+    }
+    REAL held = -advantage * limited;
+    *slope = (share_of_maximum(gain, held) * -advantage + d_limited) * ratio;
+    return maximum(gain, held);
+}
+
+static REAL value_error(const Loss *loss, REAL value, REAL old_value, REAL return_, REAL *slope)
+{
+    const REAL error = value - return_, clip = (REAL)loss->value_clip;
+    if (loss->value == HUBER) {
+        REAL size = error < 0 ? -error : error;
+        *slope = error < -ONE ? -ONE : error > ONE ? ONE : error;
+        return size > ONE ? size - (REAL)0.5 : (REAL)0.5 * error * error;
+    }
+    *slope = error;
+    if (loss->value == MSE)
+        return (REAL)0.5 * error * error;
+    REAL moved = value - old_value;
+    REAL held = old_value + (moved < -clip ? -clip : moved > clip ? clip : moved) - return_;
+    REAL square = error * error, held_square = held * held;
+    *slope = share_of_maximum(square, held_square) * error;
+    if (moved >= -clip && moved <= clip)
+        *slope += share_of_maximum(held_square, square) * held;
+    return (REAL)0.5 * maximum(square, held_square);
+}
+
+/* Bound loss of means [A]; adds its gradient, times `weight`, to `d`. */
+static REAL bound_error(const Model *model, const REAL *mean, REAL weight, REAL *d)
+{
+    const REAL *centre = model->policy.bound_centre, *half = model->policy.bound_half;
+    const REAL limit = (REAL)model->loss.bound_limit;
+    REAL sum = 0;
+    for (long j = 0; j < model->policy.outputs; j++) {
+        REAL x = (mean[j] - centre[j]) / half[j], above = x, below = 0;
+        if (model->loss.bound == SOFT) {
+            above = x - limit < 0 ? 0 : x - limit;
+            below = x + limit > 0 ? 0 : x + limit;
+        }
+        sum += above * above + below * below;
+        d[j] += weight * 2 * (above + below) / half[j];
+    }
+    return sum;
+}
+
+#endif

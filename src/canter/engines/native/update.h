@@ -1,0 +1,149 @@
+/* A minibatch from its index to the gradients, and the optimiser's step. */
+#ifndef CANTER_UPDATE_H
+#define CANTER_UPDATE_H
+
+/* The sum over threads, in their order, of what each has in field `which` of its trace of a layer. */
+static void collect(const Model *model, int threads, int tower, int layer, size_t which, const Parameter *parameter,
+                    long rows, long columns)
+{
+    REAL *to = parameter->gradient;
+    if (!parameter->value || !to)
+        return;
+    for (int thread = 0; thread < threads; thread++) {
+        const char *trace = (const char *)&model->workspace[thread].trace[tower][layer];
+        const REAL *from = *(void *const *)(trace + which);
+        for (long r = 0; r < rows; r++) {
+            const REAL *row = from + r * padded(columns);
+            for (long j = 0; j < columns; j++)
+                to[r * columns + j] = thread ? to[r * columns + j] + row[j] : row[j];
+        }
+    }
+}
+
+static void collect_all(const Model *model, int parts, int threads)
+{
+    for (int t = 0; t < model->towers; t++) {
+        const Tower *tower = &model->tower[t];
+        for (int i = 0; parts_of(tower) & parts && i < tower->hidden + tower->heads; i++) {
+            const Layer *layer = &tower->layer[i];
+            if (i >= tower->hidden && !(part_of(layer) & parts))
+                continue;
+            const long n = layer->outputs;
+            collect(model, threads, t, i, offsetof(Trace, d_weight), &layer->weight, n, layer->inputs);
+            collect(model, threads, t, i, offsetof(Trace, d_bias), &layer->bias, 1, n);
+            collect(model, threads, t, i, offsetof(Trace, d_gamma), &layer->gamma, 1, n);
+            collect(model, threads, t, i, offsetof(Trace, d_beta), &layer->beta, 1, n);
+        }
+    }
+    const Policy *policy = &model->policy;
+    REAL *to = policy->raw_std.gradient;
+    if (!(parts & POLICY) || !policy->raw_std.value || !to)
+        return;
+    memset(to, 0, policy->outputs * sizeof *to);
+    for (int thread = 0; thread < threads; thread++)
+        for (long j = 0; j < policy->outputs; j++)
+            to[j] += ((const REAL *)model->workspace[thread].d_log_std)[j];
+    std_form(policy, policy->raw_std.value, NULL, to, policy->outputs);
+}
+
+/* The valid rows among those of an index, into model->row: how many, or -1 for a row or an action that does not exist.
+ * Others are never looked at, whatever they hold. */
+static long select_rows(Model *model, const Rows *rows, const int64_t *index, long count)
+{
+    long selected = 0;
+    for (long r = 0; r < count; r++) {
+        if (index[r] < 0 || index[r] >= rows->count)
+            return -1;
+        if (!((const unsigned char *)rows->valid)[index[r]])
+            continue;
+        if (model->loss.surrogate && !action_exists(&model->policy, rows, index[r]))
+            return -1;
+        model->row[selected++] = index[r];
+    }
+    return selected;
+}
+
+/* Mean and divisor that standardise the advantages of some rows; the divisor is 0 where they do not vary, up to
+ * rounding, or are not numbers. */
+static void advantage_moments(const REAL *advantage, const int64_t *row, long count, Coefs *coefs)
+{
+    double mean = 0.0, square = 0.0, n = count ? (double)count : 1.0;
+    for (long r = 0; r < count; r++)
+        mean += advantage[row[r]];
+    mean /= n;
+    for (long r = 0; r < count; r++)
+        square += (advantage[row[r]] - mean) * (advantage[row[r]] - mean);
+    const double std = sqrt(square / n), least = 64 * 2.220446049250313e-16;
+    const double resolution = real_eps > least ? real_eps : least;
+    coefs->adv_mean = mean;
+    coefs->adv_divisor = std > resolution * fabs(mean) ? std + 1e-8 : 0.0;
+}
+
+enum { DONE, NO_MEMORY, NO_SUCH_ROW };
+
+static int gradients(Model *model, const Rows *rows, const int64_t *index, long count, Coefs coefs, double *sums)
+{
+    if (count > model->row_room) {
+        int64_t *room = realloc(model->row, count * sizeof *room);
+        if (!room)
+            return NO_MEMORY;
+        model->row = room, model->row_room = count;
+    }
+    const long selected = select_rows(model, rows, index, count);
+    if (selected < 0)
+        return NO_SUCH_ROW;
+    if (model->loss.standardize && coefs.adv_divisor < 0)
+        advantage_moments(rows->advantage, model->row, selected, &coefs);
+    if (coefs.count < 0)
+        coefs.count = (double)selected;
+    const double weight = 1.0 / (coefs.count > 1e-9 ? coefs.count : 1e-9); /* without rows every sum is zero */
+    const int parts = (model->loss.surrogate ? POLICY : 0) | (model->loss.value ? VALUE : 0);
+    pack_model(model, parts, 1);
+    Job job = {.model = model, .rows = rows, .index = model->row, .count = selected, .coefs = coefs,
+               .weight = (REAL)weight, .parts = parts};
+    const int threads = threads_for(model, selected, parts, 3);
+    run_in_threads(learn_blocks, &job, threads);
+    collect_all(model, parts, threads);
+    for (int s = 0; s < SUMS; s++) {
+        sums[s] = 0.0;
+        for (int thread = 0; thread < threads; thread++)
+            sums[s] += model->workspace[thread].sums[s];
+        sums[s] *= weight;
+    }
+    return DONE;
+}
+
+/* In eight accumulators, added in the order of their numbers. */
+EACH_PROCESSOR static double square_sum(const void *array, long n)
+{
+    const REAL *x = array;
+    double sums[8] = {0}, sum = 0.0;
+    long j = 0;
+    for (; j + 8 <= n; j += 8)
+        UNROLL for (int lane = 0; lane < 8; lane++)
+            sums[lane] += (double)x[j + lane] * x[j + lane];
+    for (; j < n; j++)
+        sums[j % 8] += (double)x[j] * x[j];
+    for (int lane = 0; lane < 8; lane++)
+        sum += sums[lane];
+    return sum;
+}
+
+/* Adam with decoupled weight decay on gradients times `scale`, in the order of operations of torch's fused one. */
+EACH_PROCESSOR static void adamw(void *flat, const void *gradient, void *mean, void *square, long n, AdamW a)
+{
+    const REAL *restrict g = gradient;
+    REAL *restrict x = flat, *restrict m = mean, *restrict v = square;
+    const REAL scale = (REAL)a.scale, keep = (REAL)(1.0 - a.learning_rate * a.weight_decay), eps = (REAL)a.eps;
+    const REAL toward = (REAL)(1.0 - a.beta1), beta2 = (REAL)a.beta2, rest = (REAL)(1.0 - a.beta2);
+    const REAL rate = (REAL)(a.learning_rate / (1.0 - pow(a.beta1, a.step)));
+    const REAL root = (REAL)sqrt(1.0 - pow(a.beta2, a.step));
+    for (long j = 0; j < n; j++) {
+        REAL d = g[j] * scale;
+        m[j] += toward * (d - m[j]);
+        v[j] = beta2 * v[j] + rest * d * d;
+        x[j] = x[j] * keep - rate * m[j] / (real_sqrt(v[j]) / root + eps);
+    }
+}
+
+#endif

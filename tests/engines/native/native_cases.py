@@ -1,0 +1,145 @@
+"""Models, batches and the plain definition that the native engine is held against."""
+
+from dataclasses import dataclass
+
+import torch
+
+from canter.algorithms.action_bounds import BoundLossConfig
+from canter.algorithms.ppo_batch import PPOBatch
+from canter.functional.losses import SURROGATES, VALUE_LOSSES
+from canter.functional.stats import masked_mean, normalize
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.network import NetworkConfig
+from canter.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
+
+ACTIONS = {
+    "gaussian": Continuous((-2.0, -1.0, -0.5), (2.0, 3.0, float("inf"))),
+    "one_gaussian": Continuous((-1.0,), (1.0,)),
+    "categorical": Discrete(5),
+    "multi_categorical": MultiDiscrete((3, 2, 4)),
+}
+GROUPS = {"policy": TensorSpec((7,))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOLoss:
+    """Everything that the loss of a minibatch depends on besides its tensors."""
+
+    surrogate: str | None = "clipped"
+    clip_ratio: float = 0.2
+    value_loss: str | None = "mse"
+    value_clip: float = 0.2
+    value_coef: float = 0.7
+    advantage: str = "given"
+    bound: BoundLossConfig | None = None
+    terms: tuple = ()
+
+
+def build(action="gaussian", groups=GROUPS, network=None, critic=None, dtype=torch.float64, masked=False, **settings):
+    """A model whose normalisers have seen something, with the gradients' views in one flat vector."""
+    torch.manual_seed(0)
+    action_spec = ACTIONS[action]
+    if masked:
+        choices = action_spec.n if isinstance(action_spec, Discrete) else sum(action_spec.nvec)
+        groups = {**groups, ACTION_MASK: TensorSpec((choices,), torch.bool)}
+    config = ModelConfig(policy=network or NetworkConfig(hidden=(16, 9)), critic=critic, policy_gain=1.0, **settings)
+    model = config.build(EnvSpec(groups, action_spec, 6)).to(dtype)
+    rows = observations(groups, (40, 6), dtype, action_spec)
+    model.update_statistics(rows, torch.ones(40, 6, dtype=torch.bool))
+    with torch.no_grad():
+        for parameter in model.parameters():  # biases and layer norms begin where half of the mistakes cannot be seen
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    flat = torch.full((sum(p.numel() for p in model.parameters()),), torch.nan, dtype=dtype)
+    views = flat.split([p.numel() for p in model.parameters()])
+    return model, {p: view.view_as(p) for p, view in zip(model.parameters(), views, strict=True)}
+
+
+def observations(groups, leading, dtype, action_spec=None):
+    """Random groups of leading shape; every choice of a mask has an allowed option."""
+    obs = {n: (torch.randn(*leading, *s.shape, dtype=dtype) * 3 + 1) for n, s in groups.items() if n != ACTION_MASK}
+    if ACTION_MASK in groups:
+        mask = torch.rand(*leading, *groups[ACTION_MASK].shape) < 0.6
+        first = 0
+        for size in (action_spec.n,) if isinstance(action_spec, Discrete) else action_spec.nvec:
+            mask[..., first] = True
+            first += size
+        obs[ACTION_MASK] = mask
+    return obs
+
+
+def make_batch(model, rows, dtype=torch.float64, valid="all"):
+    """Rows of a policy that has moved since, some of them beyond the clips."""
+    spec, distribution = model.policy.spec, model.policy.distribution
+    obs = observations(spec.obs, (1, rows), dtype, spec.action)
+    with torch.no_grad():
+        params, value = model(obs, (), (), None)
+        old = params + 0.1 * torch.randn_like(params)
+        if model.actor.masked:
+            old = torch.where(obs[ACTION_MASK], old, params)
+        action = distribution.sample(old)
+        log_prob = distribution.log_prob(old, action)
+    keep = {"all": torch.ones(1, rows) > 0, "none": torch.ones(1, rows) < 0, "some": torch.rand(1, rows) < 0.6}[valid]
+    value = value + 0.3 * torch.randn_like(value)
+    batch = PPOBatch(
+        obs=obs,
+        action=action,
+        log_prob=log_prob,
+        dist_params=old,
+        value=value,
+        return_=value + torch.randn_like(value),
+        advantage=torch.randn(1, rows, dtype=dtype) * 2 + 0.5,
+        valid=keep,
+        reset=torch.zeros(1, rows, dtype=torch.bool),
+        policy_state=(),
+        critic_state=(),
+    )
+    return batch
+
+
+def spoil(batch, row_is_bad):
+    """The same batch with NaN, and actions that do not exist, in some rows `[1, S]`."""
+
+    def nan(x):
+        bad = row_is_bad.reshape(row_is_bad.shape + (1,) * (x.ndim - 2))
+        if x.is_floating_point():
+            return torch.where(bad, torch.nan, x)
+        return torch.where(bad, 10**9, x) if x.dtype == torch.int64 else x
+
+    valid = batch.valid
+    batch = batch.map(nan)
+    batch.valid = valid
+    return batch
+
+
+def definition(loss, model, batch, entropy_coef):
+    """Means over the valid rows and the weighted sum of them, by autograd and the functions that define PPO."""
+    params, value = model(batch.obs, (), (), None)
+    terms, distribution = {}, model.policy.distribution
+    if loss.surrogate is not None:
+        advantage = normalize(batch.advantage, batch.valid) if loss.advantage == "minibatch" else batch.advantage
+        log_prob = distribution.log_prob(params, batch.action)
+        with torch.no_grad():
+            kl = distribution.kl(batch.dist_params, params)
+            clipped = ((torch.exp(log_prob - batch.log_prob) - 1).abs() > loss.clip_ratio).to(kl.dtype)
+        terms |= {
+            "loss/policy": SURROGATES[loss.surrogate](log_prob, batch.log_prob, advantage, loss.clip_ratio),
+            "policy/entropy": distribution.entropy(params),
+            "policy/kl": kl,
+            "policy/clip_fraction": clipped,
+        }
+        if loss.bound is not None:
+            terms["loss/bound"] = loss.bound.build(distribution, torch.device("cpu"))(params)
+    if loss.value_loss is not None:
+        terms["loss/value"] = VALUE_LOSSES[loss.value_loss](value, batch.value, batch.return_, loss.value_clip)
+    means = {name: masked_mean(term, batch.valid) for name, term in terms.items()}
+    weights = {"loss/policy": 1.0, "loss/value": loss.value_coef, "policy/entropy": -entropy_coef}
+    weights["loss/bound"] = loss.bound.coef if loss.bound else 0.0
+    total = sum(means[name] * weight for name, weight in weights.items() if name in means)
+    gradients = torch.autograd.grad(total, list(model.parameters()), materialize_grads=True)
+    return {name: mean.detach() for name, mean in means.items()}, dict(zip(model.parameters(), gradients, strict=True))
+
+
+def valid_rows(batch, index):
+    """The batch of some rows, with what is not valid taken out before anything looks at it."""
+    index = index[batch.valid[0, index]]
+    return batch.map(lambda x: x[:, index])

@@ -1,0 +1,121 @@
+"""What the native engine does not know it declines, with a sentence."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from native_cases import PPOLoss, build
+from torch import nn
+
+from canter.algorithms.action_bounds import BoundLossConfig
+from canter.engines.native import AVAILABLE, NativeEngine, declines
+from canter.nn.network import NetworkConfig
+from canter.nn.rnn import RNNConfig
+from canter.specs import TensorSpec
+
+needs_it = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaterLoss(PPOLoss):
+    """With a setting that came after the engine was written."""
+
+    margin: float | None = None
+
+
+@needs_it
+def test_what_is_known_is_not_declined():
+    assert declines(PPOLoss(), build()[0]) is None
+    assert declines(LaterLoss(), build()[0]) is None
+
+
+@needs_it
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [
+        (PPOLoss(surrogate="spo"), "surrogate='spo'"),
+        (PPOLoss(value_loss="quantile"), "value_loss='quantile'"),
+        (PPOLoss(advantage="rank"), "advantage='rank'"),
+        (PPOLoss(terms=("mine",)), "terms=('mine',)"),
+        (LaterLoss(margin=0.0), "margin=0.0"),
+        (PPOLoss(surrogate=None, bound=BoundLossConfig()), "bound"),
+    ],
+)
+def test_losses_are_declined_by_the_field(loss, named):
+    assert named in declines(loss, build()[0])
+
+
+@needs_it
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"network": NetworkConfig(memory=RNNConfig(hidden=8))}, "memory"),
+        ({"network": NetworkConfig(precision="bfloat16")}, "bfloat16"),
+        ({"distribution": "tanh_gaussian", "action": "one_gaussian"}, "TanhGaussian"),
+        ({"distribution": "beta", "action": "one_gaussian"}, "Beta"),
+        ({"groups": {"policy": TensorSpec((3, 64, 64))}}, "CNN"),
+        ({"groups": {"policy": TensorSpec((5,), torch.float64)}}, "float64"),
+    ],
+)
+def test_models_are_declined_by_the_part(settings, named):
+    assert named in declines(PPOLoss(), build(**settings)[0])
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2.0 * super().forward(x)
+
+
+def put(model, what):
+    hidden = model.actor.network.hidden
+    match what:
+        case "linear":
+            hidden[0] = Doubled(7, 16)
+        case "activation":
+            hidden[1] = nn.ELU(alpha=0.5)
+        case "order":
+            hidden[1] = nn.Linear(16, 16)
+        case "hook":
+            hidden[0].register_forward_hook(lambda module, given, output: output * 2)
+        case "forward":
+            model.actor.forward = lambda *args: None
+        case "frozen":
+            hidden[0].weight.requires_grad_(False)
+        case "head":
+            model.critic.head.linear = Doubled(9, 1)
+        case "half":
+            model.half()
+
+
+@needs_it
+@pytest.mark.parametrize("what", ["linear", "activation", "order", "hook", "forward", "frozen", "head", "half"])
+def test_what_users_put_into_a_model_is_declined(what):
+    model, gradients = build()
+    put(model, what)
+    sentence = declines(PPOLoss(), model)
+    assert sentence is not None
+    with pytest.raises(ValueError, match="native engine"):
+        NativeEngine(PPOLoss(), model, gradients)
+
+
+@needs_it
+def test_a_bound_loss_needs_a_gaussian():
+    assert "Gaussian" in declines(PPOLoss(bound=BoundLossConfig()), build("categorical")[0])
+
+
+@needs_it
+def test_a_bound_of_another_form_is_declined():
+    form = replace(BoundLossConfig(), form="other")
+    assert "bound" in declines(PPOLoss(bound=form), build()[0])
+
+
+def test_without_a_compiler_the_import_goes_on():
+    script = """
+import sys
+sys.modules["canter.engines.native._native"] = None
+from canter.engines.native import AVAILABLE, declines
+assert not AVAILABLE and "compiler" in declines(None, None)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
