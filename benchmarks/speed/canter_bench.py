@@ -64,7 +64,9 @@ def iteration(options: argparse.Namespace) -> dict[str, Any]:
 
 def count_syncs(config: canter.TrainConfig, options: argparse.Namespace) -> float:
     """How often the host waits for the device in one iteration, before it reads what came out."""
-    programs = build(config, options.device, ExecutionConfig(mode=options.mode, engine=options.engine, threads=options.threads))
+    programs = build(
+        config, options.device, ExecutionConfig(mode=options.mode, engine=options.engine, threads=options.threads)
+    )
     counts: list[int] = []
     for _ in range(8):
         with warnings.catch_warnings(record=True) as caught:

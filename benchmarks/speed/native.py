@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from canter.algorithms.ppo_batch import PPOBatch
 
 from canter.algorithms.ppo import PPO, PPOConfig
-from canter.algorithms.ppo_batch import PPOBatch
 from canter.engines.native import NativeEngine, adamw_
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig

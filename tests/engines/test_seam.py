@@ -114,6 +114,7 @@ def test_a_subclass_with_terms_of_its_own_makes_every_fast_engine_decline():
     assert algorithm.engine.name == "autograd"
     assert all("policy_terms" in reason for reason in decliners(algorithm, algorithm.losses["policy"]).values())
     batch, _ = algorithm.targets(collector.collect())
+    batch = replace(batch, advantage=batch.advantage + 1)
     plain = algorithm.engine.evaluate(batch, algorithm.coefs).metrics["loss/policy"]
     algorithm.engine.loss = replace(algorithm.engine.loss, policy_terms=None)
     torch.testing.assert_close(plain, 1000.0 * algorithm.engine.evaluate(batch, algorithm.coefs).metrics["loss/policy"])

@@ -107,6 +107,10 @@ class AutogradEngine:
             values[:, rows] = self.model.critic.unroll(some, states, None)[0]
         return values, ()
 
+    def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
+        """Those of the distribution."""
+        return self.distribution.log_prob(dist_params, action)
+
     def begin(self, batch: PPOBatch) -> PPOBatch:
         """The rows themselves."""
         return batch

@@ -79,6 +79,10 @@ class Engine(Protocol):
         """
         ...
 
+    def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
+        """Log-probabilities `[...]` of stored actions, rounded as `gradients` does: then the first ratio is 1."""
+        ...
+
     def begin(self, batch: PPOBatch) -> Any:
         """Take the rows `[L, S, ...]` to learn from; what is given back is opaque and goes into `gradients`."""
         ...

@@ -55,6 +55,10 @@ class BoundedLogStd(nn.Module):
         """Log-std of the same shape as `raw`."""
         return bounded(raw, self.mid, self.half_range)
 
+    def params(self, mean: Tensor, raw: Tensor) -> Tensor:
+        """Mean `[..., A]` and log-std side by side, `[..., 2A]`; `raw` is `[A]` or of the mean's shape."""
+        return bounded_gaussian_params(mean, raw, self.mid, self.half_range)
+
 
 class GaussianHead(nn.Module):
     """Features `[..., F]` to mean and log-std `[..., 2A]`."""
@@ -73,7 +77,7 @@ class GaussianHead(nn.Module):
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """Distribution parameters; continuous actions have no mask."""
         raw = self.raw_std if isinstance(self.raw_std, nn.Parameter) else self.raw_std(features)
-        return bounded_gaussian_params(self.mean(features), raw, self.bound.mid, self.bound.half_range)
+        return self.bound.params(self.mean(features), raw)
 
 
 class LinearHead(nn.Module):

@@ -1,13 +1,14 @@
 """Models, batches and the plain definition that the native engine is held against."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
-from canter.algorithms.action_bounds import BoundLossConfig
-from canter.algorithms.ppo_batch import PPOBatch
-from canter.functional.losses import SURROGATES, VALUE_LOSSES
-from canter.functional.stats import masked_mean, normalize
+from canter.engines import base
+from canter.engines.autograd import AutogradEngine
+from canter.engines.batch import PPOBatch
+from canter.engines.native import NativeEngine
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
@@ -22,8 +23,8 @@ GROUPS = {"policy": TensorSpec((7,))}
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOLoss:
-    """Everything that the loss of a minibatch depends on besides its tensors."""
+class PPOLoss(base.PPOLoss):
+    """With defaults, for tests."""
 
     surrogate: str | None = "clipped"
     clip_ratio: float = 0.2
@@ -31,8 +32,16 @@ class PPOLoss:
     value_clip: float = 0.2
     value_coef: float = 0.7
     advantage: str = "given"
-    bound: BoundLossConfig | None = None
-    terms: tuple = ()
+
+
+def engine_of(model, gradients, threads=1, loss=None, **settings):
+    """The engine, and as many threads from now on."""
+    torch.set_num_threads(threads)
+    return NativeEngine(loss or PPOLoss(**settings), model, SimpleNamespace(gradients=gradients))
+
+
+def coefs(entropy, dtype=torch.float64):
+    return base.Coefs(entropy=torch.tensor(entropy, dtype=dtype))
 
 
 def build(action="gaussian", groups=GROUPS, network=None, critic=None, dtype=torch.float64, masked=False, **settings):
@@ -112,31 +121,12 @@ def spoil(batch, row_is_bad):
 
 
 def definition(loss, model, batch, entropy_coef):
-    """Means over the valid rows and the weighted sum of them, by autograd and the functions that define PPO."""
-    params, value = model(batch.obs, (), (), None)
-    terms, distribution = {}, model.policy.distribution
-    if loss.surrogate is not None:
-        advantage = normalize(batch.advantage, batch.valid) if loss.advantage == "minibatch" else batch.advantage
-        log_prob = distribution.log_prob(params, batch.action)
-        with torch.no_grad():
-            kl = distribution.kl(batch.dist_params, params)
-            clipped = ((torch.exp(log_prob - batch.log_prob) - 1).abs() > loss.clip_ratio).to(kl.dtype)
-        terms |= {
-            "loss/policy": SURROGATES[loss.surrogate](log_prob, batch.log_prob, advantage, loss.clip_ratio),
-            "policy/entropy": distribution.entropy(params),
-            "policy/kl": kl,
-            "policy/clip_fraction": clipped,
-        }
-        if loss.bound is not None:
-            terms["loss/bound"] = loss.bound.build(distribution, torch.device("cpu"))(params)
-    if loss.value_loss is not None:
-        terms["loss/value"] = VALUE_LOSSES[loss.value_loss](value, batch.value, batch.return_, loss.value_clip)
-    means = {name: masked_mean(term, batch.valid) for name, term in terms.items()}
-    weights = {"loss/policy": 1.0, "loss/value": loss.value_coef, "policy/entropy": -entropy_coef}
-    weights["loss/bound"] = loss.bound.coef if loss.bound else 0.0
-    total = sum(means[name] * weight for name, weight in weights.items() if name in means)
-    gradients = torch.autograd.grad(total, list(model.parameters()), materialize_grads=True)
-    return {name: mean.detach() for name, mean in means.items()}, dict(zip(model.parameters(), gradients, strict=True))
+    """Means over the valid rows and all gradients of their weighted sum, by the engine that is the definition."""
+    dtype = next(model.parameters()).dtype
+    output = AutogradEngine(loss, model, None).evaluate(batch, coefs(entropy_coef, dtype))
+    gradients = torch.autograd.grad(output.loss, list(model.parameters()), materialize_grads=True)
+    means = {name: mean.detach() for name, mean in output.metrics.items()}
+    return means, dict(zip(model.parameters(), gradients, strict=True))
 
 
 def valid_rows(batch, index):

@@ -7,21 +7,17 @@ import threading
 
 import pytest
 import torch
-from native_cases import ACTIONS, GROUPS, PPOLoss, build, definition, make_batch, observations
+from native_cases import ACTIONS, GROUPS, PPOLoss, build, coefs, definition, engine_of, make_batch, observations
 from torch import nn
 
-from canter.engines.native import AVAILABLE, NativeEngine, declines
+from canter.engines.native import AVAILABLE, declines
 from canter.engines.native.declines import STD_FORMS, compiled
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.specs import ACTION_MASK, TensorSpec
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
-COEFS = {"entropy_coef": 0.01}
-
-
-def engine_of(model, gradients, threads=1, **loss):
-    return NativeEngine(PPOLoss(**loss), model, gradients, threads)
+COEFS = coefs(0.01)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 65, 300])
@@ -107,11 +103,12 @@ def test_equal_calls_give_equal_bits(threads):
 def test_acting_and_values_do_not_depend_on_threads():
     model, gradients = build(network=NetworkConfig(hidden=(256, 256)), dtype=torch.float32)
     obs = observations(GROUPS, (777,), torch.float32)
-    one, three = (engine_of(model, gradients, threads) for threads in (1, 3))
-    for a, b in zip(*(e.act(obs, (), None, torch.Generator().manual_seed(0)) for e in (one, three)), strict=True):
-        assert a is b or torch.equal(a, b)
-    rows = {"policy": obs["policy"][None]}
-    assert torch.equal(one.values(rows, (), None)[0], three.values(rows, (), None)[0])
+    rows, found = {"policy": obs["policy"][None]}, []
+    for threads in (1, 3):
+        engine = engine_of(model, gradients, threads)
+        *acted, _ = engine.act(obs, (), None, torch.Generator().manual_seed(0))
+        found.append([*acted, engine.values(rows, (), None)[0]])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_weights_and_statistics_are_seen_as_they_change():
@@ -128,14 +125,11 @@ def test_weights_and_statistics_are_seen_as_they_change():
 
 def test_threads_follow_torch():
     model, gradients = build()
-    engine, before = NativeEngine(PPOLoss(), model, gradients), torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            engine.act(observations(GROUPS, (2,), torch.float64), (), None, torch.Generator())
-            assert engine._handle_threads == threads
-    finally:
-        torch.set_num_threads(before)
+    engine = engine_of(model, gradients)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        engine.act(observations(GROUPS, (2,), torch.float64), (), None, torch.Generator())
+        assert engine._handle_threads == threads
 
 
 FORMS = {
@@ -149,8 +143,8 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_other_forms_of_the_std(form, kind, monkeypatch):
     class Std(nn.Module):
-        def forward(self, raw):
-            return FORMS[form](raw)
+        def params(self, mean, raw):
+            return torch.cat([mean, FORMS[form](raw).expand_as(mean)], -1)
 
     monkeypatch.setitem(STD_FORMS, Std, lambda _: (form, 0.0, 1.0))
     model, gradients = build(std=StdConfig(kind=kind))
@@ -179,7 +173,7 @@ def test_no_memory_grows():
             for index in torch.randperm(300).split(60):
                 engine.gradients(rows, index, COEFS)
             engine.act(obs, (), None, rng)
-            engine_of(model, gradients).act(obs, (), None, rng)
+            engine_of(model, gradients, threads=2).act(obs, (), None, rng)
 
     work(50)
     gc.collect()
@@ -216,16 +210,13 @@ def test_actions_that_do_not_exist_are_refused():
         engine.log_prob(batch.dist_params, batch.action)
 
 
-def test_wrong_shapes_dtypes_and_coefficients_are_refused():
+def test_wrong_shapes_and_dtypes_are_refused():
     model, gradients = build(dtype=torch.float32)
     engine, rng = engine_of(model, gradients), torch.Generator()
     with pytest.raises(ValueError, match="bytes"):
         engine.act({"policy": torch.zeros(3, 6)}, (), None, rng)
     with pytest.raises(TypeError, match="float64"):
         engine.act({"policy": torch.zeros(3, 7, dtype=torch.float64)}, (), None, rng)
-    rows = engine.begin(make_batch(model, 5, torch.float32))
-    with pytest.raises(ValueError, match="entropy_coef"):
-        engine.gradients(rows, torch.arange(5), {"entropy_coef": 0.0, "other": 1.0})
     with pytest.raises(ValueError, match="description"):
         compiled().model(False, 1, torch.tensor([3]).numpy(), torch.zeros(1, dtype=torch.float64).numpy(), [])
 

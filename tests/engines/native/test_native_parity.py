@@ -6,11 +6,11 @@ import random
 
 import pytest
 import torch
-from native_cases import PPOLoss, build, definition, make_batch, spoil, valid_rows
+from native_cases import PPOLoss, build, coefs, definition, engine_of, make_batch, spoil, valid_rows
 
 from canter import distributed
-from canter.algorithms.action_bounds import BoundLossConfig
-from canter.engines.native import AVAILABLE, NativeEngine
+from canter.engines.bound import BoundLossConfig
+from canter.engines.native import AVAILABLE
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.specs import TensorSpec
@@ -73,14 +73,15 @@ def of_case(case, dtype):
     std = StdConfig(kind=case["std"])
     model, gradients = build(case["action"], GROUPS, network, dtype=dtype, masked=case["masked"], std=std, **settings)
     bound = case["bound"] and BoundLossConfig(form=case["bound"], coef=0.3, limit=0.4)
+    bound = bound and bound.build(model.policy.distribution, torch.device("cpu"))
     loss = PPOLoss(surrogate=case["surrogate"], value_loss=case["value_loss"], bound=bound, advantage=case["advantage"])
     return loss, model, gradients, make_batch(model, case["rows"], dtype, case["valid"])
 
 
 def run(loss, model, gradients, batch, index=None, threads=1):
-    engine = NativeEngine(loss, model, gradients, threads)
+    engine = engine_of(model, gradients, threads, loss)
     index = torch.arange(batch.valid.shape[1]) if index is None else index
-    return engine.gradients(engine.begin(batch), index, {"entropy_coef": torch.tensor(0.02, dtype=engine.dtype)})
+    return engine.gradients(engine.begin(batch), index, coefs(0.02, engine.dtype))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(str(value) for value in case.values()))
@@ -166,20 +167,6 @@ def test_parameters_that_the_loss_does_not_depend_on_get_zeros():
     run(PPOLoss(surrogate=None), model, gradients, make_batch(model, 8))
     assert all((gradients[parameter] == 0).all() for parameter in model.policy_parameters())
     assert any((gradients[parameter] != 0).any() for parameter in model.critic_parameters())
-
-
-def test_sums_are_divided_by_the_count_of_the_caller():
-    model, gradients = build()
-    batch, index = make_batch(model, 40), torch.arange(40)
-    engine = NativeEngine(PPOLoss(), model, gradients, threads=1)
-    rows = engine.begin(batch)
-    own = engine.gradients(rows, index, {"entropy_coef": 0.01})
-    kept = {parameter: view.clone() for parameter, view in gradients.items()}
-    other = engine.gradients(rows, index, {"entropy_coef": 0.01}, count=80.0)
-    for name, mean in own.items():
-        torch.testing.assert_close(other[name] * 2, mean)
-    for parameter, gradient in kept.items():
-        torch.testing.assert_close(gradients[parameter] * 2, gradient)
 
 
 @pytest.mark.parametrize("advantage", ["given", "minibatch"])

@@ -178,7 +178,7 @@ class PPO:
         rows = PPOBatch(
             obs=tree_map(lambda x: x[:-1], rollout.obs),
             action=rollout.record.action,
-            log_prob=self.distribution.log_prob(rollout.record.dist_params, rollout.record.action),
+            log_prob=self.engine.log_prob(rollout.record.dist_params, rollout.record.action),
             dist_params=rollout.record.dist_params,
             value=normalizer(judged.value),
             return_=normalizer(judged.return_),

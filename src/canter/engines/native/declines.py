@@ -133,9 +133,7 @@ def _declines_network(name: str, network: Any, model: ActorCritic) -> str | None
         return f"it reads {MOST_GROUPS} observation groups at most; the {name} network reads more"
     for group, normalizer, encoder in zip(network.groups, network.normalizers, network.encoders, strict=True):
         if type(encoder) not in (nn.Identity, nn.Flatten):
-            return (
-                f"it does not know {type(encoder).__name__}, which the {name} network reads {group!r} by"
-            )
+            return f"it does not know {type(encoder).__name__}, which the {name} network reads {group!r} by"
         if type(normalizer) not in (Normalizer, IdentityNormalizer):
             return f"it does not know the normaliser {type(normalizer).__name__}"
         dtype = model.policy.spec.obs[group].dtype
@@ -146,9 +144,7 @@ def _declines_network(name: str, network: Any, model: ActorCritic) -> str | None
     for layer in network.hidden:
         if type(layer) not in LAYERS or not LAYERS[type(layer)](layer):
             return f"it does not know {layer}, which the {name} network has"
-    return (
-        None if _in_order(network.hidden) else f"it does not know the {name} network's order of layers"
-    )
+    return None if _in_order(network.hidden) else f"it does not know the {name} network's order of layers"
 
 
 def _in_order(hidden: MLP) -> bool:

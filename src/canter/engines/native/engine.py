@@ -127,9 +127,8 @@ class NativeEngine:
         arrays = [self._array(batch.obs[name]) for network in networks for name in network.groups]
         arrays += [self._array(batch.obs[ACTION_MASK], torch.bool)] if self._masked else []
         arrays += [self._array(batch.valid, torch.bool), self._array(batch.action, self._action_dtype)]
-        # Rounded as `gradients` rounds them: then the ratio is exactly 1 until the first step.
-        old = self.log_prob(batch.dist_params, batch.action) if self.loss.surrogate else batch.log_prob
-        arrays += [self._array(x) for x in (batch.dist_params, old, batch.advantage, batch.value, batch.return_)]
+        names = ("dist_params", "log_prob", "advantage", "value", "return_")
+        arrays += [self._array(getattr(batch, name)) for name in names]
         valid = batch.valid.reshape(-1)
         handle = compiled().rows(self._model(), len(valid), tuple(arrays))
         return NativeRows(handle, valid, batch.advantage.reshape(-1))

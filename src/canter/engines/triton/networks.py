@@ -89,8 +89,8 @@ class NetworksEngine:
         self.actor = _layers(self.actor_network, cast(nn.Linear, self.head.mean))
         self.critic = _layers(self.critic_network, cast(nn.Linear, self.value_head.linear))
         self.raw = cast(Tensor, self.head.raw_std)
-        distribution = cast(DiagGaussian, model.policy.distribution)
-        self.bounds = torch.tensor(distribution.interval(), device=self.raw.device)
+        self.distribution = cast(DiagGaussian, model.policy.distribution)
+        self.bounds = torch.tensor(self.distribution.interval(), device=self.raw.device)
         groups = list(optimizer.groups.values())
         self.flats = [group.adam.gradient for group in groups]
         self.gradient = self.flats[0] if len(groups) == 1 else torch.cat(self.flats)
@@ -125,6 +125,10 @@ class NetworksEngine:
         x = self.critic_network.encode(obs)
         values = self.critic(x.flatten(0, 1), None if needed is None else needed.flatten())
         return self.value_head.normalizer.inverse(values.view(x.shape[:2])), ()
+
+    def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
+        """Those of the distribution; learning computes them again from the recorded parameters."""
+        return self.distribution.log_prob(dist_params, action)
 
     def begin(self, batch: PPOBatch) -> Rows:
         """Rows `[S, ...]`, which are then read where they are."""
