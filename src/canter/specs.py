@@ -140,16 +140,32 @@ class Env(Protocol):
 
 
 @runtime_checkable
-class Resumable(Protocol):
-    """What an environment offers on top when its exact state can be saved."""
+class Stateful(Protocol):
+    """What can be saved and continued exactly: an algorithm, a run, and an environment whose whole state is known."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on."""
+        """Everything that its future depends on; `NotImplementedError` where not all of it is known."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, bit for bit."""
         ...
+
+
+def begins_anew(env: Env) -> bool:
+    """Whether `reset(seed)` leaves no trace of what was before: then one environment serves look, run and evaluation.
+
+    That is so where the whole state can be saved, for then it is known, and where the environment says so by an
+    attribute `begins_anew`. Any other may keep something over a reset: statistics of a wrapper, a curriculum. It must
+    have been reset before.
+    """
+    if isinstance(env, Stateful):
+        try:
+            env.state_dict()
+        except NotImplementedError:
+            return bool(getattr(env, "begins_anew", False))
+        return True
+    return bool(getattr(env, "begins_anew", False))
 
 
 @runtime_checkable

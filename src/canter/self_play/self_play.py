@@ -16,7 +16,7 @@ from canter.algorithms.base import Metrics
 from canter.nn.actor_critic import Policy
 from canter.seeding import derive_seed
 from canter.self_play.opponents import OpponentPool
-from canter.specs import Capturable, Env, EnvSpec, Resumable, Step
+from canter.specs import Capturable, Env, EnvSpec, Stateful, Step
 from canter.struct import Obs, State, tree_copy_, tree_map
 
 
@@ -127,7 +127,7 @@ class SelfPlayEnv:
 
     def state_dict(self) -> dict[str, Any]:
         """The games, the pool, and who plays."""
-        if not isinstance(self.env, Resumable):
+        if not isinstance(self.env, Stateful):
             reason = f"the state of {self._spec.env_id} cannot be saved, and with its games the opponents are lost"
             raise NotImplementedError(reason)
         saved = tree_map(torch.clone, {"reset": self._reset, "obs": self._obs, "memory": self._memory})
@@ -143,7 +143,7 @@ class SelfPlayEnv:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, bit for bit; before or after the first `adapt`."""
-        assert isinstance(self.env, Resumable)
+        assert isinstance(self.env, Stateful)
         self.env.load_state_dict(state["games"])
         self.pool.load_state_dict(state["pool"])
         self._members, self._iterations, self._score = state["members"], state["iterations"], state["score"]
