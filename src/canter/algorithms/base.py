@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
 import torch
@@ -19,6 +21,55 @@ Metrics = dict[str, Tensor]
 """0-d tensors on the training device, named by path: `loss/policy`, `policy/kl`."""
 
 RecordT = TypeVar("RecordT", bound=TensorStruct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """A metric that people watch, with its names on consoles and in reports."""
+
+    metric: str
+    """Name in the log, or what the names of several begin with before a slash: `optim/learning_rate`."""
+    label: str
+    """Short name, for a table."""
+    topic: str
+    """What it is about; a table has a column for each topic."""
+    title: str = ""
+    """Name of its chart in a report; "" takes the label."""
+    text: str = ""
+    """What a report says about it."""
+    floor: float = -math.inf
+    """Where a chart is cut off below."""
+    percent: bool = False
+    """Whether it is a fraction, shown as a percentage."""
+    line: str = ""
+    """Name in the lines of a text console; "" leaves it out there."""
+    block: str = ""
+    """Name in the blocks of a verbose console; "" leaves it out there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What an algorithm tells about itself to those who count and show; they know no algorithm."""
+
+    headlines: tuple[Headline, ...] = ()
+    """The metrics to show, in this order; without any, the first that it reports."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Its own settings that a verbose console shows: name there -> key."""
+    optimizer_steps: str = ""
+    """The metric that counts the optimiser steps of an update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutPlan:
+    """How an algorithm learns from a rollout, in numbers, as far as it wants them checked before a run."""
+
+    horizon: int
+    """Steps per rollout in each environment."""
+    epochs: int = 1
+    num_minibatches: int = 1
+    gamma: float | None = None
+    """None for an algorithm that is not known to discount."""
+    gae_lambda: float = 1.0
 
 
 class Algorithm(Protocol[RecordT]):
@@ -53,8 +104,18 @@ class Algorithm(Protocol[RecordT]):
     def transform(self, compile: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         """Replace the pure functions that most of the time is spent in by what `compile` makes of them."""
 
-    def set_progress(self, fraction: float) -> None:
-        """Tell how much of the run is done, 0..1, before each update; schedules follow it."""
+    def set_progress(self, fraction: float | Tensor) -> None:
+        """Tell how much of the run is done, 0..1, before each update; schedules follow it.
+
+        Between two rows of the log it is a 0-d tensor on the device, as the host has not read it.
+        """
+
+    def artefacts(self) -> dict[str, Callable[..., None]]:
+        """Files that it leaves at the end of a run beside the policy: name -> function that writes one to a path.
+
+        Called as `write(path, env_steps=..., return_=..., lta=...)`, see `canter.storage.policy_file.save_policy`.
+        """
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on."""
@@ -66,7 +127,10 @@ class Algorithm(Protocol[RecordT]):
 
 
 class AlgorithmConfig(Protocol):
-    """Frozen settings that build an algorithm."""
+    """Frozen settings that build an algorithm.
+
+    They may have two members more: `declared`, a class attribute (`Declared`), and a method `plan() -> RolloutPlan`.
+    """
 
     @property
     def horizon(self) -> int:
@@ -83,3 +147,24 @@ algorithms: Registry[type[AlgorithmConfig]] = Registry("algorithm", check_settin
 
 AnyAlgorithmConfig = Annotated[Any, algorithms]
 """Any of them. Not typed, so that `dataclasses.replace(config.algorithm, gamma=0.9)` needs no cast first."""
+
+
+def title_of(config: AlgorithmConfig) -> str:
+    """An algorithm's name for people: that of its settings' class."""
+    return type(config).__name__.removesuffix("Config")
+
+
+def plan_of(config: AlgorithmConfig) -> RolloutPlan:
+    """How an algorithm learns from a rollout, as far as its settings tell."""
+    plan = getattr(config, "plan", None)
+    return RolloutPlan(horizon=config.horizon) if plan is None else plan()
+
+
+def declared_by(config: Any) -> Declared:
+    """What an algorithm declares, by its settings or their class; nothing where they have no such member."""
+    return getattr(config, "declared", Declared())
+
+
+def declared_under(kind: Any) -> Declared:
+    """What the algorithm of that name in settings files declares; nothing for a name that is not registered here."""
+    return declared_by(algorithms[kind]) if isinstance(kind, str) and kind in algorithms else Declared()

@@ -25,6 +25,7 @@ from canter.algorithms.objectives import AverageReward, Discounted, Objective
 from canter.algorithms.on_device import Indices, OnDevice, on_device
 from canter.algorithms.phase import LossOutput, Phase
 from canter.algorithms.ppo_batch import PPOBatch, PPORecord
+from canter.algorithms.ppo_declared import LeavesCritic, PPODeclared
 from canter.algorithms.rewards import RewardConfig
 from canter.data.rollout import Rollout, as_sequences
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
@@ -42,7 +43,7 @@ from canter.struct import Obs, State, tree_copy_, tree_map
 
 @algorithms.register("ppo")
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig:
+class PPOConfig(PPODeclared):
     """Settings of PPO; A2C is `surrogate="vanilla", epochs=1, num_minibatches=1`."""
 
     horizon: int = 128
@@ -129,7 +130,7 @@ class PPOConfig:
         return Discounted(self.gamma, self.discount_per, self.gae_lambda)
 
 
-class PPO:
+class PPO(LeavesCritic):
     """Acts by sampling, learns by a clipped policy gradient with GAE."""
 
     def __init__(self, config: PPOConfig, spec: EnvSpec, seed: int) -> None:
@@ -366,7 +367,7 @@ class PPO:
         self.policy.actor.forward = compile(self.policy.actor.forward)
         self.model.critic.unroll = compile(self.model.critic.unroll)
 
-    def set_progress(self, fraction: float) -> None:
+    def set_progress(self, fraction: float | Tensor) -> None:
         """Tell how much of the run is done, 0..1."""
         self.progress.fill_(fraction)
 
