@@ -1,7 +1,7 @@
 """Canter trains control policies with PPO and its relatives."""
 
 from canter.algorithms.action_bounds import BoundLossConfig
-from canter.algorithms.base import Algorithm
+from canter.algorithms.base import Algorithm, Declared, Headline, RolloutPlan
 from canter.algorithms.extension import Extension, ModelOutput
 from canter.algorithms.phase import LossOutput, Phase
 from canter.algorithms.ppo import PPO, CentralValueConfig, PPOConfig
@@ -26,8 +26,8 @@ from canter.self_play.self_play import SelfPlayConfig
 from canter.specs import Continuous, Discrete, Env, EnvSpec, MultiDiscrete, Step, TensorSpec
 from canter.storage.policy_file import load_critic, load_policy, save_policy
 from canter.training.execution import ExecutionConfig
-from canter.training.progress import SuccessConfig
-from canter.training.trainer import Report, train
+from canter.training.progress import SuccessConfig, UntilConfig
+from canter.training.trainer import Report, Trainer, train
 
 __version__ = "0.1.0"
 
@@ -40,6 +40,7 @@ __all__ = [
     "CheckpointConfig",
     "Constant",
     "Continuous",
+    "Declared",
     "Discrete",
     "Env",
     "EnvConfig",
@@ -47,6 +48,7 @@ __all__ = [
     "Evaluation",
     "ExecutionConfig",
     "Extension",
+    "Headline",
     "Linear",
     "LongRunAverage",
     "LossOutput",
@@ -62,6 +64,7 @@ __all__ = [
     "RNNConfig",
     "Report",
     "RewardConfig",
+    "RolloutPlan",
     "RunFolder",
     "SelfPlayConfig",
     "StdConfig",
@@ -69,6 +72,8 @@ __all__ = [
     "SuccessConfig",
     "TensorSpec",
     "TrainConfig",
+    "Trainer",
+    "UntilConfig",
     "allow_import",
     "evaluate",
     "export_policy",

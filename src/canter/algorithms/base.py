@@ -32,7 +32,7 @@ class Headline:
     label: str
     """Short name, for a table."""
     topic: str
-    """What it is about; a table has a column for each topic."""
+    """What it is about; a table has a column for each topic. "" is for charts only."""
     title: str = ""
     """Name of its chart in a report; "" takes the label."""
     text: str = ""
@@ -57,6 +57,8 @@ class Declared:
     """Its own settings that a verbose console shows: name there -> key."""
     optimizer_steps: str = ""
     """The metric that counts the optimiser steps of an update."""
+    counters: Mapping[str, str] = field(default_factory=dict)
+    """Further metrics that count something: name -> words. A report tells the last value instead of drawing it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,4 +169,5 @@ def declared_by(config: Any) -> Declared:
 
 def declared_under(kind: Any) -> Declared:
     """What the algorithm of that name in settings files declares; nothing for a name that is not registered here."""
+    kind = algorithms.default if kind is None else kind
     return declared_by(algorithms[kind]) if isinstance(kind, str) and kind in algorithms else Declared()

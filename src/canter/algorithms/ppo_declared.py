@@ -72,6 +72,14 @@ HEADLINES = (
         title="Learning rate",
         text="step size of the optimiser",
     ),
+    Headline(metric="optim/grad_norm", label="gradient norm", topic="", title="Gradient norm", text="before clipping"),
+    Headline(
+        metric="value/mean",
+        label="mean value",
+        topic="",
+        title="Mean value",
+        text="the return that the critic expects",
+    ),
 )
 
 
@@ -79,7 +87,10 @@ class PPODeclared:
     """The declarations of PPO's settings."""
 
     declared: ClassVar[Declared] = Declared(
-        headlines=HEADLINES, settings={"clip_range": "clip_ratio"}, optimizer_steps="optim/minibatch_updates"
+        headlines=HEADLINES,
+        settings={"clip_range": "clip_ratio"},
+        optimizer_steps="optim/minibatch_updates",
+        counters={"optim/nonfinite_steps": "Steps skipped for NaN or infinity"},
     )
 
     def plan(self: Any) -> RolloutPlan:

@@ -110,7 +110,7 @@ class Dashboard:
 def topics(row: dict[str, Any], headlines: tuple[Headline, ...]) -> dict[str, Topic]:
     """The numbers to show: of episodes, of the algorithm, and counters."""
     about_algorithm: dict[str, Topic] = {}
-    for headline in headlines:
+    for headline in (line for line in headlines if line.topic):
         about_algorithm.setdefault(headline.topic, {})[headline.label] = shown(headline, row)
     return {
         "episodes (last 100)": {

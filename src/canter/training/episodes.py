@@ -125,7 +125,7 @@ def first_nonfinite(values: Tensor) -> Tensor:
     """`[2]` float64: place in the flat tensor and value of the first NaN or infinity; without any, of the first."""
     flat = values.reshape(-1)
     place = flat.isfinite().logical_not_().to(torch.uint8).argmax()
-    return torch.stack([place.double(), flat[place].double()])
+    return torch.stack([place.double(), flat.take(place).double()])  # `flat[place]` would wait for the device
 
 
 def refuse_nonfinite(suspects: Tensor, shapes: dict[str, torch.Size], steps_before: int) -> None:

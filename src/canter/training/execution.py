@@ -35,7 +35,7 @@ class ExecutionConfig:
     """Let a GPU multiply float32 matrices with 10 bits of mantissa; False is strict float32. No effect on a CPU."""
     threads: int | None = None
     """Threads that learn on a CPU. null is 1, or all cores for wide networks (a layer of 16,384 weights or more) with
-    long rollouts (4,096 steps or more). `canter threads` measures what is fastest."""
+    long rollouts (4,096 steps or more). `canter check --threads` measures what is fastest."""
 
     def __post_init__(self) -> None:
         """Refuse no threads at all."""

@@ -2,7 +2,8 @@
 
 Small networks are slowed down by a second thread and wide ones sped up. Sums are rounded differently by another number
 of threads, so the number follows from sizes alone, never from a stopwatch: the same command on the same machine gives
-the same bits. It is part of the run's state, and a resumed run keeps it. `canter threads` measures what is fastest.
+the same bits. It is part of the run's state, and a resumed run keeps it. `canter check --threads` measures which number
+is the fastest.
 """
 
 from __future__ import annotations
