@@ -56,7 +56,9 @@ def sections(root: type) -> list[Section]:
 @cache
 def field_docs(cls: type) -> dict[str, str]:
     """The string literal behind each field of a class, inherited or its own, as one line."""
-    docs = {name: text for base in reversed(cls.__bases__) if is_dataclass(base) for name, text in field_docs(base).items()}
+    docs: dict[str, str] = {}
+    for base in filter(is_dataclass, reversed(cls.__bases__)):
+        docs |= field_docs(base)
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
     for field, after in pairwise(body):
         match field, after:

@@ -124,7 +124,7 @@ def floats_seen(rollout: Rollout[Any]) -> dict[str, Tensor]:
 def first_nonfinite(values: Tensor) -> Tensor:
     """`[2]` float64: place in the flat tensor and value of the first NaN or infinity; without any, of the first."""
     flat = values.reshape(-1)
-    place = flat.isfinite().logical_not_().to(torch.uint8).argmax()
+    place = (flat - flat).argmax()  # 0 where finite, else NaN, which counts as the largest
     return torch.stack([place.double(), flat.take(place).double()])  # `flat[place]` would wait for the device
 
 
