@@ -23,7 +23,7 @@ Metrics = dict[str, Tensor]
 RecordT = TypeVar("RecordT", bound=TensorStruct)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Headline:
     """A metric that people watch, with its names on consoles and in reports."""
 

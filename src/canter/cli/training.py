@@ -23,7 +23,7 @@ from canter.runs.hall_of_fame import enter_hall_of_fame
 from canter.runs.run_folder import LATEST, RunFolder
 from canter.runs.writers import MetricWriter, TensorBoardWriter, WandbWriter
 from canter.seeding import derive_seed
-from canter.specs import Env
+from canter.specs import Env, begins_anew
 from canter.training.trainer import RunStopped, Trainer
 
 EVAL_EPISODES = 100
@@ -72,19 +72,20 @@ def train_and_evaluate(
 ) -> None:
     """Train in a run folder, show how it goes, then say how good the policy is without noise.
 
-    A given `env` is used for both; it must begin anew with each `reset(seed)`.
+    Both happen in `env`, or in an environment that is built here; the score in a new one where the run may have left
+    a trace.
     """
     writers = [make_console(arguments.console), *(LOGS[name](folder.path) for name in arguments.log)]
     print(f"Settings, metrics, checkpoints and policies go to {folder.path}", flush=True)
-    try:
-        with sigterm_unwinds(), Trainer(config, env=env, folder=folder, writers=writers) as trainer:
-            policy = trainer.learn().policy
-    except RunStopped as stop:
-        print(f"canter: {stop}; go on with: canter resume {folder.path}", file=sys.stderr)
-        sys.exit(128 + stop.received)
-    run = trainer.run
-    print(f"Training ended by {run.ended_by}, after {run.env_steps:,} steps in {duration(run.spent)}")
-    print(final_score(config, policy, folder.path, env))
+    with closing(config.env.build(config.device)) if env is None else nullcontext(env) as env:
+        try:
+            with sigterm_unwinds(), Trainer(config, env=env, folder=folder, writers=writers) as trainer:
+                policy, run = trainer.learn().policy, trainer.run
+        except RunStopped as stop:
+            print(f"canter: {stop}; go on with: canter resume {folder.path}", file=sys.stderr)
+            sys.exit(128 + stop.received)
+        print(f"Training ended by {run.ended_by}, after {run.env_steps:,} steps in {duration(run.spent)}")
+        print(final_score(config, policy, folder.path, env if begins_anew(env) else None))
     print(report_of(folder.path))
     print(what_next(config, folder.path, run.ended_by))
 
