@@ -248,7 +248,7 @@ def test_printed_settings_are_a_config_file_that_prints_the_same(say, tmp_path):
 
 
 def test_a_dry_run_builds_everything_says_the_arithmetic_and_does_not_train(say, monkeypatch):
-    monkeypatch.setattr(training, "train", None)
+    monkeypatch.setattr(training, "Trainer", None)
     sizes = ("--algorithm.horizon=64", "--algorithm.num-minibatches=4", "--algorithm.epochs=10", "--num-envs=8")
     text = say("train", "CartPole-v1", "--dry-run", "--total-steps=100000", *sizes)
     assert "batch = 64 steps x 8 envs = 512, 4 minibatches of 128, 10 epochs: 40 updates per rollout" in text

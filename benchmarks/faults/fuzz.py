@@ -162,7 +162,7 @@ def fuzz_checkpoints(runs: Path, count: int, rng: random.Random) -> Fuzz:
     env = config.env.build("cpu")
     algorithm = config.algorithm.build(env.spec, config.seed)
     collector = Collector(env, algorithm, seed=0)
-    parts = Parts(algorithm, collector, Run(config.total_steps, config.success, collector.clock))
+    parts = Parts(algorithm, collector, Run(config.total_steps, config.success, collector.clock, config.until))
     for case in range(count):
         fuzzed = runs / "fuzzed"
         shutil.copytree(folder / "checkpoints", fuzzed / "checkpoints")

@@ -55,9 +55,11 @@ def sections(root: type) -> list[Section]:
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The string literal behind each field of a class, as one line."""
+    """The string literal behind each field of a class, inherited or its own, as one line."""
+    docs: dict[str, str] = {}
+    for base in filter(is_dataclass, reversed(cls.__bases__)):
+        docs |= field_docs(base)
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
-    docs = {}
     for field, after in pairwise(body):
         match field, after:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):

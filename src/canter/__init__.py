@@ -1,6 +1,6 @@
 """Canter trains control policies with PPO and its relatives."""
 
-from canter.algorithms.base import Algorithm
+from canter.algorithms.base import Algorithm, Declared, Headline, RolloutPlan
 from canter.algorithms.extension import Extension
 from canter.algorithms.phase import Phase
 from canter.algorithms.ppo import PPO, CentralValueConfig, PPOConfig
@@ -28,8 +28,8 @@ from canter.self_play.self_play import SelfPlayConfig
 from canter.specs import Continuous, Discrete, Env, EnvSpec, MultiDiscrete, Step, TensorSpec
 from canter.storage.policy_file import load_critic, load_policy, save_policy
 from canter.training.execution import ExecutionConfig
-from canter.training.progress import SuccessConfig
-from canter.training.trainer import Report, train
+from canter.training.progress import SuccessConfig, UntilConfig
+from canter.training.trainer import Report, Trainer, train
 
 __version__ = "0.1.0"
 
@@ -42,6 +42,7 @@ __all__ = [
     "CheckpointConfig",
     "Constant",
     "Continuous",
+    "Declared",
     "Discrete",
     "Env",
     "EnvConfig",
@@ -49,6 +50,7 @@ __all__ = [
     "Evaluation",
     "ExecutionConfig",
     "Extension",
+    "Headline",
     "Linear",
     "LongRunAverage",
     "LossGradients",
@@ -65,6 +67,7 @@ __all__ = [
     "RNNConfig",
     "Report",
     "RewardConfig",
+    "RolloutPlan",
     "RunFolder",
     "SelfPlayConfig",
     "StdConfig",
@@ -72,6 +75,8 @@ __all__ = [
     "SuccessConfig",
     "TensorSpec",
     "TrainConfig",
+    "Trainer",
+    "UntilConfig",
     "allow_import",
     "evaluate",
     "export_policy",

@@ -7,7 +7,7 @@ place. So a captured graph sees every change, and a checkpoint needs to keep not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,11 @@ Event = Literal["minibatch", "epoch", "update"]
 
 
 class Schedule(Protocol):
-    """How one number moves."""
+    """How one number moves.
+
+    One that does not look at `progress` may say so by a class attribute, `follows_progress = False`; then it also fits
+    a run whose length is not known.
+    """
 
     @property
     def initial(self) -> float:
@@ -49,6 +53,7 @@ class Constant:
 
     value: float
     """The number."""
+    follows_progress: ClassVar[bool] = False
 
     @property
     def initial(self) -> float:
@@ -115,6 +120,7 @@ class AdaptiveKL:
     """Never lower than this."""
     maximum: float = 1e-2
     """Never higher than this."""
+    follows_progress: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Refuse a start outside the bounds, and a law that would not move."""

@@ -162,21 +162,37 @@ class Env(Protocol):
 
 
 @runtime_checkable
-class Resumable(Protocol):
-    """What an environment offers on top when its state can be saved, all of it or a part.
+class Stateful(Protocol):
+    """What can be saved and continued: an algorithm, a run, and an environment whose state is known.
 
-    With all of it a run goes on bit for bit. One that saves only a part, such as the counter of a curriculum, has the
-    attribute `resumes = "partial"` (without it, "exact" is meant): the part is loaded, then `reset` starts all episodes
-    anew and must leave the part as it is.
+    With all of its state an environment goes on bit for bit. One that saves only a part, such as the counter of a
+    curriculum, has the attribute `resumes = "partial"` (without it, "exact" is meant): the part is loaded, then `reset`
+    starts all episodes anew and must leave the part as it is.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, or the part of it that outlives episodes."""
+        """Everything that its future depends on, or the part that outlives episodes; else `NotImplementedError`."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, bit for bit, or take over the part of it."""
         ...
+
+
+def begins_anew(env: Env) -> bool:
+    """Whether `reset(seed)` leaves no trace of what was before: then one environment serves look, run and evaluation.
+
+    That is so where the whole state can be saved, for then it is known, and where the environment says so by an
+    attribute `begins_anew`. Any other may keep something over a reset: statistics of a wrapper, a curriculum. It must
+    have been reset before.
+    """
+    if isinstance(env, Stateful) and getattr(env, "resumes", "exact") == "exact":
+        try:
+            env.state_dict()
+        except NotImplementedError:
+            return bool(getattr(env, "begins_anew", False))
+        return True
+    return bool(getattr(env, "begins_anew", False))
 
 
 @runtime_checkable

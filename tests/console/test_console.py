@@ -333,3 +333,37 @@ def test_numbers_are_short(value, text):
 def test_fractions_and_times_are_short():
     assert [percent(value) for value in (None, 0.0, 0.034, 0.5, 1.0)] == ["-", "0%", "3.4%", "50%", "100%"]
     assert [duration(seconds) for seconds in (0, 59.6, 61, 3725)] == ["0:00", "1:00", "1:01", "1:02:05"]
+
+
+def test_an_algorithm_that_declares_nothing_has_its_first_metrics_shown(rows, capsys):
+    own = {"search/best": 1.5, "search/tried": 3.0}
+    row = {
+        name: value for name, value in rows[-1].items() if "/" not in name or name.startswith(("time/", "lta/"))
+    } | own
+    settings = to_plain(CONFIG) | {"algorithm": {"kind": "nobody knows", "horizon": 8}}
+    for console in (LineConsole(every=0), VerboseConsole()):
+        console.start(settings)
+        console.write(row)
+        console.close()
+        out = capsys.readouterr().out
+        assert "search/best" in out and "1.50" in out
+        assert "KL" not in out and "clip" not in out
+    dashboard, text = Dashboard(settings), io.StringIO()
+    dashboard.add(row)
+    Console(file=text, width=100, force_terminal=True, color_system=None).print(dashboard)
+    assert re.search(r"search/tried +3\.00", text.getvalue())
+    assert {cell_len(line) for line in text.getvalue().splitlines()} == {100}
+
+
+def test_a_run_of_unknown_length_has_no_time_left_and_one_of_iterations_has(rows, capsys):
+    endless = to_plain(CONFIG) | {"total_steps": None, "until": {"iterations": None, "seconds": None}}
+    counted = endless | {"until": {"iterations": 16, "seconds": None}}
+    for settings, end in ((endless, "- left"), (counted, ":")):
+        console = LineConsole(every=0)
+        console.start(settings)
+        console.write(rows[-1])
+        assert end in capsys.readouterr().out.rpartition("steps/s")[2]
+        dashboard = Dashboard(settings)
+        dashboard.add(rows[-1])
+        assert dashboard.pace.progress(rows[-1]) == (0.5 if settings is counted else 0.0)
+        assert "8,192 steps" in "".join(text for line in dashboard.lines(100) for text, _ in line)

@@ -9,7 +9,7 @@ from canter.envs.agents import ALIVE, REWARD, FoldAgents, agent_action
 from canter.envs.tensor import Rendezvous, RockPaperScissors, tensor_envs
 from canter.envs.tensor.base import Outcome, TensorEnv
 from canter.play.player import Player
-from canter.specs import Capturable, Continuous, Discrete, Env, MultiDiscrete, Resumable, TensorSpec
+from canter.specs import Capturable, Continuous, Discrete, Env, MultiDiscrete, Stateful, TensorSpec
 from canter.struct import tree_map
 from canter.training.collector import Collector
 
@@ -181,7 +181,7 @@ class TestContract:
         env = self.make(name)
         obs = env.reset(seed=0)
         step = env.step(self.act(env))
-        assert isinstance(env, Env) and isinstance(env, Resumable) and isinstance(env, Capturable)
+        assert isinstance(env, Env) and isinstance(env, Stateful) and isinstance(env, Capturable)
         assert env.spec.num_envs == 4 * env.spec.num_agents
         for group in (obs, step.obs, step.final_obs):
             assert {k: (v.shape, v.dtype) for k, v in group.items()} == {

@@ -11,7 +11,7 @@ from canter.cli import main
 from canter.envs import EnvConfig, imports, unused_settings
 from canter.envs.schemes import schemes
 from canter.envs.tensor import tensor_envs
-from canter.specs import Capturable, Continuous, Env, Resumable
+from canter.specs import Capturable, Continuous, Env, Stateful
 
 
 def still(env):
@@ -179,7 +179,7 @@ def test_threads_and_another_way_to_restart_exclude_each_other():
 def test_the_deadline_of_a_tensor_environment_may_be_a_part_of_its_task(env_id):
     limit = {"options": {"max_episode_steps": 3}}
     cut, ended = (EnvConfig(id=env_id, num_envs=2, **limit, finite_horizon=f).build("cpu") for f in (False, True))
-    assert isinstance(ended, Env) and isinstance(ended, Resumable) and isinstance(ended, Capturable)
+    assert isinstance(ended, Env) and isinstance(ended, Stateful) and isinstance(ended, Capturable)
     action = still(ended)
     assert torch.equal(cut.reset(0)["policy"], ended.reset(0)["policy"])
     for _ in range(6):

@@ -15,7 +15,7 @@ from canter.algorithms.ppo import PPOConfig
 from canter.envs import EnvConfig
 from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.pettingzoo import PettingZooEnv, make_pettingzoo
-from canter.specs import ACTION_MASK, Discrete, Env, Resumable, TensorSpec, UnsupportedSpace
+from canter.specs import ACTION_MASK, Discrete, Env, Stateful, TensorSpec, UnsupportedSpace
 from canter.training.collector import Collector
 
 
@@ -109,7 +109,7 @@ def test_the_toy_is_a_proper_pettingzoo_environment():
 
 def test_fits_the_protocol_and_does_not_claim_to_be_resumable():
     env = PettingZooEnv(Roll, 2)
-    assert isinstance(env, Env) and not isinstance(env, Resumable)
+    assert isinstance(env, Env) and not isinstance(env, Stateful)
     assert env.spec.num_envs == 6 and env.spec.num_agents == 3 and env.spec.env_id == "roll_v0"
     assert env.spec.action == Discrete(4)
     assert env.spec.obs == {"policy": TensorSpec((3,)), "critic": TensorSpec((3 * 3 + 3,))}

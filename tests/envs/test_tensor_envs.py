@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from canter.algorithms.ppo import PPOConfig
 from canter.envs.tensor import CartPole, Null, Pendulum, Quadrotor, QueueNetwork, tensor_envs
 from canter.envs.tensor.quadrotor import GRAVITY, HEIGHT, HOVER_THRUST, MAX_RATES, from_rotation_vector, rotation_matrix
-from canter.specs import Continuous, Discrete, Env, MultiDiscrete, Resumable
+from canter.specs import Continuous, Discrete, Env, MultiDiscrete, Stateful
 from canter.struct import tree_map
 from canter.training.collector import Collector
 
@@ -69,7 +69,7 @@ class TestContract:
         env = tensor_envs[name](3)
         obs = env.reset(seed=0)
         step = rollout(env, 1)[0]
-        assert isinstance(env, Env) and isinstance(env, Resumable)
+        assert isinstance(env, Env) and isinstance(env, Stateful)
         assert env.spec.env_id == f"tensor:{name}" and env.spec.final_obs == "separate" and env.spec.truncates
         for group in (obs, step.obs, step.final_obs):
             assert {k: (v.shape, v.dtype) for k, v in group.items()} == {

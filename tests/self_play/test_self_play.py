@@ -19,7 +19,7 @@ from canter.nn.rnn import RNNConfig
 from canter.runs.run_folder import CheckpointConfig, RunFolder
 from canter.self_play.opponents import FIRST_RATING, RATING_STEP
 from canter.self_play.self_play import SelfPlayConfig, SelfPlayEnv
-from canter.specs import Capturable, Env, MultiDiscrete, Resumable, TensorSpec
+from canter.specs import Capturable, Env, MultiDiscrete, Stateful, TensorSpec
 from canter.struct import tree_map
 from canter.training.collector import Collector
 from canter.training.execution import ExecutionConfig
@@ -87,7 +87,7 @@ def full(value, rows=8):
 class TestSeats:
     def test_the_learner_sits_in_turn_and_sees_its_own_seat(self):
         env, algorithm = higher()
-        assert isinstance(env, Env) and isinstance(env, Resumable) and isinstance(env, Capturable)
+        assert isinstance(env, Env) and isinstance(env, Stateful) and isinstance(env, Capturable)
         assert env.spec.num_envs == 8 and env.spec.num_agents == 1
         assert env.reset(seed=0)["policy"][:, 1].tolist() == [0, 1] * 4
         always(algorithm.policy, 1)

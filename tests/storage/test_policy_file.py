@@ -20,7 +20,6 @@ from canter.nn.cnn import CNNConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
-from canter.runs.policies import critic_of
 from canter.specs import Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
 from canter.storage.policy_file import (
     NoPolicy,
@@ -29,7 +28,6 @@ from canter.storage.policy_file import (
     load_critic,
     load_policy,
     read_policy_file,
-    save_critic,
     save_policy,
     write_policy_file,
 )
@@ -142,7 +140,7 @@ def test_a_policy_loaded_alone_acts_as_the_one_that_was_saved(case, tmp_path):
 @pytest.mark.parametrize("case", ["gaussian", "lstm", "shared trunk", "critic of its own", "nothing normalised"])
 def test_a_critic_loaded_alone_values_in_the_units_of_the_reward(case, tmp_path):
     algorithm = trained(case)
-    save_critic(tmp_path / "critic.safetensors", critic_of(algorithm))
+    algorithm.artefacts()["final_critic.safetensors"](tmp_path / "critic.safetensors")
     loaded, spec, critic = load_critic(tmp_path / "critic.safetensors"), algorithm.policy.spec, algorithm.model.critic
     rows = [observations(spec, step) for step in range(4)]
     resets = torch.tensor([[step in (0, 2)] * N for step in range(4)])
@@ -172,7 +170,7 @@ def test_of_a_run_folder_the_best_then_the_final_then_the_newest_policy_is_meant
         save_policy(folder / f"{name}.safetensors", algorithm.policy)
         assert load_policy(tmp_path).spec.env_id == "Arm-v0"
         assert find_policy(tmp_path) == folder / f"{name}.safetensors"
-    save_critic(folder / "final_critic.safetensors", critic_of(algorithm))
+    algorithm.artefacts()["final_critic.safetensors"](folder / "final_critic.safetensors")
     assert load_critic(tmp_path).value(observations(algorithm.policy.spec, 0))[0].shape == (N,)
 
 
@@ -186,7 +184,7 @@ def test_what_is_not_there_is_said(tmp_path):
 def test_actor_and_critic_are_not_confused(tmp_path):
     algorithm = trained()
     save_policy(tmp_path / "actor", algorithm.policy)
-    save_critic(tmp_path / "critic", critic_of(algorithm))
+    algorithm.artefacts()["final_critic.safetensors"](tmp_path / "critic")
     with pytest.raises(PolicyFileCorrupt, match="it holds the critic, not the actor"):
         load_policy(tmp_path / "critic")
     with pytest.raises(PolicyFileCorrupt, match="it holds the actor, not the critic"):

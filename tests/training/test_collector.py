@@ -6,7 +6,8 @@ import torch
 from canter.algorithms.ppo import PPOConfig
 from canter.envs.tensor import CartPole, Pendulum
 from canter.specs import Discrete, EnvSpec, Step, TensorSpec
-from canter.training.collector import Collector, NonFiniteObservation
+from canter.training.collector import Collector
+from canter.training.episodes import NonFiniteObservation
 
 
 class Script:

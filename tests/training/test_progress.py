@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from canter.recipes import preset_for
-from canter.training.collector import Episodes
+from canter.training.episodes import Episodes
 from canter.training.progress import Counters, Run, SuccessConfig
 from canter.training.stopwatch import Stopwatch
 from canter.training.trainer import train
@@ -25,12 +25,18 @@ def one_thread():
 def episodes(returns=(), lengths=None, terminated=None, **others):
     lengths = [10] * len(returns) if lengths is None else lengths
     terminated = [True] * len(returns) if terminated is None else terminated
-    counts = {"env_steps": 64, "resets": 0, "mean_reward": 0.5, "gain_and_time": [[32.0], [64.0]]}
+    counts = {"env_steps": 64, "resets": 0, "mean_reward": 0.5, "gain_and_time": [[[32.0], [64.0]]]}
     return Episodes(list(returns), lengths, terminated, **{**counts, **others})
 
 
 def new_run(success=None):
-    return Run(1000, success or SuccessConfig(), Stopwatch())
+    return Run(1000, success or SuccessConfig(), Stopwatch(), optimizer_steps="optim/minibatch_updates")
+
+
+def count(run, metrics, ended):
+    """An iteration with a row of its own."""
+    run.add(metrics, torch.ones(8, 8, dtype=torch.bool))
+    return run.report(metrics, ended)
 
 
 METRICS = {"policy/kl": torch.tensor(0.25), "optim/minibatch_updates": torch.tensor(40)}
@@ -38,8 +44,8 @@ METRICS = {"policy/kl": torch.tensor(0.25), "optim/minibatch_updates": torch.ten
 
 def test_everything_that_happens_is_counted_under_its_name():
     run = new_run()
-    run.count(METRICS, episodes([1.0, 3.0], resets=8))
-    report = run.count(METRICS, episodes([5.0], env_steps=60, resets=1))
+    count(run, METRICS, episodes([1.0, 3.0], resets=8))
+    report = count(run, METRICS, episodes([5.0], env_steps=60, resets=1))
     assert asdict(run.counters) == {
         "env_steps": 124,
         "rollouts": 2,
@@ -48,12 +54,12 @@ def test_everything_that_happens_is_counted_under_its_name():
         "updates": 2,
         "minibatch_updates": 80,
     }
-    assert run.progress == 0.124
+    assert run.fraction == run.progress().fraction == 0.124
     assert (report.return_, report.rollout_return, report.rollout_steps, report.rollout_reward) == (3.0, 5.0, 60, 0.5)
 
 
 def test_a_row_is_the_whole_report_and_nothing_but_numbers():
-    row = new_run().count(METRICS, episodes([1.0])).row()
+    row = count(new_run(), METRICS, episodes([1.0])).row()
     assert set(row) == {
         *("iteration", "env_steps", "rollouts", "episodes", "resets", "updates", "minibatch_updates", "seconds"),
         *("return", "length", "success_rate", "rollout_return", "rollout_length", "rollout_reward", "rollout_steps"),
@@ -71,15 +77,15 @@ def test_what_the_environment_did_not_report_in_a_rollout_has_no_value():
 
 def test_only_the_last_hundred_episodes_count_as_recent():
     run = new_run()
-    run.count(METRICS, episodes([0.0] * 70))
-    report = run.count(METRICS, episodes([1.0] * 60, lengths=[20] * 60))
+    count(run, METRICS, episodes([0.0] * 70))
+    report = count(run, METRICS, episodes([1.0] * 60, lengths=[20] * 60))
     assert report.return_ == 0.6
     assert report.length == 16.0
     assert (report.rollout_return, report.rollout_length) == (1.0, 20.0)
 
 
 def test_without_an_episode_there_is_no_mean():
-    report = new_run().count(METRICS, episodes())
+    report = count(new_run(), METRICS, episodes())
     assert (report.return_, report.length, report.success_rate, report.rollout_return) == (None,) * 4
 
 
@@ -96,16 +102,16 @@ def test_without_an_episode_there_is_no_mean():
 )
 def test_a_success_is_an_episode_that_ends_the_right_way_with_enough_return(success, rate):
     returns, terminated = [1.0, 2.0, 3.0, 4.0], [True, True, True, False]
-    assert new_run(success).count(METRICS, episodes(returns, terminated=terminated)).success_rate == rate
+    assert count(new_run(success), METRICS, episodes(returns, terminated=terminated)).success_rate == rate
 
 
 def test_a_restored_account_goes_on_counting():
     run = new_run(SuccessConfig(min_return=2.0))
-    run.count(METRICS, episodes([1.0, 3.0], resets=8))
+    count(run, METRICS, episodes([1.0, 3.0], resets=8))
     other = new_run(SuccessConfig(min_return=2.0))
     other.load_state_dict(run.state_dict())
     following = episodes([4.0], resets=1)
-    one, two = (account.count(METRICS, following).row() for account in (run, other))
+    one, two = (count(account, METRICS, following).row() for account in (run, other))
     assert two["seconds"] == pytest.approx(one["seconds"], abs=0.1)
     timeless = [
         {key: value for key, value in row.items() if not key.startswith(("seconds", "time/"))} for row in (one, two)
@@ -152,18 +158,18 @@ def test_the_parts_of_every_iteration_add_up_to_the_time_of_the_run():
 
 def test_the_long_run_average_is_raw_reward_per_unit_of_time_over_the_last_twenty_rollouts():
     run = new_run()
-    reports = [run.count(METRICS, episodes(gain_and_time=[[9.0], [1.0]])) for _ in range(5)]
+    reports = [count(run, METRICS, episodes(gain_and_time=[[[9.0], [1.0]]])) for _ in range(5)]
     assert "lta/mean" not in reports[-1].metrics  # too few to tell
     assert run.recent_lta is None
     for k in range(20):
-        report = run.count(METRICS, episodes(gain_and_time=[[3.0 + k % 2], [2.0]]))
+        report = count(run, METRICS, episodes(gain_and_time=[[[3.0 + k % 2], [2.0]]]))
     assert report.row()["lta/mean"] == run.recent_lta == pytest.approx(1.75)
     assert report.row()["lta/ci"] == pytest.approx(2.093 * 0.25 / 19**0.5)
 
 
 def test_twenty_environments_tell_the_long_run_average_at_once_but_it_is_recent_only_later():
     run = new_run()
-    report = run.count(METRICS, episodes(gain_and_time=[[float(n) for n in range(20)], [1.0] * 20]))
+    report = count(run, METRICS, episodes(gain_and_time=[[[float(n) for n in range(20)], [1.0] * 20]]))
     assert report.metrics["lta/mean"] == pytest.approx(9.5)
     assert run.recent_lta is None
 
@@ -171,7 +177,7 @@ def test_twenty_environments_tell_the_long_run_average_at_once_but_it_is_recent_
 def test_the_long_run_average_goes_on_after_a_restart():
     first, second = new_run(), new_run()
     for k in range(30):
-        first.count(METRICS, episodes(gain_and_time=[[float(k), 1.0], [1.0, 2.0]]))
+        count(first, METRICS, episodes(gain_and_time=[[[float(k), 1.0], [1.0, 2.0]]]))
     second.load_state_dict(first.state_dict())
-    more = episodes(gain_and_time=[[4.0, 1.0], [1.0, 2.0]])
-    assert first.count(METRICS, more).metrics == second.count(METRICS, more).metrics
+    more = episodes(gain_and_time=[[[4.0, 1.0], [1.0, 2.0]]])
+    assert count(first, METRICS, more).metrics == count(second, METRICS, more).metrics

@@ -1,4 +1,6 @@
-"""How many threads a run learns with: decided once, by its own update, without a trace of the trial."""
+"""How many threads a run learns with: by sizes alone, the same for the same command."""
+
+import time
 
 import pytest
 import torch
@@ -7,92 +9,67 @@ from canter.algorithms.ppo import PPOConfig
 from canter.envs.tensor import tensor_envs
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
-from canter.training import threads
+from canter.training import execution, threads
 from canter.training.collector import Collector
 from canter.training.execution import ExecutionConfig
-from canter.training.threads import ThreadChoice
+from canter.training.threads import choose_threads, time_updates
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def one_thread(monkeypatch):
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    monkeypatch.setattr(execution, "cores", lambda: 2)
     yield
     torch.set_num_threads(before)
 
 
-def built(hidden, num_envs=512, **execution):
+def built(hidden, num_envs=512, **settings):
     env = tensor_envs["cartpole"](num_envs)
     model = ModelConfig(policy=NetworkConfig(hidden=hidden))
     algorithm = PPOConfig(horizon=8, epochs=1, num_minibatches=2, model=model).build(env.spec, 0)
     collector = Collector(env, algorithm, 0)
-    return algorithm, collector, ExecutionConfig(**execution).prepare(collector, algorithm)
+    return collector, ExecutionConfig(**settings).prepare(collector, algorithm)
 
 
-def parameters(algorithm):
-    return torch.cat([parameter.detach().reshape(-1) for parameter in algorithm.model.parameters()])
+@pytest.mark.parametrize(
+    ("widest", "steps", "cores", "chosen"),
+    [
+        (2**14, 2**12, 8, 8),
+        (2**14 - 1, 2**12, 8, 1),
+        (2**14, 2**12 - 1, 8, 1),
+        (2**20, 2**20, 1, 1),
+    ],
+)
+def test_all_cores_learn_where_layers_are_wide_and_rollouts_long(widest, steps, cores, chosen):
+    assert choose_threads(widest, steps, cores) == chosen
 
 
-@pytest.fixture
-def two_cores(monkeypatch):
-    """Two cores, and a clock by which an update with two threads takes the given share of one with one."""
-    monkeypatch.setattr(threads, "cores", lambda: 2)
-    passed = [0.0]
-
-    def take(share):
-        def read():
-            passed[0] += share if torch.get_num_threads() == 2 else 1.0
-            return passed[0]
-
-        monkeypatch.setattr(threads.time, "perf_counter", read)
-
-    return take
-
-
-@pytest.mark.parametrize(("share", "chosen"), [(0.6, 2), (0.9, 1), (30.0, 1)])
-def test_several_threads_are_taken_where_they_are_clearly_faster(two_cores, share, chosen):
-    two_cores(share)
-    _, collector, programs = built((128, 128))
-    programs.update(programs.collect())
+@pytest.mark.parametrize(
+    ("hidden", "num_envs", "chosen"), [((128, 128), 512, 2), ((64, 64), 512, 1), ((128, 128), 8, 1)]
+)
+def test_the_widest_layer_and_the_whole_rollout_count(monkeypatch, hidden, num_envs, chosen):
+    monkeypatch.setattr(time, "perf_counter", iter(range(1000)).__next__)  # whatever a clock says
+    collector, _ = built(hidden, num_envs)
     assert collector.threads == torch.get_num_threads() == chosen
 
 
-def test_a_trial_leaves_no_trace(two_cores):
-    two_cores(2.0)
-    chosen, _, programs = built((128, 128))
-    plain, _, others = built((128, 128), threads=1)
-    for _ in range(2):
-        programs.update(programs.collect())
-        others.update(others.collect())
-    assert torch.equal(parameters(chosen), parameters(plain))
-
-
-@pytest.mark.parametrize(("hidden", "num_envs"), [((64, 64), 512), ((128, 128), 8)])
-def test_small_work_is_not_worth_a_trial(two_cores, monkeypatch, hidden, num_envs):
-    two_cores(0.1)
-    monkeypatch.setattr(ThreadChoice, "_seconds", lambda *_: pytest.fail("there was a trial"))
-    _, collector, programs = built(hidden, num_envs)
-    programs.update(programs.collect())
-    assert collector.threads == 1
-
-
-def test_a_resumed_run_keeps_the_choice(two_cores, monkeypatch):
-    two_cores(0.5)
-    _, collector, programs = built((128, 128))
-    programs.update(programs.collect())
+def test_a_resumed_run_keeps_the_number_on_a_machine_with_more_cores(monkeypatch):
+    collector, _ = built((128, 128))
     saved = collector.state_dict()
-    torch.set_num_threads(1)
-    monkeypatch.setattr(ThreadChoice, "_seconds", lambda *_: pytest.fail("there was a trial"))
-    _, resumed, programs = built((128, 128))
+    assert saved["threads"] == 2
+    monkeypatch.setattr(execution, "cores", lambda: 4)
+    resumed, _ = built((128, 128))
+    assert resumed.threads == 4
     resumed.load_state_dict(saved)
-    programs.update(programs.collect())
     assert resumed.threads == torch.get_num_threads() == 2
 
 
 def test_a_number_that_is_given_wins_over_the_saved_one():
-    _, collector, _ = built((8,), num_envs=4)
+    collector, _ = built((8,), num_envs=4)
     saved = collector.state_dict() | {"threads": 2}
-    _, resumed, _ = built((8,), num_envs=4, threads=1)
+    ExecutionConfig(threads=1).start()
+    resumed, _ = built((8,), num_envs=4, threads=1)
     resumed.load_state_dict(saved)
     assert torch.get_num_threads() == 1
 
@@ -100,3 +77,20 @@ def test_a_number_that_is_given_wins_over_the_saved_one():
 def test_no_threads_at_all_are_refused():
     with pytest.raises(ValueError, match="threads=0 must be at least 1"):
         ExecutionConfig(threads=0)
+
+
+def test_updates_are_timed_with_each_number_from_the_same_weights(monkeypatch):
+    collector, _ = built((8,), num_envs=4)
+    clock, seen = [0.0], []
+
+    def update(rollout):
+        seen.append(torch.cat([p.detach().reshape(-1) for p in collector.algorithm.model.parameters()]))
+        clock[0] += 1.0 / torch.get_num_threads()
+        return plain(rollout)
+
+    plain = collector.algorithm.update
+    monkeypatch.setattr(collector.algorithm, "update", update)
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: clock[0])
+    assert time_updates(collector, [1, 2], repeats=2) == pytest.approx({1: 1.0, 2: 0.5})
+    assert len(seen) == 5
+    assert all(torch.equal(weights, seen[0]) for weights in seen)

@@ -1,3 +1,4 @@
+import time
 from dataclasses import replace
 
 import gymnasium
@@ -7,7 +8,9 @@ import torch
 import canter
 from canter.envs.gymnasium import GymnasiumEnv
 from canter.recipes import preset_for
-from canter.training.trainer import train
+from canter.runs.run_folder import CheckpointConfig, RunFolder
+from canter.runs.run_record import read_record
+from canter.training.trainer import Trainer, train
 
 
 def short(env_id, steps=2000, seed=0, **env):
@@ -59,3 +62,54 @@ def test_the_public_names_train_a_policy():
     algorithm = canter.train(config)
     env = config.env.build("cpu")
     assert canter.evaluate(algorithm.policy, env, episodes=4, seed=0).mean > 0
+
+
+def parameters(algorithm):
+    return torch.cat([parameter.detach().reshape(-1) for parameter in algorithm.model.parameters()])
+
+
+def test_learning_in_several_calls_is_learning_in_one(tmp_path):
+    config = short("CartPole-v1", steps=6 * 1024)
+    reports = []
+    with Trainer(config, reports.append, folder=RunFolder(tmp_path, CheckpointConfig(save_every=100))) as trainer:
+        assert trainer.learn(2) is trainer.algorithm
+        trainer.learn(0)
+        assert (trainer.run.iteration, trainer.finished) == (2, False)
+        trainer.learn()
+        assert trainer.finished
+        trainer.learn(5)  # there is nothing left to do
+    assert [report.iteration for report in reports] == [1, 2, 3, 4, 5, 6]
+    assert torch.equal(parameters(trainer.algorithm), parameters(train(config)))
+    assert (read_record(tmp_path)["status"], read_record(tmp_path)["ended_by"]) == ("finished", "total_steps")
+
+
+def test_leaving_early_saves_what_was_learned_and_the_run_goes_on_from_there(tmp_path):
+    config = short("CartPole-v1", steps=4 * 1024)
+    trainer = Trainer(config, folder=RunFolder(tmp_path))
+    trainer.learn(3)
+    trainer.close()
+    trainer.close()  # twice is fine
+    assert RunFolder(tmp_path).store.steps() == [3]
+    assert (read_record(tmp_path)["status"], read_record(tmp_path)["ended_by"]) == ("stopped", None)
+    assert (tmp_path / "policies" / "final_actor.safetensors").exists()
+    resumed = train(config, folder=RunFolder(tmp_path))
+    assert torch.equal(parameters(resumed), parameters(train(config)))
+
+
+def test_the_time_between_two_calls_is_not_counted():
+    reports = []
+    with Trainer(short("CartPole-v1", steps=4 * 1024), reports.append) as trainer:
+        trainer.learn(2)
+        time.sleep(0.5)
+        trainer.learn()
+    assert reports[2].seconds - reports[1].seconds < 0.5
+    assert sum(reports[2].times.values()) < 0.5
+
+
+def test_an_environment_of_its_own_is_closed_when_something_fails(monkeypatch):
+    closed = []
+    monkeypatch.setattr(GymnasiumEnv, "close", lambda self: closed.append(self))
+    with pytest.raises(ValueError, match="does not divide"):
+        config = short("CartPole-v1")
+        Trainer(replace(config, algorithm=replace(config.algorithm, num_minibatches=7)))
+    assert len(closed) == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
 import torch
@@ -15,6 +18,57 @@ from canter.specs import EnvSpec
 from canter.struct import Metrics, Obs, State, TensorStruct
 
 RecordT = TypeVar("RecordT", bound=TensorStruct)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A metric that people watch, with its names on consoles and in reports."""
+
+    metric: str
+    """Name in the log, or what the names of several begin with before a slash: `optim/learning_rate`."""
+    label: str
+    """Short name, for a table."""
+    topic: str
+    """What it is about; a table has a column for each topic. "" is for charts only."""
+    title: str = ""
+    """Name of its chart in a report; "" takes the label."""
+    text: str = ""
+    """What a report says about it."""
+    floor: float = -math.inf
+    """Where a chart is cut off below."""
+    percent: bool = False
+    """Whether it is a fraction, shown as a percentage."""
+    line: str = ""
+    """Name in the lines of a text console; "" leaves it out there."""
+    block: str = ""
+    """Name in the blocks of a verbose console; "" leaves it out there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What an algorithm tells about itself to those who count and show; they know no algorithm."""
+
+    headlines: tuple[Headline, ...] = ()
+    """The metrics to show, in this order; without any, the first that it reports."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Its own settings that a verbose console shows: name there -> key."""
+    optimizer_steps: str = ""
+    """The metric that counts the optimiser steps of an update."""
+    counters: Mapping[str, str] = field(default_factory=dict)
+    """Further metrics that count something: name -> words. A report tells the last value instead of drawing it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutPlan:
+    """How an algorithm learns from a rollout, in numbers, as far as it wants them checked before a run."""
+
+    horizon: int
+    """Steps per rollout in each environment."""
+    epochs: int = 1
+    num_minibatches: int = 1
+    gamma: float | None = None
+    """None for an algorithm that is not known to discount."""
+    gae_lambda: float = 1.0
 
 
 class Algorithm(Protocol[RecordT]):
@@ -51,8 +105,22 @@ class Algorithm(Protocol[RecordT]):
         if name not in ("auto", "autograd"):
             raise ValueError(f"execution.engine={name}: this algorithm has no engines; use auto")
 
-    def set_progress(self, fraction: float) -> None:
-        """Tell how much of the run is done, 0..1, before each update; schedules follow it."""
+    def set_progress(self, fraction: float | Tensor) -> None:
+        """Tell how much of the run is done, 0..1, before each update; schedules follow it.
+
+        Between two rows of the log it is a 0-d tensor on the device, as the host has not read it.
+        """
+
+    def about(self) -> dict[str, Any]:
+        """What was decided when it was built, as plain data for `run.json`, such as the engine that computes it."""
+        return {}
+
+    def artefacts(self) -> dict[str, Callable[..., None]]:
+        """Files that it leaves at the end of a run beside the policy: name -> function that writes one to a path.
+
+        Called as `write(path, env_steps=..., return_=..., lta=...)`, see `canter.storage.policy_file.save_policy`.
+        """
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on."""
@@ -64,7 +132,11 @@ class Algorithm(Protocol[RecordT]):
 
 
 class AlgorithmConfig(Protocol):
-    """Frozen settings that build an algorithm."""
+    """Frozen settings that build an algorithm.
+
+    They may have three members more: `declared`, a class attribute (`Declared`), a method `plan() -> RolloutPlan` and one
+    `unused(spec) -> list[str]`, a line for each setting that was changed and has no part in a configuration.
+    """
 
     @property
     def horizon(self) -> int:
@@ -75,13 +147,37 @@ class AlgorithmConfig(Protocol):
         """The algorithm for an environment, on the environment's device."""
         ...
 
-    def unused(self, spec: EnvSpec) -> list[str]:
-        """A line for each setting that was changed and has no part in this configuration."""
-        return []
-
 
 algorithms: Registry[type[AlgorithmConfig]] = Registry("algorithm", check_settings, default="ppo")
 """Settings of algorithms by the name that `kind` has in settings files."""
 
 AnyAlgorithmConfig = Annotated[Any, algorithms]
 """Any of them. Not typed, so that `dataclasses.replace(config.algorithm, gamma=0.9)` needs no cast first."""
+
+
+def title_of(config: AlgorithmConfig) -> str:
+    """An algorithm's name for people: that of its settings' class."""
+    return type(config).__name__.removesuffix("Config")
+
+
+def plan_of(config: AlgorithmConfig) -> RolloutPlan:
+    """How an algorithm learns from a rollout, as far as its settings tell."""
+    plan = getattr(config, "plan", None)
+    return RolloutPlan(horizon=config.horizon) if plan is None else plan()
+
+
+def unused_by(config: AlgorithmConfig, spec: EnvSpec) -> list[str]:
+    """A line for each setting that was changed and has no part in this configuration."""
+    unused = getattr(config, "unused", None)
+    return [] if unused is None else unused(spec)
+
+
+def declared_by(config: Any) -> Declared:
+    """What an algorithm declares, by its settings or their class; nothing where they have no such member."""
+    return getattr(config, "declared", Declared())
+
+
+def declared_under(kind: Any) -> Declared:
+    """What the algorithm of that name in settings files declares; nothing for a name that is not registered here."""
+    kind = algorithms.default if kind is None else kind
+    return declared_by(algorithms[kind]) if isinstance(kind, str) and kind in algorithms else Declared()

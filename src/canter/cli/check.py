@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 
-from canter.cli.parser import Parser, add_config_flags, config_overrides
+import torch
+
+from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides
 from canter.cli.preflight import look, show
 from canter.cli.train import EPILOG, SHORT_FLAGS, check_device, merged_config
+from canter.config import TrainConfig
+from canter.distributed import cores
 from canter.preflight.plan import counted
+from canter.training.threads import time_updates
+from canter.training.trainer import Trainer
 
 
 def check_command(argv: list[str]) -> None:
@@ -19,6 +26,9 @@ def check_command(argv: list[str]) -> None:
     )
     check_device(config.device)
     print(f"{config.env.id} with {source}")
+    if arguments.threads:
+        print(fastest_threads(config))
+        return
     findings = look(config)
     show(findings)
     count = Counter(finding.level for finding in findings)
@@ -31,11 +41,24 @@ def check_command(argv: list[str]) -> None:
         sys.exit(1)
 
 
+def fastest_threads(config: TrainConfig) -> str:
+    """How long an update takes with each number of threads, tried on parts that are thrown away."""
+    if torch.device(config.device).type != "cpu":
+        raise UsageError(f"--threads: threads learn on a CPU, and the device is {config.device}")
+    counts = sorted({*(2**k for k in range(cores().bit_length())), cores()})
+    with Trainer(replace(config, execution=replace(config.execution, threads=None))) as trainer:
+        chosen = trainer.collector.threads
+        seconds = time_updates(trainer.collector, counts)
+    lines = [f"{counted(count, 'thread'):>11}: an update takes {spent:.3g} s" for count, spent in seconds.items()]
+    best = min(seconds, key=seconds.__getitem__)
+    return "\n".join([*lines, f"Without the setting it is {chosen}; the fastest here: --execution.threads {best}"])
+
+
 def check_parser(argv: list[str]) -> Parser:
     """The flags of `canter check`: those of `canter train` that say what to train."""
     parser = Parser(
         "check",
-        usage="[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...]",
+        usage="[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...] [--threads]",
         description=(
             "Look at an environment and the settings for it before training: spaces, endings, rewards and seeds in a\n"
             "few random steps, and the arithmetic of the run. The exit code is 1 if something cannot work."
@@ -46,4 +69,5 @@ def check_parser(argv: list[str]) -> Parser:
     parser.flag("--preset", metavar="NAME", help="begin with these settings instead of the environment's")
     parser.flag("--config", metavar="FILE", help="YAML file of settings, all or some")
     add_config_flags(parser, argv, SHORT_FLAGS)
+    parser.flag("--threads", action="store_true", help="only measure with how many threads an update is fastest here")
     return parser

@@ -4,54 +4,59 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from rich.console import Console
 from rich.text import Text
 
-from canter.algorithms.ppo import PPOConfig
+from canter.algorithms.base import plan_of
 from canter.cli.parser import UsageError
 from canter.config import TrainConfig
-from canter.preflight.checks import preflight
+from canter.preflight.checks import heard_warnings, preflight
 from canter.preflight.plan import Finding, Plan
+from canter.preflight.trial import MAX_ROWS
+from canter.specs import Env, begins_anew
 
-MAX_ENVS = 4
-"""A look needs no more environments than this, however many the run has."""
 STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "error": "bold red"}
 
 
-def plan_of(config: TrainConfig) -> Plan:
+def plan_for(config: TrainConfig) -> Plan:
     """The numbers of a run."""
-    ppo, common = config.algorithm, {"total_steps": config.total_steps, "num_envs": config.env.num_envs}
-    if not isinstance(ppo, PPOConfig):
-        return Plan(horizon=ppo.horizon, **common)
-    return Plan(
-        **common,
-        horizon=ppo.horizon,
-        epochs=ppo.epochs,
-        num_minibatches=ppo.num_minibatches,
-        gamma=1.0 if ppo.objective == "average" else ppo.gamma,
-        gae_lambda=ppo.gae_lambda,
-    )
+    learning = vars(plan_of(config.algorithm))
+    steps, iterations = config.total_steps, config.until.iterations
+    return Plan(**learning, total_steps=steps, iterations=iterations, num_envs=config.env.num_envs)
 
 
 def look(config: TrainConfig) -> list[Finding]:
     """What a short look at a few of the environments and at the settings finds."""
-    env = replace(config.env, num_envs=min(config.env.num_envs, MAX_ENVS))
-    return preflight(replace(config, env=env), plan_of(config))
+    env = replace(config.env, num_envs=min(config.env.num_envs, MAX_ROWS))
+    return preflight(replace(config, env=env), plan_for(config))
 
 
-def look_before(config: TrainConfig) -> None:
-    """Print what matters before a run begins; an error ends it here, before any work is lost."""
-    findings = look(config)
-    errors = [finding.text for finding in findings if finding.level == "error"]
-    if errors:
-        raise UsageError(f"{'; '.join(errors)} (nothing was trained; `canter check` looks closer)")
-    for finding in findings:
-        if finding.subject == "arithmetic":
-            print(finding.text)
-    show(finding for finding in findings if finding.level == "warning")
+@contextmanager
+def environment_for(config: TrainConfig) -> Iterator[Env | None]:
+    """The environment of a run, once a look at it has found no error; prints what matters before the run begins.
+
+    An error ends the command here, before any work is lost. None is given for an environment that may keep something
+    of the look, so that the run would not be the same without it; the run then builds its own.
+    """
+    with heard_warnings() as heard:
+        env = config.env.build(config.device)
+    with closing(env):
+        findings = preflight(config, plan_for(config), env) + heard
+        errors = [finding.text for finding in findings if finding.level == "error"]
+        if errors:
+            raise UsageError(f"{'; '.join(errors)} (nothing was trained; `canter check` looks closer)")
+        for finding in findings:
+            if finding.subject == "arithmetic":
+                print(finding.text)
+        show(finding for finding in findings if finding.level == "warning")
+        if begins_anew(env):
+            yield env
+            return
+    yield None
 
 
 def show(findings: Iterable[Finding]) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from canter.algorithms.base import title_of
 from canter.cli.config_file import ConfigError, ConfigFile, dump_config, from_plain, read_config
 from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides, nest
-from canter.cli.preflight import look_before, plan_of
+from canter.cli.preflight import environment_for, plan_for
 from canter.cli.runs import RUNS, find_run, new_run, resume_parser, stored_config
 from canter.cli.training import add_output_flags, train_and_evaluate
 from canter.config import TrainConfig
@@ -54,8 +55,8 @@ def train_command(argv: list[str]) -> None:
         return
     folder = new_run(Path(arguments.run_dir), arguments.name, config)
     print(announcement(config, source))
-    look_before(config)
-    train_and_evaluate(config, folder, arguments)
+    with environment_for(config) as env:
+        train_and_evaluate(config, folder, arguments, env)
 
 
 def resume_command(argv: list[str]) -> None:
@@ -78,7 +79,7 @@ def train_parser(argv: list[str]) -> Parser:
     parser = Parser(
         "train",
         usage="[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...] [--print-config | --dry-run]",
-        description="Train a policy with PPO and print how it learns.",
+        description="Train a policy and print how it learns.",
         epilog=EPILOG,
     )
     parser.add_argument(
@@ -151,9 +152,11 @@ def check_device(device: str) -> None:
 
 def announcement(config: TrainConfig, source: str) -> str:
     """What is trained, and with which settings."""
+    ends = [] if config.total_steps is None else [f"{config.total_steps:,} steps"]
+    ends += [f"until.{key}={end:g}" for key, end in vars(config.until).items() if end is not None]
     return (
-        f"Training PPO on {config.env.id} with {source}: "
-        f"{config.total_steps:,} steps in {config.env.num_envs} environments, seed {config.seed}"
+        f"Training {title_of(config.algorithm)} on {config.env.id} with {source}: "
+        f"{' or '.join(ends)} in {config.env.num_envs} environments, seed {config.seed}"
     )
 
 
@@ -165,7 +168,7 @@ def dry_run(config: TrainConfig, source: str) -> None:
         groups = ", ".join(f"{name} {tuple(spec.shape)}" for name, spec in env.spec.obs.items())
         print(announcement(config, source))
         print(f"observations: {groups}; actions: {env.spec.action}")
-        print(f"{plan_of(config).in_words()}\n{plan_of(config).in_all()}")
+        print(f"{plan_for(config).in_words()}\n{plan_for(config).in_all()}")
         print("Environment and algorithm were built; nothing was trained (--dry-run)")
     finally:
         env.close()

@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 from canter.cli.parser import Parser
 from canter.cli.runs import RUNS
 from canter.config import TrainConfig
 from canter.console.console import CONSOLES, make_console
+from canter.console.figures import duration
 from canter.nn.actor_critic import Policy
 from canter.play.evaluation import EpisodesUnfinished, evaluate
 from canter.registry import nearest
@@ -22,7 +23,8 @@ from canter.runs.hall_of_fame import enter_hall_of_fame
 from canter.runs.run_folder import LATEST, RunFolder
 from canter.runs.writers import MetricWriter, TensorBoardWriter, WandbWriter
 from canter.seeding import derive_seed
-from canter.training.trainer import RunStopped, train
+from canter.specs import Env, begins_anew
+from canter.training.trainer import RunStopped, Trainer
 
 EVAL_EPISODES = 100
 EVAL_STEPS = 20_000
@@ -65,24 +67,35 @@ def one_of(*names: str) -> Callable[[str], str]:
     return check
 
 
-def train_and_evaluate(config: TrainConfig, folder: RunFolder, arguments: argparse.Namespace) -> None:
-    """Train in a run folder, show how it goes, then say how good the policy is without noise."""
+def train_and_evaluate(
+    config: TrainConfig, folder: RunFolder, arguments: argparse.Namespace, env: Env | None = None
+) -> None:
+    """Train in a run folder, show how it goes, then say how good the policy is without noise.
+
+    Both happen in `env`, or in an environment that is built here; the score in a new one where the run may have left
+    a trace.
+    """
     writers = [make_console(arguments.console), *(LOGS[name](folder.path) for name in arguments.log)]
     print(f"Settings, metrics, checkpoints and policies go to {folder.path}", flush=True)
-    try:
-        with sigterm_unwinds():
-            algorithm = train(config, folder=folder, writers=writers)
-    except RunStopped as stop:
-        print(f"canter: {stop}; go on with: canter resume {folder.path}", file=sys.stderr)
-        sys.exit(128 + stop.received)
-    print(final_score(config, algorithm.policy, folder.path))
+    with closing(config.env.build(config.device)) if env is None else nullcontext(env) as env:
+        try:
+            with sigterm_unwinds(), Trainer(config, env=env, folder=folder, writers=writers) as trainer:
+                policy, run = trainer.learn().policy, trainer.run
+        except RunStopped as stop:
+            print(f"canter: {stop}; go on with: canter resume {folder.path}", file=sys.stderr)
+            sys.exit(128 + stop.received)
+        print(f"Training ended by {run.ended_by}, after {run.env_steps:,} steps in {duration(run.spent)}")
+        print(final_score(config, policy, folder.path, env if begins_anew(env) else None))
     print(report_of(folder.path))
-    print(what_next(config, folder.path))
+    print(what_next(config, folder.path, run.ended_by))
 
 
-def final_score(config: TrainConfig, policy: Policy, run: Path) -> str:
-    """How good the policy is in new episodes, and whether it beats earlier runs; a rate where episodes do not end."""
-    with closing(config.env.build(config.device)) as env:
+def final_score(config: TrainConfig, policy: Policy, run: Path, env: Env | None = None) -> str:
+    """How good the policy is in new episodes, and whether it beats earlier runs; a rate where episodes do not end.
+
+    They are played in `env`, or else in an environment that is built for it.
+    """
+    with closing(config.env.build(config.device)) if env is None else nullcontext(env) as env:
         seed = derive_seed(config.seed, "eval")
         try:
             result = evaluate(policy, env, EVAL_EPISODES, seed, max_steps=EVAL_STEPS)
@@ -103,14 +116,15 @@ def report_of(run: Path) -> str:
         return f"There is no report: {error}"
 
 
-def what_next(config: TrainConfig, path: Path) -> str:
-    """Commands to go on with."""
+def what_next(config: TrainConfig, path: Path, ended_by: str | None) -> str:
+    """Commands to go on with; a run that a condition ended has no budget to extend."""
     run = LATEST if path.parent == RUNS else str(path)
     commands = {
         f"canter play {run}": "watch it",
         f"canter report {run} --open": "see its curves in the browser",
-        f"canter resume {run} --total-steps {2 * config.total_steps}": "train it further",
     }
+    if ended_by == "total_steps" and config.total_steps is not None:
+        commands[f"canter resume {run} --total-steps {2 * config.total_steps}"] = "train it further"
     width = max(map(len, commands))
     return "\n".join(["What next?", *(f"  {command:<{width}}  {what}" for command, what in commands.items())])
 

@@ -8,7 +8,18 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from canter.console.figures import Pace, counts_by_average, duration, long_run, number, percent, reported
+from canter.algorithms.base import declared_under
+from canter.console.figures import (
+    Pace,
+    counts_by_average,
+    duration,
+    headlines,
+    long_run,
+    number,
+    percent,
+    reported,
+    shown,
+)
 from canter.console.live import LiveConsole
 from canter.runs.writers import MetricWriter
 from canter.training.progress import RECENT_EPISODES
@@ -43,12 +54,12 @@ class LineConsole:
 
     def __init__(self, every: float = LINE_SECONDS) -> None:
         self.every, self.printed, self.waiting = every, float("-inf"), False
-        self.pace, self.by_average = Pace(0), False
+        self.settings: dict[str, Any] = {}
+        self.pace = Pace({})
 
     def start(self, settings: dict[str, Any]) -> None:
         """Learn how long the run is to be, and what counts in it."""
-        self.pace = Pace(settings.get("total_steps", 0))
-        self.by_average = counts_by_average(settings)
+        self.settings, self.pace = settings, Pace(settings)
 
     def write(self, row: dict[str, Any]) -> None:
         """Print a line if it is time for one."""
@@ -65,23 +76,19 @@ class LineConsole:
     def _print(self) -> None:
         row = self.pace.rows[-1]
         episodes = "no episode has ended yet"
-        if self.by_average:
+        if counts_by_average(self.settings):
             episodes = f"reward per time {long_run(row)}"
         elif row["return"] is not None:
             episodes = f"return {number(row['return'])}  length {number(row['length'])}"
             episodes += f"  success {percent(row['success_rate'])}"
-        print(
-            f"{row['env_steps']:>11,} steps  {episodes}  KL {number(row.get('policy/kl'))}  "
-            f"entropy {number(row.get('policy/entropy'))}  "
-            f"explained variance {number(row.get('value/explained_variance'))}  "
-            f"{self.pace.steps_per_second:,.0f} steps/s  {duration(self.pace.seconds_left)} left",
-            flush=True,
-        )
+        metrics = [f"{line.line} {shown(line, row)}" for line in headlines(self.settings, row) if line.line]
+        speed = f"{self.pace.steps_per_second:,.0f} steps/s  {duration(self.pace.seconds_left)} left"
+        print("  ".join([f"{row['env_steps']:>11,} steps", episodes, *metrics, speed]), flush=True)
         self.printed, self.waiting = time.perf_counter(), False
 
 
 class VerboseConsole:
-    """A whole block for every rollout, in three parts, and a fourth for what the environment reports."""
+    """A whole block for every row, in three parts, and a fourth for what the environment reports."""
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
@@ -102,14 +109,15 @@ class VerboseConsole:
 
     def block(self, row: dict[str, Any]) -> dict[str, dict[str, str]]:
         """The parts: title -> name -> value."""
+        algorithm, total_steps = self.settings.get("algorithm", {}), self.settings.get("total_steps")
+        chosen = declared_under(algorithm.get("kind")).settings
         return {
             "rollout statistics": {
                 "mean_ep_len": number(row["rollout_length"]),
                 "mean_ep_return": number(row["rollout_return"]),
                 "mean_reward": number(row["rollout_reward"]),
                 **({"long_run_average": long_run(row)} if counts_by_average(self.settings) else {}),
-                "mean_clipped_ratio": number(row.get("policy/clip_fraction")),
-                "approx_kl": number(row.get("policy/kl")),
+                **{line.block: number(row.get(line.metric)) for line in headlines(self.settings, row) if line.block},
                 "rollout_len": f"{row['rollout_steps']:,}",
                 "time_elapsed": duration(row["seconds"]),
             },
@@ -122,8 +130,8 @@ class VerboseConsole:
                 "episodes_count": f"{row['episodes']:,}",
                 "timesteps_count": f"{row['env_steps']:,}",
                 "rollouts_count": f"{row['rollouts']:,}",
-                "total_timesteps": f"{self.settings.get('total_steps', 0):,}",
-                "clip_range": number(self.settings.get("algorithm", {}).get("clip_ratio")),
+                "total_timesteps": "-" if total_steps is None else f"{total_steps:,}",
+                **{name: number(algorithm.get(key)) for name, key in chosen.items()},
             },
             **({"environment": entries} if (entries := reported(row)) else {}),
         }

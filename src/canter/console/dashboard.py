@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, zip_longest
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
-from canter.console.figures import Pace, counts_by_average, duration, long_run, number, percent, reported
+from canter.algorithms.base import Headline
+from canter.console.figures import (
+    Pace,
+    counts_by_average,
+    duration,
+    headlines,
+    long_run,
+    number,
+    percent,
+    reported,
+    shown,
+)
 
 MAX_WIDTH = 120
 CELL_WIDTH, GAP = 22, 3
@@ -34,7 +45,7 @@ class Dashboard:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.title = f"Canter · {settings.get('env', {}).get('id', 'training')} · seed {settings.get('seed', '-')}"
-        self.pace = Pace(settings.get("total_steps", 0))
+        self.settings, self.pace = settings, Pace(settings)
         self.curve: dict[int, float] = {}
         self.by_average = counts_by_average(settings)
         self.seen = time.perf_counter()
@@ -45,12 +56,8 @@ class Dashboard:
         self.seen = time.perf_counter()
         height = row.get("lta/mean") if self.by_average else row["return"]
         if height is not None:
-            self.curve[int(self.progress(row) * (CHART_POINTS - 1))] = height
+            self.curve[int(self.pace.progress(row) * (CHART_POINTS - 1))] = height
         self.pace.add(row)
-
-    def progress(self, row: dict[str, Any]) -> float:
-        """Fraction of the run that is done, at most 1."""
-        return min(row["env_steps"] / max(self.pace.total_steps, 1), 1.0)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Segments rather than rich's own panels and tables, which take several times as long to draw."""
@@ -73,7 +80,7 @@ class Dashboard:
     def content(self, width: int) -> Iterator[Line]:
         """What is between the rules."""
         row = self.pace.rows[-1]
-        progress, inner = self.progress(row), width - 6
+        progress, inner = self.pace.progress(row), width - 6
         done = int(progress * inner)
         yield [("━" * done, "green"), ("━" * (inner - done), RULE), (f"{progress:6.0%}", STRONG)]
         yield from self.clock(row, width)
@@ -84,15 +91,17 @@ class Dashboard:
         if self.by_average:
             yield [("reward per unit of time ", DIM), (long_run(row), STRONG), (", the last 20 rollouts", DIM)]
             yield []
-        yield from grid(topics(row), width)
+        yield from grid(topics(row, headlines(self.settings, row)), width)
         yield []
         yield from shares(self.pace.shares, width)
 
     def clock(self, row: dict[str, Any], width: int) -> Iterator[Line]:
         """Steps and speed on the left, time on the right; one above the other where it is narrow."""
         since = time.perf_counter() - self.seen if self.running else 0.0
-        left = max(self.pace.seconds_left - since, 0)
-        steps = f"{row['env_steps']:,} of {self.pace.total_steps:,} steps · {self.pace.steps_per_second:,.0f} steps/s"
+        left, total = self.pace.seconds_left, self.pace.total_steps
+        left = None if left is None else max(left - since, 0)
+        of = "" if total is None else f" of {total:,}"
+        steps = f"{row['env_steps']:,}{of} steps · {self.pace.steps_per_second:,.0f} steps/s"
         times = f"{duration(row['seconds'] + since)} gone · {duration(left)} left"
         if len(steps) + len(times) < width:
             yield [(steps + times.rjust(width - len(steps)), "")]
@@ -100,9 +109,11 @@ class Dashboard:
             yield from ([(steps, "")], [(times, "")])
 
 
-def topics(row: dict[str, Any]) -> dict[str, Topic]:
-    """The numbers to show."""
-    rates = (value for name, value in row.items() if name.startswith("optim/learning_rate"))
+def topics(row: dict[str, Any], headlines: tuple[Headline, ...]) -> dict[str, Topic]:
+    """The numbers to show: of episodes, of the algorithm, and counters."""
+    about_algorithm: dict[str, Topic] = {}
+    for headline in (line for line in headlines if line.topic):
+        about_algorithm.setdefault(headline.topic, {})[headline.label] = shown(headline, row)
     return {
         "episodes (last 100)": {
             "return": number(row["return"]),
@@ -110,18 +121,7 @@ def topics(row: dict[str, Any]) -> dict[str, Topic]:
             "success rate": percent(row["success_rate"]),
             "in all": f"{row['episodes']:,}",
         },
-        "policy": {
-            "KL": number(row.get("policy/kl")),
-            "clip fraction": percent(row.get("policy/clip_fraction")),
-            "entropy": number(row.get("policy/entropy")),
-            "std": number(row.get("policy/std")),
-        },
-        "learning": {
-            "policy loss": number(row.get("loss/policy")),
-            "value loss": number(row.get("loss/value")),
-            "explained var.": number(row.get("value/explained_variance")),
-            "learning rate": number(next(rates, None)),
-        },
+        **about_algorithm,
         **environment(row),
         "so far": {
             "rollouts": f"{row['rollouts']:,}",
@@ -168,9 +168,9 @@ def grid(topics: dict[str, Topic], width: int) -> Iterator[Line]:
         if first:
             yield []
         yield [(f"{title:<{room}}", "bold cyan") for (title, _), room in together]
-        for cells in zip(*(topic.items() for (_, topic), _ in together), strict=True):
+        for cells in zip_longest(*(topic.items() for (_, topic), _ in together), fillvalue=("", "")):
             pieces = [
-                [(label, DIM), (f"{value:>{room - GAP - len(label)}}", STRONG), (" " * GAP, "")]
+                [(label, DIM), (f"{value:>{max(room - GAP - len(label), 0)}}", STRONG), (" " * GAP, "")]
                 for (label, value), (_, room) in zip(cells, together, strict=True)
             ]
             yield list(chain.from_iterable(pieces))

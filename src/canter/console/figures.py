@@ -5,21 +5,32 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from canter.algorithms.base import Headline, declared_under
 from canter.training.stopwatch import PARTS
 
 PACE_ITERATIONS = 50
+UNDECLARED = 4
+"""Metrics to show of an algorithm that does not say which."""
 
 
 class Pace:
-    """How fast a run goes, and what takes the time: means over the last iterations."""
+    """How far a run is and how fast it goes, and what takes the time: means over the last rows."""
 
-    def __init__(self, total_steps: int) -> None:
-        self.total_steps = total_steps
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.total_steps: int | None = settings.get("total_steps")
+        until = settings.get("until", {})
+        budgets = {"env_steps": self.total_steps, "iteration": until.get("iterations"), "seconds": until.get("seconds")}
+        self.budgets = {name: budget for name, budget in budgets.items() if budget is not None}
+        """What ends the run at the latest, by the column of a row that counts it."""
         self.rows: deque[dict[str, Any]] = deque(maxlen=PACE_ITERATIONS)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Take the row of another iteration."""
+        """Take another row."""
         self.rows.append(row)
+
+    def progress(self, row: dict[str, Any]) -> float:
+        """Fraction of the run that is done, at most 1; 0 where it is not known how long it will be."""
+        return min(max((row[name] / budget for name, budget in self.budgets.items()), default=0.0), 1.0)
 
     @property
     def steps_per_second(self) -> float:
@@ -28,9 +39,16 @@ class Pace:
         return sum(row["rollout_steps"] for row in rows) / max(sum(_seconds(rows).values()), 1e-9)
 
     @property
-    def seconds_left(self) -> float:
-        """Until the budget is used up, at this speed."""
-        return max(self.total_steps - self.rows[-1]["env_steps"], 0) / max(self.steps_per_second, 1e-9)
+    def seconds_left(self) -> float | None:
+        """Until a budget is used up, at this speed; None where there is none."""
+        row, steps = self.rows[-1], self.steps_per_second
+        speeds = {
+            "env_steps": steps,
+            "iteration": steps * row["iteration"] / max(row["env_steps"], 1),
+            "seconds": 1.0,
+        }
+        left = [max(budget - row[name], 0) / max(speeds[name], 1e-9) for name, budget in self.budgets.items()]
+        return min(left, default=None)
 
     @property
     def shares(self) -> dict[str, float]:
@@ -76,8 +94,27 @@ def long_run(row: dict[str, Any]) -> str:
     return "-" if "lta/mean" not in row else f"{number(row['lta/mean'])} ± {number(row['lta/ci'])}"
 
 
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds; hours only where there are some."""
+def headlines(settings: dict[str, Any], row: dict[str, Any]) -> tuple[Headline, ...]:
+    """The metrics to show of a row: those that the algorithm declares, or else the first few that it reports."""
+    declared = declared_under(settings.get("algorithm", {}).get("kind")).headlines
+    if declared:
+        return declared
+    own = [name for name in row if "/" in name and not name.startswith(("time/", "lta/", "self_play/"))]
+    names = own[:UNDECLARED]
+    return tuple(Headline(metric=name, label=name, topic="metrics", line=name, block=name) for name in names)
+
+
+def shown(headline: Headline, row: dict[str, Any]) -> str:
+    """The value of a metric, or of the first whose name begins with it; a hyphen for none."""
+    names = (name for name in row if name == headline.metric or name.startswith(f"{headline.metric}/"))
+    value = row.get(next(names, ""))
+    return percent(value) if headline.percent else number(value)
+
+
+def duration(seconds: float | None) -> str:
+    """Hours, minutes and seconds; hours only where there are some; a hyphen for none."""
+    if seconds is None:
+        return "-"
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

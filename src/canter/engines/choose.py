@@ -15,6 +15,8 @@ from canter.nn.actor_critic import ActorCritic
 from canter.optim import Optimizer
 
 EngineName = Literal["auto", "autograd", "native", "triton", "triton_layers"]
+FAST = {"cpu": ("native",), "cuda": ("triton", "triton_layers")}
+"""Engines that are asked before the definition, by the kind of device."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Choice:
     def in_words(self) -> str:
         """One line for a log."""
         reasons = "; ".join(f"{name}: {reason}" for name, reason in self.declined.items())
-        return f"engine {self.engine.name}" + (f" ({reasons})" if reasons else "")
+        return self.engine.name + (f" ({reasons})" if reasons else "")
 
 
 def choose(loss: PPOLoss, model: ActorCritic, optimizer: Optimizer, wanted: EngineName = "auto") -> Choice:
@@ -36,7 +38,7 @@ def choose(loss: PPOLoss, model: ActorCritic, optimizer: Optimizer, wanted: Engi
     if device.type == "cuda":
         load_kernels()
     declined: dict[str, str] = {}
-    for name in ("triton", "triton_layers", "native") if wanted == "auto" else (wanted,):
+    for name in FAST.get(device.type, ()) if wanted == "auto" else (wanted,):
         if name == "autograd":
             break
         reason = _declines(name, loss, model, device)

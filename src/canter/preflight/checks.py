@@ -11,6 +11,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from canter.algorithms.base import unused_by
+from canter.envs import unused_settings
 from canter.preflight.plan import Finding, Plan, check_foresight, check_memory, check_plan, check_truncation, counted
 from canter.preflight.trial import Trial, run_trial
 from canter.specs import ACTION_MASK, Continuous, Discrete, Env
-from canter.training.trainer import RunConfig
+from canter.training.settings import RunConfig
 
 STEPS, SECONDS = 256, 0.3
 """Random steps of each environment, and after how long a slow one may stop earlier."""
@@ -32,40 +35,51 @@ EXACT_IN_FLOAT32 = 2.0**24
 """Above it neighbouring whole numbers are one and the same in float32."""
 
 
-def preflight(config: RunConfig, plan: Plan) -> list[Finding]:
-    """Everything there is to say before a run, from an environment of its own that is closed afterwards.
+def preflight(config: RunConfig, plan: Plan, env: Env | None = None) -> list[Finding]:
+    """Everything there is to say before a run.
 
-    `plan` tells the numbers of the real run; the environments that `config` builds may be fewer. The random streams of
-    the process are left as they were, so a run is the same with and without it.
+    It looks at the given environment, which is reset, stepped and left open, or at one of its own. `plan` tells the
+    numbers of the real run; the environments may be fewer. The random streams of the process are left as they were, so
+    a run is the same with and without it.
     """
-    with _random_streams_kept(config.device), warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        env = config.env.build(config.device)
-        try:
-            found, trial = _examine(env, config.seed)
-            plan = replace(plan, num_agents=env.spec.num_agents if config.self_play is None else 1)
-            spec = replace(env.spec, num_envs=plan.rows)
-        finally:
-            env.close()
+    with _random_streams_kept(config.device), heard_warnings() as heard, ExitStack() as opened:
+        env = opened.enter_context(closing(config.env.build(config.device))) if env is None else env
+        found, trial = _examine(env, config.seed)
+        plan = replace(plan, num_agents=env.spec.num_agents if config.self_play is None else 1)
+        spec = replace(env.spec, num_envs=plan.rows)
         lengths = [length for _, length, _ in trial.episodes()] if trial else []
         found += check_plan(plan)
         found += [check_foresight(plan, sum(lengths) / len(lengths) if lengths else None), check_truncation(spec)]
         try:
             if config.self_play is not None:
                 config.self_play.check(spec, plan.num_envs)
+            unused = (*unused_settings(config.env), *unused_by(config.algorithm, spec))
+            found += [Finding("warning", "settings", line) for line in unused]
             algorithm = config.algorithm.build(spec, config.seed)
+            algorithm.use_engine(config.execution.engine)
+            found += [Finding("ok", what, str(chosen)) for what, chosen in algorithm.about().items()]
             found.append(check_memory(plan, spec, algorithm.empty_record(), algorithm.state_dict()))
         except ValueError as error:
             found.append(Finding("error", "settings", str(error)))
-    return found + _warned(heard)
+    return found + heard
 
 
 def examine(env: Env, seed: int = 0) -> list[Finding]:
     """What a few random steps show about an environment; it is reset and stepped, and left open."""
+    with heard_warnings() as heard:
+        found, _ = _examine(env, seed)
+    return found + heard
+
+
+@contextlib.contextmanager
+def heard_warnings() -> Iterator[list[Finding]]:
+    """Warnings given inside become findings, each once, in the list; Gymnasium's own checks speak this way."""
+    findings: list[Finding] = []
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        found, _ = _examine(env, seed)
-    return found + _warned(heard)
+        yield findings
+    texts = [re.sub(r"\x1b\[[0-9;]*m|WARN: ", "", str(item.message)) for item in heard]
+    findings += [Finding("warning", "warned", " ".join(text.split())) for text in dict.fromkeys(texts)]
 
 
 def _examine(env: Env, seed: int) -> tuple[list[Finding], Trial | None]:
@@ -263,12 +277,6 @@ def _raised(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"random actions ended in {type(error).__name__}: {error}{place}"
-
-
-def _warned(heard: list[warnings.WarningMessage]) -> list[Finding]:
-    """What was warned of on the way, each once; Gymnasium's own checks speak this way."""
-    texts = [re.sub(r"\x1b\[[0-9;]*m|WARN: ", "", str(item.message)) for item in heard]
-    return [Finding("warning", "warned", " ".join(text.split())) for text in dict.fromkeys(texts)]
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from canter.algorithms.base import RolloutPlan
 from canter.specs import LOST_FINAL_OBS, EnvSpec
 from canter.struct import tree_map
 
@@ -29,18 +30,14 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(RolloutPlan):
     """The numbers of a run: how much it collects, and how it learns from that."""
 
-    total_steps: int
+    total_steps: int | None
+    """None where something else ends the run."""
     num_envs: int
-    horizon: int
-    """Steps per rollout in each environment."""
-    epochs: int = 1
-    num_minibatches: int = 1
-    gamma: float | None = None
-    """None for an algorithm that is not known to discount."""
-    gae_lambda: float = 1.0
+    iterations: int | None = None
+    """Rollouts after which it ends at the latest, if there is such a limit."""
     num_agents: int = 1
     """Rows of each environment."""
 
@@ -60,9 +57,10 @@ class Plan:
         return self.epochs * self.num_minibatches
 
     @property
-    def rollouts(self) -> int:
-        """Rollouts in the whole run."""
-        return math.ceil(self.total_steps / self.batch)
+    def rollouts(self) -> int | None:
+        """Rollouts in the whole run, at most; None where nobody knows."""
+        by_steps = None if self.total_steps is None else math.ceil(self.total_steps / self.batch)
+        return min((limit for limit in (by_steps, self.iterations) if limit is not None), default=None)
 
     def in_words(self) -> str:
         """How a rollout is cut up."""
@@ -75,14 +73,18 @@ class Plan:
 
     def in_all(self) -> str:
         """What the whole run comes to."""
+        if self.rollouts is None:
+            return "how long the run will be is not known"
+        steps = self.rollouts * self.batch if self.total_steps is None else self.total_steps
+        steps = min(steps, self.rollouts * self.batch)
         total = counted(self.rollouts * self.updates, "update")
-        return f"{counted(self.total_steps, 'step')} = {counted(self.rollouts, 'rollout')}, {total} in all"
+        return f"{counted(steps, 'step')} = {counted(self.rollouts, 'rollout')}, {total} in all"
 
 
 def check_plan(plan: Plan) -> list[Finding]:
     """The arithmetic, and what is odd about it."""
     found = [Finding("ok", "arithmetic", plan.in_words()), Finding("ok", "arithmetic", plan.in_all())]
-    if plan.rollouts < FEW_ROLLOUTS:
+    if plan.rollouts is not None and plan.rollouts < FEW_ROLLOUTS:
         longer = FEW_ROLLOUTS * plan.batch
         text = (
             f"only {counted(plan.rollouts, 'rollout')} in the whole run, and the policy improves once per rollout: "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from canter.specs import ACTION_MASK, Continuous, Discrete, Env, EnvSpec, Step
 from canter.struct import Obs
 
+MAX_ROWS = 4
+"""A trial looks at so many environments, however many are stepped."""
 MAX_BYTES = 64 << 20
 """A trial of large observations ends when it holds this much."""
 ENOUGH_STEPS = 32
@@ -27,9 +29,10 @@ class ContractBroken(ValueError):
 
 @dataclass(frozen=True)
 class Trial:
-    """What an environment gave in T steps, on the CPU."""
+    """What the first N environments gave in T steps, on the CPU."""
 
     spec: EnvSpec
+    """Theirs, for N of them."""
     obs: Obs
     """`[T+1, N, ...]`; row 0 is the reset's."""
     reward: Tensor
@@ -72,20 +75,23 @@ def run_trial(env: Env, seed: int, *, steps: int, seconds: float) -> Trial:
     generator = torch.Generator().manual_seed(0)
     obs = env.reset(seed)
     check_obs(obs, spec, "reset()")
-    seen, taken, final_obs = [to_host(obs)], [], []
+    rows = min(spec.num_envs, MAX_ROWS)
+    seen, taken, final_obs = [to_host(obs, rows)], [], []
     room = MAX_BYTES // max(1, sum(group.nbytes for group in seen[0].values()))
     start = time.perf_counter()
     while len(taken) < min(steps, max(room, 2)):
         if time.perf_counter() - start > seconds and len(taken) >= ENOUGH_STEPS:
             break
-        step = env.step(act(seen[-1], generator).to(spec.device))
+        step = env.step(act(obs, generator).to(spec.device))
         check_step(step, spec)
-        taken.append([x.to("cpu", copy=True) for x in (step.reward, step.terminated, step.truncated, step.valid)])
-        final_obs.append(None if step.final_obs is None else to_host(step.final_obs))
-        seen.append(to_host(step.obs))
+        columns = (step.reward, step.terminated, step.truncated, step.valid)
+        taken.append([column[:rows].to("cpu", copy=True) for column in columns])
+        final_obs.append(None if step.final_obs is None else to_host(step.final_obs, rows))
+        obs = step.obs
+        seen.append(to_host(obs, rows))
     reward, terminated, truncated, valid = (torch.stack(column) for column in zip(*taken, strict=True))
     return Trial(
-        spec=spec,
+        spec=replace(spec, num_envs=rows),
         obs={name: torch.stack([row[name] for row in seen]) for name in seen[0]},
         reward=reward,
         terminated=terminated,
@@ -113,16 +119,16 @@ def random_actions(spec: EnvSpec) -> Callable[[Obs, torch.Generator], Tensor]:
     nvec = (action.n,) if isinstance(action, Discrete) else action.nvec
 
     def choose(obs: Obs, generator: torch.Generator) -> Tensor:
-        allowed = obs.get(ACTION_MASK, torch.ones((rows, sum(nvec)))).float()
+        allowed = obs.get(ACTION_MASK, torch.ones((rows, sum(nvec)))).to("cpu", torch.float32)
         picks = [torch.multinomial(part, 1, generator=generator) for part in allowed.split(nvec, dim=1)]
         return picks[0].squeeze(1) if isinstance(action, Discrete) else torch.cat(picks, dim=1)
 
     return choose
 
 
-def to_host(obs: Obs) -> Obs:
-    """A copy that the environment's next step cannot overwrite."""
-    return {name: group.detach().to("cpu", copy=True) for name, group in obs.items()}
+def to_host(obs: Obs, rows: int) -> Obs:
+    """A copy of the first rows that the environment's next step cannot overwrite."""
+    return {name: group[:rows].detach().to("cpu", copy=True) for name, group in obs.items()}
 
 
 def check_obs(obs: Obs, spec: EnvSpec, source: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from canter.algorithms.base import Declared, declared_under
 from canter.report.html import Markup, element, joined
 from canter.report.stats import Curve, Group, curve
 from canter.report.svg import Frame, Line, legend, line_chart
@@ -31,25 +32,7 @@ EPISODES = (
     Chart("success_rate", "Success rate", "of the last 100 episodes"),
     Chart("rollout_reward", "Reward", "mean of a step in each rollout"),
 )
-DIAGNOSTICS = (
-    Chart("loss/policy", "Policy loss", "the surrogate, to be minimised"),
-    Chart("loss/value", "Value loss", "error of the critic, in the units it learns in"),
-    Chart(
-        "value/explained_variance",
-        "Explained variance",
-        "1: the critic foresees all returns; 0: none",
-        floor=-1.0,
-    ),
-    Chart("policy/kl", "KL divergence", "how far an update moves the policy"),
-    Chart("policy/clip_fraction", "Clip fraction", "rows whose ratio left the clip range"),
-    Chart("policy/entropy", "Entropy", "how much of the choice is left to chance"),
-    Chart("policy/std", "Standard deviation", "of the actions, before any rescaling"),
-    Chart("optim/learning_rate", "Learning rate", "step size of the optimiser"),
-    Chart("optim/grad_norm", "Gradient norm", "before clipping"),
-    Chart("value/mean", "Mean value", "the return that the critic expects"),
-)
 TIME = (Chart("time/steps_per_second", "Speed", "env steps per second, by iteration"),)
-KNOWN = (*EPISODES, *DIAGNOSTICS, *TIME)
 TOLD_ELSEWHERE = {
     "iteration",
     "env_steps",
@@ -64,8 +47,6 @@ TOLD_ELSEWHERE = {
     "rollout_return",
     "rollout_length",
     "rollout_steps",
-    "optim/minibatch_updates",
-    "optim/nonfinite_steps",
 }
 """Metrics that are told in other ways than by a chart of their own."""
 
@@ -119,16 +100,27 @@ def small_chart(chart: Chart, groups: Sequence[Group]) -> Markup | None:
     return element("figure", title, keys, line_chart(lines, Frame(chart.title, *SMALL, floor=chart.floor)))
 
 
+def declared_charts(groups: Sequence[Group]) -> list[Chart]:
+    """The metrics that the algorithms of these runs declare."""
+    lines = dict.fromkeys(line for declared in _declared(groups) for line in declared.headlines)
+    return [Chart(line.metric, line.title or line.label, line.text, line.floor) for line in lines]
+
+
 def other_charts(groups: Sequence[Group]) -> list[Chart]:
-    """Metrics that nobody foresaw, under their own names."""
-    known = tuple(chart.metric for chart in KNOWN)
+    """Metrics that nobody declared, under their own names."""
+    known = tuple(chart.metric for chart in (*EPISODES, *declared_charts(groups), *TIME))
+    counters = {name for declared in _declared(groups) for name in (declared.optimizer_steps, *declared.counters)}
     return [
         Chart(name, name)
         for name in metric_names(groups)
-        if name not in TOLD_ELSEWHERE
+        if name not in TOLD_ELSEWHERE | counters
         and not name.startswith("time/")
         and not any(name == metric or name.startswith(f"{metric}/") for metric in known)
     ]
+
+
+def _declared(groups: Sequence[Group]) -> list[Declared]:
+    return [declared_under(run.settings.get("algorithm.kind")) for group in groups for run in group.runs]
 
 
 def metric_names(groups: Sequence[Group]) -> list[str]:

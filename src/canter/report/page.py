@@ -7,10 +7,10 @@ from datetime import datetime
 from pathlib import Path
 
 from canter.report.charts import (
-    DIAGNOSTICS,
     EPISODES,
     NARROW,
     TIME,
+    declared_charts,
     learning_curve,
     other_charts,
     small_charts,
@@ -111,7 +111,9 @@ def chart_sections(groups: Sequence[Group]) -> list[Markup]:
     return [
         section("Episodes", "By env steps.", small_charts(EPISODES, groups)),
         section(
-            "Learning", "By env steps, as means over the updates of each iteration.", small_charts(DIAGNOSTICS, groups)
+            "Learning",
+            "By env steps, as means over the updates of each iteration.",
+            small_charts(declared_charts(groups), groups),
         ),
         section("Further metrics", "By env steps.", small_charts(others, groups) if others else None),
     ]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from canter.algorithms.base import declared_under
 from canter.config import TrainConfig
 from canter.plain import to_plain
 from canter.recipes import preset_for
@@ -24,7 +25,6 @@ COUNTERS = {
     "episodes": "Episodes ended",
     "resets": "Episodes begun",
     "minibatch_updates": "Minibatch updates",
-    "optim/nonfinite_steps": "Steps skipped for NaN or infinity",
 }
 PARTS = {
     "env": "Stepping environments",
@@ -129,7 +129,8 @@ def origin(run: RunData) -> Markup:
     if isinstance(command, list) and command:
         # Where the program lies is no one's business.
         facts["Command"] = shlex.join([Path(str(command[0])).name, *map(str, command[1:])])
-    counters = {text: f"{value:,.0f}" for name, text in COUNTERS.items() if (value := run.last(name)) is not None}
+    counted = {**COUNTERS, **declared_under(run.settings.get("algorithm.kind")).counters}
+    counters = {text: f"{value:,.0f}" for name, text in counted.items() if (value := run.last(name)) is not None}
     return lists({"Run": {name: fact for name, fact in facts.items() if fact}, "Counters": counters, **machine(run)})
 
 

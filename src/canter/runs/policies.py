@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -16,13 +16,10 @@ from canter.nn.actor_critic import Policy
 from canter.storage.policy_file import (
     BEST,
     FINAL_ACTOR,
-    FINAL_CRITIC,
     NoPolicy,
     PolicyFileCorrupt,
-    ValueFunction,
     describe,
     read_policy_file,
-    save_critic,
     save_policy,
     write_policy_file,
 )
@@ -30,33 +27,26 @@ from canter.storage.policy_file import (
 _log = logging.getLogger(__name__)
 
 
-class Progress(Protocol):
-    """How far a run has come."""
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run has come, and how it does."""
 
-    @property
-    def iteration(self) -> int:
-        """Iterations done."""
-        ...
+    iteration: int
+    """Iterations done."""
+    env_steps: int
+    """Transitions so far."""
+    fraction: float
+    """Share of the budget that is used up; 0 where there is none of steps or iterations."""
+    return_: float | None
+    """Mean return of the last 100 episodes; None before as many have ended."""
+    lta: float | None
+    """Raw reward per unit of time in the last 20 rollouts; None before as many were collected."""
+    ended_by: str | None
+    """Key of the setting that ended the run: `total_steps`, `until.mean_return`, ...; None while it goes on."""
 
-    @property
-    def env_steps(self) -> int:
-        """Transitions so far."""
-        ...
-
-    @property
-    def total_steps(self) -> int:
-        """Transitions to train for."""
-        ...
-
-    @property
-    def recent_return(self) -> float | None:
-        """Mean return of the last 100 episodes; None before as many have ended."""
-        ...
-
-    @property
-    def recent_lta(self) -> float | None:
-        """Raw reward per unit of time in the last 20 rollouts; None before as many were collected."""
-        ...
+    def account(self) -> dict[str, Any]:
+        """What a policy file says of the run."""
+        return {"env_steps": self.env_steps, "return_": self.return_, "lta": self.lta}
 
 
 @dataclass(frozen=True)
@@ -94,7 +84,7 @@ class Policies:
 
     def consider(self, algorithm: Algorithm[Any], run: Progress) -> None:
         """Remember the policy if it has lately done better than any before."""
-        about = _account(run)
+        about = run.account()
         score = about[self.by]
         if score is None or not score > self.best_score:
             return
@@ -111,30 +101,18 @@ class Policies:
 
     def save_numbered(self, algorithm: Algorithm[Any], run: Progress) -> None:
         """Write the policy under the number of its steps."""
-        about = _account(run)
+        about = run.account()
         self._write(f"step-{run.env_steps:09d}.safetensors", lambda path: save_policy(path, algorithm.policy, **about))
 
     def save_final(self, algorithm: Algorithm[Any], run: Progress) -> None:
-        """Write actor and critic as the final ones."""
-        about = _account(run)
+        """Write the policy as the final one, and whatever else the algorithm leaves."""
+        about = run.account()
         self._write(FINAL_ACTOR, lambda path: save_policy(path, algorithm.policy, **about))
-        critic = critic_of(algorithm)
-        if critic is not None:
-            self._write(FINAL_CRITIC, lambda path: save_critic(path, critic, **about))
+        for name, write in algorithm.artefacts().items():
+            self._write(name, lambda path, write=write: write(path, **about))
 
     def _write(self, name: str, write: Callable[[Path], None]) -> None:
         try:
             write(self.folder / name)
         except OSError as error:
             _log.error("policy %s was not saved (%s); older ones are intact", self.folder / name, error)
-
-
-def _account(run: Progress) -> dict[str, Any]:
-    """What a policy file says of the run."""
-    return {"env_steps": run.env_steps, "return_": run.recent_return, "lta": run.recent_lta}
-
-
-def critic_of(algorithm: Any) -> ValueFunction | None:
-    """The critic of an algorithm that has one."""
-    critic = getattr(getattr(algorithm, "model", None), "critic", None)
-    return None if critic is None else ValueFunction(critic, algorithm.policy.config, algorithm.policy.spec)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import time
@@ -17,6 +18,7 @@ from canter.algorithms.base import Algorithm
 from canter.plain import to_plain
 from canter.runs.policies import Policies, Progress
 from canter.runs.run_record import RunRecord
+from canter.specs import Stateful
 from canter.storage.checkpoint import CheckpointCorrupt, CheckpointStore
 from canter.storage.durable import replace_file
 from canter.storage.lock import RunLock
@@ -52,20 +54,12 @@ class CheckpointConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
 
 
-class Stateful(Protocol):
-    """A part of a run that a checkpoint holds."""
+class Account(Stateful, Protocol):
+    """Counts what happens in a run."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that its future depends on."""
+    def progress(self) -> Progress:
+        """How far it has come."""
         ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from there."""
-        ...
-
-
-class Account(Stateful, Progress, Protocol):
-    """The account of a run: how far it has come."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +96,10 @@ class NoFolder:
         """Never anything to continue from."""
         return False
 
+    def saves_at(self, iteration: int) -> bool:
+        """Never."""
+        return False
+
     def log(self, row: dict[str, Any]) -> None:
         """Forget it."""
 
@@ -114,7 +112,7 @@ class RunFolder:
 
         config.yaml     the settings
         run.json        when, where and how it ran, and how it ended
-        metrics.jsonl   a line per iteration
+        metrics.jsonl   a line per iteration, or per `log_every` of them
         checkpoints/    step-000000001234/, ...: what is needed to go on exactly
         policies/       best, step-000123456, ..., final_actor and final_critic, each usable alone
 
@@ -133,7 +131,7 @@ class RunFolder:
         self.store = CheckpointStore(path / "checkpoints", keep_last=self.config.keep_last)
         self.policies = Policies(path / POLICIES, self.config.best_by)
         self.lock, self.record = RunLock(path), RunRecord(path)
-        self._run: Progress | None = None
+        self._run: Account | None = None
         """What is being written down; None before `restore`."""
         self._saved: int | None = None
         """Iteration of the checkpoint that this process wrote or read last."""
@@ -156,10 +154,11 @@ class RunFolder:
     ) -> None:
         run, self._run = self._run, None
         if run is not None:
-            ending = "finished" if run.env_steps >= run.total_steps else "stopped"
-            if error is not None:
-                ending = "stopped" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
-            self.record.end(ending, error if ending == "failed" else None)
+            ended_by = run.progress().ended_by if error is None else None
+            ending = "stopped" if ended_by is None else "finished"
+            if error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
+                ending = "failed"
+            self.record.end(ending, error if ending == "failed" else None, ended_by)
         self.lock.__exit__(kind, error, traceback)
 
     def restore(self, parts: Parts) -> bool:
@@ -178,9 +177,13 @@ class RunFolder:
         self._forget_after(self._saved or 0)
         if self.settings is not None:
             replace_file(self.path / CONFIG, self.settings.encode())
-        self._run, self._milestones = parts.run, self._milestones_behind(parts.run)
-        self.record.begin()
+        self._run, self._milestones = parts.run, self._milestones_behind(parts.run.progress())
+        self.record.begin(parts.algorithm.about())
         return found
+
+    def saves_at(self, iteration: int) -> bool:
+        """Whether a checkpoint is due after that iteration by its number; there may be further ones."""
+        return iteration % self.config.save_every == 0
 
     def log(self, row: dict[str, Any]) -> None:
         """Append one line; `wall_time` says when."""
@@ -195,12 +198,12 @@ class RunFolder:
 
         Raises `NonFiniteParameters` before a checkpoint or policy with NaN or infinity in it would be written.
         """
-        run, config = parts.run, self.config
+        run, config = parts.run.progress(), self.config
         behind = self._milestones_behind(run)
         milestone, self._milestones = behind > self._milestones, behind
         if config.best:
             self.policies.consider(parts.algorithm, run)
-        if not (final or milestone or run.iteration % config.save_every == 0):
+        if not (final or milestone or self.saves_at(run.iteration)):
             return
         # Policies first: whatever they miss by a kill, the run that goes on from the checkpoint before does again.
         self.policies.save_best()
@@ -209,10 +212,9 @@ class RunFolder:
         if final:
             self.policies.save_final(parts.algorithm, run)
         if run.iteration != self._saved:
-            self._save_checkpoint(parts, keep=milestone)
+            self._save_checkpoint(parts, run.iteration, keep=milestone)
 
-    def _save_checkpoint(self, parts: Parts, *, keep: bool) -> None:
-        iteration = parts.run.iteration
+    def _save_checkpoint(self, parts: Parts, iteration: int, *, keep: bool) -> None:
         tree = {name: part.state_dict() for name, part in parts.by_name().items()}
         check_finite({"algorithm": tree["algorithm"]}, f"checkpoint of iteration {iteration}")
         try:
@@ -235,7 +237,7 @@ class RunFolder:
             raise CheckpointCorrupt(self.store.path(iteration), reason) from error
 
     def _milestones_behind(self, run: Progress) -> int:
-        return min(run.env_steps, run.total_steps) * self.config.num_checkpoints // run.total_steps
+        return math.floor(min(run.fraction, 1.0) * self.config.num_checkpoints + 1e-9)  # 3 * (1 / 3) may be below 1
 
     def _forget_after(self, iteration: int) -> None:
         """Drop metric lines of iterations that are about to be repeated, and a line that was cut off."""

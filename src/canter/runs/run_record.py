@@ -20,7 +20,7 @@ RECORD = "run.json"
 MAX_BYTES = 1 << 20
 
 Ending = Literal["finished", "stopped", "failed"]
-"""It reached its budget, it was asked to stop before, or an error ended it."""
+"""It used up its budget or met a condition, it was asked to stop before, or an error ended it."""
 Status = Literal["running", "finished", "stopped", "failed", "interrupted", "unknown"]
 """`interrupted`: its process died without a word, by `kill -9` or with the machine."""
 
@@ -34,27 +34,32 @@ class RunRecord:
         self.path = folder / RECORD
         self.content: dict[str, Any] = {}
 
-    def begin(self) -> None:
-        """Note that this process works on the run; a run that goes on keeps the time of its start."""
+    def begin(self, about: dict[str, Any]) -> None:
+        """Note that this process works on the run, and what was decided `about` how.
+
+        A run that goes on keeps the time of its start.
+        """
         now, before = _now(), read_record(self.path.parent)
         self.content = {
             "status": "running",
             "started": before.get("started", now),
             "resumed": now if before else None,
             "ended": None,
+            "ended_by": None,
             "error": None,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "command": sys.argv,
             "machine": describe_machine(),
             "versions": describe_versions(),
+            "about": about,
         }
         self._write()
 
-    def end(self, ending: Ending, error: BaseException | None = None) -> None:
-        """Note how it ended."""
+    def end(self, ending: Ending, error: BaseException | None = None, ended_by: str | None = None) -> None:
+        """Note how it ended, and for a finished run which setting ended it."""
         text = None if error is None else f"{type(error).__name__}: {error}"[:2000]
-        self.content |= {"status": ending, "ended": _now(), "error": text}
+        self.content |= {"status": ending, "ended": _now(), "ended_by": ended_by, "error": text}
         self._write()
 
     def _write(self) -> None:

@@ -16,7 +16,7 @@ from canter.algorithms.base import Metrics
 from canter.nn.actor_critic import Policy
 from canter.seeding import derive_seed
 from canter.self_play.opponents import OpponentPool
-from canter.specs import Capturable, Env, EnvSpec, Resumable, Step
+from canter.specs import Capturable, Env, EnvSpec, Stateful, Step
 from canter.struct import Obs, State, tree_copy_, tree_map
 
 
@@ -77,7 +77,7 @@ class SelfPlayEnv:
         self._obs: Obs = {}
         self._reset = torch.ones(games, dtype=torch.bool, device=spec.device)
         self._memory: State = ()
-        self.resumes = getattr(env, "resumes", "exact") if isinstance(env, Resumable) else "partial"
+        self.resumes = getattr(env, "resumes", "exact") if isinstance(env, Stateful) else "partial"
         """Where the games cannot be saved, they start anew; the opponents stay."""
         if isinstance(env, Capturable):  # only then: to have this method says that a step may be captured
             self.generators = lambda: [self._generator, *env.generators()]
@@ -132,7 +132,7 @@ class SelfPlayEnv:
         """The games, the pool, and who plays."""
         saved = tree_map(torch.clone, {"reset": self._reset, "obs": self._obs, "memory": self._memory})
         return saved | {
-            "games": self.env.state_dict() if isinstance(self.env, Resumable) else None,
+            "games": self.env.state_dict() if isinstance(self.env, Stateful) else None,
             "pool": self.pool.state_dict(),
             "members": self._members,
             "iterations": self._iterations,
@@ -143,7 +143,7 @@ class SelfPlayEnv:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, bit for bit; before or after the first `adapt`."""
-        if isinstance(self.env, Resumable):
+        if isinstance(self.env, Stateful):
             self.env.load_state_dict(state["games"])
         self.pool.load_state_dict(state["pool"])
         self._members, self._iterations, self._score = state["members"], state["iterations"], state["score"]

@@ -11,12 +11,13 @@ import torch
 
 from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
+from canter.distributed import cores
 from canter.engines.choose import EngineName
 from canter.machine import set_threads
 from canter.specs import Capturable
 from canter.struct import Metrics, tree_copy_, tree_map
 from canter.training.collector import Collector
-from canter.training.threads import ThreadChoice
+from canter.training.threads import choose_threads, widest_layer
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class ExecutionConfig:
     tf32: bool = True
     """Let a GPU multiply float32 matrices with 10 bits of mantissa; False is strict float32. No effect on a CPU."""
     threads: int | None = None
-    """Threads that learn on a CPU. null is 1, or for wide networks whatever the first update is fastest with."""
+    """Threads that learn on a CPU. null is 1, or all cores for wide networks (a layer of 16,384 weights or more) with
+    long rollouts (4,096 steps or more). `canter check --threads` measures what is fastest."""
 
     def __post_init__(self) -> None:
         """Refuse no threads at all."""
@@ -53,9 +55,11 @@ class ExecutionConfig:
             mode = "eager"
         if mode == "graph":
             return capture(collector, algorithm)
-        collector.threads = self.threads
-        choose_threads = self.threads is None and not on_gpu
-        return Programs(collector.collect, ThreadChoice(collector, algorithm) if choose_threads else algorithm.update)
+        if self.threads is None and not on_gpu:
+            steps = collector.rollout.reward.numel()
+            collector.threads = choose_threads(widest_layer(algorithm), steps, cores())
+            set_threads(collector.threads)
+        return Programs(collector.collect, algorithm.update)
 
     def start(self, device: str) -> None:
         """Set what must be so before anything is built: even the first weights are rounded by the number of threads."""

@@ -6,14 +6,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from canter.functional.batch_means import batch_means
+from canter.runs.policies import Progress
 from canter.struct import Metrics
-from canter.training.collector import Episodes
+from canter.training.episodes import Episodes
 from canter.training.stopwatch import Stopwatch
 
 RECENT_EPISODES = 100
@@ -38,6 +40,28 @@ class SuccessConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UntilConfig:
+    """What ends a run besides `total_steps`, whichever comes first; null for nothing."""
+
+    mean_return: float | None = None
+    """Mean return of the last 100 episodes, once as many have ended; looked at where a row is logged."""
+    seconds: float | None = None
+    """Time spent training, without the time in which the run was stopped. Such a run is not repeatable: a faster or
+    less busy machine trains for longer."""
+    iterations: int | None = None
+    """Rollouts and their updates."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, by name."""
+        if self.mean_return is not None and not math.isfinite(self.mean_return):
+            raise ValueError(f"mean_return={self.mean_return} must be finite")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds={self.seconds} must be above 0")
+        if self.iterations is not None and self.iterations < 1:
+            raise ValueError(f"iterations={self.iterations} must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Counters:
     """What has happened since the run began."""
 
@@ -57,7 +81,10 @@ class Counters:
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Counters):
-    """Where a run stands after an iteration; all on the host."""
+    """A row of the log: where a run stands after an iteration; all on the host.
+
+    "Since the row before" is the last iteration, or the last `log_every` of them.
+    """
 
     seconds: float
     """Since training started, without the time in which it was stopped."""
@@ -68,17 +95,17 @@ class Report(Counters):
     success_rate: float | None
     """Fraction of them that were a success."""
     rollout_return: float | None
-    """Mean return of the episodes that ended in this rollout; None if none did."""
+    """Mean return of the episodes that ended since the row before; None if none did."""
     rollout_length: float | None
     """Mean length of the same episodes."""
     rollout_reward: float
-    """Mean reward of a step in this rollout."""
+    """Mean reward of a step since the row before."""
     rollout_steps: int
-    """Transitions in this rollout."""
+    """Transitions since the row before."""
     times: dict[str, float]
-    """Seconds of this iteration by part, see `Stopwatch`: env, policy, update, other."""
+    """Seconds since the row before by part, see `Stopwatch`: env, policy, update, other."""
     metrics: dict[str, float]
-    """What the algorithm reports (`loss/policy`, `policy/kl`, ...) and the environment (`env/...`)."""
+    """What the algorithm reports of its last update and the environment of its last rollout (`env/...`)."""
 
     @property
     def iteration(self) -> int:
@@ -97,14 +124,31 @@ class Report(Counters):
 
 
 class Run:
-    """Counts what has happened; `clock` tells what the time was spent on."""
+    """Counts what has happened and says when it is enough; `clock` tells what the time was spent on.
 
-    def __init__(self, total_steps: int, success: SuccessConfig, clock: Stopwatch) -> None:
+    An iteration is first added, which reads nothing from the device, and reported when a row of the log is due.
+    `optimizer_steps` is the metric that counts them.
+    """
+
+    def __init__(
+        self,
+        total_steps: int | None,
+        success: SuccessConfig,
+        clock: Stopwatch,
+        until: UntilConfig | None = None,
+        optimizer_steps: str = "",
+    ) -> None:
         self.total_steps, self.success, self.clock = total_steps, success, clock
+        self.until, self.optimizer_steps = until or UntilConfig(), optimizer_steps
         self.counters = Counters()
         self.recent: deque[tuple[float, int, bool]] = deque(maxlen=RECENT_EPISODES)
         self.gain_and_time: deque[list[list[float]]] = deque(maxlen=RECENT_ROLLOUTS)
-        self.start = time.perf_counter()
+        self.spent, self.start = 0.0, time.perf_counter()
+        """Seconds of training up to the end of the last iteration, and the time of day at which they would begin."""
+        self.unread: Tensor | None = None
+        """`[2]` float64 on the device: transitions and optimiser steps since the row before; None if there are none."""
+        self.unread_rows = 0
+        """What those transitions are at most, as every row of a rollout may be one."""
 
     @property
     def iteration(self) -> int:
@@ -113,13 +157,58 @@ class Run:
 
     @property
     def env_steps(self) -> int:
-        """Transitions so far."""
+        """Transitions up to the last row of the log."""
         return self.counters.env_steps
 
     @property
-    def progress(self) -> float:
-        """Fraction of the run that is done."""
-        return self.env_steps / self.total_steps
+    def fraction(self) -> float | Tensor:
+        """Largest share of a budget of steps or iterations that is used up, 0 if there is none.
+
+        A 0-d tensor on the device where the host does not know the number of steps yet.
+        """
+        if self.total_steps is None or self.unread is None:
+            return self._known_fraction()
+        iterations = self.iteration / self.until.iterations if self.until.iterations else 0.0
+        return ((self.env_steps + self.unread[0]) / self.total_steps).clamp(min=iterations)
+
+    def _known_fraction(self) -> float:
+        used = (self.env_steps, self.total_steps), (self.iteration, self.until.iterations)
+        return max((spent / budget for spent, budget in used if budget is not None), default=0.0)
+
+    @property
+    def ended_by(self) -> str | None:
+        """The setting that ends the run here, as far as the host knows; None while it goes on."""
+        until = self.until
+        reached = (
+            ("total_steps", self.total_steps, self.env_steps),
+            ("until.mean_return", until.mean_return, None if until.mean_return is None else self.recent_return),
+            ("until.iterations", until.iterations, self.iteration),
+            ("until.seconds", until.seconds, self.spent),
+        )
+        ends = (key for key, end, now in reached if end is not None and now is not None and now >= end)
+        return next(ends, None)
+
+    @property
+    def may_have_ended(self) -> bool:
+        """Whether the run is over or, for all that the host knows, its budget of steps may be used up."""
+        steps = self.env_steps + self.unread_rows
+        return self.ended_by is not None or (self.total_steps is not None and steps >= self.total_steps)
+
+    def progress(self) -> Progress:
+        """How far the run had come at the last row of the log."""
+        return Progress(
+            iteration=self.iteration,
+            env_steps=self.env_steps,
+            fraction=self._known_fraction(),
+            return_=self.recent_return,
+            lta=self.recent_lta,
+            ended_by=self.ended_by,
+        )
+
+    def start_clock(self) -> None:
+        """Training goes on from here; what was since the last iteration is not counted."""
+        self.start = time.perf_counter() - self.spent
+        self.clock.restart()
 
     @property
     def recent_return(self) -> float | None:
@@ -137,25 +226,38 @@ class Run:
         average = batch_means(torch.tensor(list(self.gain_and_time), dtype=torch.float64))
         return {} if average is None else {"lta/mean": average[0], "lta/ci": average[1]}
 
-    def count(self, metrics: Metrics, episodes: Episodes) -> Report:
-        """Take note of an iteration; reads the metrics from the device."""
-        values = torch.stack([value.float() for value in metrics.values()]).tolist()  # one read for all
+    def add(self, metrics: Metrics, valid: Tensor) -> None:
+        """Take note of an iteration and its rollout's transitions `[T, N]`, without waiting for the device."""
+        steps = metrics.get(self.optimizer_steps)
+        counts = (valid.sum(), valid.new_zeros(()) if steps is None else steps)
+        numbers = torch.stack([count.double() for count in counts])
+        self.unread = numbers if self.unread is None else self.unread + numbers
+        self.unread_rows += valid.numel()
+        self.counters = replace(self.counters, rollouts=self.iteration + 1, updates=self.counters.updates + 1)
+        self.spent = time.perf_counter() - self.start
+
+    def report(self, metrics: Metrics, episodes: Episodes) -> Report:
+        """A row about the iterations added since the row before; reads the metrics of the last one from the device."""
+        assert self.unread is not None
+        values = [*metrics.values(), self.unread[1]]
+        *values, steps = torch.stack([value.float() for value in values]).tolist()  # one read for all
         self.clock.lap("update")  # only now is it known to be done
+        self.spent = time.perf_counter() - self.start
+        self.unread, self.unread_rows = None, 0
         read, before = dict(zip(metrics, values, strict=True)), self.counters
-        self.counters = Counters(
+        self.counters = replace(
+            before,
             env_steps=before.env_steps + episodes.env_steps,
-            rollouts=before.rollouts + 1,
             episodes=before.episodes + len(episodes.return_),
             resets=before.resets + episodes.resets,
-            updates=before.updates + 1,
-            minibatch_updates=before.minibatch_updates + round(read.get("optim/minibatch_updates", 0)),
+            minibatch_updates=before.minibatch_updates + round(steps),
         )
         success = map(self.success.holds, episodes.return_, episodes.terminated)
         self.recent.extend(zip(episodes.return_, episodes.length, success, strict=True))
-        self.gain_and_time.append(episodes.gain_and_time)
+        self.gain_and_time.extend(episodes.gain_and_time)
         return Report(
             **asdict(self.counters),
-            seconds=time.perf_counter() - self.start,
+            seconds=self.spent,
             return_=mean(return_ for return_, _, _ in self.recent),
             length=mean(length for _, length, _ in self.recent),
             success_rate=mean(success for _, _, success in self.recent),
@@ -181,7 +283,9 @@ class Run:
         self.counters = Counters(**state["counters"])
         self.recent = deque((tuple(episode) for episode in state["recent"]), maxlen=RECENT_EPISODES)
         self.gain_and_time = deque(state["gain_and_time"], maxlen=RECENT_ROLLOUTS)
-        self.start = time.perf_counter() - state["seconds"]
+        self.spent = state["seconds"]
+        self.start = time.perf_counter() - self.spent
+        self.progress()  # raises now, rather than after the restoring, where a forged state makes no sense
 
 
 def mean(values: Iterable[float]) -> float | None:

@@ -6,17 +6,19 @@ T steps, N environments, L sequence length (1 without memory), S sequences, P di
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from canter import distributed
-from canter.algorithms.base import algorithms
+from canter.algorithms.base import Declared, RolloutPlan, algorithms
 from canter.algorithms.extension import Extensions
 from canter.algorithms.phase import Phase
 from canter.algorithms.ppo.checks import check_batch, check_discount
+from canter.algorithms.ppo.declared import DECLARED
 from canter.algorithms.ppo.judge import Judge, Judgement
 from canter.algorithms.ppo.settings import PPOSettings
 from canter.algorithms.ppo.unused import unused_settings
@@ -31,6 +33,7 @@ from canter.nn.actor_critic import ActorCritic
 from canter.optim import Optimizer, ParameterGroup
 from canter.seeding import derive_seed
 from canter.specs import EnvSpec
+from canter.storage.policy_file import FINAL_CRITIC, ValueFunction, save_critic
 from canter.struct import Metrics, Obs, State, tree_copy_, tree_map
 
 
@@ -199,9 +202,19 @@ class PPO:
         """The random streams of acting and of shuffling."""
         return [self.policy_rng, self.shuffle_rng]
 
-    def set_progress(self, fraction: float) -> None:
+    def set_progress(self, fraction: float | Tensor) -> None:
         """Tell how much of the run is done, 0..1."""
         self.progress.fill_(fraction)
+
+    def about(self) -> dict[str, Any]:
+        """Which engine computes each phase, and why others declined."""
+        words = {phase: choice.in_words() for phase, choice in self.engines.items()}
+        return {"engine": ", ".join(words.values() if len(words) == 1 else map(": ".join, words.items()))}
+
+    def artefacts(self) -> dict[str, Callable[..., None]]:
+        """The critic, usable alone, in a file at the end of a run."""
+        critic = ValueFunction(self.model.critic, self.policy.config, self.policy.spec)
+        return {FINAL_CRITIC: lambda path, **about: save_critic(path, critic, **about)}
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, statistics, memory, moments, learning rates, coefficients and random states."""
@@ -236,11 +249,23 @@ class PPO:
 class PPOConfig(PPOSettings):
     """Settings that build PPO; A2C is `surrogate="vanilla", epochs=1, num_minibatches=1`."""
 
+    declared: ClassVar[Declared] = DECLARED
+
     def build(self, spec: EnvSpec, seed: int) -> PPO:
         """PPO for an environment, on the environment's device."""
         if self.objective == "discounted":
             check_discount(self.gamma, spec)
         return PPO(self, spec, seed)
+
+    def plan(self) -> RolloutPlan:
+        """How a rollout is cut up and how far returns look ahead; an average reward is not discounted."""
+        return RolloutPlan(
+            horizon=self.horizon,
+            epochs=self.epochs,
+            num_minibatches=self.num_minibatches,
+            gamma=1.0 if self.objective == "average" else self.gamma,
+            gae_lambda=self.gae_lambda,
+        )
 
     def unused(self, spec: EnvSpec) -> list[str]:
         """A line for each setting that was changed and has no part in this configuration."""

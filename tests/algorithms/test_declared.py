@@ -1,0 +1,57 @@
+"""What algorithms tell about themselves, and that nobody around them needs to know which one it is."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import canter
+from canter.algorithms.base import Declared, RolloutPlan, declared_by, declared_under, plan_of, title_of
+from canter.algorithms.ppo import PPOConfig
+from canter.envs.tensor import CartPole
+from canter.training.collector import Collector
+
+SOURCE = Path(canter.__file__).parent
+AROUND = ("cli", "console", "play", "preflight", "report", "runs", "self_play", "storage", "training")
+
+
+@dataclass(frozen=True)
+class SilentConfig:
+    horizon: int = 8
+
+
+def test_settings_that_declare_nothing_are_fine():
+    assert declared_by(SilentConfig()) == declared_under("no such algorithm") == Declared()
+    assert plan_of(SilentConfig()) == RolloutPlan(horizon=8)
+    assert title_of(SilentConfig()) == "Silent"
+
+
+def test_ppo_declares_its_arithmetic():
+    config = PPOConfig(horizon=32, epochs=3, num_minibatches=4, gamma=0.9, gae_lambda=0.8)
+    expected = RolloutPlan(horizon=32, epochs=3, num_minibatches=4, gamma=0.9, gae_lambda=0.8)
+    assert (title_of(config), plan_of(config)) == ("PPO", expected)
+    assert plan_of(PPOConfig(objective="average")).gamma == 1.0
+
+
+def test_every_metric_that_ppo_declares_is_one_that_it_reports():
+    env = CartPole(4)
+    algorithm = PPOConfig(horizon=8, num_minibatches=1).build(env.spec, 0)
+    metrics = algorithm.update(Collector(env, algorithm, 0).collect())
+    declared = declared_under("ppo")
+    names = [line.metric for line in declared.headlines if line.metric != "policy/std"]  # of Gaussians only
+    for name in (*names, declared.optimizer_steps, *declared.counters):
+        assert any(metric == name or metric.startswith(f"{name}/") for metric in metrics), name
+    assert all(hasattr(algorithm.config, key) for key in declared.settings.values())
+
+
+@pytest.mark.parametrize("room", AROUND)
+def test_nothing_around_the_algorithms_names_one_or_a_metric_of_it(room):
+    named = re.compile(r"\bPPO|\bppo\b|[\"'](loss|policy|value|optim)/")
+    found = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted((SOURCE / room).rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if named.search(line)
+    ]
+    assert found == []
