@@ -134,7 +134,7 @@ class Algorithm(Protocol[RecordT]):
 class AlgorithmConfig(Protocol):
     """Frozen settings that build an algorithm.
 
-    They may have three members more: `declared`, a class attribute (`Declared`), a method `plan() -> RolloutPlan` and one
+    They may have three members more: `declared`, a class attribute (`Declared`), a method `plan() -> RolloutPlan` and
     `unused(spec) -> list[str]`, a line for each setting that was changed and has no part in a configuration.
     """
 
