@@ -1,4 +1,4 @@
-"""The native engine against today's forms by hand and against autograd, in one run.
+"""The native engine against the one by autograd, in one run.
 
     python benchmarks/speed/native.py [--threads 2] [--clock cpu]
 
@@ -12,30 +12,21 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from canter.algorithms.ppo_batch import PPOBatch
 
 from canter.algorithms.ppo import PPO, PPOConfig
-from canter.engines.native import NativeEngine, adamw_
+from canter.engines.batch import PPOBatch
+from canter.engines.choose import EngineName
+from canter.functional.adam import adam_step_
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.specs import Continuous, EnvSpec, TensorSpec
 
-
-@dataclass(frozen=True, kw_only=True)
-class Loss:
-    """PPO's usual loss, with the names that engines read."""
-
-    surrogate: str = "clipped"
-    clip_ratio: float = 0.2
-    value_loss: str = "mse"
-    value_clip: float = 0.2
-    value_coef: float = 1.0
-    advantage: str = "given"
-    bound: None = None
+ENGINES: tuple[EngineName, ...] = ("native", "autograd")
 
 
 @dataclass(frozen=True)
@@ -76,7 +67,7 @@ def best_of(candidates: dict[str, Callable[[], Any]], clock: Callable[[], float]
     return best
 
 
-def build(case: Case) -> tuple[PPO, PPOBatch, NativeEngine]:
+def build(case: Case) -> tuple[PPO, PPOBatch]:
     spec = EnvSpec(
         {"policy": TensorSpec((case.obs,))}, Continuous((-1.0,) * case.action, (1.0,) * case.action), case.rows
     )
@@ -100,57 +91,36 @@ def build(case: Case) -> tuple[PPO, PPOBatch, NativeEngine]:
         policy_state=(),
         critic_state=(),
     )
-    return ppo, batch, NativeEngine(Loss(), ppo.model, ppo.phases["policy"].optimizer.gradients)
+    return ppo, batch
 
 
 def learning(case: Case, clock: Callable[[], float], seconds: float) -> None:
-    ppo, batch, engine = build(case)
-    rows, index, parameters = engine.begin(batch), torch.randperm(case.rows), list(ppo.model.parameters())
-    coefs = {"entropy_coef": ppo.entropy_coef}
-    candidates: dict[str, Callable[[], Any]] = {
-        "native": lambda: engine.gradients(rows, index, coefs),
-        "autograd": lambda: torch.autograd.grad(ppo.loss(batch).loss, parameters, materialize_grads=True),  # pyright: ignore
-    }
-    if ppo.by_hand is not None:
-        read = replace(batch, obs=ppo.by_hand.read_rows(batch.obs))
-        candidates["by hand"] = lambda: ppo.quick_loss(read.map(lambda x: x[:, index]))
+    ppo, batch = build(case)
+    index, candidates = torch.randperm(case.rows), {}
+    for name in ENGINES:
+        ppo.use_engine(name)
+        candidates[name] = partial(ppo.engine.gradients, ppo.engine.begin(batch), index, ppo.coefs)
     best = best_of(candidates, clock, seconds)
-    operations = 6 * case.rows * sum(p.numel() for p in parameters if p.ndim == 2)
+    operations = 6 * case.rows * sum(p.numel() for p in ppo.model.parameters() if p.ndim == 2)
     show(f"minibatch of {case.rows}, {case.name}", best, f"{operations / best['native'] / 1e9:.1f} GFLOP/s")
 
 
 def acting(case: Case, rows: int, clock: Callable[[], float], seconds: float) -> None:
-    ppo, _, engine = build(case)
+    ppo, _ = build(case)
     obs, rng, reset = {"policy": torch.randn(rows, case.obs)}, torch.Generator(), torch.zeros(rows, dtype=torch.bool)
-    hand = ppo.by_hand
-    candidates: dict[str, Callable[[], Any]] = {"native": lambda: engine.act(obs, (), reset, rng)}
-    if hand is not None:
-        candidates["by hand"] = lambda: hand.act(obs, rng)
-        ppo.by_hand = None
-    candidates["autograd"] = lambda: ppo.act(obs, (), reset)
+    candidates = {}
+    for name in ENGINES:
+        ppo.use_engine(name)
+        candidates[name] = partial(ppo.engine.act, obs, (), reset, rng)
     show(f"acting, {rows} rows, {case.name}", best_of(candidates, clock, seconds))
 
 
 def stepping(clock: Callable[[], float], seconds: float) -> None:
-    optimizer = build(CASES[0])[0].phases["policy"].optimizer
-    group, skip = next(iter(optimizer.groups.values())), torch.zeros((), dtype=torch.bool)
-    group.gradient.normal_()
-    config = group.config
-
-    def native() -> float:
-        return adamw_(
-            group.flat,
-            group.gradient,
-            **group.moments,
-            learning_rate=3e-4,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=0.0,
-            max_norm=config.max_grad_norm,
-        )
-
-    best = best_of({"native": native, "by hand": lambda: optimizer.step(None, skip)}, clock, seconds)
-    show(f"AdamW of {len(group.flat)} numbers", best)
+    optimizer, skip = build(CASES[0])[0].optimizers["policy"], torch.zeros((), dtype=torch.bool)
+    optimizer.adams[0].gradient.normal_()
+    plain = partial(adam_step_.plain, optimizer.adams, True, skip)
+    best = best_of({"native": partial(adam_step_, optimizer.adams, True, skip), "torch": plain}, clock, seconds)
+    show(f"AdamW of {len(optimizer.adams[0].flat)} numbers", best)
 
 
 def show(name: str, best: dict[str, float], note: str = "") -> None:

@@ -1,15 +1,6 @@
-/* The mathematics in double. */
+/* The mathematics in double, for any processor; tests hold it against autograd to the last digits. */
 #define REAL double
 #define REAL_IS_DOUBLE 1
-#include "real.h"
-
-#include "gemm.h"
-#include "layers.h"
-#include "policy.h"
-
-#include "memory.h"
-
-#include "learn.h"
-#include "update.h"
+#include "mathematics.h"
 
 const Real REAL_DOUBLE = {sizeof(REAL), prepare, act, values, log_prob, gradients, square_sum, adamw};

@@ -58,7 +58,7 @@ INLINE void strip(const Product *p, long panel, int vectors)
     }
 }
 
-EACH_PROCESSOR static void multiply(const Product *p)
+static void multiply(const Product *p)
 {
     for (long panel = 0; panel * PANEL < p->columns; panel++) {
         long vectors = (p->columns - panel * PANEL + LANES - 1) / LANES;
@@ -95,7 +95,7 @@ INLINE void transpose(const REAL *from, long row, REAL *to, long step)
 
 /* A layer's weight [N, K] for x[M, K] -> y[M, N]: panels of PANEL outputs, each the bias and then K rows. What is
  * beyond N stays as the zeros that the panel began with. */
-EACH_PROCESSOR static void pack(const Layer *layer)
+static void pack(const Layer *layer)
 {
     const REAL *weight = layer->weight.value, *bias = layer->bias.value;
     const long inputs = layer->inputs, outputs = layer->outputs;
@@ -115,7 +115,7 @@ EACH_PROCESSOR static void pack(const Layer *layer)
 }
 
 /* The same for dy[M, N] -> dx[M, K]: panels of PANEL inputs, each N rows. */
-EACH_PROCESSOR static void pack_back(const Layer *layer)
+static void pack_back(const Layer *layer)
 {
     const REAL *weight = layer->weight.value;
     const long inputs = layer->inputs, outputs = layer->outputs;

@@ -32,14 +32,14 @@ INLINE REAL normal_density(REAL x)
     X(gelu, 1, x * normal_cdf(x), normal_cdf(x) + x * normal_density(x))
 
 #define LOOPS(NAME, NEEDS_X, VALUE_OF_X, SLOPE)                                                                        \
-    EACH_PROCESSOR static void activate_##NAME(const REAL *before, REAL *after, long n)                                \
+    static void activate_##NAME(const REAL *before, REAL *after, long n)                                \
     {                                                                                                                  \
         IN_PLACE for (long j = 0; j < n; j++) {                                                                        \
             const REAL x = before[j];                                                                                  \
             after[j] = VALUE_OF_X;                                                                                     \
         }                                                                                                              \
     }                                                                                                                  \
-    EACH_PROCESSOR static void slope_##NAME(REAL *restrict d, const REAL *before, const REAL *after, long n)           \
+    static void slope_##NAME(REAL *restrict d, const REAL *before, const REAL *after, long n)           \
     {                                                                                                                  \
         for (long j = 0; j < n; j++) {                                                                                 \
             const REAL x = before[j], y = after[j];                                                                    \
@@ -57,7 +57,7 @@ static const struct {
 } ACTIVATION[] = {ACTIVATIONS(ENTRY)};
 enum { IDENTITY = 0 };
 
-#if !REAL_IS_DOUBLE
+#ifdef DEFINES_NAMES
 #define NAME_OF(NAME, ...) #NAME,
 const char *const ACTIVATION_NAMES[] = {ACTIVATIONS(NAME_OF) NULL};
 #endif
@@ -99,7 +99,7 @@ INLINE REAL row_dot(const REAL *x, const REAL *y, REAL shift, long n)
 #define LAYER_NORM_EPS ((REAL)1e-5)
 
 /* x becomes (x - mean) / std, y becomes gamma times that plus beta. */
-EACH_PROCESSOR static void normalize(const Layer *layer, REAL *x, REAL *y, REAL *inverse, long rows, long stride)
+static void normalize(const Layer *layer, REAL *x, REAL *y, REAL *inverse, long rows, long stride)
 {
     const REAL *gamma = layer->gamma.value, *beta = layer->beta.value;
     const long n = layer->outputs;
@@ -113,7 +113,7 @@ EACH_PROCESSOR static void normalize(const Layer *layer, REAL *x, REAL *y, REAL 
     }
 }
 
-EACH_PROCESSOR static void normalize_back(const Layer *layer, const Trace *t, REAL *d, long rows, long stride)
+static void normalize_back(const Layer *layer, const Trace *t, REAL *d, long rows, long stride)
 {
     const REAL *gamma = layer->gamma.value, *x = t->normal, *inverse = t->inverse;
     REAL *d_gamma = t->d_gamma, *d_beta = t->d_beta;
@@ -130,7 +130,7 @@ EACH_PROCESSOR static void normalize_back(const Layer *layer, const Trace *t, RE
     }
 }
 
-EACH_PROCESSOR static void add_rows(REAL *restrict sums, const REAL *restrict d, long rows, long stride)
+static void add_rows(REAL *restrict sums, const REAL *restrict d, long rows, long stride)
 {
     for (long r = 0; r < rows; r++, d += stride)
         for (long j = 0; j < stride; j++)

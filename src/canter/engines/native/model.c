@@ -198,7 +198,7 @@ PyObject *make_model(PyObject *self, PyObject *args)
     if (!capsule)
         return free(h), NULL;
     Model *model = &h->model;
-    h->real = is_double ? &REAL_DOUBLE : &REAL_FLOAT;
+    h->real = real_of(is_double);
     h->arrays = arrays;
     model->threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     Py_buffer *view = hold(&h->held, numbers, -1, 0);

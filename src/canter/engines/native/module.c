@@ -245,7 +245,7 @@ static PyObject *square_sum(PyObject *self, PyObject *args)
     int is_double;
     if (!PyArg_ParseTuple(args, "pO", &is_double, &array))
         return NULL;
-    const Real *real = is_double ? &REAL_DOUBLE : &REAL_FLOAT;
+    const Real *real = real_of(is_double);
     Held held = {0};
     Py_buffer *view = hold(&held, array, -1, 0);
     double sum = view ? real->square_sum(view->buf, (long)(view->len / real->item)) : 0.0;
@@ -264,7 +264,7 @@ static PyObject *adamw(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "pOOOOOddddddd", &is_double, &array[0], &array[1], &array[2], &array[3], &array[4],
                           &a.learning_rate, &a.beta1, &a.beta2, &a.eps, &a.weight_decay, &max_norm, &norm))
         return NULL;
-    const Real *real = is_double ? &REAL_DOUBLE : &REAL_FLOAT;
+    const Real *real = real_of(is_double);
     Held held = {0};
     Py_ssize_t bytes = -1;
     for (int i = 0; i < 5 && fine; i++) { /* flat, gradient, exp_avg, exp_avg_sq, step */

@@ -126,6 +126,13 @@ typedef struct {
 } Real;
 
 extern const Real REAL_FLOAT, REAL_DOUBLE;
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define HAS_X86_VERSIONS
+extern const Real REAL_FLOAT_AVX2, REAL_FLOAT_AVX512;
+#endif
+
+/* The fastest that this processor has. */
+const Real *real_of(int is_double);
 extern const char *const ACTIVATION_NAMES[], *const STD_NAMES[];
 
 /* Runs work(context, 0 .. threads - 1), each in a thread; returns when all are done. */

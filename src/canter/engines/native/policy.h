@@ -35,7 +35,7 @@ INLINE REAL softplus(REAL x)
         break;
 #define STD_ENUM(NAME, ...) STD_##NAME,
 enum { STD_FORMS(STD_ENUM) STD_COUNT };
-#if !REAL_IS_DOUBLE
+#ifdef DEFINES_NAMES
 const char *const STD_NAMES[] = {STD_FORMS(NAME_OF) NULL};
 #endif
 

@@ -4,12 +4,7 @@
 
 #include "native.h"
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#define EACH_PROCESSOR __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
-#else
-#define EACH_PROCESSOR
-#endif
-/* Helpers must become part of the function that there is a version of for each processor. */
+/* Helpers must become part of their callers, whose sizes are constants there. */
 #define INLINE static inline __attribute__((always_inline))
 /* A formula used while acting and while learning is one function: inlined twice it might be rounded in two ways. */
 #define ONCE static __attribute__((noinline))
@@ -17,11 +12,16 @@
 /* Arrays of a loop are the same or do not overlap. */
 #define IN_PLACE _Pragma("GCC ivdep")
 
-/* Tiles of TILE_ROWS x VECTORS vectors fill the registers without spilling. */
-#if defined(__x86_64__)
-enum { VECTOR_BYTES = 32, VECTORS = 2, TILE_ROWS = 6 }; /* of 16 registers; AVX-512 has 32, half as wide as it could */
+/* Tiles of TILE_ROWS x VECTORS vectors fill the registers without spilling: 32 of 16 bytes (NEON), 16 of 16 or 32 bytes
+ * (SSE, AVX2), or 32 of 64 bytes (AVX-512), of which 14 hide the latency of a product. */
+#if defined(__AVX512F__)
+enum { VECTOR_BYTES = 64, VECTORS = 2, TILE_ROWS = 6 };
+#elif defined(__AVX2__)
+enum { VECTOR_BYTES = 32, VECTORS = 2, TILE_ROWS = 6 };
+#elif defined(__x86_64__)
+enum { VECTOR_BYTES = 16, VECTORS = 2, TILE_ROWS = 6 };
 #else
-enum { VECTOR_BYTES = 16, VECTORS = 4, TILE_ROWS = 6 }; /* of 32 registers */
+enum { VECTOR_BYTES = 16, VECTORS = 4, TILE_ROWS = 6 };
 #endif
 enum { LANES = VECTOR_BYTES / sizeof(REAL), PANEL = LANES * VECTORS };
 typedef REAL Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));

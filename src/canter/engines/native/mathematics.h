@@ -1,0 +1,12 @@
+/* All of the mathematics, for one kind of number and one kind of processor: what includes this says which, and gives it a
+ * name as a table of functions. */
+#include "real.h"
+
+#include "gemm.h"
+#include "layers.h"
+#include "policy.h"
+
+#include "memory.h"
+
+#include "learn.h"
+#include "update.h"
