@@ -112,7 +112,7 @@ def test_settings_out_of_range_are_refused_by_name(settings, message):
 def test_a_parameter_listed_twice_is_trained_once():
     layer = nn.Linear(2, 2)
     group = ParameterGroup([*layer.parameters(), *layer.parameters()], OptimizerConfig())
-    assert group.flat.numel() == 6
+    assert group.adam.flat.numel() == 6
 
 
 def test_policy_and_critic_can_have_schedules_of_their_own():

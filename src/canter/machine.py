@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from threadpoolctl import ThreadpoolController
 
 from canter.distributed import cores
 
@@ -19,18 +18,6 @@ PACKAGES = ("canter", "torch", "numpy", "gymnasium", "safetensors", "mujoco", "e
 def describe_machine() -> dict[str, Any]:
     """System, processor, cores that this process may use, and the GPUs."""
     return {"system": platform.platform(), "cpu": cpu_model(), "cores": cores(), "gpus": gpu_names()}
-
-
-def set_threads(count: int) -> None:
-    """Let torch and the sharing of rows use so many threads, and each of NumPy's products one.
-
-    Those are small, or called by several threads at once; and threads of their own stay busy for a while after each, in
-    the way of the others.
-    """
-    torch.set_num_threads(count)
-    for library in ThreadpoolController().lib_controllers:
-        if library.user_api == "blas" and library.info()["threading_layer"] == "pthreads":
-            library.set_num_threads(1)
 
 
 def describe_versions() -> dict[str, str]:

@@ -81,6 +81,7 @@ def make_algorithm(spec):
         model=ModelConfig(policy=NetworkConfig(hidden=(8,), normalize_obs=False), normalize_value=False),
     )
     algorithm = config.build(spec, seed=0)
+    algorithm.use_engine("autograd")
 
     def act(obs, state, reset):
         params, state = algorithm.policy.params(obs, state, reset)

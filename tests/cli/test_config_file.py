@@ -87,7 +87,6 @@ def test_a_partial_mapping_leaves_the_rest_of_the_base():
         ({"end": 0.005}, Linear(0.01, 0.005)),
         ({"kind": "linear", "start": 1}, Linear(1.0, 0.0)),
         ({"kind": "constant", "value": 2}, Constant(2.0)),
-        ({"kind": "adaptive_kl", "start": 1e-3}, AdaptiveKL(1e-3)),
     ],
 )
 def test_schedules_merge_into_their_own_kind_and_replace_another(plain, expected):

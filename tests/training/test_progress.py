@@ -71,7 +71,7 @@ def test_a_row_is_the_whole_report_and_nothing_but_numbers():
 
 def test_what_the_environment_did_not_report_in_a_rollout_has_no_value():
     reported = {"env/lift": torch.tensor(2.0), "env/fall": torch.tensor(torch.nan)}
-    row = new_run().count(METRICS | reported, episodes()).row()
+    row = count(new_run(), METRICS | reported, episodes()).row()
     assert row["env/lift"] == 2.0 and row["env/fall"] is None
 
 

@@ -68,7 +68,7 @@ def test_a_resumed_run_keeps_the_number_on_a_machine_with_more_cores(monkeypatch
 def test_a_number_that_is_given_wins_over_the_saved_one():
     collector, _ = built((8,), num_envs=4)
     saved = collector.state_dict() | {"threads": 2}
-    ExecutionConfig(threads=1).start()
+    ExecutionConfig(threads=1).start("cpu")
     resumed, _ = built((8,), num_envs=4, threads=1)
     resumed.load_state_dict(saved)
     assert torch.get_num_threads() == 1

@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Callable
 
+import torch
+
 from canter.cli.check import check_command
 from canter.cli.evaluation import eval_command
 from canter.cli.export import export_command
@@ -16,7 +18,6 @@ from canter.cli.play import play_command
 from canter.cli.report import report_command
 from canter.cli.train import resume_command, train_command
 from canter.envs.imports import allow_import
-from canter.machine import set_threads
 from canter.registry import nearest
 from canter.storage.lock import RunLocked
 
@@ -90,7 +91,7 @@ def dispatch(argv: list[str]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the `canter` command; what the user got wrong is one line on stderr and exit code 2."""
     # Networks of this size are slower with several threads than with one.
-    set_threads(1)
+    torch.set_num_threads(1)
     try:
         dispatch(sys.argv[1:] if argv is None else argv)
     except (ValueError, KeyError, ImportError, OSError, RunLocked) as error:

@@ -14,7 +14,6 @@ import torch
 
 from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
-from canter.machine import set_threads
 from canter.specs import LOST_FINAL_OBS, Env, Stateful
 from canter.struct import Metrics, tree_copy_, tree_map
 from canter.training.env_metrics import EnvMetrics
@@ -114,7 +113,7 @@ class Collector:
         self.steps_before = state["steps_before"]
         if self.threads is not None and state.get("threads") is not None:
             self.threads = int(state["threads"])
-            set_threads(self.threads)
+            torch.set_num_threads(self.threads)
         if state["env"] is not None:
             if not isinstance(self.env, Stateful):
                 raise TypeError(f"{type(self.env).__name__} cannot load the environment state that was saved")

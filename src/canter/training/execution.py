@@ -13,7 +13,6 @@ from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
 from canter.distributed import cores
 from canter.engines.choose import EngineName
-from canter.machine import set_threads
 from canter.specs import Capturable
 from canter.struct import Metrics, tree_copy_, tree_map
 from canter.training.collector import Collector
@@ -58,12 +57,12 @@ class ExecutionConfig:
         if self.threads is None and not on_gpu:
             steps = collector.rollout.reward.numel()
             collector.threads = choose_threads(widest_layer(algorithm), steps, cores())
-            set_threads(collector.threads)
+            torch.set_num_threads(collector.threads)
         return Programs(collector.collect, algorithm.update)
 
     def start(self, device: str) -> None:
         """Set what must be so before anything is built: even the first weights are rounded by the number of threads."""
-        set_threads(self.threads or 1)
+        torch.set_num_threads(self.threads or 1)
         if torch.device(device).type == "cuda":
             torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
 

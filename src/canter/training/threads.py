@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
+
 from canter.algorithms.base import Algorithm
-from canter.machine import set_threads
 from canter.training.collector import Collector
 
 WIDE, LONG = 2**14, 2**12
@@ -45,6 +46,6 @@ def time_updates(collector: Collector, counts: list[int], repeats: int = 3) -> d
     seconds()  # compiles, allocates and warms up what the others find done
     best: dict[int, float] = {}
     for count in counts:
-        set_threads(count)
+        torch.set_num_threads(count)
         best[count] = min(seconds() for _ in range(repeats))
     return best

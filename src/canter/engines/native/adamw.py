@@ -24,8 +24,9 @@ def adam_step_on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> 
     square_sum, adamw, dtype = compiled().square_sum, compiled().adamw, groups[0].gradient.dtype
     is_double, arrays = dtype == torch.float64, [group.gradient.numpy() for group in groups]
     squares = [square_sum(is_double, gradient) for gradient in arrays]
-    total = math.sqrt(sum(squares)) if all(square < math.inf for square in squares) else math.inf
-    blocked = not total < math.inf
+    # Beyond float32 as in the plain function, though C adds up in double; a NaN is not below it either.
+    blocked = not sum(squares) <= torch.finfo(dtype).max
+    total = math.inf if blocked else math.sqrt(sum(squares))
     if not (blocked or bool(skip.numpy())):
         for group, gradient, square in zip(groups, arrays, squares, strict=True):
             adamw(
