@@ -130,13 +130,20 @@ class Step(TensorStruct):
     `env/<name>`, a mean over the steps of a rollout that reported it. NaN, or no entry, reports nothing. The names are
     learned as they come; an environment whose steps are captured in a CUDA graph must report the same in every step."""
 
-    def restarts(self, final_obs: FinalObs, out: Tensor | None = None) -> Tensor:
-        """`[N]` bool: rows whose `obs` begins an episode, or belongs to none because the row was no transition.
+    def restarts(self, final_obs: FinalObs) -> Tensor:
+        """`[N]` bool: rows whose `obs` begins an episode, see `episode_begins`."""
+        return episode_begins(self.valid, self.terminated, self.truncated, final_obs)
 
-        `final_obs` is the spec's: in place, the `obs` after an end still belongs to the episode.
-        """
-        out = torch.logical_not(self.valid, out=out)
-        return out if final_obs == "in_place" else out.logical_or_(self.terminated).logical_or_(self.truncated)
+
+def episode_begins(
+    valid: Tensor, terminated: Tensor, truncated: Tensor, final_obs: FinalObs, out: Tensor | None = None
+) -> Tensor:
+    """Where the observation after a step begins an episode, or belongs to none as the row was no transition.
+
+    All `[..., N]` bool; `final_obs` is the spec's: in place, the observation after an end still belongs to the episode.
+    """
+    begins = torch.logical_not(valid, out=out)
+    return begins if final_obs == "in_place" else begins.logical_or_(terminated).logical_or_(truncated)
 
 
 @runtime_checkable

@@ -36,6 +36,33 @@ def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
     raise TypeError(f"a tensor tree holds tensors, dicts, tuples, TensorStructs and None, not {type(tree).__name__}")
 
 
+def leaves(tree: Any) -> list[Tensor]:
+    """All tensors of a tree, in the order of its structure."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif isinstance(tree, TensorStruct):
+        tree = [getattr(tree, name) for name in tree.__dataclass_fields__]
+    elif tree is None:
+        return []
+    found: list[Tensor] = []
+    for branch in tree:
+        found.append(branch) if isinstance(branch, Tensor) else found.extend(leaves(branch))
+    return found
+
+
+def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each of `sources` into the memory of the matching one of `targets`, those of one dtype at once."""
+    by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        into, of = by_dtype.setdefault(target.dtype, ([], []))
+        into.append(target)
+        of.append(source)
+    for into, of in by_dtype.values():
+        torch._foreach_copy_(into, of)  # pyright: ignore[reportPrivateImportUsage]
+
+
 def tree_copy_(target: Any, source: Any) -> None:
     """Copy every tensor of `source` into the memory of the matching tensor of `target`."""
     if isinstance(target, Tensor):

@@ -40,7 +40,8 @@ def test_where_the_last_observation_is_lost_none_is_stored_and_the_next_row_begi
     rollout = Rollout.allocate(1, obs, (), spec)
     assert rollout.final_obs is None
     step = Step(obs, torch.zeros(2), no, torch.tensor([True, False]), ~no, final_obs=obs)  # what it gives is not read
-    rollout.rows(spec.final_obs)[0].write((), step)
+    rollout.rows()[0].write((), step)
+    rollout.mark_resets(spec.final_obs)
     assert rollout.reset[1].tolist() == [True, False]
 
 

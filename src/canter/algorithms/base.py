@@ -80,6 +80,8 @@ class Algorithm(Protocol[RecordT]):
     """Steps of one sequence; the policy's memory is kept at the start of each. 1 without memory."""
     policy: Policy
     """Inference view of what is being learned."""
+    reads_reset: bool = True
+    """Whether `act` reads `reset`; where it does not, that is found out for a whole rollout at once, afterwards."""
 
     def empty_record(self) -> RecordT:
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""

@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from canter.specs import EnvSpec, FinalObs, Step
-from canter.struct import Obs, State, TensorStruct, tree_copy_, tree_map, zeros
+from canter.specs import EnvSpec, FinalObs, Step, episode_begins
+from canter.struct import Obs, State, TensorStruct, copy_all_, leaves, tree_copy_, tree_map, zeros
 
 Record = TypeVar("Record", bound=TensorStruct)
 
@@ -88,23 +88,19 @@ class Rollout(TensorStruct, Generic[Record]):
         """Observations `[N, ...]` of row t, as a view."""
         return tree_map(lambda x: x[t], self.obs)
 
-    def rows(self, mode: FinalObs) -> list[Row[Record]]:
-        """Where each of the T steps goes; `mode` is the spec's `final_obs`."""
-        return [self._row(t, mode) for t in range(self.horizon)]
+    def rows(self) -> list[Row[Record]]:
+        """Where each of the T steps goes."""
+        return [self._row(t) for t in range(self.horizon)]
 
-    def _row(self, t: int, mode: FinalObs) -> Row[Record]:
-        return Row(
-            record=tree_map(lambda x: x[t], self.record),
-            reward=self.reward[t],
-            terminated=self.terminated[t],
-            truncated=self.truncated[t],
-            valid=self.valid[t],
-            duration=self.duration[t],
-            final_obs=tree_map(lambda x: x[t], self.final_obs),
-            mode=mode,
-            reset=self.reset[t + 1],
-            obs=self.obs_at(t + 1),
-        )
+    def _row(self, t: int) -> Row[Record]:
+        at = {name: getattr(self, name)[t] for name in ("reward", "terminated", "truncated", "valid", "duration")}
+        record, final_obs = tree_map(lambda x: x[t], (self.record, self.final_obs))
+        return Row(**at, record=record, final_obs=final_obs, obs=self.obs_at(t + 1))
+
+    def mark_resets(self, mode: FinalObs, t: int | slice = slice(None)) -> Tensor:
+        """Write `reset` of the rows after t `[N]`, or by default of all `[T, N]`; `mode` is the spec's `final_obs`."""
+        ends = self.terminated[t], self.truncated[t]
+        return episode_begins(self.valid[t], *ends, mode, out=self.reset[1:][t])
 
 
 @dataclass
@@ -118,47 +114,25 @@ class Row(Generic[Record]):
     valid: Tensor
     duration: Tensor
     final_obs: Obs | None
-    mode: FinalObs
-    reset: Tensor
-    """Of the row after it, as are the observations."""
     obs: Obs
+    """Of the row after it."""
+
+    def __post_init__(self) -> None:
+        self.places = leaves((self.record, self.obs, self.reward, self.terminated, self.truncated, self.valid))
+        self.final_places = leaves(self.final_obs)
 
     def write(self, record: Record, step: Step) -> Obs:
         """Store what was done and what came of it; gives the observations that followed."""
-        if self.reward.is_cuda:
-            return self._write_at_once(record, step)
-        tree_copy_(self.record, record)
-        self.reward.copy_(step.reward)
-        self.terminated.copy_(step.terminated)
-        self.truncated.copy_(step.truncated)
-        self.valid.copy_(step.valid)
-        if "duration" in step.info:
-            self.duration.copy_(step.info["duration"])
-        if step.final_obs is not None and self.final_obs is not None:
-            tree_copy_(self.final_obs, step.final_obs)
-        step.restarts(self.mode, out=self.reset)
-        tree_copy_(self.obs, step.obs)
-        return self.obs
-
-    def _write_at_once(self, record: Record, step: Step) -> Obs:
-        """The same on a GPU, with one launch for all tensors of a dtype."""
-        places = [self.record, self.obs, self.reward, self.terminated, self.truncated, self.valid]
-        values = [record, step.obs, step.reward, step.terminated, step.truncated, step.valid]
+        places, values = (
+            self.places,
+            leaves((record, step.obs, step.reward, step.terminated, step.truncated, step.valid)),
+        )
         if "duration" in step.info:
             places, values = [*places, self.duration], [*values, step.info["duration"]]
         if step.final_obs is not None and self.final_obs is not None:
-            places, values = [*places, self.final_obs], [*values, step.final_obs]
-        pairs: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
-
-        def note(place: Tensor, value: Tensor) -> None:
-            into, of = pairs.setdefault((place.dtype, value.dtype), ([], []))
-            into.append(place)
-            of.append(value)
-
-        tree_map(note, tuple(places), tuple(values))
-        for into, of in pairs.values():
-            torch._foreach_copy_(into, of)  # pyright: ignore[reportPrivateImportUsage]
-        step.restarts(self.mode, out=self.reset)
+            places, values = [*places, *self.final_places], values + leaves(step.final_obs)
+        # One call for all: on a GPU one launch for each dtype, on a CPU a fraction of the time around the copies.
+        copy_all_(places, values)
         return self.obs
 
 

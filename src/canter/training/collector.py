@@ -35,10 +35,11 @@ class Collector:
             _log.warning("%s: %s", env.spec.env_id or type(env).__name__, LOST_FINAL_OBS)
         obs = env.reset(seed)
         self.state = algorithm.policy.initial_state(env.spec.num_envs)
+        self.reads_reset = getattr(algorithm, "reads_reset", True)
         self.rollout = Rollout.allocate(
             algorithm.horizon, obs, algorithm.empty_record(), env.spec, self.state, algorithm.sequence_length
         )
-        self.rows = self.rollout.rows(env.spec.final_obs)
+        self.rows = self.rollout.rows()
         tree_copy_(self.rollout.obs_at(algorithm.horizon), obs)
         self.tracker = EpisodeTracker(algorithm.horizon, env.spec.num_envs, env.spec.device)
         self.reported = EnvMetrics(algorithm.horizon, env.spec.device)
@@ -52,15 +53,18 @@ class Collector:
         """T steps of every environment; `act` may be another form of the algorithm's own."""
         act = act or self.algorithm.act
         self.clock.lap("other")
-        obs, state, reset = self.rollout.begin(), self.state, self.rollout.reset[0]
+        obs, state, reset, mode = self.rollout.begin(), self.state, self.rollout.reset[0], self.env.spec.final_obs
         for t, row in enumerate(self.rows):
             self.rollout.keep_state(t, state, self.algorithm.sequence_length)
             action, record, state = act(obs, state, reset)
             self.clock.lap("policy")
             step = self.env.step(action)
             self.clock.lap("env")
-            obs, reset = row.write(record, step), row.reset
+            obs = row.write(record, step)
+            if self.reads_reset:
+                reset = self.rollout.mark_resets(mode, t)
             self.reported.write(t, step.metrics)
+        self.rollout.mark_resets(mode)
         tree_copy_(self.state, state)
         self.tracker.add(self.rollout)
         self.clock.lap("policy")

@@ -52,7 +52,8 @@ class PPO:
         for tensor in (*self.model.state_dict().values(), *self.extensions.state_dict().values()):
             distributed.broadcast_(tensor)
         self.policy, self.distribution = self.model.policy, self.model.policy.distribution
-        self.sequence_length = config.sequence_length if self.model.has_memory else 1
+        self.reads_reset = self.model.has_memory
+        self.sequence_length = config.sequence_length if self.reads_reset else 1
         self.rewards = config.reward.build(spec, config.gamma, config.discount_per)
         self.objective = config.build_objective().to(spec.device)
         self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
