@@ -22,10 +22,9 @@ def describe_machine() -> dict[str, Any]:
 
 
 def set_threads(count: int) -> None:
-    """Let torch and the sharing of rows use so many threads, and each of NumPy's products one.
+    """Let torch and the engine in C use so many threads, and NumPy's matrix products one.
 
-    Those are small, or called by several threads at once; and threads of their own stay busy for a while after each, in
-    the way of the others.
+    Those are small, and the threads of a BLAS keep spinning after each product, which slows down all others.
     """
     torch.set_num_threads(count)
     for library in ThreadpoolController().lib_controllers:
