@@ -29,7 +29,6 @@ def jobs_of(common: list[Any]) -> list[Job]:
         Job("skrl", ["peers/skrl_bench.py", *counted], limit=60),
         Job("rl_games, not compiled", ["peers/rl_games_bench.py", *counted, "--no-compile"], limit=60),
         Job("Canter eager", ["canter_bench.py", "iteration", *counted, "--mode", "eager"], limit=60),
-        Job("Canter compiled_graph", ["canter_bench.py", "iteration", *common, "--mode", "compiled_graph"], limit=100),
         Job("pure JAX", ["peers/jax_ppo.py", *common], limit=60),
         Job("rl_games", ["peers/rl_games_bench.py", *common], limit=100),
     ]

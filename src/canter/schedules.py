@@ -95,7 +95,7 @@ def follow_kl_(value: Tensor, kl: Tensor, target: float, factor: float, minimum:
     """Multiply 0-d `value` by `factor` below half the target KL, divide it above twice the target; within bounds.
 
     A KL of exactly 0 means that no step was taken, which is no reason to speed up; however small it is otherwise, it
-    must be one, or a number that has fallen very low would stay there. A KL that is not a number compares as too far.
+    must be one, or a number that has fallen very low would stay there. NaN counts as too large.
     """
     too_near = (kl > 0.0) & (kl < target / 2)
     unless_too_far = torch.where(too_near, factor, 1.0)
@@ -123,7 +123,7 @@ class AdaptiveKL:
     follows_progress: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse a start outside the bounds, and a law that would not move."""
+        """Refuse a start outside the bounds, and a factor that would change nothing."""
         if not self.factor > 1:
             raise ValueError(f"factor={self.factor} must be above 1")
         if not self.target_kl > 0:
@@ -142,7 +142,7 @@ class AdaptiveKL:
         """Nothing to do: only the KL moves it."""
 
     def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
-        """Apply the law once, at the event that it waits for."""
+        """Change the number once, at the event that was chosen."""
         if event != self.every:
             return
         follow_kl_(value, kl, self.target_kl, self.factor, self.minimum, self.maximum)

@@ -76,7 +76,7 @@ class EnvSpec:
 
     `final_obs` tells where the true last observation of an episode is found. "separate": in `Step.final_obs`, while
     `Step.obs` already belongs to the next episode. "in_place": in `Step.obs`, and the following step is a filler row
-    (`Step.valid` False) that performs the reset. "unknown": nowhere, for the simulator resets within the step and shows
+    (`Step.valid` False) that performs the reset. "unknown": nowhere, as the simulator resets within the step and shows
     the next episode only; a truncated episode is then valued by the observation before its last step.
 
     `truncates` is True when episodes are cut by a limit that is not part of the task (a time limit, a continuing

@@ -64,7 +64,7 @@ def test_registered_parts_train_resume_and_play_by_their_names(project):
     assert resumed.returncode == 0, resumed.stderr
     assert rows(project)[-1]["env_steps"] == 2560
 
-    played = canter(project, "eval", "latest", "--episodes", "4", "--player", "trembling", "--allow-import", "my_parts")
+    played = canter(project, "eval", "latest", "--episodes", "4", "--player", "noisy", "--allow-import", "my_parts")
     assert played.returncode == 0, played.stderr
     assert "return over 4 episodes" in played.stdout
 

@@ -46,7 +46,7 @@ class Headline:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What an algorithm tells about itself to those who count and show; they know no algorithm."""
+    """What an algorithm declares about itself to consoles, reports and counters, which name no algorithm."""
 
     headlines: tuple[Headline, ...] = ()
     """The metrics to show, in this order; without any, the first that it reports."""
@@ -55,7 +55,7 @@ class Declared:
     optimizer_steps: str = ""
     """The metric that counts the optimiser steps of an update."""
     counters: Mapping[str, str] = field(default_factory=dict)
-    """Further metrics that count something: name -> words. A report tells the last value instead of drawing it."""
+    """Further metrics that count something: name -> title. A report shows the last value instead of a chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class RolloutPlan:
 
 
 class Algorithm(Protocol[RecordT]):
-    """Acts, and learns from what came of it. A class that names this one as its base inherits what has a default."""
+    """Chooses actions and learns from rollouts. A class that inherits from this one gets the defaults."""
 
     horizon: int
     """Steps per rollout."""

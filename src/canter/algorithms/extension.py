@@ -28,8 +28,8 @@ T = TypeVar("T")
 class Extension(nn.Module):
     """Does nothing; override what you need.
 
-    Whatever must survive a stop is a parameter or a buffer. Nothing may ask the host about a tensor, and tensors that
-    last keep their place in memory: then an extension runs under CUDA graphs as well.
+    Whatever must survive a stop is a parameter or a buffer. Hooks must not read tensors on the host, and tensors that
+    persist keep their addresses: then an extension runs under CUDA graphs as well.
     """
 
     def reward(self, rollout: Rollout[Any]) -> Tensor:
@@ -80,11 +80,11 @@ class Extensions(nn.Module):
         return rollout
 
     def augments(self) -> tuple[Augment, ...]:
-        """What those that change minibatches make of one."""
+        """The hooks of those that change minibatches."""
         return tuple(extension.augment for extension in self if type(extension).augment is not Extension.augment)
 
     def terms(self) -> tuple[Term, ...]:
-        """What those that add to the loss add."""
+        """The hooks of those that add to the loss."""
         return tuple(extension.loss for extension in self if type(extension).loss is not Extension.loss)
 
     def add_phases(self, phases: dict[str, Phase[PPOBatch]]) -> dict[str, Phase[PPOBatch]]:

@@ -23,7 +23,7 @@ KL = "policy/kl"
 
 
 class Gradients(Protocol[BatchIn]):
-    """Where a phase has its gradients from: an engine, or any loss through `LossGradients`."""
+    """Source of the gradients of a phase: an engine, or any loss through `LossGradients`."""
 
     optimizer: Optimizer
 
@@ -56,7 +56,7 @@ class WeightedMean:
         return torch.stack(self.weights).sum() if self.weights else torch.zeros(())
 
     def means(self) -> Metrics:
-        """Weighted means of all observations, over all ranks; the weights are alike on each."""
+        """Weighted means of all observations, over all ranks; the weights are equal on each."""
         if not self.rows:
             return {}
         rows = torch.stack([value for row in self.rows for value in row]).view(len(self.rows), -1)
@@ -107,7 +107,7 @@ class Phase(Generic[Batch]):
                     weight = (~stopped).float()
                 if self._host_stops(stopped):
                     break
-                if totals.rows:  # before the first step the KL is nothing but rounding
+                if totals.rows:  # before the first step the KL is rounding error only
                     self.optimizer.observe_(kl, "minibatch")
                 totals.add(metrics | self._named(self.optimizer.step(stopped)), weight)
             kl = epoch.means()["kl"]
@@ -122,7 +122,7 @@ class Phase(Generic[Batch]):
         return {f"{self.name}/{key}": value for key, value in metrics.items()}
 
     def _host_stops(self, stopped: Tensor) -> bool:
-        """Whether no further step is taken, where looking costs nothing; elsewhere blocked steps run to no effect."""
+        """Whether to end the loop: on a CPU, where reading is free. A GPU runs the remaining steps without effect."""
         return self.target_kl < float("inf") and stopped.is_cpu and bool(stopped)
 
 

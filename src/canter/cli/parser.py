@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         return f"did you mean {' or '.join(same)}?" if same else nearest(unknown, self.flags)
 
     def error(self, message: str) -> NoReturn:
-        """Raise, so that all errors leave by the same door."""
+        """Raise instead of exiting, so that all errors are shown in one place."""
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 

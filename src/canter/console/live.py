@@ -33,7 +33,7 @@ class LiveConsole:
             vertical_overflow="crop",
         )
         self.live.start(refresh=True)
-        # These took hold of a stream before it was redirected, and would write into the table.
+        # These hold the stream from before it was redirected, and would write into the table.
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream in streams:
                 self.redirected[handler] = handler.stream

@@ -35,9 +35,9 @@ class Rollout(TensorStruct, Generic[Record]):
     """`[T, N]` the time that each step took, from `Step.info`; 1 in environments that never tell."""
     final_obs: Obs | None
     """`[T, N, ...]` true last observations in rows that ended; None when `obs` itself holds them in row t+1 (`reset` is
-    then False there), or when nothing does (`reset` is True, for row t+1 belongs to the next episode)."""
+    then False there), or when nothing does (`reset` is True, as row t+1 belongs to the next episode)."""
     reset: Tensor
-    """`[T+1, N]` bool: an episode begins with row t's observation, or none is on; memory of what was before it ends."""
+    """`[T+1, N]` bool: an episode begins with row t's observation, or none is running; memory is cleared there."""
     state: State
     """`[T / L, N, ...]` the policy's memory before rows 0, L, 2L, ...; `()` without memory."""
     record: Record
@@ -105,7 +105,7 @@ class Rollout(TensorStruct, Generic[Record]):
 
 @dataclass
 class Row(Generic[Record]):
-    """One step's place in a rollout: views made once, for making them costs as much as writing to them."""
+    """One step's place in a rollout: views made once, as making one costs as much as writing to it."""
 
     record: Record
     reward: Tensor
@@ -122,11 +122,9 @@ class Row(Generic[Record]):
         self.final_places = leaves(self.final_obs)
 
     def write(self, record: Record, step: Step) -> Obs:
-        """Store what was done and what came of it; gives the observations that followed."""
-        places, values = (
-            self.places,
-            leaves((record, step.obs, step.reward, step.terminated, step.truncated, step.valid)),
-        )
+        """Store the record and the step; gives the next observations."""
+        places = self.places
+        values = leaves((record, step.obs, step.reward, step.terminated, step.truncated, step.valid))
         if "duration" in step.info:
             places, values = [*places, self.duration], [*values, step.info["duration"]]
         if step.final_obs is not None and self.final_obs is not None:

@@ -98,7 +98,7 @@ class AutogradEngine:
 
     @torch.no_grad()
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
-        """Values of all rows, or of those that are needed where counting them costs nothing."""
+        """Values of all rows; on a CPU only of those that are needed."""
         if needed is None or not needed.is_cpu:
             return self.model.critic.unroll(obs, state, reset)
         rows, values = torch.from_numpy(np.flatnonzero(needed.numpy())), torch.zeros(needed.shape)
@@ -149,7 +149,7 @@ class AutogradEngine:
         return policy_terms(self.loss, self.distribution, batch, params)
 
     def forward(self, batch: PPOBatch) -> ModelOutput:
-        """What the networks that this loss is of make of a minibatch; the critic runs beside the policy on a GPU."""
+        """Outputs of the networks that this loss trains; on a GPU the critic runs on a stream of its own."""
         states = [tree_map(lambda x: x[0], state) for state in (batch.policy_state, batch.critic_state)]
         model, obs, reset = self.model, batch.obs, batch.reset
         if self.loss.value_loss is None:

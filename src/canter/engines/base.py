@@ -33,8 +33,8 @@ Term = Callable[[PPOBatch, ModelOutput], Metrics]
 class PPOLoss:
     """Everything that the loss of one minibatch depends on besides its tensors and the `Coefs`.
 
-    None and () say that something is no part of this loss: whatever else is added here, an engine that has not heard
-    of it declines unless it is one of these.
+    None and () say that a part is absent. An engine declines a loss with a part that it does not know and that is not
+    absent, so fields may be added here.
     """
 
     surrogate: Literal["clipped", "smooth_clipped", "vanilla"] | None

@@ -59,7 +59,7 @@ class FoldAgents:
         return _fold(self.worlds.reset(seed))
 
     def step(self, action: Tensor) -> Step:
-        """Apply one action per agent; those of dead agents are handed on, and worlds pay no heed to them."""
+        """Apply one action per agent; those of dead agents are passed on and have no effect."""
         if len(action) != self._spec.num_envs:
             raise ValueError(f"action has {len(action)} rows, {self._spec.env_id} has {self._spec.num_envs} agents")
         step = self.worlds.step(action.reshape(self.worlds.num_envs, -1))

@@ -71,7 +71,7 @@ class _Probe:
 
     def __init__(self, env: VectorEnv, reader: ObsReader) -> None:
         self._env, self._reader, self._buffer = env, reader, reader.buffer()
-        self._always_paid = True
+        self._always_rewarded = True
         """No ordinary step has given a reward of 0 so far."""
 
     def run(self, max_steps: int) -> AutoresetMode | None:
@@ -82,7 +82,7 @@ class _Probe:
         start = self._read(raw)
         for _ in range(max_steps):
             obs, reward, done, info = self._step()
-            self._always_paid &= bool((reward != 0).all())
+            self._always_rewarded &= bool((reward != 0).all())
             if done.any():
                 mode = self._examine(start, obs, done, info)
                 if mode is not None:
@@ -116,8 +116,8 @@ class _Probe:
         if not _differ(start, obs)[ended].any() and _differ(start, last)[ended].all():
             return AutoresetMode.NEXT_STEP
         _, reward, _, _ = self._step()
-        # A dead row would stay unpaid, and a row that was reset in the ending step would have been paid at once.
-        return AutoresetMode.NEXT_STEP if self._always_paid and reward[ended].all() else None
+        # A dead row would get no reward now, and a row reset in the ending step would have got one in the step before.
+        return AutoresetMode.NEXT_STEP if self._always_rewarded and reward[ended].all() else None
 
     def _names_final_obs(self, last: dict[str, np.ndarray], ended: np.ndarray, final: Any) -> AutoresetMode | None:
         try:
@@ -140,7 +140,7 @@ class _Probe:
         """Whether `reset_mask` brings the ended rows back so that they can be stepped, and touches no others."""
         first = np.arange(len(ended)) == np.argmax(ended)
         try:
-            # First one row alone: when all ended together, a reset of all would not show that the mask is heeded.
+            # First one row alone: when all ended together, a reset of all would not show that the mask is respected.
             for mask in (first, ended & ~first):
                 if mask.any():
                     obs = self._read(self._env.reset(options={"reset_mask": mask.copy()})[0])
@@ -159,7 +159,7 @@ def _differ(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> np.ndar
 
 
 class CopyLastObs(gymnasium.Wrapper):
-    """Copies the last observation of an episode, lest the reset of the same step overwrites it."""
+    """Copies the last observation of an episode before the reset of the same step overwrites it."""
 
     state_attributes = ()
 

@@ -1,4 +1,4 @@
-"""The way from environments in host memory to a policy on a GPU."""
+"""Copies from environments in host memory to a policy on a GPU."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class GymnasiumEnv:
         return dict(self._final.tensors)
 
     def _settle_disabled(self, raw: Any, info: dict[str, Any], done: np.ndarray) -> Obs | None:
-        """Reset what ended, which the environment leaves to us."""
+        """Reset rows that ended, which the environment leaves to its caller."""
         self._write(self._obs, raw, info, ended=done)
         if not done.any():
             return None

@@ -1,4 +1,4 @@
-"""Gymnasium's environments of one process, stepped without what nobody here reads, and by several threads.
+"""Gymnasium's environments of one process, stepped without copies that nothing here reads, and by several threads.
 
 N environments. `SyncVectorEnv.step` copies observations twice and collects the info of every environment, key by key;
 around a small simulator that costs as much as the simulator. `SyncSteps` gives the same transitions without it.
@@ -55,7 +55,7 @@ class SyncSteps:
         return env._observations, env._rewards, env._terminations, env._truncations, infos
 
     def close(self) -> None:
-        """Let the threads go."""
+        """Stop the threads."""
         if self.pool is not None:
             self.pool.shutdown()
 

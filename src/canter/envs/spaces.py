@@ -171,7 +171,7 @@ class _MaskRule:
     def check_(self, mask: np.ndarray, ended: np.ndarray) -> None:
         """Refuse rows of `mask` `[N, n]` that leave a choice without any allowed action.
 
-        A finished game may well have no legal move: rows that ended are opened instead, nobody acts on them.
+        A finished game may well have no legal move: rows that ended allow everything instead, as nobody acts on them.
         """
         blocked = ~np.logical_or.reduceat(mask, self._starts, axis=1).all(axis=1)
         if not blocked.any():

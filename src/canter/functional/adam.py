@@ -44,13 +44,13 @@ def adam_step_(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> tuple[
     """
     squares = [torch.dot(group.gradient, group.gradient) for group in groups]
     norm = torch.stack(squares).sum().sqrt()
-    blocked = ~(norm < math.inf)  # nor is a NaN
+    blocked = ~(norm < math.inf)  # true of NaN too
     skipped = (skip | blocked).to(norm.dtype)
     for group, square in zip(groups, squares, strict=True):
         own = norm if joint else square.sqrt()
         group.step.add_(1.0 - skipped)
         # Private, but torch's own optimiser spends more time around this call than in it. It divides by `grad_scale`
-        # and obeys `found_inf` inside its kernel, so that clipping and skipping cost nothing.
+        # and checks `found_inf` inside its kernel, so that clipping and skipping cost nothing.
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
             [group.flat],
             [group.gradient],

@@ -1,4 +1,4 @@
-"""What can be made of a reward before learning from it.
+"""Transforms of a reward before learning from it.
 
 T steps, N environments.
 """
@@ -29,7 +29,7 @@ TIME_SCALES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "multiply": torch.mul,
     "divide": torch.div,
 }
-"""`(reward, duration) -> reward`: as it is, what a rate comes to in a step, and the rate at which a step paid."""
+"""`(reward, duration) -> reward`: unchanged, multiplied by the duration, or divided by it."""
 
 
 def discounted_return(

@@ -41,7 +41,7 @@ class ModelConfig:
     """Learn values in units of the returns' running mean and standard deviation."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, and two answers to the question which network the critic has."""
+        """Refuse values outside their range, and a network of its own for a critic on a shared trunk."""
         for name in ("policy_gain", "value_gain"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must not be negative")

@@ -12,7 +12,7 @@ from canter.functional.stats import moments
 class Normalizer(nn.Module):
     """Standardises tensors of trailing `shape` by the moments of all rows it was ever shown.
 
-    Moments are float64, so that a billion rows neither freeze nor cancel them. `forward` and `inverse` are pure;
+    Moments are float64, as float32 would stop moving after some million rows. `forward` and `inverse` are pure;
     buffers change in place and only in `update`, once per iteration, so what was computed while acting can be
     computed again while learning. `clip` bounds the output of `forward`; a normaliser that is inverted must not clip.
     """

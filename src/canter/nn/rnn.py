@@ -78,7 +78,7 @@ class Memory(nn.Module):
         return tuple((zero.clone(), zero.clone()) if self.is_lstm else (zero.clone(),) for _ in self.cells)
 
     def _forget(self, state: State, reset: Tensor) -> State:
-        # Filled, not multiplied, so that a NaN does not outlive its episode.
+        # Filled, not multiplied, so that a NaN does not reach the next episode.
         return tree_map(lambda part: part.masked_fill(reset.unsqueeze(-1), 0.0), state)
 
     def _step(self, x: Tensor, state: State) -> tuple[Tensor, State]:

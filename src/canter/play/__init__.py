@@ -1,1 +1,1 @@
-"""A trained policy at work: playing, judging, filming, exporting."""
+"""What is done with a trained policy: play, evaluation, video, export."""

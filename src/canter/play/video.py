@@ -77,7 +77,7 @@ class Recorder:
             pictures = self.env.render()
         except ImportError:
             raise
-        except Exception as error:  # what a missing OpenGL ends in is different everywhere
+        except Exception as error:  # a missing OpenGL raises different errors on different systems
             raise CannotRender(
                 f"{self.env_id} cannot be drawn here ({error}); without a display, MuJoCo needs EGL or OSMesa to be "
                 "installed and MUJOCO_GL=egl or MUJOCO_GL=osmesa to be set"

@@ -134,7 +134,7 @@ def _observations(trial: Trial) -> Iterator[Finding]:
             yield Finding("warning", "observations", text)
         still = (group == group[:1, :1]).flatten(2).all(0).all(0)
         blind &= bool(still.all())
-        # Images have borders, which is no news.
+        # Constant pixels at the borders of images are normal.
         if 0 < int(still.sum()) < len(still) and group.ndim == 3:
             listed = still.nonzero().flatten().tolist()
             which = ", ".join(map(str, listed[:8])) + (", ..." if len(listed) > 8 else "")

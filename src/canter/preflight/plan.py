@@ -13,9 +13,9 @@ from canter.struct import tree_map
 Level = Literal["ok", "note", "warning", "error"]
 
 FEW_ROLLOUTS = 10
-"""With fewer the policy is improved too seldom to speak of learning."""
+"""With fewer iterations hardly anything is learned."""
 SMALL_MINIBATCH = 16
-"""Advantages of fewer rows than this say more about luck than about the policy."""
+"""Advantages of fewer rows than this are mostly noise."""
 
 
 @dataclass(frozen=True)

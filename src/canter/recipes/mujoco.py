@@ -83,7 +83,7 @@ def inverted_double_pendulum() -> TrainConfig:
     """Balance two poles on a cart.
 
     Shorter than the others: once every episode lasts, its first steps are one row in a thousand, and a policy that is
-    trained on loses the way up from the hard ones.
+    trained further forgets how to recover from hard starts.
     """
     preset = _locomotion("InvertedDoublePendulum-v5", gamma=0.98, gae_lambda=0.8, num_minibatches=8, clip_ratio=0.3)
     return replace(preset, total_steps=400_000)

@@ -19,7 +19,7 @@ from canter.runs.run_record import Status, read_record, run_status
 METRICS = "metrics.jsonl"
 
 MAX_ROWS = 4000
-"""Of longer files only every so-manieth row is read."""
+"""Of longer files only every n-th row is read."""
 MAX_LINE = 1 << 20
 MAX_COLUMNS = 300
 MAX_CONFIG = 1 << 18

@@ -127,7 +127,7 @@ def origin(run: RunData) -> Markup:
     command = run.record.get("command")
     facts = {name.capitalize(): _moment(run.record.get(name)) for name in ("started", "resumed", "ended", "host")}
     if isinstance(command, list) and command:
-        # Where the program lies is no one's business.
+        # The path of the program is private.
         facts["Command"] = shlex.join([Path(str(command[0])).name, *map(str, command[1:])])
     counted = {**COUNTERS, **declared_under(run.settings.get("algorithm.kind")).counters}
     counters = {text: f"{value:,.0f}" for name, text in counted.items() if (value := run.last(name)) is not None}

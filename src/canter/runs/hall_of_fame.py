@@ -92,7 +92,7 @@ class Verdict:
 def enter_hall_of_fame(run: Path, env: EnvConfig, returns: Sequence[float], seed: int) -> str:
     """Enter the final policy of a run, which scored `returns`; says in a sentence how it compares with earlier runs.
 
-    The hall is beside the run. It is a courtesy: where it cannot be used, the sentence says why and nothing else fails.
+    The hall is beside the run. It is optional: where it cannot be used, the sentence says why and nothing else fails.
     """
     try:
         return str(_enter(run, env, returns, seed))

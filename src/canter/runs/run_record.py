@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 20
 Ending = Literal["finished", "stopped", "failed"]
 """It used up its budget or met a condition, it was asked to stop before, or an error ended it."""
 Status = Literal["running", "finished", "stopped", "failed", "interrupted", "unknown"]
-"""`interrupted`: its process died without a word, by `kill -9` or with the machine."""
+"""`interrupted`: its process died without reporting it, by `kill -9` or with the machine."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class RunRecord:
         self.content: dict[str, Any] = {}
 
     def begin(self, about: dict[str, Any]) -> None:
-        """Note that this process works on the run, and what was decided `about` how.
+        """Note that this process works on the run, and what the algorithm says `about` itself.
 
         A run that goes on keeps the time of its start.
         """

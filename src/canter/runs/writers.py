@@ -112,7 +112,7 @@ class WandbWriter:
     """A Weights & Biases run, kept under `path`.
 
     Nobody needs an account: without a login it stays on this machine, until `wandb sync` sends it. The environment
-    variable `WANDB_MODE` has the last word. A continued run goes on under the same id.
+    variable `WANDB_MODE` takes precedence. A continued run goes on under the same id.
     """
 
     def __init__(self, path: Path, project: str = "canter") -> None:

@@ -255,7 +255,7 @@ def seat_opponents(env: Env, config: SelfPlayConfig | None, seed: int) -> tuple[
 
 def copy_policy(policy: Policy) -> Policy:
     """The same policy with weights and statistics of its own, which learn nothing."""
-    # Built, not copied: the forward pass of the one that learns may be a compiled function that knows only that one.
+    # Built, not copied: the learner's parameters are views of one flat tensor, which a copy would take along.
     with torch.random.fork_rng(devices=[]):
         twin = policy.config.build_policy(policy.spec)
     twin.actor.to(policy.spec.device).requires_grad_(False)

@@ -34,7 +34,7 @@ class Owner:
     since: str
     """When the lock was taken, ISO 8601, UTC."""
     birth: str
-    """When the process was born, by its machine's count; tells it from a later one with the same pid. May be empty."""
+    """When the process started, by its machine's clock; tells it from a later one with the same pid. May be empty."""
     token: str
 
 

@@ -194,7 +194,7 @@ def write_policy_file(path: Path, info: PolicyInfo, tensors: Mapping[str, Tensor
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     about = {"schema": SCHEMA, **asdict(info)}
     about["sha256"] = _digest(about, copies)
-    # One entry: of several, the library writes now this and now that first.
+    # One entry: the library writes several in no fixed order.
     data = safetensors.torch.save(copies, {"canter": json.dumps(about, allow_nan=False)})
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, data)

@@ -134,5 +134,5 @@ def parse_tensors(data: bytes) -> tuple[dict[str, Tensor], Any]:
         # Copies, aligned and writable, in memory of their own.
         tensors = {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
         return tensors, header.get("__metadata__")
-    except Exception as error:  # the library promises no set of exceptions for files made to harm
+    except Exception as error:  # the library documents no set of exceptions for hostile files
         raise Malformed(f"the tensors are malformed ({error})") from error

@@ -1,1 +1,1 @@
-"""The main loop and its living parts."""
+"""The main loop and its parts."""

@@ -1,4 +1,4 @@
-"""Keeps account of episodes, on the device until the host asks.
+"""Counts episodes, on the device until the host reads them.
 
 T steps, N environments, K rollouts since the last reading.
 """

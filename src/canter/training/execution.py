@@ -41,7 +41,7 @@ class ExecutionConfig:
     long rollouts (4,096 steps or more). `canter check --threads` measures what is fastest."""
 
     def __post_init__(self) -> None:
-        """Refuse no threads at all."""
+        """Refuse a number of threads below 1."""
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads={self.threads} must be at least 1")
 
@@ -61,7 +61,7 @@ class ExecutionConfig:
         return Programs(collector.collect, algorithm.update)
 
     def start(self, device: str) -> None:
-        """Set what must be so before anything is built: even the first weights are rounded by the number of threads."""
+        """Set threads and precision, before anything is built: even the initial weights depend on them by rounding."""
         torch.set_num_threads(self.threads or 1)
         if torch.device(device).type == "cuda":
             torch.set_float32_matmul_precision("high" if self.tf32 else "highest")

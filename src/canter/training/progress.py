@@ -285,7 +285,7 @@ class Run:
         self.gain_and_time = deque(state["gain_and_time"], maxlen=RECENT_ROLLOUTS)
         self.spent = state["seconds"]
         self.start = time.perf_counter() - self.spent
-        self.progress()  # raises now, rather than after the restoring, where a forged state makes no sense
+        self.progress()  # raises before anything is restored where the state makes no sense
 
 
 def mean(values: Iterable[float]) -> float | None:

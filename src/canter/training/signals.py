@@ -1,4 +1,4 @@
-"""Stopping a run politely: finish the iteration, save, leave."""
+"""Stopping a run by a signal: finish the iteration, save, leave."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """While entered, the first SIGINT or SIGTERM only sets `received`; the second acts as it would have without us.
+    """While entered, the first SIGINT or SIGTERM only sets `received`; the second acts as usual.
 
     Python delivers signals to the main thread only, so elsewhere nothing is changed.
     """

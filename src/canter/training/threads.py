@@ -32,7 +32,7 @@ def widest_layer(algorithm: Algorithm[Any]) -> int:
 
 
 def time_updates(collector: Collector, counts: list[int], repeats: int = 3) -> dict[int, float]:
-    """Seconds of an update with each number of threads, the best of `repeats`; the algorithm is spoilt by it."""
+    """Seconds of an update with each number of threads, the best of `repeats`; do not use the algorithm afterwards."""
     algorithm = collector.algorithm
     rollout, before = collector.collect(), algorithm.state_dict()
 
@@ -43,7 +43,7 @@ def time_updates(collector: Collector, counts: list[int], repeats: int = 3) -> d
         algorithm.update(rollout)
         return time.perf_counter() - start
 
-    seconds()  # compiles, allocates and warms up what the others find done
+    seconds()  # compiles, allocates and fills caches
     best: dict[int, float] = {}
     for count in counts:
         torch.set_num_threads(count)

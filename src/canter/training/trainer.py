@@ -36,7 +36,7 @@ class RunStopped(KeyboardInterrupt):
 
 
 class Trainer:
-    """The living parts of a run: environment, algorithm, collector, counters, folder and writers.
+    """The parts of a run: environment, algorithm, collector, counters, folder and writers.
 
         with canter.Trainer(config) as trainer:
             trainer.learn(10)
@@ -45,7 +45,7 @@ class Trainer:
     `on_iteration` is called with every row of the log; `writers`, such as a console, get it as a mapping. An `env`
     given here is used instead of the one that the settings describe, and is left open. With a `folder`, metrics and
     checkpoints are kept there, and a run that was interrupted goes on from its newest checkpoint. Leaving the `with`
-    statement, or `close()`, saves what was learned and lets go of everything.
+    statement, or `close()`, saves what was learned and frees everything.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Trainer:
             self.env, self._adapt = seat_opponents(env, config.self_play, config.seed)
             self.algorithm: Algorithm[Any] = config.algorithm.build(self.env.spec, config.seed)
             self.algorithm.use_engine(config.execution.engine)
-            self._say_what_was_decided()
+            self._log_decisions()
             self.collector = Collector(self.env, self.algorithm, derive_seed(config.seed, "env"))
             steps_metric = declared_by(config.algorithm).optimizer_steps
             self.run = Run(config.total_steps, config.success, self.collector.clock, config.until, steps_metric)
@@ -81,7 +81,7 @@ class Trainer:
         self._last = math.inf
         """Iteration at which `learn` is to return."""
 
-    def _say_what_was_decided(self) -> None:
+    def _log_decisions(self) -> None:
         """Settings that have no part here, as warnings, and which engine computes what."""
         for line in (*unused_settings(self.config.env), *unused_by(self.config.algorithm, self.env.spec)):
             logger.warning("%s", line)
@@ -106,7 +106,7 @@ class Trainer:
         self._opened.__exit__(kind, error, traceback)
 
     def close(self) -> None:
-        """Save what was learned and let go of everything; as leaving the `with` statement does."""
+        """Save what was learned and free everything, as leaving the `with` statement does."""
         self.__exit__(None, None, None)
 
     @property

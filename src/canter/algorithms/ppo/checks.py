@@ -9,7 +9,7 @@ from canter.specs import EnvSpec
 
 
 def check_batch(horizon: int, num_envs: int, num_minibatches: int, sequence_length: int = 1, key: str = "") -> None:
-    """Refuse sequences and minibatches that do not come out even, and offer the nearest numbers that do."""
+    """Refuse sequences and minibatches that do not divide the rollout, and offer the nearest numbers that do."""
     if horizon % sequence_length:
         fits = [n for n in range(1, horizon + 1) if horizon % n == 0]
         near = min(fits, key=lambda n: abs(n - sequence_length))

@@ -1,4 +1,4 @@
-"""What the critic makes of a rollout.
+"""Values, advantages and returns of a rollout.
 
 T steps, N environments, L sequence length.
 
@@ -49,7 +49,7 @@ class Judge:
     def __call__(self, rollout: Rollout[Any], *, new: bool = False) -> Judgement:
         """Judge by the critic as it is now; the same rollout may be judged several times.
 
-        A `new` one is judged for the first time: what the objective estimates moves to include it.
+        `new` says that it is the first time: the objective's estimates then move to include this rollout.
         """
         start = tree_map(lambda x: x[0], rollout.state) if self.shares_trunk else self.state
         values, after = self.engine.values(rollout.obs, start, rollout.reset)
@@ -69,7 +69,7 @@ class Judge:
         )
 
     def advance(self, judged: Judgement) -> None:
-        """Carry the critic's memory over to the next rollout; the look at the observation after it leaves no trace."""
+        """Carry the critic's memory after the last step over to the next rollout."""
         tree_copy_(self.state, judged.last_state)
 
     def _final_values(self, rollout: Rollout[Any], after: State) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""A mean that follows what changes."""
+"""Exponential moving average."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class MovingAverage(nn.Module):
     """Exponentially weighted mean of what it was shown, in float64; moved only by an explicit `update`.
 
-    Weights add up to one from the first update on, so it starts at the first value instead of creeping up from 0.
+    Weights add up to one from the first update on, so it starts at the first value instead of being biased towards 0.
     """
 
     value: Tensor

@@ -1,4 +1,4 @@
-"""What a policy is to maximise, and what that makes of rewards and values.
+"""What a policy maximises: the discounted return, or the average reward per unit of time.
 
 T steps, N environments.
 """

@@ -1,4 +1,4 @@
-"""What an algorithm is paid: the environment's reward, transformed.
+"""Transforms of the environment's reward, whose result the algorithm learns from.
 
 The order is fixed: time, shift, scale, limits, squash, centring, division by the spread of the discounted return. Only
 the algorithm sees the result. Rollouts keep the raw reward, and so does everything that is reported.
