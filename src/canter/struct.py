@@ -36,6 +36,13 @@ def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
     raise TypeError(f"a tensor tree holds tensors, dicts, tuples, TensorStructs and None, not {type(tree).__name__}")
 
 
+def tree_leaves(tree: Any) -> list[Tensor]:
+    """Every tensor of `tree`, in the order of `tree_map`."""
+    leaves: list[Tensor] = []
+    tree_map(leaves.append, tree)
+    return leaves
+
+
 def tree_copy_(target: Any, source: Any) -> None:
     """Copy every tensor of `source` into the memory of the matching tensor of `target`."""
     if isinstance(target, Tensor):
