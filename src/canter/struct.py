@@ -36,20 +36,11 @@ def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
     raise TypeError(f"a tensor tree holds tensors, dicts, tuples, TensorStructs and None, not {type(tree).__name__}")
 
 
-def leaves(tree: Any) -> list[Tensor]:
-    """All tensors of a tree, in the order of its structure."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, dict):
-        tree = tree.values()
-    elif isinstance(tree, TensorStruct):
-        tree = [getattr(tree, name) for name in tree.__dataclass_fields__]
-    elif tree is None:
-        return []
-    found: list[Tensor] = []
-    for branch in tree:
-        found.append(branch) if isinstance(branch, Tensor) else found.extend(leaves(branch))
-    return found
+def tree_leaves(tree: Any) -> list[Tensor]:
+    """Every tensor of `tree`, in the order of `tree_map`."""
+    leaves: list[Tensor] = []
+    tree_map(leaves.append, tree)
+    return leaves
 
 
 def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:

@@ -48,3 +48,14 @@ def test_where_the_last_observation_is_lost_none_is_stored_and_the_next_row_begi
 def test_a_misspelt_place_of_the_last_observation_is_refused():
     with pytest.raises(ValueError, match="final_obs='seperate' must be one of separate, in_place, unknown"):
         EnvSpec({"policy": TensorSpec((1,))}, Discrete(2), 2, final_obs="seperate")
+
+
+def test_groups_are_written_by_name_whatever_their_order():
+    spec = EnvSpec({"a": TensorSpec((1,)), "b": TensorSpec((1,))}, Discrete(2), 1)
+    obs = {"a": torch.zeros(1, 1), "b": torch.ones(1, 1)}
+    rollout = Rollout.allocate(1, obs, (), spec)
+    flags = {name: torch.zeros(1, dtype=torch.bool) for name in ("terminated", "truncated", "valid")}
+    turned = {"b": torch.ones(1, 1), "a": torch.zeros(1, 1)}
+    rollout.rows()[0].write((), Step(obs=turned, reward=torch.zeros(1), final_obs=turned, **flags))
+    assert rollout.obs["a"][1] == 0 and rollout.obs["b"][1] == 1
+    assert rollout.final_obs["a"][0] == 0 and rollout.final_obs["b"][0] == 1

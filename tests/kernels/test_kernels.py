@@ -9,21 +9,22 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE, relative_error
+from torch import nn
 
 from canter.distributions import DiagGaussian
-from canter.functional.losses import SURROGATES, VALUE_LOSSES
-from canter.functional.stats import masked_mean
+from canter.functional.adam import AdamGroup
+from canter.functional.layers import linear_layers
 from canter.nn.heads import BoundedLogStd, StdConfig
 from canter.schedules import AdaptiveKL
+from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE, relative_error
 
 pytestmark = NEEDS_DEVICE
 
 
-@pytest.mark.parametrize("activation", ["elu", "relu", "tanh", "identity"])
+@pytest.mark.parametrize("activation", [nn.ELU(), nn.ReLU(), nn.Tanh(), nn.Identity()], ids=str)
 @pytest.mark.parametrize(("rows", "widths"), [(300, (48, 256, 128, 64)), (1, (3, 7)), (1000, (17, 40, 24))])
 def test_layers_and_all_their_gradients(activation, rows, widths):
-    from canter.kernels.linear import hidden_layers
+    from canter.kernels.linear import fused_layers
 
     parameters = []
     for width, following in itertools.pairwise(widths):
@@ -33,12 +34,9 @@ def test_layers_and_all_their_gradients(activation, rows, widths):
     for dtype in (torch.float32, torch.float64):
         inputs = [tensor.to(DEVICE, dtype, copy=True).requires_grad_() for tensor in (x, *parameters)]
         if dtype == torch.float32:
-            y = hidden_layers(inputs[0], activation, inputs[1:])
+            y = fused_layers(inputs[0], activation, inputs[1:])
         else:
-            y = inputs[0]
-            for weight, bias in zip(inputs[1::2], inputs[2::2], strict=True):
-                y = F.linear(y, weight, bias)
-                y = y if activation == "identity" else getattr(torch, activation, getattr(F, activation, None))(y)
+            y = linear_layers.plain(inputs[0], activation, inputs[1:])
         (y * weights.to(y)).square().sum().backward()
         results.append([y.detach(), *(tensor.grad for tensor in inputs)])
     for ours, exact in zip(*results, strict=True):
@@ -48,7 +46,7 @@ def test_layers_and_all_their_gradients(activation, rows, widths):
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter knows no bfloat16")
 def test_bfloat16_rounds_factors_and_keeps_sums():
-    from canter.kernels.linear import hidden_layers
+    from canter.kernels.linear import fused_layers
 
     widths, results = (48, 256, 128, 64), []
     parameters = []
@@ -59,11 +57,9 @@ def test_bfloat16_rounds_factors_and_keeps_sums():
         inputs = [tensor.to(DEVICE, dtype, copy=True).requires_grad_() for tensor in (x, *parameters)]
         if dtype == torch.float32:
             with torch.autocast("cuda", torch.bfloat16):
-                y = hidden_layers(inputs[0], "elu", inputs[1:])
+                y = fused_layers(inputs[0], nn.ELU(), inputs[1:])
         else:
-            y = inputs[0]
-            for weight, bias in zip(inputs[1::2], inputs[2::2], strict=True):
-                y = F.elu(F.linear(y, weight, bias))
+            y = linear_layers.plain(inputs[0], nn.ELU(), inputs[1:])
         y.square().sum().backward()
         results.append([y.detach(), *(tensor.grad for tensor in inputs)])
     for ours, exact in zip(*results, strict=True):
@@ -82,7 +78,7 @@ def test_weight_gradients_are_the_same_bits_every_time():
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter computes in float32")
 def test_tf32_is_used_where_it_is_allowed_and_only_there():
-    from canter.kernels.linear import hidden_layers
+    from canter.kernels.linear import fused_layers
 
     x, weight, bias = (
         torch.randn(512, 256, device=DEVICE),
@@ -90,20 +86,10 @@ def test_tf32_is_used_where_it_is_allowed_and_only_there():
         torch.zeros(64).to(DEVICE),
     )
     exact = F.linear(x.double(), weight.double(), bias.double())
-    strict = relative_error(hidden_layers(x, "identity", [weight, bias]), exact)
+    strict = relative_error(fused_layers(x, nn.Identity(), [weight, bias]), exact)
     torch.set_float32_matmul_precision("high")
-    loose = relative_error(hidden_layers(x, "identity", [weight, bias]), exact)
+    loose = relative_error(fused_layers(x, nn.Identity(), [weight, bias]), exact)
     assert strict < 1e-6 < 1e-5 < loose < 2e-3
-
-
-@pytest.mark.parametrize("shape", [(1, 300, 48), (3, 70), (2, 50, 3, 5)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool, torch.uint8])
-def test_sequences_are_put_in_another_order(shape, dtype):
-    from canter.kernels.rows import gather_sequences
-
-    x = (torch.randn(shape, device=DEVICE) * 50).to(dtype)
-    order = torch.randperm(shape[1], device=DEVICE)
-    assert torch.equal(gather_sequences(x, order), x.index_select(1, order))
 
 
 def test_observations_are_standardised_and_a_nan_stays_one():
@@ -116,37 +102,27 @@ def test_observations_are_standardised_and_a_nan_stays_one():
 
 
 def test_adam_takes_the_steps_of_torch_and_skips_without_a_trace():
-    from canter.kernels.adam import adamw_, decide
+    from canter.kernels.adam import adam_step_on_gpu
 
-    parameter = torch.randn(3000, device=DEVICE)
-    exact = torch.nn.Parameter(parameter.double())
+    start = torch.randn(3000, device=DEVICE)
+    exact = torch.nn.Parameter(start.double())
     optimizer = torch.optim.AdamW([exact], lr=1e-2, betas=(0.9, 0.999), eps=1e-5, weight_decay=0.1)
-    exp_avg, exp_avg_sq, step = torch.zeros(3000).to(DEVICE), torch.zeros(3000).to(DEVICE), torch.zeros(()).to(DEVICE)
+    zeros, scalar = torch.zeros(3, 3000, device=DEVICE), torch.zeros((), device=DEVICE)
+    group = AdamGroup(
+        start, *zeros.unbind(), scalar.clone(), scalar + 1e-2, betas=(0.9, 0.999), eps=1e-5, weight_decay=0.1,
+        max_norm=40.0,
+    )  # fmt: skip
     for iteration in range(20):
         gradient, skipped = torch.randn(3000, device=DEVICE), iteration % 5 == 3
         if not skipped:
             exact.grad = gradient.double().clone()
             torch.nn.utils.clip_grad_norm_([exact], 40.0)
             optimizer.step()
-        gradient = gradient * torch.nan if skipped else gradient
-        norm, blocked, skip = decide([gradient.square().sum()], [step], torch.tensor(False).to(DEVICE))
-        assert blocked.item() == skip.item() == skipped
-        adamw_(
-            parameter,
-            gradient,
-            exp_avg,
-            exp_avg_sq,
-            step=step,
-            learning_rate=torch.tensor(1e-2).to(DEVICE),
-            norm=norm,
-            max_norm=40.0,
-            skip=skip,
-            betas=(0.9, 0.999),
-            eps=1e-5,
-            weight_decay=0.1,
-        )
-    assert step.item() == 16
-    assert relative_error(parameter, exact.detach()) < 1e-6
+        group.gradient.copy_(gradient * torch.nan if skipped else gradient)
+        _, blocked = adam_step_on_gpu([group], True, torch.tensor(False, device=DEVICE))
+        assert blocked.item() == skipped
+    assert group.step.item() == 16
+    assert relative_error(group.flat, exact.detach()) < 1e-6
 
 
 @pytest.mark.parametrize(
@@ -170,18 +146,18 @@ def test_a_step_is_taken_on_finite_gradients_unless_it_is_to_be_skipped(squares,
 @pytest.mark.parametrize("kl", [0.0, 5e-6, 2e-5, 4e-3, 6e-3, 1e-2, 2.1e-2, 1.0, math.inf, math.nan])
 @pytest.mark.parametrize("rate", [1e-3, 8e-3, 1.2e-6])
 def test_a_learning_rate_follows_the_kl(kl, rate):
-    from canter.kernels.schedule import follow_kl_
+    from canter.kernels.schedule import follow_kl_on_gpu_
 
     law, expected = AdaptiveKL(1e-3, every="minibatch"), torch.tensor(rate)
     law.observe_(expected, torch.tensor(kl), "minibatch")
     value = torch.tensor(rate).to(DEVICE)
-    follow_kl_(value, torch.tensor(kl).to(DEVICE), target=0.01, factor=1.5, minimum=1e-6, maximum=1e-2)
+    follow_kl_on_gpu_(value, torch.tensor(kl).to(DEVICE), target=0.01, factor=1.5, minimum=1e-6, maximum=1e-2)
     torch.testing.assert_close(value.cpu(), expected)
 
 
 @pytest.mark.parametrize("dim", [1, 3, 12])
 def test_mean_and_log_std_are_joined(dim):
-    from canter.kernels.gaussian_params import gaussian_params
+    from canter.kernels.gaussian_params import bounded_gaussian_params
 
     bound, weights = BoundedLogStd(StdConfig()), torch.randn(2, 300, 2 * dim)
     mean, raw = torch.randn(2, 300, dim), 3 * torch.randn(dim)
@@ -189,7 +165,7 @@ def test_mean_and_log_std_are_joined(dim):
     for dtype in (torch.float32, torch.float64):
         means, raws = (tensor.to(DEVICE, dtype, copy=True).requires_grad_() for tensor in (mean, raw))
         if dtype == torch.float32:
-            params = gaussian_params(means, raws, mid=bound.mid, half=bound.half_range)
+            params = bounded_gaussian_params(means, raws, mid=bound.mid, half=bound.half_range)
         else:
             params = torch.cat([means, bound(raws).expand_as(means)], -1)
         (params * weights.to(params)).sum().backward()
@@ -201,7 +177,7 @@ def test_mean_and_log_std_are_joined(dim):
 
 @pytest.mark.parametrize("bounds", ["rescale", "clip", "none"])
 def test_a_gaussian_sample_and_its_density(bounds):
-    from canter.kernels.gaussian_params import draw, log_prob
+    from canter.kernels.gaussian_params import diag_gaussian_log_prob, draw
 
     bound, distribution = BoundedLogStd(StdConfig()), DiagGaussian(3, (-1.0, -math.inf, 0.0), (2.0, 5.0, 0.5), bounds)
     mean, raw, noise = torch.randn(300, 3), torch.randn(3), torch.randn(300, 3)
@@ -215,48 +191,6 @@ def test_a_gaussian_sample_and_its_density(bounds):
         (params, exact),
         (action, drawn),
         (for_env, distribution.to_env(drawn)),
-        (log_prob(params, action), distribution.log_prob(exact, drawn)),
+        (diag_gaussian_log_prob(params, action), distribution.log_prob(exact, drawn)),
     ):
         torch.testing.assert_close(ours.cpu().double(), expected, rtol=1e-5, atol=1e-5, equal_nan=True)
-
-
-@pytest.mark.parametrize("dim", [1, 3, 12])
-@pytest.mark.parametrize("value_clip", [None, 0.2])
-def test_the_loss_and_its_gradients(dim, value_clip):
-    from canter.kernels.gaussian_loss import count_true, gaussian_loss
-
-    rows, distribution = 1500, DiagGaussian(dim)
-    old = torch.cat([torch.randn(1, rows, dim), 0.3 * torch.randn(1, rows, dim)], -1)
-    new, action = old + 0.1 * torch.randn_like(old), distribution.sample(old)
-    advantage, old_value = torch.randn(2, 1, rows).unbind()
-    value, return_ = old_value + 0.3 * torch.randn(1, rows), old_value + torch.randn(1, rows)
-    valid = torch.rand(1, rows) > 0.3
-    results = []
-    for dtype in (torch.float32, torch.float64):
-        tensors = (new, value, old, action, advantage, old_value, return_)
-        params, values, o, a, adv, ov, ret = (tensor.to(DEVICE, dtype, copy=True) for tensor in tensors)
-        params.requires_grad_()
-        values.requires_grad_()
-        old_log_prob, mask = distribution.log_prob(o, a), valid.to(DEVICE)
-        if dtype == torch.float32:
-            loss, means = gaussian_loss(
-                params, values, action=a, old_params=o, old_log_prob=old_log_prob, advantage=adv, old_value=ov,
-                return_=ret, valid=mask, count=count_true(mask), clip_ratio=0.2, value_clip=value_clip,
-                value_coef=0.7, entropy_coef=torch.tensor(0.013).to(DEVICE),
-            )  # fmt: skip
-        else:
-            log_prob = distribution.log_prob(params, a)
-            kind = "mse" if value_clip is None else "clipped"
-            terms = [
-                SURROGATES["clipped"](log_prob, old_log_prob, adv, 0.2),
-                VALUE_LOSSES[kind](values, ov, ret, value_clip or 0.0),
-                distribution.entropy(params),
-                distribution.kl(o, params),
-                ((torch.exp(log_prob - old_log_prob) - 1).abs() > 0.2).double(),
-            ]
-            means = masked_mean(torch.stack(terms), mask)
-            loss = means[0] + 0.7 * means[1] - 0.013 * means[2]
-        (3 * loss).backward()
-        results.append([loss.detach(), means.detach(), params.grad, values.grad])
-    for ours, exact in zip(*results, strict=True):
-        assert relative_error(ours, exact) < 1e-5

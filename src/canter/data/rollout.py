@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from canter.specs import EnvSpec, FinalObs, Step, episode_begins
-from canter.struct import Obs, State, TensorStruct, copy_all_, leaves, tree_copy_, tree_map, zeros
+from canter.struct import Obs, State, TensorStruct, copy_all_, tree_copy_, tree_leaves, tree_map, zeros
 
 Record = TypeVar("Record", bound=TensorStruct)
 
@@ -118,17 +118,19 @@ class Row(Generic[Record]):
     """Of the row after it."""
 
     def __post_init__(self) -> None:
-        self.places = leaves((self.record, self.obs, self.reward, self.terminated, self.truncated, self.valid))
-        self.final_places = leaves(self.final_obs)
+        flags = [self.reward, self.terminated, self.truncated, self.valid]
+        self.places = [*tree_leaves(self.record), *self.obs.values(), *flags]
 
     def write(self, record: Record, step: Step) -> Obs:
         """Store the record and the step; gives the next observations."""
-        places = self.places
-        values = leaves((record, step.obs, step.reward, step.terminated, step.truncated, step.valid))
+        flags = [step.reward, step.terminated, step.truncated, step.valid]
+        # By name: an environment may give its groups in another order than at first.
+        places, values = self.places, [*tree_leaves(record), *[step.obs[name] for name in self.obs], *flags]
         if "duration" in step.info:
             places, values = [*places, self.duration], [*values, step.info["duration"]]
         if step.final_obs is not None and self.final_obs is not None:
-            places, values = [*places, *self.final_places], values + leaves(step.final_obs)
+            places = [*places, *self.final_obs.values()]
+            values += [step.final_obs[name] for name in self.final_obs]
         # One call for all: on a GPU one launch for each dtype, on a CPU a fraction of the time around the copies.
         copy_all_(places, values)
         return self.obs

@@ -74,7 +74,7 @@ class LossGradients:
 
     def gradients(self, rows: TensorStruct, index: Tensor, coefs: Any) -> Metrics:
         """Write the gradients of the loss of some sequences into the optimiser; gives what there is to log."""
-        output = self.loss(rows.map(lambda x: take_sequences(x, index)))
+        output = self.loss(take_sequences(rows, index))
         self.optimizer.backward(output.loss)
         return {name: value.detach() for name, value in output.metrics.items()}
 
@@ -117,7 +117,7 @@ class AutogradEngine:
 
     def gradients(self, rows: PPOBatch, index: Tensor, coefs: Coefs) -> Metrics:
         """By autograd."""
-        output = self.evaluate(rows.map(lambda x: take_sequences(x, index)), coefs)
+        output = self.evaluate(take_sequences(rows, index), coefs)
         self.optimizer.backward(output.loss)
         return {name: value.detach() for name, value in output.metrics.items()}
 

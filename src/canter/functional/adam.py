@@ -19,7 +19,7 @@ class AdamGroup:
     flat: Tensor
     """`[P]`."""
     gradient: Tensor
-    """`[P]`."""
+    """`[P]`; after a step it may have been shortened or not."""
     exp_avg: Tensor
     """`[P]` running mean of the gradient."""
     exp_avg_sq: Tensor

@@ -1,14 +1,19 @@
 """The order in which sequences are learned from.
 
-L sequence length, S sequences.
+L sequence length, S sequences, B sequences in a minibatch.
 """
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from canter.dispatch import has_kernels
+from canter.struct import tree_map
+
+Tree = TypeVar("Tree")
 
 
 @has_kernels
@@ -18,6 +23,6 @@ def permutation(count: int, generator: torch.Generator) -> Tensor:
 
 
 @has_kernels
-def take_sequences(x: Tensor, index: Tensor) -> Tensor:
-    """Sequences `index` `[B]` of `x` `[L, S, ...]`: `[L, B, ...]`."""
-    return x.index_select(1, index)
+def take_sequences(tree: Tree, index: Tensor) -> Tree:
+    """Sequences `index` `[B]` of every tensor `[L, S, ...]` of a tree: `[L, B, ...]`; their L may differ."""
+    return tree_map(lambda x: x.index_select(1, index), tree)

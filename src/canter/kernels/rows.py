@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -9,32 +11,83 @@ from torch import Tensor
 
 from canter.dispatch import kernel, on_gpu
 from canter.functional import order, returns, running
+from canter.functional.order import Tree
+from canter.struct import tree_leaves, tree_map
+
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Types as which elements of so many bytes are copied: what they mean does not matter."""
+TILE = 2048
+"""Elements that one block copies."""
+
+
+@triton.constexpr_function
+def _across(features: int) -> int:
+    """Of these elements, how many lie side by side in one row."""
+    return min(128, triton.next_power_of_2(features))
 
 
 @triton.jit
-def _gather(x_ptr, index_ptr, out_ptr, S, B, F, TILE_S: tl.constexpr, TILE_F: tl.constexpr):
-    rows = tl.program_id(0) * TILE_S + tl.arange(0, TILE_S)
-    columns = tl.program_id(1) * TILE_F + tl.arange(0, TILE_F)
-    plane = tl.program_id(2).to(tl.int64) * F
-    inside = (rows < B)[:, None] & (columns < F)[None, :]
-    source = tl.load(index_ptr + rows, mask=rows < B, other=0)
-    values = tl.load(x_ptr + plane * S + source[:, None] * F + columns[None, :], mask=inside)
-    tl.store(out_ptr + plane * B + rows[:, None] * F + columns[None, :], values, mask=inside)
+def _gather_one(
+    x_ptr, out_ptr, index_ptr, block, S, B, L: tl.constexpr, F: tl.constexpr,
+    TILE_S: tl.constexpr, TILE_F: tl.constexpr,
+):  # fmt: skip
+    """Block number `block` of `x[:, index]` for `x` `[L, S, F]`, if there is one; gives how many there are."""
+    down, across = tl.cdiv(B, TILE_S), tl.cdiv(F, TILE_F)
+    if (block >= 0) & (block < L * across * down):
+        rows = block % down * TILE_S + tl.arange(0, TILE_S)
+        columns = block // down % across * TILE_F + tl.arange(0, TILE_F)
+        plane = (block // (down * across)).to(tl.int64) * F
+        inside = (rows < B)[:, None] & (columns < F)[None, :]
+        taken = tl.load(index_ptr + rows, mask=rows < B, other=0)
+        values = tl.load(x_ptr + plane * S + taken[:, None] * F + columns[None, :], mask=inside)
+        tl.store(out_ptr + plane * B + rows[:, None] * F + columns[None, :], values, mask=inside)
+    return L * across * down
 
 
-@kernel(of=order.take_sequences, accepts=on_gpu)
-def take_sequences(x: Tensor, index: Tensor) -> Tensor:
-    """Several rows to a block, which for short rows is many times as fast as torch."""
-    if x.dtype == torch.bool:
-        return take_sequences(x.view(torch.uint8), index).view(torch.bool)
-    x = x.contiguous()
-    (length, sequences), taken, features = x.shape[:2], len(index), x[0, 0].numel()
-    out = x.new_empty(length, taken, *x.shape[2:])
-    tile_f = min(128, triton.next_power_of_2(features))
-    tile_s = max(1, 2048 // tile_f)
-    grid = (triton.cdiv(taken, tile_s), triton.cdiv(features, tile_f), length)
-    _gather[grid](x, index, out, sequences, taken, features, TILE_S=tile_s, TILE_F=tile_f)
-    return out
+@triton.jit
+def _gather(sources, targets, index_ptr, S, B, LENGTHS: tl.constexpr, FEATURES: tl.constexpr, TILE: tl.constexpr):
+    """Rows `index` `[B]` of the second axis of each of `sources` `[LENGTHS[i], S, FEATURES[i]]`."""
+    block = tl.program_id(0)
+    # The blocks of all tensors follow one another, so that none is started in vain for the smaller ones.
+    for i in tl.static_range(len(sources)):
+        block -= _gather_one(
+            sources[i], targets[i], index_ptr, block, S, B, LENGTHS[i], FEATURES[i],
+            TILE // _across(FEATURES[i]), _across(FEATURES[i]),
+        )  # fmt: skip
+
+
+def _all_on_gpu(tree: Any, index: Tensor) -> bool:
+    leaves = tree_leaves(tree)
+    return (
+        bool(leaves)
+        and not torch.compiler.is_compiling()
+        and all(leaf.is_cuda and leaf.dtype.itemsize in BITS for leaf in leaves)
+        and len({leaf.shape[1] for leaf in leaves}) == 1
+        and not (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves))
+    )
+
+
+@kernel(of=order.take_sequences, accepts=_all_on_gpu)
+def take_sequences(tree: Tree, index: Tensor) -> Tree:
+    """All tensors in one launch, several rows to a block; without gradient."""
+    sources = [leaf.contiguous() for leaf in tree_leaves(tree)]
+    taken = [leaf.new_empty(leaf.shape[0], len(index), *leaf.shape[2:]) for leaf in sources]
+    pairs = [pair for pair in zip(sources, taken, strict=True) if pair[1].numel()]
+    if pairs:
+        bits = [[x.view(BITS[x.dtype.itemsize]) for x in pair] for pair in pairs]
+        lengths = tuple(x.shape[0] for x, _ in pairs)
+        features = tuple(x.shape[2:].numel() for x, _ in pairs)
+        tiles = ((TILE // _across(f), _across(f)) for f in features)
+        blocks = sum(
+            length * triton.cdiv(len(index), tile_s) * triton.cdiv(f, tile_f)
+            for length, f, (tile_s, tile_f) in zip(lengths, features, tiles, strict=True)
+        )
+        _gather[(blocks,)](
+            tuple(x for x, _ in bits), tuple(y for _, y in bits), index.contiguous(), pairs[0][0].shape[1], len(index),
+            LENGTHS=lengths, FEATURES=features, TILE=TILE,
+        )  # fmt: skip
+    rebuilt = iter(taken)
+    return tree_map(lambda _: next(rebuilt), tree)
 
 
 @triton.jit

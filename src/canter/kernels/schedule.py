@@ -20,5 +20,6 @@ def _follow_kl(value_ptr, kl_ptr, target, up, down, minimum, maximum):
 
 
 @kernel(of=follow_kl_, accepts=on_gpu)
-def _follow_kl_on_gpu(value: Tensor, kl: Tensor, target: float, factor: float, minimum: float, maximum: float) -> None:
+def follow_kl_on_gpu_(value: Tensor, kl: Tensor, target: float, factor: float, minimum: float, maximum: float) -> None:
+    """On the 0-d `value` and `kl` where they are."""
     _follow_kl[(1,)](value, kl, target, factor, 1.0 / factor, minimum, maximum, num_warps=1)

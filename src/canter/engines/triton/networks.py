@@ -35,10 +35,14 @@ SHARED_MEMORY = 232_448
 """Bytes that a block may need, for the widest networks; what GPUs for computing have from Hopper on."""
 
 
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one block can have on a GPU."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
 def declines(loss: PPOLoss, model: ActorCritic) -> str | None:
     """Why this engine does not compute a loss; None if it does."""
-    device = next(model.parameters()).device
-    memory = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    memory = shared_memory(next(model.parameters()).device)
     if memory < SHARED_MEMORY:
         return f"it needs {SHARED_MEMORY} bytes of shared memory a block, this GPU has {memory}"
     if torch.get_float32_matmul_precision() == "highest":

@@ -5,14 +5,15 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE, relative_error
 
 from canter.distributions import DiagGaussian
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
 from canter.functional.stats import masked_mean
 from canter.nn.heads import BoundedLogStd, StdConfig
+from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE, relative_error
 
 pytestmark = NEEDS_DEVICE
+KINDS = {"elu": 1, "relu": 2, "tanh": 3}
 ACTIVATIONS = {"elu": F.elu, "relu": torch.relu, "tanh": torch.tanh}
 
 
@@ -33,10 +34,10 @@ def plain(x, weights, biases, activation):
     [((48, 256, 128, 64, 12), "elu"), ((3, 7, 1), "tanh"), ((17, 40, 24, 5), "relu"), ((5, 2), "elu")],
 )
 def test_a_network(widths, activation):
-    from canter.kernels.chain import Layers
+    from canter.engines.triton.chain import Layers
 
     weights, biases = parameters(widths)
-    network, x = Layers(weights, biases, activation), torch.randn(300, widths[0], device=DEVICE)
+    network, x = Layers(weights, biases, KINDS[activation]), torch.randn(300, widths[0], device=DEVICE)
     assert network.fits
     exact = plain(x.double(), [w.double() for w in weights], [b.double() for b in biases], activation)
     assert relative_error(network(x), exact) < 2e-6
@@ -45,11 +46,11 @@ def test_a_network(widths, activation):
 
 
 def test_a_network_too_wide_is_left_to_others():
-    from canter.kernels.chain import Layers
+    from canter.engines.triton.chain import Layers
 
-    assert Layers(*parameters((48, 256, 128, 64, 12)), "elu").fits
-    assert not Layers(*parameters((48, 512, 256, 128, 12)), "elu").fits
-    assert not Layers(*parameters((300, 64, 64, 12)), "elu").fits
+    assert Layers(*parameters((48, 256, 128, 64, 12)), KINDS["elu"]).fits
+    assert not Layers(*parameters((48, 512, 256, 128, 12)), KINDS["elu"]).fits
+    assert not Layers(*parameters((300, 64, 64, 12)), KINDS["elu"]).fits
 
 
 def minibatch(sequences, networks, raw, activation):
@@ -95,8 +96,8 @@ def exact_terms(rows, networks, raw, activation, value_clip):
     ],
 )
 def test_a_minibatch_and_all_its_gradients(hidden, dim, value_clip, activation, precision):
-    from canter.kernels.chain import Layers
-    from canter.kernels.learn import Learner, Rows
+    from canter.engines.triton.chain import Layers
+    from canter.engines.triton.learn import Learner, Rows
 
     torch.set_float32_matmul_precision(precision)
     tolerance = 1e-5 if precision == "highest" or INTERPRETED else 3e-2
@@ -106,7 +107,7 @@ def test_a_minibatch_and_all_its_gradients(hidden, dim, value_clip, activation, 
     flat = [raw, *(p for network in networks for kind in network for p in kind)]
     for parameter in flat:
         places[parameter], count = count, count + parameter.numel()
-    layers = [Layers(*network, activation) for network in networks]
+    layers = [Layers(*network, KINDS[activation]) for network in networks]
     learner = Learner(
         *layers, raw, bound=(bound.mid, bound.half_range), clip_ratio=0.2, value_clip=value_clip, value_coef=0.7,
         places=places, count=count,

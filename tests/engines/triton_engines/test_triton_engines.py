@@ -1,0 +1,140 @@
+"""Engines of Triton kernels against the one that is the definition, and which of them a GPU gets."""
+
+import copy
+
+import pytest
+import torch
+
+import canter
+from canter import dispatch
+from canter.engines.autograd import AutogradEngine
+from canter.engines.choose import choose
+from canter.envs.tensor import tensor_envs
+from canter.kernels import load_kernels
+from canter.training.collector import Collector
+from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE
+
+pytest.importorskip("triton", reason="Triton comes with the GPU builds of torch")
+pytestmark = NEEDS_DEVICE
+RTX = 101_376
+"""Bytes of shared memory that a block can have on the RTX cards of Ampere, Ada and Blackwell."""
+
+
+def learned(clipping="joint", hidden=(32, 16), envs=32, **settings):
+    """An algorithm after an update, and rows to learn from that its policy has moved away from."""
+    env = tensor_envs["pendulum"](envs, DEVICE)
+    model = canter.ModelConfig(policy=canter.NetworkConfig(hidden=hidden, activation="elu"))
+    config = canter.PPOConfig(
+        horizon=8, epochs=2, num_minibatches=2, model=model, gradient_clipping=clipping, **settings
+    )  # fmt: skip
+    algorithm = canter.PPO(config, env.spec, 0)
+    algorithm.use_engine("autograd")
+    collector = Collector(env, algorithm, 0)
+    algorithm.update(collector.collect())
+    batch, _ = algorithm.targets(collector.collect())
+    with torch.no_grad():
+        for parameter in algorithm.model.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return algorithm, batch
+
+
+def gradients(engine, batch, index, coefs):
+    """Metrics, and the gradients of all parameters in one vector."""
+    metrics = engine.gradients(engine.begin(batch), index, coefs)
+    return metrics, torch.cat([gradient.flatten() for gradient in engine.optimizer.gradients.values()])
+
+
+def compare(ours, exact, tolerance):
+    (metrics, gradient), (plain, expected) = ours, exact
+    assert expected.norm() > 0
+    assert (gradient - expected).norm() <= tolerance * expected.norm()
+    for name, value in metrics.items():
+        torch.testing.assert_close(value, plain[name], rtol=tolerance, atol=1e-5)
+
+
+@pytest.fixture
+def all_kernels(monkeypatch):
+    """With the interpreter, kernels stand for their plain functions on a CPU too."""
+    load_kernels()
+    if not INTERPRETED:
+        return
+    from canter.functional import densities, layers, order
+
+    for function in (densities.bounded_gaussian_params, layers.linear_layers, order.take_sequences):
+        entered = [(lambda *args, **named: True, kernel) for _, kernel in function.kernels]
+        monkeypatch.setattr(function, "kernels", entered)
+
+
+@pytest.mark.parametrize("value_loss", ["mse", "clipped"])
+@pytest.mark.parametrize("clipping", ["joint", "per_network"])
+@pytest.mark.parametrize("name", ["triton", "triton_layers"])
+def test_an_engine_gives_the_gradients_of_the_definition(all_kernels, monkeypatch, name, clipping, value_loss):
+    from canter.engines.triton.layers import LayersEngine
+    from canter.engines.triton.networks import NetworksEngine
+
+    algorithm, batch = learned(clipping, value_loss=value_loss)
+    index = torch.randperm(batch.valid.shape[1], device=DEVICE)[5:170]
+    loss, optimizer = algorithm.losses["policy"], algorithm.optimizers["policy"]
+    engine = {"triton": NetworksEngine, "triton_layers": LayersEngine}[name](loss, algorithm.model, optimizer)
+    ours = gradients(engine, batch, index, algorithm.coefs)
+    with monkeypatch.context() as context:
+        context.setattr(dispatch.Dispatched, "__call__", lambda self, *args, **named: self.plain(*args, **named))
+        exact = gradients(AutogradEngine(loss, algorithm.model, optimizer), batch, index, algorithm.coefs)
+    compare(ours, exact, 1e-4)
+
+
+def test_a_block_of_too_little_shared_memory_is_a_reason_to_decline(monkeypatch):
+    from canter.engines.triton import networks
+
+    algorithm, _ = learned()
+    loss, asked = algorithm.losses["policy"], []
+    monkeypatch.setattr(networks, "shared_memory", lambda device: asked.append(device) or RTX)
+    assert networks.declines(loss, algorithm.model) == (
+        "it needs 232448 bytes of shared memory a block, this GPU has 101376"
+    )
+    monkeypatch.setattr(networks, "shared_memory", lambda device: networks.SHARED_MEMORY)
+    torch.set_float32_matmul_precision("high")
+    assert networks.declines(loss, algorithm.model) is None
+    assert asked == [next(algorithm.model.parameters()).device]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="engines are chosen by the device, which is a CPU to the interpreter")
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_a_gpu_with_little_shared_memory_learns_by_layers(monkeypatch, precision):
+    from canter.engines.triton import networks
+
+    torch.set_float32_matmul_precision(precision)
+    monkeypatch.setattr(networks, "shared_memory", lambda device: RTX)
+    algorithm, batch = learned(hidden=(256, 128, 64), envs=512)
+    index = torch.randperm(batch.valid.shape[1], device=DEVICE)[:2000]
+    loss, optimizer = algorithm.losses["policy"], algorithm.optimizers["policy"]
+    choice = choose(loss, algorithm.model, optimizer)
+    assert choice.engine.name == "triton_layers"
+    assert "shared memory" in choice.declined["triton"]
+    ours = copy.deepcopy(gradients(choice.engine, batch, index, algorithm.coefs))
+    exact = gradients(choose(loss, algorithm.model, optimizer, "autograd").engine, batch, index, algorithm.coefs)
+    compare(ours, exact, 1e-4 if precision == "highest" else 5e-3)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter has no streams")
+def test_a_minibatch_is_gathered_in_one_launch_that_a_graph_can_hold():
+    from canter.functional.order import take_sequences
+
+    _, batch = learned()
+    load_kernels()
+    index = torch.randperm(batch.valid.shape[1], device=DEVICE)[:100].clone()
+    take_sequences(batch, index)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        take_sequences(batch, index)
+        torch.cuda.synchronize()
+    assert sum(event.count for event in profile.key_averages() if "_gather" in event.key) == 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        taken = take_sequences(batch, index)
+    index.copy_(torch.randperm(batch.valid.shape[1], device=DEVICE)[:100])
+    graph.replay()
+    exact = take_sequences.plain(batch, index)
+    assert torch.equal(taken.obs["policy"], exact.obs["policy"])
+    assert torch.equal(taken.valid, exact.valid)
+    assert torch.equal(taken.advantage, exact.advantage)
