@@ -1,7 +1,7 @@
 /* The mathematics in float, for x86 processors with AVX-512. The pragma comes first: vectors are as wide as the
- * instructions that the compiler knows of when it reads their type. */
+ * instructions that the compiler knows of when it reads their type. For `tune` see float_avx2.c. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")
+#pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,tune=skylake-avx512")
 #define REAL float
 #define REAL_IS_DOUBLE 0
 #include "mathematics.h"
