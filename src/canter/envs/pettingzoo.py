@@ -68,7 +68,7 @@ class PettingZooEnv:
         self._own = [name for name in self._reader.specs if name != ACTION_MASK]
         self._has_state = getattr(first, "state_space", None) is not None
         specs = self._reader.specs | ({CRITIC: self._joint_spec(env_id)} if joint_state else {})
-        self._spec = EnvSpec(
+        self.spec = EnvSpec(
             obs=specs,
             action=self._action.spec,
             num_envs=len(self._rows),
@@ -78,13 +78,9 @@ class PettingZooEnv:
             num_agents=len(self._agents),
             durations=False,
         )
+        """Shapes, dtypes, bounds and conventions of one agent."""
         self._obs, self._final = ObsBuffer(specs, len(self._rows)), ObsBuffer(specs, len(self._rows))
         self._alive = np.zeros(len(self._rows), dtype=bool)
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Shapes, dtypes, bounds and conventions of one agent."""
-        return self._spec
 
     def reset(self, seed: int | None = None) -> Obs:
         """Start every environment anew, with a seed of its own each; observations `[N, ...]`."""
@@ -178,17 +174,17 @@ class PettingZooEnv:
     def _check_leaving(self, silent: np.ndarray) -> None:
         for row in np.flatnonzero(silent):
             raise ValueError(
-                f"{self._spec.env_id}: agent {self._rows[row][1]!r} left without being terminated or truncated"
+                f"{self.spec.env_id}: agent {self._rows[row][1]!r} left without being terminated or truncated"
             )
 
     def _check_shown(self, needed: np.ndarray, raws: list[dict[Any, Any]]) -> None:
         for row in np.flatnonzero(needed):
             env, agent = self._rows[row]
             if agent not in raws[env]:
-                raise ValueError(f"{self._spec.env_id}: step() gave no observation of agent {agent!r}, which lives")
+                raise ValueError(f"{self.spec.env_id}: step() gave no observation of agent {agent!r}, which lives")
 
     def _publish(self, tree: Any) -> Any:
-        device = self._spec.device
+        device = self.spec.device
         return tree if device.type == "cpu" else tree_map(lambda leaf: leaf.to(device), tree)
 
 

@@ -84,17 +84,14 @@ class Probe(TensorEnv):
         env_id: str = "tensor:probe",
         max_episode_steps: int | None = None,
     ) -> None:
-        groups = {"policy": TensorSpec((len(task.obs[0]),))}
-        if task.mask:
-            groups[ACTION_MASK] = TensorSpec((len(task.mask[0]),), torch.bool)
+        tables = {"policy": task.obs} | ({ACTION_MASK: task.mask} if task.mask else {})
+        self._groups = {name: torch.tensor(table, device=device) for name, table in tables.items()}
+        groups = {name: TensorSpec(tuple(table.shape[1:]), table.dtype) for name, table in self._groups.items()}
         limit = max_episode_steps or task.max_episode_steps
         truncates = limit is not None or any(task.truncation)
         super().__init__(env_id, num_envs, device, groups, task.action, max_episode_steps=limit, truncates=truncates)
         self.task = task
         nodes = len(task.obs)
-        self._groups = {"policy": torch.tensor(task.obs, device=self.device)}
-        if task.mask:
-            self._groups[ACTION_MASK] = torch.tensor(task.mask, device=self.device)
         self._follows = torch.tensor(task.follows or (ENDS,) * nodes, device=self.device)
         self._truncation = torch.tensor(task.truncation or (0.0,) * nodes, device=self.device)
         self._reward = self._build_reward()
@@ -127,8 +124,7 @@ class Probe(TensorEnv):
 
     def checks(self, gamma: float) -> list[ProbeCheck]:
         """What a right algorithm has learned with discount `gamma`: one check per number of steps into the episode."""
-        task = self.task
-        follows = task.follows or (ENDS,) * len(task.obs)
+        task, follows = self.task, self._follows.tolist()
         values = None if task.value is None else torch.tensor(task.value(gamma), device=self.device)
         found: list[ProbeCheck] = []
         history: tuple[Obs, ...] = ()
