@@ -7,6 +7,7 @@ above them ever asks which one it is.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -194,11 +195,9 @@ def begins_anew(env: Env) -> bool:
     have been reset before.
     """
     if isinstance(env, Stateful) and getattr(env, "resumes", "exact") == "exact":
-        try:
+        with suppress(NotImplementedError):
             env.state_dict()
-        except NotImplementedError:
-            return bool(getattr(env, "begins_anew", False))
-        return True
+            return True
     return bool(getattr(env, "begins_anew", False))
 
 

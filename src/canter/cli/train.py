@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,13 +163,10 @@ def announcement(config: TrainConfig, source: str) -> str:
 
 def dry_run(config: TrainConfig, source: str) -> None:
     """Build everything, say what would happen, train nothing."""
-    env = config.env.build(config.device)
-    try:
+    with closing(config.env.build(config.device)) as env:
         config.algorithm.build(env.spec, config.seed)
         groups = ", ".join(f"{name} {tuple(spec.shape)}" for name, spec in env.spec.obs.items())
         print(announcement(config, source))
         print(f"observations: {groups}; actions: {env.spec.action}")
         print(f"{plan_for(config).in_words()}\n{plan_for(config).in_all()}")
         print("Environment and algorithm were built; nothing was trained (--dry-run)")
-    finally:
-        env.close()

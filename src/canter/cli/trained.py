@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,15 +21,7 @@ from canter.runs.run_folder import CONFIG, RunFolder
 from canter.seeding import derive_seed
 from canter.specs import Env, EnvSpec
 from canter.storage.checkpoint import CheckpointStore
-from canter.storage.policy_file import (
-    BEST,
-    FINAL_ACTOR,
-    POLICIES,
-    NoPolicy,
-    find_policy,
-    load_policy,
-    read_policy_file,
-)
+from canter.storage.policy_file import BEST, FINAL_ACTOR, POLICIES, NoPolicy, find_policy, load_policy, read_policy_file
 
 NAMES = {"best": BEST, "final": FINAL_ACTOR}
 
@@ -92,12 +84,9 @@ def open_trained(arguments: argparse.Namespace, adapt: Callable[[EnvConfig], Env
     if arguments.env is not None:
         config = replace(config, env=EnvConfig(id=arguments.env, num_envs=config.env.num_envs))
     seed = config.seed if arguments.seed is None else arguments.seed
-    env = adapt(config.env).build(_device(arguments.device, config.device))
-    try:
+    with closing(adapt(config.env).build(_device(arguments.device, config.device))) as env:
         policy, source = _load(place, config, env.spec)
         yield Trained(policy, source, run, env, seed)
-    finally:
-        env.close()
 
 
 def _locate(text: str, run_dir: Path, name: str | None) -> tuple[Path | None, Path]:

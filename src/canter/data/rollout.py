@@ -123,10 +123,8 @@ class Row(Generic[Record]):
 
     def write(self, record: Record, step: Step) -> Obs:
         """Store what was done and what came of it; gives the observations that followed."""
-        places, values = (
-            self.places,
-            leaves((record, step.obs, step.reward, step.terminated, step.truncated, step.valid)),
-        )
+        places = self.places
+        values = leaves((record, step.obs, step.reward, step.terminated, step.truncated, step.valid))
         if "duration" in step.info:
             places, values = [*places, self.duration], [*values, step.info["duration"]]
         if step.final_obs is not None and self.final_obs is not None:
