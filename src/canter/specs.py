@@ -52,6 +52,11 @@ class Discrete:
 
     n: int
 
+    @property
+    def nvec(self) -> tuple[int, ...]:
+        """As a `MultiDiscrete` of one choice has it."""
+        return (self.n,)
+
 
 @dataclass(frozen=True)
 class MultiDiscrete:

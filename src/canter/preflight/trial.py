@@ -106,11 +106,9 @@ def random_actions(spec: EnvSpec) -> Callable[[Obs, torch.Generator], Tensor]:
 
         return draw
 
-    nvec = (action.n,) if isinstance(action, Discrete) else action.nvec
-
     def choose(obs: Obs, generator: torch.Generator) -> Tensor:
-        allowed = obs.get(ACTION_MASK, torch.ones((rows, sum(nvec)))).to("cpu", torch.float32)
-        picks = [torch.multinomial(part, 1, generator=generator) for part in allowed.split(nvec, dim=1)]
+        allowed = obs.get(ACTION_MASK, torch.ones((rows, sum(action.nvec)))).to("cpu", torch.float32)
+        picks = [torch.multinomial(part, 1, generator=generator) for part in allowed.split(action.nvec, dim=1)]
         return picks[0].squeeze(1) if isinstance(action, Discrete) else torch.cat(picks, dim=1)
 
     return choose
