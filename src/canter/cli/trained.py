@@ -20,7 +20,6 @@ from canter.registry import nearest
 from canter.runs.run_folder import CONFIG, RunFolder
 from canter.seeding import derive_seed
 from canter.specs import Env, EnvSpec
-from canter.storage.checkpoint import CheckpointStore
 from canter.storage.policy_file import BEST, FINAL_ACTOR, POLICIES, NoPolicy, find_policy, load_policy, read_policy_file
 
 NAMES = {"best": BEST, "final": FINAL_ACTOR}
@@ -128,13 +127,9 @@ def _load(place: Path, config: TrainConfig, spec: EnvSpec) -> tuple[Policy, Path
         store = RunFolder(place).store
         if not store.steps():
             raise
-        return _from_checkpoint(store, config, spec)
+        step, tree = store.load_latest()
+        # As many environments as in training, for its minibatches to come out even.
+        algorithm = config.algorithm.build(replace(spec, num_envs=config.env.num_envs), config.seed)
+        algorithm.load_state_dict(tree["algorithm"])
+        return algorithm.policy, store.path(step)
     return load_policy(file, env=spec, device=str(spec.device)), file
-
-
-def _from_checkpoint(store: CheckpointStore, config: TrainConfig, spec: EnvSpec) -> tuple[Policy, Path]:
-    step, tree = store.load_latest()
-    # As many environments as in training, for its minibatches to come out even.
-    algorithm = config.algorithm.build(replace(spec, num_envs=config.env.num_envs), config.seed)
-    algorithm.load_state_dict(tree["algorithm"])
-    return algorithm.policy, store.path(step)

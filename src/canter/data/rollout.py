@@ -90,12 +90,7 @@ class Rollout(TensorStruct, Generic[Record]):
 
     def rows(self) -> list[Row[Record]]:
         """Where each of the T steps goes."""
-        return [self._row(t) for t in range(self.horizon)]
-
-    def _row(self, t: int) -> Row[Record]:
-        at = {name: getattr(self, name)[t] for name in ("reward", "terminated", "truncated", "valid", "duration")}
-        record, final_obs = tree_map(lambda x: x[t], (self.record, self.final_obs))
-        return Row(**at, record=record, final_obs=final_obs, obs=self.obs_at(t + 1))
+        return [Row(self, t) for t in range(self.horizon)]
 
     def mark_resets(self, mode: FinalObs, t: int | slice = slice(None)) -> Tensor:
         """Write `reset` of the rows after t `[N]`, or by default of all `[T, N]`; `mode` is the spec's `final_obs`."""
@@ -103,23 +98,14 @@ class Rollout(TensorStruct, Generic[Record]):
         return episode_begins(self.valid[t], *ends, mode, out=self.reset[1:][t])
 
 
-@dataclass
 class Row(Generic[Record]):
-    """One step's place in a rollout: views made once, for making them costs as much as writing to them."""
+    """Step t's place in a rollout: views made once, for making them costs as much as writing to them."""
 
-    record: Record
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    valid: Tensor
-    duration: Tensor
-    final_obs: Obs | None
-    obs: Obs
-    """Of the row after it."""
-
-    def __post_init__(self) -> None:
-        self.places = leaves((self.record, self.obs, self.reward, self.terminated, self.truncated, self.valid))
-        self.final_places = leaves(self.final_obs)
+    def __init__(self, rollout: Rollout[Record], t: int) -> None:
+        columns = (rollout.reward, rollout.terminated, rollout.truncated, rollout.valid)
+        record, numbers, final_obs = tree_map(lambda x: x[t], (rollout.record, columns, rollout.final_obs))
+        self.obs, self.duration = rollout.obs_at(t + 1), rollout.duration[t]
+        self.places, self.final_places = leaves((record, self.obs, numbers)), leaves(final_obs)
 
     def write(self, record: Record, step: Step) -> Obs:
         """Store what was done and what came of it; gives the observations that followed."""
@@ -127,7 +113,7 @@ class Row(Generic[Record]):
         values = leaves((record, step.obs, step.reward, step.terminated, step.truncated, step.valid))
         if "duration" in step.info:
             places, values = [*places, self.duration], [*values, step.info["duration"]]
-        if step.final_obs is not None and self.final_obs is not None:
+        if step.final_obs is not None and self.final_places:
             places, values = [*places, *self.final_places], values + leaves(step.final_obs)
         # One call for all: on a GPU one launch for each dtype, on a CPU a fraction of the time around the copies.
         copy_all_(places, values)

@@ -55,7 +55,9 @@ class PettingZooEnv:
             raise ValueError(f"num_envs={num_envs} must be at least 1")
         self._envs = [make_env() for _ in range(num_envs)]
         first, env_id = self._envs[0], env_id or str(self._envs[0])
-        self._agents = _possible_agents(first, env_id)
+        self._agents = list(getattr(first, "possible_agents", ()))
+        if not self._agents:
+            raise ValueError(f"{env_id} does not say in possible_agents which agents there may be, and rows are fixed")
         self._rows = [(env, agent) for env in range(num_envs) for agent in self._agents]
         self._action = action_codec(_common(first.action_space, self._agents, f"{env_id}: action"))
         space = _common(first.observation_space, self._agents, f"{env_id}: observation")
@@ -152,7 +154,7 @@ class PettingZooEnv:
     def _show_joint(self, target: ObsBuffer, indices: Iterable[int]) -> None:
         num_agents = len(self._agents)
         for index in indices:
-            rows = slice(index * num_agents, (index + 1) * num_agents)
+            rows = self._rows_of(index)
             own = [target.arrays[name][rows].reshape(-1) for name in self._own]
             state = np.asarray(self._envs[index].state()).reshape(-1) if self._has_state else np.concatenate(own)
             target.arrays[CRITIC][rows, :-num_agents] = state
@@ -213,13 +215,6 @@ def make_pettingzoo(
         return PettingZooEnv(make_env, num_envs, joint_state=joint_state, device=device, env_id=env_id)
     except FailedToImport as error:
         raise ImportError(f"{error} ({error.__cause__})") from error
-
-
-def _possible_agents(env: ParallelEnv, env_id: str) -> list[Any]:
-    agents = list(getattr(env, "possible_agents", ()))
-    if not agents:
-        raise ValueError(f"{env_id} does not say in possible_agents which agents there may be, and rows are fixed")
-    return agents
 
 
 def _common(space_of: Callable[[Any], Space], agents: list[Any], what: str) -> Space:
