@@ -7,6 +7,7 @@ above them ever asks which one it is.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -50,6 +51,11 @@ class Discrete:
     """One choice among `n`: action `[N]` int64 in 0..n-1. An action mask has shape `[N, n]`."""
 
     n: int
+
+    @property
+    def nvec(self) -> tuple[int, ...]:
+        """As a `MultiDiscrete` of one choice has it."""
+        return (self.n,)
 
 
 @dataclass(frozen=True)
@@ -194,11 +200,9 @@ def begins_anew(env: Env) -> bool:
     have been reset before.
     """
     if isinstance(env, Stateful) and getattr(env, "resumes", "exact") == "exact":
-        try:
+        with suppress(NotImplementedError):
             env.state_dict()
-        except NotImplementedError:
-            return bool(getattr(env, "begins_anew", False))
-        return True
+            return True
     return bool(getattr(env, "begins_anew", False))
 
 

@@ -12,7 +12,7 @@ import torch
 from canter.cli.check import check_command
 from canter.cli.evaluation import eval_command
 from canter.cli.export import export_command
-from canter.cli.listing import envs_command, presets_command, runs_command
+from canter.cli.listing import envs_command, presets_command, runs_command, summaries
 from canter.cli.parser import UsageError
 from canter.cli.play import play_command
 from canter.cli.report import report_command
@@ -36,26 +36,17 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 """What follows `canter`; each takes the arguments behind its name, and its docstring is its help."""
 
 
-def overview() -> str:
-    """The help of `canter` itself."""
-    width = max(map(len, COMMANDS))
-    lines = [
-        f"  {name:<{width}}  {(command.__doc__ or '').partition(chr(10))[0]}" for name, command in COMMANDS.items()
-    ]
-    return "\n".join(
-        [
-            "usage: canter COMMAND ...",
-            "",
-            "Train control policies.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "`canter COMMAND --help` explains one. To begin: canter train CartPole-v1",
-            "--allow-import MODULE lets any of them import that module of yours: for what it registers, and for",
-            "environments called MODULE:NAME.",
-        ]
-    )
+HELP = """\
+usage: canter COMMAND ...
+
+Train control policies.
+
+commands:
+{commands}
+
+`canter COMMAND --help` explains one. To begin: canter train CartPole-v1
+--allow-import MODULE lets any of them import that module of yours: for what it registers, and for
+environments called MODULE:NAME."""
 
 
 def take_permissions(argv: list[str]) -> list[str]:
@@ -81,7 +72,7 @@ def dispatch(argv: list[str]) -> None:
     """Run the command that the arguments name."""
     argv = take_permissions(argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(overview())
+        print(HELP.format(commands=summaries(COMMANDS)))
     elif argv[0] in COMMANDS:
         COMMANDS[argv[0]](argv[1:])
     else:

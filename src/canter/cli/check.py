@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides
+from canter.cli.parser import Parser, UsageError, add_config_flags
 from canter.cli.preflight import look, show
 from canter.cli.train import EPILOG, SHORT_FLAGS, check_device, merged_config
 from canter.config import TrainConfig
@@ -21,9 +21,7 @@ from canter.training.trainer import Trainer
 def check_command(argv: list[str]) -> None:
     """Look at an environment and the settings for it before training."""
     arguments = check_parser(argv).parse(argv)
-    config, source = merged_config(
-        config_overrides(arguments), env_id=arguments.env, preset=arguments.preset, file=arguments.config
-    )
+    config, source = merged_config(arguments)
     check_device(config.device)
     print(f"{config.env.id} with {source}")
     if arguments.threads:
@@ -33,10 +31,7 @@ def check_command(argv: list[str]) -> None:
     show(findings)
     count = Counter(finding.level for finding in findings)
     verdict = "This cannot work" if count["error"] else "Ready to train"
-    print(
-        f"{verdict}: {counted(count['error'], 'error')}, {counted(count['warning'], 'warning')}, "
-        f"{counted(count['note'], 'note')}"
-    )
+    print(f"{verdict}: {', '.join(counted(count[level], level) for level in ('error', 'warning', 'note'))}")
     if count["error"]:
         sys.exit(1)
 

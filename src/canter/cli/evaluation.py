@@ -106,13 +106,9 @@ def measure(trained: Trained, arguments: argparse.Namespace) -> tuple[dict[str, 
             player=players[arguments.player],
         )
     except EpisodesUnfinished as error:
-        games = error.games
-        result = {
-            "episodes": len(games.finished),
-            "unfinished": len(games.unfinished),
-            "reward_per_step": games.reward_per_step,
-        }
-        return result, f"{error}, so there is no mean return; mean reward per step {games.reward_per_step:.4g}"
+        games, rate = error.games, error.games.reward_per_step
+        result = {"episodes": len(games.finished), "unfinished": len(games.unfinished), "reward_per_step": rate}
+        return result, f"{error}, so there is no mean return; mean reward per step {rate:.4g}"
     return result.to_dict(), in_words(result)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +29,26 @@ def envs_command(argv: list[str]) -> None:
     """List the environments and how their ids are written."""
     Parser("envs", usage="", description="List the environments and how their ids are written.").parse(argv)
     print("In torch, for any device:")
-    print_summaries({f"tensor:{name}": tensor_envs[name] for name in tensor_envs if not name.startswith(PROBE)})
+    print(summaries({f"tensor:{name}": tensor_envs[name] for name in tensor_envs if not name.startswith(PROBE)}))
     probes = ", ".join(name.removeprefix(PROBE) for name in tensor_envs if name.startswith(PROBE))
     text = f"tensor:{PROBE}NAME  Tiny tasks whose answer is known, to test an algorithm; NAME is one of {probes}"
     print(textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
     print("\nFrom elsewhere, by the scheme before the colon:")
-    print_summaries({f"{scheme}:ID": schemes[scheme] for scheme in schemes if scheme != "tensor"})
+    print(summaries({f"{scheme}:ID": schemes[scheme] for scheme in schemes if scheme != "tensor"}))
     print("\n`canter presets` lists those with known-good settings.")
 
 
-def print_summaries(things: dict[str, Any]) -> None:
-    """Print names, each with the first line of its thing's docstring."""
+def summaries(things: Mapping[str, Any]) -> str:
+    """A line for each name, with the first line of its thing's docstring."""
     width = max(map(len, things))
-    for name, thing in things.items():
-        print(f"  {name:<{width}}  {(inspect.getdoc(thing) or '').partition(chr(10))[0]}".rstrip())
+    lines = {name: (inspect.getdoc(thing) or "").partition("\n")[0] for name, thing in things.items()}
+    return "\n".join(f"  {name:<{width}}  {line}".rstrip() for name, line in lines.items())
 
 
 def presets_command(argv: list[str]) -> None:
     """List the known-good settings."""
-    Parser(
-        "presets",
-        usage="",
-        description="List the known-good settings; they are found by environment id, or by name with --preset.",
-    ).parse(argv)
+    about = "List the known-good settings; they are found by environment id, or by name with --preset."
+    Parser("presets", usage="", description=about).parse(argv)
     rows = [(name, presets[name].env.id, f"{presets[name].total_steps:,}") for name in presets]
     print_table(("PRESET", "ENVIRONMENT", "STEPS"), rows, right=("STEPS",))
 
@@ -96,9 +93,7 @@ def summary(path: Path) -> dict[str, Any]:
     steps, budget = row.get("env_steps"), settings.get("total_steps")
     if status == "unknown" and steps is not None and isinstance(budget, int) and steps >= budget:
         status = "finished"
-    env_id, updated = settings.get("env.id"), row.get("wall_time")
-    if updated is None:
-        updated = path.stat().st_mtime
+    env_id = settings.get("env.id")
     return {
         "name": path.name,
         "path": str(path),
@@ -109,25 +104,18 @@ def summary(path: Path) -> dict[str, Any]:
         "total_steps": budget,
         "return": row.get("return"),
         "seconds": row.get("seconds"),
-        "updated": updated,
+        "updated": row["wall_time"] if "wall_time" in row else path.stat().st_mtime,
     }
 
 
 def shown_run(run: dict[str, Any]) -> tuple[str, ...]:
     """The cells of one run."""
     steps = "-" if run["env_steps"] is None else f"{run['env_steps']:,}"
+    spent = "-" if run["seconds"] is None else duration(run["seconds"])
     age = max(0.0, time.time() - run["updated"])
     # The larger unit is enough: 3 d 4 h becomes 3 d.
     old = " ".join(duration(age).split()[:2])
-    return (
-        run["name"],
-        run["env"] or "-",
-        run["status"],
-        steps,
-        number(run["return"]),
-        "-" if run["seconds"] is None else duration(run["seconds"]),
-        old,
-    )
+    return run["name"], run["env"] or "-", run["status"], steps, number(run["return"]), spent, old
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:

@@ -72,7 +72,8 @@ def add_config_flags(parser: Parser, argv: list[str], short: dict[str, tuple[str
     """Make every setting a flag; `short` gives the flags to show in the help: name -> (key, help)."""
     keys = config_keys(TrainConfig)
     for name, (key, text) in short.items():
-        parser.flag(name, dest=f"key:{key}", metavar=_metavar(keys[key]), help=text, default=None)
+        metavar = {int: "N", float: "X"}.get(without_none(keys[key]), "NAME")
+        parser.flag(name, dest=f"key:{key}", metavar=metavar, help=text, default=None)
     for key in keys:
         name = f"--{key.replace('_', '-')}"
         if name not in short:
@@ -118,7 +119,3 @@ def _read_value(text: str, hint: Any, key: str) -> Any:
         return parse(text, key)[0]
     except ConfigError as error:
         raise ConfigError(f"{key}: cannot read {text!r}: {error}", key) from error
-
-
-def _metavar(hint: Any) -> str:
-    return {int: "N", float: "X"}.get(without_none(hint), "NAME")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,11 +42,8 @@ Later sources win: defaults < preset < file < flags."""
 
 def train_command(argv: list[str]) -> None:
     """Train a policy and print how it learns."""
-    parser = train_parser(argv)
-    arguments = parser.parse(argv)
-    config, source = merged_config(
-        config_overrides(arguments), env_id=arguments.env, preset=arguments.preset, file=arguments.config
-    )
+    arguments = train_parser(argv).parse(argv)
+    config, source = merged_config(arguments)
     if arguments.print_config:
         print(dump_config(config), end="")
         return
@@ -103,21 +101,18 @@ def train_parser(argv: list[str]) -> Parser:
     return parser
 
 
-def merged_config(
-    overrides: dict[str, Any], *, env_id: str | None, preset: str | None, file: str | None
-) -> tuple[TrainConfig, str]:
+def merged_config(arguments: argparse.Namespace) -> tuple[TrainConfig, str]:
     """Defaults < preset < file < flags, and in words where the settings began."""
-    if env_id is not None and "env.id" in overrides:
-        raise UsageError(f"two environments: {env_id} and --env.id {overrides['env.id']}")
-    if env_id is not None:
-        overrides = {**overrides, "env.id": env_id}
+    overrides, file = config_overrides(arguments), arguments.config
+    if arguments.env is not None:
+        if "env.id" in overrides:
+            raise UsageError(f"two environments: {arguments.env} and --env.id {overrides['env.id']}")
+        overrides["env.id"] = arguments.env
     content = ConfigFile("", {}, {}) if file is None else read_config(file)
-    base, source = starting_point(overrides.get("env.id") or env_id_of(content), preset)
-    config = base if file is None else content.over(base)
+    config, source = starting_point(overrides.get("env.id") or env_id_of(content), arguments.preset)
     if file is not None:
-        source += f", changed by {file}"
-    config = from_plain(nest(overrides, {"env.options": config.env.options}), config)
-    return config, source
+        config, source = content.over(config), f"{source}, changed by {file}"
+    return from_plain(nest(overrides, {"env.options": config.env.options}), config), source
 
 
 def env_id_of(file: ConfigFile) -> str | None:
@@ -162,13 +157,10 @@ def announcement(config: TrainConfig, source: str) -> str:
 
 def dry_run(config: TrainConfig, source: str) -> None:
     """Build everything, say what would happen, train nothing."""
-    env = config.env.build(config.device)
-    try:
+    with closing(config.env.build(config.device)) as env:
         config.algorithm.build(env.spec, config.seed)
         groups = ", ".join(f"{name} {tuple(spec.shape)}" for name, spec in env.spec.obs.items())
         print(announcement(config, source))
         print(f"observations: {groups}; actions: {env.spec.action}")
         print(f"{plan_for(config).in_words()}\n{plan_for(config).in_all()}")
         print("Environment and algorithm were built; nothing was trained (--dry-run)")
-    finally:
-        env.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,16 +20,7 @@ from canter.registry import nearest
 from canter.runs.run_folder import CONFIG, RunFolder
 from canter.seeding import derive_seed
 from canter.specs import Env, EnvSpec
-from canter.storage.checkpoint import CheckpointStore
-from canter.storage.policy_file import (
-    BEST,
-    FINAL_ACTOR,
-    POLICIES,
-    NoPolicy,
-    find_policy,
-    load_policy,
-    read_policy_file,
-)
+from canter.storage.policy_file import BEST, FINAL_ACTOR, POLICIES, NoPolicy, find_policy, load_policy, read_policy_file
 
 NAMES = {"best": BEST, "final": FINAL_ACTOR}
 
@@ -92,12 +83,9 @@ def open_trained(arguments: argparse.Namespace, adapt: Callable[[EnvConfig], Env
     if arguments.env is not None:
         config = replace(config, env=EnvConfig(id=arguments.env, num_envs=config.env.num_envs))
     seed = config.seed if arguments.seed is None else arguments.seed
-    env = adapt(config.env).build(_device(arguments.device, config.device))
-    try:
+    with closing(adapt(config.env).build(_device(arguments.device, config.device))) as env:
         policy, source = _load(place, config, env.spec)
         yield Trained(policy, source, run, env, seed)
-    finally:
-        env.close()
 
 
 def _locate(text: str, run_dir: Path, name: str | None) -> tuple[Path | None, Path]:
@@ -139,13 +127,9 @@ def _load(place: Path, config: TrainConfig, spec: EnvSpec) -> tuple[Policy, Path
         store = RunFolder(place).store
         if not store.steps():
             raise
-        return _from_checkpoint(store, config, spec)
+        step, tree = store.load_latest()
+        # As many environments as in training, for its minibatches to come out even.
+        algorithm = config.algorithm.build(replace(spec, num_envs=config.env.num_envs), config.seed)
+        algorithm.load_state_dict(tree["algorithm"])
+        return algorithm.policy, store.path(step)
     return load_policy(file, env=spec, device=str(spec.device)), file
-
-
-def _from_checkpoint(store: CheckpointStore, config: TrainConfig, spec: EnvSpec) -> tuple[Policy, Path]:
-    step, tree = store.load_latest()
-    # As many environments as in training, for its minibatches to come out even.
-    algorithm = config.algorithm.build(replace(spec, num_envs=config.env.num_envs), config.seed)
-    algorithm.load_state_dict(tree["algorithm"])
-    return algorithm.policy, store.path(step)

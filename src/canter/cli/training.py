@@ -119,10 +119,7 @@ def report_of(run: Path) -> str:
 def what_next(config: TrainConfig, path: Path, ended_by: str | None) -> str:
     """Commands to go on with; a run that a condition ended has no budget to extend."""
     run = LATEST if path.parent == RUNS else str(path)
-    commands = {
-        f"canter play {run}": "watch it",
-        f"canter report {run} --open": "see its curves in the browser",
-    }
+    commands = {f"canter play {run}": "watch it", f"canter report {run} --open": "see its curves in the browser"}
     if ended_by == "total_steps" and config.total_steps is not None:
         commands[f"canter resume {run} --total-steps {2 * config.total_steps}"] = "train it further"
     width = max(map(len, commands))

@@ -42,11 +42,8 @@ class Pace:
     def seconds_left(self) -> float | None:
         """Until a budget is used up, at this speed; None where there is none."""
         row, steps = self.rows[-1], self.steps_per_second
-        speeds = {
-            "env_steps": steps,
-            "iteration": steps * row["iteration"] / max(row["env_steps"], 1),
-            "seconds": 1.0,
-        }
+        iterations = steps * row["iteration"] / max(row["env_steps"], 1)
+        speeds = {"env_steps": steps, "iteration": iterations, "seconds": 1.0}
         left = [max(budget - row[name], 0) / max(speeds[name], 1e-9) for name, budget in self.budgets.items()]
         return min(left, default=None)
 

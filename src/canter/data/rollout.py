@@ -90,12 +90,7 @@ class Rollout(TensorStruct, Generic[Record]):
 
     def rows(self) -> list[Row[Record]]:
         """Where each of the T steps goes."""
-        return [self._row(t) for t in range(self.horizon)]
-
-    def _row(self, t: int) -> Row[Record]:
-        at = {name: getattr(self, name)[t] for name in ("reward", "terminated", "truncated", "valid", "duration")}
-        record, final_obs = tree_map(lambda x: x[t], (self.record, self.final_obs))
-        return Row(**at, record=record, final_obs=final_obs, obs=self.obs_at(t + 1))
+        return [Row(self, t) for t in range(self.horizon)]
 
     def mark_resets(self, mode: FinalObs, t: int | slice = slice(None)) -> Tensor:
         """Write `reset` of the rows after t `[N]`, or by default of all `[T, N]`; `mode` is the spec's `final_obs`."""
@@ -103,29 +98,20 @@ class Rollout(TensorStruct, Generic[Record]):
         return episode_begins(self.valid[t], *ends, mode, out=self.reset[1:][t])
 
 
-@dataclass
 class Row(Generic[Record]):
-    """One step's place in a rollout: views made once, as making one costs as much as writing to it."""
+    """Step t's place in a rollout: views made once, as making one costs as much as writing to it."""
 
-    record: Record
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    valid: Tensor
-    duration: Tensor
-    final_obs: Obs | None
-    obs: Obs
-    """Of the row after it."""
-
-    def __post_init__(self) -> None:
-        flags = [self.reward, self.terminated, self.truncated, self.valid]
-        self.places = [*tree_leaves(self.record), *self.obs.values(), *flags]
+    def __init__(self, rollout: Rollout[Record], t: int) -> None:
+        columns = (rollout.reward, rollout.terminated, rollout.truncated, rollout.valid)
+        record, numbers, self.final_obs = tree_map(lambda x: x[t], (rollout.record, columns, rollout.final_obs))
+        self.obs, self.duration = rollout.obs_at(t + 1), rollout.duration[t]
+        self.places = [*tree_leaves(record), *self.obs.values(), *numbers]
 
     def write(self, record: Record, step: Step) -> Obs:
         """Store the record and the step; gives the next observations."""
-        flags = [step.reward, step.terminated, step.truncated, step.valid]
+        numbers = [step.reward, step.terminated, step.truncated, step.valid]
         # By name: an environment may give its groups in another order than at first.
-        places, values = self.places, [*tree_leaves(record), *[step.obs[name] for name in self.obs], *flags]
+        places, values = self.places, [*tree_leaves(record), *[step.obs[name] for name in self.obs], *numbers]
         if "duration" in step.info:
             places, values = [*places, self.duration], [*values, step.info["duration"]]
         if step.final_obs is not None and self.final_obs is not None:

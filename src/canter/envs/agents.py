@@ -5,13 +5,14 @@ E worlds, A agents in each, N = E x A rows: row `world * A + agent`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from canter.envs.tensor.base import TensorEnv
-from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, TensorSpec
+from canter.specs import ActionSpec, Continuous, Discrete, MultiDiscrete, Step, TensorSpec
 from canter.struct import Obs, tree_map
 
 REWARD, ALIVE = "agent_reward", "agent_alive"
@@ -36,22 +37,14 @@ class FoldAgents:
         self.worlds, self.num_agents = worlds, num_agents
         self.resumes = getattr(worlds, "resumes", "exact")
         self._alive = torch.ones((spec.num_envs, num_agents), dtype=torch.bool, device=spec.device)
-        self._spec = EnvSpec(
+        self.spec = replace(
+            spec,
             obs={name: _agent_obs(name, group, num_agents) for name, group in spec.obs.items()},
             action=agent_action(spec.action, num_agents),
             num_envs=spec.num_envs * num_agents,
-            device=spec.device,
-            final_obs=spec.final_obs,
-            truncates=spec.truncates,
-            env_id=spec.env_id,
             num_agents=num_agents,
-            durations=spec.durations,
         )
-
-    @property
-    def spec(self) -> EnvSpec:
         """Shapes, dtypes, bounds and conventions of one agent."""
-        return self._spec
 
     def reset(self, seed: int | None = None) -> Obs:
         """Start every world anew; observations `[N, ...]`."""
@@ -60,8 +53,8 @@ class FoldAgents:
 
     def step(self, action: Tensor) -> Step:
         """Apply one action per agent; those of dead agents are passed on and have no effect."""
-        if len(action) != self._spec.num_envs:
-            raise ValueError(f"action has {len(action)} rows, {self._spec.env_id} has {self._spec.num_envs} agents")
+        if len(action) != self.spec.num_envs:
+            raise ValueError(f"action has {len(action)} rows, {self.spec.env_id} has {self.spec.num_envs} agents")
         step = self.worlds.step(action.reshape(self.worlds.num_envs, -1))
         info = dict(step.info)
         reward, alive = info.pop(REWARD), info.pop(ALIVE)

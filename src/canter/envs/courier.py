@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from canter.struct import tree_copy_, tree_map
+from canter.struct import tree_copy_, tree_leaves, tree_map
 
 ALIGNMENT = 16
 """Bytes; the beginning of every tensor in a buffer is a multiple of it, whatever its dtype."""
 
 
-@dataclass
 class Slot:
     """The same tensors side by side in a buffer of the host and in one of the device."""
 
-    host: Tensor
-    device: Tensor
-    host_tree: Any
-    device_tree: Any
-    sent: torch.cuda.Event | None
-    """When the host may write to its buffer again."""
+    def __init__(self, tree: Any, device: torch.device) -> None:
+        starts = [0, *accumulate(-(-leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in tree_leaves(tree))]
+        on_gpu = device.type == "cuda"
+        self.host = torch.zeros(starts[-1], dtype=torch.uint8, pin_memory=on_gpu)
+        self.device = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
+        self.host_tree, self.device_tree = (_views(buffer, tree, starts) for buffer in (self.host, self.device))
+        self.sent = torch.cuda.Event() if on_gpu else None
+        """When the host may write to its buffer again."""
 
 
 class Courier:
@@ -35,7 +36,7 @@ class Courier:
 
     def __init__(self, tree: Any, device: torch.device) -> None:
         self.tree, self.turn = tree, 0
-        self.slots = [_slot(tree, device) for _ in range(2)]
+        self.slots = [Slot(tree, device) for _ in range(2)]
 
     def __call__(self) -> Any:
         """The tree as it is now, on the device."""
@@ -50,22 +51,12 @@ class Courier:
         return slot.device_tree
 
 
-def _slot(tree: Any, device: torch.device) -> Slot:
-    offsets: list[int] = [0]
-    tree_map(lambda leaf: offsets.append(offsets[-1] + -(-leaf.nbytes // ALIGNMENT) * ALIGNMENT), tree)
-    on_gpu = device.type == "cuda"
-    host = torch.zeros(offsets[-1], dtype=torch.uint8, pin_memory=on_gpu)
-    there = torch.zeros(offsets[-1], dtype=torch.uint8, device=device)
-    sent = torch.cuda.Event() if on_gpu else None
-    return Slot(host, there, _views(host, tree, offsets), _views(there, tree, offsets), sent)
-
-
-def _views(buffer: Tensor, tree: Any, offsets: list[int]) -> Any:
+def _views(buffer: Tensor, tree: Any, starts: list[int]) -> Any:
     """The tree's tensors as parts of a buffer."""
-    starts = iter(offsets)
+    places = iter(starts)
 
     def view(leaf: Tensor) -> Tensor:
-        start = next(starts)
+        start = next(places)
         return buffer[start : start + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
 
     return tree_map(view, tree)

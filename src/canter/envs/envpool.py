@@ -20,7 +20,7 @@ from torch import Tensor
 
 from canter.envs.gymnasium import GymnasiumEnv, env_seeds
 from canter.registry import nearest
-from canter.specs import EnvSpec, Step
+from canter.specs import Step
 from canter.struct import Obs
 
 _NO_LIMIT = np.iinfo(np.int32).max
@@ -68,13 +68,9 @@ class EnvPoolEnv:
             warnings.filterwarnings("ignore", message=".*precision lowered")
             self._env = GymnasiumEnv(pool, autoreset="next_step", env_id=self._env_id, **self._adapter_options)
         limited = 0 < config.get("max_episode_steps", _NO_LIMIT) < _NO_LIMIT
-        self._spec = replace(self._env.spec, truncates=limited)
-        self._unused_seed = seed
-
-    @property
-    def spec(self) -> EnvSpec:
+        self.spec = replace(self._env.spec, truncates=limited)
         """Shapes, dtypes, bounds and conventions."""
-        return self._spec
+        self._unused_seed = seed
 
     def reset(self, seed: int | None = None) -> Obs:
         """Start every environment anew, with a seed in a new pool. Returns the first observations `[N, ...]`."""

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
 from canter.distributed import cores
 from canter.envs.autoreset import CopyLastObs, find_mode, parse_mode
 from canter.envs.courier import Courier
-from canter.envs.gymnasium_state import StateUnavailable, capture, obstacle, restore
+from canter.envs.gymnasium_state import StateUnavailable, capture, obstacle, restore, unwrap
 from canter.envs.gymnasium_sync import SyncSteps, threads_for
 from canter.envs.spaces import ObsBuffer, ObsReader, action_codec, copy_info_
 from canter.registry import nearest
@@ -85,7 +87,7 @@ class GymnasiumEnv:
         )
         if self._mask_in_info:
             self._reader.add_mask()
-        self._spec = EnvSpec(
+        self.spec = EnvSpec(
             obs=self._reader.specs,
             action=self._action.spec,
             num_envs=env.num_envs,
@@ -95,13 +97,14 @@ class GymnasiumEnv:
             env_id=env_id or _name(env),
             durations="duration" in info_keys,
         )
+        """Shapes, dtypes, bounds and conventions."""
         self._allocate(info_keys)
         wanted = (*info_keys, *[ACTION_MASK] * self._mask_in_info)
         self._steps = SyncSteps(env, wanted, threads) if SyncSteps.fits(env) else env
 
     def _allocate(self, info_keys: tuple[str, ...]) -> None:
         """Memory for everything that a step hands out, as tensors and as arrays over the same numbers."""
-        num_envs = self._spec.num_envs
+        num_envs = self.spec.num_envs
         self._obs, self._final = self._reader.buffer(), self._reader.buffer()
         self._step = Step(
             obs=self._obs.tensors,
@@ -117,13 +120,8 @@ class GymnasiumEnv:
         self._pending = np.zeros(num_envs, dtype=bool)
         """Rows whose next step is a filler, in `next_step` mode."""
         self._every, self._none = np.ones(num_envs, dtype=bool), np.zeros(num_envs, dtype=bool)
-        device, everything = self._spec.device, replace(self._step, final_obs=self._final.tensors)
+        device, everything = self.spec.device, replace(self._step, final_obs=self._final.tensors)
         self._courier = None if device.type == "cpu" else Courier(everything, device)
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Shapes, dtypes, bounds and conventions."""
-        return self._spec
 
     def reset(self, seed: int | None = None) -> Obs:
         """Start every environment anew. Returns the first observations, groups of `[N, ...]`.
@@ -131,7 +129,7 @@ class GymnasiumEnv:
         With a seed every environment gets its own, hashed from `seed`, so neighbouring seeds share none. A vector
         environment with a single generator gets one.
         """
-        raw, info = self._env.reset() if seed is None else self._reset_seeded(env_seeds(seed, self._spec.num_envs))
+        raw, info = self._env.reset() if seed is None else self._reset_seeded(env_seeds(seed, self.spec.num_envs))
         self._pending[:] = False
         self._write(self._obs, raw, info, ended=self._none)
         return dict(self._obs.tensors) if self._courier is None else self._courier().obs
@@ -154,21 +152,13 @@ class GymnasiumEnv:
             step = self._courier()
             return step if final_obs is not None else replace(step, final_obs=None)
         own = self._step
-        return Step(
-            obs=dict(own.obs),
-            reward=own.reward,
-            terminated=own.terminated,
-            truncated=own.truncated,
-            valid=own.valid,
-            final_obs=final_obs,
-            info=dict(own.info),
-        )
+        return replace(own, obs=dict(own.obs), final_obs=final_obs, info=dict(own.info), metrics={})
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on; `StateUnavailable` where not all of it is known."""
         reason = obstacle(self._env)
         if reason is not None:
-            raise StateUnavailable(f"the state of {self._spec.env_id} cannot be saved: {reason}")
+            raise StateUnavailable(f"the state of {self.spec.env_id} cannot be saved: {reason}")
         return {
             "env": capture(self._env),
             "pending": torch.from_numpy(self._pending.copy()),
@@ -191,7 +181,7 @@ class GymnasiumEnv:
         try:
             return [np.asarray(frame) for frame in self._env.render() or ()]
         except gymnasium.error.DependencyNotInstalled as error:
-            raise ImportError(f"pictures of {self._spec.env_id} need another package: {error}") from error
+            raise ImportError(f"pictures of {self.spec.env_id} need another package: {error}") from error
 
     def close(self) -> None:
         """Close the vector environment; calling it twice is fine."""
@@ -293,55 +283,46 @@ def make_gymnasium(
     """
     _import_module_of(env_id)
     registered = gymnasium.registry.get(env_id.rpartition(":")[2])
-    if vectorization == "auto":
-        own_only = registered is not None and registered.entry_point is None
-        vectorization = "vector_entry_point" if own_only else "auto"
-    if vectorization == "threads" and parse_mode(autoreset or "same_step") is not AutoresetMode.SAME_STEP:
+    mode = parse_mode(autoreset or AutoresetMode.SAME_STEP)
+    if vectorization == "auto" and registered is not None and registered.entry_point is None:
+        vectorization = "vector_entry_point"
+    if vectorization == "threads" and mode is not AutoresetMode.SAME_STEP:
         raise ValueError(
             f"vectorization=threads needs autoreset=same_step; with autoreset={autoreset} environments are stepped one "
             "after the other"
         )
-    vector_kwargs, wrappers = dict(vector_kwargs or {}), list(wrappers)
+    vector_kwargs, around = dict(vector_kwargs or {}), cast(list[Any], list(wrappers))
     if vectorization != "vector_entry_point":
-        mode = parse_mode(autoreset or AutoresetMode.SAME_STEP)
         vector_kwargs["autoreset_mode"] = mode
         if mode is AutoresetMode.SAME_STEP and vectorization == "async":  # in one process `SyncSteps` does it
-            wrappers.append(CopyLastObs)
+            around.append(CopyLastObs)
         if str(registered and registered.entry_point).startswith("gymnasium.envs."):
             # Its checks are for environments that nobody has checked yet; the wrapper around every step would remain.
             kwargs = {"disable_env_checker": True, **kwargs}
     in_process = vectorization in ("auto", "threads")
-    env = _make_vec(env_id, num_envs, "sync" if in_process else vectorization, vector_kwargs, wrappers, kwargs)
+    kind = "sync" if in_process else vectorization
+    with _explained(env_id):
+        env = gymnasium.make_vec(env_id, num_envs, kind, vector_kwargs, around, **kwargs)
     threads = min(cores(), num_envs) if vectorization == "threads" else 1
     if vectorization == "auto" and isinstance(env, SyncVectorEnv):
         threads = threads_for(env)
     try:
         return GymnasiumEnv(
-            env,
-            autoreset=autoreset,
-            info_keys=info_keys,
-            device=device,
-            env_id=env_id,
-            threads=threads,
+            env, autoreset=autoreset, info_keys=info_keys, device=device, env_id=env_id, threads=threads
         )
     except Exception:
         env.close()  # worker processes would outlive a refused space
         raise
 
 
-def _make_vec(
-    env_id: str,
-    num_envs: int,
-    vectorization: str,
-    vector_kwargs: dict[str, Any],
-    wrappers: list[Any],
-    kwargs: dict[str, Any],
-) -> VectorEnv:
+@contextmanager
+def _explained(env_id: str) -> Iterator[None]:
+    """Say what is missing when Gymnasium cannot make an environment."""
     try:
         with warnings.catch_warnings():
             # An undeclared mode is probed or refused later; Gymnasium's warning would promise less than that.
             warnings.filterwarnings("ignore", message=".*missing AutoresetMode metadata")
-            return gymnasium.make_vec(env_id, num_envs, vectorization, vector_kwargs, wrappers, **kwargs)
+            yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         # Gymnasium's MuJoCo environments need imageio as well, and do not say so.
         if not any(name in str(error).lower() for name in ("mujoco", "imageio")):
@@ -385,14 +366,9 @@ def _truncates(env: VectorEnv) -> bool | None:
     """True if the environments are known to have a time limit, None if nothing is known."""
     base = env.unwrapped
     if isinstance(base, SyncVectorEnv):
-        single = base.envs[0]
-        while isinstance(single, gymnasium.Wrapper):
-            if isinstance(single, gymnasium.wrappers.TimeLimit):
-                return True
-            single = single.env
+        limits = [wrapper for wrapper in unwrap(base.envs[0])[0] if isinstance(wrapper, TimeLimit)]
+        return True if limits else None
+    if not isinstance(base.spec, GymnasiumSpec):
         return None
-    spec = base.spec
-    if not isinstance(spec, GymnasiumSpec):
-        return None
-    limit = spec.kwargs.get("max_episode_steps", spec.max_episode_steps)
+    limit = base.spec.kwargs.get("max_episode_steps", base.spec.max_episode_steps)
     return True if limit is not None and limit > 0 else None

@@ -10,6 +10,7 @@ A state is a tree of tensors (for arrays), numbers, strings, dicts, lists and tu
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from typing import Any
 
 import gymnasium
@@ -64,7 +65,7 @@ def restore(env: VectorEnv, state: dict[str, Any]) -> None:
     for name in _VECTOR_FIELDS:
         setattr(env, name, _from_tree(state["fields"][name]))
     # Rows as the environments gave them, for a reset of only some rows puts all of them together again.
-    env._env_obs = [_copy(row) for row in iterate(env.observation_space, env._observations)]
+    env._env_obs = [_from_tree(_to_tree(row)) for row in iterate(env.observation_space, env._observations)]
     env.action_space.np_random.bit_generator.state = _from_tree(state["action_rng"])
     for single, saved in zip(env.envs, state["envs"], strict=True):
         _restore_single(single, saved)
@@ -75,7 +76,7 @@ def obstacle(env: VectorEnv) -> str | None:
     if type(env) is not SyncVectorEnv:
         return f"{type(env).__name__} is no SyncVectorEnv, whose environments can be looked into"
     for single in env.envs:
-        wrappers, base = _unwrap(single)
+        wrappers, base = unwrap(single)
         unknown = [type(wrapper).__name__ for wrapper in wrappers if _attributes(wrapper) is None]
         if unknown:
             return f"the wrapper {unknown[0]} may hold state; it does not say so in `state_attributes`"
@@ -87,7 +88,7 @@ def obstacle(env: VectorEnv) -> str | None:
 
 
 def _capture_single(env: gymnasium.Env) -> dict[str, Any]:
-    wrappers, base = _unwrap(env)
+    wrappers, base = unwrap(env)
     state = {
         "wrappers": [
             [type(wrapper).__name__, {name: _to_tree(getattr(wrapper, name)) for name in _attributes(wrapper) or ()}]
@@ -101,7 +102,7 @@ def _capture_single(env: gymnasium.Env) -> dict[str, Any]:
 
 
 def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
-    wrappers, base = _unwrap(env)
+    wrappers, base = unwrap(env)
     own = [*(type(wrapper).__name__ for wrapper in wrappers), type(base).__name__]
     saved = [*(name for name, _ in state["wrappers"]), state["class"]]
     if own != saved:
@@ -123,7 +124,8 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
         _restore_physics(base, state["physics"])
 
 
-def _unwrap(env: gymnasium.Env) -> tuple[list[gymnasium.Wrapper], gymnasium.Env]:
+def unwrap(env: gymnasium.Env) -> tuple[list[gymnasium.Wrapper], gymnasium.Env]:
+    """The wrappers around an environment, the outermost first, and what is inside of them."""
     wrappers = []
     while isinstance(env, gymnasium.Wrapper):
         wrappers.append(env)
@@ -139,12 +141,10 @@ def _attributes(wrapper: gymnasium.Wrapper) -> tuple[str, ...] | None:
 def _plain_attributes(env: gymnasium.Env) -> dict[str, Any]:
     attributes = {}
     for name, value in vars(env).items():
-        if name.startswith(_NOT_STATE):
-            continue
-        try:
-            attributes[name] = _to_tree(value)
-        except TypeError:  # spaces, generators, windows and the simulation, which are saved by other means or not state
-            continue
+        # What is no plain data: spaces, generators, windows and the simulation, saved by other means or not state.
+        with suppress(TypeError):
+            if not name.startswith(_NOT_STATE):
+                attributes[name] = _to_tree(value)
     return attributes
 
 
@@ -209,14 +209,8 @@ def _from_tree(tree: Any) -> Any:
     match tree:
         case Tensor():
             return tree.numpy().copy()
-        case list():
-            return [_from_tree(item) for item in tree]
-        case tuple():
-            return tuple(_from_tree(item) for item in tree)
+        case list() | tuple():
+            return type(tree)(_from_tree(item) for item in tree)
         case dict():
             return tree[_SCALAR].numpy()[()] if _SCALAR in tree else {k: _from_tree(v) for k, v in tree.items()}
     return tree
-
-
-def _copy(value: Any) -> Any:
-    return _from_tree(_to_tree(value))

@@ -55,7 +55,9 @@ class PettingZooEnv:
             raise ValueError(f"num_envs={num_envs} must be at least 1")
         self._envs = [make_env() for _ in range(num_envs)]
         first, env_id = self._envs[0], env_id or str(self._envs[0])
-        self._agents = _possible_agents(first, env_id)
+        self._agents = list(getattr(first, "possible_agents", ()))
+        if not self._agents:
+            raise ValueError(f"{env_id} does not say in possible_agents which agents there may be, and rows are fixed")
         self._rows = [(env, agent) for env in range(num_envs) for agent in self._agents]
         self._action = action_codec(_common(first.action_space, self._agents, f"{env_id}: action"))
         space = _common(first.observation_space, self._agents, f"{env_id}: observation")
@@ -68,7 +70,7 @@ class PettingZooEnv:
         self._own = [name for name in self._reader.specs if name != ACTION_MASK]
         self._has_state = getattr(first, "state_space", None) is not None
         specs = self._reader.specs | ({CRITIC: self._joint_spec(env_id)} if joint_state else {})
-        self._spec = EnvSpec(
+        self.spec = EnvSpec(
             obs=specs,
             action=self._action.spec,
             num_envs=len(self._rows),
@@ -78,13 +80,9 @@ class PettingZooEnv:
             num_agents=len(self._agents),
             durations=False,
         )
+        """Shapes, dtypes, bounds and conventions of one agent."""
         self._obs, self._final = ObsBuffer(specs, len(self._rows)), ObsBuffer(specs, len(self._rows))
         self._alive = np.zeros(len(self._rows), dtype=bool)
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Shapes, dtypes, bounds and conventions of one agent."""
-        return self._spec
 
     def reset(self, seed: int | None = None) -> Obs:
         """Start every environment anew, with a seed of its own each; observations `[N, ...]`."""
@@ -156,7 +154,7 @@ class PettingZooEnv:
     def _show_joint(self, target: ObsBuffer, indices: Iterable[int]) -> None:
         num_agents = len(self._agents)
         for index in indices:
-            rows = slice(index * num_agents, (index + 1) * num_agents)
+            rows = self._rows_of(index)
             own = [target.arrays[name][rows].reshape(-1) for name in self._own]
             state = np.asarray(self._envs[index].state()).reshape(-1) if self._has_state else np.concatenate(own)
             target.arrays[CRITIC][rows, :-num_agents] = state
@@ -178,17 +176,17 @@ class PettingZooEnv:
     def _check_leaving(self, silent: np.ndarray) -> None:
         for row in np.flatnonzero(silent):
             raise ValueError(
-                f"{self._spec.env_id}: agent {self._rows[row][1]!r} left without being terminated or truncated"
+                f"{self.spec.env_id}: agent {self._rows[row][1]!r} left without being terminated or truncated"
             )
 
     def _check_shown(self, needed: np.ndarray, raws: list[dict[Any, Any]]) -> None:
         for row in np.flatnonzero(needed):
             env, agent = self._rows[row]
             if agent not in raws[env]:
-                raise ValueError(f"{self._spec.env_id}: step() gave no observation of agent {agent!r}, which lives")
+                raise ValueError(f"{self.spec.env_id}: step() gave no observation of agent {agent!r}, which lives")
 
     def _publish(self, tree: Any) -> Any:
-        device = self._spec.device
+        device = self.spec.device
         return tree if device.type == "cpu" else tree_map(lambda leaf: leaf.to(device), tree)
 
 
@@ -217,13 +215,6 @@ def make_pettingzoo(
         return PettingZooEnv(make_env, num_envs, joint_state=joint_state, device=device, env_id=env_id)
     except FailedToImport as error:
         raise ImportError(f"{error} ({error.__cause__})") from error
-
-
-def _possible_agents(env: ParallelEnv, env_id: str) -> list[Any]:
-    agents = list(getattr(env, "possible_agents", ()))
-    if not agents:
-        raise ValueError(f"{env_id} does not say in possible_agents which agents there may be, and rows are fixed")
-    return agents
 
 
 def _common(space_of: Callable[[Any], Space], agents: list[Any], what: str) -> Space:

@@ -43,7 +43,7 @@ class ProbeTask:
     """`[S, A]` instead of `reward` for real actions: the reward is `-sum((action - target)^2)`."""
     follows: tuple[int, ...] = ()
     """The node after each node, or `ENDS`; no entries: every step ends."""
-    starts: int
+    starts: int = 1
     """Episodes start at one of the first so many nodes, all equally likely."""
     truncation: Row = ()
     """Probability that the step from each node is truncated on arrival; no entries: never."""
@@ -84,17 +84,14 @@ class Probe(TensorEnv):
         env_id: str = "tensor:probe",
         max_episode_steps: int | None = None,
     ) -> None:
-        groups = {"policy": TensorSpec((len(task.obs[0]),))}
-        if task.mask:
-            groups[ACTION_MASK] = TensorSpec((len(task.mask[0]),), torch.bool)
+        tables = {"policy": task.obs} | ({ACTION_MASK: task.mask} if task.mask else {})
+        self._groups = {name: torch.tensor(table, device=device) for name, table in tables.items()}
+        groups = {name: TensorSpec(tuple(table.shape[1:]), table.dtype) for name, table in self._groups.items()}
         limit = max_episode_steps or task.max_episode_steps
         truncates = limit is not None or any(task.truncation)
         super().__init__(env_id, num_envs, device, groups, task.action, max_episode_steps=limit, truncates=truncates)
         self.task = task
         nodes = len(task.obs)
-        self._groups = {"policy": torch.tensor(task.obs, device=self.device)}
-        if task.mask:
-            self._groups[ACTION_MASK] = torch.tensor(task.mask, device=self.device)
         self._follows = torch.tensor(task.follows or (ENDS,) * nodes, device=self.device)
         self._truncation = torch.tensor(task.truncation or (0.0,) * nodes, device=self.device)
         self._reward = self._build_reward()
@@ -127,8 +124,7 @@ class Probe(TensorEnv):
 
     def checks(self, gamma: float) -> list[ProbeCheck]:
         """What a right algorithm has learned with discount `gamma`: one check per number of steps into the episode."""
-        task = self.task
-        follows = task.follows or (ENDS,) * len(task.obs)
+        task, follows = self.task, self._follows.tolist()
         values = None if task.value is None else torch.tensor(task.value(gamma), device=self.device)
         found: list[ProbeCheck] = []
         history: tuple[Obs, ...] = ()
@@ -153,18 +149,6 @@ class Probe(TensorEnv):
         return action[:, 0] if isinstance(self.task.action, Discrete) else action
 
 
-def _horizon_values(gamma: float) -> list[float]:
-    return [sum(gamma**k for k in range(left)) for left in range(HORIZON, 0, -1)]
-
-
-def _cycle_values(gamma: float) -> list[float]:
-    return [-0.5, 0.5] if gamma == 1 else [2.0 * gamma / (1.0 - gamma**2), 2.0 / (1.0 - gamma**2)]
-
-
-def _recall_values(gamma: float) -> list[float]:
-    return [gamma**left for left in range(RECALL_DELAY + 1, -1, -1) for _cue in range(2)]
-
-
 HORIZON = 5
 RECALL_DELAY = 3
 """Blank steps between the cue and the question."""
@@ -174,7 +158,6 @@ PROBES = {
     "value-constant": ProbeTask(
         about="One step, observation 0, reward 1. V = 1, or the value loss or its optimiser is broken.",
         obs=((0.0,),),
-        starts=1,
         reward=((1.0,),),
         value=lambda gamma: (1.0,),
     ),
@@ -188,7 +171,6 @@ PROBES = {
     "discount": ProbeTask(
         about="Observation 0, then 1, then the end with reward 1. V = (gamma, 1), or discounting or GAE is broken.",
         obs=((0.0,), (1.0,)),
-        starts=1,
         reward=((0.0,), (1.0,)),
         follows=(1, ENDS),
         value=lambda gamma: (gamma, 1.0),
@@ -197,7 +179,6 @@ PROBES = {
         about="One step, action 1 pays 1, action 0 costs 1. Choose 1, or the policy loss or its sign is broken.",
         action=Discrete(2),
         obs=((0.0,),),
-        starts=1,
         reward=((-1.0, 1.0),),
         value=lambda gamma: (1.0,),
         best=((1,),),
@@ -206,7 +187,6 @@ PROBES = {
         about="One step, reward -(action - 0.5)^2. The mean goes to 0.5.",
         action=ONE_REAL,
         obs=((0.0,),),
-        starts=1,
         target=((0.5,),),
     ),
     "obs-action": ProbeTask(
@@ -231,7 +211,6 @@ PROBES = {
         "terminates. With gamma 0.99, V(A) = 10.90. It is 5.95 when truncation counts as an end, 11.78 when V(A) "
         "stands in for V(B), 11.67 when the next episode's first value leaks in.",
         obs=((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
-        starts=1,
         reward=((0.0,), (1.0,), (10.0,)),
         follows=(1, 2, ENDS),
         truncation=(0.0, 0.5, 0.0),
@@ -241,7 +220,6 @@ PROBES = {
         about="Every step pays 1 and terminates exactly when the time limit strikes. V = 1; it grows towards "
         "1 / (1 - gamma) when the time limit wins and the end is bootstrapped.",
         obs=((0.0,),),
-        starts=1,
         reward=((1.0,),),
         max_episode_steps=1,
         value=lambda gamma: (1.0,),
@@ -250,10 +228,9 @@ PROBES = {
         about="Five steps that pay 1 each, the elapsed share of time is shown and the deadline terminates. V falls "
         "to 1 at the last step; it stays high when the deadline is taken for a truncation.",
         obs=tuple((t / HORIZON,) for t in range(HORIZON)),
-        starts=1,
         reward=((1.0,),) * HORIZON,
         follows=(*range(1, HORIZON), ENDS),
-        value=_horizon_values,
+        value=lambda gamma: [sum(gamma**k for k in range(left)) for left in range(HORIZON, 0, -1)],
     ),
     "cycle": ProbeTask(
         about="Two states take turns for ever and pay 0 and 2. By average reward the rate is 1 and V = (-0.5, 0.5); "
@@ -262,7 +239,7 @@ PROBES = {
         starts=2,
         reward=((0.0,), (2.0,)),
         follows=(1, 0),
-        value=_cycle_values,
+        value=lambda gamma: (-0.5, 0.5) if gamma == 1 else (2.0 * gamma / (1.0 - gamma**2), 2.0 / (1.0 - gamma**2)),
     ),
     "masked": ProbeTask(
         about="Observation -1 or 1 forbids action 0 or 1, which would pay 10; the other of the two pays 1, action 2 "
@@ -309,7 +286,7 @@ PROBES = {
         starts=2,
         reward=(*((0.0, 0.0),) * (2 * RECALL_DELAY + 2), (1.0, -1.0), (-1.0, 1.0)),
         follows=(*range(2, 2 * RECALL_DELAY + 4), ENDS, ENDS),
-        value=_recall_values,
+        value=lambda gamma: [gamma**left for left in range(RECALL_DELAY + 1, -1, -1) for _cue in range(2)],
         best=(*(None,) * (2 * RECALL_DELAY + 2), (0,), (1,)),
     ),
 }

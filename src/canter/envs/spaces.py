@@ -154,13 +154,7 @@ class _MaskRule:
     """What a valid action mask looks like for an action spec."""
 
     def __init__(self, action: ActionSpec) -> None:
-        match action:
-            case Discrete(n):
-                nvec = (n,)
-            case MultiDiscrete(nvec):
-                pass
-            case Continuous():
-                nvec = ()
+        nvec = () if isinstance(action, Continuous) else action.nvec
         self.spec = TensorSpec((sum(nvec),), torch.bool)
         self.applies = bool(nvec)
         self._starts = np.cumsum((0, *nvec[:-1])) if nvec else np.zeros(0, np.int64)

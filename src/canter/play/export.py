@@ -32,7 +32,7 @@ from canter.nn.network import Network
 from canter.play.player import Player
 from canter.registry import nearest
 from canter.specs import ACTION_MASK, Env
-from canter.struct import Obs, State, tree_map
+from canter.struct import Obs, State, tree_leaves, tree_map
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -73,7 +73,7 @@ def collect_inputs(policy: Policy, env: Env, count: int, seed: int) -> Inputs:
         tree_map(lambda leaf: leaf.to("cpu", copy=True), (turn.step.obs, turn.state))
         for turn in islice(turns, -(-count // env.spec.num_envs))
     ]
-    return tree_map(lambda *leaves: torch.cat(leaves)[:count], *rows)
+    return tree_map(lambda *parts: torch.cat(parts)[:count], *rows)
 
 
 def export_policy(policy: Policy, path: Path, format: Format, obs: Obs, state: State = ()) -> ExportResult:
@@ -118,9 +118,9 @@ class _Function(nn.Module):
         for name in self.groups:
             if name not in obs:
                 raise ExportError(f"obs lacks the group {name!r} that the policy reads: {nearest(name, obs)}")
-        parts = len(_leaves(self.policy.initial_state(1)))
-        if len(_leaves(state)) != parts:
-            raise ExportError(f"state has {len(_leaves(state))} tensors, but the policy's memory has {parts}")
+        parts = len(tree_leaves(self.policy.initial_state(1)))
+        if len(tree_leaves(state)) != parts:
+            raise ExportError(f"state has {len(tree_leaves(state))} tensors, but the policy's memory has {parts}")
         return {name: obs[name].cpu() for name in self.groups}, tree_map(lambda leaf: leaf.cpu(), state)
 
     def forward(self, obs: Obs, state: State) -> tuple[Tensor, State]:
@@ -166,24 +166,20 @@ def _read_onnx(path: Path) -> Exported:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def run(inputs: Inputs) -> list[Tensor]:
-        feed = {name: leaf.numpy() for name, leaf in zip(_input_names(*inputs), _leaves(inputs), strict=True)}
+        feed = {name: leaf.numpy() for name, leaf in zip(_input_names(*inputs), tree_leaves(inputs), strict=True)}
         return [torch.as_tensor(output) for output in session.run(_output_names(inputs[1]), feed)]
 
     return run
 
 
-def _write_torch(program: ExportedProgram, inputs: Inputs, path: Path) -> None:
-    torch.export.save(program, path)
-
-
 def _read_torch(path: Path) -> Exported:
     module = torch.export.load(path).module()
-    return lambda inputs: _leaves(module(*inputs))
+    return lambda inputs: tree_leaves(module(*inputs))
 
 
 _FORMATS: dict[Format, tuple[Callable[[ExportedProgram, Inputs, Path], None], Callable[[Path], Exported]]] = {
     "onnx": (_write_onnx, _read_onnx),
-    "torch": (_write_torch, _read_torch),
+    "torch": (lambda program, inputs, path: torch.export.save(program, path), _read_torch),
 }
 """How to write and how to read each."""
 
@@ -192,7 +188,9 @@ def _verify(function: _Function, exported: Exported, inputs: Inputs) -> float:
     """Compare all rows at once and one row alone; the largest difference."""
     largest = 0.0
     for rows in (inputs, tree_map(lambda leaf: leaf[:1], inputs)):
-        for name, expected, got in zip(_output_names(inputs[1]), _leaves(function(*rows)), exported(rows), strict=True):
+        for name, expected, got in zip(
+            _output_names(inputs[1]), tree_leaves(function(*rows)), exported(rows), strict=True
+        ):
             if got.shape != expected.shape or got.dtype != expected.dtype:
                 raise ExportError(
                     f"{name}: the file gives {got.dtype} {got.shape}, not {expected.dtype} {expected.shape}"
@@ -210,28 +208,22 @@ def _signature(function: _Function, inputs: Inputs) -> tuple[dict[str, dict[str,
     def describe(names: list[str], tree: Any) -> dict[str, dict[str, Any]]:
         return {
             name: {"dtype": str(leaf.dtype).removeprefix("torch."), "shape": [BATCH, *leaf.shape[1:]]}
-            for name, leaf in zip(names, _leaves(tree), strict=True)
+            for name, leaf in zip(names, tree_leaves(tree), strict=True)
         }
 
     return describe(_input_names(*inputs), inputs), describe(_output_names(inputs[1]), function(*inputs))
 
 
 def _input_names(obs: Obs, state: State) -> list[str]:
-    return [*obs, *(f"state_{i}" for i in range(len(_leaves(state))))]
+    return [*obs, *(f"state_{i}" for i in range(len(tree_leaves(state))))]
 
 
 def _output_names(state: State) -> list[str]:
-    return ["action", *(f"next_state_{i}" for i in range(len(_leaves(state))))]
-
-
-def _leaves(tree: Any) -> list[Tensor]:
-    leaves: list[Tensor] = []
-    tree_map(leaves.append, tree)
-    return leaves
+    return ["action", *(f"next_state_{i}" for i in range(len(tree_leaves(state))))]
 
 
 def _rows(inputs: Inputs) -> int:
-    return len(_leaves(inputs)[0])
+    return len(tree_leaves(inputs)[0])
 
 
 @contextlib.contextmanager

@@ -29,13 +29,7 @@ class Acts(Protocol):
         ...
 
     def act(
-        self,
-        obs: Obs,
-        state: State,
-        reset: Tensor | None,
-        *,
-        deterministic: bool,
-        generator: torch.Generator | None,
+        self, obs: Obs, state: State, reset: Tensor | None, *, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, State]:
         """Actions `[N, ...]` as the environment receives them, and the next state."""
         ...

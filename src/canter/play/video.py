@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -64,9 +63,7 @@ class Recorder:
         """Add a picture of what there is now."""
         self.writer.append_data(self._picture())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         with self.stack:
             self.writer.close()
             if kind is None:

@@ -23,7 +23,7 @@ from canter.algorithms.base import unused_by
 from canter.envs import unused_settings
 from canter.preflight.plan import Finding, Plan, check_foresight, check_memory, check_plan, check_truncation, counted
 from canter.preflight.trial import Trial, run_trial
-from canter.specs import ACTION_MASK, Continuous, Discrete, Env
+from canter.specs import ACTION_MASK, Continuous, Env
 from canter.training.settings import RunConfig
 
 STEPS, SECONDS = 256, 0.3
@@ -160,10 +160,9 @@ def _actions(trial: Trial) -> Iterator[Finding]:
         if any(low >= high for low, high in bounds):
             yield Finding("warning", "actions", "a component whose bounds are equal leaves nothing to decide")
         return
-    choices = (action.n,) if isinstance(action, Discrete) else action.nvec
     masked = ", some of them forbidden at times by a mask" if ACTION_MASK in trial.spec.obs else ""
-    yield Finding("ok", "actions", f"{' x '.join(map(str, choices))} choices{masked}")
-    if max(choices) < 2:
+    yield Finding("ok", "actions", f"{' x '.join(map(str, action.nvec))} choices{masked}")
+    if max(action.nvec) < 2:
         yield Finding("warning", "actions", "with a single choice there is nothing to decide")
 
 

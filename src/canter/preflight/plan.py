@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import Tensor
+
 from canter.algorithms.base import RolloutPlan
 from canter.specs import LOST_FINAL_OBS, EnvSpec
-from canter.struct import tree_map
+from canter.struct import TensorStruct
 
 Level = Literal["ok", "note", "warning", "error"]
 
@@ -75,8 +77,8 @@ class Plan(RolloutPlan):
         """What the whole run comes to."""
         if self.rollouts is None:
             return "how long the run will be is not known"
-        steps = self.rollouts * self.batch if self.total_steps is None else self.total_steps
-        steps = min(steps, self.rollouts * self.batch)
+        whole = self.rollouts * self.batch
+        steps = whole if self.total_steps is None else min(self.total_steps, whole)
         total = counted(self.rollouts * self.updates, "update")
         return f"{counted(steps, 'step')} = {counted(self.rollouts, 'rollout')}, {total} in all"
 
@@ -133,12 +135,11 @@ def check_truncation(spec: EnvSpec) -> Finding:
     if spec.final_obs == "unknown":
         return Finding("note", "truncation", known + LOST_FINAL_OBS)
     where = "kept beside the next episode's first one" if spec.final_obs == "separate" else "given before the reset"
-    return Finding(
-        "ok",
-        "truncation",
+    text = (
         f"{known}where a time limit cuts an episode off, the value of its true last observation ({where}) stands for "
-        "what would have followed; where it terminates, nothing follows",
+        "what would have followed; where it terminates, nothing follows"
     )
+    return Finding("ok", "truncation", text)
 
 
 def check_memory(plan: Plan, spec: EnvSpec, record: Any, state: Any) -> Finding:
@@ -156,16 +157,13 @@ def check_memory(plan: Plan, spec: EnvSpec, record: Any, state: Any) -> Finding:
 
 def tree_bytes(tree: Any) -> int:
     """Bytes of all tensors in a tree, whatever else it holds."""
+    if isinstance(tree, TensorStruct):
+        tree = vars(tree)
     if isinstance(tree, dict):
-        return sum(map(tree_bytes, tree.values()))
+        tree = list(tree.values())
     if isinstance(tree, list | tuple):
         return sum(map(tree_bytes, tree))
-    sizes: list[int] = []
-    try:
-        tree_map(lambda leaf: sizes.append(leaf.nbytes), tree)
-    except TypeError:
-        return 0
-    return sum(sizes)
+    return tree.nbytes if isinstance(tree, Tensor) else 0
 
 
 def size(count: float) -> str:

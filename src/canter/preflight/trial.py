@@ -42,8 +42,6 @@ class Trial:
     valid: Tensor
     final_obs: list[Obs | None]
     """True last observations `[N, ...]` by step, None where no row ended or `obs` holds them."""
-    seconds: float
-    """How long the steps took."""
 
     @property
     def done(self) -> Tensor:
@@ -89,17 +87,9 @@ def run_trial(env: Env, seed: int, *, steps: int, seconds: float) -> Trial:
         final_obs.append(None if step.final_obs is None else to_host(step.final_obs, rows))
         obs = step.obs
         seen.append(to_host(obs, rows))
+    groups = {name: torch.stack([row[name] for row in seen]) for name in seen[0]}
     reward, terminated, truncated, valid = (torch.stack(column) for column in zip(*taken, strict=True))
-    return Trial(
-        spec=replace(spec, num_envs=rows),
-        obs={name: torch.stack([row[name] for row in seen]) for name in seen[0]},
-        reward=reward,
-        terminated=terminated,
-        truncated=truncated,
-        valid=valid,
-        final_obs=final_obs,
-        seconds=time.perf_counter() - start,
-    )
+    return Trial(replace(spec, num_envs=rows), groups, reward, terminated, truncated, valid, final_obs)
 
 
 def random_actions(spec: EnvSpec) -> Callable[[Obs, torch.Generator], Tensor]:
@@ -116,11 +106,9 @@ def random_actions(spec: EnvSpec) -> Callable[[Obs, torch.Generator], Tensor]:
 
         return draw
 
-    nvec = (action.n,) if isinstance(action, Discrete) else action.nvec
-
     def choose(obs: Obs, generator: torch.Generator) -> Tensor:
-        allowed = obs.get(ACTION_MASK, torch.ones((rows, sum(nvec)))).to("cpu", torch.float32)
-        picks = [torch.multinomial(part, 1, generator=generator) for part in allowed.split(nvec, dim=1)]
+        allowed = obs.get(ACTION_MASK, torch.ones((rows, sum(action.nvec)))).to("cpu", torch.float32)
+        picks = [torch.multinomial(part, 1, generator=generator) for part in allowed.split(action.nvec, dim=1)]
         return picks[0].squeeze(1) if isinstance(action, Discrete) else torch.cat(picks, dim=1)
 
     return choose

@@ -8,15 +8,7 @@ from canter.config import TrainConfig
 from canter.recipes.agents import rendezvous, rock_paper_scissors
 from canter.recipes.classic import acrobot, cartpole, mountain_car_continuous, pendulum
 from canter.recipes.memory import cartpole_positions
-from canter.recipes.mujoco import (
-    ant,
-    half_cheetah,
-    hopper,
-    humanoid,
-    inverted_double_pendulum,
-    swimmer,
-    walker2d,
-)
+from canter.recipes.mujoco import ant, half_cheetah, hopper, humanoid, inverted_double_pendulum, swimmer, walker2d
 from canter.recipes.quadrotor import quadrotor_central_value
 from canter.recipes.queue import queue_average_reward, queue_discounted
 from canter.registry import Registry

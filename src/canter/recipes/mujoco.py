@@ -20,10 +20,7 @@ def _locomotion(
     *,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
-    learning_rate: float = 3e-4,
-    hidden: tuple[int, ...] = (64, 64),
     num_minibatches: int = 32,
-    epochs: int = 10,
     clip_ratio: float = 0.2,
     std: float = 0.6,
 ) -> TrainConfig:
@@ -34,7 +31,7 @@ def _locomotion(
         success=SuccessConfig(ending="truncated"),  # it did not fall
         algorithm=PPOConfig(
             horizon=256,
-            epochs=epochs,
+            epochs=10,
             num_minibatches=num_minibatches,
             gamma=gamma,
             gae_lambda=gae_lambda,
@@ -43,8 +40,8 @@ def _locomotion(
             # Within ten passes the critic moves a lot; later ones should not learn from its first judgement
             # (Andrychowicz et al. 2021, "What Matters in On-Policy Reinforcement Learning").
             recompute_advantage=True,
-            optimizer=OptimizerConfig(learning_rate=Linear(learning_rate)),
-            model=ModelConfig(policy=NetworkConfig(hidden=hidden), std=StdConfig(initial=std)),
+            optimizer=OptimizerConfig(learning_rate=Linear(3e-4)),
+            model=ModelConfig(policy=NetworkConfig(hidden=(64, 64)), std=StdConfig(initial=std)),
         ),
     )
 

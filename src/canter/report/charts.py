@@ -33,21 +33,8 @@ EPISODES = (
     Chart("rollout_reward", "Reward", "mean of a step in each rollout"),
 )
 TIME = (Chart("time/steps_per_second", "Speed", "env steps per second, by iteration"),)
-TOLD_ELSEWHERE = {
-    "iteration",
-    "env_steps",
-    "rollouts",
-    "episodes",
-    "resets",
-    "updates",
-    "minibatch_updates",
-    "seconds",
-    "wall_time",
-    "return",
-    "rollout_return",
-    "rollout_length",
-    "rollout_steps",
-}
+COUNTS = {"iteration", "env_steps", "rollouts", "rollout_steps", "episodes", "resets", "updates", "minibatch_updates"}
+TOLD_ELSEWHERE = COUNTS | {"seconds", "wall_time", "return", "rollout_return", "rollout_length"}
 """Metrics that are told in other ways than by a chart of their own."""
 
 
@@ -72,9 +59,7 @@ def _return_lines(group: Group, color: int, x: str, alone: bool) -> list[Line]:
 
 
 def _lines(found: Curve | None, label: str, color: int) -> list[Line]:
-    if found is None:
-        return []
-    return [Line(label, found.steps, found.center, color, low=found.low, high=found.high)]
+    return [Line(label, found.steps, found.center, color, low=found.low, high=found.high)] if found else []
 
 
 def small_charts(charts: Sequence[Chart], groups: Sequence[Group]) -> Markup:

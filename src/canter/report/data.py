@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ class RunData:
 
 def read_run(path: Path) -> RunData:
     """All that is to be known of a run; raises `ValueError` where there is no row of metrics."""
-    rows = list(_forward(read_rows(path / METRICS)))
+    rows = _forward(read_rows(path / METRICS))
     if not rows:
         raise ValueError(f"{path}: no metrics to report; {METRICS} is missing, empty or damaged throughout")
     names = list(dict.fromkeys(name for row in rows for name in row))[:MAX_COLUMNS]
@@ -158,14 +159,14 @@ def parse_row(line: bytes) -> Row:
     return row if "env_steps" in row else {}
 
 
-def _forward(rows: Iterator[Row]) -> Iterator[Row]:
+def _forward(rows: Iterator[Row]) -> list[Row]:
     """Rows in the order of their steps; where a run went back and repeated some, the later ones count."""
     kept: list[Row] = []
     for row in rows:
         while kept and kept[-1]["env_steps"] >= row["env_steps"]:
             kept.pop()
         kept.append(row)
-    yield from kept
+    return kept
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -178,12 +179,7 @@ def read_settings(path: Path) -> dict[str, Any]:
             content = yaml.safe_load(file.read(MAX_CONFIG))
     except (OSError, yaml.YAMLError, RecursionError, *_MISFITS):
         return {}
-    flat: dict[str, Any] = {}
-    for key, value in flatten(content):
-        flat[key] = value
-        if len(flat) >= MAX_SETTINGS:
-            break
-    return flat
+    return dict(islice(flatten(content), MAX_SETTINGS))
 
 
 def flatten(plain: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from canter.report.charts import (
-    EPISODES,
-    NARROW,
-    TIME,
-    declared_charts,
-    learning_curve,
-    other_charts,
-    small_charts,
-)
+from canter.report.charts import EPISODES, NARROW, TIME, declared_charts, learning_curve, other_charts, small_charts
 from canter.report.data import RunData
 from canter.report.html import Markup, element, joined
 from canter.report.numbers import human
@@ -107,15 +99,11 @@ def curves(groups: Sequence[Group], threshold: float | None, x: str = "env_steps
 
 def chart_sections(groups: Sequence[Group]) -> list[Markup]:
     """Small charts of everything else that was logged."""
-    others = other_charts(groups)
+    learning, means = declared_charts(groups), "By env steps, as means over the updates of each iteration."
     return [
         section("Episodes", "By env steps.", small_charts(EPISODES, groups)),
-        section(
-            "Learning",
-            "By env steps, as means over the updates of each iteration.",
-            small_charts(declared_charts(groups), groups),
-        ),
-        section("Further metrics", "By env steps.", small_charts(others, groups) if others else None),
+        section("Learning", means, small_charts(learning, groups)),
+        section("Further metrics", "By env steps.", small_charts(other_charts(groups), groups)),
     ]
 
 

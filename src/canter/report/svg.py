@@ -79,17 +79,12 @@ def line_chart(lines: Sequence[Line], frame: Frame) -> Markup:
     if not lines:
         return Markup("")
     axes = _axes(lines, frame)
-    inside = element(
-        "svg",
-        *(_band(line, axes) for line in lines),
-        *(_stroke(line, axes) for line in sorted(lines, key=lambda line: not line.faint)),
-        # What is drawn outside of a nested svg is cut off.
-        x=axes.left,
-        y=axes.top - 2,
-        width=axes.right - axes.left + 3,
-        height=axes.bottom - axes.top + 4,
-        viewBox=f"{axes.left:.1f} {axes.top - 2:.1f} {axes.right - axes.left + 3:.1f} {axes.bottom - axes.top + 4:.1f}",
-    )
+    bands = [_band(line, axes) for line in lines]
+    strokes = [_stroke(line, axes) for line in sorted(lines, key=lambda line: not line.faint)]
+    x, y, width, height = axes.left, axes.top - 2, axes.right - axes.left + 3, axes.bottom - axes.top + 4
+    # What is drawn outside of a nested svg is cut off.
+    box = f"{x:.1f} {y:.1f} {width:.1f} {height:.1f}"
+    inside = element("svg", *bands, *strokes, x=x, y=y, width=width, height=height, viewBox=box)
     return element(
         "svg",
         _grid(axes, frame),
@@ -153,14 +148,8 @@ def _axes(lines: Sequence[Line], frame: Frame) -> Axes:
     start = 0.0 if 0 <= start < 0.1 * end else start
     texts = tick_texts(ticks(*y_range, _y_count(frame)))
     left = 10.0 + 6.6 * max(map(len, texts))
-    return Axes(
-        left,
-        frame.width - 12,
-        12.0,
-        frame.height - (36 if frame.x_label else 22),
-        (start, end if end > start else start + 1),
-        y_range,
-    )
+    bottom = frame.height - (36 if frame.x_label else 22)
+    return Axes(left, frame.width - 12, 12.0, bottom, (start, end if end > start else start + 1), y_range)
 
 
 def _y_count(frame: Frame) -> int:

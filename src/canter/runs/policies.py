@@ -96,7 +96,7 @@ class Policies:
         if self.best is None:
             return
         best, self.best = self.best, None
-        info = describe(best.policy.config, best.policy.spec, "actor", **best.about)
+        info = describe(best.policy, **best.about)
         self._write(BEST, lambda path: write_policy_file(path, info, best.tensors))
 
     def save_numbered(self, algorithm: Algorithm[Any], run: Progress) -> None:

@@ -84,14 +84,6 @@ class Parts:
 class NoFolder:
     """A run that leaves nothing on disk."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Nothing to do."""
-
     def restore(self, parts: Parts) -> bool:
         """Never anything to continue from."""
         return False

@@ -12,7 +12,7 @@ import os
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Protocol, Self
 
 from canter import distributed
@@ -49,9 +49,7 @@ class Writers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._each("close")
 
     def start(self, config: Any) -> None:

@@ -62,7 +62,8 @@ class SelfPlayEnv:
         config.check(spec, games)
         self.env, self.config = env, config
         self.pool = OpponentPool(config.pool_size, derive_seed(seed, "opponents"))
-        self._spec = replace(spec, num_envs=games, num_agents=1)
+        self.spec = replace(spec, num_envs=games, num_agents=1)
+        """What the learner sees and does: one row per game."""
         index = torch.arange(games, device=spec.device)
         self._own, self._theirs = 2 * index + index % 2, 2 * index + 1 - index % 2
         # Where each row of the games finds its action when those of both sides lie one after the other.
@@ -82,11 +83,6 @@ class SelfPlayEnv:
         if isinstance(env, Capturable):  # only then: to have this method says that a step may be captured
             self.generators = lambda: [self._generator, *env.generators()]
 
-    @property
-    def spec(self) -> EnvSpec:
-        """What the learner sees and does: one row per game."""
-        return self._spec
-
     def reset(self, seed: int | None = None) -> Obs:
         """Start every game anew; the pool stays."""
         obs = self.env.reset(seed)
@@ -105,7 +101,7 @@ class SelfPlayEnv:
         rows = replace(step, metrics={})  # metrics are of all games, not of rows
         own, theirs = (rows.map(lambda x, seats=seats: x.index_select(0, seats)) for seats in (self._own, self._theirs))
         self._remember(theirs.obs)
-        self._reset.copy_(theirs.restarts(self._spec.final_obs))
+        self._reset.copy_(theirs.restarts(self.spec.final_obs))
         self._result.add(own, theirs)
         return replace(own, metrics=step.metrics)
 
@@ -122,7 +118,7 @@ class SelfPlayEnv:
             self.pool.add(policy)
             self._change_opponents()
         values = {"elo": self.pool.elo, "pool_size": len(self.pool), "score": self._score}
-        return {f"self_play/{name}": torch.tensor(float(x), device=self._spec.device) for name, x in values.items()}
+        return {f"self_play/{name}": torch.tensor(float(x), device=self.spec.device) for name, x in values.items()}
 
     def close(self) -> None:
         """Close the games."""
@@ -151,14 +147,14 @@ class SelfPlayEnv:
         self._result.load_state_dict(state["result"])
         self._remember(state["obs"])
         self._reset.copy_(state["reset"])
-        self._memory = tree_map(lambda x: x.to(self._spec.device), state["memory"])
+        self._memory = tree_map(lambda x: x.to(self.spec.device), state["memory"])
         self._fill_seats()
 
     def _prepare(self, policy: Policy) -> None:
         """Make room for the opponents; who sits there is known already where a saved state was loaded."""
         self._seats = [copy_policy(policy) for _ in range(self.config.num_opponents)]
         if not self._members:
-            self._memory = policy.initial_state(self._spec.num_envs)
+            self._memory = policy.initial_state(self.spec.num_envs)
         self._fill_seats()
 
     def _replies(self) -> Tensor:

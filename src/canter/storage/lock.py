@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from canter.storage.durable import write_synced
@@ -76,9 +75,7 @@ class RunLock:
         self.owner = owner
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Give the lock back, if it is still this one's and this is still the process that took it."""
         owner, self.owner = self.owner, None
         if owner is None or owner.pid != os.getpid():
@@ -99,12 +96,8 @@ class RunLock:
             raise RunLocked(self.path, owner, f"this is {host}, from where that process cannot be seen; {by_hand}")
         if is_alive(owner.pid, owner.birth):
             raise RunLocked(self.path, owner, "wait for it, stop it, or use another folder")
-        _log.warning(
-            "taking over %s: process %d, which held it since %s, died without giving it back",
-            self.path,
-            owner.pid,
-            owner.since,
-        )
+        fate = f"process {owner.pid}, which held it since {owner.since}, died without giving it back"
+        _log.warning("taking over %s: %s", self.path, fate)
         self.path.unlink()
 
 

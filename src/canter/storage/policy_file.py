@@ -124,21 +124,13 @@ def save_policy(
     path: str | Path, policy: Policy, *, env_steps: int = 0, return_: float | None = None, lta: float | None = None
 ) -> None:
     """Write a policy; if this raises, the file that was there before is there still."""
-    info = describe(policy.config, policy.spec, "actor", env_steps, return_, lta)
+    info = describe(policy, env_steps, return_, lta)
     write_policy_file(Path(path), info, policy.actor.state_dict())
 
 
-def save_critic(
-    path: str | Path,
-    critic: ValueFunction,
-    *,
-    env_steps: int = 0,
-    return_: float | None = None,
-    lta: float | None = None,
-) -> None:
-    """Write a critic; if this raises, the file that was there before is there still."""
-    info = describe(critic.config, critic.spec, "critic", env_steps, return_, lta)
-    write_policy_file(Path(path), info, critic.critic.state_dict())
+def save_critic(path: str | Path, critic: ValueFunction, **about: Any) -> None:
+    """Write a critic, with the same keywords as a policy; if this raises, what was there before is there still."""
+    write_policy_file(Path(path), describe(critic, **about), critic.critic.state_dict())
 
 
 def find_policy(path: Path) -> Path:
@@ -168,22 +160,17 @@ def check_fits(policy: Policy, env: EnvSpec, what: str) -> None:
 
 
 def describe(
-    config: ModelConfig,
-    spec: EnvSpec,
-    what: Literal["actor", "critic"],
-    env_steps: int,
-    return_: float | None,
-    lta: float | None,
+    model: Policy | ValueFunction, env_steps: int = 0, return_: float | None = None, lta: float | None = None
 ) -> PolicyInfo:
     """What to write beside the tensors."""
     return PolicyInfo(
-        what=what,
+        what="actor" if isinstance(model, Policy) else "critic",
         env_steps=env_steps,
         return_=return_ if return_ is not None and math.isfinite(return_) else None,
         lta=lta if lta is not None and math.isfinite(lta) else None,
         canter=describe_versions().get("canter", "unknown"),
-        model=to_plain(config),
-        env=spec_to_plain(spec),
+        model=to_plain(model.config),
+        env=spec_to_plain(model.spec),
     )
 
 

@@ -101,16 +101,19 @@ class Collector:
                 reason = None if getattr(self.env, "resumes", "exact") == "exact" else PARTIAL
             except NotImplementedError as error:
                 reason = str(error)
-        tensors = {
+        saved = tree_map(torch.clone, self._tensors())
+        own = {"steps_before": self.steps_before, "threads": self.threads}
+        return saved | own | {"env": env, "episodes_restart": reason}
+
+    def _tensors(self) -> dict[str, Any]:
+        """What the next rollout begins with, where it lives."""
+        return {
             "obs": self.rollout.obs_at(self.algorithm.horizon),
             "reset": self.rollout.reset[self.algorithm.horizon],
             "state": self.state,
             "running_return": self.tracker.running_return,
             "running_length": self.tracker.running_length,
         }
-        saved = tree_map(lambda tensor: tensor.clone(), tensors)
-        own = {"steps_before": self.steps_before, "threads": self.threads}
-        return saved | own | {"env": env, "episodes_restart": reason}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a saved collector stood; with new episodes, where the environment could not save its own."""
@@ -125,12 +128,8 @@ class Collector:
         if state["episodes_restart"] is not None:
             _log.warning("all episodes start anew: %s", state["episodes_restart"])
             self._restart()
-            return
-        tree_copy_(self.rollout.obs_at(self.algorithm.horizon), state["obs"])
-        self.rollout.reset[self.algorithm.horizon].copy_(state["reset"])
-        tree_copy_(self.state, state["state"])
-        self.tracker.running_return.copy_(state["running_return"])
-        self.tracker.running_length.copy_(state["running_length"])
+        else:
+            tree_copy_(self._tensors(), state)
 
     def _restart(self) -> None:
         # Another seed than at the start, or a run stopped early and often would see the same few episodes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -26,9 +26,7 @@ class StopSignals:
             self._previous = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:

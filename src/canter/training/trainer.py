@@ -54,7 +54,7 @@ class Trainer:
         on_iteration: Callable[[Report], Any] = lambda report: None,
         *,
         env: Env | None = None,
-        folder: RunFolder | NoFolder | None = None,
+        folder: RunFolder | None = None,
         writers: Sequence[MetricWriter] = (),
     ) -> None:
         self.config, self.on_iteration, self.stop = config, on_iteration, StopSignals()
@@ -70,7 +70,7 @@ class Trainer:
             self.run = Run(config.total_steps, config.success, self.collector.clock, config.until, steps_metric)
             self.programs = config.execution.prepare(self.collector, self.algorithm)
             self._parts = Parts(self.algorithm, self.collector, self.run)
-            self.folder = opened.enter_context(folder or NoFolder())
+            self.folder = NoFolder() if folder is None else opened.enter_context(folder)
             self._writers = opened.enter_context(Writers(writers))
             self.folder.restore(self._parts)
             self._adapt(self.algorithm.policy)
@@ -167,7 +167,7 @@ def train(
     on_iteration: Callable[[Report], Any] = lambda report: None,
     *,
     env: Env | None = None,
-    folder: RunFolder | NoFolder | None = None,
+    folder: RunFolder | None = None,
     writers: Sequence[MetricWriter] = (),
 ) -> Algorithm[Any]:
     """Train to the end of the run; gives the trained algorithm. See `Trainer`, which takes the same arguments.

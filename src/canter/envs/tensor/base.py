@@ -70,9 +70,10 @@ class TensorEnv(ABC):
             raise ValueError("random_start=True needs max_episode_steps, from which the first step counts are drawn")
         # "cuda" and "cuda:0" compare unequal; the device of a tensor always carries its index.
         self.device = torch.empty(0, device=device).device
+        self.num_envs = num_envs
         self.generator = torch.Generator(self.device)
         self.generator.seed()
-        self._spec = EnvSpec(
+        self.spec = EnvSpec(
             obs=obs,
             action=action,
             num_envs=num_envs,
@@ -81,6 +82,7 @@ class TensorEnv(ABC):
             env_id=env_id,
             durations=durations,
         )
+        """Shapes, dtypes, bounds and conventions."""
         self._action_shape = _action_shape(action, num_envs)
         self._limit = torch.iinfo(torch.int64).max if max_episode_steps is None else max_episode_steps
         self._random_start = random_start
@@ -99,16 +101,6 @@ class TensorEnv(ABC):
     @abstractmethod
     def _observe(self, state: EnvState) -> Obs:
         """What N rows see; new tensors, never views of `state`, which the next step overwrites."""
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Shapes, dtypes, bounds and conventions."""
-        return self._spec
-
-    @property
-    def num_envs(self) -> int:
-        """N."""
-        return self._spec.num_envs
 
     def reset(self, seed: int | None = None) -> Obs:
         """Start every row anew; without a seed the random stream goes on where it is."""
@@ -130,12 +122,12 @@ class TensorEnv(ABC):
     def step(self, action: Tensor) -> Step:
         """Apply one action per row; `Step.final_obs` is always given and right in every row, ended or not."""
         if action.shape != self._action_shape:
-            raise ValueError(f"action has shape {tuple(action.shape)}, {self._spec.env_id} needs {self._action_shape}")
+            raise ValueError(f"action has shape {tuple(action.shape)}, {self.spec.env_id} needs {self._action_shape}")
         if not self._state:
-            raise RuntimeError(f"{self._spec.env_id} has no state yet; call reset() before step()")
+            raise RuntimeError(f"{self.spec.env_id} has no state yet; call reset() before step()")
         outcome = self._advance(self._state, action)
-        if "duration" in outcome.info and not self._spec.durations:
-            raise ValueError(f"{self._spec.env_id} tells durations: say so with durations=True when it is made")
+        if "duration" in outcome.info and not self.spec.durations:
+            raise ValueError(f"{self.spec.env_id} tells durations: say so with durations=True when it is made")
         self._step_count.add_(1)
         cut = self._step_count >= self._limit
         if outcome.truncated is not None:
@@ -165,7 +157,7 @@ class TensorEnv(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Copies of the world, the step counts and the random stream; all tensors."""
         if not self._state:
-            raise RuntimeError(f"{self._spec.env_id} has no state yet; call reset() before state_dict()")
+            raise RuntimeError(f"{self.spec.env_id} has no state yet; call reset() before state_dict()")
         return {
             "state": {name: buffer.clone() for name, buffer in self._state.items()},
             "step_count": self._step_count.clone(),
@@ -180,7 +172,7 @@ class TensorEnv(ABC):
         wrong = [name for name in own.keys() | saved.keys() if _row_form(own, name) != _row_form(saved, name)]
         if wrong:
             raise ValueError(
-                f"the saved state does not fit {self._spec.env_id} with num_envs={self.num_envs} and these options; "
+                f"the saved state does not fit {self.spec.env_id} with num_envs={self.num_envs} and these options; "
                 f"these tensors differ in shape or dtype: {', '.join(sorted(wrong))}"
             )
         for name, buffer in own.items():

@@ -71,10 +71,7 @@ class QueueNetwork(TensorEnv):
             "tensor:queue",
             num_envs,
             device,
-            obs={
-                "policy": TensorSpec((num_classes,)),
-                ACTION_MASK: TensorSpec((len(choices),), torch.bool),
-            },
+            obs={"policy": TensorSpec((num_classes,)), ACTION_MASK: TensorSpec((len(choices),), torch.bool)},
             action=Discrete(len(choices)),
             max_episode_steps=max_episode_steps,
             random_start=random_start,
@@ -134,10 +131,7 @@ class QueueNetwork(TensorEnv):
 
     def _observe(self, state: EnvState) -> Obs:
         present = state["queue"].index_select(-1, self._choices) > 0
-        return {
-            "policy": state["queue"].clone(),
-            ACTION_MASK: present | ~present.any(-1, keepdim=True),
-        }
+        return {"policy": state["queue"].clone(), ACTION_MASK: present | ~present.any(-1, keepdim=True)}
 
 
 def _check_network(

@@ -42,13 +42,8 @@ class RockPaperScissors(TensorEnv):
             raise ValueError(f"rounds={rounds} must be at least 1")
         if len(stakes) != 3 or min(stakes) <= 0:
             raise ValueError(f"stakes={tuple(stakes)} must be three positive numbers: for rock, paper and scissors")
-        super().__init__(
-            "tensor:rps",
-            num_envs,
-            device,
-            obs={"policy": TensorSpec((2, NO_MOVE + 1))},
-            action=MultiDiscrete((3, 3)),
-        )
+        obs = {"policy": TensorSpec((2, NO_MOVE + 1))}
+        super().__init__("tensor:rps", num_envs, device, obs=obs, action=MultiDiscrete((3, 3)))
         self.rounds = rounds
         rock, paper, scissors = stakes
         table = ((0.0, -paper, rock), (paper, 0.0, -scissors), (-rock, scissors, 0.0))
@@ -71,11 +66,7 @@ class RockPaperScissors(TensorEnv):
 
 
 def rps(
-    num_envs: int,
-    device: torch.device | str = "cpu",
-    *,
-    rounds: int = 1,
-    stakes: Sequence[float] = (1.0, 1.0, 1.0),
+    num_envs: int, device: torch.device | str = "cpu", *, rounds: int = 1, stakes: Sequence[float] = (1.0, 1.0, 1.0)
 ) -> FoldAgents:
     """Rock, paper, scissors for two: a game with a known equilibrium, for self-play.
 
