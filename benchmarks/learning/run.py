@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -40,10 +41,10 @@ TASKS = {
     "Pendulum-v1": task(5, -200),
     "Acrobot-v1": task(5, -100),
     "MountainCarContinuous-v0": task(5, 90),
-    "Hopper-v5": task(3, 2600),
-    "Walker2d-v5": task(3, 3600),
-    "HalfCheetah-v5": task(3, 5800),
-    "Ant-v5": task(3, 3300),
+    "Hopper-v5": task(10, 2600),
+    "Walker2d-v5": task(10, 3600),
+    "HalfCheetah-v5": task(10, 5800),
+    "Ant-v5": task(10, 3300),
     "Swimmer-v5": task(3, 280),
     "InvertedDoublePendulum-v5": task(3, 9200),
     "Humanoid-v5": task(3, 787),
@@ -52,7 +53,9 @@ TASKS = {
 
 def run(env_id: str, seed: int) -> dict[str, Any]:
     """Train with the preset and evaluate; everything worth keeping of one run."""
-    torch.set_num_threads(1)
+    if hasattr(os, "sched_setaffinity"):  # one core for each run, environments included
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[seed % len(cores)]})
     preset = canter.preset_for(env_id)
     assert preset is not None
     config = replace(preset, seed=seed)

@@ -7,24 +7,36 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
+from canter.functional.aggregate import bootstrap_interval, interquartile_mean
+
 RESULTS = Path(__file__).parent / "results"
 
 
 def row(document: dict[str, Any]) -> str:
-    training = [run["training_return"] for run in document["runs"]]
+    training = np.array([run["training_return"] for run in document["runs"]])
     evaluation = [run["evaluation_return"] for run in document["runs"]]
     reached = sum(run["steps_to_threshold"] is not None for run in document["runs"])
-    steps = f"{document['config']['total_steps']:,}"
-    seeds = ", ".join(f"{value:,.0f}" for value in training)
-    return (
-        f"| {document['env']} | {steps} | {mean(training):,.0f} | {mean(evaluation):,.0f} | {seeds} "
-        f"| {document['threshold']:,} | {reached} of {len(training)} |"
+    low, high = bootstrap_interval(training)
+    cells = (
+        document["env"],
+        f"{document['config']['total_steps']:,}",
+        f"{training.mean():,.0f} of {len(training)}",
+        f"{interquartile_mean(training):,.0f} ({low:,.0f} to {high:,.0f})",
+        f"{training.min():,.0f} to {training.max():,.0f}",
+        f"{mean(evaluation):,.0f}",
+        f"{document['threshold']:,}",
+        f"{reached} of {len(training)}",
     )
+    return f"| {' | '.join(cells)} |"
 
+
+HEAD = "| task | steps | mean of seeds | interquartile mean, 95 % | range | evaluation, mean | goal | reached by |"
 
 if __name__ == "__main__":
-    print("| task | steps | training return | evaluation return | training return by seed | goal | reached by |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print(HEAD)
+    print("|" + " --- |" * (HEAD.count("|") - 1))
     for path in sorted(RESULTS.glob("*.json")):
         document = json.loads(path.read_text())
         if "threshold" in document:  # one of `run.py`
