@@ -8,18 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from canter.algorithms.base import declared_under
-from canter.console.figures import (
-    Pace,
-    counts_by_average,
-    duration,
-    headlines,
-    long_run,
-    number,
-    percent,
-    reported,
-    shown,
-)
+from canter.console.figures import Pace, duration, long_run, number, percent, reported, shown
 from canter.console.live import LiveConsole
 from canter.runs.writers import MetricWriter
 from canter.training.progress import RECENT_EPISODES
@@ -54,16 +43,15 @@ class LineConsole:
 
     def __init__(self, every: float = LINE_SECONDS) -> None:
         self.every, self.printed, self.waiting = every, float("-inf"), False
-        self.settings: dict[str, Any] = {}
         self.pace = Pace({})
 
     def start(self, settings: dict[str, Any]) -> None:
         """Learn how long the run is to be, and what counts in it."""
-        self.settings, self.pace = settings, Pace(settings)
+        self.pace = Pace(settings)
 
     def write(self, row: dict[str, Any]) -> None:
         """Print a line if it is time for one."""
-        self.pace.add(row)
+        self.pace.rows.append(row)
         self.waiting = True
         if time.perf_counter() - self.printed >= self.every:
             self._print()
@@ -76,12 +64,12 @@ class LineConsole:
     def _print(self) -> None:
         row = self.pace.rows[-1]
         episodes = "no episode has ended yet"
-        if counts_by_average(self.settings):
+        if self.pace.by_average:
             episodes = f"reward per time {long_run(row)}"
         elif row["return"] is not None:
             episodes = f"return {number(row['return'])}  length {number(row['length'])}"
             episodes += f"  success {percent(row['success_rate'])}"
-        metrics = [f"{line.line} {shown(line, row)}" for line in headlines(self.settings, row) if line.line]
+        metrics = [f"{line.line} {shown(line, row)}" for line in self.pace.headlines(row) if line.line]
         speed = f"{self.pace.steps_per_second:,.0f} steps/s  {duration(self.pace.seconds_left)} left"
         print("  ".join([f"{row['env_steps']:>11,} steps", episodes, *metrics, speed]), flush=True)
         self.printed, self.waiting = time.perf_counter(), False
@@ -92,10 +80,11 @@ class VerboseConsole:
 
     def __init__(self) -> None:
         self.settings: dict[str, Any] = {}
+        self.pace = Pace({})
 
     def start(self, settings: dict[str, Any]) -> None:
         """Learn the settings that are shown."""
-        self.settings = settings
+        self.settings, self.pace = settings, Pace(settings)
 
     def write(self, row: dict[str, Any]) -> None:
         """Print a block."""
@@ -110,14 +99,14 @@ class VerboseConsole:
     def block(self, row: dict[str, Any]) -> dict[str, dict[str, str]]:
         """The parts: title -> name -> value."""
         algorithm, total_steps = self.settings.get("algorithm", {}), self.settings.get("total_steps")
-        chosen = declared_under(algorithm.get("kind")).settings
+        chosen = self.pace.declared.settings
         return {
             "rollout statistics": {
                 "mean_ep_len": number(row["rollout_length"]),
                 "mean_ep_return": number(row["rollout_return"]),
                 "mean_reward": number(row["rollout_reward"]),
-                **({"long_run_average": long_run(row)} if counts_by_average(self.settings) else {}),
-                **{line.block: number(row.get(line.metric)) for line in headlines(self.settings, row) if line.block},
+                **({"long_run_average": long_run(row)} if self.pace.by_average else {}),
+                **{line.block: number(row.get(line.metric)) for line in self.pace.headlines(row) if line.block},
                 "rollout_len": f"{row['rollout_steps']:,}",
                 "time_elapsed": duration(row["seconds"]),
             },

@@ -11,17 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
 from canter.algorithms.base import Headline
-from canter.console.figures import (
-    Pace,
-    counts_by_average,
-    duration,
-    headlines,
-    long_run,
-    number,
-    percent,
-    reported,
-    shown,
-)
+from canter.console.figures import Pace, duration, long_run, number, percent, reported, shown
 
 MAX_WIDTH = 120
 CELL_WIDTH, GAP = 22, 3
@@ -45,19 +35,18 @@ class Dashboard:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.title = f"Canter · {settings.get('env', {}).get('id', 'training')} · seed {settings.get('seed', '-')}"
-        self.settings, self.pace = settings, Pace(settings)
+        self.pace = Pace(settings)
         self.curve: dict[int, float] = {}
-        self.by_average = counts_by_average(settings)
         self.seen = time.perf_counter()
         self.running = True
 
     def add(self, row: dict[str, Any]) -> None:
         """Take the row of another iteration."""
         self.seen = time.perf_counter()
-        height = row.get("lta/mean") if self.by_average else row["return"]
+        height = row.get("lta/mean") if self.pace.by_average else row["return"]
         if height is not None:
             self.curve[int(self.pace.progress(row) * (CHART_POINTS - 1))] = height
-        self.pace.add(row)
+        self.pace.rows.append(row)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Segments rather than rich's own panels and tables, which take several times as long to draw."""
@@ -85,13 +74,13 @@ class Dashboard:
         yield [("━" * done, "green"), ("━" * (inner - done), RULE), (f"{progress:6.0%}", STRONG)]
         yield from self.clock(row, width)
         yield []
-        what, curve = "reward/t" if self.by_average else "return", dict(self.curve)  # a copy: another thread adds to it
-        yield from chart(what, curve, progress, width)
+        curve = dict(self.curve)  # a copy: another thread adds to it
+        yield from chart("reward/t" if self.pace.by_average else "return", curve, progress, width)
         yield []
-        if self.by_average:
+        if self.pace.by_average:
             yield [("reward per unit of time ", DIM), (long_run(row), STRONG), (", the last 20 rollouts", DIM)]
             yield []
-        yield from grid(topics(row, headlines(self.settings, row)), width)
+        yield from grid(topics(row, self.pace.headlines(row)), width)
         yield []
         yield from shares(self.pace.shares, width)
 

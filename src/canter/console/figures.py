@@ -14,7 +14,7 @@ UNDECLARED = 4
 
 
 class Pace:
-    """How far a run is and how fast it goes, and what takes the time: means over the last rows."""
+    """How far a run is, how fast it goes, what takes the time (means over the last rows), and what counts in it."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.total_steps: int | None = settings.get("total_steps")
@@ -23,10 +23,17 @@ class Pace:
         self.budgets = {name: budget for name, budget in budgets.items() if budget is not None}
         """What ends the run at the latest, by the column of a row that counts it."""
         self.rows: deque[dict[str, Any]] = deque(maxlen=PACE_ITERATIONS)
+        self.by_average = settings.get("checkpoints", {}).get("best_by") == "lta"
+        """Whether the best policy of the run is the one with the best long-run average."""
+        self.declared = declared_under(settings.get("algorithm", {}).get("kind"))
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Take another row."""
-        self.rows.append(row)
+    def headlines(self, row: dict[str, Any]) -> tuple[Headline, ...]:
+        """The metrics to show of a row: those that the algorithm declares, or else the first few that it reports."""
+        if self.declared.headlines:
+            return self.declared.headlines
+        own = [name for name in row if "/" in name and not name.startswith(("time/", "lta/", "self_play/"))]
+        names = own[:UNDECLARED]
+        return tuple(Headline(metric=name, label=name, topic="metrics", line=name, block=name) for name in names)
 
     def progress(self, row: dict[str, Any]) -> float:
         """Fraction of the run that is done, at most 1; 0 where it is not known how long it will be."""
@@ -81,24 +88,9 @@ def reported(row: dict[str, Any]) -> dict[str, str]:
     return {name.removeprefix("env/"): number(value) for name, value in row.items() if name.startswith("env/")}
 
 
-def counts_by_average(settings: dict[str, Any]) -> bool:
-    """Whether the best policy of a run is the one with the best long-run average."""
-    return settings.get("checkpoints", {}).get("best_by") == "lta"
-
-
 def long_run(row: dict[str, Any]) -> str:
     """The reward per unit of time in words, `-` before there is one."""
     return "-" if "lta/mean" not in row else f"{number(row['lta/mean'])} ± {number(row['lta/ci'])}"
-
-
-def headlines(settings: dict[str, Any], row: dict[str, Any]) -> tuple[Headline, ...]:
-    """The metrics to show of a row: those that the algorithm declares, or else the first few that it reports."""
-    declared = declared_under(settings.get("algorithm", {}).get("kind")).headlines
-    if declared:
-        return declared
-    own = [name for name in row if "/" in name and not name.startswith(("time/", "lta/", "self_play/"))]
-    names = own[:UNDECLARED]
-    return tuple(Headline(metric=name, label=name, topic="metrics", line=name, block=name) for name in names)
 
 
 def shown(headline: Headline, row: dict[str, Any]) -> str:

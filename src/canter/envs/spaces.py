@@ -205,10 +205,6 @@ def _at(raw: Any, path: tuple[str, ...]) -> Any:
     return raw
 
 
-def _as_is(raw: np.ndarray) -> np.ndarray:
-    return raw
-
-
 def _as_column(raw: np.ndarray) -> np.ndarray:
     return raw.reshape(len(raw), 1)
 
@@ -245,16 +241,16 @@ def _groups(space: Space, path: tuple[str, ...], mask: _MaskRule) -> Iterator[_G
 def _leaf(space: Space, name: str) -> tuple[TensorSpec, Convert]:
     match space:
         case spaces.Box() if space.dtype == np.uint8 and len(space.shape) == 3:
-            return TensorSpec(space.shape, torch.uint8), _as_is
+            return TensorSpec(space.shape, torch.uint8), np.asarray
         case spaces.Box() if space.dtype.kind in "fiub":
-            return TensorSpec(space.shape or (1,)), _as_is if space.shape else _as_column
+            return TensorSpec(space.shape or (1,)), np.asarray if space.shape else _as_column
         case spaces.Discrete():
             return TensorSpec((int(space.n),)), _one_hot(np.array([int(space.n)]), np.array([int(space.start)]))
         case spaces.MultiDiscrete():
             nvec = space.nvec.reshape(-1).astype(np.int64)
             return TensorSpec((int(nvec.sum()),)), _one_hot(nvec, np.asarray(space.start, np.int64).reshape(-1))
         case spaces.MultiBinary():
-            return TensorSpec(space.shape), _as_is
+            return TensorSpec(space.shape), np.asarray
     raise UnsupportedSpace(
         f"observation {name!r} has space {space}, which is not supported: networks here read Box (numbers), Discrete, "
         "MultiDiscrete, MultiBinary and Dict of these; wrap the environment with gymnasium.wrappers.FlattenObservation "

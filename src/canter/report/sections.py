@@ -183,9 +183,7 @@ def comparison(groups: Sequence[Group], threshold: float | None) -> Markup:
 def _comparison_row(number: int, group: Group, threshold: float | None) -> list[object]:
     score = final_score(group)
     best = [values.max() for run in group.runs if len(values := run.points("return")[1])]
-    interval = None
-    if score and score[1] is not None:
-        interval = element("small", f"{human(score[1])} to {human(score[2])}")
+    interval = element("small", f"{human(score[1])} to {human(score[2])}") if score and score[1] is not None else None
     row: list[object] = [
         joined([key_mark(number), element("b", group.label)]),
         len(group.runs),
@@ -218,16 +216,8 @@ def differences(groups: Sequence[Group]) -> Markup | None:
 
 def run_list(runs: Sequence[RunData]) -> Markup:
     """Every run by itself."""
-    rows = [
-        [
-            element("b", run.name),
-            run.env_id,
-            run.seed,
-            status(run),
-            human(run.last("env_steps")),
-            human(run.last("return")),
-            duration(run.last("seconds")),
-        ]
-        for run in runs
-    ]
+    rows: list[list[object]] = []
+    for run in runs:
+        numbers = human(run.last("env_steps")), human(run.last("return")), duration(run.last("seconds"))
+        rows.append([element("b", run.name), run.env_id, run.seed, status(run), *numbers])
     return table(["Run", "Environment", "Seed", "Status", "Env steps", "Return", "Time"], rows, class_="runs")

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
-
 from canter.algorithms.base import Algorithm
-from canter.nn.actor_critic import Policy
 from canter.storage.policy_file import (
     BEST,
     FINAL_ACTOR,
@@ -49,15 +46,6 @@ class Progress:
         return {"env_steps": self.env_steps, "return_": self.return_, "lta": self.lta}
 
 
-@dataclass(frozen=True)
-class _Best:
-    """The best policy so far, as it was then."""
-
-    policy: Policy
-    tensors: dict[str, Tensor]
-    about: dict[str, Any]
-
-
 class Policies:
     """Writes policy files into a folder. A disk that refuses costs the file, never the run and never an older file.
 
@@ -68,7 +56,8 @@ class Policies:
     def __init__(self, folder: Path, by: Literal["return", "lta"] = "return") -> None:
         self.folder, self.by = folder, "return_" if by == "return" else by
         self.best_score = -math.inf
-        self.best: _Best | None = None
+        self.best: Callable[[Path], None] | None = None
+        """Writes the best policy so far, as it was then; None if it is on the disk."""
 
     def open(self) -> None:
         """Learn from the disk what the best was so far."""
@@ -88,16 +77,16 @@ class Policies:
         score = about[self.by]
         if score is None or not score > self.best_score:
             return
-        tensors = {name: tensor.clone() for name, tensor in algorithm.policy.actor.state_dict().items()}
-        self.best, self.best_score = _Best(algorithm.policy, tensors, about), score
+        policy = algorithm.policy
+        tensors = {name: tensor.clone() for name, tensor in policy.actor.state_dict().items()}
+        self.best_score = score
+        self.best = lambda path: write_policy_file(path, describe(policy, **about), tensors)
 
     def save_best(self) -> None:
         """Write the best policy, if it is not on the disk yet."""
-        if self.best is None:
-            return
-        best, self.best = self.best, None
-        info = describe(best.policy, **best.about)
-        self._write(BEST, lambda path: write_policy_file(path, info, best.tensors))
+        write, self.best = self.best, None
+        if write is not None:
+            self._write(BEST, write)
 
     def save_numbered(self, algorithm: Algorithm[Any], run: Progress) -> None:
         """Write the policy under the number of its steps."""
