@@ -12,7 +12,7 @@ from canter.optim import OptimizerConfig
 from canter.schedules import Linear
 from canter.training.collector import Collector
 
-SEEDS = 20
+SEEDS = 10
 ITERATIONS = 40
 
 
