@@ -18,7 +18,7 @@ FILES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("reference/*.py"), *ROOT.g
 FOLDERS = sorted({path.parent for path in SOURCE.rglob("*.py")})
 FORBIDDEN = ("pickle", "eval(", "exec(", "yaml.load(", "weights_only=False", "shell=True", "os.system")
 
-CODE_LINES = 13_282
+CODE_LINES = 12_983
 """Of all of `src/canter`, without docstrings, comments and blanks."""
 SLACK = 100
 """How far the code may be below a limit before the limit is lowered."""
@@ -30,7 +30,7 @@ FOLDER = 10
 LARGER_FOLDERS = {
     ".": (13, "contracts and plain data of one file each, and the entry points"),
     "cli": (13, "a file for each command, and the three that read flags and files"),
-    "engines/native": (18, "C: headers that are compiled once for float and once for double"),
+    "engines/native": (22, "C: headers that are compiled for float and double, and for each kind of x86 processor"),
     "envs": (13, "a file for each kind of simulator, and what adapters share"),
     "functional": (11, "a file for each subject of the mathematics"),
 }
