@@ -26,7 +26,7 @@ def train(width: int, folder: Path, number: int) -> str:
     flags = ["--env.num-envs", "16", "--algorithm.horizon", "256", "--algorithm.epochs", "2"]
     flags += ["--algorithm.num-minibatches", "4", "--algorithm.model.policy.hidden", f"{width},{width}"]
     name, command = f"{width}-{number}", [sys.executable, "-m", "canter", "train", "tensor:pendulum", "--seed", "0"]
-    flags += ["--total-steps", "16384", "--run-dir", str(folder), "--name", name, "--console", "quiet"]
+    flags += ["--total-steps", "8192", "--run-dir", str(folder), "--name", name, "--console", "quiet"]
     subprocess.run([*command, *flags], check=True, capture_output=True)
     return hashlib.sha256((folder / name / "policies" / "final_actor.safetensors").read_bytes()).hexdigest()
 

@@ -50,8 +50,8 @@ def environment_for(config: TrainConfig) -> Iterator[Env | None]:
         if errors:
             raise UsageError(f"{'; '.join(errors)} (nothing was trained; `canter check` looks closer)")
         for finding in findings:
-            if finding.subject == "arithmetic":
-                print(finding.text)
+            if finding.subject in ("arithmetic", "engine"):
+                print(finding.text if finding.subject == "arithmetic" else f"engine: {finding.text}")
         show(finding for finding in findings if finding.level == "warning")
         if begins_anew(env):
             yield env
