@@ -14,7 +14,7 @@ cd "$folder"
 rm -f _native*.so
 gcc -shared -fPIC -g -O1 -std=gnu11 -pthread -fno-math-errno -fno-trapping-math -Wall -Wextra -Wno-unused-parameter \
     -Wno-sign-compare -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer \
-    -I"$include" float.c double.c pool.c model.c module.c -o _native.abi3.so -lm
+    -I"$include" ./*.c -o _native.abi3.so -lm
 cd "$root"
 # Python itself never frees everything, so leaks are looked for by the test of memory, which must run without these
 # tools: they keep what was freed for a while.
