@@ -139,5 +139,5 @@ def refuse_nonfinite(suspects: Tensor, shapes: dict[str, torch.Size], steps_befo
             where = f" component {component}" if component else ""
             raise NonFiniteObservation(
                 f"environment {env} gave {name}{where} = {value} at its step {steps_before + t}; "
-                "training stopped, no parameter was changed by it"
+                "training stopped, and nothing that holds NaN or infinity is saved"
             )
