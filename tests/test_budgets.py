@@ -16,23 +16,30 @@ from code_lines import SOURCE, code_lines, lines_under
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("reference/*.py"), *ROOT.glob("benchmarks/**/*.py")])
 FOLDERS = sorted({path.parent for path in SOURCE.rglob("*.py")})
+UNPICKLED = ("compat/pickled_file.py", "compat/import_run.py", "envs/workers.py")
+UNPICKLED += tuple(f"compat/{parent}.py" for parent in ("rl_games/checkpoint", "rsl_rl/checkpoint", "rsl_rl/runner"))
+"""Files that name pickles and never load one: what reads the parents' checkpoints by a closed list of types, and a
+worker process whose errors may not be sendable."""
 FORBIDDEN = ("pickle", "eval(", "exec(", "yaml.load(", "weights_only=False", "shell=True", "os.system")
 
-CODE_LINES = 12_983
+CODE_LINES = 20_501
 """Of all of `src/canter`, without docstrings, comments and blanks."""
 SLACK = 100
 """How far the code may be below a limit before the limit is lowered."""
-PATH_FILES, PATH_LINES = 37, 2_541
+PATH_FILES, PATH_LINES = 43, 3_464
 """The reading path: files that one iteration of PPO runs, and their code lines. `python tests/reading_path.py`."""
 
 FOLDER = 10
 """Source files of a folder besides `__init__.py`."""
 LARGER_FOLDERS = {
-    ".": (13, "contracts and plain data of one file each, and the entry points"),
-    "cli": (13, "a file for each command, and the three that read flags and files"),
-    "engines/native": (22, "C: headers that are compiled for float and double, and for each kind of x86 processor"),
-    "envs": (13, "a file for each kind of simulator, and what adapters share"),
-    "functional": (11, "a file for each subject of the mathematics"),
+    ".": (14, "contracts and plain data of one file each, and the entry points"),
+    "cli": (14, "a file for each command, and the three that read flags and files"),
+    "engines/native": (23, "C: headers that are compiled for float and double, and for each kind of x86 processor"),
+    "compat/settings": (11, "a file for each parent's part, and what reads and resolves their files"),
+    "envs/tensor": (11, "a file for each environment, and one that draws"),
+    "envs": (18, "a file for each kind of simulator, and what adapters share"),
+    "training": (11, "the loop, and a file for each thing that it counts, times, keeps or watches"),
+    "functional": (12, "a file for each subject of the mathematics"),
 }
 
 
@@ -74,4 +81,5 @@ def test_the_reading_path_of_ppo_stays_short():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_runs_code_from_data(path):
     text = path.read_text()
-    assert not [word for word in FORBIDDEN if word in text]
+    known = [word for word in FORBIDDEN if word in text]
+    assert known in ([], ["pickle"] if str(path).endswith(UNPICKLED) else [])

@@ -9,8 +9,9 @@ import torch
 import yaml
 
 from canter.cli import main, training
-from canter.cli.config_file import load_config, to_plain
 from canter.config import TrainConfig
+from canter.config_file import read_config
+from canter.plain import to_plain
 from canter.recipes import presets
 from canter.schedules import Constant
 
@@ -122,7 +123,7 @@ def test_a_report_that_cannot_be_written_is_no_failure(say, monkeypatch):
         (["--config", "nowhere.yaml"], "nowhere.yaml: cannot read the config file: No such file"),
         (["--device", "gpu"], "device: 'gpu' is no device; use cpu, cuda or cuda:N"),
         (["--algorithm.gama", "1"], "unknown flag --algorithm.gama: did you mean --algorithm.gamma"),
-        (["--gamma", "1"], "unknown flag --gamma: did you mean --algorithm.gamma?"),
+        (["--gamma", "1"], "unknown flag --gamma: did you mean --algorithm.gamma or --algorithm.bonus-value.gamma?"),
         (["--algorithm.gamma", "x"], "algorithm.gamma: expected a number, got 'x'"),
         (["--algorithm.gamma", "[1"], "algorithm.gamma: cannot read '[1'"),
         (["--algorithm.gamma"], "--algorithm.gamma: expected one argument"),
@@ -224,7 +225,7 @@ def test_flags_reach_every_kind_of_setting(say, tmp_path):
     )
     printed = tmp_path / "printed.yaml"
     printed.write_text(text)
-    config = load_config(printed, TrainConfig())
+    config = read_config(printed).over(TrainConfig())
     ppo = config.algorithm
     assert ppo.optimizer.learning_rate == Constant(1e-3)
     assert (ppo.gae_lambda, ppo.recompute_advantage, ppo.target_kl) == (0.5, True, 0.02)

@@ -1,10 +1,11 @@
 import pytest
 
+from canter.algorithms.ppo import PPOConfig
 from canter.algorithms.ppo.checks import check_batch
 from canter.recipes import preset_for, presets
 
 
-@pytest.mark.parametrize("name", list(presets))
+@pytest.mark.parametrize("name", [name for name in presets if isinstance(presets[name].algorithm, PPOConfig)])
 def test_every_preset_has_a_batch_that_comes_out_even(name):
     preset = presets[name]
     check_batch(preset.algorithm.horizon, preset.env.num_envs, preset.algorithm.num_minibatches)

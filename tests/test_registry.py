@@ -65,3 +65,8 @@ def test_settings_without_a_name_cannot_be_written_but_can_be_used():
     config = canter.TrainConfig(algorithm=canter.PPOConfig(optimizer=optimizer))
     with pytest.raises(ValueError, match=r"learning_rate: Nameless .* @canter\.register\('schedule', NAME\)"):
         canter.plain.to_plain(config)
+
+
+def test_names_with_control_characters_are_refused():
+    with pytest.raises(ValueError, match=r"activation 'a\\x1bb', registered at .*: a name must be printable"):
+        canter.register("activation", "a\x1bb")(object())

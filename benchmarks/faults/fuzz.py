@@ -18,6 +18,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,12 +28,13 @@ import yaml
 from kills import NAME, differences
 
 from canter.cli import main
-from canter.cli.config_file import dump_config
 from canter.cli.runs import stored_config
 from canter.config import TrainConfig
+from canter.config_file import dump_config
 from canter.recipes import presets
 from canter.runs.hall_of_fame import INDEX, Hall, HallCorrupt
-from canter.runs.run_folder import Parts, RunFolder
+from canter.runs.parts import Parts
+from canter.runs.run_folder import RunFolder
 from canter.runs.run_record import RECORD, run_status
 from canter.storage.checkpoint import FILES, MANIFEST, CheckpointCorrupt, CheckpointStore, NoCheckpoint
 from canter.storage.policy_file import (
@@ -83,14 +85,14 @@ class Hang(BaseException):
     """A case that took too long; not to be caught as an error of the case."""
 
 
-def judge(result: Fuzz, name: str, load: Callable[[], bool]) -> None:
+def judge(result: Fuzz, name: str, load: Callable[[], bool], seconds: int = SECONDS) -> None:
     """Count a case; `load` tells whether what was loaded is right."""
 
     def give_up(number: int, frame: FrameType | None) -> None:
         raise Hang
 
     signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(SECONDS)
+    signal.alarm(seconds)
     start = time.monotonic()
     result.cases += 1
     try:
@@ -155,14 +157,15 @@ def _places(document: Any) -> Iterator[tuple[Any, Any]]:
 def fuzz_checkpoints(runs: Path, count: int, rng: random.Random) -> Fuzz:
     """The newest of two checkpoints is damaged or forged; the one before must serve, or the run be refused."""
     result, folder = Fuzz(), runs / NAME
-    config = stored_config(folder, None)
+    config = stored_config(folder)
     store = CheckpointStore(folder / "checkpoints", keep_last=2)
     older, newest = store.steps()[-2:]
     trees = {step: CheckpointStore.load_latest(_only(store, step, runs))[1] for step in (older, newest)}
     env = config.env.build("cpu")
     algorithm = config.algorithm.build(env.spec, config.seed)
     collector = Collector(env, algorithm, seed=0)
-    parts = Parts(algorithm, collector, Run(config.total_steps, config.success, collector.clock, config.until))
+    run = Run(config.total_steps, config.success, collector.clock, config.until)
+    parts = Parts(algorithm, collector, run, config.seed)
     for case in range(count):
         fuzzed = runs / "fuzzed"
         shutil.copytree(folder / "checkpoints", fuzzed / "checkpoints")
@@ -284,23 +287,31 @@ def fuzz_records(runs: Path, count: int, rng: random.Random) -> Fuzz:
 def fuzz_configs(scratch: Path, count: int, rng: random.Random) -> Fuzz:
     """A settings file is refused in one line that names the file, or read to settings that print and read alike."""
     result, file = Fuzz(), scratch / "config.yaml"
-    bases = [dump_config(presets[name]) for name in presets] + [dump_config(TrainConfig())]
     for case in range(count):
-        text = rng.choice(bases)
-        match rng.randrange(3):
-            case 0:
-                data = damaged(text.encode(), rng)
-            case 1:
-                data = yaml.safe_dump(edited(yaml.safe_load(text), rng), sort_keys=False).encode()
-            case _:
-                lines = text.splitlines()
-                at = rng.randrange(len(lines))
-                odd = ["a: !!python/name:os.abort", "x: &a [*a]", "- 1", "? [1]", "env: {id: *b}", "\t", "seed: 1e999"]
-                lines[at] = rng.choice([*odd, lines[at].replace(":", "", 1), f" {lines[at]}", lines[at][:-1]])
-                data = "\n".join(lines).encode()
+        data = edited_settings(rng)
         file.write_bytes(data)
         judge(result, f"config {case}: {data[:40]!r}", lambda: _settings_hold(file))
     return result
+
+
+@cache
+def _texts() -> list[str]:
+    return [*(dump_config(presets[name]) for name in presets), dump_config(TrainConfig())]
+
+
+def edited_settings(rng: random.Random) -> bytes:
+    """The settings of a preset after an accident, an edit or a slip of the hand."""
+    text = rng.choice(_texts())
+    match rng.randrange(3):
+        case 0:
+            return damaged(text.encode(), rng)
+        case 1:
+            return yaml.safe_dump(edited(yaml.safe_load(text), rng), sort_keys=False).encode()
+    lines = text.splitlines()
+    at = rng.randrange(len(lines))
+    odd = ["a: !!python/name:os.abort", "x: &a [*a]", "- 1", "? [1]", "env: {id: *b}", "\t", "seed: 1e999"]
+    lines[at] = rng.choice([*odd, lines[at].replace(":", "", 1), f" {lines[at]}", lines[at][:-1]])
+    return "\n".join(lines).encode()
 
 
 def _settings_hold(file: Path) -> bool:

@@ -24,7 +24,8 @@ import torch
 
 from canter.cli import main
 from canter.runs.hall_of_fame import HALL
-from canter.runs.run_folder import CONFIG, Parts, RunFolder, never_began
+from canter.runs.parts import Parts
+from canter.runs.run_folder import CONFIG, RunFolder, never_began
 from canter.runs.run_record import run_status
 from canter.storage.checkpoint import CheckpointStore, load_checkpoint
 from canter.storage.policy_file import BEST, POLICIES, read_policy_file
@@ -34,11 +35,47 @@ ITERATIONS = 14
 MILESTONE = 10
 """An iteration whose save writes a numbered policy, marks its checkpoint to be kept and drops another."""
 FLAGS = ["--algorithm.horizon=16", "--algorithm.epochs=1", "--algorithm.num-minibatches=1", "--seed=3"]
+FLAGS += ["--total-steps=null", f"--until.iterations={ITERATIONS}"]
 FLAGS += ["--checkpoints.save-every=1", "--checkpoints.keep-last=1", "--checkpoints.num-checkpoints=3"]
-NUM_ENVS = {"CartPole-v1": 16, "tensor:cartpole": 32}
+IMPORT = ["--allow-import", "bonus"]
+MEMORY, CELL = "--algorithm.model.policy.memory", "--algorithm.model.policy.memory.cell"
+CASES: dict[str, list[str]] = {
+    "CartPole-v1": ["--num-envs=16"],
+    "tensor:cartpole": ["--num-envs=32"],
+    "async": ["CartPole-v1", "--num-envs=4", "--env.vectorization=async"],
+    "threads of environments": ["CartPole-v1", "--num-envs=4", "--env.vectorization=threads"],
+    "next step": ["CartPole-v1", "--num-envs=8", "--env.autoreset=next_step"],
+    "Pendulum-v1": ["--num-envs=4"],
+    "shared trunk": ["CartPole-v1", "--num-envs=8", "--algorithm.model.shared-trunk=true"],
+    "tensor:pendulum": ["--num-envs=32"],
+    "tensor:quadrotor": ["--num-envs=16"],
+    "average reward": ["tensor:queue", "--num-envs=16", "--env.reset-steps=100"],
+    "LSTM": ["tensor:cartpole", "--num-envs=16", f"{CELL}=lstm"],
+    "GRU": ["CartPole-v1", "--num-envs=8", f"{CELL}=gru", f"{MEMORY}.position=after_mlp"],
+    "central value": ["tensor:cartpole", "--num-envs=16", "--algorithm.central-value.epochs=2"],
+    "central value of agents": ["tensor:rendezvous", "--num-envs=8", "--algorithm.central-value.epochs=2"],
+    "agents": ["tensor:rendezvous", "--num-envs=8"],
+    "self-play": ["tensor:rps", "--num-envs=32"],
+    "extension": ["tensor:cartpole", "--num-envs=16", "--algorithm.extensions=[{kind: bonus}]", *IMPORT],
+    "threads of the update": ["tensor:cartpole", "--num-envs=32", "--execution.threads=2"],
+    "autograd": ["CartPole-v1", "--num-envs=8", "--execution.engine=autograd"],
+    "adaptive rate": [
+        *("tensor:pendulum", "--num-envs=16", "--algorithm.optimizer.learning-rate.kind=adaptive_kl"),
+        "--algorithm.optimizer.learning-rate.start=1e-3",
+    ],
+    "linear rate, two optimisers": [
+        *("tensor:pendulum", "--num-envs=16", "--algorithm.optimizer.learning-rate.kind=linear"),
+        *("--algorithm.optimizer.learning-rate.start=1e-3", "--algorithm.critic-optimizer.learning-rate=2e-3"),
+    ],
+    "beta": ["tensor:pendulum", "--num-envs=16", "--algorithm.model.distribution=beta"],
+    "rare rows": ["tensor:cartpole", "--num-envs=16", "--log-every=4"],
+}
+"""Flags of what is killed, by name; the first of them, or else the name, is the environment."""
+AIMED = ("CartPole-v1", "tensor:cartpole")
+"""Whose saves are killed at every file operation."""
 OPERATIONS = ("open", "fsync", "rename", "replace", "unlink", "rmdir", "mkdir", "link")
 UNHARMED = 77
-NAME = "run"
+NAME, BEFORE = "run", "/before-"
 
 
 @dataclass(frozen=True)
@@ -59,21 +96,26 @@ class Kills:
     chains: int = 0
     """Runs that were brought to their end, each after one or several kills."""
     before_the_first_checkpoint: int = 0
+    by_case: dict[str, int] = field(default_factory=dict)
     unusable: list[str] = field(default_factory=list)
     not_exact: list[str] = field(default_factory=list)
 
 
-def train_arguments(env_id: str, runs: Path) -> list[str]:
-    steps = ITERATIONS * 16 * NUM_ENVS[env_id]
-    sizes = [f"--num-envs={NUM_ENVS[env_id]}", f"--total-steps={steps}"]
-    return ["train", env_id, *FLAGS, *sizes, "--run-dir", str(runs), "--name", NAME]
+def train_arguments(case: str, runs: Path) -> list[str]:
+    env = [] if not CASES[case][0].startswith("--") else [case]
+    return ["train", *env, *FLAGS, *CASES[case], "--run-dir", str(runs), "--name", NAME]
 
 
-def go_on_arguments(env_id: str, runs: Path) -> list[str]:
+def resume_arguments(case: str, runs: Path) -> list[str]:
+    return ["resume", str(runs / NAME), *(IMPORT if IMPORT[-1] in CASES[case] else [])]
+
+
+def go_on_arguments(case: str, runs: Path) -> list[str]:
     """What a user would type after a crash: resume, or train again where the run had not even written its settings."""
-    if (runs / NAME / CONFIG).exists():
-        return ["resume", str(runs / NAME)]
-    return train_arguments(env_id, runs)
+    if not (runs / NAME / CONFIG).exists():
+        return train_arguments(case, runs)
+    scratch = [] if CheckpointStore(runs / NAME / "checkpoints").steps() else ["--from-scratch"]
+    return [*resume_arguments(case, runs), *scratch]
 
 
 def spawn(arguments: list[str], log: Path, prepare: Callable[[], None] = lambda: None) -> int:
@@ -107,12 +149,13 @@ def remains(folder: Path) -> dict[str, Any]:
     marked = sorted(path.stem for path in (folder / "checkpoints").glob("*.keep"))
     trees = {name: load_checkpoint(folder / "checkpoints" / name) for name in marked}
     for tree in trees.values():
-        del tree["run"]["seconds"]
+        del tree["run"]["seconds"], tree["identity"]["run"]
     clocks = ('"seconds"', '"wall_time"', '"time/')
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     metrics = [[item for item in line.strip("{}").split(", ") if not item.startswith(clocks)] for line in lines]
     policies = {path.name: path.read_bytes() for path in (folder / POLICIES).iterdir()}
-    scraps = [path.name for path in folder.rglob(".*") if not path.name.endswith(".guard")]
+    # What --from-scratch has set aside stays as the kill left it.
+    scraps = [path.name for path in folder.rglob(".*") if not path.name.endswith(".guard") and BEFORE not in str(path)]
     settings = (folder / CONFIG).read_text()
     return {"checkpoints": trees, "policies": policies, "metrics": metrics, "scraps": scraps, "settings": settings}
 
@@ -147,17 +190,17 @@ def faults_of(folder: Path) -> str | None:
 
 
 class Campaign:
-    """Kills runs on one environment under one folder."""
+    """Kills runs of one case under one folder."""
 
-    def __init__(self, env_id: str, scratch: Path, result: Kills) -> None:
-        self.env_id, self.result = env_id, result
-        self.scratch = scratch / env_id.replace(":", "-")
+    def __init__(self, case: str, scratch: Path, result: Kills) -> None:
+        self.case, self.result = case, result
+        self.scratch = scratch / case.replace(":", "-").replace(" ", "-")
         self.scratch.mkdir(parents=True)
         self.log = self.scratch / "log.txt"
         with contextlib.redirect_stdout(io.StringIO()):
-            main([*train_arguments(env_id, self.scratch), "--dry-run"])  # imports now what each child would import
+            main([*train_arguments(case, self.scratch), "--dry-run"])  # imports now what each child would import
         start = time.monotonic()
-        if wait(spawn(train_arguments(env_id, self.scratch / "reference"), self.log)) != 0:
+        if wait(spawn(train_arguments(case, self.scratch / "reference"), self.log)) != 0:
             raise RuntimeError(f"the run that nobody kills failed: {self.log.read_text()[-2000:]}")
         self.duration = time.monotonic() - start
         self.reference = remains(self.scratch / "reference" / NAME)
@@ -165,14 +208,15 @@ class Campaign:
     def note(self, runs: Path, where: str) -> None:
         """Count a kill and look at what it left."""
         self.result.kills += 1
+        self.result.by_case[self.case] = self.result.by_case.get(self.case, 0) + 1
         self.result.before_the_first_checkpoint += not CheckpointStore(runs / NAME / "checkpoints").steps()
         fault = faults_of(runs / NAME)
         if fault:
-            self.result.unusable.append(f"{self.env_id}{where}: {fault}")
+            self.result.unusable.append(f"{self.case}{where}: {fault}")
 
     def fail(self, where: str, code: int) -> None:
         """Note that a run could not go on, with its last words."""
-        self.result.unusable.append(f"{self.env_id}{where}: exit code {code}, {self.log.read_text()[-500:]}")
+        self.result.unusable.append(f"{self.case}{where}: exit code {code}, {self.log.read_text()[-500:]}")
 
     def finish(self, runs: Path, where: str) -> None:
         """Compare a run that was brought to its end with the one that nobody killed."""
@@ -180,12 +224,13 @@ class Campaign:
         try:
             found = differences(remains(runs / NAME), self.reference)
             index = list((runs / HALL).glob("*/index.json"))
-            if len(index) != 1 or index[0].read_text().count('"run": "run"') != 1:
+            entries = [path.read_text().count('"run": "run"') for path in index]
+            if entries != [1] * len(list((self.scratch / "reference" / HALL).glob("*/index.json"))):
                 found.append("hall of fame")
         except Exception as error:
             found = [f"{type(error).__name__}: {error}"]
         if found:
-            self.result.not_exact.append(f"{self.env_id}{where}: {', '.join(found[:5])}")
+            self.result.not_exact.append(f"{self.case}{where}: {', '.join(found[:5])}")
         else:
             shutil.rmtree(runs)
 
@@ -194,7 +239,7 @@ class Campaign:
         runs = self.scratch / f"chain-{self.result.chains}"
         where = ""
         for attempt in range(most + 1):
-            pid = spawn(go_on_arguments(self.env_id, runs), self.log)
+            pid = spawn(go_on_arguments(self.case, runs), self.log)
             if attempt < most:
                 delay = rng.uniform(0, self.duration)
                 time.sleep(delay)
@@ -212,11 +257,11 @@ class Campaign:
     def aimed_kills(self, every: int = 1) -> None:
         """A kill before each file operation of three saves; or of every so many operations."""
         best = read_policy_file(self.scratch / "reference" / NAME / POLICIES / BEST)[0].env_steps
-        iteration_of_best = best // (16 * NUM_ENVS[self.env_id])
+        iteration_of_best = best // (16 * int(CASES[self.case][0].partition("=")[2]))
         for aim in (Aim(MILESTONE), Aim(iteration_of_best), Aim(ITERATIONS, final=True)):
             template = self.scratch / f"template-{aim.iteration}-{aim.final}"
             before = Aim(aim.iteration - (not aim.final))
-            if wait(spawn(train_arguments(self.env_id, template), self.log, lambda aim=before: arm(aim))) != UNHARMED:
+            if wait(spawn(train_arguments(self.case, template), self.log, lambda aim=before: arm(aim))) != UNHARMED:
                 raise RuntimeError(f"no run to begin with: {self.log.read_text()[-2000:]}")
             number = (every + 1) // 2
             while self.aimed_kill(template, replace(aim, number=number)):
@@ -228,12 +273,12 @@ class Campaign:
         runs = self.scratch / "aimed"
         shutil.rmtree(runs, ignore_errors=True)
         shutil.copytree(template, runs, symlinks=True)
-        code = wait(spawn(["resume", str(runs / NAME)], self.log, lambda: arm(aim)))
+        code = wait(spawn(resume_arguments(self.case, runs), self.log, lambda: arm(aim)))
         if code == UNHARMED:
             return False
         if code == -signal.SIGKILL:
             self.note(runs, where)
-            code = wait(spawn(["resume", str(runs / NAME)], self.log))
+            code = wait(spawn(resume_arguments(self.case, runs), self.log))
         if code == 0:
             self.finish(runs, where)
         else:

@@ -1,10 +1,11 @@
-"""What Canter's files withstand: kills, damage, forgery and code in disguise.
+"""What Canter's runs and files withstand: misbehaving environments, kills, damage, forgery, strangers' folders.
 
-    python benchmarks/faults/run.py                    the whole campaign, about ten minutes; writes results.json
-    python benchmarks/faults/run.py --kills 5 ...      a small one, as in tests/faults
+    python benchmarks/faults/run.py                       all parts; writes results.json
+    python benchmarks/faults/run.py --parts kills ...     some of them; what the file says of the others stays
+    python benchmarks/faults/run.py --kills 5 ...         a small one, as in tests/faults
 
-The exit code is 1 if a single folder was unusable, a resumed run was not exact, damage went unnoticed, an error was not
-a clear one, something hung, or code was run.
+The exit code is 1 if a failure cost more than a rollout or was not named, a single folder was unusable, a resumed run
+was not exact, damage went unnoticed, an error was not a clear one, something hung, memory grew, or code was run.
 """
 
 from __future__ import annotations
@@ -23,33 +24,41 @@ from typing import Any
 
 import torch
 from disguise import disguise
+from environments import misbehave
 from fuzz import fuzz_checkpoints, fuzz_configs, fuzz_policies, fuzz_records, quiet
-from kills import NUM_ENVS, Campaign, Kills, spawn, train_arguments, wait
+from hostile import by_command, fuzz_hostile
+from kills import AIMED, CASES, Campaign, Kills, spawn, train_arguments, wait
 
 from canter.machine import describe_machine, describe_versions
 
 RESULTS = Path(__file__).parent / "results.json"
 
 
-def kill(scratch: Path, envs: list[str], kills: int, every: int, rng: random.Random) -> dict[str, Any]:
-    """Random kills until there are enough, and aimed ones at every so many file operations of a save."""
+def kill(scratch: Path, arguments: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
+    """Random kills until there are enough or the time is up, and aimed ones at so many file operations of a save."""
     at_random, aimed = Kills(), Kills()
-    for number, env_id in enumerate(envs, start=1):
-        campaign = Campaign(env_id, scratch / "kills", at_random)
-        share = kills * number // len(envs)
-        while at_random.kills < share:
+    for number, case in enumerate(arguments.cases, start=1):
+        campaign = Campaign(case, scratch / "kills", at_random)
+        share = arguments.kills * number // len(arguments.cases)
+        until = time.monotonic() + arguments.seconds / len(arguments.cases)
+        while at_random.kills < share and time.monotonic() < until:
             campaign.random_chain(rng, most=min(8, share - at_random.kills))
-        campaign.result = aimed
-        campaign.aimed_kills(every)
+        if case in AIMED:
+            campaign.result = aimed
+            campaign.aimed_kills(arguments.every)
     return {"random kills": asdict(at_random), "aimed kills": asdict(aimed)}
+
+
+def finished_run(scratch: Path) -> Path:
+    """The parent of a run to be damaged."""
+    if wait(spawn(train_arguments("tensor:cartpole", scratch), scratch / "log.txt")) != 0:
+        raise RuntimeError((scratch / "log.txt").read_text()[-2000:])
+    return scratch
 
 
 def fuzz(scratch: Path, arguments: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
     """Damage and forgery of the files of one finished run."""
-    runs = scratch / "fuzz"
-    runs.mkdir(parents=True)
-    if wait(spawn(train_arguments("tensor:cartpole", runs), runs / "log.txt")) != 0:
-        raise RuntimeError((runs / "log.txt").read_text()[-2000:])
+    runs = finished_run(scratch)
     kinds: dict[str, tuple[Callable[..., Any], int]] = {
         "fuzzed checkpoints": (fuzz_checkpoints, arguments.checkpoints),
         "fuzzed policies": (fuzz_policies, arguments.policies),
@@ -61,42 +70,75 @@ def fuzz(scratch: Path, arguments: argparse.Namespace, rng: random.Random) -> di
         return {name: asdict(campaign(runs, count, rng)) for name, (campaign, count) in kinds.items()}
 
 
+def hostile(scratch: Path, arguments: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
+    """Strangers' folders in this process, and damage of every kind by command."""
+    runs = finished_run(scratch)
+    with quiet():
+        inside = fuzz_hostile(runs, arguments.hostile, rng)
+    commands = by_command(runs, arguments.commands, rng)
+    return {"hostile files": asdict(inside)} | {name: asdict(result) for name, result in commands.items()}
+
+
+def misbehaving(scratch: Path, arguments: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
+    """Runs of environments that raise, hang, die or break their contract."""
+    return {"misbehaving environments": asdict(misbehave(scratch, arguments.misbehaving))}
+
+
+PARTS: dict[str, Callable[[Path, argparse.Namespace, random.Random], dict[str, Any]]] = {
+    "misbehaving": misbehaving,
+    "fuzz": fuzz,
+    "hostile": hostile,
+    "kills": kill,
+}
+
+
 def failures(results: dict[str, Any]) -> list[str]:
     """All that went wrong."""
     lists = [kind.get(key, []) for kind in results.values() for key in ("unusable", "not_exact", "wrong")]
     return [text for found in lists for text in found]
 
 
-def main() -> None:
+def arguments_of_the_command() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument(
-        "--envs", nargs="+", default=list(NUM_ENVS), choices=NUM_ENVS, help="what the killed runs train"
+        "--cases", nargs="+", default=list(CASES), choices=CASES, help="configurations of the runs that are killed"
     )
-    parser.add_argument("--kills", type=int, default=120, help="kills at random moments")
+    parser.add_argument("--kills", type=int, default=1000, help="kills at random moments")
+    parser.add_argument("--seconds", type=float, default=7200, help="time for random kills, evenly for all cases")
     parser.add_argument("--every", type=int, default=1, help="aim a kill at every so many file operations of a save")
-    for name, count in (("checkpoints", 1000), ("policies", 1000), ("configs", 1000), ("records", 500)):
-        parser.add_argument(f"--{name}", type=int, default=count, help=f"fuzzed {name}")
+    counts = {"checkpoints": 5000, "policies": 3000, "configs": 5000, "records": 2000, "hostile": 500, "commands": 200}
+    for name, count in counts.items():
+        parser.add_argument(f"--{name}", type=int, default=count, help=f"cases of {name}")
+    parser.add_argument("--misbehaving", type=int, default=1000, help="misbehaving environments, at most all cases")
     parser.add_argument("--disguises", type=int, default=100, help="files with code in them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS, help="file for the results")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = arguments_of_the_command()
     torch.set_num_threads(1)
-    rng, start = random.Random(arguments.seed), time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        results = fuzz(Path(scratch), arguments, rng)
-        results |= kill(Path(scratch), arguments.envs, arguments.kills, arguments.every, rng)
-    document = {
-        "command": " ".join(["python benchmarks/faults/run.py", *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - start),
-        "machine": describe_machine(),
-        "versions": describe_versions(),
-        "results": results,
-    }
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n")
-    for name, kind in results.items():
-        print(name, ", ".join(f"{key} {value}" for key, value in kind.items() if not isinstance(value, list)))
-    found = failures(results)
+    document = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    document = {"parts": document.get("parts", {})}
+    found: list[str] = []
+    for part in arguments.parts:
+        rng, start = random.Random(arguments.seed), time.monotonic()
+        with tempfile.TemporaryDirectory() as scratch:
+            results = PARTS[part](Path(scratch), arguments, rng)
+        document["parts"][part] = {
+            "command": " ".join(["python benchmarks/faults/run.py", *sys.argv[1:]]),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - start),
+            "machine": describe_machine(),
+            "versions": describe_versions(),
+            "results": results,
+        }
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+        for name, kind in results.items():
+            print(name, ", ".join(f"{key} {value}" for key, value in kind.items() if not isinstance(value, list)))
+        found += failures(results)
     print("\n".join(found) or "nothing failed")
     sys.exit(bool(found))
 

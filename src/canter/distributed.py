@@ -36,6 +36,13 @@ def mean_(tensor: Tensor) -> Tensor:
     return sum_(tensor).div_(world_size()) if world_size() > 1 else tensor
 
 
+def max_(tensor: Tensor) -> Tensor:
+    """Largest over ranks, in place."""
+    if world_size() > 1:
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    return tensor
+
+
 def mean(tensor: Tensor) -> Tensor:
     """Mean over ranks; in a world of one the tensor itself."""
     return mean_(tensor.clone()) if world_size() > 1 else tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import platform
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,14 @@ def gpu_names() -> list[str]:
     if not torch.cuda.is_initialized():
         return []
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def available_memory(device: str = "cpu") -> float:
+    """Bytes that programs may still take on a device; infinity where the system does not tell."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return 1024.0 * int(fields["MemAvailable"].split()[0])
+    except (OSError, LookupError, ValueError):
+        return math.inf

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from canter import distributed
 from canter.functional.adam import AdamGroup, adam_step_
-from canter.schedules import AnySchedule, Constant, Event, Linear
-from canter.struct import tree_copy_
+from canter.schedules import AnySchedule, Constant, Event, Linear, StepAt
+from canter.struct import tree_copy_, tree_map
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """Adam with decoupled weight decay."""
+    """Adam with weight decay."""
 
     learning_rate: AnySchedule = field(default_factory=lambda: Constant(3e-4))
     """Step size: a number that stays, falls linearly or follows the KL."""
@@ -25,7 +25,9 @@ class OptimizerConfig:
     eps: float = 1e-5
     """Added to the root of the running square."""
     weight_decay: float = 0.0
-    """Decoupled weight decay (AdamW)."""
+    """How fast parameters fall towards 0."""
+    weight_decay_form: Literal["decoupled", "coupled"] = "decoupled"
+    """Taken from the parameters (AdamW), or added to the clipped gradient as an L2 penalty (Adam)."""
     max_grad_norm: float = 0.5
     """Gradients longer than this are shortened to it."""
 
@@ -33,7 +35,7 @@ class OptimizerConfig:
         """Refuse values outside their range, by name."""
         if not self.learning_rate.initial > 0:
             raise ValueError(f"learning_rate={self.learning_rate.initial} must start above 0")
-        if isinstance(self.learning_rate, Linear) and self.learning_rate.end < 0:
+        if isinstance(self.learning_rate, Linear | StepAt) and self.learning_rate.end < 0:
             raise ValueError(f"learning_rate.end={self.learning_rate.end} must not be negative")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas} must both lie in 0..1, without 1")
@@ -66,6 +68,7 @@ class ParameterGroup:
             eps=config.eps,
             weight_decay=config.weight_decay,
             max_norm=config.max_grad_norm,
+            coupled=config.weight_decay_form == "coupled",
         )
         self.gradients: dict[Tensor, Tensor] = {}
         """Where in the flat gradient that of each parameter is."""
@@ -131,11 +134,13 @@ class Optimizer:
         """Current learning rate of each group, for the log."""
         return {f"learning_rate/{name}": group.learning_rate.clone() for name, group in self.groups.items()}
 
+    def living(self) -> dict[str, dict[str, Tensor]]:
+        """Moments, step counts and learning rates of each group, where they live."""
+        return {name: group.state() for name, group in self.groups.items()}
+
     def state_dict(self) -> dict[str, Any]:
-        """Moments, step counts and learning rates."""
-        return {
-            name: {key: value.clone() for key, value in group.state().items()} for name, group in self.groups.items()
-        }
+        """Copies of them."""
+        return tree_map(torch.clone, self.living())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore in place; tensors keep their addresses."""

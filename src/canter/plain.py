@@ -197,8 +197,8 @@ def _convert_kind(value: Any, registry: Registry[Any], current: Any, key: str) -
         bare, choice = _bare(registry), f"a mapping with kind {' or '.join(kinds)}"
         if bare is None or value is None or isinstance(value, list | tuple):
             raise _expected(choice, value, key)
-        (hint,) = _hints(bare).values()
-        return bare(_convert_leaf(value, hint, key, f", or {choice}"))
+        ((name, hint),) = _hints(bare).items()
+        return bare(**{name: _convert_leaf(value, hint, key, f", or {choice}")})
     kind = value.get("kind", registry.name_of(type(current)) or registry.default)
     if kind is None:
         raise ConfigError(f"{key}.kind: needs a value, one of {', '.join(kinds)}", key)

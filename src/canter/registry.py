@@ -53,6 +53,8 @@ class Registry(Generic[T]):
 
         def enter(entered: Item) -> Item:
             item = cast(T, entered)  # a decorator that told more would hide the type of what it decorates
+            if not name.isprintable():
+                raise ValueError(f"{self.kind} {name!r}, registered at {place}: a name must be printable")
             if name in self._items:
                 raise ValueError(f"{self.kind} {name!r} is registered twice: at {self._places[name]} and at {place}")
             try:

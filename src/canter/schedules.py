@@ -16,7 +16,7 @@ from canter.dispatch import has_kernels
 from canter.plain import check_settings
 from canter.registry import Registry
 
-Event = Literal["minibatch", "epoch", "update"]
+Event = Literal["minibatch", "step", "epoch", "update"]
 
 
 class Schedule(Protocol):
@@ -36,7 +36,7 @@ class Schedule(Protocol):
         ...
 
     def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
-        """After a minibatch's loss, an epoch or an update: react to the measured KL(old || new)."""
+        """After a minibatch's loss, its step, an epoch or an update: react to the measured KL."""
         ...
 
 
@@ -90,6 +90,36 @@ class Linear:
         """Nothing to do."""
 
 
+@schedules.register("step")
+@dataclass(frozen=True)
+class StepAt:
+    """Stays at `start`, and at `end` from the share `at` of the run on."""
+
+    start: float
+    """The number at first."""
+    end: float
+    """The number afterwards."""
+    at: float = 0.5
+    """The share 0..1 of the run after which it changes."""
+
+    def __post_init__(self) -> None:
+        """Refuse a change that never comes."""
+        if not 0 < self.at < 1:
+            raise ValueError(f"at={self.at} must lie between 0 and 1")
+
+    @property
+    def initial(self) -> float:
+        """The start."""
+        return self.start
+
+    def set_(self, value: Tensor, progress: Tensor) -> None:
+        """A function of absolute progress, so that a resumed run changes at the same moment."""
+        value.copy_(torch.where(progress < self.at, self.start, self.end))
+
+    def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
+        """Nothing to do."""
+
+
 @has_kernels
 def follow_kl_(value: Tensor, kl: Tensor, target: float, factor: float, minimum: float, maximum: float) -> None:
     """Multiply 0-d `value` by `factor` below half the target KL, divide it above twice the target; within bounds.
@@ -97,7 +127,7 @@ def follow_kl_(value: Tensor, kl: Tensor, target: float, factor: float, minimum:
     A KL of exactly 0 means that no step was taken, which is no reason to speed up; however small it is otherwise, it
     must be one, or a number that has fallen very low would stay there. NaN counts as too large.
     """
-    too_near = (kl > 0.0) & (kl < target / 2)
+    too_near = (kl != 0.0) & (kl < target / 2)
     unless_too_far = torch.where(too_near, factor, 1.0)
     value.mul_(torch.where(kl <= 2 * target, unless_too_far, 1.0 / factor))
     value.clamp_(minimum, maximum)
@@ -113,7 +143,8 @@ class AdaptiveKL:
     target_kl: float = 0.01
     """KL(old || new) to aim at, summed over action components, mean over samples."""
     every: Event = "epoch"
-    """When to react: before each minibatch's step on its own KL, or after each epoch or update on the epoch's mean."""
+    """When to react: on each minibatch's own KL before its step (minibatch) or after it (step), or after each epoch or
+    update on the epoch's mean."""
     factor: float = 1.5
     """How much one reaction changes the number."""
     minimum: float = 1e-6

@@ -8,8 +8,8 @@ import numpy as np
 
 from canter import distributed
 
-Purpose = Literal["init", "policy", "shuffle", "env", "eval", "opponents"]
-PURPOSES: tuple[Purpose, ...] = ("init", "policy", "shuffle", "env", "eval", "opponents")
+Purpose = Literal["init", "policy", "shuffle", "env", "eval", "opponents", "extensions"]
+PURPOSES: tuple[Purpose, ...] = ("init", "policy", "shuffle", "env", "eval", "opponents", "extensions")
 
 
 def derive_seed(seed: int, purpose: Purpose) -> int:

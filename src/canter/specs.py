@@ -7,6 +7,7 @@ above them ever asks which one it is.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
@@ -67,6 +68,56 @@ class MultiDiscrete:
 
 ActionSpec = Continuous | Discrete | MultiDiscrete
 
+
+@dataclass(frozen=True)
+class Mirror:
+    """A signed permutation of a vector: component i becomes `sign[i]` times component `order[i]`.
+
+    Of choices it is a permutation of all that there are: `sign` is 1 throughout, and choice i takes the place of
+    `order[i]`.
+    """
+
+    sign: tuple[int, ...]
+    order: tuple[int, ...] = ()
+    """No entries: every component stays in its place."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no signed permutation, by its component."""
+        object.__setattr__(self, "order", tuple(self.order) or tuple(range(len(self.sign))))
+        if wrong := [i for i, sign in enumerate(self.sign) if sign not in (1, -1)]:
+            raise ValueError(f"sign[{wrong[0]}]={self.sign[wrong[0]]} must be 1 or -1")
+        if sorted(self.order) != list(range(len(self.sign))):
+            missing = sorted(set(range(len(self.sign))) - set(self.order))
+            which = f"component {missing[0]} is missing" if missing else f"there are {len(self.sign)} signs"
+            raise ValueError(f"order={self.order} must name each component once: {which}")
+
+    @staticmethod
+    def of(signs: str, order: tuple[int, ...] = ()) -> Mirror:
+        """From a string of + and -; blanks are for the eye."""
+        return Mirror(tuple(1 if sign == "+" else -1 for sign in signs if sign in "+-"), order)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The mirrored vectors `[..., D]`, for a look at them; the constants come from the host."""
+        return x[..., list(self.order)] * x.new_tensor(self.sign)
+
+
+AnyMirror = Mirror | Callable[[Tensor], Tensor]
+"""A signed permutation, or any function of tensors `[..., D]` that undoes itself."""
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """A way to mirror the world that its dynamics and rewards do not notice, such as left and right of a robot."""
+
+    name: str
+    obs: Mapping[str, AnyMirror]
+    """What becomes of each observation group."""
+    action: AnyMirror
+    """What becomes of an action, as the environment receives it."""
+    state: Mapping[str, AnyMirror] = field(default_factory=dict)
+    """What becomes of each tensor `[N, D]` of the environment's own state; with it the declaration can be proven."""
+
+
 FinalObs = Literal["separate", "in_place", "unknown"]
 """Where the true last observation of an episode is found; see `EnvSpec`."""
 LOST_FINAL_OBS = (
@@ -102,6 +153,8 @@ class EnvSpec:
     num_agents: int = 1
     durations: bool | None = None
     """Whether `Step.info` tells how long steps take; None when nobody knows."""
+    symmetries: tuple[Symmetry, ...] = ()
+    """Ways to mirror the world that make no difference to it, for the extension `symmetry`."""
 
     def __post_init__(self) -> None:
         """Refuse a misspelt `final_obs`, which decides what is learned at the end of an episode."""
@@ -206,6 +259,39 @@ def begins_anew(env: Env) -> bool:
     return bool(getattr(env, "begins_anew", False))
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainingProgress:
+    """How far a run is, as an environment is told."""
+
+    iteration: int
+    """Iterations done."""
+    env_steps: int
+    """Steps of all environments so far; rows of which the host does not know yet whether they are valid count."""
+    fraction: float | None
+    """Share of the budget of steps or iterations that they are, 0..1; None in a run without one."""
+
+
+@runtime_checkable
+class FollowsTraining(Protocol):
+    """What an environment offers on top when it wants to know how far training is, such as for a curriculum.
+
+    A step that is captured in a CUDA graph sees only what is written to tensors of the environment in place.
+    """
+
+    def set_progress(self, progress: TrainingProgress) -> None:
+        """Called before every rollout."""
+        ...
+
+
+def tell_progress(env: Env, progress: TrainingProgress) -> None:
+    """Tell the environment, or the first of those inside it (`env.env`) that asks for it."""
+    inner: Any = env
+    while inner is not None and not isinstance(inner, FollowsTraining):
+        inner = getattr(inner, "env", None)
+    if inner is not None:
+        inner.set_progress(progress)
+
+
 @runtime_checkable
 class Capturable(Protocol):
     """What an environment offers on top when its `step` may be captured in a CUDA graph.
@@ -220,3 +306,18 @@ class Capturable(Protocol):
 
 class UnsupportedSpace(ValueError):
     """An observation or action space that no policy here can use; the message says which and why."""
+
+
+class ContractBroken(ValueError):
+    """An environment gave something other than this contract promises; the message says what."""
+
+
+class EnvFailed(RuntimeError):
+    """An environment failed in a way that only its adapter can tell, such as by the death of its process.
+
+    `row` is its number, None if unknown; `trace` is the traceback of another process, "" without one.
+    """
+
+    def __init__(self, message: str, row: int | None = None, trace: str = "") -> None:
+        super().__init__(message)
+        self.row, self.trace = row, trace

@@ -9,6 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from canter.dispatch import has_kernels
+
 Obs = dict[str, Tensor]
 """Observation groups by name; every tensor shares the same leading axes."""
 
@@ -38,11 +40,26 @@ def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 def tree_leaves(tree: Any) -> list[Tensor]:
     """Every tensor of `tree`, in the order of `tree_map`."""
-    leaves: list[Tensor] = []
-    tree_map(leaves.append, tree)
-    return leaves
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, TensorStruct):
+        tree = tree.__dict__
+    parts = tree.values() if isinstance(tree, dict) else tree or ()
+    return [leaf for part in parts for leaf in tree_leaves(part)]
 
 
+def to_dicts(tree: Any) -> Any:
+    """Copies of all tensors on the CPU, with dataclasses as dicts: plain data that can be saved."""
+    if isinstance(tree, TensorStruct):
+        return {name: to_dicts(getattr(tree, name)) for name in tree.__dataclass_fields__}
+    if isinstance(tree, dict):
+        return {key: to_dicts(leaf) for key, leaf in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(to_dicts(leaf) for leaf in tree)
+    return None if tree is None else tree.detach().to("cpu", copy=True)
+
+
+@has_kernels
 def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy each of `sources` into the memory of the matching one of `targets`, those of one dtype at once."""
     by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}

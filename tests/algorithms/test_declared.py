@@ -47,7 +47,7 @@ def test_every_metric_that_ppo_declares_is_one_that_it_reports():
 
 @pytest.mark.parametrize("room", AROUND)
 def test_nothing_around_the_algorithms_names_one_or_a_metric_of_it(room):
-    named = re.compile(r"\bPPO|\bppo\b|[\"'](loss|policy|value|optim)/")
+    named = re.compile(r"\bPPO|\bppo\b|\bSAC|\bsac\b|[\"'](loss|policy|value|optim)/")
     found = [
         f"{path.name}: {line.strip()}"
         for path in sorted((SOURCE / room).rglob("*.py"))

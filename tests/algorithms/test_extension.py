@@ -9,8 +9,10 @@ from torch import nn
 import canter
 from canter.algorithms.extension import Extension
 from canter.algorithms.phase import Phase
+from canter.data.rollout import as_sequences
 from canter.engines.autograd import LossGradients, LossOutput
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
+from canter.struct import tree_map
 from canter.training.collector import Collector
 
 
@@ -160,6 +162,89 @@ def test_a_further_phase_learns_follows_the_schedule_and_resumes():
     assert torch.equal(ours.number, theirs.number)
     for mine, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(mine, other)
+
+
+class Later(Guess):
+    """The same on a batch of its own: what rows led to."""
+
+    def __init__(self, spec, model, generator):
+        super().__init__(spec, model, generator)
+        self.phase.draw = self.draw
+        self.seen = []
+
+    def draw(self, rollout):
+        return as_sequences(rollout.transitions(["policy"]), length=1)
+
+    def error(self, batch):
+        self.seen.append(batch)
+        loss = (self.number.sum() - batch.next_obs["policy"].mean()).square()
+        return LossOutput(loss, {"guess/error": loss})
+
+
+def test_a_phase_may_draw_its_own_batch():
+    algorithm, collector = collected(Later)
+    rollout = collector.collect()
+    metrics = algorithm.update(rollout)
+    assert metrics["guess/minibatch_updates"] == 8
+    seen = torch.cat([batch.next_obs["policy"] for batch in algorithm.extensions.each[0].seen[:4]], 1)
+    expected = rollout.transitions().next_obs["policy"].flatten(0, 1)
+    assert torch.equal(seen[0].sort(0).values, expected.sort(0).values)
+    assert algorithm.engine.name == collected()[0].engine.name
+
+
+class Ahead(Plain):
+    """Reads in the loss what each row led to."""
+
+    def carry(self, rollout):
+        sequences = torch.arange(rollout.horizon // 4).view(-1, 1, 1).expand(-1, 4, 1)
+        return {"next": rollout.transitions().next_obs, "sequence": sequences.float()}
+
+    def loss(self, batch, output):
+        self.batch = batch
+        return {"loss/ahead": batch.carried["next"]["policy"].mean(-1)}
+
+
+def test_batches_carry_what_a_loss_asks_for_in_the_order_of_their_rows():
+    memory = canter.ModelConfig(policy=canter.NetworkConfig(memory=canter.RNNConfig(hidden=4)))
+    algorithm, collector = collected(Ahead, model=memory, sequence_length=4)
+    rollout = collector.collect()
+    batch, _ = algorithm.targets(rollout)
+    evaluate(algorithm, batch)
+    carried = algorithm.extensions.each[0].batch.carried
+    assert torch.equal(carried["next"]["policy"][:-1], batch.obs["policy"][1:])  # no episode ends so soon
+    assert carried["sequence"][:, :, 0].tolist() == [[0, 0, 0, 0, 1, 1, 1, 1]]
+    algorithm.update(rollout)
+
+
+def test_what_nobody_reads_is_not_carried():
+    class Reads(Plain):
+        def carry(self, rollout):
+            raise AssertionError
+
+    algorithm, collector = collected(Reads)
+    algorithm.update(collector.collect())
+
+
+class Doubled(Plain):
+    """Every sequence once more, with another action; these rows are not the policy's own."""
+
+    def augment(self, batch):
+        other = replace(batch, action=1 - batch.action, original=torch.zeros_like(batch.valid))
+        batch = replace(batch, original=torch.ones_like(batch.valid))
+        return tree_map(lambda a, b: torch.cat([a, b], 1), batch, other)
+
+
+def test_added_rows_count_for_the_surrogate_but_not_for_kl_entropy_and_clip_fraction():
+    (algorithm, collector), (bare, _) = collected(Doubled), collected()
+    batch, _ = algorithm.targets(collector.collect())
+    moved = torch.randn(bare.model.actor.head.linear.weight.shape, generator=torch.Generator().manual_seed(0))
+    for each in (algorithm, bare):
+        each.model.actor.head.linear.weight.data += 0.1 * moved
+    mine, plain = (evaluate(each, batch).metrics for each in (algorithm, bare))
+    for name in ("policy/kl", "policy/entropy", "policy/clip_fraction"):
+        torch.testing.assert_close(mine[name], plain[name])
+    other = evaluate(bare, replace(batch, action=1 - batch.action)).metrics["loss/policy"]
+    torch.testing.assert_close(mine["loss/policy"], (plain["loss/policy"] + other) / 2)
 
 
 def test_two_things_of_one_name_are_refused():

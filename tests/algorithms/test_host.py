@@ -3,14 +3,16 @@
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from canter.algorithms.ppo import PPOConfig
+from canter.algorithms.ppo import BonusValueConfig, PPOConfig
 from canter.algorithms.ppo.rewards import RewardConfig
 from canter.engines.bound import BoundLossConfig
-from canter.envs.tensor import CartPole, Null, Pendulum
+from canter.envs.tensor import CartPole, Null, Pendulum, Swimmer
+from canter.extensions import RNDConfig, SymmetryConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
+from canter.nn.rnn import RNNConfig
 from canter.optim import OptimizerConfig
-from canter.schedules import AdaptiveKL
+from canter.schedules import AdaptiveKL, StepAt
 from canter.training.collector import Collector
 
 
@@ -57,6 +59,27 @@ def test_nothing_that_is_made_of_rewards_asks_the_host(objective, precision):
         reward=RewardConfig(time="divide", squash="symlog", maximum=1.0, centering=0.1, normalize=True),
         bound_loss=BoundLossConfig(),
         model=ModelConfig(policy=NetworkConfig(precision=precision)),
+    )
+    algorithm = config.build(env.spec, seed=0)
+    algorithm.use_engine("autograd")
+    collector = Collector(env, algorithm, seed=0)
+    with NoHostSync():
+        algorithm.update(collector.collect())
+
+
+@pytest.mark.parametrize("memory", [None, RNNConfig(hidden=4)])
+@pytest.mark.parametrize("env_class", [CartPole, Swimmer])
+def test_curiosity_and_symmetry_never_ask_the_host(env_class, memory):
+    env = env_class(8)
+    extensions = (RNDConfig(share=0.5, weight=StepAt(1.0, 0.5)), SymmetryConfig(mirror_loss=1.0))
+    config = PPOConfig(
+        horizon=8,
+        epochs=1,
+        num_minibatches=2,
+        sequence_length=4,
+        model=ModelConfig(policy=NetworkConfig(memory=memory)),
+        extensions=extensions,
+        bonus_value=BonusValueConfig(episodic=memory is not None),
     )
     algorithm = config.build(env.spec, seed=0)
     algorithm.use_engine("autograd")

@@ -7,7 +7,7 @@ from canter.data.rollout import Rollout
 from canter.envs.tensor import Pendulum, QueueNetwork
 from canter.functional.returns import gae
 from canter.nn.actor_critic import ModelConfig
-from canter.nn.heads import ValueHead
+from canter.nn.heads import ValueHead, ValueNormalizerConfig
 from canter.specs import Discrete, EnvSpec, TensorSpec
 from canter.training.collector import Collector
 
@@ -76,8 +76,8 @@ def test_a_terminated_row_has_no_successor():
 
 def test_centring_shifts_all_values_alike_and_leaves_their_differences():
     torch.manual_seed(0)
-    for normalize in (True, False):
-        head, features = ValueHead(3, "orthogonal", 1.0, normalize), torch.randn(10, 3)
+    for normalizer in (ValueNormalizerConfig(), None):
+        head, features = ValueHead(3, "orthogonal", 1.0, normalizer), torch.randn(10, 3)
         valid = torch.ones(10, dtype=torch.bool)
         head.update_statistics(torch.randn(10) * 7 + 40, valid)
         before = head.normalizer.inverse(head(features)).detach()
@@ -88,7 +88,7 @@ def test_centring_shifts_all_values_alike_and_leaves_their_differences():
 
 
 def test_centring_by_nan_moves_nothing():
-    head = ValueHead(3, "orthogonal", 1.0, normalize=False)
+    head = ValueHead(3, "orthogonal", 1.0, None)
     before = head.linear.bias.clone()
     AverageReward(0.5, 0.95).centre_(head, rows(float("nan"), 1.0), torch.ones(2, 1, dtype=torch.bool))
     assert torch.equal(head.linear.bias, before)

@@ -1,4 +1,5 @@
 from dataclasses import dataclass
+from itertools import chain
 
 import pytest
 import torch
@@ -58,6 +59,33 @@ def test_orders_differ_between_runs_too():
     assert recorder.seen[0] != recorder.seen[1]
 
 
+def test_one_order_for_all_epochs_of_a_rollout():
+    recorder = Recorder()
+    phase = recorder.phase(epochs=2, num_minibatches=3, shuffle="rollout")
+    phase.run(batch_of(24))
+    phase.run(batch_of(24))
+    assert recorder.seen[:3] == recorder.seen[3:6] and recorder.seen[6:9] == recorder.seen[9:]
+    assert recorder.seen[0] != recorder.seen[6]
+    assert sorted(chain(*recorder.seen[:3])) == list(range(24))
+
+
+def test_without_shuffling_environments_come_one_after_the_other():
+    recorder = Recorder()
+    before = recorder.phase(epochs=1, num_minibatches=1).generator.get_state()
+    phase = recorder.phase(epochs=2, num_minibatches=2, shuffle="none", num_envs=3)
+    phase.run(batch_of(12))  # row t * 3 + n is step t of environment n
+    assert recorder.seen == [[0, 3, 6, 9, 1, 4], [7, 10, 2, 5, 8, 11]] * 2
+    assert torch.equal(phase.generator.get_state(), before)
+
+
+def test_rows_that_make_no_whole_minibatch_are_left_out_others_in_each_epoch():
+    recorder = Recorder()
+    recorder.phase(epochs=2, num_minibatches=5).run(batch_of(24))
+    assert [len(rows) for rows in recorder.seen] == [4] * 10
+    left_out = [set(range(24)) - set(chain(*recorder.seen[5 * e : 5 * e + 5])) for e in range(2)]
+    assert [len(rows) for rows in left_out] == [4, 4] and left_out[0] != left_out[1]
+
+
 def test_metrics_are_means_over_the_minibatch_updates():
     metrics = Recorder().phase(epochs=2, num_minibatches=2).run(batch_of(4))
     assert metrics["loss/own"].item() == (1 + 2 + 3 + 4) / 4
@@ -102,9 +130,10 @@ def test_a_kl_that_is_not_a_number_stops_too():
 @pytest.mark.parametrize(
     ("every", "expected"),
     [
-        # KLs 0, .03 | .03, .03 with target .01: minibatch lowers three times, epoch on means .015 and .03 once,
+        # KLs 0, .03 | .03, .03 with target .01: minibatch and step lower three times, epoch on means .015 and .03 once,
         # update once on the last epoch's mean.
         ("minibatch", 1e-3 / 1.5**3),
+        ("step", 1e-3 / 1.5**3),
         ("epoch", 1e-3 / 1.5),
         ("update", 1e-3 / 1.5),
     ],
@@ -113,6 +142,24 @@ def test_the_learning_rate_follows_the_kl_at_the_chosen_moments(every, expected)
     recorder = Recorder(kls=[0.0, 0.03, 0.03, 0.03], learning_rate=AdaptiveKL(1e-3, every=every))
     metrics = recorder.phase(epochs=2, num_minibatches=2).run(batch_of(4))
     assert metrics["optim/learning_rate/model"].item() == pytest.approx(expected)
+
+
+def test_a_reaction_after_the_step_leaves_that_step_as_it_is():
+    moved = {}
+    for every in ("minibatch", "step"):
+        recorder = Recorder(kls=[0.0, 0.03], learning_rate=AdaptiveKL(1e-2, every=every))
+        metrics = recorder.phase(epochs=1, num_minibatches=2).run(batch_of(2))
+        moved[every] = recorder.weight.item(), metrics["optim/learning_rate/model"].item()
+    # The gradient keeps its sign and hardly its size: Adam moves by about the rate in each of the two steps.
+    assert moved["step"][0] == pytest.approx(0.02, rel=0.01)
+    assert moved["minibatch"][0] == pytest.approx(0.01 + 0.01 / 1.5, rel=0.01)
+    assert moved["step"][1] == moved["minibatch"][1] == pytest.approx(1e-2 / 1.5)
+
+
+def test_after_the_first_step_even_its_kl_counts():
+    recorder = Recorder(kls=[1e-9, 0.01], learning_rate=AdaptiveKL(1e-3, every="step"))
+    metrics = recorder.phase(epochs=1, num_minibatches=2).run(batch_of(4))
+    assert metrics["optim/learning_rate/model"].item() == pytest.approx(1.5e-3)
 
 
 def test_before_the_first_step_the_kl_says_nothing():

@@ -28,7 +28,11 @@ LINEAR = {f"{RATE}.kind": "linear", f"{RATE}.start": 0.01}
 ADAPTIVE = {f"{RATE}.kind": "adaptive_kl", f"{RATE}.start": 0.005}
 MEMORY = {"model.policy.memory.hidden": 4, "model.policy.memory.cell": "lstm"} | FAST
 IMAGES = {"images": True, "model.policy.cnn.layers": [[2, 2, 1]], "model.policy.cnn.features": 4} | FAST
+SEQUENCES = IMAGES | {"images": "sequences"}
 BOUND = {"bound_loss.form": "soft", "bound_loss.coef": 1.0, "bound_loss.limit": 0.01} | FAST
+CURIOUS = {"curious": True, "bonus_value.gamma": 0.9} | FAST
+STEP = {f"{RATE}.kind": "step", f"{RATE}.start": 0.01, f"{RATE}.end": 0.002}
+STACK = {"model.policy.kind": "stack", "model.policy.blocks": 1} | FAST
 CENTRAL = {"central_value.epochs": 2, "central_value.num_minibatches": 2} | FAST
 
 # Every setting: what it is changed to, and what else must be set for it to have a part.
@@ -36,6 +40,8 @@ VARIED = {
     "horizon": (24, {}),
     "epochs": (1, {}),
     "num_minibatches": (4, {}),
+    "uneven_minibatches": ("drop", {}),
+    "shuffle": ("rollout", {}),
     "sequence_length": (2, MEMORY),
     "reward.time": ("multiply", {}),
     "reward.shift": (0.5, {}),
@@ -61,6 +67,10 @@ VARIED = {
     "bound_loss.coef": (5.0, BOUND),
     "bound_loss.limit": (0.001, BOUND),
     "advantage_normalization": ("minibatch", {}),
+    "advantage_std": ("sample", {}),
+    "bootstrap_truncated": (False, {}),
+    "kl": ("rl_games", ADAPTIVE | {f"{RATE}.every": "step", f"{RATE}.target_kl": 1e-4}),
+    "obs_statistics": ("minibatch", {}),
     "recompute_advantage": (True, {}),
     "target_kl": (1e-7, {}),
     "gradient_clipping": ("per_network", {"optimizer.max_grad_norm": 1e-3}),
@@ -68,10 +78,25 @@ VARIED = {
     "model.policy.hidden": ([7], {}),
     "model.policy.activation": ("relu", {}),
     "model.policy.layer_norm": (True, {}),
-    "model.policy.init": ("default", {}),
+    "model.policy.layer_norm_position": ("after_activation", {"model.policy.layer_norm": True}),
+    "model.policy.d2rl": (True, {}),
+    "model.policy.blocks": (2, STACK),
+    "model.policy.expansion": (2, STACK),
+    "model.policy.norm": ("layer", STACK),
+    "model.policy.input_norm": ("layer", STACK),
+    "model.policy.output_norm": ("rms", STACK),
+    "model.policy.init": ("default_zero_bias", {}),
     "model.policy.init_gain": (0.5, {}),
     "model.policy.normalize_obs": (False, {}),
+    "model.policy.normalizer.eps": (0.1, {}),
+    "model.policy.normalizer.eps_on": ("deviation", {"model.policy.normalizer.eps": 0.1}),
+    "model.policy.normalizer.clip": (0.1, {}),
+    "model.policy.normalizer.prior_count": (5.0, {}),
     "model.policy.precision": ("bfloat16", {}),
+    "model.policy.cnn.kind": ("impala", IMAGES | {"model.policy.cnn.depths": [2]}),
+    "model.policy.cnn.depths": ([3], IMAGES | {"model.policy.cnn.kind": "impala"}),
+    "model.policy.cnn.activation": ("relu", IMAGES),
+    "model.policy.cnn.sequences": (True, SEQUENCES),
     "model.policy.cnn.layers": ([[3, 2, 1]], IMAGES),
     "model.policy.cnn.features": (5, IMAGES),
     "model.policy.cnn.layout": ("channels_first", IMAGES | {"model.policy.cnn.layers": [[2, 1, 1]]}),
@@ -86,12 +111,19 @@ VARIED = {
     "model.distribution": ("tanh_gaussian", {}),
     "model.bounds": ("clip", {}),
     "model.std.kind": ("network", {}),
+    "model.std.form": ("scalar", {}),
     "model.std.initial": (0.5, {}),
     "model.std.minimum": (0.5, {}),
     "model.std.maximum": (2.0, {}),
     "model.policy_gain": (0.5, {}),
     "model.value_gain": (0.5, {}),
     "model.normalize_value": (False, {}),
+    "model.value_normalizer.eps": (0.5, {}),
+    "model.value_normalizer.eps_on": ("deviation", {"model.value_normalizer.eps": 0.5}),
+    "model.value_normalizer.clip": (0.1, {"model.value_normalizer.rescale": False}),
+    "model.value_normalizer.prior_count": (9.0, {}),
+    "model.value_normalizer.rescale": (False, {}),
+    "model.value_normalizer.of": ("values_and_returns", {}),
 }
 for prefix, base in (("optimizer.", FAST), ("critic_optimizer.", FAST), ("central_value.optimizer.", CENTRAL)):
     base = {**base, f"{prefix}learning_rate": 0.01}
@@ -100,6 +132,7 @@ for prefix, base in (("optimizer.", FAST), ("critic_optimizer.", FAST), ("centra
         f"{prefix}betas": ([0.5, 0.9], base),
         f"{prefix}eps": (0.1, base),
         f"{prefix}weight_decay": (0.5, base),
+        f"{prefix}weight_decay_form": ("coupled", {**base, f"{prefix}weight_decay": 0.5}),
         f"{prefix}max_grad_norm": (1e-3, {**base, f"{prefix}eps": 0.1}),
     }
 VARIED |= {
@@ -115,6 +148,17 @@ VARIED |= {
     "central_value": ({"central_value.epochs": 3, "central_value.num_minibatches": 1}, {}),
     "central_value.epochs": (3, CENTRAL),
     "central_value.num_minibatches": (1, CENTRAL),
+    "central_value.value_loss": ("huber", CENTRAL),
+    "central_value.value_clip": (1e-4, {**CENTRAL, "central_value.value_loss": "clipped"}),
+    "central_value.value_coef": (0.3, {**CENTRAL, "central_value.optimizer.max_grad_norm": 1e-3}),
+    "central_value.actor_value": (True, CENTRAL),
+    "bonus_value": ({"bonus_value.gamma": 0.9}, {"curious": True}),
+    "bonus_value.gamma": (0.5, CURIOUS),
+    "bonus_value.gae_lambda": (0.5, CURIOUS),
+    "bonus_value.episodic": (True, CURIOUS),
+    "bonus_value.advantage_coef": (5.0, CURIOUS),
+    "bonus_value.value_coef": (0.3, CURIOUS | {"optimizer.max_grad_norm": 1e-3}),
+    f"{RATE}.at": (0.2, STEP),
 }
 NOT_VARIED = {
     "extensions": "what an extension changes is its own; see tests/engines/test_seam.py",
@@ -129,7 +173,7 @@ class Small(TensorEnv):
     """Reaches after a target; steps take various times, episodes end both ways."""
 
     def __init__(self, action, images):
-        shape = (5, 5, 1) if images else (2,)
+        shape = {"sequences": (5, 5), True: (5, 5, 1)}.get(images, (2,))
         obs = {"policy": canter.TensorSpec(shape), "other": canter.TensorSpec((1,))}
         super().__init__("test:small", 4, "cpu", obs, action, max_episode_steps=5, durations=True)
 
@@ -150,8 +194,9 @@ class Small(TensorEnv):
 
 
 def flat(settings):
-    given = {key: value for key, value in settings.items() if key != "images"}
-    return from_plain(nest(given, {}), canter.PPOConfig())
+    given = {key: value for key, value in settings.items() if key not in ("images", "curious")}
+    rnd = (canter.RNDConfig(hidden=(4,), num_minibatches=2),) if settings.get("curious") else ()
+    return from_plain(nest(given, {}), canter.PPOConfig(extensions=rnd))
 
 
 @functools.cache

@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import yaml
@@ -7,15 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canter.algorithms.ppo import PPOConfig
-from canter.cli.config_file import ConfigError, dump_config, from_plain, load_config, parse, to_plain
 from canter.config import TrainConfig
+from canter.config_file import dump_config, read_config
 from canter.envs import EnvConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.optim import OptimizerConfig
-from canter.plain import config_keys
+from canter.plain import ConfigError, config_keys, from_plain, to_plain
 from canter.recipes import presets
+from canter.registry import registries
 from canter.schedules import AdaptiveKL, Constant, Linear
+from canter.storage.strict_yaml import parse
 
 DEFAULT = TrainConfig()
 RICH = TrainConfig(
@@ -49,8 +51,8 @@ def nested(key, value):
 @pytest.mark.parametrize("config", [DEFAULT, RICH, *(presets[name] for name in presets)], ids=lambda c: c.env.id)
 def test_a_dumped_config_reads_back_equal_over_any_base(config, tmp_path):
     path = write(tmp_path, dump_config(config))
-    assert load_config(path, DEFAULT) == config
-    assert load_config(path, RICH) == config
+    assert read_config(path).over(DEFAULT) == config
+    assert read_config(path).over(RICH) == config
 
 
 def test_a_constant_schedule_is_a_number_and_the_others_name_their_kind():
@@ -102,7 +104,7 @@ def test_null_takes_an_optional_section_away_and_a_mapping_brings_it():
 
 def test_numbers_may_be_written_as_people_write_them(tmp_path):
     path = write(tmp_path, "total_steps: 1e6\nalgorithm: {gamma: 9e-1, target_kl: 1}\nenv: {options: {noise: 1e-2}}")
-    config = load_config(path, DEFAULT)
+    config = read_config(path).over(DEFAULT)
     assert (config.total_steps, config.algorithm.gamma, config.algorithm.target_kl) == (1_000_000, 0.9, 1.0)
     assert type(config.total_steps) is int
     assert config.env.options == {"noise": 0.01}
@@ -119,12 +121,16 @@ def test_numbers_may_be_written_as_people_write_them(tmp_path):
         (
             "algorithm.entropy_coef.start",
             1,
-            "entropy_coef.start: unknown key, it belongs to kind linear or adaptive_kl",
+            "entropy_coef.start: unknown key, it belongs to kind linear or step or adaptive_kl",
         ),
         ("algorithm.entropy_coef.kind", "linea", "entropy_coef.kind: unknown schedule 'linea', did you mean linear?"),
         ("algorithm.entropy_coef.kind", "linear", "algorithm.entropy_coef.start: needs a value"),
         ("algorithm.entropy_coef", "fast", "entropy_coef: expected a number, or a mapping with kind constant or"),
-        ("algorithm.entropy_coef", [1], "entropy_coef: expected a mapping with kind constant or linear or adaptive_kl"),
+        (
+            "algorithm.entropy_coef",
+            [1],
+            "entropy_coef: expected a mapping with kind constant or linear or step or adaptive_kl",
+        ),
         ("algorithm.entropy_coef", True, "entropy_coef: expected a number, or"),
         (
             "algorithm.surrogate",
@@ -146,7 +152,7 @@ def test_numbers_may_be_written_as_people_write_them(tmp_path):
         ("algorithm.critic_optimizer", 3, "expected a mapping or null, got 3"),
         ("algorithm.optimizer.betas", [0.9], "betas: expected a list of 2, got [0.9]"),
         ("algorithm.model.policy.hidden", [64, "x"], "algorithm.model.policy.hidden[1]: expected an integer, got 'x'"),
-        ("algorithm.model.policy.cnn.layers", [[1, 2]], "cnn.layers[0]: expected a list of 3"),
+        ("algorithm.model.policy.cnn.layers", [[1, 2]], "must be (channels, kernel, stride), each at least 1"),
         ("algorithm.model.std.minimum", 3, "algorithm.model.std: 0 < minimum < initial"),
         ("algorithm.model.std", {"kind": "net"}, "std.kind: expected one of parameter, network, got 'net'"),
         ("env.num_envs", 0, "env.num_envs=0 must be at least 1"),
@@ -197,14 +203,14 @@ def test_what_is_wrong_is_named_with_its_path_value_and_remedy(key, value, messa
         ("env: {options: &a {b: *a}}\n", "more than 50 levels"),
         ("env: {options: {a: &a 1, b: [" + "*a, " * 101 + "]}}\n", "more than 100 aliases"),
         ("env: {options: {a: [" + "1, " * 10_001 + "]}}\n", "more than 10,000 values"),
-        ("#" * (2**20 + 1), "larger than 1,048,576 bytes"),
+        ("#" * (2**20 + 1), "1,048,577 bytes, more than the 1,048,576 allowed"),
     ],
     ids=lambda value: repr(value[:40]),
 )
 def test_a_file_that_cannot_be_used_is_named_with_the_line(text, message, tmp_path):
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        load_config(path, DEFAULT)
+        read_config(path).over(DEFAULT)
     assert str(caught.value).startswith(str(path))
     assert message in str(caught.value)
 
@@ -216,19 +222,19 @@ def test_an_alias_bomb_is_refused_at_once(use, tmp_path):
         item = use.format(f"a{i - 1}")
         lines.append(f"    a{i}: &a{i} " + "{" + ", ".join(f"k{j}: {item}" for j in range(5)) + "}")
     with pytest.raises(ConfigError, match=r"more than 1(0,000 values|00 aliases)"):
-        load_config(write(tmp_path, "\n".join(lines)), DEFAULT)
+        read_config(write(tmp_path, "\n".join(lines))).over(DEFAULT)
 
 
 def test_a_few_aliases_are_fine(tmp_path):
     path = write(tmp_path, "algorithm: {optimizer: &o {eps: 1e-3}, critic_optimizer: {<<: *o, weight_decay: 0.1}}")
-    config = load_config(path, DEFAULT)
+    config = read_config(path).over(DEFAULT)
     assert config.algorithm.critic_optimizer == OptimizerConfig(eps=1e-3, weight_decay=0.1)
 
 
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     for path in (tmp_path / "nothing.yaml", tmp_path, "a\0b"):
         with pytest.raises(ConfigError):
-            load_config(path, DEFAULT)
+            read_config(path).over(DEFAULT)
 
 
 # Anything at all: a valid config or a ConfigError
@@ -303,7 +309,7 @@ def folder(tmp_path_factory):
 @given(damaged_texts() | st.text(max_size=40) | TREES.map(lambda tree: yaml.safe_dump(tree)))
 def test_any_text_is_a_config_or_a_config_error(folder, text):
     path = write(folder, text.encode("utf-8", "surrogatepass"))
-    check(lambda: load_config(path, DEFAULT))
+    check(lambda: read_config(path).over(DEFAULT))
 
 
 @settings(max_examples=60, deadline=None)
@@ -313,8 +319,22 @@ def test_options_survive_the_way_through_a_file(folder, options):
         config = from_plain({"env": {"options": options}}, DEFAULT)
     except ConfigError:
         return
-    assert load_config(write(folder, dump_config(config)), RICH) == config
+    assert read_config(write(folder, dump_config(config))).over(RICH) == config
 
 
 def test_yaml_text_is_read_with_the_line_of_each_key():
     assert parse("a: 1\nb:\n  c: [2e0]\n", "text") == ({"a": 1, "b": {"c": [2.0]}}, {"": 1, "a": 1, "b": 2, "b.c": 3})
+
+
+def test_settings_with_one_field_by_keyword_are_written_and_read(tmp_path, monkeypatch):
+    extensions = registries["extension"]
+    monkeypatch.setattr(extensions, "_items", {})
+
+    @extensions.register("single")
+    @dataclass(frozen=True, kw_only=True)
+    class Single:
+        scale: float = 0.5
+
+    config = replace(DEFAULT, algorithm=replace(DEFAULT.algorithm, extensions=(Single(scale=0.25),)))
+    assert "extensions: [0.25]" in dump_config(config)
+    assert read_config(write(tmp_path, dump_config(config))).over(DEFAULT) == config

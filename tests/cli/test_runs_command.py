@@ -67,7 +67,7 @@ def test_damaged_folders_are_told_as_far_as_they_go(tmp_path, rows):
     (tmp_path / "binary").mkdir()
     (tmp_path / "binary" / "config.yaml").mkdir()
     (tmp_path / "file").write_text("")
-    assert [cells[:6] for cells in rows()[1:]] == [["damaged?[31m", "-", "unknown", "-", "-", "-"]]
+    assert [cells[:6] for cells in rows()[1:]] == [[r"damaged\x1b[31m", "-", "unknown", "-", "-", "-"]]
 
 
 def test_json_holds_all_that_is_known(tmp_path, capsys):

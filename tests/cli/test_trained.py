@@ -12,8 +12,8 @@ from torch import nn
 
 from canter.algorithms.ppo import PPOConfig
 from canter.cli import main
-from canter.cli.config_file import dump_config
 from canter.config import TrainConfig
+from canter.config_file import dump_config
 from canter.envs import EnvConfig
 from canter.play.evaluation import evaluate
 from canter.runs.run_folder import RunFolder

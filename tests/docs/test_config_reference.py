@@ -42,7 +42,8 @@ def test_a_field_is_written_with_type_default_and_docstring(reference):
     assert "*a number*; default `0.95`" in text
     assert "*a list of integers*; default `[64, 64]`" in text
     assert "*`step` or `time`*; default `step`" in text
-    assert "*`standard` ([NetworkConfig](#config-networkconfig)) or `null`*; default `null`" in text
+    standard, stack = (f"([{name}](#config-{name.lower()}))" for name in ("NetworkConfig", "StackNetworkConfig"))
+    assert f"*`standard` {standard} or `stack` {stack} or `null`*; default `null`" in text
 
 
 def test_a_field_without_docstring_is_a_warning(reference, caplog):

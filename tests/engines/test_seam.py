@@ -128,14 +128,14 @@ def test_an_engine_that_cannot_be_used_is_refused_with_its_reason():
 
 def test_an_activation_takes_one_entry(monkeypatch):
     monkeypatch.setattr(activations, "_items", dict(activations._items))
-    canter.register("activation", "mish")(nn.Mish)
-    model = canter.ModelConfig(policy=canter.NetworkConfig(hidden=(8,), activation="mish"))
+    canter.register("activation", "softsign")(nn.Softsign)
+    model = canter.ModelConfig(policy=canter.NetworkConfig(hidden=(8,), activation="softsign"))
     algorithm, collector = build(model=model)
     assert algorithm.engine.name == "autograd"
     before = [parameter.detach().clone() for parameter in algorithm.model.parameters()]
     algorithm.update(collector.collect())
     assert all(not torch.equal(a, b) for a, b in zip(before, algorithm.model.parameters(), strict=True))
-    assert isinstance(algorithm.model.actor.network.hidden[1], nn.Mish)
+    assert isinstance(algorithm.model.actor.network.hidden[1], nn.Softsign)
 
 
 def test_gradients_of_gradients_flow_through_networks():

@@ -98,11 +98,14 @@ CHANGES = {
     "num_envs": 2,
     "vectorization": "sync",
     "autoreset": "next_step",
+    "step_timeout": 5.0,
+    "close_timeout": 5.0,
     "finite_horizon": True,
     "reset_steps": 5,
     "options": {"warp": 9},
 }
 REST = {"num_envs": USED, "vectorization": UNUSED, "autoreset": UNUSED, "finite_horizon": USED, "reset_steps": USED}
+REST |= {"step_timeout": USED, "close_timeout": UNUSED}
 GYMNASIUM = {"vectorization": USED, "autoreset": USED, "options": "unexpected keyword argument 'warp'"}
 TABLE = {
     "Pendulum-v1": REST | GYMNASIUM,

@@ -8,7 +8,7 @@ from counter_env import MODES, Counter, counters
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
-from canter.envs.gymnasium import GymnasiumEnv
+from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
 from canter.specs import Continuous, Discrete, MultiDiscrete, TensorSpec, UnsupportedSpace
 
 
@@ -72,6 +72,34 @@ def test_actions_arrive_as_their_space_wants_them(space, spec, action, received)
     got = [single.action for single in vector.envs]
     assert np.array_equal(np.array(got), np.array(received))
     assert np.asarray(got[0]).dtype == space.dtype
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_a_tuple_of_choices_arrives_as_a_tuple(vectorization):
+    gymnasium.register("Pair-v0", Pair)
+    try:
+        env = make_gymnasium("Pair-v0", 2, vectorization=vectorization)
+        assert env.spec.action == MultiDiscrete((3, 2))
+        env.reset(seed=0)
+        step = env.step(torch.tensor([[2, 0], [0, 1]]))
+        env.close()
+    finally:
+        del gymnasium.registry["Pair-v0"]
+    assert step.obs["policy"].tolist() == [[2.0, 5.0], [0.0, 6.0]]
+
+
+class Pair(gymnasium.Env):
+    """Shows the action, a Tuple of choices of which the second counts from 5."""
+
+    observation_space = spaces.Box(-9, 9, (2,))
+    action_space = spaces.Tuple([spaces.Discrete(3), spaces.Discrete(2, start=5)])
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert isinstance(action, tuple) and self.action_space.contains(action)
+        return np.array(action, np.float32), 0.0, False, False, {}
 
 
 def test_bounds_that_float32_cannot_hold_are_rounded_inwards():

@@ -16,7 +16,7 @@ from canter.specs import Continuous, Discrete, Env, MultiDiscrete, Stateful
 from canter.struct import tree_map
 from canter.training.collector import Collector
 
-NAMES = ("cartpole", "null", "pendulum", "quadrotor", "queue")
+NAMES = ("cartpole", "maze", "null", "pendulum", "quadrotor", "queue", "swimmer")
 ASKS_HOST = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "item")
 
 

@@ -10,16 +10,18 @@ import pytest
 
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults"
 COUNTS = {"kills": 4, "every": 13, "checkpoints": 60, "policies": 100, "configs": 60, "records": 60, "disguises": 40}
+COUNTS |= {"hostile": 36, "commands": 6, "misbehaving": 12}
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     out = tmp_path_factory.mktemp("faults") / "results.json"
     flags = [f"--{name}={count}" for name, count in COUNTS.items()]
-    command = [sys.executable, str(CAMPAIGN / "run.py"), *flags, "--envs", "tensor:cartpole", "--out", str(out)]
+    command = [sys.executable, str(CAMPAIGN / "run.py"), *flags, "--cases", "tensor:cartpole", "--out", str(out)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    return json.loads(out.read_text())["results"]
+    parts = json.loads(out.read_text())["parts"].values()
+    return {name: kind for part in parts for name, kind in part["results"].items()}
 
 
 @pytest.mark.parametrize("kind", ["random kills", "aimed kills"])
@@ -38,9 +40,26 @@ def test_damage_is_named_or_harmless(kind, results):
     assert kind != "checkpoints" or found["previous_used"] > COUNTS[kind] / 4
 
 
-def test_code_in_disguise_is_not_run(results):
-    found = results["code in disguise"]
-    assert found["cases"] == found["refused"] + found["fine"] == COUNTS["disguises"]
+def test_a_misbehaving_environment_costs_one_rollout_at_most(results):
+    found = results["misbehaving environments"]
+    assert found["runs"] == COUNTS["misbehaving"]
+    assert found["rollouts_lost"] == 1
+    assert found["wrong"] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [
+        ("code in disguise", "disguises"),
+        ("hostile files", "hostile"),
+        ("files by command", "commands"),
+        ("configs by command", "commands"),
+        ("hostile files by command", "commands"),
+    ],
+)
+def test_code_is_not_run_and_strangers_folders_are_refused_or_harmless(kind, count, results):
+    found = results[kind]
+    assert found["cases"] == found["refused"] + found["fine"] == COUNTS[count]
     assert found["wrong"] == []
 
 

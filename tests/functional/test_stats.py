@@ -125,6 +125,14 @@ def test_normalize_matches_numpy_over_the_valid_rows():
     assert (result[~mask] == 0.0).all()
 
 
+def test_normalize_may_divide_by_the_unbiased_deviation():
+    x, mask = 3.0 + 2.0 * seeded(7, 3), half(7, 3)
+    valid = x[mask].numpy()
+    expected = (valid - valid.mean()) / (valid.std(ddof=1) + 1e-8)
+    np.testing.assert_allclose(normalize(x, mask, unbiased=True)[mask].numpy(), expected, rtol=1e-12)
+    assert torch.equal(normalize(x, torch.arange(21).view(7, 3) == 3, unbiased=True), torch.zeros_like(x))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.3, 1e4, 1e-20, 3e10])
 def test_normalize_makes_equal_samples_exactly_zero(value, dtype):

@@ -14,7 +14,7 @@ from torch import nn
 from canter.distributions import DiagGaussian
 from canter.functional.adam import AdamGroup
 from canter.functional.layers import linear_layers
-from canter.nn.heads import BoundedLogStd, StdConfig
+from canter.nn.heads import LogStd, StdConfig
 from canter.schedules import AdaptiveKL
 from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE, relative_error
 
@@ -101,16 +101,18 @@ def test_observations_are_standardised_and_a_nan_stays_one():
     torch.testing.assert_close(standardize(x, shift, scale, 2.0), expected, equal_nan=True)
 
 
-def test_adam_takes_the_steps_of_torch_and_skips_without_a_trace():
+@pytest.mark.parametrize("coupled", [False, True])
+def test_adam_takes_the_steps_of_torch_and_skips_without_a_trace(coupled):
     from canter.kernels.adam import adam_step_on_gpu
 
     start = torch.randn(3000, device=DEVICE)
     exact = torch.nn.Parameter(start.double())
-    optimizer = torch.optim.AdamW([exact], lr=1e-2, betas=(0.9, 0.999), eps=1e-5, weight_decay=0.1)
+    kind = torch.optim.Adam if coupled else torch.optim.AdamW
+    optimizer = kind([exact], lr=1e-2, betas=(0.9, 0.999), eps=1e-5, weight_decay=0.1)
     zeros, scalar = torch.zeros(3, 3000, device=DEVICE), torch.zeros((), device=DEVICE)
     group = AdamGroup(
         start, *zeros.unbind(), scalar.clone(), scalar + 1e-2, betas=(0.9, 0.999), eps=1e-5, weight_decay=0.1,
-        max_norm=40.0,
+        max_norm=40.0, coupled=coupled,
     )  # fmt: skip
     for iteration in range(20):
         gradient, skipped = torch.randn(3000, device=DEVICE), iteration % 5 == 3
@@ -155,17 +157,18 @@ def test_a_learning_rate_follows_the_kl(kl, rate):
     torch.testing.assert_close(value.cpu(), expected)
 
 
+@pytest.mark.parametrize("form", ["bounded", "log", "scalar"])
 @pytest.mark.parametrize("dim", [1, 3, 12])
-def test_mean_and_log_std_are_joined(dim):
-    from canter.kernels.gaussian_params import bounded_gaussian_params
+def test_mean_and_log_std_are_joined(dim, form):
+    from canter.kernels.gaussian_params import gaussian_params
 
-    bound, weights = BoundedLogStd(StdConfig()), torch.randn(2, 300, 2 * dim)
+    bound, weights = LogStd(StdConfig(form=form)), torch.randn(2, 300, 2 * dim)
     mean, raw = torch.randn(2, 300, dim), 3 * torch.randn(dim)
     results = []
     for dtype in (torch.float32, torch.float64):
         means, raws = (tensor.to(DEVICE, dtype, copy=True).requires_grad_() for tensor in (mean, raw))
         if dtype == torch.float32:
-            params = bounded_gaussian_params(means, raws, mid=bound.mid, half=bound.half_range)
+            params = gaussian_params(means, raws, mid=bound.mid, half=bound.half_range, form=form)
         else:
             params = torch.cat([means, bound(raws).expand_as(means)], -1)
         (params * weights.to(params)).sum().backward()
@@ -175,18 +178,20 @@ def test_mean_and_log_std_are_joined(dim):
         assert relative_error(ours, exact) < 1e-6
 
 
-@pytest.mark.parametrize("bounds", ["rescale", "clip", "none"])
-def test_a_gaussian_sample_and_its_density(bounds):
+@pytest.mark.parametrize(
+    ("bounds", "form"), [("rescale", "bounded"), ("clip", "log"), ("none", "scalar"), ("rescale", "scalar")]
+)
+def test_a_gaussian_sample_and_its_density(bounds, form):
     from canter.kernels.gaussian_params import diag_gaussian_log_prob, draw
 
-    bound, distribution = BoundedLogStd(StdConfig()), DiagGaussian(3, (-1.0, -math.inf, 0.0), (2.0, 5.0, 0.5), bounds)
-    mean, raw, noise = torch.randn(300, 3), torch.randn(3), torch.randn(300, 3)
+    bound, distribution = LogStd(StdConfig(form=form)), DiagGaussian(3, (-1.0, -math.inf, 0.0), (2.0, 5.0, 0.5), bounds)
+    mean, raw, noise = torch.randn(300, 3), torch.rand(3), torch.randn(300, 3)
     mean[7, 1] = torch.nan
     exact = torch.cat([mean, bound(raw).expand_as(mean)], -1).double()
     drawn = mean.double() + torch.exp(exact[:, 3:]) * noise.double()
     interval = torch.tensor(distribution.interval()).to(DEVICE)
     tensors = (mean.to(DEVICE), raw.to(DEVICE), noise.to(DEVICE), interval)
-    params, action, for_env = draw(*tensors, mid=bound.mid, half=bound.half_range)
+    params, action, for_env = draw(*tensors, mid=bound.mid, half=bound.half_range, form=form)
     for ours, expected in (
         (params, exact),
         (action, drawn),

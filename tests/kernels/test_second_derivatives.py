@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from canter.functional.densities import bounded_gaussian_params
+from canter.functional.densities import gaussian_params
 from canter.functional.layers import linear_layers
 from triton_device import DEVICE, NEEDS_DEVICE, relative_error
 
@@ -52,14 +52,14 @@ def test_through_layers(activation, by):
 
 @pytest.mark.parametrize("by", [(0, 1), (1,)], ids=["mean_and_std", "std"])
 def test_through_the_parameters_of_a_gaussian(by):
-    from canter.kernels.gaussian_params import bounded_gaussian_params as fused
+    from canter.kernels.gaussian_params import gaussian_params as fused
 
     # Mixed, so that the slope by each of the two depends on the other.
     mix, weights = torch.randn(6, 6, device=DEVICE), torch.randn(6, device=DEVICE)
     inputs = [torch.randn(2, 40, 3, device=DEVICE), torch.randn(3, device=DEVICE)]
     same(
         lambda mean, raw: fused(mean, raw, -1.0, 2.0) @ mix,
-        lambda mean, raw: bounded_gaussian_params.plain(mean, raw, -1.0, 2.0) @ mix.to(mean),
+        lambda mean, raw: gaussian_params.plain(mean, raw, -1.0, 2.0) @ mix.to(mean),
         inputs,
         weights,
         by,

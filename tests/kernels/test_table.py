@@ -84,13 +84,21 @@ CASES = {
         lambda: (normal(3, 70, 17), nn.ELU(), parameters(17, 40, 5)),
         lambda: (normal(130, 300), nn.Tanh(), parameters(300, 20)),
     ],
-    "bounded_gaussian_params": [
+    "gaussian_params": [
         lambda: (normal(3, 70, 5), normal(5), -2.0, 3.0),
         lambda: (normal(1, 1), normal(1), 0.5, 1.0),
+        lambda: (normal(3, 70, 5), normal(5), -2.0, 3.0, "log"),
+        lambda: (normal(3, 70, 5), normal(5), -2.0, 3.0, "scalar"),
     ],
     "diag_gaussian_log_prob": [lambda: (normal(3, 70, 10), normal(3, 70, 5)), lambda: (normal(1, 2), normal(1, 1))],
     "standardize": [lambda: (9 * normal(3, 70, 5), normal(5), normal(5).abs(), 2.0)],
-    "absorb_": [lambda: absorbed((300,)), lambda: absorbed(()), lambda: absorbed((5,), torch.nan)],
+    "absorb_": [
+        lambda: absorbed((300,)),
+        lambda: absorbed(()),
+        lambda: absorbed((5,), torch.nan),
+        lambda: (*absorbed((5,)), True),
+    ],
+    "project": [lambda: (normal(70, 11).softmax(-1), 3 * normal(70, 11), -2.0, 2.0)],
     "moments": [lambda: (normal(3, 700, 5), flags(3, 700)), lambda: (normal(900),)],
     "gae": [lambda: (*normal(3, 24, 70), flags(24, 70), flags(24, 70), 0.97, 0.95)],
     "follow_kl_": [lambda: (normal().abs(), normal().abs(), 0.5, 1.5, 0.1, 2.0)],

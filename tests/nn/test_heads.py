@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from canter.nn.heads import BoundedLogStd, GaussianHead, LinearHead, StdConfig, ValueHead
+from canter.nn.heads import GaussianHead, LinearHead, LogStd, StdConfig, ValueHead, ValueNormalizerConfig
 
 
 @pytest.mark.parametrize("kind", ["parameter", "network"])
@@ -15,7 +15,7 @@ def test_a_gaussian_starts_at_its_initial_std(kind):
 
 
 def test_log_std_stays_within_bounds_and_keeps_a_gradient_at_both():
-    bound = BoundedLogStd(StdConfig(minimum=0.01, maximum=10.0))
+    bound = LogStd(StdConfig(minimum=0.01, maximum=10.0))
     raw = torch.tensor([-1e3, -50.0, 0.0, 50.0, 1e3], requires_grad=True)
     log_std = bound(raw)
     assert (log_std.exp() >= 0.01 * (1 - 1e-6)).all()
@@ -26,7 +26,7 @@ def test_log_std_stays_within_bounds_and_keeps_a_gradient_at_both():
 
 @pytest.mark.parametrize("direction", [-1.0, 1.0])
 def test_a_std_driven_to_its_bound_for_long_comes_back(direction):
-    bound = BoundedLogStd(StdConfig())
+    bound = LogStd(StdConfig())
     raw = torch.nn.Parameter(torch.zeros(1))
     adam = torch.optim.Adam([raw], lr=1e-2)
 
@@ -44,6 +44,20 @@ def test_a_std_driven_to_its_bound_for_long_comes_back(direction):
     assert math.log(back / extreme) * -direction > 1.0
 
 
+@pytest.mark.parametrize("form", ["bounded", "log", "scalar", "softplus"])
+@pytest.mark.parametrize("initial", [0.05, 1.0, 4.0])
+def test_every_form_of_the_std_begins_where_it_should(form, initial):
+    std = LogStd(StdConfig(form=form, initial=initial))
+    assert std(torch.tensor(std.initial)).exp().item() == pytest.approx(initial, rel=1e-5)
+
+
+def test_a_std_that_is_the_number_itself_stops_above_zero():
+    raw = torch.tensor([-1.0, 1e-7, 0.5], requires_grad=True)
+    log_std = LogStd(StdConfig(form="scalar"))(raw)
+    assert torch.allclose(log_std.exp(), torch.tensor([1e-6, 1e-6, 0.5]))
+    assert torch.autograd.grad(log_std.sum(), raw)[0].tolist() == [0.0, 0.0, 2.0]
+
+
 def test_std_bounds_that_do_not_hold_the_initial_value_are_refused():
     with pytest.raises(ValueError, match=r"initial=0\.001"):
         StdConfig(initial=0.001)
@@ -59,7 +73,7 @@ def test_forbidden_choices_get_no_probability():
 
 def test_moving_value_statistics_moves_no_prediction():
     generator = torch.Generator().manual_seed(0)
-    head = ValueHead(8, "orthogonal", 1.0, normalize=True)
+    head = ValueHead(8, "orthogonal", 1.0, ValueNormalizerConfig())
     features = torch.randn(50, 8, generator=generator)
     for scale in (3.0, 500.0, 40.0):
         before = head.normalizer.inverse(head(features)).detach()
@@ -68,8 +82,30 @@ def test_moving_value_statistics_moves_no_prediction():
         assert (after - before).abs().max() <= 1e-5 * after.abs().max().clamp(min=scale)
 
 
+def test_without_rescaling_predictions_move_with_the_statistics():
+    head = ValueHead(8, "orthogonal", 1.0, ValueNormalizerConfig(rescale=False))
+    weight, return_ = head.linear.weight.clone(), torch.tensor([3.0, 7.0])
+    value, normalised = head.absorb(torch.zeros(2), return_, torch.ones(2) > 0)
+    assert torch.equal(head.linear.weight, weight)
+    assert torch.allclose(normalised, torch.tensor([-1.0, 1.0]))
+    assert torch.allclose(value, torch.tensor([-2.5, -2.5]))  # mean 5, deviation 2
+
+
+def test_values_may_be_counted_before_the_returns():
+    head = ValueHead(8, "orthogonal", 1.0, ValueNormalizerConfig(rescale=False, of="values_and_returns"))
+    value, return_ = torch.tensor([0.0, 2.0]), torch.tensor([4.0, 6.0])
+    normalised_value, normalised = head.absorb(value, return_, torch.ones(2) > 0)
+    assert torch.allclose(normalised_value, torch.tensor([-1.0, 1.0]))  # by mean 1, deviation 1
+    assert torch.allclose(normalised, (return_ - 3.0) / 5**0.5)  # by those of all four
+
+
+def test_a_clip_of_values_that_are_to_be_rescaled_is_refused():
+    with pytest.raises(ValueError, match=r"clip=5\.0 .* rescale"):
+        ValueNormalizerConfig(clip=5.0)
+
+
 def test_value_head_without_normalisation_ignores_statistics():
-    head = ValueHead(8, "orthogonal", 1.0, normalize=False)
+    head = ValueHead(8, "orthogonal", 1.0, None)
     weight = head.linear.weight.clone()
     head.update_statistics(torch.arange(10.0), torch.ones(10) > 0)
     assert torch.equal(head.linear.weight, weight)

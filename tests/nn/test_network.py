@@ -52,6 +52,90 @@ def test_default_weights_scale_with_the_gain():
     assert spread(math.sqrt(2) * 3) == pytest.approx(3 * spread(math.sqrt(2)))
 
 
+@pytest.mark.parametrize(
+    ("init", "variance"),
+    # Of a layer of 300 inputs and 200 outputs with gain 1.5.
+    [
+        ("default", 1.5**2 / 2 / (3 * 300)),
+        ("default_zero_bias", 1.5**2 / 2 / (3 * 300)),
+        ("glorot_normal", 1.5**2 * 2 / 500),
+        ("glorot_uniform", 1.5**2 * 2 / 500),
+        ("variance_scaling", 0.774 * 1.5**2 / 300),  # a normal distribution cut off at two deviations keeps 77.4 %
+    ],
+)
+def test_initial_weights_have_the_variance_of_their_rule(init, variance):
+    torch.manual_seed(0)
+    layer = build({"policy": TensorSpec((300,))}, hidden=(200,), init=init, init_gain=1.5).hidden[0]
+    assert layer.weight.var().item() == pytest.approx(variance, rel=0.03)  # of 60,000 draws; normal: 0.6 %
+    assert (layer.bias == 0).all() == (init != "default")
+
+
+def test_a_layer_norm_may_stand_behind_the_activation():
+    layers = build({"policy": VECTOR}, hidden=(8,), layer_norm=True, layer_norm_position="after_activation").hidden
+    assert [type(layer).__name__ for layer in layers] == ["Linear", "Tanh", "LayerNorm"]
+    x = torch.randn(5, 4)
+    assert torch.allclose(layers(x), layers[2](torch.tanh(layers[0](x))))
+
+
+def test_in_a_d2rl_network_every_later_layer_reads_the_input_too():
+    network = build({"policy": VECTOR}, hidden=(8, 6, 5), activation="elu", d2rl=True, normalize_obs=False)
+    first, second, third = (block[0] for block in network.hidden)
+    x, elu = torch.randn(1, 7, 4), torch.nn.functional.elu
+    h = elu(first(x))
+    h = elu(second(torch.cat([h, x], -1)))
+    h = elu(third(torch.cat([h, x], -1)))
+    assert network.features == 5
+    assert torch.allclose(network({"policy": x}, (), None)[0], h)
+
+
+def test_convolutions_with_padding_an_activation_of_their_own_and_no_layer_behind():
+    cnn = CNNConfig(layers=((4, 3, 2, 1), (6, 3, 1)), features=None, activation="relu")
+    network = build({"camera": TensorSpec((3, 9, 11))}, hidden=(8,), activation="elu", cnn=cnn)
+    kinds = [type(layer).__name__ for layer in network.encoders[0].layers]
+    assert kinds == ["Conv2d", "ReLU", "Conv2d", "ReLU", "Flatten"]
+    assert network.encoders[0].features == 6 * 3 * 4  # 9x11 padded, by two: 5x6; then 3x4
+    assert network.hidden[0].in_features == 72
+    assert network({"camera": torch.rand(1, 2, 3, 9, 11)}, (), None)[0].shape == (1, 2, 8)
+
+
+def test_sequences_are_read_by_convolutions_over_time_if_wanted():
+    groups, x = {"scan": TensorSpec((2, 10))}, torch.rand(1, 5, 2, 10)
+    flat = build(groups, hidden=(8,))
+    assert flat.hidden[0].in_features == 20
+    network = build(groups, hidden=(8,), cnn=CNNConfig(layers=((4, 3, 2),), features=None, sequences=True))
+    assert network.encoders[0].features == 4 * 4
+    conv = network.encoders[0].layers[0]
+    expected = torch.tanh(torch.nn.functional.conv1d(x[0], conv.weight, conv.bias, stride=2)).flatten(1)
+    assert torch.allclose(network.encode({"scan": x})[0], expected)
+
+
+def test_an_impala_encoder_halves_the_image_in_each_part_and_adds_what_its_blocks_find():
+    cnn = CNNConfig(kind="impala", depths=(3, 5), features=None, activation="relu")
+    encoder = build({"camera": TensorSpec((16, 13, 3))}, cnn=cnn).encoders[0]
+    assert encoder.features == 5 * 4 * 4  # 16x13, 8x7, 4x4
+    first, pool, block = encoder.layers[0], encoder.layers[1], encoder.layers[2]
+    x = torch.rand(2, 3, 16, 13)
+    h = pool(first(x))
+    inner = block.layers[1](torch.relu(h))
+    assert torch.allclose(block(h), h + block.layers[3](torch.relu(inner)))
+    assert encoder(x.movedim(1, -1)).shape == (2, 80)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"layers": ((4, 3),)}, "layers"),
+        ({"layers": ((4, 3, 1, -1),)}, "layers"),
+        ({"features": 0}, "features=0"),
+        ({"depths": (0,)}, "depths"),
+        ({"kind": "impala", "sequences": True}, "kind=impala"),
+    ],
+)
+def test_encoders_that_cannot_be_built_are_refused(settings, named):
+    with pytest.raises(ValueError, match=named):
+        CNNConfig(**settings)
+
+
 @pytest.mark.parametrize(("shape", "channels"), [((36, 40, 3), 3), ((4, 36, 40), 4), ((1, 36, 36), 1)])
 def test_images_of_either_layout_become_features(shape, channels):
     network = build({"camera": TensorSpec(shape, torch.uint8)}, hidden=(8,))
@@ -136,7 +220,7 @@ def test_images_are_encoded_in_bfloat16_too():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_layers_can_be_traced():
     """In a trace a result that was computed outside of torch would be a constant."""
-    layers = MLP(3, (8,), "tanh", "orthogonal", 1.0, False)
+    layers = MLP(3, (8,), "tanh", "orthogonal", 1.0)
     with torch.no_grad():
         traced = torch.jit.trace(layers, torch.zeros(2, 3))
         x = torch.randn(2, 3)

@@ -1,6 +1,7 @@
+import pytest
 import torch
 
-from canter.nn.normalizer import IdentityNormalizer, Normalizer
+from canter.nn.normalizer import IdentityNormalizer, Normalizer, NormalizerConfig
 
 
 def rows(*shape, seed=0):
@@ -34,6 +35,34 @@ def test_masked_rows_are_not_counted_whatever_they_hold():
     assert masked.count == 5
     assert torch.allclose(masked.mean, picked.mean)
     assert torch.allclose(masked.m2, picked.m2)
+
+
+def test_eps_may_be_added_to_the_deviation():
+    normalizer, x = NormalizerConfig(eps=0.5, eps_on="deviation", clip=None).build((1,)), 3 * rows(500, 1) + 2
+    assert torch.allclose(normalizer(x), x / 1.5)  # before the first update too
+    normalizer.update(x, torch.ones(500, dtype=torch.bool))
+    assert torch.allclose(normalizer(x), (x - x.mean()) / (x.std(correction=0) + 0.5), atol=1e-5)
+
+
+def test_rows_that_nobody_saw_count_as_mean_0_and_variance_1():
+    normalizer, x = NormalizerConfig(prior_count=4.0).build((1,)), 3 * rows(6, 1) + 2
+    normalizer.update(x, torch.ones(6, dtype=torch.bool))
+    seen = torch.cat([x, torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])]).double()
+    assert torch.allclose(normalizer.mean, seen.mean(0))
+    assert torch.allclose(normalizer.scale.double() ** 2, seen.var(0, correction=0))
+
+
+def test_a_clip_holds_both_ways():
+    normalizer = NormalizerConfig(clip=2.0).build(())
+    assert normalizer(torch.tensor([-9.0, 1.0])).tolist() == [-2.0, 1.0]
+    assert normalizer.inverse(torch.tensor([-9.0, 1.0])).tolist() == [-2.0, 1.0]
+
+
+@pytest.mark.parametrize("settings", [{"eps": -1.0}, {"prior_count": -1.0}, {"clip": 0.0}, {"eps": float("inf")}])
+def test_settings_outside_their_range_are_named(settings):
+    ((name, _),) = settings.items()
+    with pytest.raises(ValueError, match=name):
+        NormalizerConfig(**settings)
 
 
 def test_inverse_undoes_forward():

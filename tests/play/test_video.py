@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from canter.envs.gymnasium import make_gymnasium
-from canter.envs.tensor import CartPole
+from canter.envs.tensor import CartPole, Maze, Swimmer
 from canter.nn.actor_critic import ModelConfig
 from canter.play.player import Player
 from canter.play.video import CannotRender, Recorder, draw_without_display, has_display
@@ -147,3 +147,11 @@ def test_without_a_display_mujoco_is_told_not_to_look_for_a_window(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "egl")
     draw_without_display()
     assert os.environ["MUJOCO_GL"] == "egl"
+
+
+@pytest.mark.parametrize("env", [Swimmer(1), Maze(1)], ids=["swimmer", "maze"])
+def test_environments_in_torch_that_offer_pictures_are_recorded(env, tmp_path):
+    with Recorder(env, tmp_path / "a.gif") as recorder:
+        Player(ModelConfig().build_policy(env.spec), env).play(1, 5, recorder)
+    frames = imageio.imread(tmp_path / "a.gif", index=None)
+    assert len(frames) >= 5 and (frames[0] != frames[-1]).any()

@@ -84,11 +84,13 @@ def test_memory_is_estimated_from_real_shapes():
     # Observation twice, the record, and 16 for reward and flags; 320 rows, twice.
     assert f"about {size(2 * 320 * (2 * 16 + (8 + 8) + 16))} for a rollout" in found.text
     weights = sum(parameter.nbytes for parameter in algorithm.model.parameters())
-    assert 4 * weights < tree_bytes(algorithm.state_dict()) * 4 / 3 < 4 * weights + 20_000
+    assert (
+        4 * weights < tree_bytes(algorithm.state_dict()) * 4 / 3 < 4 * weights + 27_000
+    )  # three random streams of 5 kB
     assert tree_bytes(algorithm.empty_record()) > 0
 
 
 def test_bytes_are_counted_in_any_tree():
     assert tree_bytes({"a": [torch.zeros(3), (torch.zeros(2, dtype=torch.bool), None)], "b": 5, "c": "x"}) == 14
-    assert [size(n) for n in (12, 61_440, 2_500_000, 3e9, 2e12)] == ["12 B", "61.4 kB", "2.5 MB", "3 GB", "2e+03 GB"]
+    assert [size(n) for n in (12, 61_440, 2_500_000, 3e9, 2e12)] == ["12 B", "61.4 kB", "2.5 MB", "3 GB", "2 TB"]
     assert [counted(n, "minibatch") for n in (1, 2)] == ["1 minibatch", "2 minibatches"]

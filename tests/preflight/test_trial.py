@@ -3,9 +3,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from canter.envs.contract import check_obs, check_step
 from canter.envs.tensor import CartPole
-from canter.preflight.trial import ENOUGH_STEPS, ContractBroken, check_obs, check_step, random_actions, run_trial
-from canter.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, TensorSpec
+from canter.preflight.trial import ENOUGH_STEPS, random_actions, run_trial
+from canter.specs import ACTION_MASK, Continuous, ContractBroken, Discrete, EnvSpec, MultiDiscrete, Step, TensorSpec
 
 INF = float("inf")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 
@@ -18,7 +19,8 @@ from canter.runs.run_record import read_record
 from canter.storage.checkpoint import CheckpointCorrupt, NoCheckpoint
 from canter.storage.lock import RunLocked
 from canter.storage.policy_file import read_policy_file
-from canter.storage.validity import Mismatch, NonFiniteParameters, flatten
+from canter.storage.validity import Mismatch, check_finite, flatten
+from canter.training.rescue import RunFailed
 from canter.training.trainer import RunStopped, train
 
 EVERY_2 = CheckpointConfig(save_every=2)
@@ -198,9 +200,9 @@ def test_the_policy_of_the_best_recent_return_is_kept_once_100_episodes_are_over
 
 def test_a_corrupt_best_policy_is_named_and_the_next_best_takes_its_place(tmp_path, caplog):
     path = tmp_path / "policies" / "best.safetensors"
-    path.parent.mkdir()
+    train(with_episodes(4), folder=RunFolder(tmp_path))
     path.write_bytes(b"x" * 100)
-    train(with_episodes(8), folder=RunFolder(tmp_path))
+    train(with_episodes(12), folder=RunFolder(tmp_path))
     assert f"policy {path} cannot be used" in caplog.text
     assert read_policy_file(path)[0].return_ > 0
 
@@ -216,14 +218,16 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
             super().save(given, final=final)
 
     folder = Poisoned(tmp_path, EVERY_2, settings="seed: 0\n")
-    with pytest.raises(NonFiniteParameters, match=r"checkpoint of iteration 4 was not saved: .* algorithm\.model\."):
+    with pytest.raises(RunFailed, match=r"became NaN or infinite in an update"):
         train(config, folder=folder)
-    assert folder.store.steps() == [2]
+    for name in ("algorithm", "collector"):
+        check_finite(folder.store.load_latest()[1][name], name)
+    assert folder.store.steps() == [2, 3]  # the state before the update that found it
     assert read_record(tmp_path)["status"] == "failed"
-    assert "NonFiniteParameters: checkpoint of iteration 4" in read_record(tmp_path)["error"]
+    assert "RunFailed: weights, moments or statistics became NaN" in read_record(tmp_path)["error"]
     reports = []
     train(config, reports.append, folder=RunFolder(tmp_path, EVERY_2))
-    assert [report.iteration for report in reports] == [3, 4, 5, 6]
+    assert [report.iteration for report in reports] == [4, 5, 6]
 
 
 def other(config, **changes):
@@ -321,22 +325,88 @@ def test_a_folder_in_which_no_run_ever_began_may_be_used(tmp_path):
 @pytest.mark.parametrize(
     "line", ['{"iteration": null}', '{"iteration": "x"}', "[1]", "[" * 9999, "\xff", '{"iteration": [1]}']
 )
-def test_lines_of_metrics_that_make_no_sense_are_dropped(line, tmp_path):
+def test_lines_of_metrics_that_make_no_sense_are_counted_and_kept_elsewhere(line, tmp_path, caplog):
     train(config_for(iterations=2), folder=RunFolder(tmp_path))
     with (tmp_path / "metrics.jsonl").open("a", encoding="latin-1") as file:
         file.write(line + "\n")
     train(config_for(iterations=3), folder=RunFolder(tmp_path))
     assert [row["iteration"] for row in lines(tmp_path)] == [1, 2, 3]
+    assert (tmp_path / "metrics.damaged.jsonl").read_text(encoding="latin-1") == line + "\n"
+    assert f"1 damaged lines of {tmp_path / 'metrics.jsonl'} are kept in" in caplog.text
 
 
-def test_a_run_that_died_before_its_first_checkpoint_begins_its_metrics_anew(tmp_path):
+def test_a_run_without_checkpoints_starts_over_only_where_that_is_meant(tmp_path, caplog):
     def die(report):
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
         train(config_for(), die, folder=RunFolder(tmp_path))
-    train(config_for(iterations=2), folder=RunFolder(tmp_path))
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(NoCheckpoint, match=r"has metrics but no checkpoint .* does not start over by itself"):
+        train(config_for(iterations=2), folder=RunFolder(tmp_path))
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    train(config_for(iterations=2), folder=RunFolder(tmp_path, from_scratch=True))
     assert [row["iteration"] for row in lines(tmp_path)] == [1, 2]
+    assert (tmp_path / "before-1" / "metrics.jsonl").read_bytes() == before
+    assert "metrics.jsonl of the earlier attempt are now in" in caplog.text
+
+
+def test_a_checkpoint_of_another_run_seed_or_iteration_is_refused(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    for path in (one, other):
+        train(config_for(iterations=2), folder=RunFolder(path))
+    with pytest.raises(Mismatch, match="seed is 0 in what was saved and 1 here"):
+        train(replace(config_for(iterations=3), seed=1), folder=RunFolder(one))
+    shutil.copytree(other / "checkpoints" / "step-000000000002", one / "checkpoints" / "step-000000000003")
+    with pytest.raises(Mismatch, match=r"run is [0-9a-f]{32} in what was saved and [0-9a-f]{32} here"):
+        train(config_for(iterations=4), folder=RunFolder(one))
+    (other / "checkpoints" / "step-000000000002").rename(other / "checkpoints" / "step-000000000007")
+    with pytest.raises(Mismatch, match="iteration is 2 in what was saved and 7 here"):
+        train(config_for(iterations=4), folder=RunFolder(other))
+    assert [row["iteration"] for row in lines(one)] == [row["iteration"] for row in lines(other)] == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "policies", "metrics.jsonl", "anything"])
+def test_a_run_does_not_write_through_links(name, tmp_path):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    train(config_for(iterations=1), folder=RunFolder(run))
+    shutil.move(run / name, elsewhere) if (run / name).exists() else elsewhere.mkdir()
+    (run / name).symlink_to(elsewhere)
+    with pytest.raises(OSError, match=f"{name} is a link; a run writes only into its own folder"):
+        train(config_for(iterations=2), folder=RunFolder(run))
+
+
+def test_metrics_that_the_disk_had_no_room_for_are_written_once_it_has(tmp_path, monkeypatch):
+    write, full = os.write, False
+
+    def limited(fd, data):
+        if full and len(data) > 10:
+            return write(fd, data[:10])
+        if full:
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
+
+    def fill(report):
+        nonlocal full
+        full = report.iteration in (1, 2)
+
+    monkeypatch.setattr(os, "write", limited)
+    folder = RunFolder(tmp_path)
+    sizes = []
+
+    def look(report):
+        fill(report)
+        sizes.append(folder.metrics.stat().st_size)
+
+    train(config_for(iterations=4), look, folder=folder)
+    assert sizes[0] == sizes[1] == sizes[2] < sizes[3]
+    assert [row["iteration"] for row in lines(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_numbers_that_are_not_finite_are_written_as_null(tmp_path):
+    RunFolder(tmp_path).log({"iteration": 1, "loss": float("nan"), "kl": float("inf")})
+    assert lines(tmp_path) == [{"iteration": 1, "loss": None, "kl": None}]
 
 
 @pytest.mark.parametrize("name", ["save_every", "keep_last", "num_checkpoints"])

@@ -150,10 +150,10 @@ def test_the_last_few_and_the_marked_ones_are_kept(tmp_path):
     assert store.steps() == [2, 3, 6, 7]
     assert store.load_latest() == (7, {"step": 7})
     assert (store.folder / "step-000000000007").is_dir()
-    store.release(2)
     CheckpointStore(store.folder, keep_last=1).save(8, {"step": 8})
-    assert store.steps() == [3, 8]
-    assert sorted(os.listdir(store.folder)) == ["step-000000000003", "step-000000000003.keep", "step-000000000008"]
+    assert store.steps() == [2, 3, 8]
+    kept = [f"step-{step:012d}{end}" for step in (2, 3) for end in ("", ".keep")]
+    assert sorted(os.listdir(store.folder)) == [*kept, "step-000000000008"]
 
 
 def test_the_same_step_may_be_saved_again(tmp_path):

@@ -86,12 +86,8 @@ def test_a_reward_that_is_not_finite_stops_the_run_naming_env_key_and_step(value
     collector, algorithm = collector_of(Script(spoil=spoil))
     algorithm.update(collector.collect())
     collector.read_episodes()
-    before = [p.detach().clone() for p in algorithm.model.parameters()]
-    algorithm.update(collector.collect())
     with pytest.raises(NonFiniteObservation, match=rf"environment 1 gave reward = {value} at its step 6"):
-        collector.read_episodes()
-    # The update had already run; it must have refused to learn from it.
-    assert all(torch.equal(old, new) for old, new in zip(before, algorithm.model.parameters(), strict=True))
+        collector.collect()
 
 
 def test_an_observation_that_is_not_finite_stops_the_run_naming_its_group_and_component():
@@ -99,11 +95,9 @@ def test_an_observation_that_is_not_finite_stops_the_run_naming_its_group_and_co
         if count == 2:
             step.obs["policy"][0] = math.nan
 
-    collector, algorithm = collector_of(Script(spoil=spoil))
-    algorithm.update(collector.collect())
+    collector, _ = collector_of(Script(spoil=spoil))
     with pytest.raises(NonFiniteObservation, match=r"environment 0 gave observation 'policy' component \[0\] = nan"):
-        collector.read_episodes()
-    assert all(torch.isfinite(value).all() for value in algorithm.model.state_dict().values())
+        collector.collect()
 
 
 def report(**by_step):

@@ -5,9 +5,10 @@ import logging
 import pytest
 import torch
 
-from canter.algorithms.ppo import PPOConfig
+from canter.algorithms.ppo import BonusValueConfig, PPOConfig
 from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import tensor_envs
+from canter.extensions import RNDConfig, SymmetryConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
@@ -67,7 +68,20 @@ VARIANTS = {
     "shared trunk": ("quadrotor", {"model": ModelConfig(shared_trunk=True)}),
     "schedules": ("null", {"entropy_coef": Linear(0.01), "optimizer": OptimizerConfig(learning_rate=Linear(1e-3))}),
     "recomputed advantages": ("pendulum", {"recompute_advantage": True}),
+    "curiosity": ("maze", {"extensions": (RNDConfig(share=0.5, weight=Linear(1.0)),)}),
+    "curiosity apart": ("maze", {"extensions": (RNDConfig(),), "bonus_value": BonusValueConfig()}),
+    "symmetry": ("swimmer", {"extensions": (SymmetryConfig(mirror_loss=1.0),)}),
+    "symmetry with memory": ("cartpole", {"extensions": (SymmetryConfig(),), "model": ModelConfig(policy=MEMORY)}),
 }
+
+
+@pytest.mark.parametrize("name", ["curiosity", "curiosity apart", "symmetry", "symmetry with memory"])
+def test_stopping_and_resuming_with_extensions_changes_no_bit(name):
+    env, settings = VARIANTS[name]
+    straight = iterate(tensor_envs[env](8), "eager", 4, **settings)
+    assert torch.equal(straight, iterate(tensor_envs[env](8), "eager", 4, restart_at=2, **settings))
+    without = settings | {"extensions": (), "bonus_value": None}
+    assert not torch.equal(straight, iterate(tensor_envs[env](8), "eager", 4, **without))
 
 
 @gpu
@@ -84,7 +98,9 @@ def test_a_graph_learns_what_eager_execution_learns(name):
 @gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("restart_at", [1, 2, 3, 7])
-@pytest.mark.parametrize("name", ["discrete", "continuous", "whole networks", "lstm"])
+@pytest.mark.parametrize(
+    "name", ["discrete", "continuous", "whole networks", "lstm", "curiosity apart", "symmetry with memory"]
+)
 def test_stopping_and_resuming_a_graph_changes_no_bit(name, restart_at):
     env, settings = VARIANTS[name]
     straight = iterate(tensor_envs[env](64, "cuda"), "graph", 10, **settings)

@@ -14,8 +14,9 @@ from canter.envs.tensor import CartPole
 from canter.optim import OptimizerConfig
 from canter.runs.run_folder import CheckpointConfig, RunFolder
 from canter.schedules import Linear
-from canter.training.episodes import EpisodeTracker, NonFiniteObservation
+from canter.training.episodes import EpisodeTracker
 from canter.training.progress import UntilConfig
+from canter.training.rescue import RunFailed
 from canter.training.trainer import Trainer, train
 
 
@@ -102,7 +103,7 @@ class Spoilt(CartPole):
 
 
 def test_nan_between_two_rows_still_stops_the_run_and_is_named():
-    with pytest.raises(NonFiniteObservation, match=r"environment 3 gave reward = nan at its step 40;"):
+    with pytest.raises(RunFailed, match=r"environment 3 gave reward = nan at its step 40\."):
         train(replace(CONFIG, log_every=6), env=Spoilt(8))
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import canter
+from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.gymnasium import GymnasiumEnv
 from canter.recipes import preset_for
 from canter.runs.run_folder import CheckpointConfig, RunFolder
@@ -27,6 +28,34 @@ def test_a_run_counts_every_step_and_ends_at_its_budget():
     assert reports[-1].episodes > 20
     assert reports[-1].return_ == reports[-1].length
     assert all(isinstance(value, float) for value in reports[-1].metrics.values())
+
+
+class Curriculum:
+    """An environment that notes what it is told about training."""
+
+    def __init__(self, env):
+        self.inner, self.spec, self.told = env, env.spec, []
+        self.reset, self.step, self.close = env.reset, env.step, env.close
+
+    def set_progress(self, progress):
+        self.told.append((progress.iteration, progress.env_steps, progress.fraction))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_environment_that_asks_is_told_how_far_training_is(wrapped):
+    config = replace(short("tensor:cartpole", steps=256, num_envs=4), log_every=2)
+    config = replace(config, algorithm=canter.PPOConfig(horizon=16, num_minibatches=2))
+    env = Curriculum(config.env.build("cpu"))
+    train(config, env=FiniteHorizon(env) if wrapped else env)
+    assert env.told == [(0, 0, 0.0), (1, 64, 0.25), (2, 128, 0.5), (3, 192, 0.75)]
+
+
+def test_without_a_budget_there_is_no_fraction_of_it():
+    algorithm, until = canter.PPOConfig(horizon=16, num_minibatches=2), canter.UntilConfig(mean_return=1.0)
+    config = replace(short("tensor:cartpole", num_envs=4), total_steps=None, until=until, algorithm=algorithm)
+    env = Curriculum(config.env.build("cpu"))
+    train(config, env=env)
+    assert len(env.told) > 1 and all(fraction is None for _, _, fraction in env.told)
 
 
 def test_reset_rows_are_no_steps():

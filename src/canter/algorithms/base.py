@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from canter.data.rollout import Rollout
+from canter.engines.choose import EngineName
 from canter.nn.actor_critic import Policy
 from canter.plain import check_settings
 from canter.registry import Registry
-from canter.specs import EnvSpec
+from canter.specs import EnvSpec, Symmetry
 from canter.struct import Metrics, Obs, State, TensorStruct
 
 RecordT = TypeVar("RecordT", bound=TensorStruct)
@@ -66,6 +67,10 @@ class RolloutPlan:
     """Steps per rollout in each environment."""
     epochs: int = 1
     num_minibatches: int = 1
+    drawn: int = 0
+    """Rows of a minibatch that are drawn from what is remembered; 0 where a rollout is cut into minibatches."""
+    warmup_steps: int = 0
+    """Transitions before the first update."""
     gamma: float | None = None
     """None for an algorithm that is not known to discount."""
     gae_lambda: float = 1.0
@@ -80,12 +85,22 @@ class Algorithm(Protocol[RecordT]):
     """Steps of one sequence; the policy's memory is kept at the start of each. 1 without memory."""
     policy: Policy
     """Inference view of what is being learned."""
+    pace: int = 1
+    """Iterations that count as one where settings say how often the log and checkpoints are written; above 1 where an
+    iteration is short."""
+    grows: tuple[str, ...] = ()
+    """Parts of `state_dict` whose size is that of what was collected so far; they check it themselves."""
+    stage: Any = None
+    """What the host has decided about this iteration; each stage has CUDA graphs of its own."""
     reads_reset: bool = True
     """Whether `act` reads `reset`; where it does not, that is found out for a whole rollout at once, afterwards."""
 
     def empty_record(self) -> RecordT:
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
         ...
+
+    def begin_iteration(self) -> None:
+        """Called on the host before each rollout, also where rollout and update are replayed as CUDA graphs."""
 
     def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, RecordT, State]:
         """Actions for the environment, what to remember of this step `[N, ...]`, and the next state.
@@ -102,7 +117,7 @@ class Algorithm(Protocol[RecordT]):
         """The random streams that `act` and `update` draw from."""
         return []
 
-    def use_engine(self, name: str) -> None:
+    def use_engine(self, name: EngineName) -> None:
         """Compute by this engine from now on; raises ValueError where it cannot. Called before anything is learned."""
         if name not in ("auto", "autograd"):
             raise ValueError(f"execution.engine={name}: this algorithm has no engines; use auto")
@@ -124,6 +139,14 @@ class Algorithm(Protocol[RecordT]):
         """
         return {}
 
+    def living(self) -> Any:
+        """The tensors of `state_dict` where they live, at addresses that stay, as a tree; None where that is not known.
+
+        On a GPU, where the host learns of a NaN only after the update, they are copied there before each one. Without
+        them the host looks at every rollout before the update, which waits for the device.
+        """
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on."""
         ...
@@ -136,8 +159,9 @@ class Algorithm(Protocol[RecordT]):
 class AlgorithmConfig(Protocol):
     """Frozen settings that build an algorithm.
 
-    They may have three members more: `declared`, a class attribute (`Declared`), a method `plan() -> RolloutPlan` and
-    `unused(spec) -> list[str]`, a line for each setting that was changed and has no part in a configuration.
+    They may have four members more: `declared`, a class attribute (`Declared`), and methods: `plan() -> RolloutPlan`,
+    `unused(spec) -> list[str]`, a line for each setting that was changed and has no part in a configuration, and
+    `symmetries(spec) -> tuple[Symmetry, ...]`, those of the environment that it relies on.
     """
 
     @property
@@ -172,6 +196,12 @@ def unused_by(config: AlgorithmConfig, spec: EnvSpec) -> list[str]:
     """A line for each setting that was changed and has no part in this configuration."""
     unused = getattr(config, "unused", None)
     return [] if unused is None else unused(spec)
+
+
+def symmetries_of(config: Any, spec: EnvSpec) -> tuple[Symmetry, ...]:
+    """Symmetries of an environment that an algorithm makes use of, to be proven before a run."""
+    symmetries = getattr(config, "symmetries", None)
+    return () if symmetries is None else symmetries(spec)
 
 
 def declared_by(config: Any) -> Declared:

@@ -5,6 +5,7 @@ L sequence length, S sequences in a batch, B sequences in a minibatch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from canter import distributed
-from canter.functional.order import permutation
+from canter.data.rollout import Rollout
+from canter.functional.order import Shuffle, epoch_orders
 from canter.optim import Optimizer
 from canter.struct import Metrics, TensorStruct
 
@@ -67,7 +69,7 @@ class WeightedMean:
 
 @dataclass
 class Phase(Generic[Batch]):
-    """Passes over a batch, each in a new random order in which every sequence comes exactly once."""
+    """Passes over a batch in minibatches of one size; what is left over at the end of a pass is left out."""
 
     source: Gradients[Batch]
     epochs: int
@@ -77,6 +79,11 @@ class Phase(Generic[Batch]):
     """No further step is taken in this run once a minibatch finds a KL above this."""
     name: str = "optim"
     """What the optimiser's own metrics are filed under."""
+    shuffle: Shuffle = "epoch"
+    num_envs: int = 1
+    """For `shuffle="none"`: how many environments the sequences are of."""
+    draw: Callable[[Rollout[Any]], Batch] | None = None
+    """Gives the batch `[L, S, ...]` of this phase for a new rollout; None takes the rows of the algorithm itself."""
 
     @property
     def optimizer(self) -> Optimizer:
@@ -93,11 +100,15 @@ class Phase(Generic[Batch]):
         stopped = torch.zeros((), dtype=torch.bool, device=self.generator.device)
         kl = stopped.float() if kl is None else kl
         weight, rows, sequences = (~stopped).float(), self.source.begin(batch), batch_size(batch)
+        size = sequences // self.num_minibatches
+        orders = epoch_orders(self.shuffle, sequences, self.num_envs, self.generator)
+        if self.draw is not None and sequences % self.num_minibatches:
+            raise ValueError(f"{self.name}: num_minibatches={self.num_minibatches} must divide its {sequences} rows")
         for number in range(self.epochs):
             if refresh is not None and number > 0:
                 rows = self.source.begin(refresh())
             epoch = WeightedMean()
-            for index in permutation(sequences, self.generator).split(sequences // self.num_minibatches):
+            for index in next(orders)[: size * self.num_minibatches].split(size):
                 metrics = self.source.gradients(rows, index, coefs)
                 kl = distributed.mean(metrics.get(KL, kl))
                 epoch.add({"kl": kl}, weight)
@@ -110,6 +121,7 @@ class Phase(Generic[Batch]):
                 if totals.rows:  # before the first step the KL is rounding error only
                     self.optimizer.observe_(kl, "minibatch")
                 totals.add(metrics | self._named(self.optimizer.step(stopped)), weight)
+                self.optimizer.observe_(kl, "step")
             kl = epoch.means()["kl"]
             self.optimizer.observe_(kl, "epoch")
             if self._host_stops(stopped):

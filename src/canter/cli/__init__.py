@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable
+from tempfile import NamedTemporaryFile
 
 import torch
 
 from canter.cli.check import check_command
 from canter.cli.evaluation import eval_command
+from canter.cli.explain import explain_command
 from canter.cli.export import export_command
+from canter.cli.importing import import_command
 from canter.cli.listing import envs_command, presets_command, runs_command, summaries
 from canter.cli.parser import UsageError
 from canter.cli.play import play_command
 from canter.cli.report import report_command
 from canter.cli.train import resume_command, train_command
+from canter.console.printable import printable_output
+from canter.envs.gymnasium_contract import place_of, text_of
 from canter.envs.imports import allow_import
 from canter.registry import nearest
 from canter.storage.lock import RunLocked
@@ -28,6 +35,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "eval": eval_command,
     "export": export_command,
     "check": check_command,
+    "import": import_command,
+    "explain": explain_command,
     "runs": runs_command,
     "report": report_command,
     "envs": envs_command,
@@ -80,13 +89,44 @@ def dispatch(argv: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point of the `canter` command; what the user got wrong is one line on stderr and exit code 2."""
+    """Entry point of the `canter` command; what the user got wrong is one line on stderr and exit code 2.
+
+    Any other error is one line too, with exit code 1; its traceback goes to a file.
+    """
     # Networks of this size are slower with several threads than with one.
     torch.set_num_threads(1)
-    try:
-        dispatch(sys.argv[1:] if argv is None else argv)
-    except (ValueError, KeyError, ImportError, OSError, RunLocked) as error:
-        # A KeyError's own text is the repr of its message.
-        message = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"canter: {' '.join(str(message).split())}", file=sys.stderr)
-        sys.exit(2)
+    with printable_output() as out:
+        try:
+            dispatch(sys.argv[1:] if argv is None else argv)
+            out.flush()
+        except (ValueError, KeyError, ImportError, OSError, RunLocked) as error:
+            # A KeyError's own text is the repr of its message.
+            message = error.args[0] if isinstance(error, KeyError) and error.args else error
+            print(f"canter: {' '.join(str(message).split())}", file=sys.stderr)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            print("canter: stopped by SIGINT", file=sys.stderr)
+            sys.exit(128 + signal.SIGINT)
+        except Exception as error:  # of an environment or another part of the user's own, or a mistake in Canter
+            print(f"canter: {unexpected(error)}", file=sys.stderr)
+            sys.exit(2 if out_of_memory(error) else 1)
+        if out.lost is not None and not isinstance(out.lost, BrokenPipeError):
+            print(f"canter: not all of the output could be written: {out.lost}", file=sys.stderr)
+            sys.exit(1)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether there was not enough memory, of the machine or of the GPU."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error))
+
+
+def unexpected(error: Exception) -> str:
+    """One line about an error that nothing foresaw; its traceback goes to a file."""
+    if out_of_memory(error):
+        first = (str(error).splitlines() or [""])[0]
+        return f"there is not enough memory for this: {type(error).__name__} {first}"
+    with NamedTemporaryFile("w", prefix="canter-", suffix=".txt", delete=False, errors="replace") as file:
+        file.write("".join(traceback.format_exception(error)))
+    notes = " ".join(getattr(error, "__notes__", ()))
+    what = f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
+    return f"{what}. {notes + '. ' if notes else ''}The traceback is in {file.name}"

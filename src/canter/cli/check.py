@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import torch
 
+from canter.algorithms.base import plan_of
 from canter.cli.parser import Parser, UsageError, add_config_flags
 from canter.cli.preflight import look, show
-from canter.cli.train import EPILOG, SHORT_FLAGS, check_device, merged_config
+from canter.cli.train import EPILOG, SHORT_FLAGS, check_machine, merged_config
 from canter.config import TrainConfig
 from canter.distributed import cores
 from canter.preflight.plan import counted
@@ -22,7 +23,7 @@ def check_command(argv: list[str]) -> None:
     """Look at an environment and the settings for it before training."""
     arguments = check_parser(argv).parse(argv)
     config, source = merged_config(arguments)
-    check_device(config.device)
+    check_machine(config)
     print(f"{config.env.id} with {source}")
     if arguments.threads:
         print(fastest_threads(config))
@@ -43,7 +44,7 @@ def fastest_threads(config: TrainConfig) -> str:
     counts = sorted({*(2**k for k in range(cores().bit_length())), cores()})
     with Trainer(replace(config, execution=replace(config.execution, threads=None))) as trainer:
         chosen = trainer.collector.threads
-        seconds = time_updates(trainer.collector, counts)
+        seconds = time_updates(trainer.collector, counts, warmup=plan_of(config.algorithm).warmup_steps)
     lines = [f"{counted(count, 'thread'):>11}: an update takes {spent:.3g} s" for count, spent in seconds.items()]
     best = min(seconds, key=seconds.__getitem__)
     return "\n".join([*lines, f"Without the setting it is {chosen}; the fastest here: --execution.threads {best}"])

@@ -14,6 +14,7 @@ from canter.envs import EnvConfig
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
 from canter.play.lta import long_run_average
 from canter.play.player import players
+from canter.storage.durable import replace_file
 
 STDOUT = "-"
 EPISODES = 100
@@ -43,7 +44,7 @@ def eval_command(argv: list[str]) -> None:
     print(words)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
+        replace_file(file, f"{text}\n".encode(), 0o666)
         print(f"All of it is in {file}")
 
 

@@ -14,12 +14,13 @@ from typing import Any
 from canter.cli.parser import Parser, UsageError
 from canter.cli.runs import RUNS
 from canter.console.figures import number
+from canter.console.printable import printable
 from canter.envs.schemes import schemes
 from canter.envs.tensor import tensor_envs
 from canter.recipes import presets
-from canter.report.data import METRICS, read_last_row, read_settings
+from canter.report.data import read_last_row, read_settings
 from canter.report.numbers import duration
-from canter.runs.run_folder import CONFIG
+from canter.runs.run_folder import CONFIG, METRICS
 from canter.runs.run_record import RECORD, run_status
 
 PROBE = "probe-"
@@ -120,8 +121,7 @@ def shown_run(run: dict[str, Any]) -> tuple[str, ...]:
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
     """Print rows under their heads; columns named in `right` are aligned there."""
-    # A name may hold anything, even what moves the cursor.
-    cells = [["".join(c if c.isprintable() else "?" for c in cell) for cell in row] for row in (head, *rows)]
+    cells = [[printable(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     signs = [">" if name in right else "<" for name in head]
     for row in cells:

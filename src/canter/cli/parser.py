@@ -6,10 +6,10 @@ import argparse
 import re
 from typing import Any, NoReturn, get_origin
 
-from canter.cli.config_file import parse
 from canter.config import TrainConfig
 from canter.plain import ConfigError, accepts_none, config_keys, is_free, is_text, without_none
 from canter.registry import nearest
+from canter.storage.strict_yaml import parse
 
 
 class UsageError(ValueError):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import gymnasium
 
-from canter.cli.parser import Parser, UsageError
+from canter.cli.parser import Parser
 from canter.cli.trained import add_acting_flags, count, open_trained, trained_parser
 from canter.envs import EnvConfig
 from canter.play.player import FixedStd, Games, players
@@ -67,14 +67,11 @@ def visible(env: EnvConfig, video: Path | None) -> EnvConfig:
     """One environment that draws itself, if it can, and shows the end of an episode before it restarts."""
     env, is_gymnasium = replace(env, num_envs=1), ":" not in env.id
     if video is not None and not is_gymnasium:
-        raise UsageError(
-            f"{env.id} cannot be drawn; Gymnasium's environments can: use --env ID with one of the same observations "
-            "and actions"
-        )
+        return env  # of others some can be drawn as they are
     if video is None and not (is_gymnasium and has_display()):
-        reason = "no display here" if is_gymnasium else f"{env.id} cannot be drawn"
-        hint = " (--video FILE.mp4 records one)" if is_gymnasium else ""
-        print(f"canter: {reason}, so it is played without a picture{hint}", file=sys.stderr)
+        reason = "no display here" if is_gymnasium else f"{env.id} has no window"
+        hint = "--video FILE.mp4 records one" if is_gymnasium else "--video FILE.mp4 records one if it can be drawn"
+        print(f"canter: {reason}, so it is played without a picture ({hint})", file=sys.stderr)
         return env
     mode = "human" if video is None else "rgb_array"
     restart = env.autoreset if env.vectorization == "vector_entry_point" else "next_step"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 
 from rich.console import Console
@@ -14,6 +13,8 @@ from rich.text import Text
 from canter.algorithms.base import plan_of
 from canter.cli.parser import UsageError
 from canter.config import TrainConfig
+from canter.console.printable import printable, terminal_stream
+from canter.envs import closed_quietly
 from canter.preflight.checks import heard_warnings, preflight
 from canter.preflight.plan import Finding, Plan
 from canter.preflight.trial import MAX_ROWS
@@ -44,14 +45,14 @@ def environment_for(config: TrainConfig) -> Iterator[Env | None]:
     """
     with heard_warnings() as heard:
         env = config.env.build(config.device)
-    with closing(env):
+    with closed_quietly(env):
         findings = preflight(config, plan_for(config), env) + heard
         errors = [finding.text for finding in findings if finding.level == "error"]
         if errors:
             raise UsageError(f"{'; '.join(errors)} (nothing was trained; `canter check` looks closer)")
         for finding in findings:
-            if finding.subject in ("arithmetic", "engine"):
-                print(finding.text if finding.subject == "arithmetic" else f"engine: {finding.text}")
+            if finding.subject in ("arithmetic", "engine", "replay"):
+                print(finding.text if finding.subject == "arithmetic" else f"{finding.subject}: {finding.text}")
         show(finding for finding in findings if finding.level == "warning")
         if begins_anew(env):
             yield env
@@ -61,11 +62,12 @@ def environment_for(config: TrainConfig) -> Iterator[Env | None]:
 
 def show(findings: Iterable[Finding]) -> None:
     """Print findings, one paragraph each, within the width of the terminal."""
-    console = Console(file=sys.stdout, highlight=False)
+    console = Console(file=terminal_stream(), highlight=False)
     for finding in findings:
         head = f"{finding.level:<9}{finding.subject:<14}"
-        lines = [finding.text]
+        text = printable(finding.text)
+        lines = [text]
         if console.is_terminal:
-            lines = textwrap.wrap(finding.text, max(40, console.width - len(head) - 1), break_on_hyphens=False)
+            lines = textwrap.wrap(text, max(40, console.width - len(head) - 1), break_on_hyphens=False)
         body = f"\n{' ' * len(head)}".join(lines)
         console.print(Text.assemble((head[:9], STYLES[finding.level]), head[9:], body), soft_wrap=True)

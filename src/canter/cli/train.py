@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from canter.algorithms.base import title_of
-from canter.cli.config_file import ConfigError, ConfigFile, dump_config, from_plain, read_config
+from canter.algorithms.base import algorithms, title_of
+from canter.cli.importing import add_import_flags, import_with
 from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides, nest
 from canter.cli.preflight import environment_for, plan_for
-from canter.cli.runs import RUNS, find_run, new_run, resume_parser, stored_config
+from canter.cli.runs import RUNS, find_run, new_run, old_run, resume_parser, stored_config
 from canter.cli.training import add_output_flags, train_and_evaluate
+from canter.compat import is_foreign
 from canter.config import TrainConfig
-from canter.recipes import preset_for, presets
-from canter.runs.run_folder import RunFolder
+from canter.config_file import ConfigFile, dump_config, read_config
+from canter.plain import ConfigError, from_plain
+from canter.preflight.size import check_size
+from canter.recipes import name_for, preset_for, presets
 
 SHORT_FLAGS = {
+    "--algorithm": ("algorithm.kind", f"what learns: {', '.join(algorithms)}; its preset for the environment is taken"),
     "--seed": ("seed", "start of every random stream"),
     "--total-steps": ("total_steps", "transitions to train for, over all environments"),
     "--num-envs": ("env.num_envs", "environments stepped together"),
@@ -47,7 +53,7 @@ def train_command(argv: list[str]) -> None:
     if arguments.print_config:
         print(dump_config(config), end="")
         return
-    check_device(config.device)
+    check_machine(config)
     if arguments.dry_run:
         dry_run(config, source)
         return
@@ -63,12 +69,13 @@ def resume_command(argv: list[str]) -> None:
     add_output_flags(parser)
     arguments = parser.parse(argv)
     path = find_run(arguments.run, Path(arguments.run_dir))
-    config = stored_config(path, arguments.total_steps)
-    check_device(config.device)
+    stored = stored_config(path)
+    config = stored if arguments.total_steps is None else replace(stored, total_steps=arguments.total_steps)
+    check_machine(config)
     print(announcement(config, f"the settings of {path}"))
-    folder = RunFolder(path, config.checkpoints, settings=dump_config(config))
-    if not folder.store.steps():
-        print("There is no checkpoint yet, so it begins at the beginning")
+    folder = old_run(path, stored, config, arguments)
+    if arguments.from_scratch or not (folder.store.steps() or folder.leftovers()):
+        print("It begins at the beginning")
     train_and_evaluate(config, folder, arguments)
 
 
@@ -94,6 +101,7 @@ def train_parser(argv: list[str]) -> Parser:
     parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where the run's folder goes (default {RUNS})")
     parser.flag("--name", metavar="NAME", help="name of that folder; by default environment, seed and time")
     add_output_flags(parser)
+    add_import_flags(parser)
     parser.flag("--print-config", action="store_true", help="print the merged settings as YAML and stop")
     parser.flag(
         "--dry-run", action="store_true", help="build environment and algorithm, say what would happen and stop"
@@ -108,30 +116,57 @@ def merged_config(arguments: argparse.Namespace) -> tuple[TrainConfig, str]:
         if "env.id" in overrides:
             raise UsageError(f"two environments: {arguments.env} and --env.id {overrides['env.id']}")
         overrides["env.id"] = arguments.env
+    if file is not None and is_foreign_file(file):
+        return imported_config(arguments, overrides, file)
     content = ConfigFile("", {}, {}) if file is None else read_config(file)
-    config, source = starting_point(overrides.get("env.id") or env_id_of(content), arguments.preset)
+    wanted = {key: overrides.get(key) or named_in(content, key) for key in ("env.id", "algorithm.kind", "device")}
+    config, source = starting_point(wanted["env.id"], arguments.preset, wanted["algorithm.kind"], wanted["device"])
     if file is not None:
         config, source = content.over(config), f"{source}, changed by {file}"
     return from_plain(nest(overrides, {"env.options": config.env.options}), config), source
 
 
-def env_id_of(file: ConfigFile) -> str | None:
-    """The environment that a file names, if it does."""
-    env = file.plain.get("env")
-    env_id = env.get("id") if isinstance(env, dict) else None
-    return env_id if isinstance(env_id, str) else None
+def is_foreign_file(file: str) -> bool:
+    """Whether a file of settings is one of rl_games or RSL-RL."""
+    return ".py" in Path(file).suffix or is_foreign(read_config(file, twice=[]).plain)  # FILE.py:NAME too
 
 
-def starting_point(env_id: str | None, preset: str | None) -> tuple[TrainConfig, str]:
-    """The settings to begin with: a named preset, or the environment's own, or the defaults."""
+def imported_config(arguments: argparse.Namespace, overrides: dict[str, Any], file: str) -> tuple[TrainConfig, str]:
+    """The settings of a parent's file, changed by flags; the report goes to stderr."""
+    arguments.env, arguments.num_envs = overrides.get("env.id"), overrides.get("env.num_envs")
+    if arguments.preset is not None:
+        raise UsageError(f"--preset {arguments.preset}: {file} was written for another library and stands alone")
+    imported = import_with(arguments, file)
+    if not imported.names_env:
+        raise UsageError(f"{file} names no environment that is known here: canter train ENV --config {file}")
+    print(imported.deviations.text(), file=sys.stderr)
+    config = from_plain(nest(overrides, {"env.options": imported.config.env.options}), imported.config)
+    return config, f"the settings of {file}, imported"
+
+
+def named_in(file: ConfigFile, key: str) -> str | None:
+    """What a file says under a key, if it does."""
+    value: Any = file.plain
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def starting_point(
+    env_id: str | None, preset: str | None, algorithm: str | None = None, device: str | None = None
+) -> tuple[TrainConfig, str]:
+    """The settings to begin with: a named preset, or the environment's own for the algorithm, or the defaults."""
     if preset is not None:
         return presets[preset], f"the preset {preset}"
     defaults = TrainConfig()
-    env_id = env_id or defaults.env.id
-    found = preset_for(env_id)
-    if found:
+    env_id, device = env_id or defaults.env.id, device or defaults.device
+    found = preset_for(env_id, algorithm, device)
+    if found is None:
+        env = replace(defaults.env, id=env_id)
+        return replace(defaults, env=env), "the default settings (no preset is known for it)"
+    if algorithm in (None, algorithms.default):
         return found, "its preset"
-    return replace(defaults, env=replace(defaults.env, id=env_id)), "the default settings (no preset is known for it)"
+    return replace(found, device=device), f"the preset {name_for(env_id, algorithm, device)}"
 
 
 def check_device(device: str) -> None:
@@ -143,6 +178,12 @@ def check_device(device: str) -> None:
     count = torch.cuda.device_count()
     if kind.type == "cuda" and (kind.index or 0) >= count:
         raise ConfigError(f"device: {device!r} is not there, torch finds {count} CUDA devices; use cpu", "device")
+
+
+def check_machine(config: TrainConfig) -> None:
+    """Refuse settings for a device that is not there, or of sizes that no memory here could hold."""
+    check_device(config.device)
+    check_size(plan_for(config), config)
 
 
 def announcement(config: TrainConfig, source: str) -> str:

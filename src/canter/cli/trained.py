@@ -11,11 +11,13 @@ from pathlib import Path
 import torch
 
 from canter.cli.parser import Parser, UsageError
+from canter.cli.preflight import plan_for
 from canter.cli.runs import RUNS, find_run, stored_config
 from canter.cli.train import check_device
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.nn.actor_critic import Policy
+from canter.preflight.size import check_size
 from canter.registry import nearest
 from canter.runs.run_folder import CONFIG, RunFolder
 from canter.seeding import derive_seed
@@ -79,7 +81,7 @@ def count(text: str) -> int:
 def open_trained(arguments: argparse.Namespace, adapt: Callable[[EnvConfig], EnvConfig]) -> Iterator[Trained]:
     """The policy that the arguments mean, in its environment; `adapt` changes the settings of the latter."""
     run, place = _locate(arguments.run, Path(arguments.run_dir), arguments.policy)
-    config = TrainConfig(env=_env_of(place)) if run is None else stored_config(run, None)
+    config = TrainConfig(env=_env_of(place)) if run is None else stored_config(run)
     if arguments.env is not None:
         config = replace(config, env=EnvConfig(id=arguments.env, num_envs=config.env.num_envs))
     seed = config.seed if arguments.seed is None else arguments.seed
@@ -128,6 +130,7 @@ def _load(place: Path, config: TrainConfig, spec: EnvSpec) -> tuple[Policy, Path
         if not store.steps():
             raise
         step, tree = store.load_latest()
+        check_size(plan_for(config), config)
         # As many environments as in training, for its minibatches to come out even.
         algorithm = config.algorithm.build(replace(spec, num_envs=config.env.num_envs), config.seed)
         algorithm.load_state_dict(tree["algorithm"])

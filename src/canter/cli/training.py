@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 
 from canter.cli.parser import Parser
 from canter.cli.runs import RUNS
 from canter.config import TrainConfig
 from canter.console.console import CONSOLES, make_console
 from canter.console.figures import duration
+from canter.envs import closed_quietly
+from canter.envs.imports import allowed_imports
 from canter.nn.actor_critic import Policy
 from canter.play.evaluation import EpisodesUnfinished, evaluate
 from canter.registry import nearest
@@ -24,6 +28,9 @@ from canter.runs.run_folder import LATEST, RunFolder
 from canter.runs.writers import MetricWriter, TensorBoardWriter, WandbWriter
 from canter.seeding import derive_seed
 from canter.specs import Env, begins_anew
+from canter.training.collector import failure
+from canter.training.rescue import RunFailed
+from canter.training.signals import AskedToEnd
 from canter.training.trainer import RunStopped, Trainer
 
 EVAL_EPISODES = 100
@@ -77,25 +84,38 @@ def train_and_evaluate(
     """
     writers = [make_console(arguments.console), *(LOGS[name](folder.path) for name in arguments.log)]
     print(f"Settings, metrics, checkpoints and policies go to {folder.path}", flush=True)
-    with closing(config.env.build(config.device)) if env is None else nullcontext(env) as env:
+    with built(config) if env is None else nullcontext(env) as env:
         try:
             with sigterm_unwinds(), Trainer(config, env=env, folder=folder, writers=writers) as trainer:
-                policy, run = trainer.learn().policy, trainer.run
+                policy, run, unsaved = trainer.learn().policy, trainer.run, folder.unsaved
         except RunStopped as stop:
             print(f"canter: {stop}; go on with: canter resume {folder.path}", file=sys.stderr)
             sys.exit(128 + stop.received)
+        except KeyboardInterrupt:
+            print(
+                "canter: stopped at once, without saving what was learned since the last checkpoint; go on with: "
+                f"canter resume {folder.path}",
+                file=sys.stderr,
+            )
+            sys.exit(128 + signal.SIGINT)
+        except RunFailed as failed:
+            print(f"canter: {failed.what}", file=sys.stderr)
+            print(f"{failed.kept}. Go on with: {resume_line(folder.path)}", file=sys.stderr)
+            sys.exit(1)
         print(f"Training ended by {run.ended_by}, after {run.env_steps:,} steps in {duration(run.spent)}")
-        print(final_score(config, policy, folder.path, env if begins_anew(env) else None))
+        print(final_score(config, policy, None if unsaved else folder.path, env if begins_anew(env) else None))
     print(report_of(folder.path))
+    if unsaved:
+        raise OSError(f"not all of the run could be written to {folder.path}: {', '.join(unsaved)}; see the log above")
     print(what_next(config, folder.path, run.ended_by))
 
 
-def final_score(config: TrainConfig, policy: Policy, run: Path, env: Env | None = None) -> str:
+def final_score(config: TrainConfig, policy: Policy, run: Path | None, env: Env | None = None) -> str:
     """How good the policy is in new episodes, and whether it beats earlier runs; a rate where episodes do not end.
 
-    They are played in `env`, or else in an environment that is built for it.
+    They are played in `env`, or else in an environment that is built for it. Without a `run` nothing is compared.
     """
-    with closing(config.env.build(config.device)) if env is None else nullcontext(env) as env:
+    with built(config) if env is None else nullcontext(env) as env:
         seed = derive_seed(config.seed, "eval")
         try:
             result = evaluate(policy, env, EVAL_EPISODES, seed, max_steps=EVAL_STEPS)
@@ -104,8 +124,10 @@ def final_score(config: TrainConfig, policy: Policy, run: Path, env: Env | None 
                 f"Final score: reward {error.games.reward_per_step:.4g} per step without noise; fewer than "
                 f"{EVAL_EPISODES} episodes ended within {EVAL_STEPS:,} steps"
             )
+        except Exception as error:  # whatever it raises, what was learned is saved already
+            return f"Final score: none, as the environment failed while it was played. {failure(error, 'step', None)}"
     score = f"Final score: mean return {result.mean:.1f} over {EVAL_EPISODES} new episodes, acting without noise"
-    return f"{score}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
+    return score if run is None else f"{score}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
 
 
 def report_of(run: Path) -> str:
@@ -126,10 +148,25 @@ def what_next(config: TrainConfig, path: Path, ended_by: str | None) -> str:
     return "\n".join(["What next?", *(f"  {command:<{width}}  {what}" for command, what in commands.items())])
 
 
+def built(config: TrainConfig) -> AbstractContextManager[Env]:
+    """The environments of a run, closed at the end."""
+    return closed_quietly(config.env.build(config.device))
+
+
+def resume_line(path: Path) -> str:
+    """What to type to go on with a run, with the permissions that this command had."""
+    permissions = [f"--allow-import {module}" for module in sorted(allowed_imports())]
+    return " ".join(["canter", *permissions, "resume", shlex.quote(str(path))])
+
+
 @contextmanager
 def sigterm_unwinds() -> Iterator[None]:
     """SIGTERM ends the program as Ctrl-C does, step by step: the terminal is restored and the run's lock given back."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+    def unwind(number: int, frame: FrameType | None) -> None:
+        raise AskedToEnd(128 + number)
+
+    before = signal.signal(signal.SIGTERM, unwind)
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ from rich.segment import Segment
 
 from canter.algorithms.base import Headline
 from canter.console.figures import Pace, duration, long_run, number, percent, reported, shown
+from canter.console.printable import printable
 
 MAX_WIDTH = 120
 CELL_WIDTH, GAP = 22, 3
@@ -52,7 +53,7 @@ class Dashboard:
         """Segments rather than rich's own panels and tables, which take several times as long to draw."""
         width = min(options.max_width, MAX_WIDTH)
         for line in self.lines(width):
-            pieces = [Segment(text, console.get_style(style)) for text, style in line]
+            pieces = [Segment(printable(text), console.get_style(style)) for text, style in line]
             yield from Segment.adjust_line_length(pieces, width)
             yield Segment.line()
 

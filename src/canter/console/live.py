@@ -10,13 +10,14 @@ from rich.console import Console as Terminal
 from rich.live import Live
 
 from canter.console.dashboard import Dashboard
+from canter.console.printable import PrintableStream, terminal_stream
 
 
 class LiveConsole:
     """One table that is drawn anew in place; whatever is printed or logged meanwhile appears above it."""
 
     def __init__(self, terminal: Terminal | None = None, refresh_per_second: float = 4) -> None:
-        self.terminal = terminal or Terminal()
+        self.terminal = terminal or Terminal(file=terminal_stream())
         self.refresh_per_second = refresh_per_second
         self.dashboard, self.live = Dashboard({}), None
         self.redirected: dict[logging.StreamHandler[Any], Any] = {}
@@ -33,6 +34,10 @@ class LiveConsole:
             vertical_overflow="crop",
         )
         self.live.start(refresh=True)
+        if sys.stdout is not streams[0]:
+            sys.stdout = PrintableStream(sys.stdout)  # until the table gives the terminal back
+        if sys.stderr is not streams[1]:
+            sys.stderr = PrintableStream(sys.stderr)
         # These hold the stream from before it was redirected, and would write into the table.
         for handler in logging.getLogger().handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream in streams:

@@ -5,16 +5,28 @@ T steps, N environments, L sequence length, S = T / L * N sequences.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from canter.specs import EnvSpec, FinalObs, Step, episode_begins
+from canter.specs import ContractBroken, EnvSpec, FinalObs, Step, episode_begins
 from canter.struct import Obs, State, TensorStruct, copy_all_, tree_copy_, tree_leaves, tree_map, zeros
 
 Record = TypeVar("Record", bound=TensorStruct)
+
+
+@dataclass
+class Transitions(TensorStruct):
+    """Rows with what each of them led to, `[T, N, ...]` or cut into sequences."""
+
+    obs: Obs
+    next_obs: Obs
+    """What followed in the same episode: its true last observation, never the first of the next one."""
+    valid: Tensor
+    """bool; False where a row is no transition of the task, or where the simulator lost the last observation."""
 
 
 @dataclass
@@ -42,6 +54,8 @@ class Rollout(TensorStruct, Generic[Record]):
     """`[T / L, N, ...]` the policy's memory before rows 0, L, 2L, ...; `()` without memory."""
     record: Record
     """`[T, N, ...]` what the algorithm asked to remember of each step."""
+    bonus: Tensor | None = None
+    """`[T, N]` a second reward, which a second value head judges; None where no extension gives one."""
 
     @staticmethod
     def allocate(
@@ -88,6 +102,19 @@ class Rollout(TensorStruct, Generic[Record]):
         """Observations `[N, ...]` of row t, as a view."""
         return tree_map(lambda x: x[t], self.obs)
 
+    def transitions(self, groups: Iterable[str] | None = None) -> Transitions:
+        """Observations of these groups, by default of all, each with the one that it led to."""
+        obs = {name: self.obs[name] for name in (self.obs if groups is None else groups)}
+        before, after = tree_map(lambda x: x[:-1], obs), tree_map(lambda x: x[1:], obs)
+        if self.final_obs is None:  # in the next row, unless an episode begins there: then nobody stored it
+            return Transitions(before, after, self.valid & ~(self.done & self.reset[1:]))
+        ended = self.done
+
+        def follow(last: Tensor, next_: Tensor) -> Tensor:
+            return torch.where(ended.reshape(*ended.shape, *[1] * (next_.ndim - 2)), last, next_)
+
+        return Transitions(before, tree_map(follow, {name: self.final_obs[name] for name in obs}, after), self.valid)
+
     def rows(self) -> list[Row[Record]]:
         """Where each of the T steps goes."""
         return [Row(self, t) for t in range(self.horizon)]
@@ -106,12 +133,15 @@ class Row(Generic[Record]):
         record, numbers, self.final_obs = tree_map(lambda x: x[t], (rollout.record, columns, rollout.final_obs))
         self.obs, self.duration = rollout.obs_at(t + 1), rollout.duration[t]
         self.places = [*tree_leaves(record), *self.obs.values(), *numbers]
+        self.shapes = [place.shape for place in self.places]
 
     def write(self, record: Record, step: Step) -> Obs:
         """Store the record and the step; gives the next observations."""
         numbers = [step.reward, step.terminated, step.truncated, step.valid]
         # By name: an environment may give its groups in another order than at first.
         places, values = self.places, [*tree_leaves(record), *[step.obs[name] for name in self.obs], *numbers]
+        if [value.shape for value in values] != self.shapes:  # a copy would spread what is too small
+            self._refuse(values)
         if "duration" in step.info:
             places, values = [*places, self.duration], [*values, step.info["duration"]]
         if step.final_obs is not None and self.final_obs is not None:
@@ -120,6 +150,13 @@ class Row(Generic[Record]):
         # One call for all: on a GPU one launch for each dtype, on a CPU a fraction of the time around the copies.
         copy_all_(places, values)
         return self.obs
+
+    def _refuse(self, values: list[Tensor]) -> None:
+        names = [f"observation {name!r}" for name in self.obs] + ["reward", "terminated", "truncated", "valid"]
+        names = ["the record"] * (len(values) - len(names)) + names
+        for name, value, shape in zip(names, values, self.shapes, strict=True):
+            if value.shape != shape:
+                raise ContractBroken(f"step() gave {name} of shape {tuple(value.shape)}, it must be {tuple(shape)}")
 
 
 def as_sequences(tree: Any, length: int) -> Any:

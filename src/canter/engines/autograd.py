@@ -6,14 +6,14 @@ L sequence length (1 without memory), S sequences, B sequences in a minibatch, P
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from canter.distributions import Distribution
+from canter.distributions import DiagGaussian, Distribution, TanhGaussian
 from canter.engines.base import Acted, Coefs, PPOLoss, Valued
 from canter.engines.batch import ModelOutput, PPOBatch
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
@@ -28,10 +28,14 @@ from canter.struct import Metrics, Obs, State, TensorStruct, tree_map
 def policy_terms(loss: PPOLoss, distribution: Distribution, batch: PPOBatch, params: Tensor) -> Metrics:
     """Surrogate, entropy, KL, whether the ratio was clipped, how far the mean is out of bounds; each `[L, B]`."""
     assert loss.surrogate is not None
-    advantage = normalize(batch.advantage, batch.valid) if loss.advantage == "minibatch" else batch.advantage
+    advantage = batch.advantage
+    if loss.advantage != "given":
+        advantage = normalize(advantage, batch.valid, unbiased=loss.advantage == "minibatch_sample")
     log_prob = distribution.log_prob(params, batch.action)
     with torch.no_grad():
         kl = distribution.kl(batch.dist_params, params)
+        if loss.moving_kl:
+            kl = _rl_games_kl(distribution, batch, params, log_prob)
         clipped = ((torch.exp(log_prob - batch.log_prob) - 1).abs() > loss.clip_ratio).to(kl.dtype)
     terms = {
         "loss/policy": SURROGATES[loss.surrogate](log_prob, batch.log_prob, advantage, loss.clip_ratio),
@@ -42,16 +46,50 @@ def policy_terms(loss: PPOLoss, distribution: Distribution, batch: PPOBatch, par
     return terms if loss.bound is None else terms | {"loss/bound": loss.bound(params)}
 
 
-def value_terms(loss: PPOLoss, batch: PPOBatch, value: Tensor) -> Metrics:
-    """The critic's error `[L, B]`."""
+def _rl_games_kl(distribution: Distribution, batch: PPOBatch, params: Tensor, log_prob: Tensor) -> Tensor:
+    """KL(new || last seen) of Gaussians with constants where a std stands below; of choices an estimate."""
+    if not isinstance(distribution, DiagGaussian | TanhGaussian):
+        return 0.5 * (log_prob - batch.log_prob).square()
+    mean, log_std = params.chunk(2, -1)
+    old_mean, old_log_std = batch.dist_params.chunk(2, -1)
+    std, old_std = torch.exp(log_std), torch.exp(old_log_std)
+    squares = std.square() + (old_mean - mean).square()
+    return (torch.log(old_std / std + 1e-5) + squares / (2 * (old_std.square() + 1e-5)) - 0.5).sum(-1)
+
+
+def value_terms(loss: PPOLoss, batch: PPOBatch, value: Tensor, bonus: Tensor | None) -> Metrics:
+    """The critic's error `[L, B]`, and that of its second head if it has one."""
     assert loss.value_loss is not None
-    return {"loss/value": VALUE_LOSSES[loss.value_loss](value, batch.value, batch.return_, loss.value_clip)}
+    error = VALUE_LOSSES[loss.value_loss]
+    terms = {"loss/value": error(value, batch.value, batch.return_, loss.value_clip)}
+    if bonus is None or batch.bonus_value is None or batch.bonus_return is None:
+        return terms
+    return terms | {"loss/bonus_value": error(bonus, batch.bonus_value, batch.bonus_return, loss.value_clip)}
 
 
 def weights(loss: PPOLoss, coefs: Coefs) -> dict[str, float | Tensor]:
     """What each term counts for in the loss; a term that is not named here is only reported."""
-    bound = loss.bound.config.coef if loss.bound else 0.0
-    return {"loss/policy": 1.0, "loss/value": loss.value_coef, "policy/entropy": -coefs.entropy, "loss/bound": bound}
+    return {
+        "loss/policy": 1.0,
+        "loss/value": loss.value_coef,
+        "loss/bonus_value": loss.bonus_coef or 0.0,
+        "policy/entropy": -coefs.entropy,
+        "loss/bound": loss.bound.config.coef if loss.bound else 0.0,
+    }
+
+
+OF_ORIGINALS = ("policy/entropy", "policy/kl", "policy/clip_fraction")
+"""Terms that rows which an extension added have no part in."""
+
+
+def means_of(terms: Metrics, batch: PPOBatch) -> Metrics:
+    """The mean of each term `[L, B]` over the rows that it is of."""
+    means = dict(zip(terms, masked_mean(torch.stack(list(terms.values())), batch.valid).unbind(), strict=True))
+    own = [name for name in OF_ORIGINALS if name in terms]
+    if batch.original is None or not own:
+        return means
+    counted = masked_mean(torch.stack([terms[name] for name in own]), batch.valid & batch.original)
+    return means | dict(zip(own, counted.unbind(), strict=True))
 
 
 @dataclass
@@ -60,6 +98,8 @@ class LossOutput:
 
     loss: Tensor
     metrics: Metrics
+    dist_params: Tensor | None = None
+    """What the policy's network gave."""
 
 
 class LossGradients:
@@ -112,14 +152,29 @@ class AutogradEngine:
         return self.distribution.log_prob(dist_params, action)
 
     def begin(self, batch: PPOBatch) -> PPOBatch:
-        """The rows themselves."""
-        return batch
+        """The rows themselves; with a moving KL, copies of the parameters that it is measured from."""
+        return replace(batch, dist_params=batch.dist_params.clone()) if self.loss.moving_kl else batch
 
     def gradients(self, rows: PPOBatch, index: Tensor, coefs: Coefs) -> Metrics:
         """By autograd."""
-        output = self.evaluate(take_sequences(rows, index), coefs)
+        batch = take_sequences(rows, index)
+        if self.loss.moves_statistics:
+            self._move_statistics(batch)
+        output = self.evaluate(batch, coefs)
+        if self.loss.moving_kl and output.dist_params is not None:
+            rows.dist_params[:, index] = output.dist_params.detach()
         self.optimizer.backward(output.loss)
         return {name: value.detach() for name, value in output.metrics.items()}
+
+    def _move_statistics(self, batch: PPOBatch) -> None:
+        """Of the networks that this loss trains, each once."""
+        model, trained = self.model, []
+        if self.loss.surrogate is not None:
+            trained.append(model.actor.network)
+        if self.loss.value_loss is not None and not (trained and (model.shared_trunk or self.loss.trunk_value)):
+            trained.append(model.critic.network)
+        for network in trained:
+            network.update_statistics(batch.obs, batch.valid)
 
     def evaluate(self, batch: PPOBatch, coefs: Coefs) -> LossOutput:
         """The loss of one minibatch: means of all terms over the valid rows, weighed and added up."""
@@ -131,7 +186,7 @@ class AutogradEngine:
             own = loss.policy_terms
             terms |= own(batch, output.dist_params) if own else self.policy_terms(batch, output.dist_params)
         if output.value is not None:
-            terms |= value_terms(loss, batch, output.value)
+            terms |= value_terms(loss, batch, output.value, output.bonus_value)
         counted = weights(loss, coefs)
         for further in loss.terms:
             added = further(batch, output)
@@ -140,9 +195,9 @@ class AutogradEngine:
                 raise ValueError(f"extensions: loss terms called {', '.join(map(repr, twice))} are there already")
             counted |= dict.fromkeys(added, 1.0)
             terms |= added
-        means = dict(zip(terms, masked_mean(torch.stack(list(terms.values())), batch.valid).unbind(), strict=True))
+        means = means_of(terms, batch)
         total = torch.stack([means[name] * weight for name, weight in counted.items() if name in means]).sum()
-        return LossOutput(total, means)
+        return LossOutput(total, means, output.dist_params)
 
     def policy_terms(self, batch: PPOBatch, params: Tensor) -> Metrics:
         """Those of the definition."""
@@ -155,11 +210,15 @@ class AutogradEngine:
         if self.loss.value_loss is None:
             return ModelOutput(model.actor(obs, states[0], reset)[0], None)
         if self.loss.surrogate is None:
-            return ModelOutput(None, model.critic(obs, states[1], reset)[0])
-        if model.shared_trunk:
+            return ModelOutput(None, *model.values(obs, states[1], reset))
+        if self.loss.trunk_value:
+            return ModelOutput(*model.with_trunk_value(obs, states[0], reset))
+        if model.shared_trunk and model.bonus_head is None:
             return ModelOutput(*model(obs, *states, reset))
+        if model.shared_trunk:  # twice through the trunk: a second head is rare
+            return ModelOutput(model.actor(obs, states[0], reset)[0], *model.values(obs, states[0], reset))
         with beside(self.stream) as join:
-            value = model.critic(obs, states[1], reset)[0]
+            values = model.values(obs, states[1], reset)
         params = model.actor(obs, states[0], reset)[0]
-        join(value)
-        return ModelOutput(params, value)
+        join(*[value for value in values if value is not None])
+        return ModelOutput(params, *values)

@@ -24,6 +24,7 @@ Acted = tuple[Tensor, Tensor, Tensor, State]
 """What the environment receives, the action as drawn, the distribution parameters `[N, ...]`, and the next state."""
 Valued = tuple[Tensor, State]
 """Values, and the critic's states after each row."""
+ValueLoss = Literal["mse", "clipped", "huber"]
 Augment = Callable[[PPOBatch], PPOBatch]
 Term = Callable[[PPOBatch, ModelOutput], Metrics]
 """From a minibatch and what the networks made of it to further terms `[L, B]`, weights included, by name."""
@@ -40,13 +41,21 @@ class PPOLoss:
     surrogate: Literal["clipped", "smooth_clipped", "vanilla"] | None
     """Policy objective; None where the loss is the critic's alone."""
     clip_ratio: float
-    value_loss: Literal["mse", "clipped", "huber"] | None
+    value_loss: ValueLoss | None
     """Error of the critic; None where the loss is the policy's alone."""
     value_clip: float
     value_coef: float
-    advantage: Literal["given", "minibatch"]
-    """Advantages as they are, or standardised over the valid rows of the minibatch."""
+    advantage: Literal["given", "minibatch", "minibatch_sample"]
+    """Advantages as they are, or standardised over the valid rows of the minibatch; "sample" is the unbiased form."""
     bound: BoundLoss | None = None
+    trunk_value: Literal[True] | None = None
+    """The value is that of a head on the policy's features, while the critic has a phase of its own."""
+    moving_kl: Literal[True] | None = None
+    """Measure the KL from the policy as it was when a row was last learned from, as rl_games does."""
+    moves_statistics: Literal[True] | None = None
+    """Show each minibatch to the observation statistics of the networks that it trains, before their forward pass."""
+    bonus_coef: float | None = None
+    """Weight of the error of a second value head; None without one."""
     augment: tuple[Augment, ...] = ()
     """What extensions make of a minibatch on its way to the loss."""
     terms: tuple[Term, ...] = ()

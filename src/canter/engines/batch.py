@@ -5,7 +5,8 @@ N environments, L sequence length (1 without memory), S sequences, B of them in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -40,6 +41,15 @@ class PPOBatch(TensorStruct):
     """`[1, S, ...]` the policy's memory before each sequence; `()` without memory."""
     critic_state: State
     """`[1, S, ...]` the same of the critic."""
+    bonus_value: Tensor | None = None
+    """Values of a second head before the update, in its normalised units; None without one."""
+    bonus_return: Tensor | None = None
+    """Targets of that head, in the same units."""
+    carried: dict[str, Any] = field(default_factory=dict)
+    """What extensions asked to have beside the rows, by their names: trees of `[L, S, ...]` or `[1, S, ...]`."""
+    original: Tensor | None = None
+    """bool: rows that the policy acted on itself. KL, entropy and clip fraction, and with the KL the adaptive learning
+    rates, are of these only; None says that all are."""
 
 
 @dataclass(frozen=True)
@@ -50,3 +60,5 @@ class ModelOutput:
     """`[L, B, P]` parameters of the action distribution; None in the phase of a critic of its own."""
     value: Tensor | None
     """`[L, B]` in normalised units; None where the critic has a phase of its own."""
+    bonus_value: Tensor | None = None
+    """`[L, B]` by a second head, in its normalised units; None without one."""

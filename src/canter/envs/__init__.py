@@ -7,18 +7,29 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from canter.envs import probes as probes
 from canter.envs.finite_horizon import FiniteHorizon
+from canter.envs.gymnasium_contract import place_of, text_of
 from canter.envs.schemes import check_options, find_builder
+from canter.envs.watchdog import PATIENCE, Watchdog, warn_of_hanging
 from canter.specs import Env
+
+AnyEnv = TypeVar("AnyEnv", bound=Env)
+_log = logging.getLogger(__name__)
 
 HOW_GYMNASIUM_STEPS = {
     "vectorization": "these environments come as one batch; only Gymnasium's are put together one by one",
     "autoreset": "these environments restart in one way only; only Gymnasium's have a choice",
+    "close_timeout": "these environments have no worker processes to wait for; vectorization async has",
 }
 """Settings that change how fast transitions come and not which, and why other environments have no use for them."""
 
@@ -37,6 +48,12 @@ class EnvConfig:
     vector form; "auto" is "threads" for MuJoCo and "sync" for others."""
     autoreset: Literal["same_step", "next_step", "disabled"] | None = None
     """Gymnasium only: when finished environments restart; None takes "same_step", which wastes no row."""
+    step_timeout: float = 600.0
+    """Seconds that a step or a reset may take. A worker process (vectorization "async") that takes longer is ended, and
+    the run with it, which can be resumed. In the same process nothing can end it: a line says what hangs, after this
+    time or a minute."""
+    close_timeout: float = 60.0
+    """Gymnasium only: seconds that worker processes may take to end before they are killed."""
     finite_horizon: bool = False
     """The time limit is part of the task (and time in the observation): reaching it counts as termination."""
     reset_steps: int | None = None
@@ -46,6 +63,9 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         """Refuse an empty batch of environments, empty episodes and two answers about how long these are."""
+        for name in ("step_timeout", "close_timeout"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"env.{name}={getattr(self, name)} must be above 0")
         for name in ("num_envs", "reset_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -62,7 +82,8 @@ class EnvConfig:
     def build(self, device: str) -> Env:
         """The environments, with their tensors on `device`."""
         builder, name = find_builder(self.id)
-        taken = {key: getattr(self, key) for key in HOW_GYMNASIUM_STEPS if key in signature(builder).parameters}
+        settings = (*HOW_GYMNASIUM_STEPS, "step_timeout")
+        taken = {key: getattr(self, key) for key in settings if key in signature(builder).parameters}
         check_options(builder, self.id, self.keywords)
         env = builder(name, num_envs=self.num_envs, device=device, **taken, **self.keywords)
         if not self.finite_horizon:
@@ -74,6 +95,23 @@ class EnvConfig:
             raise
 
 
+@contextmanager
+def closed_quietly(env: AnyEnv) -> Iterator[AnyEnv]:
+    """Closes an environment at the end; what it raises there is said, and spoils nothing."""
+    watchdog = Watchdog(PATIENCE, partial(warn_of_hanging, threading.get_ident()))
+    try:
+        yield env
+    finally:
+        try:
+            watchdog.begin()
+            env.close()
+        except Exception as error:
+            what = f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
+            _log.warning("the environment's close() raised %s; nothing is lost by it", what)
+        finally:
+            watchdog.close()
+
+
 def unused_settings(config: EnvConfig) -> list[str]:
     """What was set and has no part in environments of this id, a line for each.
 
@@ -83,5 +121,6 @@ def unused_settings(config: EnvConfig) -> list[str]:
     return [
         f"env.{key}={getattr(config, key)} has no part here: {why}"
         for key, why in HOW_GYMNASIUM_STEPS.items()
-        if key not in taken and getattr(config, key) != getattr(usual, key)
+        if (key not in taken or (key == "close_timeout" and config.vectorization != "async"))
+        and getattr(config, key) != getattr(usual, key)
     ]

@@ -5,32 +5,32 @@ N is the number of environments.
 
 from __future__ import annotations
 
-import importlib
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, cast
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
 from canter.distributed import cores
 from canter.envs.autoreset import CopyLastObs, find_mode, parse_mode
 from canter.envs.courier import Courier
-from canter.envs.gymnasium_state import StateUnavailable, capture, obstacle, restore, unwrap
+from canter.envs.gymnasium_about import explained, import_module_of, name_of, refuse_lost_steps, truncates
+from canter.envs.gymnasium_contract import CheckContract, check_obs
+from canter.envs.gymnasium_state import StateUnavailable, capture, obstacle, restore
 from canter.envs.gymnasium_sync import SyncSteps, threads_for
-from canter.envs.spaces import ObsBuffer, ObsReader, action_codec, copy_info_
-from canter.registry import nearest
-from canter.specs import ACTION_MASK, EnvSpec, Step
+from canter.envs.spaces import ObsBuffer, ObsReader, TupleActions, action_codec, copy_info_
+from canter.envs.workers import Workers, work
+from canter.specs import ACTION_MASK, ContractBroken, EnvFailed, EnvSpec, Step
 from canter.struct import Obs, tree_copy_
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
+STEP_TIMEOUT, CLOSE_TIMEOUT = 600.0, 60.0
+"""Seconds that a worker process may take for a step or a reset, and to end."""
 Vectorization = Literal["auto", "sync", "threads", "async", "vector_entry_point"]
 
 
@@ -66,24 +66,28 @@ class GymnasiumEnv:
         env_id: str = "",
         probe_steps: int = 2000,
         threads: int = 1,
+        step_timeout: float = STEP_TIMEOUT,
+        close_timeout: float = CLOSE_TIMEOUT,
     ) -> None:
         if not isinstance(env, VectorEnv):
             raise TypeError(
                 f"{env} is no gymnasium.vector.VectorEnv; wrap a function that makes it in gymnasium.vector."
                 "SyncVectorEnv([make_it]), or use make_gymnasium with its id"
             )
-        self._env = env
+        self._env, self._steps = env, env
+        if type(env) is AsyncVectorEnv:
+            self._steps = Workers(env, step_timeout, close_timeout)
         self._action = action_codec(env.single_action_space)
         self._reader = ObsReader(env.single_observation_space, env.num_envs, self._action.spec)
         mode = find_mode(env, autoreset, self._reader, probe_steps)
-        _refuse_lost_steps(env, mode)
+        refuse_lost_steps(env, mode)
         self._settle = {
             AutoresetMode.NEXT_STEP: self._settle_next_step,
             AutoresetMode.SAME_STEP: self._settle_same_step,
             AutoresetMode.DISABLED: self._settle_disabled,
         }[mode]
         self._mask_in_info = (
-            self._reader.mask_rule.applies and ACTION_MASK not in self._reader.specs and ACTION_MASK in env.reset()[1]
+            self._reader.mask_rule.applies and ACTION_MASK not in self._reader.specs and ACTION_MASK in self._reset()[1]
         )
         if self._mask_in_info:
             self._reader.add_mask()
@@ -93,14 +97,15 @@ class GymnasiumEnv:
             num_envs=env.num_envs,
             device=torch.device(device),
             final_obs="in_place" if mode is AutoresetMode.NEXT_STEP else "separate",
-            truncates=_truncates(env),
-            env_id=env_id or _name(env),
+            truncates=truncates(env),
+            env_id=env_id or name_of(env),
             durations="duration" in info_keys,
         )
         """Shapes, dtypes, bounds and conventions."""
         self._allocate(info_keys)
         wanted = (*info_keys, *[ACTION_MASK] * self._mask_in_info)
-        self._steps = SyncSteps(env, wanted, threads) if SyncSteps.fits(env) else env
+        if SyncSteps.fits(env):
+            self._steps = SyncSteps(env, wanted, threads)
 
     def _allocate(self, info_keys: tuple[str, ...]) -> None:
         """Memory for everything that a step hands out, as tensors and as arrays over the same numbers."""
@@ -129,7 +134,7 @@ class GymnasiumEnv:
         With a seed every environment gets its own, hashed from `seed`, so neighbouring seeds share none. A vector
         environment with a single generator gets one.
         """
-        raw, info = self._env.reset() if seed is None else self._reset_seeded(env_seeds(seed, self.spec.num_envs))
+        raw, info = self._reset() if seed is None else self._reset_seeded(env_seeds(seed, self.spec.num_envs))
         self._pending[:] = False
         self._write(self._obs, raw, info, ended=self._none)
         return dict(self._obs.tensors) if self._courier is None else self._courier().obs
@@ -137,8 +142,8 @@ class GymnasiumEnv:
     def step(self, action: Tensor) -> Step:
         """Apply one action per environment: `[N, A]` float32, `[N]` int64 or `[N, K]` int64."""
         raw, reward, terminated, truncated, info = self._steps.step(self._action.encode(action))
-        if np.shape(reward) != self._reward.shape:
-            raise ValueError(f"reward has shape {np.shape(reward)}, not {self._reward.shape}; one number per row")
+        if self._steps is self._env:  # others have looked at each environment
+            _check_columns(self.spec.num_envs, reward=reward, terminated=terminated, truncated=truncated)
         self._reward[:] = reward
         self._terminated[:] = terminated
         self._truncated[:] = truncated
@@ -189,7 +194,8 @@ class GymnasiumEnv:
             self._closed = True
             if self._steps is not self._env:
                 self._steps.close()
-            self._env.close()
+            if not isinstance(self._steps, Workers):
+                self._env.close()
 
     def _settle_next_step(self, raw: Any, info: dict[str, Any], done: np.ndarray) -> None:
         """A row that ended a step ago was just reset: no transition, whatever the environment says about it."""
@@ -225,7 +231,7 @@ class GymnasiumEnv:
             return None
         self._write(self._final, raw, info, ended=self._every)
         # NOTE: a copy, and new options each time: Gymnasium takes the mask out of the dict it is given.
-        raw, info = self._env.reset(options={"reset_mask": done.copy()})
+        raw, info = self._reset(options={"reset_mask": done.copy()})
         self._reader.write(self._obs, raw, rows=done)
         self._write_mask(self._obs, info, rows=done, ended=self._none)
         return dict(self._final.tensors)
@@ -244,14 +250,44 @@ class GymnasiumEnv:
             copy_info_(mask, info, ACTION_MASK, rows)
         self._reader.mask_rule.check_(mask, ended)
 
+    def _reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        """Reset as the arguments say; an observation that does not fit its space is named with its environment."""
+        if isinstance(self._steps, Workers):
+            return self._steps.reset(**arguments)
+        try:
+            return self._env.reset(**arguments)
+        except (TypeError, ValueError) as error:
+            singles = self._env._env_obs if isinstance(self._env, SyncVectorEnv) else []
+            for number, obs in enumerate(singles):
+                if obs is not None:
+                    _check_row(obs, self._env.single_observation_space, number, error)
+            raise
+
     def _reset_seeded(self, seeds: list[int]) -> tuple[Any, dict[str, Any]]:
         self._env.action_space.seed(seeds[0])
         try:
-            return self._env.reset(seed=seeds)  # pyright: ignore[reportArgumentType]  # a list, as Sync and Async take
+            return self._reset(seed=seeds)
         except (gymnasium.error.Error, TypeError, ValueError):
             if isinstance(self._env.unwrapped, SyncVectorEnv | AsyncVectorEnv):
                 raise
-            return self._env.reset(seed=seeds[0])
+            return self._reset(seed=seeds[0])
+
+
+def _check_columns(num_envs: int, **columns: Any) -> None:
+    """Refuse rewards and flags of a vector environment that are not one number or flag per row."""
+    for name, values in columns.items():
+        found = np.asarray(values)
+        if found.shape != (num_envs,):
+            raise ContractBroken(f"{name} has shape {found.shape}, not ({num_envs},); one per row")
+        if found.dtype.kind not in ("fiu" if name == "reward" else "b"):
+            raise ContractBroken(f"{name} is {found.dtype}, it must be {'numbers' if name == 'reward' else 'bool'}")
+
+
+def _check_row(obs: Any, space: gymnasium.Space, number: int, cause: Exception) -> None:
+    try:
+        check_obs(obs, space)
+    except ContractBroken as error:
+        raise EnvFailed(f"reset() {error}", number) from cause
 
 
 def env_seeds(seed: int, num_envs: int, bits: int = 32) -> list[int]:
@@ -259,6 +295,13 @@ def env_seeds(seed: int, num_envs: int, bits: int = 32) -> list[int]:
     draws = np.random.SeedSequence(seed).generate_state(2 * num_envs) >> (32 - bits)
     first_seen = np.sort(np.unique(draws, return_index=True)[1])[:num_envs]
     return draws[first_seen].tolist()
+
+
+def _own_wrappers(vectorization: Vectorization, mode: AutoresetMode) -> list[Any]:
+    """What goes around each environment, besides the caller's: in `same_step` mode `SyncSteps` does most of it."""
+    if mode is AutoresetMode.SAME_STEP:
+        return [TupleActions.if_needed, *[CopyLastObs] * (vectorization == "async")]
+    return [TupleActions.if_needed, *[CheckContract] * (vectorization != "async")]
 
 
 def make_gymnasium(
@@ -271,6 +314,8 @@ def make_gymnasium(
     device: torch.device | str = "cpu",
     wrappers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = (),
     vector_kwargs: dict[str, Any] | None = None,
+    step_timeout: float = STEP_TIMEOUT,
+    close_timeout: float = CLOSE_TIMEOUT,
     **kwargs: Any,
 ) -> GymnasiumEnv:
     """N copies of a registered Gymnasium environment; `module:Name-v0` imports `module` first.
@@ -281,7 +326,7 @@ def make_gymnasium(
     it wastes no rows; an own implementation has the mode it has. `wrappers` go around each environment,
     `vector_kwargs` to the vector environment, `kwargs` to each environment. See `GymnasiumEnv` for the rest.
     """
-    _import_module_of(env_id)
+    import_module_of(env_id)
     registered = gymnasium.registry.get(env_id.rpartition(":")[2])
     mode = parse_mode(autoreset or AutoresetMode.SAME_STEP)
     if vectorization == "auto" and registered is not None and registered.entry_point is None:
@@ -294,81 +339,24 @@ def make_gymnasium(
     vector_kwargs, around = dict(vector_kwargs or {}), cast(list[Any], list(wrappers))
     if vectorization != "vector_entry_point":
         vector_kwargs["autoreset_mode"] = mode
-        if mode is AutoresetMode.SAME_STEP and vectorization == "async":  # in one process `SyncSteps` does it
-            around.append(CopyLastObs)
+        around += _own_wrappers(vectorization, mode)
+        if vectorization == "async":
+            vector_kwargs.setdefault("worker", work)
         if str(registered and registered.entry_point).startswith("gymnasium.envs."):
             # Its checks are for environments that nobody has checked yet; the wrapper around every step would remain.
             kwargs = {"disable_env_checker": True, **kwargs}
     in_process = vectorization in ("auto", "threads")
     kind = "sync" if in_process else vectorization
-    with _explained(env_id):
+    with explained(env_id):
         env = gymnasium.make_vec(env_id, num_envs, kind, vector_kwargs, around, **kwargs)
     threads = min(cores(), num_envs) if vectorization == "threads" else 1
     if vectorization == "auto" and isinstance(env, SyncVectorEnv):
         threads = threads_for(env)
     try:
-        return GymnasiumEnv(
-            env, autoreset=autoreset, info_keys=info_keys, device=device, env_id=env_id, threads=threads
-        )
+        about: dict[str, Any] = {"info_keys": info_keys, "device": device, "env_id": env_id, "threads": threads}
+        about |= {"step_timeout": step_timeout, "close_timeout": close_timeout}
+        return GymnasiumEnv(env, autoreset=autoreset, **about)
     except Exception:
-        env.close()  # worker processes would outlive a refused space
+        with suppress(Exception):
+            env.close()  # worker processes would outlive a refused space
         raise
-
-
-@contextmanager
-def _explained(env_id: str) -> Iterator[None]:
-    """Say what is missing when Gymnasium cannot make an environment."""
-    try:
-        with warnings.catch_warnings():
-            # An undeclared mode is probed or refused later; Gymnasium's warning would promise less than that.
-            warnings.filterwarnings("ignore", message=".*missing AutoresetMode metadata")
-            yield
-    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
-        # Gymnasium's MuJoCo environments need imageio as well, and do not say so.
-        if not any(name in str(error).lower() for name in ("mujoco", "imageio")):
-            raise
-        raise ImportError(f'{env_id} needs MuJoCo: pip install "canter[mujoco]" ({error})') from error
-    except gymnasium.error.Error as error:
-        name = env_id.rpartition(":")[2]
-        if name in gymnasium.registry:
-            raise
-        raise ValueError(
-            f"unknown Gymnasium environment {env_id!r}: {nearest(name, gymnasium.registry)} ({error})"
-        ) from error
-
-
-def _import_module_of(env_id: str) -> None:
-    module = env_id.rpartition(":")[0]
-    if not module:
-        return
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"environment {env_id!r}: module {module!r} cannot be imported ({error})") from error
-
-
-def _refuse_lost_steps(env: VectorEnv, mode: AutoresetMode) -> None:
-    base = env.unwrapped
-    if mode is AutoresetMode.NEXT_STEP and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
-        # NOTE: its workers forget to clear their flag when reset after an end, and lose the next action (1.4.0).
-        raise ValueError(
-            "AsyncVectorEnv with shared_memory=False in next_step mode loses the first step after a reset; "
-            "make it with shared_memory=True or with autoreset_mode='SameStep'"
-        )
-
-
-def _name(env: VectorEnv) -> str:
-    base = env.unwrapped
-    return base.spec.id if isinstance(base.spec, GymnasiumSpec) else type(base).__name__
-
-
-def _truncates(env: VectorEnv) -> bool | None:
-    """True if the environments are known to have a time limit, None if nothing is known."""
-    base = env.unwrapped
-    if isinstance(base, SyncVectorEnv):
-        limits = [wrapper for wrapper in unwrap(base.envs[0])[0] if isinstance(wrapper, TimeLimit)]
-        return True if limits else None
-    if not isinstance(base.spec, GymnasiumSpec):
-        return None
-    limit = base.spec.kwargs.get("max_episode_steps", base.spec.max_episode_steps)
-    return True if limit is not None and limit > 0 else None

@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate
 
 from canter.distributed import cores
+from canter.envs.gymnasium_contract import as_flag, as_number, checked_reset, checked_step
 
 FEW = 4
 """Environments for which a second thread does not pay."""
@@ -32,6 +33,8 @@ class SyncSteps:
         self.env, self.info_keys = env, tuple(info_keys)
         self.groups = [group.tolist() for group in np.array_split(np.arange(env.num_envs), threads)]
         self.pool = ThreadPoolExecutor(threads - 1, "canter-env") if threads > 1 else None
+        self.usual_dtype: np.dtype | None = None
+        """That of observations which were looked at and found right; another is looked at again."""
 
     @staticmethod
     def fits(env: Any) -> TypeGuard[SyncVectorEnv]:
@@ -65,20 +68,52 @@ class SyncSteps:
         # Other threads wait while Python runs: whatever can be done outside of this loop is.
         envs, env_obs, rewards = env.envs, env._env_obs, env._rewards
         terminations, truncations = env._terminations, env._truncations
-        rows = env._observations if isinstance(env._observations, np.ndarray) else None
-        for i in group:
-            obs, rewards[i], terminated, truncated, info = envs[i].step(actions[i])
-            terminations[i], truncations[i] = terminated, truncated
+        rows, shape, ndarray, dtype = None, None, np.ndarray, self.usual_dtype
+        if isinstance(env._observations, ndarray):
+            rows, shape = env._observations, env._observations.shape[1:]
+        for env_number in group:
+            came = envs[env_number].step(actions[env_number])
+            try:
+                obs, reward, terminated, truncated, info = came
+            except (TypeError, ValueError):
+                obs, reward, terminated, truncated, info = checked_step(came, env.single_observation_space)
+            # The usual types need no call; whatever else comes is looked at.
+            if reward.__class__ is not float or terminated.__class__ is not bool or truncated.__class__ is not bool:
+                reward, terminated = as_number(reward), as_flag(terminated, "terminated")
+                truncated = as_flag(truncated, "truncated")
+            if (
+                obs.__class__ is not ndarray
+                or obs.shape != shape
+                or obs.dtype is not dtype
+                or info.__class__ is not dict
+            ):
+                dtype = self._look(came)
+            rewards[env_number], terminations[env_number], truncations[env_number] = reward, terminated, truncated
             if terminated or truncated:
                 # A copy: the reset may write to the same array.
-                noted.append((i, {"final_obs": copy.deepcopy(obs), "final_info": self._wanted(info)}))
-                obs, info = envs[i].reset()
-            env_obs[i] = obs
+                noted.append((env_number, {"final_obs": copy.deepcopy(obs), "final_info": self._wanted(info)}))
+                obs, info = self._reset(env_number, shape)
+            env_obs[env_number] = obs
             if rows is not None:
-                rows[i] = obs
+                rows[env_number] = obs
             if self.info_keys:
-                noted.append((i, self._wanted(info)))
+                noted.append((env_number, self._wanted(info)))
         return noted
+
+    def _reset(self, env_number: int, shape: Any) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; what it shows is looked at unless it is as usual."""
+        came = self.env.envs[env_number].reset()
+        if came.__class__ is tuple and len(came) == 2 and came[0].__class__ is np.ndarray:
+            obs, info = came
+            if obs.shape == shape and obs.dtype is self.usual_dtype and info.__class__ is dict:
+                return obs, info
+        return checked_reset(came, self.env.single_observation_space)
+
+    def _look(self, came: Any) -> np.dtype | None:
+        """Refuse what breaks the contract; gives the dtype of observations that need no second look."""
+        obs, *_ = checked_step(came, self.env.single_observation_space)
+        self.usual_dtype = obs.dtype if isinstance(obs, np.ndarray) else None
+        return self.usual_dtype
 
     def _wanted(self, info: dict[str, Any]) -> dict[str, Any]:
         return {key: info[key] for key in self.info_keys if key in info}

@@ -21,6 +21,11 @@ def allow_import(prefix: str) -> None:
     _allowed.add(prefix)
 
 
+def allowed_imports() -> set[str]:
+    """What is trusted so far."""
+    return set(_allowed)
+
+
 def is_allowed(module: str) -> bool:
     """Whether a module may be imported because an environment id names it."""
     return any(module == prefix or module.startswith(f"{prefix}.") for prefix in _allowed)

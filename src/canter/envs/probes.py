@@ -149,6 +149,44 @@ class Probe(TensorEnv):
         return action[:, 0] if isinstance(self.task.action, Discrete) else action
 
 
+@final
+class DeepSea(TensorEnv):
+    """Dive from the top left of a `size` x `size` grid, a row each step: only the bottom right corner pays 1.
+
+    Either action may mean right, as a table says that is drawn once; going right costs 0.01 / size. Chance finds the
+    corner once in 2^size episodes, and all it learns before is not to go right. It tells whether an algorithm explores
+    for longer than a step; the best return is 0.99. "policy" shows the cell as a one-hot vector.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device | str = "cpu", *, size: int = 10) -> None:
+        if size < 2:
+            raise ValueError(f"size={size} must be at least 2")
+        shown = {"policy": TensorSpec((size * size,))}
+        super().__init__("tensor:deep-sea", num_envs, device, shown, Discrete(2), truncates=False)
+        self.size = size
+        table = torch.rand((size, size), generator=torch.Generator().manual_seed(size)) < 0.5
+        self.goes_right = table.long().to(self.device)
+        """`[size, size]`, the action that goes right in each cell."""
+
+    def _sample_state(self) -> EnvState:
+        zero = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
+        return {"row": zero, "column": zero.clone()}
+
+    def _advance(self, state: EnvState, action: Tensor) -> Outcome:
+        row, column = state["row"], state["column"]
+        right = action == self.goes_right[row, column]
+        found = right & (row == self.size - 1) & (column == self.size - 1)
+        after = {
+            "row": (row + 1).clamp(max=self.size - 1),
+            "column": torch.where(right, column + 1, column - 1).clamp(0, self.size - 1),
+        }
+        return Outcome(after, found.float() - 0.01 / self.size * right.float(), row == self.size - 1)
+
+    def _observe(self, state: EnvState) -> Obs:
+        cell = state["row"] * self.size + state["column"]
+        return {"policy": (cell.unsqueeze(-1) == torch.arange(self.size**2, device=self.device)).float()}
+
+
 HORIZON = 5
 RECALL_DELAY = 3
 """Blank steps between the cue and the question."""
@@ -294,3 +332,4 @@ PROBES = {
 
 for _name, _task in PROBES.items():
     tensor_envs.register(f"probe-{_name}")(partial(Probe, task=_task, env_id=f"tensor:probe-{_name}"))
+tensor_envs.register("deep-sea")(DeepSea)

@@ -17,8 +17,9 @@ from canter.specs import Env
 Builder = Callable[..., Env]
 """Called with the part of the id after the colon, `num_envs` and `device` as keywords, and `env.options`.
 
-A time limit (`env.reset_steps`) comes as the option `max_episode_steps`. A builder that has parameters `vectorization`
-or `autoreset` is given these settings too. Its docstring begins with the line that `canter envs` shows.
+A time limit (`env.reset_steps`) comes as the option `max_episode_steps`. A builder that has parameters
+`vectorization`, `autoreset`, `step_timeout` or `close_timeout` is given these settings too. Its docstring begins with
+the line that `canter envs` shows.
 """
 
 
@@ -27,6 +28,8 @@ SETTINGS = {
     "device": "say device",
     "vectorization": "say env.vectorization",
     "autoreset": "say env.autoreset",
+    "step_timeout": "say env.step_timeout",
+    "close_timeout": "say env.close_timeout",
 }
 """Keywords that builders are given from settings of their own."""
 
@@ -43,12 +46,23 @@ schemes: Registry[Builder] = Registry("scheme", _check, default="gymnasium")
 
 @schemes.register("gymnasium")
 def _gymnasium(
-    name: str, /, *, num_envs: int, device: str, vectorization: Any = "auto", autoreset: Any = None, **options: Any
+    name: str,
+    /,
+    *,
+    num_envs: int,
+    device: str,
+    vectorization: Any = "auto",
+    autoreset: Any = None,
+    step_timeout: float = 600.0,
+    close_timeout: float = 60.0,
+    **options: Any,
 ) -> Env:
     """Registered with Gymnasium; the id alone will do: CartPole-v1, HalfCheetah-v5 (pip install "canter[mujoco]")."""
     from canter.envs.gymnasium import make_gymnasium
 
-    return make_gymnasium(name, num_envs, vectorization=vectorization, autoreset=autoreset, device=device, **options)
+    how = {"vectorization": vectorization, "autoreset": autoreset}
+    how |= {"step_timeout": step_timeout, "close_timeout": close_timeout}
+    return make_gymnasium(name, num_envs, device=device, **how, **options)
 
 
 @schemes.register("envpool")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space, spaces
@@ -62,6 +63,27 @@ def action_codec(space: Space) -> ActionCodec:
         f"action space {space} is not supported: policies here choose from Box (numbers), Discrete, MultiDiscrete or "
         "MultiBinary; wrap the environment with gymnasium.wrappers.TransformAction to offer one of these"
     )
+
+
+class TupleActions(gymnasium.ActionWrapper):
+    """An environment whose action is a Tuple of Discrete, as one of MultiDiscrete."""
+
+    def __init__(self, env: gymnasium.Env) -> None:
+        super().__init__(env)
+        parts = cast(tuple[spaces.Discrete, ...], cast(spaces.Tuple, env.action_space).spaces)
+        starts = [int(part.start) for part in parts]
+        self.action_space = spaces.MultiDiscrete([int(part.n) for part in parts], start=starts)
+
+    @staticmethod
+    def if_needed(env: gymnasium.Env) -> gymnasium.Env:
+        """The environment, with this around it where its action is such a Tuple."""
+        space = env.action_space
+        fits = isinstance(space, spaces.Tuple) and all(isinstance(part, spaces.Discrete) for part in space.spaces)
+        return TupleActions(env) if fits else env
+
+    def action(self, action: np.ndarray) -> tuple[int, ...]:
+        """One number for each part."""
+        return tuple(int(choice) for choice in action)
 
 
 def _float32_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:

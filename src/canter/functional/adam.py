@@ -1,4 +1,4 @@
-"""One optimiser step over flat vectors: whether to take it, clipping, and Adam with decoupled weight decay."""
+"""One optimiser step over flat vectors: whether to take it, clipping, and Adam with weight decay."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ class AdamGroup:
     weight_decay: float
     max_norm: float
     """Gradients longer than this are shortened to it."""
+    coupled: bool = False
+    """Whether weight decay is added to the gradient (Adam's L2) instead of taken from the parameters (AdamW)."""
 
 
 @has_kernels
@@ -51,7 +53,8 @@ def adam_step_(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> tuple[
         group.step.add_(1.0 - skipped)
         # Private, but torch's own optimiser spends more time around this call than in it. It divides by `grad_scale`
         # and checks `found_inf` inside its kernel, so that clipping and skipping cost nothing.
-        torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
+        fused = torch._fused_adam_ if group.coupled else torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
+        fused(
             [group.flat],
             [group.gradient],
             [group.exp_avg],

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +15,9 @@ from torch import Generator, Tensor
 from canter.dispatch import has_kernels
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+StdForm = Literal["bounded", "log", "scalar", "softplus"]
+LEAST_STD = 1e-6
+"""Where a standard deviation that is itself the learned number stops falling."""
 
 
 # Trapezoidal rule: on smooth integrands it converges faster than Gauss-Hermite, which needs more than twice the nodes
@@ -55,10 +59,23 @@ def bounded(raw: Tensor, mid: float, half: float) -> Tensor:
     return mid + half * x * torch.rsqrt(1 + x * x)
 
 
+def log_std_of(raw: Tensor, mid: float, half: float, form: StdForm) -> Tensor:
+    """The log-std that learned numbers mean; `mid` and `half` are those of the bounded form."""
+    match form:
+        case "bounded":
+            return bounded(raw, mid, half)
+        case "log":
+            return raw
+        case "scalar":
+            return torch.log(raw.clamp(min=LEAST_STD))
+        case "softplus":
+            return torch.log(F.softplus(raw))
+
+
 @has_kernels
-def bounded_gaussian_params(mean: Tensor, raw: Tensor, mid: float, half: float) -> Tensor:
-    """`cat(mean, log_std)` `[..., 2A]` from a mean `[..., A]` and unbounded numbers, `[A]` or of the mean's shape."""
-    return torch.cat([mean, bounded(raw, mid, half).expand_as(mean)], dim=-1)
+def gaussian_params(mean: Tensor, raw: Tensor, mid: float, half: float, form: StdForm = "bounded") -> Tensor:
+    """`cat(mean, log_std)` `[..., 2A]` from a mean `[..., A]` and learned numbers, `[A]` or of the mean's shape."""
+    return torch.cat([mean, log_std_of(raw, mid, half, form).expand_as(mean)], dim=-1)
 
 
 def gaussian_entropy(log_std: Tensor) -> Tensor:

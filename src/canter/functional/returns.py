@@ -46,10 +46,16 @@ def gae(
     successor = next_value.masked_fill(terminated, 0.0)
     advantage = reward + gamma * successor - value  # the temporal differences, accumulated in place below
     decay = (~done).to(advantage.dtype) * (gamma * gae_lambda)
-    rows, decays = advantage.unbind(), decay.unbind()
+    trace_back_(advantage, decay)
+    return advantage, advantage + value
+
+
+@has_kernels
+def trace_back_(x: Tensor, decay: Tensor) -> None:
+    """Add to each row of `x` `[T, N]` the sum over the rows after it: `x[t] += decay[t] * x[t + 1]`, from the end."""
+    rows, decays = x.unbind(), decay.unbind()
     for t in range(len(rows) - 2, -1, -1):
         rows[t].addcmul_(decays[t], rows[t + 1])
-    return advantage, advantage + value
 
 
 def average_reward_gae(

@@ -19,11 +19,12 @@ def standardize(x: Tensor, shift: Tensor, inverse_scale: Tensor, clip: float | N
 
 
 @has_kernels
-def absorb_(running: Tensors, new: Tensors, derived: Tensors, eps: float) -> None:
+def absorb_(running: Tensors, new: Tensors, derived: Tensors, eps: float, eps_on_std: bool = False) -> None:
     """Merge `new` moments into `running` ones in place, unless that gives anything that is not finite.
 
     Both are count, mean and sum of squared deviations in float64; `derived` become mean, standard deviation and its
-    inverse in float32. A NaN from a simulator must not spoil the statistics: the run stops on it later.
+    inverse in float32, with `eps` added to the variance or to the standard deviation. A NaN from a simulator must not
+    spoil the statistics: the run stops on it later.
     """
     merged = merge_moments(*running, *new)
     finite = torch.stack([torch.isfinite(part).all() for part in merged]).all()
@@ -31,7 +32,7 @@ def absorb_(running: Tensors, new: Tensors, derived: Tensors, eps: float) -> Non
         buffer.copy_(torch.where(finite, part, buffer))
     (count, mean, m2), (shift, scale, inverse_scale) = running, derived
     variance = torch.where(count > 0, m2 / count.clamp(min=1), torch.ones_like(m2))
-    std = torch.sqrt(variance + eps)
+    std = torch.sqrt(variance) + eps if eps_on_std else torch.sqrt(variance + eps)
     shift.copy_(mean)
     scale.copy_(std)
     inverse_scale.copy_(1.0 / std)

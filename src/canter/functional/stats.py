@@ -62,25 +62,26 @@ def merge_moments(
     return count, mean_a + delta * share_b, m2_a + m2_b + delta.square() * count_a * share_b
 
 
-def _std(count: Tensor, mean: Tensor, m2: Tensor, dtype: torch.dtype) -> Tensor:
-    """Population standard deviation in float64; 0 where it is no larger than the rounding of `dtype` samples.
+def _std(count: Tensor, mean: Tensor, m2: Tensor, dtype: torch.dtype, unbiased: bool = False) -> Tensor:
+    """Standard deviation in float64, of the samples or `unbiased`; 0 where it is no larger than rounding of `dtype`.
 
     Equal samples are often equal up to rounding only, and their float64 mean is itself rounded; dividing by that
     spread would turn rounding errors into a signal of size 1.
     """
-    std = (m2 / count.clamp(min=1.0)).sqrt()
+    std = (m2 / (count - float(unbiased)).clamp(min=1.0)).sqrt()
     resolution = max(torch.finfo(dtype).eps, 64 * torch.finfo(torch.float64).eps)
     return torch.where(std > resolution * mean.abs(), std, 0.0)
 
 
-def normalize(x: Tensor, mask: Tensor, eps: float = 1e-8) -> Tensor:
+def normalize(x: Tensor, mask: Tensor, eps: float = 1e-8, unbiased: bool = False) -> Tensor:
     """Shift and scale `x` to mean 0 and standard deviation 1 over the masked-in samples of all ranks.
 
+    `unbiased` divides the squares by n - 1 instead of n.
     Samples outside the mask become 0, and so does everything when the samples are all equal. Keeps shape and dtype;
     the axes of `x` after those of `mask` are normalised apart.
     """
     count, mean, m2 = moments(x, mask)
-    std = _std(count, mean, m2, x.dtype)
+    std = _std(count, mean, m2, x.dtype, unbiased)
     counted = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
     return torch.where(counted & (std > 0), (x.double() - mean) / (std + eps), 0.0).to(x.dtype)
 

@@ -50,7 +50,8 @@ def decide(squares: list[Tensor], steps: list[Tensor], skip: Tensor) -> tuple[Te
 @triton.jit
 def _adam(
     p_ptr, g_ptr, m_ptr, v_ptr, step_ptr, lr_ptr, norm_ptr, skip_ptr, count, max_norm,
-    BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr, DECAY: tl.constexpr, TILE: tl.constexpr,
+    BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr, DECAY: tl.constexpr, COUPLED: tl.constexpr,
+    TILE: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
     # Where the step is skipped nothing is written, so that not even a NaN in the gradient leaves a trace.
@@ -58,7 +59,10 @@ def _adam(
     step, lr = tl.load(step_ptr), tl.load(lr_ptr)
     g = tl.load(g_ptr + i, mask=inside, other=0.0) / tl.maximum(tl.load(norm_ptr) / max_norm, 1.0)
     p = tl.load(p_ptr + i, mask=inside, other=0.0)
-    p = p - lr * DECAY * p
+    if COUPLED:
+        g += DECAY * p
+    else:
+        p = p - lr * DECAY * p
     m = tl.load(m_ptr + i, mask=inside, other=0.0)
     m = m + (g - m) * (1.0 - BETA1)
     v = tl.load(v_ptr + i, mask=inside, other=0.0) * BETA2 + g * g * (1.0 - BETA2)
@@ -85,6 +89,7 @@ def adam_step_on_gpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> 
         _adam[(triton.cdiv(count, TILE),)](
             group.flat, group.gradient, group.exp_avg, group.exp_avg_sq, group.step, group.learning_rate,
             own, skipped, count, group.max_norm,
-            BETA1=group.betas[0], BETA2=group.betas[1], EPS=group.eps, DECAY=group.weight_decay, TILE=TILE,
+            BETA1=group.betas[0], BETA2=group.betas[1], EPS=group.eps, DECAY=group.weight_decay,
+            COUPLED=group.coupled, TILE=TILE,
         )  # fmt: skip
     return norm, blocked

@@ -13,7 +13,7 @@ from canter.schedules import follow_kl_
 @triton.jit
 def _follow_kl(value_ptr, kl_ptr, target, up, down, minimum, maximum):
     kl = tl.load(kl_ptr)
-    too_near = (kl > 0.0) & (kl < 0.5 * target)
+    too_near = (kl != 0.0) & (kl < 0.5 * target)
     # A KL that is not a number is none of these, and so too far.
     change = tl.where(kl <= 2.0 * target, tl.where(too_near, up, 1.0), down)
     tl.store(value_ptr, tl.minimum(tl.maximum(tl.load(value_ptr) * change, minimum), maximum))

@@ -114,7 +114,7 @@ def _merged(count, mean_ptr, m2_ptr, new_count, new_mean_ptr, new_m2_ptr, i, ins
 @triton.jit
 def _absorb(
     count_ptr, mean_ptr, m2_ptr, new_count_ptr, new_mean_ptr, new_m2_ptr, shift_ptr, scale_ptr, inverse_ptr,
-    F, eps, TILE: tl.constexpr,
+    F, eps, ON_STD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     old, new = tl.load(count_ptr), tl.load(new_count_ptr)
     strange = tl.zeros((TILE,), tl.int32)
@@ -129,7 +129,8 @@ def _absorb(
             i = start + tl.arange(0, TILE)
             inside = i < F
             count, mean, m2 = _merged(old, mean_ptr, m2_ptr, new, new_mean_ptr, new_m2_ptr, i, inside)
-            std = tl.sqrt(tl.where(count > 0, m2 / tl.maximum(count, 1.0), 1.0) + eps)
+            variance = tl.where(count > 0, m2 / tl.maximum(count, 1.0), 1.0)
+            std = tl.sqrt(variance) + eps if ON_STD else tl.sqrt(variance + eps)
             tl.store(mean_ptr + i, mean, mask=inside)
             tl.store(m2_ptr + i, m2, mask=inside)
             tl.store(shift_ptr + i, mean.to(tl.float32), mask=inside)
@@ -138,11 +139,15 @@ def _absorb(
         tl.store(count_ptr, old + new)
 
 
-def _on_gpu(moments: running.Tensors, new: running.Tensors, derived: running.Tensors, eps: float) -> bool:
+def _on_gpu(
+    moments: running.Tensors, new: running.Tensors, derived: running.Tensors, eps: float, eps_on_std: bool = False
+) -> bool:
     return on_gpu(derived[0])
 
 
 @kernel(of=running.absorb_, accepts=_on_gpu)
-def absorb_(moments: running.Tensors, new: running.Tensors, derived: running.Tensors, eps: float) -> None:
+def absorb_(
+    moments: running.Tensors, new: running.Tensors, derived: running.Tensors, eps: float, eps_on_std: bool = False
+) -> None:
     """In one launch."""
-    _absorb[(1,)](*moments, *new, *derived, moments[1].numel(), eps, TILE=128)
+    _absorb[(1,)](*moments, *new, *derived, moments[1].numel(), eps, ON_STD=eps_on_std, TILE=128)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from canter.distributions import Distribution
 from canter.nn.action_distribution import DistributionName, make_distribution
-from canter.nn.heads import StdConfig, ValueHead, policy_head
+from canter.nn.heads import StdConfig, ValueHead, ValueNormalizerConfig, policy_head
 from canter.nn.network import AnyNetwork, AnyNetworkConfig, NetworkConfig
 from canter.specs import ACTION_MASK, Continuous, EnvSpec
 from canter.struct import Obs, State, tree_map
@@ -39,6 +39,8 @@ class ModelConfig:
     """Initial scale of the critic's last layer."""
     normalize_value: bool = True
     """Learn values in units of the returns' running mean and standard deviation."""
+    value_normalizer: ValueNormalizerConfig = field(default_factory=ValueNormalizerConfig)
+    """How that is done."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, and a network of its own for a critic on a shared trunk."""
@@ -50,9 +52,9 @@ class ModelConfig:
                 "shared_trunk=True leaves no room for a critic network: set critic=None or shared_trunk=False"
             )
 
-    def build(self, spec: EnvSpec) -> ActorCritic:
-        """The model for an environment's observations and actions."""
-        return ActorCritic(self, spec)
+    def build(self, spec: EnvSpec, *, trunk_value: bool = False) -> ActorCritic:
+        """The model for an environment's observations and actions, perhaps with a second value on the policy's own."""
+        return ActorCritic(self, spec, trunk_value)
 
     def build_policy(self, spec: EnvSpec) -> Policy:
         """Only the part that acts."""
@@ -66,9 +68,8 @@ class ModelConfig:
         """Only the part that values; `trunk` is the policy's network, for a critic that shares it."""
         config = self.critic or self.policy
         network = trunk or config.build(spec.obs, "critic")
-        return Critic(
-            network, ValueHead(network.features, config.init, self.value_gain, normalize=self.normalize_value)
-        )
+        normalizer = self.value_normalizer if self.normalize_value else None
+        return Critic(network, ValueHead(network.features, config.init, self.value_gain, normalizer))
 
 
 class Actor(nn.Module):
@@ -109,12 +110,37 @@ class Critic(nn.Module):
 class ActorCritic(nn.Module):
     """An actor and a critic, each with its own network or on one trunk."""
 
-    def __init__(self, config: ModelConfig, spec: EnvSpec) -> None:
+    def __init__(self, config: ModelConfig, spec: EnvSpec, trunk_value: bool = False) -> None:
         super().__init__()
         self.policy = config.build_policy(spec)
         self.actor = self.policy.actor
         self.critic = config.build_critic(spec, self.actor.network if config.shared_trunk else None)
         self.shared_trunk = config.shared_trunk
+        self.trunk_value: ValueHead | None = None
+        """A value on the policy's features that judges nothing, in the critic's units."""
+        if trunk_value:
+            self.trunk_value = ValueHead(self.actor.network.features, config.policy.init, config.value_gain, None)
+        self.bonus_head: ValueHead | None = None
+        """A second head on the critic's features, for the values of a second reward; see `add_bonus_head`."""
+
+    def add_bonus_head(self, config: ModelConfig) -> None:
+        """Let the critic judge a second reward as well, by a head of its own with statistics of its own."""
+        network, init = self.critic.network, (config.critic or config.policy).init
+        normalizer = config.value_normalizer if config.normalize_value else None
+        self.bonus_head = ValueHead(network.features, init, config.value_gain, normalizer)
+
+    def values(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Normalised values `[L, B]` by the critic's own network: of the reward, and of a bonus where there is one."""
+        if self.bonus_head is None:
+            return self.critic(obs, state, reset)[0], None
+        features, _ = self.critic.network(obs, state, reset)
+        return self.critic.head(features), self.bonus_head(features)
+
+    def bonus_values(self, obs: Obs, state: State, reset: Tensor | None) -> Tensor:
+        """Values `[L, B]` of the bonus in its own units."""
+        assert self.bonus_head is not None
+        features, _ = self.critic.network(obs, state, reset)
+        return self.bonus_head.normalizer.inverse(self.bonus_head(features))
 
     @property
     def has_memory(self) -> bool:
@@ -130,14 +156,22 @@ class ActorCritic(nn.Module):
         features, _ = self.actor.network(obs, policy_state, reset)
         return self.actor.read(features, obs), self.critic.head(features)
 
+    def with_trunk_value(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Distribution parameters `[L, B, P]`, and the value `[L, B]` of the head on the policy's features."""
+        assert self.trunk_value is not None
+        features, _ = self.actor.network(obs, state, reset)
+        return self.actor.read(features, obs), self.trunk_value(features)
+
     def policy_parameters(self) -> list[nn.Parameter]:
         """What the policy optimiser trains; a shared trunk belongs to the policy."""
-        return list(self.actor.parameters())
+        own = [self.actor] if self.trunk_value is None else [self.actor, self.trunk_value]
+        return [parameter for part in own for parameter in part.parameters()]
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """What only the critic uses."""
         owned = {id(parameter) for parameter in self.policy_parameters()}
-        return [parameter for parameter in self.critic.parameters() if id(parameter) not in owned]
+        bonus = [] if self.bonus_head is None else list(self.bonus_head.parameters())
+        return [parameter for parameter in self.critic.parameters() if id(parameter) not in owned] + bonus
 
     def update_statistics(self, obs: Obs, valid: Tensor) -> None:
         """Move the observation statistics of every network by the valid rows of `obs` `[T, N, ...]`."""

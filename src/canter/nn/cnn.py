@@ -1,7 +1,8 @@
-"""Convolutional encoder for images."""
+"""Convolutional encoders for images and for sequences."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,49 +16,61 @@ from canter.nn.mlp import Activation, Init, activations, init_layer
 class CNNConfig:
     """How images become features."""
 
-    layers: tuple[tuple[int, int, int], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-    """(channels, kernel, stride) of each convolution."""
-    features: int = 256
-    """Width of the linear layer behind the convolutions."""
+    kind: Literal["convolutions", "impala"] = "convolutions"
+    """One convolution after the other, or IMPALA's: each a convolution, a pooling that halves the image, and two
+    residual blocks."""
+    layers: tuple[tuple[int, ...], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    """(channels, kernel, stride) of each convolution, or with a fourth number, the padding on each side."""
+    depths: tuple[int, ...] = (16, 32, 32)
+    """For `kind="impala"`: channels of each part."""
+    features: int | None = 256
+    """Width of the linear layer behind the convolutions; null for none."""
+    activation: Activation | None = None
+    """Non-linearity of the encoder; null takes the network's."""
     layout: Literal["auto", "channels_first", "channels_last"] = "auto"
     """Where the channel axis is; "auto" takes the last axis when it is 1, 3 or 4 long and the first is not."""
+    sequences: bool = False
+    """Encode groups of two axes, `[channels, length]`, by 1-d convolutions, instead of reading them as one vector."""
 
     def __post_init__(self) -> None:
         """Refuse layers without width, kernel or stride."""
-        if any(len(layer) != 3 or min(layer) < 1 for layer in self.layers):
-            raise ValueError(f"layers={self.layers} must be (channels, kernel, stride), each at least 1")
-        if self.features < 1:
-            raise ValueError(f"features={self.features} must be at least 1")
+        if any(len(layer) not in (3, 4) or min(layer[:3]) < 1 or min(layer) < 0 for layer in self.layers):
+            raise ValueError(
+                f"layers={self.layers} must be (channels, kernel, stride), each at least 1, or with a padding"
+            )
+        if self.features is not None and self.features < 1:
+            raise ValueError(f"features={self.features} must be at least 1, or null")
+        if any(depth < 1 for depth in self.depths):
+            raise ValueError(f"depths={self.depths} must be channels, each at least 1")
+        if self.kind == "impala" and self.sequences:
+            raise ValueError("kind=impala reads images: set sequences=false or kind=convolutions")
 
     def build(self, shape: tuple[int, ...], activation: Activation, init: Init, gain: float) -> CNN:
-        """An encoder for images of `shape`, three axes."""
-        return CNN(self, shape, activation, init, gain)
+        """An encoder for images of `shape`, three axes, or for sequences of two."""
+        return CNN(self, shape, self.activation or activation, init, gain)
 
 
 class CNN(nn.Module):
-    """Images `[..., *shape]`, uint8 in 0..255 or float in 0..1, to features `[..., features]`."""
+    """Images or sequences `[..., *shape]`, uint8 in 0..255 or float in 0..1, to features `[..., features]`."""
 
     def __init__(
         self, config: CNNConfig, shape: tuple[int, ...], activation: Activation, init: Init, gain: float
     ) -> None:
         super().__init__()
-        channels_last = config.layout == "channels_last" or (
-            config.layout == "auto" and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4)
-        )
-        self.shape, self.channels_last = shape, channels_last
-        channels, *size = (shape[2], shape[0], shape[1]) if channels_last else shape
-        layers: list[nn.Module] = []
-        for width, kernel, stride in config.layers:
-            if min(size) < kernel:
-                raise ValueError(
-                    f"an image of {tuple(shape)} is too small for cnn.layers={config.layers}: "
-                    f"{size[0]}x{size[1]} is left before a kernel of {kernel}; use fewer or smaller kernels"
-                )
-            layers += [init_layer(nn.Conv2d(channels, width, kernel, stride), init, gain), activations[activation]()]
-            channels, size = width, [(extent - kernel) // stride + 1 for extent in size]
-        flat = channels * size[0] * size[1]
-        linear = init_layer(nn.Linear(flat, config.features), init, gain)
-        self.layers = nn.Sequential(*layers, nn.Flatten(), linear, activations[activation]())
+        guessed = config.layout == "auto" and len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4)
+        self.shape, self.channels_last = shape, config.layout == "channels_last" or guessed
+        channels, *size = (shape[-1], *shape[:-1]) if self.channels_last else shape
+        if config.kind == "impala":
+            layers, channels, size = _impala(config.depths, channels, size, init, gain)
+            layers.append(activations[activation]())
+        else:
+            layers, channels, size = _convolutions(config, shape, channels, size, activation, init, gain)
+        self.features = channels * math.prod(size)
+        layers.append(nn.Flatten())
+        if config.features is not None:
+            layers += [init_layer(nn.Linear(self.features, config.features), init, gain), activations[activation]()]
+            self.features = config.features
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, image: Tensor) -> Tensor:
         """Features of images with any leading axes."""
@@ -65,5 +78,50 @@ class CNN(nn.Module):
         x = image.reshape(-1, *self.shape)
         x = x.to(torch.float32) / 255 if image.dtype == torch.uint8 else x
         if self.channels_last:
-            x = x.permute(0, 3, 1, 2)
+            x = x.movedim(-1, 1)
         return self.layers(x).reshape(*leading, -1)
+
+
+Built = tuple[list[nn.Module], int, list[int]]
+"""Layers, and the channels and extent of what they give."""
+
+
+def _convolutions(
+    config: CNNConfig, shape: tuple[int, ...], channels: int, size: list[int], activation: Activation, init: Init,
+    gain: float,
+) -> Built:  # fmt: skip
+    layers: list[nn.Module] = []
+    kind = nn.Conv2d if len(size) == 2 else nn.Conv1d
+    for width, kernel, stride, *rest in config.layers:
+        padding = rest[0] if rest else 0
+        if min(size) + 2 * padding < kernel:
+            left = "x".join(map(str, size))
+            raise ValueError(
+                f"an image of {tuple(shape)} is too small for cnn.layers={config.layers}: "
+                f"{left} is left before a kernel of {kernel}; use fewer or smaller kernels"
+            )
+        layers += [init_layer(kind(channels, width, kernel, stride, padding), init, gain), activations[activation]()]
+        channels, size = width, [(extent + 2 * padding - kernel) // stride + 1 for extent in size]
+    return layers, channels, size
+
+
+def _impala(depths: tuple[int, ...], channels: int, size: list[int], init: Init, gain: float) -> Built:
+    layers: list[nn.Module] = []
+    for width in depths:
+        layers += [init_layer(nn.Conv2d(channels, width, 3, padding=1), init, gain), nn.MaxPool2d(3, 2, padding=1)]
+        layers += [Residual(width, init, gain), Residual(width, init, gain)]
+        channels, size = width, [(extent - 1) // 2 + 1 for extent in size]
+    return layers, channels, size
+
+
+class Residual(nn.Module):
+    """What comes in, and what two convolutions make of it, added up (Espeholt et al., 2018)."""
+
+    def __init__(self, channels: int, init: Init, gain: float) -> None:
+        super().__init__()
+        first, second = (init_layer(nn.Conv2d(channels, channels, 3, padding=1), init, gain) for _ in range(2))
+        self.layers = nn.Sequential(nn.ReLU(), first, nn.ReLU(), second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, channels, ...]` to the same."""
+        return x + self.layers(x)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from canter.distributions import DiagGaussian, Distribution, TanhGaussian, mask_logits
-from canter.functional.densities import bounded, bounded_gaussian_params
+from canter.functional.densities import StdForm, gaussian_params, log_std_of
 from canter.nn.mlp import Init, Linear, init_layer
-from canter.nn.normalizer import IdentityNormalizer, Normalizer
+from canter.nn.normalizer import IdentityNormalizer, NormalizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,43 +21,62 @@ class StdConfig:
 
     kind: Literal["parameter", "network"] = "parameter"
     """One learned number per action component, or an output of the network (state-dependent)."""
+    form: StdForm = "bounded"
+    """What the learned number is: a logarithm kept within bounds, the logarithm, the standard deviation itself (not
+    below 1e-6), or that before a softplus."""
     initial: float = 1.0
     """Standard deviation at the start."""
     minimum: float = 0.01
-    """Lower bound, approached but never reached."""
+    """For `form="bounded"`: lower bound, approached but never reached."""
     maximum: float = 10.0
-    """Upper bound, approached but never reached."""
+    """For `form="bounded"`: upper bound, approached but never reached."""
 
     def __post_init__(self) -> None:
         """Refuse bounds that do not hold the initial value between them."""
-        if not 0 < self.minimum < self.initial < self.maximum:
+        if not self.initial > 0:
+            raise ValueError(f"std: initial={self.initial} must be above 0")
+        if self.form == "bounded" and not 0 < self.minimum < self.initial < self.maximum:
             raise ValueError(
                 f"std: 0 < minimum < initial < maximum must hold, "
                 f"not minimum={self.minimum}, initial={self.initial}, maximum={self.maximum}"
             )
 
 
-class BoundedLogStd(nn.Module):
-    """Maps an unbounded number to a log-std inside bounds.
+class LogStd(nn.Module):
+    """Maps a learned number to a log-std.
 
-    `mid + half * x / sqrt(1 + x^2)` with `x = raw / half` has slope one in the middle and falls off only like `x^-3`,
-    so a std that was driven to a bound still has a gradient to come back by; a clamp has none, a bare std crosses zero.
+    The bounded form, `mid + half * x / sqrt(1 + x^2)` with `x = raw / half`, has slope one in the middle and falls off
+    only like `x^-3`, so a std that was driven to a bound still has a gradient to come back by; a clamp has none, a bare
+    std crosses zero.
     """
 
     def __init__(self, config: StdConfig) -> None:
         super().__init__()
+        self.form: StdForm = config.form
         low, high = math.log(config.minimum), math.log(config.maximum)
         self.mid, self.half_range = (low + high) / 2, (high - low) / 2
-        fraction = (math.log(config.initial) - self.mid) / self.half_range
-        self.initial = self.half_range * fraction / math.sqrt(1 - fraction**2)
+        self.initial = self._inverse(config.initial)
+
+    def _inverse(self, std: float) -> float:
+        """The learned number that means this standard deviation."""
+        match self.form:
+            case "bounded":
+                fraction = (math.log(std) - self.mid) / self.half_range
+                return self.half_range * fraction / math.sqrt(1 - fraction**2)
+            case "log":
+                return math.log(std)
+            case "scalar":
+                return std
+            case "softplus":
+                return std + math.log(-math.expm1(-std))
 
     def forward(self, raw: Tensor) -> Tensor:
         """Log-std of the same shape as `raw`."""
-        return bounded(raw, self.mid, self.half_range)
+        return log_std_of(raw, self.mid, self.half_range, self.form)
 
     def params(self, mean: Tensor, raw: Tensor) -> Tensor:
         """Mean `[..., A]` and log-std side by side, `[..., 2A]`; `raw` is `[A]` or of the mean's shape."""
-        return bounded_gaussian_params(mean, raw, self.mid, self.half_range)
+        return gaussian_params(mean, raw, self.mid, self.half_range, self.form)
 
 
 class GaussianHead(nn.Module):
@@ -66,18 +85,18 @@ class GaussianHead(nn.Module):
     def __init__(self, features: int, dim: int, std: StdConfig, init: Init, gain: float) -> None:
         super().__init__()
         self.mean = init_layer(Linear(features, dim), init, gain)
-        self.bound = BoundedLogStd(std)
+        self.log_std = LogStd(std)
         self.raw_std: nn.Parameter | nn.Module
         if std.kind == "parameter":
-            self.raw_std = nn.Parameter(torch.full((dim,), self.bound.initial))
+            self.raw_std = nn.Parameter(torch.full((dim,), self.log_std.initial))
         else:
             self.raw_std = init_layer(Linear(features, dim), init, gain)
-            nn.init.constant_(cast(nn.Linear, self.raw_std).bias, self.bound.initial)
+            nn.init.constant_(cast(nn.Linear, self.raw_std).bias, self.log_std.initial)
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """Distribution parameters; continuous actions have no mask."""
         raw = self.raw_std if isinstance(self.raw_std, nn.Parameter) else self.raw_std(features)
-        return self.bound.params(self.mean(features), raw)
+        return self.log_std.params(self.mean(features), raw)
 
 
 class LinearHead(nn.Module):
@@ -102,25 +121,59 @@ def policy_head(distribution: Distribution, features: int, std: StdConfig, init:
             return LinearHead(features, distribution.param_dim, init, gain)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ValueNormalizerConfig(NormalizerConfig):
+    """How values are kept in units of the returns' running mean and standard deviation."""
+
+    clip: float | None = None
+    """Without `rescale`: normalised values further from 0 than this are cut off; null for none."""
+    rescale: bool = True
+    """Rescale the critic's last layer whenever the statistics move, so that no prediction moves with them (PopArt)."""
+    of: Literal["returns", "values_and_returns"] = "returns"
+    """What the statistics are of. With the second, as in rl_games, the critic's values are counted first and
+    normalised, then the returns, each by the statistics of that moment."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, and a clip that rescaling would move."""
+        super().__post_init__()
+        if self.rescale and self.clip is not None:
+            raise ValueError(
+                f"value_normalizer: clip={self.clip} cuts values off that rescale=true is to keep; use one"
+            )
+
+
 class ValueHead(nn.Module):
     """Features `[..., F]` to normalised values `[...]`, with the statistics that give them back their units."""
 
-    def __init__(self, features: int, init: Init, gain: float, normalize: bool) -> None:
+    def __init__(self, features: int, init: Init, gain: float, normalizer: ValueNormalizerConfig | None) -> None:
         super().__init__()
         self.linear = init_layer(Linear(features, 1), init, gain)
-        self.normalizer = Normalizer() if normalize else IdentityNormalizer()
+        self.normalizer = IdentityNormalizer() if normalizer is None else normalizer.build()
+        self.rescales = normalizer is not None and normalizer.rescale
+        self.counts_values = normalizer is not None and normalizer.of == "values_and_returns"
 
     def forward(self, features: Tensor) -> Tensor:
         """Value in normalised units, as the loss sees it."""
         return self.linear(features).squeeze(-1)
 
     @torch.no_grad()
-    def update_statistics(self, return_: Tensor, valid: Tensor) -> None:
-        """Move the statistics to include these returns and rescale the layer so that no prediction moves (PopArt)."""
-        if isinstance(self.normalizer, IdentityNormalizer):
-            return
+    def absorb(self, value: Tensor, return_: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Move the statistics to include a rollout; gives its values and returns `[T, N]` in normalised units."""
+        if self.counts_values:
+            self.update_statistics(value, valid)
+            value = self.normalizer(value)
+            self.update_statistics(return_, valid)
+            return value, self.normalizer(return_)
+        self.update_statistics(return_, valid)
+        return self.normalizer(value), self.normalizer(return_)
+
+    @torch.no_grad()
+    def update_statistics(self, x: Tensor, valid: Tensor) -> None:
+        """Move the statistics to include these numbers; if wanted, rescale the layer so that no prediction moves."""
+        if isinstance(self.normalizer, IdentityNormalizer) or not self.rescales:
+            return self.normalizer.update(x, valid)
         old_scale, old_shift = self.normalizer.scale.clone(), self.normalizer.shift.clone()
-        self.normalizer.update(return_, valid)
+        self.normalizer.update(x, valid)
         scale, shift = self.normalizer.scale, self.normalizer.shift
         weight, bias = self.linear.weight, cast(Tensor, self.linear.bias)
         weight.mul_(old_scale / scale)
@@ -129,5 +182,5 @@ class ValueHead(nn.Module):
     @torch.no_grad()
     def shift_(self, amount: Tensor) -> None:
         """Move every value by a 0-d `amount` in the units of the reward."""
-        normalised = self.normalizer(amount) - self.normalizer(torch.zeros_like(amount))
-        cast(Tensor, self.linear.bias).add_(normalised)
+        scale = 1.0 if isinstance(self.normalizer, IdentityNormalizer) else self.normalizer.scale
+        cast(Tensor, self.linear.bias).add_(amount / scale)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from canter.functional.layers import linear_layers
@@ -20,26 +21,47 @@ for _name, _module in {
     "silu": nn.SiLU,
     "gelu": nn.GELU,
     "leaky_relu": nn.LeakyReLU,
+    "selu": nn.SELU,
+    "celu": nn.CELU,
+    "mish": nn.Mish,
+    "sigmoid": nn.Sigmoid,
+    "softplus": nn.Softplus,
+    "identity": nn.Identity,
 }.items():
     activations.register(_name)(_module)
 Activation = Annotated[str, activations]
-Init = Literal["orthogonal", "default"]
+Init = Literal["orthogonal", "default", "default_zero_bias", "glorot_normal", "glorot_uniform", "variance_scaling"]
+Layer = TypeVar("Layer", bound=nn.Linear | nn.Conv1d | nn.Conv2d)
 
 
-def init_layer(layer: nn.Linear | nn.Conv2d, init: Init, gain: float = math.sqrt(2)) -> nn.Linear | nn.Conv2d:
-    """Orthogonal weights of the given gain and zero bias, or torch's own default scaled by `gain / sqrt(2)`.
+def _scale(weight: Tensor, gain: float) -> None:
+    weight.data.mul_(gain / math.sqrt(2))
 
-    The scaling keeps the meaning of a small output gain (a policy that starts near uniform) under either choice.
+
+def _variance_scaling(weight: Tensor, gain: float) -> None:
+    std = gain / math.sqrt(weight[0].numel())
+    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+INITIALIZERS: dict[str, Callable[[Tensor, float], Any]] = {
+    "orthogonal": nn.init.orthogonal_,
+    "default": _scale,
+    "default_zero_bias": _scale,
+    "glorot_normal": nn.init.xavier_normal_,
+    "glorot_uniform": nn.init.xavier_uniform_,
+    "variance_scaling": _variance_scaling,
+}
+"""What makes weights of a given gain begin, from those that torch gave them."""
+
+
+def init_layer(layer: Layer, init: Init, gain: float = math.sqrt(2)) -> Layer:
+    """Weights of the given gain and zero biases. Torch's own default is scaled by `gain / sqrt(2)`, with its biases.
+
+    The scaling keeps the meaning of a small output gain (a policy that starts near uniform) under every choice.
     """
-    if init == "orthogonal":
-        nn.init.orthogonal_(layer.weight, gain)
-        if layer.bias is not None:
-            nn.init.zeros_(layer.bias)
-    else:
-        factor = gain / math.sqrt(2)
-        layer.weight.data.mul_(factor)
-        if layer.bias is not None:
-            layer.bias.data.mul_(factor)
+    INITIALIZERS[init](layer.weight, gain)
+    if layer.bias is not None:
+        _scale(layer.bias, gain) if init == "default" else nn.init.zeros_(layer.bias)
     return layer
 
 
@@ -54,21 +76,32 @@ class Linear(nn.Linear):
         return linear_layers(input, IDENTITY, [self.weight, self.bias])
 
 
+NormPosition = Literal["before_activation", "after_activation"]
+
+
 class MLP(nn.Sequential):
-    """Linear layers, each with an optional layer norm and the activation: `[..., input_dim]` to `[..., hidden[-1]]`."""
+    """Linear layers, each with the activation and perhaps a layer norm: `[..., input_dim]` to `[..., hidden[-1]]`."""
 
     def __init__(
-        self, input_dim: int, hidden: tuple[int, ...], activation: Activation, init: Init, gain: float, layer_norm: bool
+        self,
+        input_dim: int,
+        hidden: tuple[int, ...],
+        activation: Activation,
+        init: Init,
+        gain: float,
+        layer_norm: NormPosition | None = None,
     ) -> None:
         layers: list[nn.Module] = []
         for width in hidden:
             layers.append(init_layer(nn.Linear(input_dim, width), init, gain))
-            if layer_norm:
+            if layer_norm == "before_activation":
                 layers.append(nn.LayerNorm(width))
             layers.append(activations[activation]())
+            if layer_norm == "after_activation":
+                layers.append(nn.LayerNorm(width))
             input_dim = width
         super().__init__(*layers)
-        self.plain = not layer_norm and len(hidden) > 0
+        self.plain = layer_norm is None and len(hidden) > 0
         """Whether there is nothing but linear layers and activations."""
 
     @property
@@ -79,3 +112,18 @@ class MLP(nn.Sequential):
     def forward(self, input: Tensor) -> Tensor:
         """`[..., input_dim]` to `[..., hidden[-1]]`."""
         return linear_layers(input, self[-1], self.weights) if self.plain else super().forward(input)
+
+
+class D2RL(nn.ModuleList):
+    """As `MLP`, but every layer after the first reads the input beside what the layer before gave."""
+
+    def __init__(self, input_dim: int, hidden: tuple[int, ...], *settings: Any) -> None:
+        reads = [input_dim, *(width + input_dim for width in hidden[:-1])]
+        super().__init__(MLP(width, (own,), *settings) for width, own in zip(reads, hidden, strict=False))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`[..., input_dim]` to `[..., hidden[-1]]`."""
+        x = input
+        for i, layer in enumerate(self):
+            x = layer(x if i == 0 else torch.cat([x, input], dim=-1))
+        return x

@@ -14,16 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from canter.nn.cnn import CNNConfig
-from canter.nn.mlp import MLP, Activation, Init
-from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, Normalizer
+from canter.nn.mlp import D2RL, MLP, Activation, Init, NormPosition
+from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, NormalizerConfig
 from canter.nn.rnn import AnyMemory, Memory, NoMemory, RNNConfig
 from canter.plain import check_settings
 from canter.registry import Registry, nearest
 from canter.specs import ACTION_MASK, TensorSpec
 from canter.struct import Obs, State, tree_map
-
-OBS_CLIP = 10.0
-"""Normalised observations further than this many standard deviations away are cut off."""
 
 
 class AnyNetwork(Protocol):
@@ -86,15 +83,22 @@ class NetworkConfig:
     activation: Activation = "tanh"
     """Non-linearity between layers."""
     layer_norm: bool = False
-    """Layer norm before each activation."""
+    """Layer norm in each hidden layer."""
+    layer_norm_position: NormPosition = "before_activation"
+    """Where in the layer it stands."""
+    d2rl: bool = False
+    """Let every hidden layer after the first read the input beside what the layer before it gave."""
     init: Init = "orthogonal"
-    """How weights begin: orthogonal matrices, or torch's default."""
+    """How weights begin: orthogonal, torch's default with or without its random biases, or by Glorot's or He's rules
+    (variance_scaling: a normal distribution, cut off, of variance `gain^2 / inputs`)."""
     init_gain: float = math.sqrt(2)
     """Scale of the initial hidden weights."""
     normalize_obs: bool = True
-    """Standardise vector observations by running statistics, clipped at 10 standard deviations."""
+    """Standardise vector observations by running statistics."""
+    normalizer: NormalizerConfig = field(default_factory=NormalizerConfig)
+    """How that is done."""
     cnn: CNNConfig = field(default_factory=CNNConfig)
-    """Encoder for image groups (three axes)."""
+    """Encoder for image groups (three axes) and, if it says so, for groups of two."""
     memory: RNNConfig | None = None
     """Recurrent layers; None is a network without memory."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -134,13 +138,14 @@ class Network(nn.Module):
         width = 0
         for spec in groups.values():
             is_image, dim = len(spec.shape) == 3, math.prod(spec.shape)
-            if is_image:
-                self.encoders.append(config.cnn.build(spec.shape, config.activation, config.init, config.init_gain))
-                dim = config.cnn.features
+            if is_image or (len(spec.shape) == 2 and config.cnn.sequences):
+                encoder = config.cnn.build(spec.shape, config.activation, config.init, config.init_gain)
+                self.encoders.append(encoder)
+                dim = encoder.features
             else:
                 self.encoders.append(nn.Flatten(-len(spec.shape)) if len(spec.shape) > 1 else nn.Identity())
             normalize = config.normalize_obs and not is_image
-            self.normalizers.append(Normalizer(spec.shape, OBS_CLIP) if normalize else IdentityNormalizer())
+            self.normalizers.append(config.normalizer.build(spec.shape) if normalize else IdentityNormalizer())
             width += dim
         self.memory_first = config.memory is None or config.memory.position == "before_mlp"
         self.concat_input = config.memory is not None and config.memory.concat_input
@@ -155,9 +160,9 @@ class Network(nn.Module):
         self.memory: AnyMemory = NoMemory()
         if config.memory is not None:
             self.memory = Memory(config.memory, reads_memory, config.init)
-        self.hidden = MLP(
-            reads_layers, config.hidden, config.activation, config.init, config.init_gain, config.layer_norm
-        )
+        norm = config.layer_norm_position if config.layer_norm else None
+        hidden = D2RL if config.d2rl else MLP
+        self.hidden = hidden(reads_layers, config.hidden, config.activation, config.init, config.init_gain, norm)
 
     def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Features `[L, B, features]` of observations `[L, B, ...]`, and the state after the last row.

@@ -47,7 +47,9 @@ class Recorder:
         if path.exists():
             raise CannotRender(f"{path} exists already; remove it or give another name")
         if not isinstance(env, Renders):
-            raise CannotRender(f"{env.spec.env_id} cannot be drawn; only Gymnasium's environments can")
+            raise CannotRender(
+                f"{env.spec.env_id} cannot be drawn; Gymnasium's environments can, and others that offer `render`"
+            )
         self.env, self.env_id, self.path = env, env.spec.env_id, path
 
     def __enter__(self) -> Self:

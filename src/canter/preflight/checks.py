@@ -11,7 +11,7 @@ import re
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from canter.algorithms.base import unused_by
-from canter.envs import unused_settings
+from canter.algorithms.base import symmetries_of, unused_by
+from canter.envs import closed_quietly, unused_settings
+from canter.envs.gymnasium_contract import row_of, text_of
 from canter.preflight.plan import Finding, Plan, check_foresight, check_memory, check_plan, check_truncation, counted
+from canter.preflight.symmetry import prove
 from canter.preflight.trial import Trial, run_trial
-from canter.specs import ACTION_MASK, Continuous, Env
+from canter.specs import ACTION_MASK, Continuous, ContractBroken, Env, EnvFailed
 from canter.training.settings import RunConfig
 
 STEPS, SECONDS = 256, 0.3
@@ -43,7 +45,7 @@ def preflight(config: RunConfig, plan: Plan, env: Env | None = None) -> list[Fin
     a run is the same with and without it.
     """
     with _random_streams_kept(config.device), heard_warnings() as heard, ExitStack() as opened:
-        env = opened.enter_context(closing(config.env.build(config.device))) if env is None else env
+        env = opened.enter_context(closed_quietly(config.env.build(config.device))) if env is None else env
         found, trial = _examine(env, config.seed)
         plan = replace(plan, num_agents=env.spec.num_agents if config.self_play is None else 1)
         spec = replace(env.spec, num_envs=plan.rows)
@@ -59,6 +61,7 @@ def preflight(config: RunConfig, plan: Plan, env: Env | None = None) -> list[Fin
             algorithm.use_engine(config.execution.engine)
             found += [Finding("ok", what, str(chosen)) for what, chosen in algorithm.about().items()]
             found.append(check_memory(plan, spec, algorithm.empty_record(), algorithm.state_dict()))
+            found += [prove(symmetry, env, config.seed) for symmetry in symmetries_of(config.algorithm, env.spec)]
         except ValueError as error:
             found.append(Finding("error", "settings", str(error)))
     return found + heard
@@ -272,10 +275,14 @@ def _span(values: list[Any]) -> str:
 
 
 def _raised(error: Exception) -> str:
-    """An error with the place it comes from."""
+    """An error with the environment and the place that it comes from."""
+    row = error.row if isinstance(error, EnvFailed) else row_of(error.__traceback__)
+    who = "" if row is None else f" (environment {row})"
+    if isinstance(error, ContractBroken | EnvFailed):
+        return f"random actions showed a broken contract{who}: {text_of(error)}"
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"random actions ended in {type(error).__name__}: {error}{place}"
+    return f"random actions ended in {type(error).__name__}: {text_of(error)}{place}{who}"
 
 
 @contextlib.contextmanager

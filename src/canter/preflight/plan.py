@@ -59,6 +59,11 @@ class Plan(RolloutPlan):
         return self.epochs * self.num_minibatches
 
     @property
+    def minibatch(self) -> int:
+        """Rows of an update."""
+        return self.drawn or self.batch // self.num_minibatches
+
+    @property
     def rollouts(self) -> int | None:
         """Rollouts in the whole run, at most; None where nobody knows."""
         by_steps = None if self.total_steps is None else math.ceil(self.total_steps / self.batch)
@@ -67,9 +72,14 @@ class Plan(RolloutPlan):
     def in_words(self) -> str:
         """How a rollout is cut up."""
         agents = f" x {self.num_agents} agents" if self.num_agents > 1 else ""
+        rows = f"{self.horizon:,} steps x {self.num_envs:,} envs{agents} = {self.batch:,}"
+        if self.drawn:
+            return (
+                f"rollout = {rows}, then {counted(self.updates, 'update')} on {self.drawn:,} remembered transitions "
+                f"each; the first {self.warmup_steps:,} steps are random and learn nothing"
+            )
         return (
-            f"batch = {self.horizon:,} steps x {self.num_envs:,} envs{agents} = {self.batch:,}, "
-            f"{counted(self.num_minibatches, 'minibatch')} of {self.batch // self.num_minibatches:,}, "
+            f"batch = {rows}, {counted(self.num_minibatches, 'minibatch')} of {self.minibatch:,}, "
             f"{counted(self.epochs, 'epoch')}: {counted(self.updates, 'update')} per rollout"
         )
 
@@ -79,7 +89,8 @@ class Plan(RolloutPlan):
             return "how long the run will be is not known"
         whole = self.rollouts * self.batch
         steps = whole if self.total_steps is None else min(self.total_steps, whole)
-        total = counted(self.rollouts * self.updates, "update")
+        learning = max(0, self.rollouts - max(0, math.ceil(self.warmup_steps / self.batch) - 1))
+        total = counted(learning * self.updates, "update")
         return f"{counted(steps, 'step')} = {counted(self.rollouts, 'rollout')}, {total} in all"
 
 
@@ -93,11 +104,9 @@ def check_plan(plan: Plan) -> list[Finding]:
             f"raise total_steps to {longer:,} or more, or use a smaller horizon or fewer environments"
         )
         found.append(Finding("warning", "budget", text))
-    if plan.batch // plan.num_minibatches < SMALL_MINIBATCH:
-        text = (
-            f"a minibatch has only {plan.batch // plan.num_minibatches} rows, so its gradient is mostly noise: "
-            "use fewer minibatches, more environments or a longer horizon"
-        )
+    if plan.minibatch < SMALL_MINIBATCH:
+        advice = "a larger batch_size" if plan.drawn else "fewer minibatches, more environments or a longer horizon"
+        text = f"a minibatch has only {plan.minibatch} rows, so its gradient is mostly noise: use {advice}"
         found.append(Finding("warning", "minibatches", text))
     return found
 
@@ -168,11 +177,11 @@ def tree_bytes(tree: Any) -> int:
 
 def size(count: float) -> str:
     """Bytes as people say them."""
-    for unit in ("B", "kB", "MB"):
+    for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:,.3g} GB"
+    return f"{count:,.0f} PB"
 
 
 def counted(number: int, noun: str) -> str:

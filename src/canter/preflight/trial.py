@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from canter.specs import ACTION_MASK, Continuous, Discrete, Env, EnvSpec, Step
+from canter.envs.contract import check_obs, check_step
+from canter.specs import ACTION_MASK, Continuous, Discrete, Env, EnvSpec
 from canter.struct import Obs
 
 MAX_ROWS = 4
@@ -21,10 +22,6 @@ MAX_BYTES = 64 << 20
 """A trial of large observations ends when it holds this much."""
 ENOUGH_STEPS = 32
 """A trial of a slow environment ends when its time is up, but not before."""
-
-
-class ContractBroken(ValueError):
-    """An environment gave something other than `canter.specs` promises; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -117,45 +114,3 @@ def random_actions(spec: EnvSpec) -> Callable[[Obs, torch.Generator], Tensor]:
 def to_host(obs: Obs, rows: int) -> Obs:
     """A copy of the first rows that the environment's next step cannot overwrite."""
     return {name: group[:rows].detach().to("cpu", copy=True) for name, group in obs.items()}
-
-
-def check_obs(obs: Obs, spec: EnvSpec, source: str) -> None:
-    """Refuse observations that are not what the spec declares."""
-    if obs.keys() != spec.obs.keys():
-        raise ContractBroken(f"{source} gave the observation groups {sorted(obs)}, the spec has {sorted(spec.obs)}")
-    for name, declared in spec.obs.items():
-        found, shape = obs[name], (spec.num_envs, *declared.shape)
-        if (tuple(found.shape), found.dtype) != (shape, declared.dtype):
-            raise ContractBroken(
-                f"{source} gave observation {name!r} as {found.dtype} {tuple(found.shape)}, "
-                f"the spec says {declared.dtype} {shape}"
-            )
-        if found.device.type != spec.device.type:
-            raise ContractBroken(f"{source} gave observation {name!r} on {found.device}, the spec says {spec.device}")
-
-
-def check_step(step: Step, spec: EnvSpec) -> None:
-    """Refuse a step that breaks the contract of `canter.specs.Step`."""
-    check_obs(step.obs, spec, "step()")
-    flags = ("terminated", "truncated", "valid")
-    for name, dtype in (("reward", torch.float32), *((flag, torch.bool) for flag in flags)):
-        found: Tensor = getattr(step, name)
-        if (tuple(found.shape), found.dtype) != ((spec.num_envs,), dtype):
-            raise ContractBroken(
-                f"step() gave {name} as {found.dtype} {tuple(found.shape)}, it must be {dtype} ({spec.num_envs},)"
-            )
-    for name, value in step.metrics.items():
-        if value.ndim != 0 or value.device.type != spec.device.type:
-            raise ContractBroken(
-                f"step() gave the metric {name!r} as {tuple(value.shape)} on {value.device}, "
-                f"it must be () on {spec.device}"
-            )
-    if bool((step.terminated & step.truncated).any()):
-        raise ContractBroken("step() gave a row that is both terminated and truncated; terminated must win")
-    if spec.final_obs == "separate" and step.final_obs is None and bool((step.terminated | step.truncated).any()):
-        raise ContractBroken(
-            "an episode ended without Step.final_obs, which the spec promises (final_obs: separate); if the simulator "
-            'loses it, the spec must say final_obs="unknown"'
-        )
-    if step.final_obs is not None:
-        check_obs(step.final_obs, spec, "step().final_obs")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from canter.report.data import read_run
 from canter.report.page import GENERATOR, comparison_page, run_page
+from canter.storage.durable import replace_file
 
 __all__ = ["write_report"]
 
@@ -32,9 +32,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None, *, threshold: f
         raise ValueError(f"{out.parent} is no folder, so {out.name} cannot be written there")
     if out.exists() and not is_report(out):
         raise ValueError(f"{out} exists and is no report of canter; choose another file with --out")
-    fresh = out.with_name(f".{out.name}-{os.getpid()}")
-    fresh.write_text(page, encoding="utf-8")
-    os.replace(fresh, out)
+    replace_file(out, page.encode(), 0o666)
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,24 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from canter.runs.run_folder import CONFIG
+from canter.plain import ConfigError
+from canter.runs.run_folder import CONFIG, METRICS
 from canter.runs.run_record import Status, read_record, run_status
-
-METRICS = "metrics.jsonl"
+from canter.storage.strict_yaml import read_yaml
+from canter.storage.untrusted import open_untrusted
 
 MAX_ROWS = 4000
 """Of longer files only every n-th row is read."""
 MAX_LINE = 1 << 20
 MAX_COLUMNS = 300
-MAX_CONFIG = 1 << 18
+MAX_BYTES = 4 << 30
 MAX_SETTINGS = 1000
 TAIL = 1 << 16
 """Where the last row is looked for."""
-
-_MISFITS = (ValueError, LookupError, AttributeError, TypeError, ArithmeticError)
-"""What `!!int x`, `!!timestamp x` and their like end in."""
 
 Row = dict[str, float]
 """One iteration: names to finite numbers."""
@@ -118,10 +116,10 @@ def read_run(path: Path) -> RunData:
 def read_rows(path: Path) -> Iterator[Row]:
     """The rows of a metrics file, thinned out to about `MAX_ROWS`; what is no row is passed over."""
     try:
-        with path.open("rb") as file:
+        with open_untrusted(path, MAX_BYTES, within=path.parent) as file:
             start = file.read(TAIL)
             length = max(1.0, len(start) / max(1, start.count(b"\n")))
-            stride = max(1, math.ceil(path.stat().st_size / length / MAX_ROWS))
+            stride = max(1, math.ceil(os.fstat(file.fileno()).st_size / length / MAX_ROWS))
             file.seek(0)
             number, line = 0, b""
             for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b"")):
@@ -136,8 +134,8 @@ def read_rows(path: Path) -> Iterator[Row]:
 def read_last_row(path: Path) -> Row:
     """The last whole row of a metrics file, without reading the others; empty if there is none near the end."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
+        with open_untrusted(path, MAX_BYTES, within=path.parent) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
             lines = file.read(TAIL).splitlines()
     except OSError:
         return {}
@@ -175,9 +173,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     Older or newer versions may know other settings, so they are shown as they are and not checked.
     """
     try:
-        with path.open("rb") as file:
-            content = yaml.safe_load(file.read(MAX_CONFIG))
-    except (OSError, yaml.YAMLError, RecursionError, *_MISFITS):
+        content, _ = read_yaml(path, within=path.parent)
+    except ConfigError:
         return {}
     return dict(islice(flatten(content), MAX_SETTINGS))
 

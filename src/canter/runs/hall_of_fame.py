@@ -30,6 +30,7 @@ from canter.storage.durable import replace_file
 from canter.storage.lock import guard
 from canter.storage.policy_file import FINAL_ACTOR, POLICIES, read_policy_file
 from canter.storage.tree import Malformed, parse_json
+from canter.storage.untrusted import read_untrusted
 
 HALL, INDEX = "hall_of_fame", "index.json"
 SCHEMA = 1
@@ -159,11 +160,10 @@ class Hall:
         """All entries, the best first; `HallCorrupt` if the index cannot be used."""
         path = self.folder / INDEX
         try:
-            with path.open("rb") as file:
-                return _parse_index(parse_json(file.read(MAX_BYTES)))
+            return _parse_index(parse_json(read_untrusted(path, MAX_BYTES, within=self.folder)))
         except FileNotFoundError:
             return []
-        except Malformed as error:
+        except (OSError, Malformed) as error:
             raise HallCorrupt(f"{path} cannot be used: {error}") from error
 
     def _readable(self) -> list[Entry]:

@@ -58,6 +58,8 @@ class Policies:
         self.best_score = -math.inf
         self.best: Callable[[Path], None] | None = None
         """Writes the best policy so far, as it was then; None if it is on the disk."""
+        self.unsaved: set[str] = set()
+        """Names of files that the disk refused, and that were not written since."""
 
     def open(self) -> None:
         """Learn from the disk what the best was so far."""
@@ -103,5 +105,7 @@ class Policies:
     def _write(self, name: str, write: Callable[[Path], None]) -> None:
         try:
             write(self.folder / name)
+            self.unsaved.discard(name)
         except OSError as error:
+            self.unsaved.add(name)
             _log.error("policy %s was not saved (%s); older ones are intact", self.folder / name, error)

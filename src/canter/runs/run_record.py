@@ -15,6 +15,7 @@ from canter.machine import describe_machine, describe_versions
 from canter.storage.durable import replace_file
 from canter.storage.lock import is_held
 from canter.storage.tree import Malformed, parse_json
+from canter.storage.untrusted import read_untrusted
 
 RECORD = "run.json"
 MAX_BYTES = 1 << 20
@@ -34,13 +35,20 @@ class RunRecord:
         self.path = folder / RECORD
         self.content: dict[str, Any] = {}
 
-    def begin(self, about: dict[str, Any]) -> None:
+    @property
+    def identity(self) -> str | None:
+        """What tells the run from all others; None where nothing is written of it."""
+        found = read_record(self.path.parent).get("id")
+        return found if isinstance(found, str) else None
+
+    def begin(self, identity: str, about: dict[str, Any]) -> None:
         """Note that this process works on the run, and what the algorithm says `about` itself.
 
         A run that goes on keeps the time of its start.
         """
         now, before = _now(), read_record(self.path.parent)
         self.content = {
+            "id": identity,
             "status": "running",
             "started": before.get("started", now),
             "resumed": now if before else None,
@@ -72,8 +80,7 @@ class RunRecord:
 def read_record(folder: Path) -> dict[str, Any]:
     """The record of a run; empty if there is none, or it cannot be read."""
     try:
-        with (folder / RECORD).open("rb") as file:
-            content = parse_json(file.read(MAX_BYTES))
+        content = parse_json(read_untrusted(folder / RECORD, MAX_BYTES, within=folder))
     except (OSError, Malformed):
         return {}
     return content if isinstance(content, dict) else {}

@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 from canter import distributed
 from canter.plain import to_plain
+from canter.storage.untrusted import read_untrusted
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +127,7 @@ class WandbWriter:
         self.run = self.wandb.init(
             project=self.project,
             name=self.path.name,
-            id=identity.read_text(),
+            id=read_untrusted(identity, 4096, within=self.path).decode(),
             resume="allow",
             dir=str(self.path),
             config=settings,

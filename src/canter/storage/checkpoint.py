@@ -25,6 +25,7 @@ from typing import Any
 from canter.storage.durable import sync_folder, write_synced
 from canter.storage.lock import is_alive
 from canter.storage.tree import Malformed, decode, encode, parse_json
+from canter.storage.untrusted import read_untrusted
 
 SCHEMA = 1
 """Version of the layout; readers refuse what they do not know."""
@@ -123,10 +124,6 @@ class CheckpointStore:
         self._rotate(step)
         return path
 
-    def release(self, step: int) -> None:
-        """Take back the mark that `keep` made; the next save may rotate the checkpoint away."""
-        self._mark(step).unlink(missing_ok=True)
-
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, usable or not, in ascending order."""
         names = os.listdir(self.folder) if self.folder.is_dir() else []
@@ -211,15 +208,10 @@ def _listed(folder: Path, manifest: Any) -> dict[str, Any]:
 
 
 def _read(folder: Path, name: str, size: int | None) -> bytes:
-    # Neither following links nor waiting for the other end of a pipe.
-    fd = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as file:
-        info = os.fstat(fd)
-        _expect(folder, name, stat.S_ISREG(info.st_mode), "is no plain file")
-        _expect(folder, name, info.st_size <= MAX_BYTES[name], f"has {info.st_size} bytes, more than allowed")
-        if size is not None:
-            _expect(folder, name, info.st_size == size, f"has {info.st_size} bytes, the manifest says {size}")
-        return file.read(info.st_size)
+    length = (folder / name).lstat().st_size
+    if size is not None:
+        _expect(folder, name, length == size, f"has {length} bytes, the manifest says {size}")
+    return read_untrusted(folder / name, MAX_BYTES[name], within=folder)
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file, readable by its owner only, and wait until it is on the disk."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def write_synced(path: Path, data: bytes | Iterable[bytes], mode: int = 0o600) -> None:
+    """Write a new file, of one piece or several, by default for its owner only, and wait until it is on the disk."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with open(fd, "wb") as file:
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(fd)
 
@@ -25,7 +28,26 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def append(path: Path, data: bytes) -> None:
+    """Add to the end of a plain file, all or nothing as far as the disk allows."""
+    # No link is followed, and no pipe waited for.
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | flags, 0o666)
+    try:
+        end, rest = os.fstat(fd).st_size, memoryview(data)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "no plain file", str(path))
+        try:
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+        except OSError:
+            os.ftruncate(fd, end)
+            raise
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, data: bytes | Iterable[bytes], mode: int = 0o600) -> None:
     """Put a whole new file in the place of the old one; if this raises, the old one is there still.
 
     There must be one writer of `path` at a time. What a killed one left under a name that starts with a dot is
@@ -34,7 +56,7 @@ def replace_file(path: Path, data: bytes) -> None:
     fresh = path.with_name(f".{path.name}.partial")
     fresh.unlink(missing_ok=True)
     try:
-        write_synced(fresh, data)
+        write_synced(fresh, data, mode)
         os.rename(fresh, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -18,8 +18,11 @@ from pathlib import Path
 from typing import Self
 
 from canter.storage.durable import write_synced
+from canter.storage.tree import Malformed, parse_json
+from canter.storage.untrusted import read_untrusted
 
 LOCK, GUARD = "run.lock", ".run.lock.guard"
+MAX_BYTES = 4096
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _log = logging.getLogger(__name__)
 
@@ -139,7 +142,7 @@ def guard(folder: Path) -> Iterator[None]:
     Without it, two that find the same stale lock could each remove it, the second removing the lock of the first. The
     system lets go of the guard when its holder dies.
     """
-    fd = os.open(folder / GUARD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(folder / GUARD, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         with contextlib.suppress(OSError):  # some network file systems have no such locks; creation is exclusive still
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -166,8 +169,8 @@ def _create(path: Path, data: bytes) -> None:
 
 def _read(path: Path) -> Owner | None:
     try:
-        owner = Owner(**json.loads(path.read_text()[:4096]))
-    except (OSError, ValueError, TypeError, RecursionError):
+        owner = Owner(**parse_json(read_untrusted(path, MAX_BYTES, within=path.parent)))
+    except (OSError, Malformed, TypeError):
         return None
     texts = (owner.host, owner.since, owner.birth, owner.token)
     fine = isinstance(owner.pid, int) and owner.pid > 0 and all(isinstance(text, str) for text in texts)

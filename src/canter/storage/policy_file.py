@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from canter.plain import from_plain, to_plain
 from canter.specs import ACTION_MASK, EnvSpec
 from canter.storage.durable import replace_file
 from canter.storage.tree import Malformed, parse_json, parse_tensors
+from canter.storage.untrusted import read_untrusted
 from canter.storage.validity import check_finite, check_same, spec_from_plain, spec_to_plain
 from canter.struct import Obs, State, tree_map
 
@@ -139,7 +139,8 @@ def find_policy(path: Path) -> Path:
         return path
     numbered = sorted((path / POLICIES).glob("step-*.safetensors"), key=lambda file: (len(file.name), file.name))
     candidates = [path / POLICIES / BEST, path / POLICIES / FINAL_ACTOR, *reversed(numbered)]
-    found = next((candidate for candidate in candidates if candidate.is_file()), None)
+    # Whatever is there is meant, and refused where it is no file: another policy must not take its place unnoticed.
+    found = next((candidate for candidate in candidates if os.path.lexists(candidate)), None)
     if found is None:
         raise NoPolicy(
             f"{path} holds no policy: there is none in {path / POLICIES} (a run writes the first one when it ends "
@@ -225,16 +226,10 @@ def _parse_info(about: dict[str, Any]) -> PolicyInfo:
 
 
 def _read(path: Path) -> bytes:
+    # In a run's folder of policies it must lie there; elsewhere the user has named it.
+    run = path.absolute().parent.parent if path.absolute().parent.name == POLICIES else None
     try:
-        # Not waiting for the other end of a pipe.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise PolicyFileCorrupt(path, "it is no plain file")
-            if status.st_size > MAX_BYTES:
-                raise PolicyFileCorrupt(path, f"it has {status.st_size} bytes, more than allowed")
-            return file.read(status.st_size)
+        return read_untrusted(path, MAX_BYTES, within=run)
     except FileNotFoundError as error:
         raise NoPolicy(f"there is no policy {path}") from error
     except OSError as error:

@@ -6,18 +6,26 @@ T steps, N environments.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
-from canter.specs import LOST_FINAL_OBS, Env, Stateful
-from canter.struct import Metrics, tree_copy_, tree_map
+from canter.envs.contract import check_form, check_obs
+from canter.envs.gymnasium_contract import place_of, row_of, text_of
+from canter.envs.watchdog import PATIENCE, Watchdog, warn_of_hanging
+from canter.specs import LOST_FINAL_OBS, ContractBroken, Env, EnvFailed, Stateful
+from canter.struct import Metrics, Obs, tree_copy_, tree_map
 from canter.training.env_metrics import EnvMetrics
 from canter.training.episodes import Episodes, EpisodeTracker
+from canter.training.signals import AskedToEnd
 from canter.training.stopwatch import Stopwatch
 
 _log = logging.getLogger(__name__)
@@ -26,14 +34,19 @@ PARTIAL = "the environment saves a part of its state, and no more than that part
 """Why episodes do not go on where an environment has `resumes = "partial"`."""
 
 
+class EnvironmentFailed(EnvFailed):
+    """An environment raised, died or broke its contract; the message names it, the step, its error and the place."""
+
+
 class Collector:
     """Fills one rollout after another; episodes run on from each to the next."""
 
-    def __init__(self, env: Env, algorithm: Algorithm[Any], seed: int) -> None:
+    def __init__(self, env: Env, algorithm: Algorithm[Any], seed: int, patience: float = PATIENCE) -> None:
         self.env, self.algorithm, self.seed = env, algorithm, seed
+        self.watchdog = Watchdog(patience, partial(warn_of_hanging, threading.get_ident()))
         if env.spec.final_obs == "unknown" and env.spec.truncates is not False:
             _log.warning("%s: %s", env.spec.env_id or type(env).__name__, LOST_FINAL_OBS)
-        obs = env.reset(seed)
+        obs = self._reset_env(seed)
         self.state = algorithm.policy.initial_state(env.spec.num_envs)
         self.reads_reset = getattr(algorithm, "reads_reset", True)
         self.rollout = Rollout.allocate(
@@ -50,35 +63,70 @@ class Collector:
 
     @torch.no_grad()
     def collect(self, act: Callable[..., Any] | None = None) -> Rollout[Any]:
-        """T steps of every environment; `act` may be another form of the algorithm's own."""
+        """T steps of every environment; `act` may be another form of the algorithm's own.
+
+        Raises `EnvironmentFailed` where an environment does not do its part, and on a CPU `NonFiniteObservation`; then
+        nothing of the algorithm has changed but its random streams.
+        """
         act = act or self.algorithm.act
         self.clock.lap("other")
-        obs, state, reset, mode = self.rollout.begin(), self.state, self.rollout.reset[0], self.env.spec.final_obs
-        for t, row in enumerate(self.rows):
-            self.rollout.keep_state(t, state, self.algorithm.sequence_length)
-            action, record, state = act(obs, state, reset)
-            self.clock.lap("policy")
-            step = self.env.step(action)
-            self.clock.lap("env")
-            obs = row.write(record, step)
-            if self.reads_reset:
-                reset = self.rollout.mark_resets(mode, t)
-            self.reported.write(t, step.metrics)
-        self.rollout.mark_resets(mode)
+        obs, state, reset, spec = self.rollout.begin(), self.state, self.rollout.reset[0], self.env.spec
+        t, stepping = 0, False
+        try:
+            for t, row in enumerate(self.rows):
+                self.rollout.keep_state(t, state, self.algorithm.sequence_length)
+                action, record, state = act(obs, state, reset)
+                self.clock.lap("policy")
+                stepping = True
+                self.watchdog.begin()
+                step = self.env.step(action)
+                self.clock.lap("env")
+                if self.steps_before == 0 or t == 0:
+                    check_form(step, spec)
+                obs = row.write(record, step)
+                stepping = False
+                if self.reads_reset:
+                    reset = self.rollout.mark_resets(spec.final_obs, t)
+                self.reported.write(t, step.metrics)
+        except (Exception, SystemExit) as error:
+            if not stepping or isinstance(error, AskedToEnd):
+                raise
+            raise failure(error, "step", self.steps_before + t) from error
+        finally:
+            self.watchdog.end()
+        self.rollout.mark_resets(spec.final_obs)
+        self.tracker.search(self.rollout, self.steps_before)
         tree_copy_(self.state, state)
         self.tracker.add(self.rollout)
         self.clock.lap("policy")
         return self.rollout
 
-    def keep_episodes(self) -> None:
-        """Keep the episodes of the last rollout on the device, without waiting for it, until they are read."""
-        self.tracker.keep(self.rollout)
+    def _reset_env(self, seed: int) -> Obs:
+        """Start all episodes anew."""
+        self.watchdog.begin()
+        try:
+            obs = self.env.reset(seed)
+            check_obs(obs, self.env.spec, "reset()")
+        except (Exception, SystemExit) as error:
+            if isinstance(error, AskedToEnd):
+                raise
+            raise failure(error, "reset", None) from error
+        finally:
+            self.watchdog.end()
+        return obs
+
+    def keep_episodes(self, flags: Tensor | None = None) -> None:
+        """Keep the episodes of the last rollout on the device, without waiting for it, until they are read.
+
+        `flags` are read with them, see `EpisodeTracker.keep`.
+        """
+        self.tracker.keep(self.rollout, flags)
         self.steps_before += self.algorithm.horizon
 
     def read_episodes(self) -> Episodes:
         """Episodes of all rollouts kept since the last reading; where none was, of the last rollout.
 
-        Raises `NonFiniteObservation` if an environment gave NaN or infinity in any of them.
+        Raises `NonFinite` if an environment gave NaN or infinity in any of them, or an update left some.
         """
         if not self.tracker.kept:
             self.keep_episodes()
@@ -94,6 +142,10 @@ class Collector:
         `env` is None where the environment cannot give its state. `episodes_restart` says why episodes cannot go on,
         None where they can.
         """
+        return self._state(**self.env_state())
+
+    def env_state(self) -> dict[str, Any]:
+        """`env`, the state of the environment, and `episodes_restart`."""
         env, reason = None, "this kind of environment cannot save its state"
         if isinstance(self.env, Stateful):
             try:
@@ -101,11 +153,26 @@ class Collector:
                 reason = None if getattr(self.env, "resumes", "exact") == "exact" else PARTIAL
             except NotImplementedError as error:
                 reason = str(error)
-        saved = tree_map(torch.clone, self._tensors())
-        own = {"steps_before": self.steps_before, "threads": self.threads}
-        return saved | own | {"env": env, "episodes_restart": reason}
+        return {"env": env, "episodes_restart": reason}
 
-    def _tensors(self) -> dict[str, Any]:
+    def state_after_failure(self, env_state: dict[str, Any] | None, reason: str) -> dict[str, Any]:
+        """As `state_dict`, with the environment as it was; None where that is not known: `reason` then says why.
+
+        What outlives episodes in an environment, such as the pool of opponents in self-play, is then saved as it is
+        now.
+        """
+        if env_state is None:
+            env_state = {"env": None, "episodes_restart": reason}
+            with suppress(Exception):
+                env_state["env"] = self.env_state()["env"]
+        return self._state(**env_state)
+
+    def _state(self, env: Any, episodes_restart: str | None) -> dict[str, Any]:
+        saved = tree_map(torch.clone, self.tensors())
+        own = {"steps_before": self.steps_before, "threads": self.threads}
+        return saved | own | {"env": env, "episodes_restart": episodes_restart}
+
+    def tensors(self) -> dict[str, Any]:
         """What the next rollout begins with, where it lives."""
         return {
             "obs": self.rollout.obs_at(self.algorithm.horizon),
@@ -129,12 +196,26 @@ class Collector:
             _log.warning("all episodes start anew: %s", state["episodes_restart"])
             self._restart()
         else:
-            tree_copy_(self._tensors(), state)
+            tree_copy_(self.tensors(), state)
 
     def _restart(self) -> None:
         # Another seed than at the start, or a run stopped early and often would see the same few episodes.
         draws = np.random.SeedSequence(self.seed, spawn_key=(self.steps_before,)).generate_state(1, np.uint64)
-        tree_copy_(self.rollout.obs_at(self.algorithm.horizon), self.env.reset(int(draws[0]) >> 1))
+        tree_copy_(self.rollout.obs_at(self.algorithm.horizon), self._reset_env(int(draws[0]) >> 1))
         self.rollout.reset[self.algorithm.horizon].fill_(True)
         self.tracker.running_return.zero_()
         self.tracker.running_length.zero_()
+
+
+def failure(error: BaseException, call: str, step: int | None) -> EnvironmentFailed:
+    """What an environment did, in words: its number, the call, its step, its own error and where that was raised."""
+    row = error.row if isinstance(error, EnvFailed) else row_of(error.__traceback__)
+    who = "the environment" if row is None else f"environment {row}"
+    when = "" if step is None else f" at its step {step}"
+    if isinstance(error, EnvFailed):
+        what = f"{who} failed{when}: {text_of(error)}"
+    elif isinstance(error, ContractBroken):
+        what = f"{who}{when}: {call}() {text_of(error).removeprefix(f'{call}() ')}"
+    else:
+        what = f"{who} failed{when}: {call}() raised {type(error).__name__}: {text_of(error)} ({place_of(error)})"
+    return EnvironmentFailed(what, row, error.trace if isinstance(error, EnvFailed) else "")

@@ -16,9 +16,26 @@ from torch import Tensor
 from canter.data.rollout import Rollout
 from canter.functional.batch_means import in_groups
 
+ACTION = "action"
+"""The part of a record, where it has one, that the environment acts on."""
 
-class NonFiniteObservation(RuntimeError):
+
+class NonFinite(RuntimeError):
+    """NaN or infinity appeared."""
+
+    before: int = 0
+    """How many of the iterations that were read came before the one in which it did."""
+
+
+class NonFiniteObservation(NonFinite):
     """An environment gave NaN or infinity; the message names the environment, the key and the step."""
+
+
+class NonFiniteUpdate(NonFinite):
+    """An update left NaN or infinity in weights, moments or statistics."""
+
+
+SPOILT = "weights, moments or statistics became NaN or infinite in an update"
 
 
 @dataclass
@@ -53,6 +70,12 @@ class EpisodeTracker:
         """What was kept of each rollout since the last reading: float64 tensors by name, see `keep`."""
         self.checked: dict[str, torch.Size] = {}
         """Shapes `[T, N, ...]` of what is searched for NaN and infinity, by name."""
+        self.reads_at_once = device.type == "cpu"
+        """Whether what is not finite is looked for by the host before it goes on, which is free on a CPU."""
+        self.unclean: int | None = None
+        """How many of the iterations that were last read came before one with a metric that is not finite, if any."""
+        self.suspects = torch.zeros((0, 2), dtype=torch.float64, device=device)
+        """`[C, 2]` the most suspect number of each of these in the last rollout, see `first_nonfinite`."""
 
     def add(self, rollout: Rollout[Any]) -> None:
         """Count the steps of a rollout; a row that is not valid adds nothing."""
@@ -69,12 +92,34 @@ class EpisodeTracker:
             torch.sub(total, earlier, out=totals)
             running.copy_(torch.where(done[-1], 0, totals[-1]))
 
-    def keep(self, rollout: Rollout[Any]) -> None:
-        """Keep what is to be read of the rollout just added, before the next one overwrites it."""
+    def search(self, rollout: Rollout[Any], steps: int) -> None:
+        """Look for NaN and infinity in a rollout, before anything is learned from it; `steps` were taken before.
+
+        Raises `NonFiniteObservation` if `reads_at_once`. Otherwise `read` raises, and `finite` tells the device
+        meanwhile.
+        """
+        seen = floats_seen(rollout)
+        self.checked = {name: values.shape for name, values in seen.items()}
+        found = torch.stack([first_nonfinite(values) for values in seen.values()])
+        if self.suspects.shape != found.shape:
+            self.suspects = torch.empty_like(found)
+        self.suspects.copy_(found)  # where captured graphs look for it
+        if self.reads_at_once:
+            refuse_nonfinite(self.suspects, self.checked, steps)
+
+    @property
+    def finite(self) -> Tensor:
+        """0-d bool on the device: nothing was found in the last rollout that was searched."""
+        return torch.isfinite(self.suspects[:, 1]).all()
+
+    def keep(self, rollout: Rollout[Any], flags: Tensor | None = None) -> None:
+        """Keep what is to be read of the rollout just searched and added, before the next one overwrites it.
+
+        `flags` `[2]` bool say whether the state that was learned from it is finite, and whether everything is.
+        """
         valid = rollout.valid
         rewards, time = torch.where(valid, rollout.reward, 0.0), torch.where(valid, rollout.duration, 0.0)
-        begun, seen = rollout.reset[:-1] & valid, floats_seen(rollout)
-        self.checked = {name: values.shape for name, values in seen.items()}
+        begun = rollout.reset[:-1] & valid
         kept = {
             "totals": torch.stack([total.sum().double() for total in (valid, begun, rewards)]),
             "gain_and_time": torch.stack([rewards, time]).sum(1, dtype=torch.float64),
@@ -83,7 +128,8 @@ class EpisodeTracker:
             # 0 where no episode ended, 1 where one was cut off, 2 where it ended by itself.
             "ending": rollout.done.double() + rollout.terminated,
         }
-        self.kept.append(kept | {"suspects": torch.stack([first_nonfinite(values) for values in seen.values()])})
+        flags = torch.ones(2, device=valid.device) if flags is None else flags
+        self.kept.append(kept | {"suspects": self.suspects.clone(), "flags": flags.double()})
 
     def read(self, steps: int) -> Episodes:
         """The episodes of all rollouts kept since the last reading; `steps` of each environment were taken till now.
@@ -97,7 +143,14 @@ class EpisodeTracker:
         read = {name: part.unflatten(1, forms[name]) for name, part in zip(forms, parts, strict=True)}
         horizon = len(self.return_)
         for number, suspects in enumerate(read["suspects"]):
-            refuse_nonfinite(suspects, self.checked, steps - (len(kept) - number) * horizon)
+            try:
+                refuse_nonfinite(suspects, self.checked, steps - (len(kept) - number) * horizon)
+                if not read["flags"][number, 0]:
+                    raise NonFiniteUpdate(SPOILT)
+            except NonFinite as error:
+                self.kept, error.before = kept[:number], number
+                raise
+        self.unclean = int(read["flags"][:, 1].sum()) if not read["flags"][-1, 1] else None
         env_steps, resets, reward = (sum(column) for column in read["totals"].T.tolist())
         ended = read["ending"] > 0
         return Episodes(
@@ -112,8 +165,10 @@ class EpisodeTracker:
 
 
 def floats_seen(rollout: Rollout[Any]) -> dict[str, Tensor]:
-    """All numbers `[T or T+1, N, ...]` that the environment gave and that could be NaN or infinite, by name."""
+    """All numbers `[T or T+1, N, ...]` that the environment was given or gave, and that could be NaN, by name."""
+    action = getattr(rollout.record, ACTION, None)
     seen: dict[str, Tensor] = {"reward": rollout.reward, "duration": rollout.duration}
+    seen |= {} if action is None else {ACTION: action}
     seen |= {f"observation {name!r}": group for name, group in rollout.obs.items()}
     for name, group in (rollout.final_obs or {}).items():
         ended = rollout.done.reshape(*rollout.done.shape, *[1] * (group.ndim - 2))
@@ -133,11 +188,18 @@ def refuse_nonfinite(suspects: Tensor, shapes: dict[str, torch.Size], steps_befo
 
     `shapes` are those of the C tensors that were searched, by name; their first row is step `steps_before`.
     """
+    found = []
     for (place, value), (name, shape) in zip(suspects.tolist(), shapes.items(), strict=True):
         if not math.isfinite(value):
             t, env, *component = (int(i) for i in np.unravel_index(int(place), shape))
-            where = f" component {component}" if component else ""
-            raise NonFiniteObservation(
-                f"environment {env} gave {name}{where} = {value} at its step {steps_before + t}; "
-                "training stopped, and nothing that holds NaN or infinity is saved"
-            )
+            found.append((name, value, t, env, component))
+    if found:
+        name, value, t, env, component = min(found, key=lambda item: moment(item[0], item[2]))
+        where = f" component {component}" if component else ""
+        who = f"the policy gave environment {env} the" if name == ACTION else f"environment {env} gave"
+        raise NonFiniteObservation(f"{who} {name}{where} = {value} at its step {steps_before + t}")
+
+
+def moment(name: str, t: int) -> tuple[int, int]:
+    """When the number of that name in row t came: the observation, then the action on it, then what that led to."""
+    return t, 0 if name.startswith("observation") else 1 if name == ACTION else 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,20 +45,22 @@ class ExecutionConfig:
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads={self.threads} must be at least 1")
 
-    def prepare(self, collector: Collector, algorithm: Algorithm[Any]) -> Programs:
-        """The two halves of an iteration, ready to be called in turn."""
+    def prepare(
+        self, collector: Collector, algorithm: Algorithm[Any], settle: Callable[[Metrics], None] = lambda metrics: None
+    ) -> Programs:
+        """The two halves of an iteration, ready to be called in turn; `settle` is a part of the second."""
         on_gpu = collector.env.spec.device.type == "cuda"
         mode = ("graph" if on_gpu else "eager") if self.mode == "auto" else self.mode
         if mode == "graph" and not on_gpu:
             logger.warning("execution.mode=%s runs without graphs: a CPU has none", mode)
             mode = "eager"
         if mode == "graph":
-            return capture(collector, algorithm)
+            return capture(collector, algorithm, settle)
         if self.threads is None and not on_gpu:
             steps = collector.rollout.reward.numel()
             collector.threads = choose_threads(widest_layer(algorithm), steps, cores())
             torch.set_num_threads(collector.threads)
-        return Programs(collector.collect, algorithm.update)
+        return Programs(collector.collect, lambda rollout: _settled(algorithm.update(rollout), settle))
 
     def start(self, device: str) -> None:
         """Set threads and precision, before anything is built: even the initial weights depend on them by rounding."""
@@ -75,15 +77,39 @@ class Programs:
     update: Callable[[Rollout[Any]], Metrics]
 
 
-def capture(collector: Collector, algorithm: Algorithm[Any]) -> Programs:
+def _settled(metrics: Metrics, settle: Callable[[Metrics], None]) -> Metrics:
+    settle(metrics)
+    return metrics
+
+
+def capture(
+    collector: Collector, algorithm: Algorithm[Any], settle: Callable[[Metrics], None] = lambda metrics: None
+) -> Programs:
     """Graphs of the update and of the whole collection, or only of the policy where the environment needs the host."""
     generators, env = algorithm.generators(), collector.env
-    update = Graph(lambda: algorithm.update(collector.rollout), generators, "the update")
+    settled = lambda: _settled(algorithm.update(collector.rollout), settle)  # noqa: E731
+    update = ByStage(algorithm, lambda: Graph(settled, generators, "the update"))
     if isinstance(env, Capturable):
-        collect = Graph(collector.collect, [*generators, *env.generators()], "the collection")
+        streams = [*generators, *env.generators()]
+        collect = ByStage(algorithm, lambda: Graph(collector.collect, streams, "the collection"))
         return Programs(collect, lambda rollout: update())
-    act = GraphOfAct(algorithm, collector, generators)
+    act = ByStage(algorithm, lambda: GraphOfAct(algorithm, collector, generators))
     return Programs(lambda: collector.collect(act), lambda rollout: update())
+
+
+class ByStage:
+    """A graph for each stage of the algorithm, made when the stage is first entered."""
+
+    def __init__(self, algorithm: Algorithm[Any], make: Callable[[], Callable[..., Any]]) -> None:
+        self.algorithm, self.make = algorithm, make
+        self.made: dict[Hashable, Callable[..., Any]] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        """That of the stage at hand."""
+        stage = self.algorithm.stage
+        if stage not in self.made:
+            self.made[stage] = self.make()
+        return self.made[stage](*inputs)
 
 
 class Graph:

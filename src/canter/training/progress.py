@@ -14,6 +14,7 @@ from torch import Tensor
 
 from canter.functional.batch_means import batch_means
 from canter.runs.policies import Progress
+from canter.specs import TrainingProgress
 from canter.struct import Metrics
 from canter.training.episodes import Episodes
 from canter.training.stopwatch import Stopwatch
@@ -147,6 +148,8 @@ class Run:
         """Seconds of training up to the end of the last iteration, and the time of day at which they would begin."""
         self.unread: Tensor | None = None
         """`[2]` float64 on the device: transitions and optimiser steps since the row before; None if there are none."""
+        self.unread_after: list[Tensor] = []
+        """What `unread` was after each iteration since the row before."""
         self.unread_rows = 0
         """What those transitions are at most, as every row of a rollout may be one."""
 
@@ -170,6 +173,13 @@ class Run:
             return self._known_fraction()
         iterations = self.iteration / self.until.iterations if self.until.iterations else 0.0
         return ((self.env_steps + self.unread[0]) / self.total_steps).clamp(min=iterations)
+
+    def for_env(self) -> TrainingProgress:
+        """How far the run is, as far as the host knows."""
+        steps, budgets = self.env_steps + self.unread_rows, (self.total_steps, self.until.iterations)
+        shares = [done / budget for done, budget in zip((steps, self.iteration), budgets, strict=True) if budget]
+        fraction = min(max(shares), 1.0) if shares else None
+        return TrainingProgress(iteration=self.iteration, env_steps=steps, fraction=fraction)
 
     def _known_fraction(self) -> float:
         used = (self.env_steps, self.total_steps), (self.iteration, self.until.iterations)
@@ -232,6 +242,7 @@ class Run:
         counts = (valid.sum(), valid.new_zeros(()) if steps is None else steps)
         numbers = torch.stack([count.double() for count in counts])
         self.unread = numbers if self.unread is None else self.unread + numbers
+        self.unread_after.append(self.unread)
         self.unread_rows += valid.numel()
         self.counters = replace(self.counters, rollouts=self.iteration + 1, updates=self.counters.updates + 1)
         self.spent = time.perf_counter() - self.start
@@ -243,7 +254,7 @@ class Run:
         *values, steps = torch.stack([value.float() for value in values]).tolist()  # one read for all
         self.clock.lap("update")  # only now is it known to be done
         self.spent = time.perf_counter() - self.start
-        self.unread, self.unread_rows = None, 0
+        self.unread, self.unread_after, self.unread_rows = None, [], 0
         read, before = dict(zip(metrics, values, strict=True)), self.counters
         self.counters = replace(
             before,
@@ -268,6 +279,13 @@ class Run:
             times=self.clock.read(),
             metrics=read | self._long_run_average(),
         )
+
+    def forget_after(self, good: int) -> None:
+        """Forget all iterations since the row before but the first `good` of them."""
+        lost = len(self.unread_after) - good
+        self.unread_after = self.unread_after[:good]
+        self.unread = self.unread_after[-1] if good else None
+        self.counters = replace(self.counters, rollouts=self.iteration - lost, updates=self.counters.updates - lost)
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, recent episodes and the time spent."""

@@ -40,7 +40,8 @@ class RunConfig:
     log_every: int = 1
     """Iterations between rows of the log; there is one with every checkpoint and at the end in any case. The host
     waits for the device only to write a row. Counters and episodes are of all iterations since the row before, metrics
-    of the last update. Does not change what is learned. Keeps 24 bytes for each step until the row."""
+    of the last update. With an algorithm of short iterations it counts a thousand steps or so instead. Does not
+    change what is learned. Keeps 24 bytes for each step until the row."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the state of the run is saved, and how much of it is kept."""
 

@@ -8,6 +8,7 @@ is the fastest.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -31,9 +32,16 @@ def widest_layer(algorithm: Algorithm[Any]) -> int:
     return max((p.numel() for p in algorithm.policy.actor.parameters() if p.ndim == 2), default=0)
 
 
-def time_updates(collector: Collector, counts: list[int], repeats: int = 3) -> dict[int, float]:
-    """Seconds of an update with each number of threads, the best of `repeats`; do not use the algorithm afterwards."""
-    algorithm = collector.algorithm
+def time_updates(collector: Collector, counts: list[int], repeats: int = 3, warmup: int = 0) -> dict[int, float]:
+    """Seconds of an update with each number of threads, the best of `repeats`; do not use the algorithm afterwards.
+
+    The first `warmup` transitions are collected before: an update of what they hold learns nothing yet.
+    """
+    algorithm, rows = collector.algorithm, collector.rollout.reward.numel()
+    for _ in range(max(0, math.ceil(warmup / rows) - 1)):
+        algorithm.begin_iteration()
+        algorithm.update(collector.collect())
+    algorithm.begin_iteration()
     rollout, before = collector.collect(), algorithm.state_dict()
 
     def seconds() -> float:

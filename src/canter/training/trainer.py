@@ -5,22 +5,29 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from torch import Tensor
+
 from canter.algorithms.base import Algorithm, declared_by, unused_by
 from canter.data.rollout import Rollout
-from canter.envs import unused_settings
-from canter.runs.run_folder import NoFolder, Parts, RunFolder
+from canter.envs import closed_quietly, unused_settings
+from canter.envs.watchdog import PATIENCE
+from canter.runs.parts import NoFolder, Parts
+from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter, Writers
 from canter.seeding import derive_seed
 from canter.self_play.self_play import seat_opponents
-from canter.specs import Env
-from canter.struct import Metrics
-from canter.training.collector import Collector
+from canter.specs import Env, EnvSpec, tell_progress
+from canter.storage.validity import spec_to_plain
+from canter.struct import Metrics, to_dicts
+from canter.training.collector import Collector, EnvironmentFailed
+from canter.training.episodes import NonFinite
 from canter.training.progress import Report, Run
+from canter.training.rescue import LastGood, RunFailed
 from canter.training.settings import RunConfig
 from canter.training.signals import StopSignals
 
@@ -60,16 +67,19 @@ class Trainer:
         self.config, self.on_iteration, self.stop = config, on_iteration, StopSignals()
         with ExitStack() as opened:
             config.execution.start(config.device)
-            env = opened.enter_context(closing(config.env.build(config.device))) if env is None else env
+            env = opened.enter_context(closed_quietly(config.env.build(config.device))) if env is None else env
             self.env, self._adapt = seat_opponents(env, config.self_play, config.seed)
             self.algorithm: Algorithm[Any] = config.algorithm.build(self.env.spec, config.seed)
             self.algorithm.use_engine(config.execution.engine)
             self._log_decisions()
-            self.collector = Collector(self.env, self.algorithm, derive_seed(config.seed, "env"))
+            patience = min(PATIENCE, config.env.step_timeout)
+            self.collector = Collector(self.env, self.algorithm, derive_seed(config.seed, "env"), patience)
+            opened.enter_context(closing(self.collector.watchdog))
             steps_metric = declared_by(config.algorithm).optimizer_steps
             self.run = Run(config.total_steps, config.success, self.collector.clock, config.until, steps_metric)
-            self.programs = config.execution.prepare(self.collector, self.algorithm)
-            self._parts = Parts(self.algorithm, self.collector, self.run)
+            self._parts = Parts(self.algorithm, self.collector, self.run, config.seed)
+            self._last_good = LastGood(self._parts, self.collector)
+            self.programs = config.execution.prepare(self.collector, self.algorithm, self._last_good.settle)
             self.folder = NoFolder() if folder is None else opened.enter_context(folder)
             self._writers = opened.enter_context(Writers(writers))
             self.folder.restore(self._parts)
@@ -77,7 +87,8 @@ class Trainer:
             self._writers.start(config)
             self._opened = opened.pop_all()
         self._metrics: Metrics = {}
-        self._closed = False
+        self._fraction: float | Tensor = 0.0
+        self._closed = self._under_way = self._boxed = False
         self._last = math.inf
         """Iteration at which `learn` is to return."""
 
@@ -117,13 +128,17 @@ class Trainer:
     def learn(self, iterations: int | None = None) -> Algorithm[Any]:
         """Train for so many iterations, or to the end of the run; may be called again. Gives the algorithm.
 
-        SIGINT or SIGTERM ends it after the iteration, saves and raises `RunStopped`.
+        SIGINT or SIGTERM ends it after the iteration, saves and raises `RunStopped`. An environment that fails raises
+        `RunFailed`, and whatever else is raised goes on its way, once the state from before is saved.
         """
         self._last = math.inf if iterations is None else self.run.iteration + iterations
         self.run.start_clock()
-        with self.stop as stop:
+        self._last_good.arm()
+        with self.stop as stop, self._rescued():
             while not self.finished and self.run.iteration < self._last and stop.received is None:
-                self.algorithm.set_progress(self.run.fraction)
+                self._begin()
+                tell_progress(self.env, self.run.for_env())
+                self.algorithm.begin_iteration()
                 rollout = self.programs.collect()
                 metrics = self.programs.update(rollout) | self._adapt(self.algorithm.policy)
                 metrics |= self.collector.env_metrics()
@@ -137,20 +152,95 @@ class Trainer:
                 raise RunStopped(stop.received, self.run.env_steps)
         return self.algorithm
 
+    def _begin(self) -> None:
+        """Tell how far the run is, and keep what the iteration will change, in case that it fails."""
+        self._fraction = self.run.fraction
+        self.algorithm.set_progress(self._fraction)
+        self._last_good.begin()
+        self._under_way = True
+
+    @contextmanager
+    def _rescued(self) -> Iterator[None]:
+        """Save the state from before an error that is raised inside."""
+        try:
+            yield
+        except Exception as error:
+            # On a GPU it is read after some more iterations.
+            good = error.before if isinstance(error, NonFinite) and not self._under_way else None
+            kept = self._rescue(error, good)
+            if isinstance(error, EnvironmentFailed | NonFinite):
+                raise RunFailed(str(error), kept) from error
+            error.add_note(kept)
+            raise
+
+    def _rescue(self, error: Exception, good: int | None) -> str:
+        """Save the state after the last good iteration, the `good`-th since the last reading; says what was saved.
+
+        None where all that were counted are good.
+        """
+        run, last = self.run, self._last_good
+        if not self._under_way and good is None:  # the last iteration was complete
+            tree = {name: part.state_dict() for name, part in self._parts.by_name().items()}
+            return self.folder.rescue(self._parts, tree, error)
+        counted, self._metrics = run.iteration - last.iteration, self._metrics if good is None else {}
+        good = counted if good is None else good
+        rollout = self._seen() if self._under_way or good == counted - 1 else None
+        tree = last.before(good)
+        if isinstance(error, NonFinite):
+            self._write_black_box(str(error), tree, rollout)
+        run.forget_after(good)
+        self._under_way = False
+        try:
+            self.log(now=True)
+        except NonFinite as earlier:
+            return self._rescue(earlier, earlier.before)
+        except Exception as failure:  # a console or a writer: no reason to lose the state as well
+            logger.warning("the last row of the log was lost: %s: %s", type(failure).__name__, failure)
+        return self.folder.rescue(self._parts, tree | {"run": run.state_dict()}, error)
+
+    def _seen(self) -> dict[str, Any]:
+        """The last rollout, as it is now."""
+        return to_dicts(self.collector.rollout)
+
+    def _write_black_box(self, what: str, tree: dict[str, Any], rollout: dict[str, Any] | None) -> None:
+        """Keep the state before something was not finite, and the rollout, if that is still the one."""
+        about = {"what": what, "env_spec": environment_of(self.env.spec), "progress": float(self._fraction)}
+        self.folder.black_box({"about": about, "rollout": rollout} | tree)
+
+    def _explain_metrics(self, report: Report) -> None:
+        """Keep what explains the first metric that is not finite; the optimiser has left out such steps."""
+        good, counted = self.collector.tracker.unclean, len(self._last_good.random)
+        if good is None:
+            self._last_good.read()
+            return
+        if not self._boxed:
+            self._boxed = True
+            names = [name for name, value in report.metrics.items() if not math.isfinite(value)]
+            what = f"not finite after iteration {report.iteration}: {', '.join(names[:5]) or 'a metric before that'}"
+            rollout = self._seen() if good == counted - 1 else None
+            self._write_black_box(what, self._last_good.before_unclean(good), rollout)
+            logger.warning("%s; steps by such gradients are left out. `canter explain` names the cause", what)
+        self._last_good.arm()
+
     def count(self, metrics: Metrics, rollout: Rollout[Any]) -> None:
         """Take note of an iteration; nothing waits for the device."""
-        self._metrics = metrics
+        self._metrics, self._under_way = metrics, False
         self.run.add(metrics, rollout.valid)
-        self.collector.keep_episodes()
+        self.collector.keep_episodes(self._last_good.flags)
 
     def log(self, *, now: bool = False) -> None:
         """Write a row about the iterations since the one before, if it is time or `now`; reads from the device."""
         run = self.run
         due = now or run.may_have_ended or run.iteration >= self._last or self.stop.received is not None
-        due = due or run.iteration % self.config.log_every == 0 or self.folder.saves_at(run.iteration)
+        due = (
+            due
+            or run.iteration % (self.config.log_every * self.algorithm.pace) == 0
+            or self.folder.saves_at(run.iteration)
+        )
         if not due or run.unread is None:
             return
         report = run.report(self._metrics, self.collector.read_episodes())
+        self._explain_metrics(report)
         row = report.row()
         self.folder.log(row)
         self._writers.write(row)
@@ -160,6 +250,12 @@ class Trainer:
         """Save what it is time for; only after a row, when the counters are known."""
         if self.run.unread is None:
             self.folder.save(self._parts)
+
+
+def environment_of(spec: EnvSpec) -> dict[str, Any]:
+    """All that an algorithm is built by, as plain data."""
+    own = {key: getattr(spec, key) for key in ("num_envs", "final_obs", "truncates", "num_agents", "durations")}
+    return {"spec": spec_to_plain(spec)} | own
 
 
 def train(

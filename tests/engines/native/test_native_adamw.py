@@ -24,10 +24,11 @@ def group(n, dtype=torch.float32, **settings):
 
 
 @pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("coupled", [False, True])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("sizes", [(1,), (7, 64), (4097, 5)])
-def test_steps_are_those_of_the_plain_function(sizes, weight_decay, joint):
-    ours, plain = ([group(n, weight_decay=weight_decay) for n in sizes] for _ in range(2))
+def test_steps_are_those_of_the_plain_function(sizes, weight_decay, coupled, joint):
+    ours, plain = ([group(n, weight_decay=weight_decay, coupled=coupled) for n in sizes] for _ in range(2))
     assert adam_step_.kernels
     for number in range(20):
         for mine, other in zip(ours, plain, strict=True):

@@ -39,6 +39,9 @@ def test_what_is_known_is_not_declined():
         (PPOLoss(value_loss="quantile"), "value_loss=quantile"),
         (PPOLoss(advantage="rank"), "advantage=rank"),
         (PPOLoss(terms=("mine",)), "terms"),
+        (PPOLoss(moving_kl=True), "moving_kl"),
+        (PPOLoss(moves_statistics=True), "moves_statistics"),
+        (PPOLoss(trunk_value=True), "trunk_value"),
         (LaterLoss(margin=0.0), "margin=0.0"),
     ],
 )
@@ -52,6 +55,9 @@ def test_losses_are_declined_by_the_field(loss, named):
     [
         ({"network": NetworkConfig(memory=RNNConfig(hidden=8))}, "memory"),
         ({"network": NetworkConfig(precision="bfloat16")}, "bfloat16"),
+        ({"network": NetworkConfig(d2rl=True)}, "D2RL"),
+        ({"network": NetworkConfig(activation="selu")}, "SELU"),
+        ({"network": NetworkConfig(layer_norm=True, layer_norm_position="after_activation")}, "order of layers"),
         ({"distribution": "tanh_gaussian", "action": "one_gaussian"}, "TanhGaussian"),
         ({"distribution": "beta", "action": "one_gaussian"}, "Beta"),
         ({"groups": {"policy": TensorSpec((3, 64, 64))}}, "CNN"),

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 OPTIONS = {
     "action": ("gaussian", "one_gaussian", "categorical", "multi_categorical"),
     "std": ("parameter", "network"),
+    "std_form": ("bounded", "log", "scalar", "softplus"),
     "activation": ("tanh", "relu", "elu", "silu", "gelu", "leaky_relu"),
     "layer_norm": (False, True),
     "layout": ("separate", "trunk", "two_groups"),
@@ -28,7 +29,7 @@ OPTIONS = {
     "value_loss": ("mse", "clipped", "huber", None),
     "bound": (None, "soft", "regularisation"),
     "bounds": ("rescale", "clip", "none"),
-    "advantage": ("given", "minibatch"),
+    "advantage": ("given", "minibatch", "minibatch_sample"),
     "masked": (False, True),
     "valid": ("all", "some", "none"),
     "rows": (1, 5, 64, 65, 200),
@@ -40,6 +41,8 @@ def random_case(picker):
     case = {name: picker.choice(values) for name, values in OPTIONS.items()}
     if case["surrogate"] is None and case["value_loss"] is None:
         case["value_loss"] = "mse"
+    if case["std"] == "network" and case["std_form"] == "scalar":
+        case["std_form"] = "log"  # a network's output may be negative, and gradients at the least std are enormous
     case["masked"] = case["masked"] and "gaussian" not in case["action"]
     if "gaussian" not in case["action"] or case["surrogate"] is None:
         case["bound"] = None
@@ -70,7 +73,7 @@ def of_case(case, dtype):
     if case["layout"] == "two_groups":
         groups = ("critic", "policy")
         settings["critic"] = NetworkConfig(hidden=(12,), activation="elu", obs_groups=groups, normalize_obs=False)
-    std = StdConfig(kind=case["std"])
+    std = StdConfig(kind=case["std"], form=case["std_form"])
     model, gradients = build(case["action"], GROUPS, network, dtype=dtype, masked=case["masked"], std=std, **settings)
     bound = case["bound"] and BoundLossConfig(form=case["bound"], coef=0.3, limit=0.4)
     bound = bound and bound.build(model.policy.distribution, torch.device("cpu"))

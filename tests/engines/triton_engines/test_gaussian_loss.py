@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from canter.distributions import DiagGaussian
-from canter.functional.losses import SURROGATES, VALUE_LOSSES
+from canter.functional.losses import BOUND_LOSSES, SURROGATES, VALUE_LOSSES
 from canter.functional.stats import masked_mean
 from triton_device import DEVICE, NEEDS_DEVICE, relative_error
 
@@ -14,7 +14,7 @@ pytestmark = NEEDS_DEVICE
 @pytest.mark.parametrize("dim", [1, 3, 12])
 @pytest.mark.parametrize("value_clip", [None, 0.2])
 def test_the_loss_and_its_gradients(dim, value_clip):
-    from canter.engines.triton.gaussian_loss import count_true, gaussian_loss
+    from canter.engines.triton.gaussian_loss import Bound, count_true, gaussian_loss
 
     rows, distribution = 1500, DiagGaussian(dim)
     old = torch.cat([torch.randn(1, rows, dim), 0.3 * torch.randn(1, rows, dim)], -1)
@@ -22,6 +22,7 @@ def test_the_loss_and_its_gradients(dim, value_clip):
     advantage, old_value = torch.randn(2, 1, rows).unbind()
     value, return_ = old_value + 0.3 * torch.randn(1, rows), old_value + torch.randn(1, rows)
     valid = torch.rand(1, rows) > 0.3
+    bound = (1, 0.2, 0.3), torch.stack([torch.randn(dim), 0.5 + torch.rand(dim)])
     results = []
     for dtype in (torch.float32, torch.float64):
         tensors = (new, value, old, action, advantage, old_value, return_)
@@ -34,6 +35,7 @@ def test_the_loss_and_its_gradients(dim, value_clip):
                 params, values, action=a, old_params=o, old_log_prob=old_log_prob, advantage=adv, old_value=ov,
                 return_=ret, valid=mask, count=count_true(mask), clip_ratio=0.2, value_clip=value_clip,
                 value_coef=0.7, entropy_coef=torch.tensor(0.013).to(DEVICE),
+                bound=Bound(*bound[0], bound[1].to(DEVICE)),
             )  # fmt: skip
         else:
             log_prob = distribution.log_prob(params, a)
@@ -44,9 +46,10 @@ def test_the_loss_and_its_gradients(dim, value_clip):
                 distribution.entropy(params),
                 distribution.kl(o, params),
                 ((torch.exp(log_prob - old_log_prob) - 1).abs() > 0.2).double(),
+                BOUND_LOSSES["soft"]((params[..., :dim] - bound[1][0].to(params)) / bound[1][1].to(params), 0.3),
             ]
             means = masked_mean(torch.stack(terms), mask)
-            loss = means[0] + 0.7 * means[1] - 0.013 * means[2]
+            loss = means[0] + 0.7 * means[1] - 0.013 * means[2] + 0.2 * means[5]
         (3 * loss).backward()
         results.append([loss.detach(), means.detach(), params.grad, values.grad])
     for ours, exact in zip(*results, strict=True):

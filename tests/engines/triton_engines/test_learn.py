@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from canter.distributions import DiagGaussian
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
 from canter.functional.stats import masked_mean
-from canter.nn.heads import BoundedLogStd, StdConfig
+from canter.nn.heads import LogStd, StdConfig
 from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE, relative_error
 
 pytestmark = NEEDS_DEVICE
@@ -57,7 +57,7 @@ def minibatch(sequences, networks, raw, activation):
     """Rows of a rollout, as PPO has them; one that is not valid holds what must not count."""
     inputs = torch.randn(2, sequences, networks[0][0][0].shape[1], device=DEVICE)
     mean, value = (plain(x, *network, activation) for x, network in zip(inputs, networks, strict=True))
-    params = torch.cat([mean, BoundedLogStd(StdConfig())(raw).expand_as(mean)], -1)
+    params = torch.cat([mean, LogStd(StdConfig())(raw).expand_as(mean)], -1)
     old, distribution = params + 0.1 * torch.randn_like(params), DiagGaussian(len(raw))
     advantage, spread, error = torch.randn(3, sequences, device=DEVICE).unbind()
     old_value, valid = value.squeeze(-1) + 0.3 * spread, torch.rand(sequences, device=DEVICE) > 0.3
@@ -69,7 +69,7 @@ def exact_terms(rows, networks, raw, activation, value_clip):
     """Means of all terms in float64, and the gradients of all parameters."""
     actor_x, critic_x, action, old, advantage, old_value, return_, valid = rows
     leaves = [[[p.double().requires_grad_() for p in kind] for kind in network] for network in networks]
-    raw, bound, distribution = raw.double().requires_grad_(), BoundedLogStd(StdConfig()), DiagGaussian(len(raw))
+    raw, bound, distribution = raw.double().requires_grad_(), LogStd(StdConfig()), DiagGaussian(len(raw))
     mean = plain(actor_x, *leaves[0], activation)
     params = torch.cat([mean, bound(raw).expand_as(mean)], -1)
     value = plain(critic_x, *leaves[1], activation).squeeze(-1)
@@ -97,27 +97,28 @@ def exact_terms(rows, networks, raw, activation, value_clip):
 )
 def test_a_minibatch_and_all_its_gradients(hidden, dim, value_clip, activation, precision):
     from canter.engines.triton.chain import Layers
-    from canter.engines.triton.learn import Learner, Rows
+    from canter.engines.triton.gaussian_loss import Bound
+    from canter.engines.triton.learn import COUNT, Learner, Rows
 
     torch.set_float32_matmul_precision(precision)
     tolerance = 1e-5 if precision == "highest" or INTERPRETED else 3e-2
     networks = [parameters((48, *hidden, out)) for out in (dim, 1)]
-    raw, bound, places, count = torch.randn(dim, device=DEVICE), BoundedLogStd(StdConfig()), {}, 0
+    raw, bound, places, count = torch.randn(dim, device=DEVICE), LogStd(StdConfig()), {}, 0
     rows, index = minibatch(500, networks, raw, activation), torch.randperm(500, device=DEVICE)[:270]
     flat = [raw, *(p for network in networks for kind in network for p in kind)]
     for parameter in flat:
         places[parameter], count = count, count + parameter.numel()
     layers = [Layers(*network, KINDS[activation]) for network in networks]
     learner = Learner(
-        *layers, raw, bound=(bound.mid, bound.half_range), clip_ratio=0.2, value_clip=value_clip, value_coef=0.7,
-        places=places, count=count,
+        *layers, raw, std=(bound.mid, bound.half_range, "bounded"), bound=Bound(0, 0.0, 0.0, raw[:0]),
+        clip_ratio=0.2, value_clip=value_clip, value_coef=0.7, places=places, count=count,
     )  # fmt: skip
     sums, parts = learner(Rows(*rows), index, torch.tensor(0.013, device=DEVICE))
     gradient = torch.full((count,), torch.nan, device=DEVICE)
-    learner.products.add_up(parts, sums, sums[5], gradient)
-    assert sums[5].sum() == rows[-1][index].sum()
+    learner.products.add_up(parts, sums, sums[COUNT], gradient)
+    assert sums[COUNT].sum() == rows[-1][index].sum()
     picked = [(row if row.dtype == torch.bool else row.double())[index] for row in rows]
     means, gradients = exact_terms(picked, networks, raw, activation, value_clip)
-    assert relative_error(learner.means(sums, sums[5]), means) < tolerance
+    assert relative_error(learner.means(sums, sums[COUNT])[:5], means) < tolerance
     for ours, exact in zip(gradient.split([p.numel() for p in flat]), gradients, strict=True):
         assert relative_error(ours, exact.flatten()) < tolerance

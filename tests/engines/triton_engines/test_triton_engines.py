@@ -20,10 +20,10 @@ RTX = 101_376
 """Bytes of shared memory that a block can have on the RTX cards of Ampere, Ada and Blackwell."""
 
 
-def learned(clipping="joint", hidden=(32, 16), envs=32, **settings):
+def learned(clipping="joint", hidden=(32, 16), envs=32, model=(), **settings):
     """An algorithm after an update, and rows to learn from that its policy has moved away from."""
     env = tensor_envs["pendulum"](envs, DEVICE)
-    model = canter.ModelConfig(policy=canter.NetworkConfig(hidden=hidden, activation="elu"))
+    model = canter.ModelConfig(policy=canter.NetworkConfig(hidden=hidden, activation="elu"), **dict(model))
     config = canter.PPOConfig(
         horizon=8, epochs=2, num_minibatches=2, model=model, gradient_clipping=clipping, **settings
     )  # fmt: skip
@@ -60,19 +60,44 @@ def all_kernels(monkeypatch):
         return
     from canter.functional import densities, layers, order
 
-    for function in (densities.bounded_gaussian_params, layers.linear_layers, order.take_sequences):
+    for function in (densities.gaussian_params, layers.linear_layers, order.take_sequences):
         entered = [(lambda *args, **named: True, kernel) for _, kernel in function.kernels]
         monkeypatch.setattr(function, "kernels", entered)
 
 
-@pytest.mark.parametrize("value_loss", ["mse", "clipped"])
-@pytest.mark.parametrize("clipping", ["joint", "per_network"])
+def std(form):
+    return {"std": canter.StdConfig(form=form, initial=0.8)}
+
+
+SETTINGS = {
+    "plain": {},
+    "clipped value": {"value_loss": "clipped"},
+    "a norm for each network": {"clipping": "per_network"},
+    "std log": {"model": std("log")},
+    "std scalar": {"model": std("scalar")},
+    "soft bound": {"bound_loss": canter.BoundLossConfig(coef=0.3, limit=0.2)},
+    "regularisation": {"bound_loss": canter.BoundLossConfig(form="regularisation", coef=0.3)},
+    "bound in units of the action": {
+        "bound_loss": canter.BoundLossConfig(coef=0.3, limit=0.1),
+        "model": {"bounds": "clip"},
+    },
+    "shared trunk": {"model": {"shared_trunk": True}},
+    "shared trunk, two norms, bound, scalar, clipped value": {
+        "clipping": "per_network",
+        "value_loss": "clipped",
+        "bound_loss": canter.BoundLossConfig(coef=0.3, limit=0.2),
+        "model": {"shared_trunk": True} | std("scalar"),
+    },
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", ["triton", "triton_layers"])
-def test_an_engine_gives_the_gradients_of_the_definition(all_kernels, monkeypatch, name, clipping, value_loss):
+def test_an_engine_gives_the_gradients_of_the_definition(all_kernels, monkeypatch, name, settings):
     from canter.engines.triton.layers import LayersEngine
     from canter.engines.triton.networks import NetworksEngine
 
-    algorithm, batch = learned(clipping, value_loss=value_loss)
+    algorithm, batch = learned(**settings)
     index = torch.randperm(batch.valid.shape[1], device=DEVICE)[5:170]
     loss, optimizer = algorithm.losses["policy"], algorithm.optimizers["policy"]
     engine = {"triton": NetworksEngine, "triton_layers": LayersEngine}[name](loss, algorithm.model, optimizer)
@@ -96,6 +121,54 @@ def test_a_block_of_too_little_shared_memory_is_a_reason_to_decline(monkeypatch)
     torch.set_float32_matmul_precision("high")
     assert networks.declines(loss, algorithm.model) is None
     assert asked == [next(algorithm.model.parameters()).device]
+
+
+@pytest.mark.parametrize(
+    ("settings", "whole", "by_layers"),
+    [
+        ({"model": std("softplus")}, "forms bounded, log, scalar", None),
+        ({"model": {"std": canter.StdConfig(kind="network", form="log")}}, "std is a parameter", None),
+        ({"advantage_normalization": "minibatch", "advantage_std": "sample"}, "minibatch_sample", "minibatch_sample"),
+        ({"kl": "rl_games"}, "moving_kl", "moving_kl"),
+        ({"obs_statistics": "minibatch"}, "moves_statistics", "moves_statistics"),
+        ({"surrogate": "smooth_clipped"}, "smooth_clipped", "smooth_clipped"),
+        ({"model": {"shared_trunk": True}, "hidden": (300, 200, 100)}, "too wide", None),
+    ],
+    ids=str,
+)
+def test_what_the_kernels_do_not_know_is_declined(monkeypatch, settings, whole, by_layers):
+    from canter.engines.triton import layers, networks
+
+    algorithm, _ = learned(envs=2, **settings)
+    monkeypatch.setattr(networks, "shared_memory", lambda device: networks.SHARED_MEMORY)
+    torch.set_float32_matmul_precision("high")
+    loss = algorithm.losses["policy"]
+    assert whole in networks.declines(loss, algorithm.model)
+    reason = layers.declines(loss, algorithm.model)
+    assert reason is None if by_layers is None else by_layers in reason
+
+
+def test_a_shared_trunk_acts_and_values_by_the_network_that_learns(all_kernels):
+    from canter.engines.triton.networks import NetworksEngine
+
+    algorithm, batch = learned(model={"shared_trunk": True} | std("log"))
+    engine = NetworksEngine(algorithm.losses["policy"], algorithm.model, algorithm.optimizers["policy"])
+    obs = {name: rows[0] for name, rows in batch.obs.items()}
+    _, action, params, _ = engine.act(obs, (), torch.zeros(len(action_of(batch)), dtype=torch.bool), rng())
+    exact, value = algorithm.model(batch.obs, (), (), None)
+    torch.testing.assert_close(params, exact[0], rtol=1e-4, atol=1e-5)
+    assert action.shape == action_of(batch).shape
+    found, _ = engine.values(batch.obs, (), None)
+    expected = algorithm.model.critic.head.normalizer.inverse(value)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def action_of(batch):
+    return batch.action[0]
+
+
+def rng():
+    return torch.Generator(DEVICE).manual_seed(0)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="engines are chosen by the device, which is a CPU to the interpreter")
@@ -125,7 +198,7 @@ def test_a_minibatch_is_gathered_in_one_launch_that_a_graph_can_hold():
     index = torch.randperm(batch.valid.shape[1], device=DEVICE)[:100].clone()
     take_sequences(batch, index)
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         take_sequences(batch, index)
         torch.cuda.synchronize()
     assert sum(event.count for event in profile.key_averages() if "_gather" in event.key) == 1

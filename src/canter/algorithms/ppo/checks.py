@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 import warnings
 
+from torch import nn
+
+from canter.nn.stack import has_batch_norm
 from canter.specs import EnvSpec
 
 
-def check_batch(horizon: int, num_envs: int, num_minibatches: int, sequence_length: int = 1, key: str = "") -> None:
-    """Refuse sequences and minibatches that do not divide the rollout, and offer the nearest numbers that do."""
+def check_batch(
+    horizon: int, num_envs: int, num_minibatches: int, sequence_length: int = 1, key: str = "", *, even: bool = True
+) -> None:
+    """Refuse sequences and minibatches that do not divide the rollout, and offer the nearest numbers that do.
+
+    Without `even` the minibatches need only be there.
+    """
     if horizon % sequence_length:
         fits = [n for n in range(1, horizon + 1) if horizon % n == 0]
         near = min(fits, key=lambda n: abs(n - sequence_length))
@@ -19,7 +27,7 @@ def check_batch(horizon: int, num_envs: int, num_minibatches: int, sequence_leng
             f"use sequence_length={near}, or horizon={longer}"
         )
     batch = horizon // sequence_length * num_envs
-    if batch % num_minibatches == 0:
+    if batch % num_minibatches == 0 or (not even and num_minibatches < batch):
         return
     fewer = next(n for n in range(num_minibatches, 0, -1) if batch % n == 0)
     more = next((n for n in range(num_minibatches, batch) if batch % n == 0), batch)
@@ -29,7 +37,14 @@ def check_batch(horizon: int, num_envs: int, num_minibatches: int, sequence_leng
         f"{key}num_minibatches={num_minibatches} does not divide horizon * num_envs"
         f"{over or f' = {horizon} * {num_envs}'} = {batch}; "
         f"use {key}num_minibatches={fewer} or {more}, or horizon={math.ceil(horizon / step) * step}"
+        + (", or uneven_minibatches=drop, which leaves some rows out" if even and num_minibatches < batch else "")
     )
+
+
+def check_norms(model: nn.Module) -> None:
+    """Refuse batch norm: its statistics would stay as they begin, as only joint batches move them."""
+    if has_batch_norm(model):
+        raise ValueError("a norm of kind batch needs the joint batches of sac; use layer or rms with ppo")
 
 
 def check_discount(gamma: float, spec: EnvSpec) -> None:

@@ -8,23 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from canter import distributed
-from canter.algorithms.base import Declared, RolloutPlan, algorithms
+from canter.algorithms.base import Algorithm, Declared, RolloutPlan, algorithms, symmetries_of
 from canter.algorithms.extension import Extensions
 from canter.algorithms.phase import Phase
-from canter.algorithms.ppo.checks import check_batch, check_discount
+from canter.algorithms.ppo.central_value import CentralValueConfig
+from canter.algorithms.ppo.checks import check_batch, check_discount, check_norms
 from canter.algorithms.ppo.declared import DECLARED
 from canter.algorithms.ppo.judge import Judge, Judgement
 from canter.algorithms.ppo.settings import PPOSettings
 from canter.algorithms.ppo.unused import unused_settings
 from canter.data.rollout import Rollout, as_sequences
 from canter.engines.autograd import policy_terms
-from canter.engines.base import Coefs, PPOLoss
+from canter.engines.base import Coefs, Engine, PPOLoss
 from canter.engines.batch import PPOBatch, PPORecord
 from canter.engines.choose import Choice, EngineName, choose
 from canter.functional.stats import explained_variance, masked_mean, normalize
@@ -32,23 +34,31 @@ from canter.kernels.streams import beside, side_stream
 from canter.nn.actor_critic import ActorCritic
 from canter.optim import Optimizer, ParameterGroup
 from canter.seeding import derive_seed
-from canter.specs import EnvSpec
+from canter.specs import EnvSpec, Symmetry
 from canter.storage.policy_file import FINAL_CRITIC, ValueFunction, save_critic
 from canter.struct import Metrics, Obs, State, tree_copy_, tree_map
 
 
-class PPO:
+class PPO(Algorithm[PPORecord]):
     """Acts by sampling, learns by a clipped policy gradient with GAE."""
 
     def __init__(self, config: PPOSettings, spec: EnvSpec, seed: int) -> None:
         self.config, self.spec, self.horizon = config, spec, config.horizon
+        self.progress = torch.zeros((), device=spec.device)
+        self.shuffle_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
+        # Of their own, so that an extension which changes nothing leaves every bit as it is without.
+        self.extensions_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "extensions"))
         with torch.random.fork_rng(devices=[spec.device] if spec.device.type == "cuda" else []):
             torch.manual_seed(derive_seed(seed, "init"))
-            self.model: ActorCritic = config.model.build(spec).to(spec.device)
-            self.shuffle_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
+            trunk_value = config.central_value is not None and config.central_value.actor_value
+            self.model: ActorCritic = config.model.build(spec, trunk_value=trunk_value)
+            if config.bonus_value is not None:
+                self.model.add_bonus_head(config.model)
+            self.model.to(spec.device)
             with spec.device:  # where an extension makes its parameters, before it hands them to an optimiser
-                built = [extension.build(spec, self.model, self.shuffle_rng) for extension in config.extensions]
-            self.extensions = Extensions(built)
+                built = [extension.build(spec, self.model, self.extensions_rng) for extension in config.extensions]
+            self.extensions = Extensions(built, self.progress)
+        check_norms(self.model)
         for tensor in (*self.model.state_dict().values(), *self.extensions.state_dict().values()):
             distributed.broadcast_(tensor)
         self.policy, self.distribution = self.model.policy, self.model.policy.distribution
@@ -57,12 +67,12 @@ class PPO:
         self.rewards = config.reward.build(spec, config.gamma, config.discount_per)
         self.objective = config.build_objective().to(spec.device)
         self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
-        self.progress = torch.zeros((), device=spec.device)
         self.coefs = Coefs(entropy=torch.tensor(config.entropy_coef.initial, device=spec.device))
         self.policy_kl = torch.zeros((), device=spec.device)
         self.stream = side_stream(spec.device)
         self.losses, self.optimizers = self._build_losses(), self._build_optimizers()
-        self.judge = Judge(self.model, self.objective, spec.num_envs, self.sequence_length)
+        bonus, bootstrap = config.bonus_value, config.bootstrap_truncated
+        self.judge = Judge(self.model, self.objective, spec.num_envs, self.sequence_length, bootstrap, bonus)
         self.use_engine("auto")
 
     def _build_losses(self) -> dict[str, PPOLoss]:
@@ -71,12 +81,11 @@ class PPO:
         # A subclass may have changed the terms, which only the definition can follow.
         own = None if type(self).policy_terms is PPO.policy_terms else self.policy_terms
         both = replace(loss, policy_terms=own, augment=self.extensions.augments(), terms=self.extensions.terms())
-        if self.config.central_value is None:
+        central = self.config.central_value
+        if central is None:
             return {"policy": both}
-        return {
-            "policy": replace(both, value_loss=None),
-            "central_value": replace(loss, surrogate=None, bound=None, advantage="given"),
-        }
+        policy = replace(both, trunk_value=True) if central.actor_value else replace(both, value_loss=None)
+        return {"policy": replace(policy, bonus_coef=None), "central_value": central.loss_of(loss)}
 
     def _build_optimizers(self) -> dict[str, Optimizer]:
         """The optimiser of each phase."""
@@ -102,23 +111,26 @@ class PPO:
         self.engine = self.engines["policy"].engine
         self.judge.engine = self.engines.get("central_value", self.engines["policy"]).engine
         config, central = self.config, self.config.central_value
-        check_batch(self.horizon, self.spec.num_envs, config.num_minibatches, self.sequence_length)
-        phases: dict[str, Phase[Any]] = {
-            "policy": Phase(
-                self.engine,
-                config.epochs,
-                config.num_minibatches,
-                self.shuffle_rng,
-                target_kl=math.inf if config.target_kl is None else config.target_kl,
-            )
-        }
+        phases = {"policy": self._phase(config, self.engine, "")}
+        phases["policy"].target_kl = math.inf if config.target_kl is None else config.target_kl
         if central is not None:
-            key = "central_value."
-            check_batch(self.horizon, self.spec.num_envs, central.num_minibatches, self.sequence_length, key)
-            phases["central_value"] = Phase(
-                self.judge.engine, central.epochs, central.num_minibatches, self.shuffle_rng, name="central_value"
-            )
+            phases["central_value"] = self._phase(central, self.judge.engine, "central_value")
         self.phases = self.extensions.add_phases(phases)
+
+    def _phase(self, passes: PPOSettings | CentralValueConfig, engine: Engine, name: str) -> Phase[Any]:
+        """So many epochs and minibatches, in the order that the settings say."""
+        spec, config, key = self.spec, self.config, f"{name}." if name else ""
+        even = config.uneven_minibatches == "refuse"
+        check_batch(self.horizon, spec.num_envs, passes.num_minibatches, self.sequence_length, key, even=even)
+        return Phase(
+            engine,
+            passes.epochs,
+            passes.num_minibatches,
+            self.shuffle_rng,
+            name=name or "optim",
+            shuffle=config.shuffle,
+            num_envs=spec.num_envs,
+        )
 
     def empty_record(self) -> PPORecord:
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
@@ -138,14 +150,18 @@ class PPO:
         batch, judged = self.targets(rollout)
         with beside(self.stream) as join:
             metrics = self.describe(rollout, judged)
-        refresh = (lambda: self.batch(rollout, self.judge(rollout))) if config.recompute_advantage else None
         for phase in self.phases.values():
             phase.optimizer.schedule_(self.progress)
-            metrics |= phase.run(batch, self.coefs, kl=self.policy_kl, refresh=refresh)
+            if phase.draw is None:
+                refresh = partial(self.judge_again, rollout, batch) if config.recompute_advantage else None
+                metrics |= phase.run(batch, self.coefs, kl=self.policy_kl, refresh=refresh)
+            else:
+                metrics |= phase.run(phase.draw(rollout), kl=self.policy_kl)
             self.policy_kl.copy_(metrics["policy/kl"])
         # After the phases: the recorded distribution parameters belong to the statistics they were computed with, or
         # the first ratio would not be 1 and the KL would be biased.
-        self.model.update_statistics(tree_map(lambda x: x[:-1], rollout.obs), rollout.valid)
+        if config.obs_statistics == "update":
+            self.model.update_statistics(tree_map(lambda x: x[:-1], rollout.obs), rollout.valid)
         self.judge.advance(judged)
         self.objective.centre_(self.model.critic.head, judged.return_, rollout.valid)
         join(*metrics.values())
@@ -154,14 +170,24 @@ class PPO:
     @torch.no_grad()
     def with_rewards(self, rollout: Rollout[PPORecord]) -> Rollout[PPORecord]:
         """The rollout with the rewards to learn from; call it once for each, because statistics move."""
-        return self.extensions.reward(self.rewards(rollout))
+        rollout = self.extensions.reward(self.rewards(rollout))
+        if (rollout.bonus is None) != (self.config.bonus_value is None):
+            raise ValueError("extensions give bonuses apart from the reward if, and only if, there is a bonus_value")
+        return rollout
 
     @torch.no_grad()
     def targets(self, rollout: Rollout[PPORecord]) -> tuple[PPOBatch, Judgement]:
         """What to learn from a new rollout; moves the value statistics to include its returns."""
         judged = self.judge(rollout, new=True)
-        self.model.critic.head.update_statistics(judged.return_, rollout.valid)
-        return self.batch(rollout, judged), judged
+        # What belongs to a sequence comes once for each, the rest once for each of its rows.
+        carried = tree_map(
+            lambda x: as_sequences(x, self.sequence_length * len(x) // self.horizon), self.extensions.carry(rollout)
+        )
+        return replace(self.batch(rollout, judged, new=True), carried=carried), judged
+
+    def judge_again(self, rollout: Rollout[PPORecord], batch: PPOBatch) -> PPOBatch:
+        """The rows of a rollout with the values, advantages and returns by the critic as it is now."""
+        return replace(self.batch(rollout, self.judge(rollout)), carried=batch.carried)
 
     @torch.no_grad()
     def describe(self, rollout: Rollout[PPORecord], judged: Judgement) -> Metrics:
@@ -174,24 +200,33 @@ class PPO:
         return metrics if std is None else metrics | {"policy/std": masked_mean(std.mean(-1), rollout.valid)}
 
     @torch.no_grad()
-    def batch(self, rollout: Rollout[PPORecord], judged: Judgement) -> PPOBatch:
-        """Rows for the loss, with old values and returns in the units of one set of statistics."""
-        normalizer, advantage = self.model.critic.head.normalizer, judged.advantage
+    def batch(self, rollout: Rollout[PPORecord], judged: Judgement, *, new: bool = False) -> PPOBatch:
+        """Rows for the loss; the value statistics move first to include those of a `new` rollout."""
+        head, advantage = self.model.critic.head, judged.advantage
+        if new:
+            value, return_ = head.absorb(judged.value, judged.return_, rollout.valid)
+        else:
+            value, return_ = head.normalizer(judged.value), head.normalizer(judged.return_)
         if self.config.advantage_normalization == "rollout":
-            advantage = normalize(advantage, rollout.valid)
+            advantage = normalize(advantage, rollout.valid, unbiased=self.config.advantage_std == "sample")
         rows = PPOBatch(
             obs=tree_map(lambda x: x[:-1], rollout.obs),
             action=rollout.record.action,
             log_prob=self.engine.log_prob(rollout.record.dist_params, rollout.record.action),
             dist_params=rollout.record.dist_params,
-            value=normalizer(judged.value),
-            return_=normalizer(judged.return_),
+            value=value,
+            return_=return_,
             advantage=advantage,
             valid=rollout.valid,
             reset=rollout.reset[:-1],
             policy_state=(),
             critic_state=(),
         )
+        if self.model.bonus_head is not None and judged.bonus_return is not None:
+            if new:
+                self.model.bonus_head.update_statistics(judged.bonus_return, rollout.valid)
+            numbers = {"bonus_value": judged.bonus_value, "bonus_return": judged.bonus_return}
+            rows = replace(rows, **tree_map(self.model.bonus_head.normalizer, numbers))
         states = as_sequences({"policy_state": rollout.state, "critic_state": judged.state}, length=1)
         return replace(as_sequences(rows, self.sequence_length), **states)
 
@@ -200,8 +235,8 @@ class PPO:
         return policy_terms(self.losses["policy"], self.distribution, batch, params)
 
     def generators(self) -> list[torch.Generator]:
-        """The random streams of acting and of shuffling."""
-        return [self.policy_rng, self.shuffle_rng]
+        """The random streams of acting, of shuffling and of extensions."""
+        return [self.policy_rng, self.shuffle_rng, self.extensions_rng]
 
     def set_progress(self, fraction: float | Tensor) -> None:
         """Tell how much of the run is done, 0..1."""
@@ -217,19 +252,20 @@ class PPO:
         critic = ValueFunction(self.model.critic, self.policy.config, self.policy.spec)
         return {FINAL_CRITIC: lambda path, **about: save_critic(path, critic, **about)}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Weights, statistics, memory, moments, learning rates, coefficients and random states."""
-        return {
-            "model": {name: tensor.clone() for name, tensor in self.model.state_dict().items()},
-            "rewards": {name: tensor.clone() for name, tensor in self.rewards.state_dict().items()},
-            "objective": {name: tensor.clone() for name, tensor in self.objective.state_dict().items()},
-            "extensions": {name: tensor.clone() for name, tensor in self.extensions.state_dict().items()},
-            "critic_state": tree_map(lambda x: x.clone(), self.judge.state),
-            "optimizers": {name: phase.optimizer.state_dict() for name, phase in self.phases.items()},
-            "entropy_coef": self.coefs.entropy.clone(),
-            "policy_rng": self.policy_rng.get_state(),
-            "shuffle_rng": self.shuffle_rng.get_state(),
+    def living(self) -> dict[str, Any]:
+        """Weights, statistics, memory, moments, learning rates and coefficients, where they live."""
+        modules = {"model": self.model, "rewards": self.rewards, "objective": self.objective}
+        modules["extensions"] = self.extensions
+        return {name: dict(module.state_dict()) for name, module in modules.items()} | {
+            "critic_state": self.judge.state,
+            "optimizers": {name: phase.optimizer.living() for name, phase in self.phases.items()},
+            "entropy_coef": self.coefs.entropy,
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all of them, and the random states."""
+        random = {name: getattr(self, name).get_state() for name in ("policy_rng", "shuffle_rng", "extensions_rng")}
+        return tree_map(torch.clone, self.living()) | random
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state; tensors keep their addresses."""
@@ -243,6 +279,7 @@ class PPO:
         self.coefs.entropy.copy_(state["entropy_coef"])
         self.policy_rng.set_state(state["policy_rng"])
         self.shuffle_rng.set_state(state["shuffle_rng"])
+        self.extensions_rng.set_state(state["extensions_rng"])
 
 
 @algorithms.register("ppo")
@@ -254,7 +291,7 @@ class PPOConfig(PPOSettings):
 
     def build(self, spec: EnvSpec, seed: int) -> PPO:
         """PPO for an environment, on the environment's device."""
-        if self.objective == "discounted":
+        if self.objective == "discounted" and self.bootstrap_truncated:
             check_discount(self.gamma, spec)
         return PPO(self, spec, seed)
 
@@ -267,6 +304,10 @@ class PPOConfig(PPOSettings):
             gamma=1.0 if self.objective == "average" else self.gamma,
             gae_lambda=self.gae_lambda,
         )
+
+    def symmetries(self, spec: EnvSpec) -> tuple[Symmetry, ...]:
+        """Those that extensions rely on."""
+        return tuple(symmetry for extension in self.extensions for symmetry in symmetries_of(extension, spec))
 
     def unused(self, spec: EnvSpec) -> list[str]:
         """A line for each setting that was changed and has no part in this configuration."""

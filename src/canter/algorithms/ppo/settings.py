@@ -9,11 +9,13 @@ import torch
 
 from canter.algorithms.extension import AnyExtensionConfig
 from canter.algorithms.ppo.central_value import CentralValueConfig
+from canter.algorithms.ppo.judge import BonusValueConfig
 from canter.algorithms.ppo.objectives import AverageReward, Discounted, Objective
 from canter.algorithms.ppo.rewards import RewardConfig
 from canter.distributions import Distribution
 from canter.engines.base import PPOLoss
 from canter.engines.bound import BoundLossConfig
+from canter.functional.order import Shuffle
 from canter.nn.actor_critic import ModelConfig
 from canter.optim import OptimizerConfig
 from canter.schedules import AdaptiveKL, AnySchedule, Constant
@@ -29,6 +31,10 @@ class PPOSettings:
     """Passes over each rollout."""
     num_minibatches: int = 8
     """Minibatches per pass; must divide `horizon * num_envs`, with memory the number of sequences."""
+    uneven_minibatches: Literal["refuse", "drop"] = "refuse"
+    """Where they do not divide it: refuse, or leave the last rows of each pass out."""
+    shuffle: Shuffle = "epoch"
+    """Order of the rows: drawn anew for each pass, once for a rollout, or never: environment by environment."""
     sequence_length: int = 16
     """With memory: steps through which gradients flow back; must divide `horizon`. Without memory it has no effect."""
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -59,9 +65,17 @@ class PPOSettings:
     """Keep the mean of a Gaussian policy near the bounds of the action."""
     advantage_normalization: Literal["rollout", "minibatch", "none"] = "rollout"
     """Over which rows advantages are standardised."""
+    advantage_std: Literal["population", "sample"] = "population"
+    """What they are divided by: the standard deviation of these n rows, or the unbiased one with n - 1."""
+    bootstrap_truncated: bool = True
+    """Where an episode is cut off, count on the value of what would follow; False takes it for a termination."""
     recompute_advantage: bool = False
     """Judge the rollout anew, by the critic as it is then, before each pass after the first; a clipped value loss then
     measures from there."""
+    kl: Literal["exact", "rl_games"] = "exact"
+    """What `target_kl` and adaptive learning rates look at: KL(old || new), or as rl_games measures it, KL(new || the
+    policy when the row was last learned from) with small constants added, and for choices half the squared change of
+    the log-probability."""
     target_kl: float | None = None
     """Stop an update early once a minibatch finds the policy further than this from the one that acted."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -70,8 +84,13 @@ class PPOSettings:
     """Separate optimiser for the critic, with its own learning rate and schedule."""
     central_value: CentralValueConfig | None = None
     """Train the critic apart from the policy, in passes and minibatches of its own."""
+    bonus_value: BonusValueConfig | None = None
+    """A second value head for the bonuses of an extension such as `rnd`; without it they are added to the reward."""
     gradient_clipping: Literal["joint", "per_network"] = "joint"
     """Whether one gradient norm covers both networks or each has its own."""
+    obs_statistics: Literal["update", "minibatch"] = "update"
+    """When the statistics of observations move: once after each update, so that the first ratio is exactly 1, or, as in
+    rl_games, with every minibatch before it is evaluated."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Networks, distribution and normalisation."""
     extensions: tuple[AnyExtensionConfig, ...] = ()
@@ -97,6 +116,15 @@ class PPOSettings:
         if self.central_value and (self.critic_optimizer or self.model.shared_trunk):
             rival = "critic_optimizer" if self.critic_optimizer else "model.shared_trunk"
             raise ValueError(f"central_value has a network and an optimizer of its own: it leaves no room for {rival}")
+        if self.bonus_value and not self.extensions:
+            raise ValueError("bonus_value has no bonus to judge: add an extension that gives one, such as rnd")
+
+    @property
+    def standardizes(self) -> Literal["given", "minibatch", "minibatch_sample"]:
+        """What the loss itself does with advantages."""
+        if self.advantage_normalization != "minibatch":
+            return "given"
+        return "minibatch" if self.advantage_std == "population" else "minibatch_sample"
 
     def build_objective(self) -> Objective:
         """What values, advantages and returns are of."""
@@ -112,6 +140,9 @@ class PPOSettings:
             value_loss=self.value_loss,
             value_clip=self.value_clip,
             value_coef=self.value_coef,
-            advantage="minibatch" if self.advantage_normalization == "minibatch" else "given",
+            advantage=self.standardizes,
             bound=self.bound_loss and self.bound_loss.build(distribution, device),
+            moving_kl=self.kl == "rl_games" or None,
+            moves_statistics=self.obs_statistics == "minibatch" or None,
+            bonus_coef=self.bonus_value and self.bonus_value.value_coef,
         )

@@ -22,24 +22,25 @@ def _on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> bool:
 def adam_step_on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> tuple[Tensor, Tensor]:
     """Decides by numbers, which are at hand there."""
     square_sum, adamw, dtype = compiled().square_sum, compiled().adamw, groups[0].gradient.dtype
-    is_double, arrays = dtype == torch.float64, [group.gradient.numpy() for group in groups]
-    squares = [square_sum(is_double, gradient) for gradient in arrays]
+    is_double = dtype == torch.float64
+    squares = [square_sum(is_double, group.gradient) for group in groups]
     # Beyond float32 as in the plain function, though C adds up in double; a NaN is not below it either.
     blocked = not sum(squares) <= torch.finfo(dtype).max
     total = math.inf if blocked else math.sqrt(sum(squares))
     if not (blocked or bool(skip.numpy())):
-        for group, gradient, square in zip(groups, arrays, squares, strict=True):
+        for group, square in zip(groups, squares, strict=True):
             adamw(
                 is_double,
-                group.flat.numpy(),
-                gradient,
-                group.exp_avg.numpy(),
-                group.exp_avg_sq.numpy(),
-                group.step.numpy(),
+                group.flat,
+                group.gradient,
+                group.exp_avg,
+                group.exp_avg_sq,
+                group.step,
                 float(group.learning_rate.numpy()),
                 *group.betas,
                 group.eps,
                 group.weight_decay,
+                group.coupled,
                 group.max_norm,
                 total if joint else math.sqrt(square),
             )

@@ -15,7 +15,7 @@ from torch import nn
 from canter.distributions import Categorical, DiagGaussian, MultiCategorical
 from canter.engines.base import PPOLoss, unknown_part
 from canter.nn.actor_critic import Actor, ActorCritic, Critic
-from canter.nn.heads import BoundedLogStd, GaussianHead, LinearHead, ValueHead
+from canter.nn.heads import GaussianHead, LinearHead, LogStd, ValueHead
 from canter.nn.mlp import MLP, Linear
 from canter.nn.network import Network
 from canter.nn.normalizer import IdentityNormalizer, Normalizer
@@ -35,7 +35,7 @@ SURROGATES = (None, "clipped", "smooth_clipped", "vanilla")
 VALUE_LOSSES = (None, "mse", "clipped", "huber")
 BOUND_FORMS = (None, "soft", "regularisation")
 """By the numbers that they have in C."""
-ADVANTAGES = ("given", "minibatch")
+ADVANTAGES = ("given", "minibatch", "minibatch_sample")
 MOST_GROUPS = 16
 
 LOSS: dict[str, Callable[[Any], bool]] = {
@@ -48,10 +48,8 @@ LOSS: dict[str, Callable[[Any], bool]] = {
     "value_coef": lambda x: isinstance(x, float | int),
 }
 """Fields of a `PPOLoss` and the values that are known. Others must be None or empty."""
-STD_FORMS: dict[type[nn.Module], Callable[[Any], tuple[str, float, float]]] = {
-    BoundedLogStd: lambda bound: ("bounded", bound.mid, bound.half_range)
-}
-"""Modules from raw numbers to a log-std: the form's name in C, and its two settings."""
+STD_FORMS = ("bounded", "log", "scalar", "softplus")
+"""From learned numbers to a log-std, by their names in C."""
 
 LAYERS: dict[type[nn.Module], Callable[[Any], bool]] = {
     nn.Linear: lambda layer: layer.bias is not None,
@@ -112,8 +110,8 @@ def _declines_heads(model: ActorCritic) -> str | None:
         return f"it does not know the head {type(actor.head).__name__}"
     linears: list[Any] = [critic.head.linear]
     if isinstance(actor.head, GaussianHead):
-        if type(actor.head.bound) not in STD_FORMS:
-            return f"it does not know the std {type(actor.head.bound).__name__}"
+        if type(actor.head.log_std) is not LogStd or actor.head.log_std.form not in STD_FORMS:
+            return f"it does not know the std {type(actor.head.log_std).__name__}"
         linears += [actor.head.mean, *([actor.head.raw_std] if isinstance(actor.head.raw_std, nn.Module) else [])]
     else:
         linears.append(actor.head.linear)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]

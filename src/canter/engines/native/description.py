@@ -14,8 +14,8 @@ from canter.distributions import Categorical, DiagGaussian, MultiCategorical
 from canter.engines.base import PPOLoss
 from canter.engines.native.declines import (
     ACTIVATION_NAMES,
+    ADVANTAGES,
     BOUND_FORMS,
-    STD_FORMS,
     SURROGATES,
     VALUE_LOSSES,
     compiled,
@@ -106,9 +106,8 @@ class Description:
         head = self.model.actor.head
         if not isinstance(distribution, DiagGaussian) or not isinstance(head, GaussianHead):
             return
-        form, mid, half = STD_FORMS[type(head.bound)](head.bound)
-        self.numbers.append(compiled().STD_FORMS.index(form))
-        self.settings += [mid, half]
+        self.numbers.append(compiled().STD_FORMS.index(head.log_std.form))
+        self.settings += [head.log_std.mid, head.log_std.half_range]
         self._parameter(head.raw_std if isinstance(head.raw_std, nn.Parameter) else None, learns)
         self.numbers.append(int(distribution.bounds != "none"))
         columns = [torch.tensor(column, dtype=dtype) for column in distribution.interval()]
@@ -120,7 +119,7 @@ class Description:
     def _loss(self) -> None:
         loss, bound = self.loss, self.loss.bound and self.loss.bound.config
         self.numbers += [SURROGATES.index(loss.surrogate), VALUE_LOSSES.index(loss.value_loss)]
-        self.numbers += [BOUND_FORMS.index(bound.form) if bound else 0, int(loss.advantage == "minibatch")]
+        self.numbers += [BOUND_FORMS.index(bound.form) if bound else 0, ADVANTAGES.index(loss.advantage)]
         self.settings += [loss.clip_ratio, loss.value_clip, loss.value_coef]
         self.settings += [bound.coef, bound.limit] if bound else [0.0, 0.0]
 

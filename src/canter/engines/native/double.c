@@ -3,4 +3,5 @@
 #define REAL_IS_DOUBLE 1
 #include "mathematics.h"
 
-const Real REAL_DOUBLE = {sizeof(REAL), prepare, act, values, log_prob, gradients, square_sum, adamw};
+const Real REAL_DOUBLE = {sizeof(REAL), prepare,    act,        values, log_prob,
+                          gradients,    square_sum, trace_back, adamw};

@@ -58,11 +58,15 @@ class NativeEngine:
         self.dtype = next(model.parameters()).dtype
         self.distribution: Any = model.policy.distribution
         # Looked up once: a module's attributes take longer to find than an action.
-        self._numpy_dtype = np.float64 if self.dtype == torch.float64 else np.float32
         self._policy_groups, self._masked = model.actor.network.groups, model.actor.masked
         self._gaussian = isinstance(self.distribution, DiagGaussian)
+        self._bounded = self._gaussian and self.distribution.bounds != "none"
         self._action_dtype = self.dtype if self._gaussian else torch.int64
-        self._action_shape = (len(self.distribution.nvec),) if isinstance(self.distribution, MultiCategorical) else ()
+        noises = self.distribution.dim if self._gaussian else self.distribution.param_dim
+        self._noise = torch.empty((0, noises), dtype=self.dtype)
+        self._action_shape: tuple[int, ...] = (noises,) if self._gaussian else ()
+        if isinstance(self.distribution, MultiCategorical):
+            self._action_shape = (len(self.distribution.nvec),)
         self._description = Description(loss, model, gradients)
         written = self._description.written
         self._unused = [view for parameter, view in gradients.items() if parameter not in written]
@@ -74,23 +78,18 @@ class NativeEngine:
 
     def act(self, obs: Obs, state: State, reset: Tensor, rng: Generator) -> Acted:
         """What the environment receives, the action as drawn, `dist_params` `[N, P]`, and the state as it came."""
-        arrays = [self._array(obs[name]) for name in self._policy_groups]
-        rows, dtype = len(arrays[0]), self._numpy_dtype
-        # Arrays, for making one takes a fraction of what a tensor takes.
-        params = np.empty((rows, self.distribution.param_dim), dtype)
-        if self._gaussian:
-            noise = torch.randn((rows, self.distribution.dim), generator=rng, dtype=self.dtype).numpy()
-            action = np.empty_like(noise)
-            for_env = np.empty_like(noise) if self.distribution.bounds != "none" else action
-        else:
-            noise = torch.rand(params.shape, generator=rng, dtype=self.dtype).numpy()
-            for_env = action = np.empty((rows, *self._action_shape), np.int64)
-        arrays += [self._array(obs[ACTION_MASK], torch.bool)] if self._masked else []
-        arrays += [noise, params, action] if for_env is action else [noise, params, action, for_env]
+        arrays = [self._checked(obs[name]) for name in self._policy_groups]
+        rows = arrays[0].shape[0]
+        if self._noise.shape[0] != rows:
+            self._noise = torch.empty((rows, self._noise.shape[1]), dtype=self.dtype)
+        noise = self._noise.normal_(generator=rng) if self._gaussian else self._noise.uniform_(generator=rng)
+        params = torch.empty((rows, self.distribution.param_dim), dtype=self.dtype)
+        action = torch.empty((rows, *self._action_shape), dtype=self._action_dtype)
+        for_env = torch.empty((rows, *self._action_shape), dtype=self._action_dtype) if self._bounded else action
+        arrays += [self._checked(obs[ACTION_MASK], torch.bool)] if self._masked else []
+        arrays += [noise, params, action, for_env] if self._bounded else [noise, params, action]
         compiled().act(self._model(), rows, tuple(arrays))
-        drawn = torch.from_numpy(action)
-        sent = drawn if for_env is action else torch.from_numpy(for_env)
-        return sent, drawn, torch.from_numpy(params), state
+        return for_env, action, params, state
 
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
         """Values `[L, B]` in units of the reward, of observations `[L, B, ...]`, and the state as it came.
@@ -99,12 +98,12 @@ class NativeEngine:
         """
         critic = self.model.critic
         shape = obs[critic.network.groups[0]].shape[:2]
-        groups = [self._array(obs[name]) for name in critic.network.groups]
+        groups = [self._checked(obs[name]) for name in critic.network.groups]
         rows = shape.numel()
         index = None if needed is None else np.flatnonzero(needed.numpy())
         found = torch.empty(rows if index is None else len(index), dtype=self.dtype)
         if len(found):
-            compiled().values(self._model(), rows, index, (*groups, found.numpy()))
+            compiled().values(self._model(), rows, index, (*groups, found))
         found = critic.head.normalizer.inverse(found)
         if index is None:
             return found.view(shape), state
@@ -117,18 +116,18 @@ class NativeEngine:
         shape = dist_params.shape[:-1]
         result = torch.empty(shape, dtype=self.dtype)
         if shape.numel():
-            arrays = (self._array(dist_params), self._array(action, self._action_dtype), result.numpy())
+            arrays = (self._checked(dist_params), self._checked(action, self._action_dtype), result)
             compiled().log_prob(self._model(), shape.numel(), arrays)
         return result
 
     def begin(self, batch: PPOBatch) -> NativeRows:
         """Rows of a `PPOBatch` of `[1, S, ...]`, which must not change while they are learned from."""
         networks = [self.model.actor.network, *([] if self.model.shared_trunk else [self.model.critic.network])]
-        arrays = [self._array(batch.obs[name]) for network in networks for name in network.groups]
-        arrays += [self._array(batch.obs[ACTION_MASK], torch.bool)] if self._masked else []
-        arrays += [self._array(batch.valid, torch.bool), self._array(batch.action, self._action_dtype)]
+        arrays = [self._checked(batch.obs[name]) for network in networks for name in network.groups]
+        arrays += [self._checked(batch.obs[ACTION_MASK], torch.bool)] if self._masked else []
+        arrays += [self._checked(batch.valid, torch.bool), self._checked(batch.action, self._action_dtype)]
         names = ("dist_params", "log_prob", "advantage", "value", "return_")
-        arrays += [self._array(getattr(batch, name)) for name in names]
+        arrays += [self._checked(getattr(batch, name)) for name in names]
         valid = batch.valid.reshape(-1)
         handle = compiled().rows(self._model(), len(valid), tuple(arrays))
         return NativeRows(handle, valid, batch.advantage.reshape(-1))
@@ -139,13 +138,14 @@ class NativeEngine:
         if distributed.world_size() > 1:
             valid = rows.valid[index]
             count = distributed.mean_number(float(valid.sum()))
-            if self.loss.advantage == "minibatch":
-                adv_mean, adv_divisor = _divisor(rows.advantage[index], valid)
+            if self.loss.advantage != "given":
+                unbiased = self.loss.advantage == "minibatch_sample"
+                adv_mean, adv_divisor = _divisor(rows.advantage[index], valid, unbiased)
         entropy = float(coefs.entropy.numpy())
-        means = compiled().gradients(rows.handle, index.numpy(), entropy, count, adv_mean, adv_divisor)
+        means = compiled().gradients(rows.handle, index, entropy, count, adv_mean, adv_divisor)
         for view in self._unused:
             view.zero_()
-        found = torch.from_numpy(np.array(means, self._numpy_dtype)).unbind()
+        found = torch.tensor(means, dtype=self.dtype).unbind()
         return {name: mean for name, mean, wanted in zip(NAMES, found, self._reported, strict=True) if wanted}
 
     def _model(self) -> Any:
@@ -155,16 +155,16 @@ class NativeEngine:
             self._handle, self._handle_threads = self._description.build(threads), threads
         return self._handle
 
-    def _array(self, tensor: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
-        """A tensor's memory in C's order; raises TypeError for another dtype than the model's, or the one asked for."""
+    def _checked(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor in C's order; raises TypeError for another dtype than the model's, or the one asked for."""
         if tensor.dtype is not (dtype or self.dtype):
             raise TypeError(f"a tensor of {tensor.dtype} where the native engine needs {dtype or self.dtype}")
-        return np.ascontiguousarray(tensor.numpy())
+        return tensor.contiguous()
 
 
-def _divisor(advantage: Tensor, valid: Tensor) -> tuple[float, float]:
+def _divisor(advantage: Tensor, valid: Tensor, unbiased: bool) -> tuple[float, float]:
     """Mean and divisor by which advantages `[B]` of all ranks are standardised, as in `stats.normalize`."""
     count, mean, m2 = (float(part) for part in moments(advantage, valid))
-    std = (m2 / max(count, 1.0)) ** 0.5
+    std = (m2 / max(count - unbiased, 1.0)) ** 0.5
     resolution = max(torch.finfo(advantage.dtype).eps, 64 * torch.finfo(torch.float64).eps)
     return mean, std + 1e-8 if std > resolution * abs(mean) else 0.0

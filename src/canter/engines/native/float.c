@@ -4,4 +4,5 @@
 #define DEFINES_NAMES
 #include "mathematics.h"
 
-const Real REAL_FLOAT = {sizeof(REAL), prepare, act, values, log_prob, gradients, square_sum, adamw};
+const Real REAL_FLOAT = {sizeof(REAL), prepare,    act,        values, log_prob,
+                          gradients,    square_sum, trace_back, adamw};

@@ -1,13 +1,13 @@
 /* The mathematics in float, for x86 processors with AVX2 and FMA. The pragma comes first: vectors are as wide as the
- * instructions that the compiler knows of when it reads their type. For other processors GCC 13 takes products and sums
- * apart in some loops and not in others; this one fuses all, so that a row gives the same bits in every tile. */
+ * instructions that the compiler knows of when it reads their type. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#pragma GCC target("avx2,fma,tune=haswell")
+#pragma GCC target("avx2,fma")
 #define REAL float
 #define REAL_IS_DOUBLE 0
 #include "mathematics.h"
 
-const Real REAL_FLOAT_AVX2 = {sizeof(REAL), prepare, act, values, log_prob, gradients, square_sum, adamw};
+const Real REAL_FLOAT_AVX2 = {sizeof(REAL), prepare,    act,        values, log_prob,
+                          gradients,    square_sum, trace_back, adamw};
 #else
 typedef int nothing_here;
 #endif

@@ -35,7 +35,7 @@ INLINE void tile(const Product *p, long panel, long row, int rows, int vectors)
             right[v] = *(const Vector *)(b + v * LANES);
         UNROLL for (int i = 0; i < rows; i++)
             UNROLL for (int v = 0; v < vectors; v++)
-                sum[i][v] += a[i * a_row] * right[v];
+                sum[i][v] = fused(sum[i][v], a[i * a_row], right[v]);
     }
     REAL *c = p->c + row * p->c_row + panel * PANEL;
     UNROLL for (int i = 0; i < rows; i++)

@@ -1,6 +1,6 @@
 /* Who owns which memory.
  *
- * Arrays come as buffers. Those of a call are held until it returns, those of a model or of rows until Python drops the
+ * Arrays come as buffers or tensors. Those of a call are held until it returns, those of a model or of rows until Python drops the
  * capsule; nothing here keeps an address without the buffer that it belongs to. Every length is checked against the
  * model's description, so that a wrong shape is an error and never a write beyond an array. */
 #ifndef CANTER_HANDLE_H
@@ -35,6 +35,8 @@ typedef struct {
 #define MODEL_NAME "canter.model"
 
 void release(Held *);
+Py_buffer *held_view(Held *, Py_ssize_t number);
+int same_dtype(PyObject *, PyObject *);
 Py_buffer *hold(Held *, PyObject *array, Py_ssize_t bytes, int write);
 PyObject *make_model(PyObject *self, PyObject *args);
 

@@ -261,8 +261,9 @@ static PyObject *adamw(PyObject *self, PyObject *args)
     int is_double, fine = 1;
     AdamW a = {0};
     double norm, max_norm;
-    if (!PyArg_ParseTuple(args, "pOOOOOddddddd", &is_double, &array[0], &array[1], &array[2], &array[3], &array[4],
-                          &a.learning_rate, &a.beta1, &a.beta2, &a.eps, &a.weight_decay, &max_norm, &norm))
+    if (!PyArg_ParseTuple(args, "pOOOOOdddddpdd", &is_double, &array[0], &array[1], &array[2], &array[3], &array[4],
+                          &a.learning_rate, &a.beta1, &a.beta2, &a.eps, &a.weight_decay, &a.coupled, &max_norm,
+                          &norm))
         return NULL;
     const Real *real = real_of(is_double);
     Held held = {0};
@@ -287,6 +288,48 @@ static PyObject *adamw(PyObject *self, PyObject *args)
     return fine ? PyFloat_FromDouble(norm) : NULL;
 }
 
+/* x[t] += decay[t] * x[t + 1] in each of n columns, from the last row but one to the first. */
+static PyObject *trace_back(PyObject *self, PyObject *args)
+{
+    PyObject *x_, *decay_;
+    int is_double;
+    long columns;
+    if (!PyArg_ParseTuple(args, "plOO", &is_double, &columns, &x_, &decay_))
+        return NULL;
+    Held held = {0};
+    int fine = hold(&held, x_, -1, 1) != NULL;
+    fine = fine && hold(&held, decay_, held_view(&held, 0)->len, 0);
+    if (fine) {
+        const Real *real = real_of(is_double);
+        Py_BEGIN_ALLOW_THREADS
+        real->trace_back(held.few[0].buf, held.few[1].buf, (long)(held.few[0].len / real->item), columns);
+        Py_END_ALLOW_THREADS
+    }
+    release(&held);
+    return fine ? Py_NewRef(Py_None) : NULL;
+}
+
+/* Bytes of each tensor to where they belong; False, before anything is copied, unless all fit as they are. */
+static PyObject *copy(PyObject *self, PyObject *args)
+{
+    PyObject *targets, *sources;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &targets, &PyList_Type, &sources))
+        return NULL;
+    Held to = {0}, from = {0};
+    const Py_ssize_t count = PyList_Size(targets);
+    int fine = PyList_Size(sources) == count;
+    for (Py_ssize_t i = 0; fine && i < count; i++) {
+        PyObject *target = PyList_GetItem(targets, i), *source = PyList_GetItem(sources, i);
+        fine = same_dtype(target, source) && hold(&to, target, -1, 1) && hold(&from, source, held_view(&to, i)->len, 0);
+    }
+    PyErr_Clear();
+    for (Py_ssize_t i = 0; fine && i < count; i++)
+        memcpy(held_view(&to, i)->buf, held_view(&from, i)->buf, held_view(&to, i)->len);
+    release(&to);
+    release(&from);
+    return PyBool_FromLong(fine);
+}
+
 static PyMethodDef METHODS[] = {
     {"model", make_model, METH_VARARGS, "model(is_double, threads, numbers, settings, arrays) -> model"},
     {"act", act, METH_VARARGS, "act(model, rows, (*obs, mask, noise, params, action, for_env))"},
@@ -298,7 +341,9 @@ static PyMethodDef METHODS[] = {
      "gradients(rows, index, entropy_coef, count, advantage_mean, advantage_divisor) -> means of six terms"},
     {"square_sum", square_sum, METH_VARARGS, "square_sum(is_double, x) -> sum of squares"},
     {"adamw", adamw, METH_VARARGS,
-     "adamw(is_double, flat, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, decay, max_norm, norm)"},
+     "adamw(is_double, flat, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, decay, coupled, max_norm, norm)"},
+    {"trace_back", trace_back, METH_VARARGS, "trace_back(is_double, columns, x, decay)"},
+    {"copy", copy, METH_VARARGS, "copy(targets, sources) -> whether they could be copied"},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, METHODS, NULL, NULL, NULL, NULL};

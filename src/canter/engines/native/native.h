@@ -16,6 +16,7 @@ enum { GAUSSIAN, CHOICES };                                          /* families
 enum { NO_SURROGATE, CLIPPED, SMOOTH_CLIPPED, VANILLA };             /* policy losses */
 enum { NO_VALUE_LOSS, MSE, CLIPPED_MSE, HUBER };                     /* value losses */
 enum { NO_BOUND, SOFT, REGULARISATION };                             /* bound losses */
+enum { GIVEN, POPULATION_STD, SAMPLE_STD };                          /* what advantages are divided by */
 enum { POLICY_SUM, VALUE_SUM, ENTROPY_SUM, KL_SUM, CLIPPED_SUM, BOUND_SUM, SUMS }; /* what a minibatch reports */
 
 /* Rows that pass through a model together. Their activations stay in the cache from the first layer to the last and
@@ -111,6 +112,7 @@ typedef struct {
 
 typedef struct {
     double step, learning_rate, beta1, beta2, eps, weight_decay, scale;
+    int coupled; /* weight decay is added to the gradient */
 } AdamW;
 
 /* The mathematics for one kind of number. */
@@ -122,6 +124,7 @@ typedef struct {
     int (*log_prob)(const Model *, const Rows *, void *log_prob); /* 0 for an action that does not exist */
     int (*gradients)(Model *, const Rows *, const int64_t *index, long count, Coefs, double *sums);
     double (*square_sum)(const void *x, long n);
+    void (*trace_back)(void *x, const void *decay, long n, long columns);
     void (*adamw)(void *flat, const void *gradient, void *mean, void *square, long n, AdamW);
 } Real;
 

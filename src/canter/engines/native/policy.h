@@ -4,12 +4,13 @@
 
 #define HALF_LOG_TWO_PI ((REAL)0.91893853320467274)
 #define FORBIDDEN ((REAL)-1e8)
+#define LEAST_STD ((REAL)1e-6)
 
 /* Name, the log-std of a raw number x, and its slope; mid and half are settings. One line each. */
 #define STD_FORMS(X)                                                                                                   \
     X(bounded, mid + half * (x / half) / real_sqrt(ONE + x / half * (x / half)), cubed(ONE + x / half * (x / half)))   \
     X(log, x, ONE)                                                                                                     \
-    X(scalar, real_log(x), ONE / x)                                                                                    \
+    X(scalar, real_log(x < LEAST_STD ? LEAST_STD : x), x < LEAST_STD ? 0 : ONE / x)                                    \
     X(softplus, real_log(softplus(x)), ONE / ((ONE + real_exp(-x)) * softplus(x)))
 
 /* x^-1.5 */

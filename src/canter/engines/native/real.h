@@ -1,6 +1,9 @@
 /* The kind of number, vectors of it, and its elementary functions. */
 #include <math.h>
 #include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #include "native.h"
 
@@ -25,6 +28,19 @@ enum { VECTOR_BYTES = 16, VECTORS = 4, TILE_ROWS = 6 };
 #endif
 enum { LANES = VECTOR_BYTES / sizeof(REAL), PANEL = LANES * VECTORS };
 typedef REAL Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
+
+/* sum + a * b, rounded once wherever the processor can. Left to itself GCC 13 fuses products and sums of x86 in some
+ * tiles and takes them apart in others, and a row would depend on the rows around it. */
+INLINE Vector fused(Vector sum, REAL a, Vector b)
+{
+#if defined(__AVX512F__) && !REAL_IS_DOUBLE
+    return (Vector)_mm512_fmadd_ps(_mm512_set1_ps(a), (__m512)b, (__m512)sum);
+#elif defined(__AVX2__) && !REAL_IS_DOUBLE
+    return (Vector)_mm256_fmadd_ps(_mm256_set1_ps(a), (__m256)b, (__m256)sum);
+#else
+    return sum + a * b;
+#endif
+}
 
 /* From one row of n numbers to the next: whole panels, and of wide rows an odd number of them. Rows that are a power of
  * two apart meet in a few places of the cache, and drive each other out when a product walks down a column. */

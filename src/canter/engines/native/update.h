@@ -65,7 +65,7 @@ static long select_rows(Model *model, const Rows *rows, const int64_t *index, lo
 
 /* Mean and divisor that standardise the advantages of some rows; the divisor is 0 where they do not vary, up to
  * rounding, or are not numbers. */
-static void advantage_moments(const REAL *advantage, const int64_t *row, long count, Coefs *coefs)
+static void advantage_moments(const REAL *advantage, const int64_t *row, long count, int unbiased, Coefs *coefs)
 {
     double mean = 0.0, square = 0.0, n = count ? (double)count : 1.0;
     for (long r = 0; r < count; r++)
@@ -73,7 +73,7 @@ static void advantage_moments(const REAL *advantage, const int64_t *row, long co
     mean /= n;
     for (long r = 0; r < count; r++)
         square += (advantage[row[r]] - mean) * (advantage[row[r]] - mean);
-    const double std = sqrt(square / n), least = 64 * 2.220446049250313e-16;
+    const double std = sqrt(square / (unbiased && n > 1 ? n - 1 : n)), least = 64 * 2.220446049250313e-16;
     const double resolution = real_eps > least ? real_eps : least;
     coefs->adv_mean = mean;
     coefs->adv_divisor = std > resolution * fabs(mean) ? std + 1e-8 : 0.0;
@@ -93,7 +93,7 @@ static int gradients(Model *model, const Rows *rows, const int64_t *index, long 
     if (selected < 0)
         return NO_SUCH_ROW;
     if (model->loss.standardize && coefs.adv_divisor < 0)
-        advantage_moments(rows->advantage, model->row, selected, &coefs);
+        advantage_moments(rows->advantage, model->row, selected, model->loss.standardize == SAMPLE_STD, &coefs);
     if (coefs.count < 0)
         coefs.count = (double)selected;
     const double weight = 1.0 / (coefs.count > 1e-9 ? coefs.count : 1e-9); /* without rows every sum is zero */
@@ -129,17 +129,27 @@ static double square_sum(const void *array, long n)
     return sum;
 }
 
-/* Adam with decoupled weight decay on gradients times `scale`, as torch's fused one. */
+/* x[t] += decay[t] * x[t + 1], rows of `columns` numbers, from the last row but one to the first. */
+static void trace_back(void *array, const void *decays, long n, long columns)
+{
+    REAL *x = array;
+    const REAL *decay = decays;
+    for (long j = n - columns - 1; j >= 0; j--)
+        x[j] += decay[j] * x[j + columns];
+}
+
+/* Adam on gradients times `scale`, as torch's fused ones: weight decay decoupled, or coupled as part of the gradient. */
 static void adamw(void *flat, const void *gradient, void *mean, void *square, long n, AdamW a)
 {
     const REAL *restrict g = gradient;
     REAL *restrict x = flat, *restrict m = mean, *restrict v = square;
-    const REAL scale = (REAL)a.scale, keep = (REAL)(1.0 - a.learning_rate * a.weight_decay), eps = (REAL)a.eps;
+    const REAL scale = (REAL)a.scale, keep = (REAL)(a.coupled ? 1.0 : 1.0 - a.learning_rate * a.weight_decay), eps = (REAL)a.eps;
+    const REAL pull = (REAL)(a.coupled ? a.weight_decay : 0.0);
     const REAL toward = (REAL)(1.0 - a.beta1), beta2 = (REAL)a.beta2, rest = (REAL)(1.0 - a.beta2);
     const REAL rate = (REAL)(a.learning_rate / (1.0 - pow(a.beta1, a.step)));
     const REAL inverse_root = (REAL)(1.0 / sqrt(1.0 - pow(a.beta2, a.step))); /* a division takes as long as ten products */
     for (long j = 0; j < n; j++) {
-        REAL d = g[j] * scale;
+        REAL d = g[j] * scale + pull * x[j];
         m[j] += toward * (d - m[j]);
         v[j] = beta2 * v[j] + rest * d * d;
         x[j] = x[j] * keep - rate * m[j] / (real_sqrt(v[j]) * inverse_root + eps);

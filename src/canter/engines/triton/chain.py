@@ -24,14 +24,30 @@ SHAPE = {"TILE_M": TILE_M, "CHUNK": 32, "num_warps": 4, "num_stages": 3}
 
 
 class Layers:
-    """Weights `[N, K]` and biases `[N]` of all layers of a network; an activation follows all but the last."""
+    """Weights `[N, K]` and biases `[N]` of all layers of a network; an activation follows all but the last.
 
-    def __init__(self, weights: list[Tensor], biases: list[Tensor], kind: int) -> None:
-        self.weights, self.biases, self.kind = tuple(weights), tuple(biases), kind
+    Several `heads`, each a weight and a bias, stand side by side as the last layer; `join` copies them to it whenever
+    they have changed.
+    """
+
+    def __init__(self, weights: list[Tensor], biases: list[Tensor], kind: int, *heads: tuple[Tensor, Tensor]) -> None:
+        self.kind = kind
+        self.heads = tuple(zip(*heads, strict=True)) if heads else ((weights[-1],), (biases[-1],))
+        if heads:
+            joined = [torch.cat([part.detach() for part in parts]) for parts in self.heads]
+            weights, biases = [*weights, joined[0]], [*biases, joined[1]]
+        self.weights, self.biases = tuple(weights), tuple(biases)
         self.widths = (weights[0].shape[1], *(weight.shape[0] for weight in weights))
         self.back = [*range(len(weights) - 2, -1, -1), len(weights) - 1]
         """Layers in the order in which their gradients are kept: that of the way back, and the last one last."""
         self.back_widths = tuple(self.widths[layer + 1] for layer in self.back)
+
+    @torch.no_grad()
+    def join(self) -> None:
+        """Take over the heads as they are now."""
+        for parts, whole in zip(self.heads, (self.weights[-1], self.biases[-1]), strict=True):
+            if len(parts) > 1:
+                torch.cat(parts, out=whole)
 
     @property
     def fits(self) -> bool:

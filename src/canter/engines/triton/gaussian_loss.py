@@ -6,7 +6,7 @@ formulas, differentiated by hand.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -14,8 +14,13 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from canter.engines.base import PPOLoss
+
 TILE = 64
-TERMS = 5
+TERMS = 6
+"""Surrogate, value error, entropy, KL, clipped rows and bound loss."""
+BOUND_FORMS = ("none", "soft", "regularisation")
+"""By their numbers in kernels."""
 
 
 @triton.jit
@@ -63,11 +68,28 @@ def _value_error(value, old_value, target, value_clip, CLIPPED: tl.constexpr):
 
 
 @triton.jit
+def _bound_error(mean, both, parts, units_ptr, limit, A, BOUND: tl.constexpr):
+    """The bound loss of rows of means, and its derivative by each; `units` `[2, A]` are centre and half width."""
+    if BOUND == 0:
+        return tl.sum(tl.zeros_like(mean), 1), tl.zeros_like(mean)
+    else:
+        centre = tl.load(units_ptr + parts, mask=parts < A, other=0.0)[None, :]
+        half = tl.load(units_ptr + A + parts, mask=parts < A, other=1.0)[None, :]
+        x = (mean - centre) / half
+        beyond = x
+        if BOUND == 1:
+            beyond = tl.where(x > limit, x - limit, tl.where(x < -limit, x + limit, 0.0))
+            beyond = tl.where(x != x, x, beyond)
+        beyond = tl.where(both, beyond, 0.0)
+        return tl.sum(beyond * beyond, 1), 2.0 * beyond / half
+
+
+@triton.jit
 def _loss(
     params_ptr, value_ptr, action_ptr, old_params_ptr, old_log_prob_ptr, advantage_ptr, old_value_ptr, return_ptr,
-    valid_ptr, count_ptr, entropy_coef_ptr, sums_ptr, d_params_ptr, d_value_ptr,
-    M, A, clip_ratio, value_clip, value_coef,
-    CLIPPED_VALUE: tl.constexpr, TILE: tl.constexpr, TILE_A: tl.constexpr,
+    valid_ptr, count_ptr, entropy_coef_ptr, units_ptr, sums_ptr, d_params_ptr, d_value_ptr,
+    M, A, clip_ratio, value_clip, value_coef, bound_coef, bound_limit,
+    CLIPPED_VALUE: tl.constexpr, BOUND: tl.constexpr, TILE: tl.constexpr, TILE_A: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
     rows, parts = block * TILE + tl.arange(0, TILE), tl.arange(0, TILE_A)
@@ -102,30 +124,35 @@ def _loss(
     weight = 1.0 / tl.maximum(tl.load(count_ptr), 1e-9)
     slope = (weight * d_log_prob)[:, None]
     d_log_std = slope * (z * z - 1.0) - weight * tl.load(entropy_coef_ptr)
+    bound, d_bound = _bound_error(mean, both, parts, units_ptr, bound_limit, A, BOUND)
+    d_mean = slope * z * precision + weight * bound_coef * d_bound
     # Filled, not multiplied: whatever a row holds that is not valid, NaN included, must not come through.
-    tl.store(d_params_ptr + where, tl.where(valid[:, None], slope * z * precision, 0.0), mask=both)
+    tl.store(d_params_ptr + where, tl.where(valid[:, None], d_mean, 0.0), mask=both)
     tl.store(d_params_ptr + where + A, tl.where(valid[:, None], d_log_std, 0.0), mask=both)
     tl.store(d_value_ptr + rows, tl.where(valid, weight * value_coef * d_value, 0.0), mask=inside)
-    tl.store(sums_ptr + block * 5 + 0, tl.sum(tl.where(valid, surrogate, 0.0), 0))
-    tl.store(sums_ptr + block * 5 + 1, tl.sum(tl.where(valid, value_loss, 0.0), 0))
-    tl.store(sums_ptr + block * 5 + 2, tl.sum(tl.where(valid, entropy, 0.0), 0))
-    tl.store(sums_ptr + block * 5 + 3, tl.sum(tl.where(valid, kl, 0.0), 0))
-    tl.store(sums_ptr + block * 5 + 4, tl.sum(tl.where(valid, was_clipped, 0.0), 0))
+    tl.store(sums_ptr + block * 6 + 0, tl.sum(tl.where(valid, surrogate, 0.0), 0))
+    tl.store(sums_ptr + block * 6 + 1, tl.sum(tl.where(valid, value_loss, 0.0), 0))
+    tl.store(sums_ptr + block * 6 + 2, tl.sum(tl.where(valid, entropy, 0.0), 0))
+    tl.store(sums_ptr + block * 6 + 3, tl.sum(tl.where(valid, kl, 0.0), 0))
+    tl.store(sums_ptr + block * 6 + 4, tl.sum(tl.where(valid, was_clipped, 0.0), 0))
+    tl.store(sums_ptr + block * 6 + 5, tl.sum(tl.where(valid, bound, 0.0), 0))
 
 
 @triton.jit
-def _finish(sums_ptr, count_ptr, entropy_coef_ptr, means_ptr, loss_ptr, blocks, value_coef, TILE: tl.constexpr):
+def _finish(
+    sums_ptr, count_ptr, entropy_coef_ptr, means_ptr, loss_ptr, blocks, value_coef, bound_coef, TILE: tl.constexpr
+):  # fmt: skip
     """Means of all terms from the sums of each block, always in the same order, and the loss."""
     terms = tl.arange(0, 8)
     total = tl.zeros((8,), tl.float32)
     for start in range(0, blocks, TILE):
         rows = start + tl.arange(0, TILE)
-        inside = (rows < blocks)[:, None] & (terms < 5)[None, :]
-        total += tl.sum(tl.load(sums_ptr + rows[:, None] * 5 + terms[None, :], mask=inside, other=0.0), 0)
+        inside = (rows < blocks)[:, None] & (terms < 6)[None, :]
+        total += tl.sum(tl.load(sums_ptr + rows[:, None] * 6 + terms[None, :], mask=inside, other=0.0), 0)
     means = total / tl.maximum(tl.load(count_ptr), 1e-9)
-    tl.store(means_ptr + terms, means, mask=terms < 5)
+    tl.store(means_ptr + terms, means, mask=terms < 6)
     weights = tl.where(terms == 0, 1.0, tl.where(terms == 1, value_coef, 0.0))
-    weights = tl.where(terms == 2, -tl.load(entropy_coef_ptr), weights)
+    weights = tl.where(terms == 2, -tl.load(entropy_coef_ptr), tl.where(terms == 5, bound_coef, weights))
     tl.store(loss_ptr, tl.sum(means * weights, 0))
 
 
@@ -134,7 +161,7 @@ class _GaussianLoss(torch.autograd.Function):
     def forward(
         ctx: Any, params: Tensor, value: Tensor, rows: tuple[Tensor, ...], numbers: tuple[Any, ...]
     ) -> tuple[Tensor, Tensor]:
-        clip_ratio, value_clip, value_coef, entropy_coef, clipped_value, count = numbers
+        clip_ratio, value_clip, value_coef, entropy_coef, clipped_value, count, bound = numbers
         dim, m = params.shape[-1] // 2, value.numel()
         blocks = triton.cdiv(m, TILE)
         sums = params.new_empty(blocks, TERMS)
@@ -142,14 +169,15 @@ class _GaussianLoss(torch.autograd.Function):
         gradient = params.new_empty(m * (2 * dim + 1))
         d_params, d_value = gradient[: m * 2 * dim], gradient[m * 2 * dim :]
         _loss[(blocks,)](
-            params, value, *rows, count, entropy_coef, sums, d_params, d_value,
-            m, dim, clip_ratio, value_clip, value_coef,
-            CLIPPED_VALUE=clipped_value, TILE=TILE, TILE_A=max(2, triton.next_power_of_2(dim)), num_warps=4,
+            params, value, *rows, count, entropy_coef, bound.units, sums, d_params, d_value,
+            m, dim, clip_ratio, value_clip, value_coef, bound.coef, bound.limit,
+            CLIPPED_VALUE=clipped_value, BOUND=bound.form,
+            TILE=TILE, TILE_A=max(2, triton.next_power_of_2(dim)), num_warps=4,
         )  # fmt: skip
         ctx.shapes = params.shape, value.shape
         ctx.save_for_backward(gradient)
         means, loss = params.new_empty(TERMS), params.new_empty(())
-        _finish[(1,)](sums, count, entropy_coef, means, loss, blocks, value_coef, TILE=256)
+        _finish[(1,)](sums, count, entropy_coef, means, loss, blocks, value_coef, bound.coef, TILE=256)
         ctx.mark_non_differentiable(means)
         ctx.set_materialize_grads(False)
         return loss, means
@@ -160,6 +188,25 @@ class _GaussianLoss(torch.autograd.Function):
         (gradient,), (params, value) = ctx.saved_tensors, ctx.shapes
         d_params, d_value = (gradient * gradients[0]).split([params.numel(), value.numel()])
         return d_params.view(params), d_value.view(value), None, None
+
+
+class Bound(NamedTuple):
+    """A bound loss as the kernels read it."""
+
+    form: int
+    coef: float
+    limit: float
+    units: Tensor
+    """`[2, A]` centre and half width of each component; anything where there is no bound loss."""
+
+
+def bound_of(loss: PPOLoss, dim: int, device: torch.device) -> Bound:
+    """The bound loss of a description; one that costs nothing where it has none."""
+    if loss.bound is None:
+        return Bound(0, 0.0, 0.0, torch.empty(0, device=device))
+    config, columns = loss.bound.config, (loss.bound.centre, loss.bound.half)
+    units = torch.stack([column.to(device).expand(dim) for column in columns])
+    return Bound(BOUND_FORMS.index(config.form), config.coef, config.limit, units)
 
 
 def gaussian_loss(
@@ -178,12 +225,13 @@ def gaussian_loss(
     value_clip: float | None,
     value_coef: float,
     entropy_coef: Tensor,
+    bound: Bound,
 ) -> tuple[Tensor, Tensor]:
-    """The loss, 0-d, and the means `[5]` of surrogate, value error, entropy, KL and clipped rows over `count` rows.
+    """The loss, 0-d, and the means `[6]` over `count` rows of what `TERMS` names.
 
     Rows as in PPO's batch, `[..., 2A]`, `[..., A]` and `[...]`; `value_clip` None is half the squared error.
     """
     rows = (action, old_params, old_log_prob, advantage, old_value, return_, valid.view(torch.uint8))
-    numbers = (clip_ratio, value_clip or 0.0, value_coef, entropy_coef, value_clip is not None, count)
+    numbers = (clip_ratio, value_clip or 0.0, value_coef, entropy_coef, value_clip is not None, count, bound)
     contiguous = tuple(row.contiguous() for row in rows)
     return _GaussianLoss.apply(params.contiguous(), value.contiguous(), contiguous, numbers)

@@ -13,8 +13,10 @@ from canter.distributions import DiagGaussian
 from canter.engines.autograd import AutogradEngine, LossOutput
 from canter.engines.base import Coefs, PPOLoss, unknown_part
 from canter.engines.batch import PPOBatch
-from canter.engines.triton.gaussian_loss import count_true, gaussian_loss
+from canter.engines.triton.gaussian_loss import BOUND_FORMS, bound_of, count_true, gaussian_loss
 from canter.nn.actor_critic import ActorCritic
+from canter.optim import Optimizer
+from canter.struct import Metrics
 
 KNOWN = {
     "surrogate": lambda name: name == "clipped",
@@ -23,9 +25,10 @@ KNOWN = {
     "value_clip": lambda number: True,
     "value_coef": lambda number: True,
     "advantage": lambda name: name == "given",
+    "bound": lambda bound: bound is None or bound.config.form in BOUND_FORMS,
 }
 """What the kernels of the loss know."""
-NAMES: tuple[str, ...] = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction")
+NAMES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction", "loss/bound")
 """What they give the means of, in their order."""
 
 
@@ -41,10 +44,20 @@ def clip_of(loss: PPOLoss) -> float | None:
     return loss.value_clip if loss.value_loss == "clipped" else None
 
 
+def named(means: Tensor, loss: PPOLoss) -> Metrics:
+    """Means `[6]` by name, without that of a bound loss where there is none."""
+    names = NAMES if loss.bound is not None else NAMES[:-1]
+    return dict(zip(names, means.unbind(), strict=False))
+
+
 class LayersEngine(AutogradEngine):
     """Autograd through the networks, with one kernel for the loss."""
 
     name = "triton_layers"
+
+    def __init__(self, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> None:
+        super().__init__(loss, model, optimizer)
+        self.bound = bound_of(loss, model.policy.distribution.param_dim // 2, next(model.parameters()).device)
 
     def evaluate(self, batch: PPOBatch, coefs: Coefs) -> LossOutput:
         """The loss of one minibatch."""
@@ -66,5 +79,6 @@ class LayersEngine(AutogradEngine):
             value_clip=clip_of(self.loss),
             value_coef=self.loss.value_coef,
             entropy_coef=coefs.entropy,
+            bound=self.bound,
         )
-        return LossOutput(loss, dict(zip(NAMES, means.unbind(), strict=True)))
+        return LossOutput(loss, named(means, self.loss))

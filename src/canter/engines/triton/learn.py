@@ -1,8 +1,8 @@
 """A minibatch of PPO in a few launches: a network forward, its part of the loss and back, and all products over rows.
 
 M rows, A action components, blocks of TILE_M rows. Gaussian policy and critic share no number, so that one can run
-beside the other. What comes out are sums over rows, not yet divided by their number: that is known once all blocks are
-through.
+beside the other; on a shared trunk they are one network, whose last column is the value. What comes out are sums over
+rows, not yet divided by their number: that is known once all blocks are through.
 """
 
 from __future__ import annotations
@@ -17,34 +17,40 @@ import triton.language as tl
 from torch import Tensor
 
 from canter.engines.triton.chain import SHAPE, TILE_M, Layers, _chain, room
-from canter.engines.triton.gaussian_loss import _surrogate, _value_error
+from canter.engines.triton.gaussian_loss import Bound, _bound_error, _surrogate, _value_error
 from canter.engines.triton.row_products import RowProducts, _share
-from canter.kernels.gaussian_params import _log_prob
+from canter.functional.densities import StdForm
+from canter.kernels.gaussian_params import FORMS, _log_prob, _log_std
 from canter.kernels.linear import _tf32
 from canter.kernels.streams import beside, side_stream
 
 Tensors = tuple[Tensor, ...]
 
 BACK_SHAPE = SHAPE | {"CHUNK": 64, "num_stages": 2}
-TERMS = 6
-"""Rows of `sums` before all others: surrogate, value error, entropy, KL, clipped rows and valid ones."""
+TERMS = 7
+"""Rows of `sums` before all others: surrogate, value error, entropy, KL, clipped rows, bound loss and valid ones."""
+COUNT = 6
+"""The row of the valid ones."""
 
 
 @triton.jit
 def _policy_gradient(
-    rows, where, M, mean_ptr, raw_ptr, action_ptr, old_ptr, advantage_ptr, valid_ptr, entropy_coef_ptr,
-    sums_ptr, d_raw_ptr, clip_ratio, mid, half, A: tl.constexpr, TILE_A: tl.constexpr,
+    rows, where, M, mean_ptr, raw_ptr, action_ptr, old_ptr, advantage_ptr, valid_ptr, entropy_coef_ptr, units_ptr,
+    sums_ptr, d_raw_ptr, clip_ratio, mid, half, bound_coef, bound_limit,
+    A: tl.constexpr, STRIDE: tl.constexpr, TILE_A: tl.constexpr, FORM: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
-    """The policy's terms of a block of rows, and its gradient by the mean, `[TILE_M, TILE_A]`."""
+    """The policy's terms of a block of rows, and its gradient by the mean, `[TILE_M, TILE_A]`.
+
+    Means are the first A of STRIDE columns.
+    """
     parts, inside = tl.arange(0, TILE_A), rows < M
     both = inside[:, None] & (parts < A)[None, :]
-    mean = tl.load(mean_ptr + rows[:, None] * A + parts[None, :], mask=both, other=0.0)
+    mean = tl.load(mean_ptr + rows[:, None] * STRIDE + parts[None, :], mask=both, other=0.0)
     action = tl.load(action_ptr + where[:, None] * A + parts[None, :], mask=both, other=0.0)
     old_mean = tl.load(old_ptr + where[:, None] * (2 * A) + parts[None, :], mask=both, other=0.0)
     old_log_std = tl.load(old_ptr + where[:, None] * (2 * A) + A + parts[None, :], mask=both, other=0.0)
-    x = tl.load(raw_ptr + parts, mask=parts < A, other=0.0) / half
-    root = tl.sqrt_rn(1.0 + x * x)
-    log_std = (mid + half * x / root)[None, :] + tl.zeros_like(mean)
+    log_std, std_slope = _log_std(tl.load(raw_ptr + parts, mask=parts < A, other=0.0), mid, half, FORM)
+    log_std = log_std[None, :] + tl.zeros_like(mean)
     precision = tl.exp(-log_std)
     entropy = tl.sum(tl.where(both, log_std + (0.9189385332046727 + 0.5), 0.0), 1)
     shift, log_ratio = (old_mean - mean) * precision, old_log_std - log_std
@@ -59,25 +65,27 @@ def _policy_gradient(
     term = tl.arange(0, 8)[None, :]
     terms = tl.where(term == 0, surrogate[:, None], tl.where(term == 2, entropy[:, None], 1.0))
     terms = tl.where(term == 3, kl[:, None], tl.where(term == 4, clipped[:, None], terms))
+    bound, d_bound = _bound_error(mean, both, parts, units_ptr, bound_limit, A, BOUND)
+    terms = tl.where(term == 5, bound[:, None], terms)
     # Filled, not multiplied: whatever a row holds that is not valid, NaN included, must not come through.
     total, term = tl.sum(tl.where(valid[:, None], terms, 0.0), 0), tl.arange(0, 8)
-    tl.store(sums_ptr + term * tl.num_programs(0) + tl.program_id(0), total, mask=(term < 6) & (term != 1))
+    tl.store(sums_ptr + term * tl.num_programs(0) + tl.program_id(0), total, mask=(term < 7) & (term != 1))
     z, counted = (action - mean) * precision, valid[:, None] & both
     d_log_std = tl.where(counted, slope[:, None] * (z * z - 1.0) - tl.load(entropy_coef_ptr), 0.0)
-    d_raw = tl.sum(d_log_std, 0) / (root * root * root)
+    d_raw = tl.sum(d_log_std, 0) * std_slope
     tl.store(d_raw_ptr + parts * tl.num_programs(0) + tl.program_id(0), d_raw, mask=parts < A)
-    return tl.where(counted, slope[:, None] * z * precision, 0.0)
+    return tl.where(counted, slope[:, None] * z * precision + bound_coef * d_bound, 0.0)
 
 
 @triton.jit
 def _value_gradient(
     rows, where, M, value_ptr, old_ptr, return_ptr, valid_ptr, sums_ptr, value_clip, value_coef,
-    CLIPPED: tl.constexpr, TILE: tl.constexpr,
+    CLIPPED: tl.constexpr, COLUMN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The value's error over a block of rows, and its gradient in the first column of `[TILE_M, TILE]`."""
+    """The value's error over a block of rows, and its gradient in `[TILE_M, TILE]`; the value is the last column."""
     inside = rows < M
     loss, slope = _value_error(
-        tl.load(value_ptr + rows, mask=inside, other=0.0),
+        tl.load(value_ptr + rows * (COLUMN + 1) + COLUMN, mask=inside, other=0.0),
         tl.load(old_ptr + where, mask=inside, other=0.0),
         tl.load(return_ptr + where, mask=inside, other=0.0),
         value_clip,
@@ -85,7 +93,7 @@ def _value_gradient(
     )
     valid = tl.load(valid_ptr + where, mask=inside, other=0) != 0
     tl.store(sums_ptr + tl.num_programs(0) + tl.program_id(0), tl.sum(tl.where(valid, loss, 0.0), 0))
-    return tl.where(valid[:, None] & (tl.arange(0, TILE) == 0)[None, :], (value_coef * slope)[:, None], 0.0)
+    return tl.where(valid[:, None] & (tl.arange(0, TILE) == COLUMN)[None, :], (value_coef * slope)[:, None], 0.0)
 
 
 @triton.jit
@@ -119,16 +127,25 @@ def _back(
 
 @triton.jit
 def _policy_backward(
-    index_ptr, action_ptr, old_params_ptr, advantage_ptr, valid_ptr, raw_ptr, entropy_coef_ptr, sums_ptr, d_raw_ptr,
-    weights, made, sums, deltas, M, clip_ratio, mid, half, WIDTHS: tl.constexpr, KIND: tl.constexpr,
-    TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+    index_ptr, action_ptr, old_params_ptr, advantage_ptr, old_value_ptr, return_ptr, valid_ptr, raw_ptr,
+    entropy_coef_ptr, units_ptr, sums_ptr, d_raw_ptr, weights, made, sums, deltas, M,
+    clip_ratio, mid, half, bound_coef, bound_limit, value_clip, value_coef,
+    A: tl.constexpr, FORM: tl.constexpr, BOUND: tl.constexpr, CLIPPED: tl.constexpr,
+    WIDTHS: tl.constexpr, KIND: tl.constexpr, TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
+    """A network of A means, or on a shared trunk of A means and the value."""
     rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
     where = tl.load(index_ptr + rows, mask=rows < M, other=0)
     d = _policy_gradient(
         rows, where, M, made[len(WIDTHS) - 1], raw_ptr, action_ptr, old_params_ptr, advantage_ptr, valid_ptr,
-        entropy_coef_ptr, sums_ptr, d_raw_ptr, clip_ratio, mid, half, WIDTHS[0], room(WIDTHS, 0),
+        entropy_coef_ptr, units_ptr, sums_ptr, d_raw_ptr, clip_ratio, mid, half, bound_coef, bound_limit,
+        A, WIDTHS[0], room(WIDTHS, 0), FORM, BOUND,
     )  # fmt: skip
+    if WIDTHS[0] > A:
+        d += _value_gradient(
+            rows, where, M, made[len(WIDTHS) - 1], old_value_ptr, return_ptr, valid_ptr, sums_ptr,
+            value_clip, value_coef, CLIPPED, A, room(WIDTHS, 0),
+        )  # fmt: skip
     _back(d, rows, M, weights, made, sums, deltas, WIDTHS, KIND, TF32, TILE_M, CHUNK)
 
 
@@ -142,7 +159,7 @@ def _value_backward(
     where = tl.load(index_ptr + rows, mask=rows < M, other=0)
     d = _value_gradient(
         rows, where, M, made[len(WIDTHS) - 1], old_value_ptr, return_ptr, valid_ptr, sums_ptr,
-        value_clip, value_coef, CLIPPED, room(WIDTHS, 0),
+        value_clip, value_coef, CLIPPED, 0, room(WIDTHS, 0),
     )  # fmt: skip
     _back(d, rows, M, weights, made, sums, deltas, WIDTHS, KIND, TF32, TILE_M, CHUNK)
 
@@ -153,9 +170,9 @@ def _means(sums_ptr, count_ptr, out_ptr, COLUMNS, COUNTS, TILE: tl.constexpr):
     total = tl.zeros((8,), tl.float32)
     for start in range(0, COLUMNS, TILE):
         columns = start + tl.arange(0, TILE)
-        inside = (rows < 5)[:, None] & (columns < COLUMNS)[None, :]
+        inside = (rows < 6)[:, None] & (columns < COLUMNS)[None, :]
         total += tl.sum(tl.load(sums_ptr + rows[:, None] * COLUMNS + columns[None, :], mask=inside, other=0.0), 1)
-    tl.store(out_ptr + rows, total * _share(count_ptr, COUNTS), mask=rows < 5)
+    tl.store(out_ptr + rows, total * _share(count_ptr, COUNTS), mask=rows < 6)
 
 
 @triton.jit
@@ -187,31 +204,37 @@ class Rows(NamedTuple):
 class Learner:
     """Loss and gradients of a Gaussian actor, whose log-std is the same in every row, and of a critic.
 
-    `places` says where among the `count` gradients each parameter has its own: weights and biases of both networks, and
-    the `raw` log-std `[A]`, bounded by middle and half range as in `BoundedLogStd`. `value_clip` None is half the
-    squared error.
+    The critic is None on a shared trunk: the value is then the last of the actor's columns. `places` says where among
+    the `count` gradients each parameter has its own: weights and biases of both networks, and the learned numbers `raw`
+    `[A]` of the std, whose middle, half range and form are those of `LogStd`. `value_clip` None is half the squared
+    error.
     """
 
     def __init__(
         self,
         actor: Layers,
-        critic: Layers,
+        critic: Layers | None,
         raw: Tensor,
         *,
-        bound: tuple[float, float],
+        std: tuple[float, float, StdForm],
+        bound: Bound,
         clip_ratio: float,
         value_clip: float | None,
         value_coef: float,
         places: dict[Tensor, int],
         count: int,
     ) -> None:
-        self.networks, self.raw, self.stream = (actor, critic), raw, side_stream(raw.device)
-        self.policy_numbers, self.value_numbers = (clip_ratio, *bound), (value_clip or 0.0, value_coef)
-        self.clipped_value = value_clip is not None
+        self.networks = (actor,) if critic is None else (actor, critic)
+        self.raw, self.stream, self.units = raw, side_stream(raw.device), bound.units
+        self.value_numbers = value_clip or 0.0, value_coef
+        self.policy_numbers = (clip_ratio, *std[:2], bound.coef, bound.limit, *self.value_numbers)
+        self.value_form = {"CLIPPED": value_clip is not None}
+        self.policy_form = {"A": raw.numel(), "FORM": FORMS.index(std[2]), "BOUND": bound.form, **self.value_form}
         sums = [-1] * TERMS + [places[raw] + i for i in range(raw.numel())]
         for network in self.networks:
-            for layer, width in zip(network.back, network.back_widths, strict=True):
-                sums += range(places[network.biases[layer]], places[network.biases[layer]] + width)
+            biases = [*((bias,) for bias in network.biases[:-1]), network.heads[1]]
+            for layer in network.back:
+                sums += [places[bias] + i for bias in biases[layer] for i in range(len(bias))]
         self.products = RowProducts(
             [_products_of(network, places) for network in self.networks], sums, count, raw.device
         )
@@ -223,19 +246,21 @@ class Learner:
         """
         m, like, numbers = len(index), rows.action, TERMS + self.raw.numel()
         sums = like.new_empty(self.products.rows, triton.cdiv(m, TILE_M))
+        for network in self.networks:
+            network.join()
         parts, turned = self.products.empty(), self._turned()
-        policy_sums, value_sums = _cut(sums[numbers:], [network.back_widths for network in self.networks])
+        own = _cut(sums[numbers:], [network.back_widths for network in self.networks])
+        targets = rows.old_value, rows.return_, rows.valid
         with beside(self.stream) as join:
-            back = partial(
-                _value_backward[sums.shape[1:]],
-                index, rows.old_value, rows.return_, rows.valid, sums, CLIPPED=self.clipped_value,
-            )  # fmt: skip
-            self._pass(1, rows.critic_input, index, turned[1], value_sums, parts, back, self.value_numbers)
+            if len(self.networks) > 1:
+                back = partial(_value_backward[sums.shape[1:]], index, *targets, sums, **self.value_form)
+                self._pass(1, rows.critic_input, index, turned[1], own[1], parts, back, self.value_numbers)
         back = partial(
             _policy_backward[sums.shape[1:]],
-            index, rows.action, rows.old_params, rows.advantage, rows.valid, self.raw, entropy_coef, sums, sums[TERMS:],
+            index, rows.action, rows.old_params, rows.advantage, *targets, self.raw, entropy_coef, self.units,
+            sums, sums[TERMS:], **self.policy_form,
         )  # fmt: skip
-        self._pass(0, rows.actor_input, index, turned[0], policy_sums, parts, back, self.policy_numbers)
+        self._pass(0, rows.actor_input, index, turned[0], own[0], parts, back, self.policy_numbers)
         join()
         return sums, parts
 
@@ -264,8 +289,8 @@ class Learner:
         return [tuple(turned[:split]), tuple(turned[split:])]
 
     def means(self, sums: Tensor, count: Tensor) -> Tensor:
-        """Means `[5]` of surrogate, value error, entropy, KL and clipped rows, over as many as `count` adds up to."""
-        out = sums.new_empty(5)
+        """Means `[6]` of all `TERMS` but the count, over as many rows as `count` adds up to."""
+        out = sums.new_empty(6)
         _means[(1,)](sums, count, out, sums.shape[1], len(count), TILE=256)
         return out
 
@@ -273,10 +298,13 @@ class Learner:
 def _products_of(network: Layers, places: dict[Tensor, int]) -> list[tuple[int, int, int, int, int]]:
     """For each weight, rows and width of its deltas and of what went into its layer, and its place."""
     starts = dict(zip(network.back, accumulate(network.back_widths, initial=0), strict=False))
-    return [
-        (starts[layer], weight.shape[0], sum(network.widths[:layer]), weight.shape[1], places[weight])
-        for layer, weight in enumerate(network.weights)
-    ]
+    products: list[tuple[int, int, int, int, int]] = []
+    for layer, parts in enumerate([*((weight,) for weight in network.weights[:-1]), network.heads[0]]):
+        start = starts[layer]
+        for weight in parts:
+            products.append((start, weight.shape[0], sum(network.widths[:layer]), weight.shape[1], places[weight]))
+            start += weight.shape[0]
+    return products
 
 
 def _cut(features: Tensor, widths: list[tuple[int, ...]]) -> list[Tensors]:

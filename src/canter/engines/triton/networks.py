@@ -18,13 +18,14 @@ from canter.engines.base import Acted, Coefs, PPOLoss, Valued
 from canter.engines.batch import PPOBatch
 from canter.engines.triton import layers
 from canter.engines.triton.chain import Layers
-from canter.engines.triton.layers import NAMES, clip_of
-from canter.engines.triton.learn import Learner, Rows
-from canter.kernels.gaussian_params import draw
+from canter.engines.triton.gaussian_loss import bound_of
+from canter.engines.triton.layers import clip_of, named
+from canter.engines.triton.learn import COUNT, Learner, Rows
+from canter.kernels.gaussian_params import FORMS, draw
 from canter.kernels.linear import kind_of
 from canter.kernels.streams import beside
 from canter.nn.actor_critic import ActorCritic
-from canter.nn.heads import GaussianHead
+from canter.nn.heads import GaussianHead, LogStd
 from canter.nn.mlp import MLP
 from canter.nn.network import AnyNetwork, Network
 from canter.nn.rnn import NoMemory
@@ -47,20 +48,29 @@ def declines(loss: PPOLoss, model: ActorCritic) -> str | None:
         return f"it needs {SHARED_MEMORY} bytes of shared memory a block, this GPU has {memory}"
     if torch.get_float32_matmul_precision() == "highest":
         return "it multiplies in TF32, which execution.tf32=false forbids"
-    if model.shared_trunk:
-        return "it does not know a shared trunk"
     head = model.actor.head
     if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, nn.Parameter):
         return "it knows Gaussian policies whose std is a parameter"
-    for network, last in ((model.actor.network, head.mean), (model.critic.network, model.critic.head.linear)):
-        reason = _unknown_network(network, last)
+    if type(head.log_std) is not LogStd or head.log_std.form not in FORMS:
+        return f"it knows the forms {', '.join(FORMS)} of the std"
+    for network, heads in _networks(model):
+        reason = _unknown_network(network, *heads)
         if reason:
             return reason
     return layers.declines(loss, model)
 
 
-def _unknown_network(network: AnyNetwork, last: nn.Module) -> str | None:
-    if type(network) is not Network or type(network.hidden) is not MLP or not isinstance(last, nn.Linear):
+def _networks(model: ActorCritic) -> list[tuple[AnyNetwork, list[nn.Module]]]:
+    """Each network with its heads: one network with both of them where the trunk is shared."""
+    mean, value = cast(GaussianHead, model.actor.head).mean, model.critic.head.linear
+    if model.shared_trunk:
+        return [(model.actor.network, [mean, value])]
+    return [(model.actor.network, [mean]), (model.critic.network, [value])]
+
+
+def _unknown_network(network: AnyNetwork, *heads: nn.Module) -> str | None:
+    linear = all(isinstance(head, nn.Linear) and head.bias is not None for head in heads)
+    if type(network) is not Network or type(network.hidden) is not MLP or not linear:
         return "it does not know networks of another kind than the standard one"
     if not isinstance(network.memory, NoMemory):
         return "it does not know memory"
@@ -70,12 +80,16 @@ def _unknown_network(network: AnyNetwork, last: nn.Module) -> str | None:
         return "it does not know images or observations of several axes"
     if not network.hidden.plain or kind_of(network.hidden[-1]) is None:
         return "it knows linear layers with tanh, relu or elu"
-    return None if _layers(network, last).fits else "its networks are too wide for one launch"
+    return None if _layers(network, *heads).fits else "its networks are too wide for one launch"
 
 
-def _layers(network: Network, last: nn.Linear) -> Layers:
-    weights, kind = network.hidden.weights, cast(int, kind_of(network.hidden[-1]))
-    return Layers([*weights[::2], last.weight], [*weights[1::2], last.bias], kind)
+def _layers(network: AnyNetwork, *heads: nn.Module) -> Layers:
+    hidden = cast(Network, network).hidden
+    last = [(head.weight, head.bias) for head in cast(tuple[nn.Linear, ...], heads)]
+    weights, biases, kind = hidden.weights[::2], hidden.weights[1::2], cast(int, kind_of(hidden[-1]))
+    if len(last) > 1:
+        return Layers(weights, biases, kind, *last)
+    return Layers([*weights, last[0][0]], [*biases, last[0][1]], kind)
 
 
 class NetworksEngine:
@@ -84,15 +98,15 @@ class NetworksEngine:
     name = "triton"
 
     def __init__(self, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
+        self.optimizer, self.loss, self.shared = optimizer, loss, model.shared_trunk
         self.actor_network, self.critic_network = (
             cast(Network, model.actor.network),
             cast(Network, model.critic.network),
         )
         self.head, self.value_head = cast(GaussianHead, model.actor.head), model.critic.head
-        self.actor = _layers(self.actor_network, cast(nn.Linear, self.head.mean))
-        self.critic = _layers(self.critic_network, cast(nn.Linear, self.value_head.linear))
-        self.raw = cast(Tensor, self.head.raw_std)
+        self.networks = [_layers(network, *heads) for network, heads in _networks(model)]
+        self.raw, std = cast(Tensor, self.head.raw_std), self.head.log_std
+        self.std = std.mid, std.half_range, std.form
         self.distribution = cast(DiagGaussian, model.policy.distribution)
         self.bounds = torch.tensor(self.distribution.interval(), device=self.raw.device)
         groups = list(optimizer.groups.values())
@@ -100,10 +114,11 @@ class NetworksEngine:
         self.gradient = self.flats[0] if len(groups) == 1 else torch.cat(self.flats)
         starts = accumulate((flat.numel() for flat in self.flats), initial=0)
         self.learner = Learner(
-            self.actor,
-            self.critic,
+            self.networks[0],
+            None if self.shared else self.networks[1],
             self.raw,
-            bound=(self.head.bound.mid, self.head.bound.half_range),
+            std=self.std,
+            bound=bound_of(loss, self.distribution.dim, self.raw.device),
             clip_ratio=loss.clip_ratio,
             value_clip=clip_of(loss),
             value_coef=loss.value_coef,
@@ -118,17 +133,22 @@ class NetworksEngine:
     @torch.no_grad()
     def act(self, obs: Obs, state: State, reset: Tensor, rng: torch.Generator) -> Acted:
         """Noise, sample, bounds and parameters in one launch behind the network's."""
-        mean, bound = self.actor(self.actor_network.encode(obs)), self.head.bound
+        mean = self._outputs(0, self.actor_network.encode(obs))[:, : self.distribution.dim].contiguous()
         noise = torch.randn(mean.shape, generator=rng, device=mean.device)
-        params, action, for_env = draw(mean, self.raw, noise, self.bounds, mid=bound.mid, half=bound.half_range)
+        mid, half, form = self.std
+        params, action, for_env = draw(mean, self.raw, noise, self.bounds, mid=mid, half=half, form=form)
         return for_env, action, params, state
+
+    def _outputs(self, which: int, x: Tensor, needed: Tensor | None = None) -> Tensor:
+        self.networks[which].join()
+        return self.networks[which](x, needed)
 
     @torch.no_grad()
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
         """Only blocks of rows are computed in which one is needed."""
         x = self.critic_network.encode(obs)
-        values = self.critic(x.flatten(0, 1), None if needed is None else needed.flatten())
-        return self.value_head.normalizer.inverse(values.view(x.shape[:2])), ()
+        values = self._outputs(-1, x.flatten(0, 1), None if needed is None else needed.flatten())[:, -1]
+        return self.value_head.normalizer.inverse(values.reshape(x.shape[:2])), ()
 
     def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
         """Those of the distribution; learning computes them again from the recorded parameters."""
@@ -136,14 +156,15 @@ class NetworksEngine:
 
     def begin(self, batch: PPOBatch) -> Rows:
         """Rows `[S, ...]`, which are then read where they are."""
-        inputs = [network.encode(batch.obs) for network in (self.actor_network, self.critic_network)]
+        x = self.actor_network.encode(batch.obs)
+        inputs = (x, x if self.shared else self.critic_network.encode(batch.obs))
         own = (batch.action, batch.dist_params, batch.advantage, batch.value, batch.return_, batch.valid)
         return Rows(*(row.squeeze(0).contiguous() for row in (*inputs, *own)))
 
     def gradients(self, rows: Rows, index: Tensor, coefs: Coefs) -> Metrics:
         """Forward, loss, back and the products over rows."""
         sums, parts = self.learner(rows, index, coefs.entropy)
-        count = sums[5] if distributed.world_size() == 1 else distributed.mean_(sums[5].sum(0, keepdim=True))
+        count = sums[COUNT] if distributed.world_size() == 1 else distributed.mean_(sums[COUNT].sum(0, keepdim=True))
         with beside(self.learner.stream) as join:
             means = self.learner.means(sums, count)
         self.learner.products.add_up(parts, sums, count, self.gradient)
@@ -151,4 +172,4 @@ class NetworksEngine:
         if len(self.flats) > 1:
             for flat, part in zip(self.flats, self.gradient.split([flat.numel() for flat in self.flats]), strict=True):
                 flat.copy_(part)
-        return dict(zip(NAMES, means.unbind(), strict=True))
+        return named(means, self.loss)

@@ -6,18 +6,21 @@ from collections.abc import Callable
 
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
 from canter.envs.tensor.cartpole import CartPole
+from canter.envs.tensor.maze import Maze
 from canter.envs.tensor.null import Null
 from canter.envs.tensor.pendulum import Pendulum
 from canter.envs.tensor.quadrotor import Quadrotor
 from canter.envs.tensor.queue import QueueNetwork
 from canter.envs.tensor.rendezvous import Rendezvous, rendezvous
 from canter.envs.tensor.rps import RockPaperScissors, rps
+from canter.envs.tensor.swimmer import Swimmer
 from canter.registry import Registry
 from canter.specs import Env
 
 __all__ = [
     "CartPole",
     "EnvState",
+    "Maze",
     "Null",
     "Outcome",
     "Pendulum",
@@ -25,6 +28,7 @@ __all__ = [
     "QueueNetwork",
     "Rendezvous",
     "RockPaperScissors",
+    "Swimmer",
     "TensorEnv",
     "tensor_envs",
 ]
@@ -33,9 +37,11 @@ tensor_envs: Registry[Callable[..., Env]] = Registry("environment")
 """Environments by the part of their id after `tensor:`; call one with `(num_envs, device, **options)`."""
 
 tensor_envs.register("cartpole")(CartPole)
+tensor_envs.register("maze")(Maze)
 tensor_envs.register("null")(Null)
 tensor_envs.register("pendulum")(Pendulum)
 tensor_envs.register("quadrotor")(Quadrotor)
 tensor_envs.register("queue")(QueueNetwork)
 tensor_envs.register("rendezvous")(rendezvous)
 tensor_envs.register("rps")(rps)
+tensor_envs.register("swimmer")(Swimmer)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, TensorSpec
+from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, Symmetry, TensorSpec
 from canter.struct import Obs
 
 EnvState = dict[str, Tensor]
@@ -61,6 +61,7 @@ class TensorEnv(ABC):
         random_start: bool = False,
         truncates: bool | None = None,
         durations: bool = False,
+        symmetries: tuple[Symmetry, ...] = (),
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs} must be at least 1")
@@ -81,6 +82,7 @@ class TensorEnv(ABC):
             truncates=max_episode_steps is not None if truncates is None else truncates,
             env_id=env_id,
             durations=durations,
+            symmetries=symmetries,
         )
         """Shapes, dtypes, bounds and conventions."""
         self._action_shape = _action_shape(action, num_envs)

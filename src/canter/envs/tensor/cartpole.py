@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
-from canter.specs import Discrete, TensorSpec
+from canter.specs import Discrete, Mirror, Symmetry, TensorSpec
 from canter.struct import Obs
 
 GRAVITY = 9.8
@@ -56,6 +56,14 @@ class CartPole(TensorEnv):
             action=Discrete(2),
             max_episode_steps=max_episode_steps,
             random_start=random_start,
+            symmetries=(
+                Symmetry(
+                    "left-right",
+                    obs={name: Mirror.of("-" * group.shape[0]) for name, group in obs.items()},
+                    action=Mirror.of("++", (1, 0)),
+                    state={"body": Mirror.of("----")},
+                ),
+            ),
         )
         self._dtype = dtype
         self._shown = {"policy": slice(0, None, 2) if positions_only else slice(None)}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
-from canter.specs import Continuous, TensorSpec
+from canter.specs import Continuous, Mirror, Symmetry, TensorSpec
 from canter.struct import Obs
 
 GRAVITY = 9.81
@@ -44,6 +44,35 @@ MAX_LOAD = 0.5
 """Of a `loaded` flight, in masses of the quadrotor itself."""
 CHARGE = (0.5, 10.0)
 """Range of its battery, in seconds of hovering without a load."""
+
+
+def _reflection(name: str, axis: str, turns: str, rotors: tuple[int, ...]) -> Symmetry:
+    """The world in a mirror across a body axis: vectors change as `axis` says, turns about axes as `turns`."""
+    signs = [1 if sign == "+" else -1 for sign in axis]
+    rotation = "".join("+" if row * column > 0 else "-" for row in signs for column in signs)
+    action = "+" + turns
+    seen = axis + axis + rotation + turns + action + axis + axis + "+"
+    state = {
+        "position": Mirror.of(axis),
+        "velocity": Mirror.of(axis),
+        "attitude": Mirror.of("+" + turns),
+        "rates": Mirror.of(turns),
+        "rotors": Mirror.of("++++", rotors),
+        "last_action": Mirror.of(action),
+        "amplitude": Mirror.of(axis),
+        "pace": Mirror.of("+++"),
+        "time": Mirror.of("+"),
+        "load": Mirror.of("+"),
+        "charge": Mirror.of("+"),
+    }
+    return Symmetry(name, {"policy": Mirror.of(seen), "critic": Mirror.of(seen + "++")}, Mirror.of(action), state)
+
+
+SYMMETRIES = (
+    _reflection("left-right", "+-+", "-+-", (1, 0, 3, 2)),
+    _reflection("front-back", "-++", "+--", (3, 2, 1, 0)),
+)
+"""The point around which the target moves is on the mirrors."""
 
 
 @final
@@ -89,6 +118,7 @@ class Quadrotor(TensorEnv):
             action=Continuous(low=(-1.0,) * 4, high=(1.0,) * 4),
             max_episode_steps=max_episode_steps,
             random_start=random_start,
+            symmetries=SYMMETRIES,
         )
         self._drag, self._loaded = drag, loaded
         self._motor_step = 1.0 - math.exp(-TIME_STEP / MOTOR_LAG)

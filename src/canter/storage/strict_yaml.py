@@ -1,19 +1,16 @@
-"""Settings in YAML files: strict, limited, and nothing in a file is ever run."""
+"""Strict YAML: the plain data of a text, within limits of size, depth and aliases; nothing in it is ever run."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from canter.config import TrainConfig
-from canter.plain import MAX_DEPTH, ConfigError, from_plain, to_plain
-
-__all__ = ["ConfigError", "ConfigFile", "dump_config", "from_plain", "load_config", "parse", "read_config", "to_plain"]
+from canter.plain import MAX_DEPTH, ConfigError
+from canter.storage.untrusted import Unreadable, read_untrusted
 
 MAX_BYTES = 2**20
 MAX_ALIASES = 100
@@ -25,8 +22,8 @@ MAX_DIGITS = 400
 
 _STRING = "tag:yaml.org,2002:str"
 _MERGE = "tag:yaml.org,2002:merge"
-_FLOAT = "tag:yaml.org,2002:float"
-_EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9_]+)[eE][-+]?[0-9]+$")
+FLOAT = "tag:yaml.org,2002:float"
+EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9_]+)[eE][-+]?[0-9]+$")
 """1e-3 is a number to everybody but YAML 1.1."""
 
 
@@ -52,81 +49,31 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-class _Dumper(yaml.SafeDumper):
-    """Mappings as blocks, lists in one line, no aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_list(self, data: Any) -> Any:
-        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+_Loader.add_implicit_resolver(FLOAT, EXPONENT, list("-+.0123456789"))
 
 
-_Loader.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
-_Dumper.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+.0123456789"))
-_Dumper.add_representer(list, _Dumper.represent_list)
-
-
-@dataclass(frozen=True)
-class ConfigFile:
-    """What a file says, before it is put over other settings."""
-
-    name: str
-    plain: dict[str, Any]
-    lines: dict[str, int]
-    """Line of each key path."""
-
-    def over(self, base: TrainConfig) -> TrainConfig:
-        """`base` with the settings of the file put over it; errors name file, line and key."""
-        try:
-            return from_plain(self.plain, base)
-        except ConfigError as error:
-            key = re.sub(r"\[\d+\]$", "", error.key)
-            while key and key not in self.lines:
-                key = key.rpartition(".")[0]
-            place = f"{self.name}:{self.lines[key]}" if key else self.name
-            raise ConfigError(f"{place}: {error}", error.key) from error
-
-
-def read_config(path: str | Path) -> ConfigFile:
-    """Read a YAML file of settings."""
-    path = Path(path)
+def read_yaml(path: Path, within: Path | None = None, twice: list[str] | None = None) -> tuple[Any, dict[str, int]]:
+    """The plain data in a YAML file, and the line of each key path; `ConfigError` for whatever is none."""
     try:
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path}: not a regular file")
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        content = read_untrusted(path, MAX_BYTES, within)
+    except Unreadable as error:
+        raise ConfigError(str(error)) from error
     except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"{path}: cannot read the config file: {reason}") from error
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}:{line}: not UTF-8 text: {error.reason}") from error
-    plain, lines = parse(text, str(path))
-    if not isinstance(plain, dict):
-        found = "nothing" if plain is None else f"a {type(plain).__name__}"
-        raise ConfigError(f"{path}: expected a mapping of settings at the top, found {found}")
-    return ConfigFile(str(path), plain, lines)
+    return parse(text, str(path), twice)
 
 
-def load_config(path: str | Path, base: TrainConfig) -> TrainConfig:
-    """`base` with the settings of a YAML file put over it."""
-    return read_config(path).over(base)
+def parse(text: str, name: str, twice: list[str] | None = None) -> tuple[Any, dict[str, int]]:
+    """The plain data in a YAML text, and the line of each key path; `name` stands for the text in errors.
 
-
-def dump_config(config: TrainConfig) -> str:
-    """All settings as YAML text; `load_config` reads it back to an equal config, whatever its base."""
-    return yaml.dump(to_plain(config), Dumper=_Dumper, sort_keys=False, width=120)
-
-
-def parse(text: str, name: str) -> tuple[Any, dict[str, int]]:
-    """The plain data in a YAML text, and the line of each key path; `name` stands for the text in errors."""
+    A key that is there twice is refused, or, where a list `twice` is given, noted there: the last one counts.
+    """
     try:
         loader = _Loader(text)
         try:
@@ -134,7 +81,7 @@ def parse(text: str, name: str) -> tuple[Any, dict[str, int]]:
             if node is None:
                 return None, {}
             lines: dict[str, int] = {}
-            for count, (key, mark) in enumerate(_walk(node, "", 0)):
+            for count, (key, mark) in enumerate(_walk(node, "", 0, twice)):
                 if count >= MAX_NODES:
                     raise yaml.MarkedYAMLError(problem=f"more than {MAX_NODES:,} values", problem_mark=mark)
                 lines.setdefault(key, mark.line + 1)
@@ -151,7 +98,15 @@ def parse(text: str, name: str) -> tuple[Any, dict[str, int]]:
         raise ConfigError(f"{name}: not valid YAML: a value does not fit its type ({error})") from error
 
 
-def _walk(node: yaml.Node, key: str, depth: int) -> Iterator[tuple[str, Any]]:
+def parse_value(text: str) -> Any:
+    """What a text means as a value in YAML; the text itself where it means nothing else."""
+    try:
+        return parse(text, "")[0]
+    except ConfigError:
+        return text
+
+
+def _walk(node: yaml.Node, key: str, depth: int, twice: list[str] | None) -> Iterator[tuple[str, Any]]:
     """Key path and place of each value, aliases expanded; refuses what a config has no use for."""
     yield key, node.start_mark
     if depth > MAX_DEPTH:  # an alias inside of what it stands for has no end
@@ -161,16 +116,18 @@ def _walk(node: yaml.Node, key: str, depth: int) -> Iterator[tuple[str, Any]]:
             raise yaml.MarkedYAMLError(problem=f"more than {MAX_DIGITS} digits", problem_mark=node.start_mark)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            yield from _walk(item, key, depth + 1)
+            yield from _walk(item, key, depth + 1, twice)
     elif isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for name, value in node.value:
             if not isinstance(name, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem="a key must be a plain name", problem_mark=name.start_mark)
-            if name.value in seen:
+            if name.value in seen and twice is not None:
+                twice.append(f"{key}.{name.value}" if key else name.value)
+            elif name.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key {name.value} is there twice", problem_mark=name.start_mark)
             seen.add(name.value)
             part = name.value[:200]  # as in errors; a path repeats the names above it
             inner = key if name.tag == _MERGE else f"{key}.{part}" if key else part
-            yield from _walk(name, inner, depth + 1)
-            yield from _walk(value, inner, depth + 1)
+            yield from _walk(name, inner, depth + 1, twice)
+            yield from _walk(value, inner, depth + 1, twice)

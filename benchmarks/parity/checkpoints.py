@@ -1,0 +1,129 @@
+"""Checkpoints of the real parents, read by Canter, trained further and written back.
+
+    python benchmarks/parity/checkpoints.py PARENTS_PYTHON [RSL_RL_FOLDER ...]
+
+PARENTS_PYTHON is a Python with rsl-rl-lib 5.5.1 and rl_games 1.6.5; each RSL_RL_FOLDER holds the package `rsl_rl` of
+another version (`pip install --no-deps --target FOLDER rsl-rl-lib==2.3.3`; 1.0.2 is in its
+repository only).
+
+For every update case the parent saves a checkpoint after the first of two updates. Canter loads it, makes the second
+update and compares all parameters and statistics with the parent's; then it writes the checkpoint in the parent's
+layout, which the parent loads by its own functions, strictly, and compares with its own, moments included. For other
+versions of RSL-RL their own runner trains and saves, and Canter's actions are compared with the runner's policy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import canter
+from canter.cli.parser import nest
+from canter.compat import import_config
+from canter.compat.rl_games import checkpoint as rl_games
+from canter.compat.rsl_rl import checkpoint as rsl_rl
+from canter.functional import order as functional_order
+from canter.plain import from_plain
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "parity"))
+from update_cases import CASES, ITERATIONS, N, rollouts
+from update_here import collect, drawn, first_value, named, spec_of, statistics
+
+HERE = Path(__file__).parent
+SCRIPT = HERE / "parent_checkpoints.py"
+
+
+def file_name(case: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in case)
+
+
+def continued(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
+    """Numbers after the second update, begun from the parent's checkpoint; writes it back on the way."""
+    case = CASES[name]
+    algorithm = from_plain(nest(dict(case["here"]), {}), canter.PPOConfig()).build(spec_of(case), 0)
+    algorithm.use_engine("autograd")
+    data, parameters = rollouts(case), named(algorithm.model)
+    with torch.no_grad():
+        for key, parameter in parameters.items():
+            parameter.copy_(torch.from_numpy(first_value(key, tuple(parameter.shape))))
+    state, rollout = algorithm.policy.initial_state(N), None
+    theirs = rsl_rl if case["parent"] == "rsl_rl" else rl_games
+    suffix = "pt" if theirs is rsl_rl else "pth"
+    for iteration in range(ITERATIONS):
+        rollout, state = collect(algorithm, data, iteration, state, rollout)
+        monkeypatch.setattr(functional_order, "permutation", drawn(iteration, algorithm.config.num_minibatches))
+        algorithm.update(rollout)
+        if iteration == 0:
+            spoil(algorithm)
+            theirs.load(algorithm, theirs.read_weights(folder / f"{file_name(name)}.{suffix}"))
+            written = theirs.dump(algorithm, 1) if theirs is rsl_rl else theirs.dump(algorithm, 1, 64, -3.5)
+            torch.save(written, folder / f"ours_{file_name(name)}.{suffix}")
+    rate = next(iter(algorithm.optimizers["policy"].groups.values())).learning_rate
+    found = {key: p.detach().double().flatten().numpy() for key, p in parameters.items()}
+    return found | statistics(algorithm.model) | {"learning_rate": rate.view(1).numpy()}
+
+
+@torch.no_grad()
+def spoil(algorithm: canter.PPO) -> None:
+    """Forget everything that a checkpoint holds, so that it has to come from the file."""
+    for tensor in (*algorithm.model.parameters(), *algorithm.model.buffers()):
+        tensor.fill_(0.123)
+    for optimizer in algorithm.optimizers.values():
+        for group in optimizer.groups.values():
+            for tensor in group.state().values():
+                tensor.fill_(0.0)
+
+
+def old_versions(folder: Path) -> dict[str, float]:
+    """The largest difference between the actions of each version's runner and Canter's."""
+    found = {}
+    for path in sorted(folder.glob("rsl_rl_*.json")):
+        row = json.loads(path.read_text())
+        config = import_config(row["settings"], parity=True).config.algorithm
+        obs = {name: torch.tensor(value) for name, value in row["obs"].items()}
+        specs = {name: canter.TensorSpec(tuple(value.shape[1:])) for name, value in obs.items()}
+        action = canter.Continuous((-float("inf"),) * 2, (float("inf"),) * 2)
+        algorithm = config.build(canter.EnvSpec(specs, action, 8, final_obs="unknown"), 0)
+        weights = rsl_rl.read_weights(path.with_suffix(".pt"))
+        rsl_rl.load(algorithm, weights)
+        taken = weights.optimizers["policy"]
+        assert weights.iteration >= 1 and taken.steps > 0 and taken.learning_rate
+        acted, _ = algorithm.policy.act(obs, algorithm.policy.initial_state(8), torch.ones(8, dtype=torch.bool))
+        found[path.stem] = float((acted - torch.tensor(row["action"])).abs().max())
+    return found
+
+
+def main(python: str, *rsl_rl_folders: str) -> None:
+    torch.set_num_threads(1)
+    folder = Path(tempfile.mkdtemp())
+    subprocess.run([python, SCRIPT, "make", folder], check=True)
+    for other in ("", *rsl_rl_folders):
+        env = os.environ | ({"PYTHONPATH": other} if other else {"PYTHONPATH": ""})
+        subprocess.run([python, SCRIPT, "runner", folder], check=True, env=env)
+    expected = json.loads((folder / "expected.json").read_text())
+    updates = {}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name in CASES:
+            found = continued(name, folder, monkeypatch)
+            wanted = {key: np.asarray(value) for key, value in expected[name].items()}
+            assert wanted.keys() <= found.keys(), wanted.keys() - found.keys()
+            updates[name] = max(float(np.abs(found[key] - wanted[key]).max()) for key in wanted)
+    subprocess.run([python, SCRIPT, "verify", folder], check=True)
+    written = json.loads((folder / "verified.json").read_text())
+    results = {"further_update": updates, "written_and_loaded": written, "actions_of_versions": old_versions(folder)}
+    for what, rows in results.items():
+        for name, difference in rows.items():
+            print(f"{what:20} {name:60} {difference:.1e}")
+    (HERE / "checkpoints.json").write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

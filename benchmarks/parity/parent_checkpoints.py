@@ -1,0 +1,261 @@
+"""Checkpoints made, and read back, by the parents' own code. Needs a parent and torch, not Canter.
+
+    python benchmarks/parity/parent_checkpoints.py make FOLDER      RSL-RL 5.5.1 and rl_games 1.6.5, all update cases
+    python benchmarks/parity/parent_checkpoints.py runner FOLDER    whichever RSL-RL is on the path, by its own runner
+    python benchmarks/parity/parent_checkpoints.py verify FOLDER    what Canter wrote, loaded by the parents
+
+`benchmarks/parity/checkpoints.py` calls all three.
+"""
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "parity"))
+import parents
+from update_cases import CASES, OBS, STATES
+
+
+def file_name(case: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in case)
+
+
+for name in ("get_env_state", "set_env_state"):
+    setattr(parents.Player, name, lambda self, *_: None)
+
+
+class Kept:
+    """The checkpoint after the first of two updates, as the parent saves it, and the object that can load one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.living = path, None
+
+    def rsl_rl(self, update: Any) -> Any:
+        """`PPO.update` that saves when it is done for the first time."""
+
+        def wrapped(ppo: Any) -> Any:
+            result = update(ppo)
+            if self.living is None:
+                self.living = ppo
+                torch.save({**ppo.save(), "iter": 1, "infos": None}, self.path)
+            return result
+
+        return wrapped
+
+    def rl_games(self, train_epoch: Any) -> Any:
+        """`train_epoch` that saves when it is done for the first time."""
+
+        def wrapped(agent: Any) -> Any:
+            result = train_epoch(agent)
+            if self.living is None:
+                self.living = agent
+                agent.last_mean_rewards = np.float32(-3.5)
+                agent.save(str(self.path.with_suffix("")))
+            return result
+
+        return wrapped
+
+
+def make(folder: Path) -> None:
+    found = {}
+    for name, case in CASES.items():
+        kept = Kept(folder / f"{file_name(name)}.{'pt' if case['parent'] == 'rsl_rl' else 'pth'}")
+        found[name] = run(case, kept)
+    (folder / "expected.json").write_text(json.dumps(found))
+
+
+def run(case: Any, kept: Kept) -> Any:
+    """All numbers after both updates, with a checkpoint between them."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        if case["parent"] == "rsl_rl":
+            from rsl_rl.algorithms import PPO
+
+            with mock.patch.object(PPO, "update", kept.rsl_rl(PPO.update)):
+                return parents.rsl_rl(case)
+        from rl_games.common.a2c_common import ContinuousA2CBase, DiscreteA2CBase
+
+        base = ContinuousA2CBase if case["action"] == "continuous" else DiscreteA2CBase
+        with mock.patch.object(base, "train_epoch", kept.rl_games(base.train_epoch)):
+            return parents.rl_games(case)
+
+
+def verify(folder: Path) -> None:
+    """Load what Canter wrote by the parent's own functions and compare every tensor of its state with the parent's."""
+    worst = {}
+    for name, case in CASES.items():
+        suffix = "pt" if case["parent"] == "rsl_rl" else "pth"
+        kept = Kept(folder / f"scratch.{suffix}")
+        run(case, kept)
+        theirs, ours = folder / f"{file_name(name)}.{suffix}", folder / f"ours_{file_name(name)}.{suffix}"
+        states = []
+        for path in (theirs, ours):
+            with contextlib.redirect_stdout(io.StringIO()):
+                load(kept.living, path)
+            states.append(state(kept.living))
+        if name.endswith("without a value"):  # it is in the file, and nobody asks it
+            states = [
+                {key: tensor for key, tensor in each.items() if "a2c_network.value" not in key} for each in states
+            ]
+        worst[name] = difference(*states)
+    (folder / "verified.json").write_text(json.dumps(worst))
+
+
+def load(living: Any, path: Path) -> None:
+    if hasattr(living, "_raw_actor"):
+        tree = torch.load(path, weights_only=True)
+        living.load(tree, None, strict=True)
+    else:
+        living.restore(str(path))
+
+
+def state(living: Any) -> Any:
+    """Weights, statistics and moments, as the parent has them after loading."""
+    if hasattr(living, "_raw_actor"):
+        tree = living.save()
+    else:
+        tree = living.get_full_state_weights()
+    flat: dict[str, torch.Tensor] = {}
+    walk(tree, "", flat)
+    return {name: tensor.clone().double() for name, tensor in flat.items()}
+
+
+def walk(value: Any, key: str, flat: dict[str, torch.Tensor]) -> None:
+    if isinstance(value, torch.Tensor):
+        flat[key] = value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            walk(item, f"{key}/{name}", flat)
+
+
+def difference(one: Any, other: Any) -> float:
+    assert one.keys() == other.keys(), sorted(one.keys() ^ other.keys())
+    # 1.6.5 keeps a scalar where the statistics are of one number.
+    return max(float((one[name].reshape(-1) - other[name].reshape(-1)).abs().max()) for name in one)
+
+
+# whole runs of whatever RSL-RL is on the path
+
+
+class Env:
+    """Random observations in the form of each generation."""
+
+    def __init__(self, generation: int) -> None:
+        self.generation = generation
+        self.num_envs, self.num_actions, self.num_obs, self.num_privileged_obs = 8, 2, OBS, STATES
+        self.max_episode_length, self.device, self.cfg = 20, "cpu", {}
+        self.episode_length_buf = torch.zeros(8, dtype=torch.long)
+        self.random = torch.Generator().manual_seed(0)
+        self.unwrapped = self
+
+    def draw(self) -> Any:
+        """Observations of both groups."""
+        policy = torch.randn(8, OBS, generator=self.random) * 2 + 1
+        critic = torch.randn(8, STATES, generator=self.random)
+        if self.generation >= 3:
+            from tensordict import TensorDict
+
+            return TensorDict({"policy": policy, "critic": critic}, batch_size=[8])
+        return policy, critic
+
+    def get_observations(self) -> Any:
+        """As the generation has it."""
+        drawn = self.draw()
+        if self.generation == 1:
+            return drawn[0]
+        return (drawn[0], {"observations": {"critic": drawn[1]}}) if self.generation == 2 else drawn
+
+    def get_privileged_observations(self) -> Any:
+        """Of 1.x."""
+        return self.draw()[1]
+
+    def reset(self) -> Any:
+        """Of 1.x."""
+        return self.draw() if self.generation == 1 else self.get_observations()
+
+    def step(self, actions: torch.Tensor) -> Any:
+        """As the generation has it."""
+        reward = -(actions**2).mean(-1)
+        done = torch.rand(8, generator=self.random) < 0.1
+        drawn, infos = self.draw(), {"time_outs": torch.zeros(8, dtype=torch.bool)}
+        if self.generation == 1:
+            return (*drawn, reward, done.long(), infos)
+        if self.generation == 2:
+            return drawn[0], reward, done.long(), infos | {"observations": {"critic": drawn[1]}}
+        return drawn, reward, done.long(), infos
+
+
+def settings(generation: int, recurrent: bool) -> Any:
+    algorithm = {"num_learning_epochs": 2, "num_mini_batches": 2, "schedule": "adaptive", "desired_kl": 0.01}
+    top = {"num_steps_per_env": 8, "save_interval": 100, "max_iterations": 2}
+    rnn = {"rnn_type": "lstm", "rnn_num_layers": 1} if recurrent else {}
+    named = {"class_name": "PPO"} | algorithm
+    if generation >= 4:
+        own = {"class_name": "RNNModel" if recurrent else "MLPModel", "hidden_dims": [6, 4], "activation": "elu"}
+        own |= {"obs_normalization": True} | ({**rnn, "rnn_hidden_dim": 4} if recurrent else {})
+        std = {"stochastic": True, "init_noise_std": 0.8, "noise_std_type": "log"}
+        if generation >= 5:
+            std = {"distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.8, "std_type": "scalar"}}
+        critic = {**own} if generation >= 5 else {**own, "stochastic": False}
+        groups = {"actor": ["policy"], "critic": ["critic"]}
+        return top | {"obs_groups": groups, "actor": own | std, "critic": critic, "algorithm": named}
+    policy = {"init_noise_std": 0.8, "actor_hidden_dims": [6, 4], "critic_hidden_dims": [6, 4], "activation": "elu"}
+    size = {"rnn_hidden_size" if generation == 1 else "rnn_hidden_dim": 4}
+    policy |= (rnn | size) if recurrent else {}
+    kind = "ActorCriticRecurrent" if recurrent else "ActorCritic"
+    if generation == 1:
+        runner = top | {"policy_class_name": kind, "algorithm_class_name": "PPO"}
+        return {"runner": runner, "policy": policy, "algorithm": algorithm}
+    policy |= {"class_name": kind}
+    if generation == 2:
+        return top | {"empirical_normalization": True, "policy": policy, "algorithm": named}
+    policy |= {"actor_obs_normalization": True, "critic_obs_normalization": True}
+    return top | {"obs_groups": {"policy": ["policy"], "critic": ["critic"]}, "policy": policy, "algorithm": named}
+
+
+def runner(folder: Path) -> None:
+    import rsl_rl
+
+    beside = [*Path(str(rsl_rl.__file__)).parents[1].glob("rsl_rl_lib-*.dist-info")]
+    installed = beside[0].name.removeprefix("rsl_rl_lib-").removesuffix(".dist-info") if beside else "1.0.2"
+    generation = int(installed[0])
+    from rsl_rl.runners import OnPolicyRunner
+
+    for recurrent in (False, True):
+        torch.manual_seed(1)
+        config = settings(generation, recurrent)
+        text = json.dumps(config)
+        with contextlib.redirect_stdout(io.StringIO()):
+            logs = None if generation >= 4 else str(folder / "logs")  # older ones cannot do without
+            trained = OnPolicyRunner(Env(generation), config, log_dir=logs, device="cpu")
+            trained.learn(2)
+            # 2.x tells a writer of the model unless logs are off.
+            trained.logger_type, trained.disable_logs = "tensorboard", True
+            path = folder / f"rsl_rl_{installed}_{'lstm' if recurrent else 'mlp'}.pt"
+            trained.save(str(path))
+            policy = trained.get_inference_policy("cpu")
+            obs = Env(generation).draw()
+            models = [getattr(trained.alg, name, None) for name in ("actor", "policy", "actor_critic")]
+            with torch.inference_mode():
+                next(model for model in models if model is not None).reset(torch.ones(8, dtype=torch.bool))
+                action = policy(obs if generation >= 3 else obs[0])
+        given = (
+            {"policy": obs["policy"], "critic": obs["critic"]}
+            if generation >= 3
+            else dict(zip(("policy", "critic"), obs, strict=True))
+        )
+        state = {name: tensor.tolist() for name, tensor in given.items()}
+        row = {"settings": json.loads(text), "obs": state, "action": action.tolist(), "version": installed}
+        path.with_suffix(".json").write_text(json.dumps(row))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    {"make": make, "verify": verify, "runner": runner}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,220 @@
+"""Every settings file that rl_games, IsaacGymEnvs, Isaac Lab and mjlab ship, through the importers.
+
+    python benchmarks/parity/sweep.py CHECKOUT... [--write]
+
+CHECKOUT is a folder with a checkout of one of the four; rl_games' files are YAML with `params`, RSL-RL's are Python and
+are read without running them. Each file is imported twice, in Canter's forms and with parity. An import counts when PPO
+is built from it, networks, optimiser and engine, for a stand-in environment with the file's kind of observation and
+action. No key may be missing in the report. `--write` keeps the table in sweep.json beside this file and in
+docs/imported_configs.md.
+
+Where a file leaves the number of environments to a script, or the number of agents to the environment, the smallest
+number is taken for which the file's minibatches come out even, from 4096 environments or one agent on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from canter.compat import Imported, ImportRefused, import_config
+from canter.compat.settings.importing import read_source
+from canter.compat.settings.python_config import runs_in
+from canter.compat.settings.rl_games import is_rl_games
+from canter.config_file import ConfigError, read_config
+from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
+
+HERE = Path(__file__).parent
+RESULTS, PAGE = HERE / "sweep.json", HERE.parents[1] / "docs" / "imported_configs.md"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One settings file, or one class of a Python file."""
+
+    checkout: str
+    name: str
+    source: str
+
+
+def cases(checkout: Path) -> Iterator[Case]:
+    """All settings files of a checkout."""
+    for path in sorted(checkout.rglob("*.yaml")):
+        try:
+            tree = read_config(path, []).plain
+        except ConfigError:
+            continue
+        if is_rl_games(tree) or ("params" in tree and "defaults" in tree):
+            yield Case(checkout.name, str(path.relative_to(checkout)), str(path))
+    for path in sorted(checkout.rglob("*.py")):
+        text = path.read_text(errors="replace")
+        is_definition = "class RslRlOnPolicyRunnerCfg" in text
+        if (
+            "RunnerCfg" in text and "import" in text and not is_definition and "agents" in str(path)
+        ) or "rl_cfg" in path.name:
+            for name in runs_in(path):
+                if not name.startswith("RslRl"):
+                    yield Case(checkout.name, f"{path.relative_to(checkout)}:{name}", f"{path}:{name}")
+
+
+def leaves(tree: Any, key: str = "") -> Iterator[str]:
+    if isinstance(tree, Mapping) and tree:
+        for name, value in tree.items():
+            yield from leaves(value, f"{key}.{name}" if key else str(name))
+    else:
+        yield key
+
+
+def options_for(tree: Mapping[str, Any]) -> dict[str, int]:
+    """Numbers that a file leaves to a script or to the environment."""
+    if not is_rl_games(tree):
+        return {"num_envs": 4096}
+    config = tree["params"]["config"]
+    horizon, actors = config.get("horizon_length"), config.get("num_actors")
+    sizes = [section.get("minibatch_size") for section in (config, config.get("central_value_config") or {})]
+    sizes = [size for size in sizes if isinstance(size, int)]
+    if not isinstance(horizon, int) or not sizes:
+        return {}
+    if not isinstance(actors, int) or actors < 1:
+        return {
+            "num_envs": next((n for n in range(4096, 2**17) if all(horizon * n % size == 0 for size in sizes)), 4096)
+        }
+    agents = next((k for k in range(1, 65) if all(horizon * actors * k % size == 0 for size in sizes)), 1)
+    return {"agents": agents}
+
+
+def stand_in(imported: Imported, tree: Mapping[str, Any], agents: int) -> EnvSpec:
+    """An environment with the observations and actions that the networks are for."""
+    model = imported.config.algorithm.model
+    shape: tuple[int, ...] = (24,)
+    network = (tree.get("params") or {}).get("network") or {}
+    cnn = network.get("cnn") or {}
+    if cnn.get("type") == "conv1d":
+        shape = (4, 64)
+    elif cnn:
+        shape = (84, 84, 4) if cnn.get("permute_input", True) else (4, 84, 84)
+    groups = {name for part in (model.policy, model.critic) for name in (part and part.obs_groups) or ()} or {"policy"}
+    action: ActionSpec = Continuous((-1.0,) * 6, (1.0,) * 6)
+    if model.distribution == "categorical":
+        action = Discrete(6)
+    elif model.distribution == "multi_categorical":
+        action = MultiDiscrete((3, 4))
+    obs = {name: TensorSpec(shape) for name in sorted(groups)}
+    return EnvSpec(obs, action, imported.config.env.num_envs * agents, torch.device("cpu"), final_obs="unknown")
+
+
+def look(case: Case, *, parity: bool) -> dict[str, Any]:
+    """What became of one file."""
+    name, tree, _ = read_source(case.source, {}, [])
+    options = options_for(tree)
+    row: dict[str, Any] = {"checkout": case.checkout, "name": case.name, "parity": parity, "options": options}
+    try:
+        imported = import_config(case.source, parity=parity, **options)
+        report = imported.deviations
+    except ImportRefused as error:
+        reasons = [f"{entry.key}={entry.value!r}: {entry.why}" for entry in error.deviations.of("refused")]
+        row |= {"verdict": "refused", "reason": reasons[0], "refused": len(reasons)}
+        report = error.deviations
+    except ConfigError as error:
+        return row | {"verdict": "error", "reason": str(error).removeprefix(f"{name}: ")}
+    counted = Counter(entry.key for entry in report.entries if entry.key)
+    wanted = set(leaves(tree))
+    silent, twice = wanted - set(counted), [key for key, count in counted.items() if count > 1]
+    assert not silent, f"{case.name}: silent keys {sorted(silent)}"
+    assert not twice, f"{case.name}: keys with two verdicts {twice}"
+    row |= {"counts": report.counts()}
+    if "verdict" in row:
+        return row
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            imported.config.algorithm.build(stand_in(imported, tree, options.get("agents", 1)), seed=0)
+    except ValueError as error:
+        return row | {"verdict": "not built", "reason": str(error)}
+    differences = [entry for entry in report.of("differs") if not entry.key.endswith(".score_to_win")]
+    return row | {"verdict": "differs" if differences else "mapped"}
+
+
+def algorithm_of(case: Case) -> str:
+    """The algorithm that a file names."""
+    _, tree, _ = read_source(case.source, {}, [])
+    if is_rl_games(tree):
+        return str(tree["params"]["algo"].get("name"))
+    return str(tree.get("algorithm", {}).get("class_name", "PPO"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkouts", nargs="+", type=Path)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    rows = []
+    for checkout in arguments.checkouts:
+        for case in cases(checkout):
+            algorithm = algorithm_of(case)
+            rows += [look(case, parity=parity) | {"algorithm": algorithm} for parity in (False, True)]
+    print(table(rows))
+    if arguments.write:
+        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+        PAGE.write_text(page(rows))
+
+
+EXISTING = ("a2c_continuous", "a2c_discrete", "PPO")
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """How many files run as they are, with a difference and not at all."""
+    lines = ["| checkout | files | PPO | as they are (parity) | with a difference | not at all | importable of PPO |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
+    plain = [row for row in rows if not row["parity"]]
+    names = [*dict.fromkeys(row["checkout"] for row in plain)]
+    for name in [*names, "all"]:
+        own = [row for row in plain if name in (row["checkout"], "all")]
+        ppo = [row for row in own if row["algorithm"] in EXISTING]
+        exact = [r for r in rows if r["parity"] and name in (r["checkout"], "all") and r["verdict"] == "mapped"]
+        runs = [row for row in ppo if row["verdict"] in ("mapped", "differs")]
+        share = f"{100 * len(runs) / max(len(ppo), 1):.1f} %"
+        lines.append(
+            f"| {name} | {len(own)} | {len(ppo)} | {len(exact)} | {len(runs) - len(exact)} "
+            f"| {len(own) - len(runs)} | {share} |"
+        )
+    return "\n".join(lines)
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """The table with the reason of every file that does not run."""
+    failed = [row for row in rows if not row["parity"] and row["verdict"] not in ("mapped", "differs")]
+    reasons = "\n".join(
+        f"| {row['checkout']} | `{row['name']}` | {row['algorithm']} | {str(row['reason']).replace('|', '/')} |"
+        for row in failed
+    )
+    return f"""# Shipped configurations of rl_games and RSL-RL
+
+What the importers make of every settings file that rl_games, IsaacGymEnvs, Isaac Lab and mjlab ship. A file counts as
+importable when PPO is built from the result, for a stand-in environment with its kind of observation and action. Every
+key of every file is in its report. Reproduce it with `python benchmarks/parity/sweep.py CHECKOUT... --write`, which
+also writes `benchmarks/parity/sweep.json` with a row for each file.
+
+{table(rows)}
+
+"As they are" means that with `--parity` no key and no habit of the parent is left as a difference, but for the moment
+at which `score_to_win` is looked at.
+
+## What is not imported
+
+| checkout | file | algorithm | first reason |
+| --- | --- | --- | --- |
+{reasons}
+"""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Whether updates equal those of RSL-RL 5.5.1 and rl_games 1.6.5, number for number.
+
+    python benchmarks/parity/updates.py [--parents PYTHON] [--write]
+
+runs every case of `tests/parity/update_cases.py` by the parents themselves (`parents.py`, with an interpreter that has
+them installed) and by Canter, and prints the largest difference of a parameter, a statistic and the learning rate. It
+fails if one is above 1e-6. `--write` keeps the parents' numbers for `tests/parity/test_updates.py`, which needs
+neither of them.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "parity"))
+from update_cases import CASES  # noqa: E402
+from update_here import learn  # noqa: E402
+
+EXPECTED = ROOT / "tests" / "parity" / "expected_updates.json"
+
+
+def differences(found: dict[str, Any], expected: dict[str, list[float]]) -> dict[str, float]:
+    """The largest one of each kind; what only one side has is a mistake of this script."""
+    groups = {"parameters": [0.0], "statistics": [0.0], "learning rate": [0.0]}
+    for name, exact in expected.items():
+        kind = "learning rate" if name == "learning_rate" else "parameters"
+        kind = "statistics" if name.endswith(("_mean", "_variance")) else kind
+        exact = np.asarray(exact)
+        error = np.abs(np.asarray(found[name]).ravel() - exact)
+        groups[kind].append(float((error / np.abs(exact)).max() if kind == "learning rate" else error.max()))
+    return {kind: max(errors) for kind, errors in groups.items()}
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--parents", default=sys.executable, help="interpreter that has the parents installed")
+    options.add_argument("--write", action="store_true", help="keep the parents' numbers for the tests")
+    chosen = options.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "parents.json"
+        script = Path(__file__).with_name("parents.py")
+        subprocess.run([chosen.parents, str(script), str(out)], check=True, cwd=folder)
+        parents = json.loads(out.read_text())
+    print(", ".join(f"{name} {version}" for name, version in parents["versions"].items()))
+    print("| case | parameters | statistics | learning rate (relative) |\n| --- | --- | --- | --- |")
+    worst = 0.0
+    for name, expected in parents["cases"].items():
+        with pytest.MonkeyPatch.context() as patch:
+            found = learn(CASES[name], "autograd", patch)
+        errors = differences(found, expected)
+        worst = max(worst, *errors.values())
+        print(f"| {name} | " + " | ".join(f"{error:.1e}" for error in errors.values()) + " |")
+    if chosen.write:
+        EXPECTED.write_text(frozen(parents))
+    return 0 if worst <= 1e-6 else 1
+
+
+def frozen(parents: dict[str, Any]) -> str:
+    """One line for each case, with eight digits, which is what float32 has."""
+    lines = [f'"versions": {json.dumps(parents["versions"])}']
+    for name, found in parents["cases"].items():
+        rounded = {key: [float(f"{value:.8g}") for value in numbers] for key, numbers in found.items()}
+        lines.append(f"{json.dumps(name)}: {json.dumps(rounded, separators=(',', ':'))}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""The noise that a policy explores with.
+
+N environments, A action components.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor, nn
+
+
+class FreshNoise(nn.Module):
+    """New noise in every step."""
+
+    def forward(self, like: Tensor, generator: Generator) -> Tensor:
+        """Standard normal, of the shape of `like` `[N, A]`."""
+        return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+
+
+class KeptNoise(nn.Module):
+    """Each environment keeps its noise for a random number of steps, k of them with a chance of k^-2 up to `most`.
+
+    Noise that lasts moves a robot; noise that changes in every step shakes it.
+    """
+
+    noise: Tensor
+    left: Tensor
+    chance: Tensor
+
+    def __init__(self, most: int, num_envs: int, dim: int) -> None:
+        super().__init__()
+        weights = torch.arange(1, most + 1, dtype=torch.float64) ** -2
+        self.register_buffer("chance", (weights.cumsum(0) / weights.sum()).float(), persistent=False)
+        self.register_buffer("noise", torch.zeros(num_envs, dim))
+        self.register_buffer("left", torch.zeros(num_envs, dtype=torch.int64))
+
+    def forward(self, like: Tensor, generator: Generator) -> Tensor:
+        """The noise of this step; overwritten by the next."""
+        fresh = torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+        share = torch.rand(len(like), generator=generator, device=like.device)
+        steps = (torch.searchsorted(self.chance, share) + 1).clamp(max=len(self.chance))
+        renew = self.left <= 0
+        self.left.copy_(torch.where(renew, steps, self.left) - 1)
+        self.noise.copy_(torch.where(renew.unsqueeze(-1), fresh, self.noise))
+        return self.noise

@@ -1,0 +1,204 @@
+"""One update of SAC: critics, policy, temperature, and the critics' slow copies.
+
+A action components, B rows, E critics, K atoms.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from canter.algorithms.sac.settings import SACSettings
+from canter.data.replay import Transitions
+from canter.functional.soft import (
+    cross_entropy,
+    lowest,
+    policy_loss,
+    project,
+    soft_target,
+    squashed_sample,
+    temperature_loss,
+)
+from canter.functional.stats import masked_mean
+from canter.nn.actor_critic import Actor
+from canter.nn.critics import Critics
+from canter.nn.stack import batch_statistics, has_batch_norm
+from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
+from canter.struct import Metrics, Obs, copy_all_, tree_map
+
+BLOCKED = "optim/nonfinite_steps"
+METRICS = (
+    *("loss/critic", "loss/policy", "policy/entropy", "policy/std", "policy/temperature", "value/mean"),
+    *("value/target_std", "optim/grad_norm/policy", "optim/grad_norm/critic", "optim/learning_rate/policy"),
+    *("optim/learning_rate/critic", BLOCKED),
+)
+"""All that an update has to tell."""
+
+
+class Temperature(nn.Module):
+    """What entropy is worth, as a logarithm."""
+
+    def __init__(self, initial: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor([math.log(initial)]))
+
+    def forward(self) -> Tensor:
+        """The temperature `[1]`, without gradient."""
+        return self.log.detach().exp()
+
+
+class Learner:
+    """Networks, optimisers and the mathematics of an update."""
+
+    def __init__(self, config: SACSettings, actor: Actor, critics: Critics, action_dim: int) -> None:
+        self.config, self.actor, self.critics = config, actor, critics
+        self.target_entropy = config.temperature.target(action_dim)
+        device = critics.support.device
+        self.temperature = Temperature(config.temperature.initial).to(device)
+        self.slow = copy.deepcopy(critics).requires_grad_(False)
+        # Statistics of the observations are no parameters: the copy looks through the same ones.
+        self.slow.encoder.normalizers = critics.encoder.normalizers
+        critic_optimizer = config.critic_optimizer or config.optimizer
+        self.optimizers = {
+            "policy": _optimizer(actor, config.optimizer),
+            "critic": _optimizer(critics, critic_optimizer),
+            "temperature": _optimizer(self.temperature, config.temperature.optimizer),
+        }
+        self.flat = self.optimizers["critic"].adams[0].flat
+        self.slow_flat = flatten_(list(self.slow.parameters()))
+        self.joint_critics, self.joint_actor = has_batch_norm(critics), has_batch_norm(actor)
+        self.never = torch.zeros((), dtype=torch.bool, device=device)
+        self.metrics: Metrics = {name: torch.zeros((), device=device) for name in METRICS}
+        """Of the last update of each kind, at addresses that stay."""
+
+    def update(self, batch: Transitions, noise: Tensor, learn_policy: bool) -> None:
+        """Learn from rows `[B, ...]`; `noise` `[2, B, A]` is that of the successors' and of the policy's actions."""
+        self.learn_critics(batch, noise[0])
+        if learn_policy:
+            self.learn_policy(batch, noise[1])
+        with torch.no_grad():
+            self.slow_flat.lerp_(self.flat, self.config.tau)
+
+    def learn_critics(self, batch: Transitions, noise: Tensor) -> None:
+        """Move the critics towards reward plus what their slow copies expect of the policy's next action."""
+        with torch.no_grad():
+            next_action, next_log_prob = squashed_sample(self.params(batch.next_obs), noise)
+        out, next_out = self._judge(batch, next_action)
+        with torch.no_grad():
+            target, spread = self._target(batch, next_out, next_log_prob)
+        if self.critics.atoms == 1:
+            errors = 0.5 * (out - target).square()
+        else:
+            errors = cross_entropy(out, target)
+        loss = masked_mean(errors, batch.valid).sum()
+        if self.critics.atoms > 1:
+            loss = loss / self.critics.members
+        self._step("critic", loss, {"loss/critic": loss, "value/target_std": spread})
+
+    def _judge(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
+        """What the critics say of the rows, and their slow copies of the successors.
+
+        Batch norms see both as one batch, in the critics and in the copies: prediction and target then come from the
+        same statistics.
+        """
+        if not self.joint_critics:
+            with torch.no_grad():
+                next_out = self.slow(batch.next_obs, next_action)
+            return self.critics(batch.obs, batch.action), next_out
+        obs = _both(batch.obs, batch.next_obs)
+        action, rows = torch.cat([batch.action, next_action]), len(next_action)
+        with batch_statistics(self.critics), batch_statistics(self.slow):
+            with torch.no_grad():
+                next_out = self.slow(obs, action)[:, rows:]
+            return self.critics(obs, action)[:, :rows], next_out
+
+    def _target(self, batch: Transitions, next_out: Tensor, next_log_prob: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns `[B]` or distributions of returns `[B, K]` to learn, and the spread of their means."""
+        critics, temperature = self.critics, self.temperature()
+        if critics.atoms == 1:
+            target = soft_target(batch.reward, batch.discount, self._agree(next_out), temperature, next_log_prob)
+            return target, target.std()
+        probs = next_out.softmax(-1)
+        probs = lowest(probs, critics.support) if self.config.pessimism == "min" else probs.mean(0)
+        reward, discount, log_prob = (x.unsqueeze(-1) for x in (batch.reward, batch.discount, next_log_prob))
+        atoms = soft_target(reward, discount, critics.support, temperature, log_prob)
+        target = project(probs, atoms, *critics.ends)
+        return target, (target * critics.support).sum(-1).std()
+
+    def learn_policy(self, batch: Transitions, noise: Tensor) -> None:
+        """Move the policy towards actions of higher value and the temperature towards the target entropy."""
+        if self.joint_actor:
+            with batch_statistics(self.actor):
+                params = self.params(_both(batch.obs, batch.next_obs))[: len(noise)]
+        else:
+            params = self.params(batch.obs)
+        action, log_prob = squashed_sample(params, noise)
+        value = self._agree(self.critics.values(self.critics(batch.obs, action)))
+        loss = policy_loss(self.temperature(), log_prob, value).mean()
+        with torch.no_grad():
+            about = {
+                "loss/policy": loss,
+                "policy/entropy": -log_prob.mean(),
+                "policy/std": params.chunk(2, -1)[1].exp().mean(),
+                "policy/temperature": self.temperature().squeeze(),
+                "value/mean": value.mean(),
+            }
+        self._step("policy", loss, about)
+        if self.config.temperature.learned:
+            error = temperature_loss(self.temperature.log, log_prob, self.target_entropy).mean()
+            self._step("temperature", error, {})
+
+    def params(self, obs: Obs) -> Tensor:
+        """Distribution parameters `[B, 2A]`."""
+        return self.actor(tree_map(lambda group: group.unsqueeze(0), obs), (), None)[0].squeeze(0)
+
+    def _agree(self, values: Tensor) -> Tensor:
+        """`[E, B]` to `[B]`: the lowest, or the mean."""
+        return values.amin(0) if self.config.pessimism == "min" else values.mean(0)
+
+    def _step(self, name: str, loss: Tensor, metrics: Metrics) -> None:
+        optimizer = self.optimizers[name]
+        optimizer.backward(loss)
+        done = optimizer.step(self.never)
+        if name != "temperature":
+            rate = optimizer.adams[0].learning_rate
+            metrics |= {f"optim/grad_norm/{name}": done["grad_norm"], f"optim/learning_rate/{name}": rate}
+        copy_all_([self.metrics[key] for key in metrics], [value.detach() for value in metrics.values()])
+        self.metrics[BLOCKED].add_(done["nonfinite_steps"])
+
+    def schedule_(self, progress: Tensor) -> None:
+        """Set the learning rates at the start of an iteration."""
+        self.metrics[BLOCKED].zero_()
+        for optimizer in self.optimizers.values():
+            optimizer.schedule_(progress)
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Everything with weights or statistics, by name."""
+        return {"actor": self.actor, "critics": self.critics, "slow": self.slow, "temperature": self.temperature}
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Restore in place."""
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state[name])
+
+
+def _optimizer(module: nn.Module, config: OptimizerConfig) -> Optimizer:
+    return Optimizer({"all": ParameterGroup(list(module.parameters()), config)}, clip_jointly=True)
+
+
+def _both(obs: Obs, next_obs: Obs) -> Obs:
+    return {name: torch.cat([group, next_obs[name]]) for name, group in obs.items()}
+
+
+def flatten_(parameters: list[nn.Parameter]) -> Tensor:
+    """Make parameters views of one flat vector, in their order; gives the vector."""
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    start = 0
+    for parameter in parameters:
+        parameter.data = flat[start : start + parameter.numel()].view_as(parameter)
+        start += parameter.numel()
+    return flat

@@ -1,0 +1,220 @@
+"""Soft actor-critic, from two plain critics to a fleet's recipe.
+
+T steps, N environments, A action components, B rows in an update, E critics, K atoms.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from canter import distributed
+from canter.algorithms.base import Algorithm, Declared, RolloutPlan, algorithms
+from canter.algorithms.sac.checks import check_spec, unused_settings
+from canter.algorithms.sac.declared import DECLARED
+from canter.algorithms.sac.exploration import FreshNoise, KeptNoise
+from canter.algorithms.sac.learner import Learner
+from canter.algorithms.sac.reward_scale import NoScale, ReturnScale
+from canter.algorithms.sac.settings import SACSettings
+from canter.data.rollout import Rollout
+from canter.kernels import load_kernels
+from canter.seeding import derive_seed
+from canter.specs import Continuous, EnvSpec
+from canter.struct import Metrics, Obs, State, TensorStruct, tree_copy_, tree_map
+
+logger = logging.getLogger(__name__)
+
+ROW_STEPS, ROW_ROUNDS = 1_000, 64
+"""A row of the log is due after so many transitions, but no sooner than after so many steps of all environments."""
+
+
+@dataclass
+class SACRecord(TensorStruct):
+    """What is remembered of a step."""
+
+    action: Tensor
+    """`[N, A]` in -1..1."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What an iteration does that the host decides; each has CUDA graphs of its own."""
+
+    random: bool
+    """Act by chance."""
+    learns: bool
+    """Update after the rollout."""
+    turn: int
+    """Updates since the policy last learned."""
+
+
+class SAC(Algorithm[SACRecord]):
+    """Acts by a squashed Gaussian, remembers, and learns from what it draws."""
+
+    grows = ("replay",)
+    reads_reset = False
+
+    def __init__(self, config: SACSettings, spec: EnvSpec, seed: int) -> None:
+        check_spec(config, spec)
+        assert isinstance(spec.action, Continuous)
+        if spec.device.type == "cuda":
+            load_kernels()
+        self.config, self.spec, self.horizon, dim = config, spec, config.horizon, spec.action.dim
+        with torch.random.fork_rng(devices=[spec.device] if spec.device.type == "cuda" else []):
+            torch.manual_seed(derive_seed(seed, "init"))
+            self.policy = config.model().build_policy(spec)
+            self.policy.actor.to(spec.device)
+            critics = config.critic.build(spec, dim).to(spec.device)
+        for tensor in (*self.policy.actor.state_dict().values(), *critics.state_dict().values()):
+            distributed.broadcast_(tensor)
+        self.learner = Learner(config, self.policy.actor, critics, dim)
+        self.replay = config.replay.build(spec, dim)
+        noise = KeptNoise(config.noise_repeat, spec.num_envs, dim) if config.noise_repeat > 1 else FreshNoise()
+        scale = ReturnScale(config.gamma, config.return_limit, spec.num_envs) if config.scale_rewards else NoScale()
+        self.noise, self.rewards = noise.to(spec.device), scale.to(spec.device)
+        self.policy_rng, self.replay_rng = (
+            torch.Generator(spec.device).manual_seed(derive_seed(seed, name)) for name in ("policy", "shuffle")
+        )
+        self.progress = torch.zeros((), device=spec.device)
+        self.rollouts, self.refilled, self.updates = 0, 0, 0
+        """Rollouts so far, those whose rows the ring was given, and updates so far; counted by the host."""
+        self.stage = Stage(random=True, learns=False, turn=0)
+        self.pace = max(1, round(max(ROW_STEPS / spec.num_envs, ROW_ROUNDS) / self.horizon))
+
+    def empty_record(self) -> SACRecord:
+        """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
+        assert isinstance(self.spec.action, Continuous)
+        return SACRecord(torch.zeros((self.spec.num_envs, self.spec.action.dim), device=self.spec.device))
+
+    def begin_iteration(self) -> None:
+        """Decide what the coming rollout and its updates are."""
+        config, rows = self.config, self.horizon * self.spec.num_envs
+        learns = (self.refilled + 1) * rows >= max(config.warmup_steps, 1)
+        self.stage = Stage(
+            random=self.rollouts * rows < config.warmup_steps, learns=learns, turn=self.updates % config.policy_delay
+        )
+        self.rollouts, self.refilled = self.rollouts + 1, self.refilled + 1
+        self.updates += config.updates if learns else 0
+
+    def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, SACRecord, State]:
+        """Sample actions; during the warm-up all are equally likely."""
+        if self.stage.random:
+            shape = (self.spec.num_envs, self.policy.distribution.param_dim // 2)
+            share = torch.rand(shape, generator=self.policy_rng, device=self.spec.device)
+            raw = torch.atanh((2.0 * share - 1.0).clamp(-0.999999, 0.999999))
+        else:
+            params, state = self.policy.params(obs, state)
+            mean, log_std = params.chunk(2, -1)
+            raw = torch.addcmul(mean, log_std.exp(), self.noise(mean, self.policy_rng))
+        return self.policy.distribution.to_env(raw), SACRecord(torch.tanh(raw)), state
+
+    def update(self, rollout: Rollout[SACRecord]) -> Metrics:
+        """Remember a rollout and learn from what is drawn."""
+        config, seen = self.config, tree_map(lambda x: x[:-1], rollout.obs)
+        self.replay.write(rollout, rollout.record.action)
+        self.rewards.update(rollout)
+        # Moved by new rows, once: what is drawn again and again must not count again and again.
+        self.learner.actor.network.update_statistics(seen, rollout.valid)
+        self.learner.critics.encoder.update_statistics(seen, rollout.valid)
+        metrics = {"replay/rows": self.replay.count.clone()}
+        if not self.stage.learns:
+            return metrics
+        self.learner.schedule_(self.progress)
+        drawn = self.replay.sample(config.updates * config.batch_size, config.n_steps, config.gamma, self.replay_rng)
+        drawn = replace(drawn, reward=self.rewards(drawn.reward))
+        shape = (config.updates, 2, config.batch_size, rollout.record.action.shape[-1])
+        noise = torch.randn(shape, generator=self.replay_rng, device=self.spec.device)
+        for number in range(config.updates):
+            batch = drawn[number * config.batch_size : (number + 1) * config.batch_size]
+            learn_policy = (self.stage.turn + number + 1) % config.policy_delay == 0
+            self.learner.update(batch, noise[number], learn_policy)
+        updates = torch.full((), float(config.updates), device=self.spec.device)
+        metrics |= {"replay/lost": 1.0 - drawn.valid.float().mean(), "optim/minibatch_updates": updates}
+        if isinstance(self.rewards, ReturnScale):
+            metrics["reward/unit"] = 1.0 / self.rewards(torch.ones_like(self.progress))
+        return metrics | {name: value.clone() for name, value in self.learner.metrics.items()}
+
+    def generators(self) -> list[torch.Generator]:
+        """The random streams of acting, and of drawing and learning."""
+        return [self.policy_rng, self.replay_rng]
+
+    def set_progress(self, fraction: float | Tensor) -> None:
+        """Tell how much of the run is done, 0..1."""
+        self.progress.fill_(fraction)
+
+    def about(self) -> dict[str, Any]:
+        """How large the memory is, and whether checkpoints hold it."""
+        config, size = self.config.replay, self.config.replay.nbytes(self.spec, self.policy.distribution.param_dim // 2)
+        saved = "saved in checkpoints" if config.save else "left out of checkpoints (replay.save=false)"
+        rows = (self.replay.slots - 1) * self.spec.num_envs
+        return {"replay": f"{rows:,} transitions, {size / 1e6:,.0f} MB on {self.spec.device}, {saved}"}
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return self.learner.modules() | {"noise": self.noise, "rewards": self.rewards}
+
+    def living(self) -> dict[str, Any]:
+        """Weights, moments, statistics and metrics, where they live; the ring only changes once a rollout is done."""
+        return {
+            "modules": {name: dict(module.state_dict()) for name, module in self._modules().items()},
+            "optimizers": {name: optimizer.living() for name, optimizer in self.learner.optimizers.items()},
+            "metrics": self.learner.metrics,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of all of them, counters, random states, and the ring unless it is left out."""
+        return tree_map(torch.clone, self.living()) | {
+            "counters": {"rollouts": self.rollouts, "refilled": self.refilled, "updates": self.updates},
+            "policy_rng": self.policy_rng.get_state(),
+            "replay_rng": self.replay_rng.get_state(),
+            "replay": self.replay.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state; tensors keep their addresses."""
+        for name, module in self._modules().items():
+            module.load_state_dict(state["modules"][name])
+        self.learner.load_optimizer_state(state["optimizers"])
+        tree_copy_(self.learner.metrics, state["metrics"])
+        self.rollouts, self.refilled, self.updates = (state["counters"][n] for n in ("rollouts", "refilled", "updates"))
+        self.policy_rng.set_state(state["policy_rng"])
+        self.replay_rng.set_state(state["replay_rng"])
+        self.replay.load_state_dict(state["replay"])
+        if self.refilled and not state["replay"]["tables"]:
+            self.refilled = 0
+            needed = max(self.config.warmup_steps, 1)
+            logger.warning(
+                "the checkpoint holds no remembered transitions (replay.save=false): %d are collected, by the policy, "
+                "before learning goes on",
+                needed,
+            )
+
+
+@algorithms.register("sac")
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(SACSettings):
+    """Settings that build SAC; as they stand, the plain one: two critics of 256 x 256 and nothing else."""
+
+    declared: ClassVar[Declared] = DECLARED
+
+    def build(self, spec: EnvSpec, seed: int) -> SAC:
+        """SAC for an environment, on the environment's device."""
+        return SAC(self, spec, seed)
+
+    def plan(self) -> RolloutPlan:
+        """How far returns look ahead."""
+        return RolloutPlan(
+            horizon=self.horizon,
+            num_minibatches=self.updates,
+            drawn=self.batch_size,
+            warmup_steps=self.warmup_steps,
+            gamma=self.gamma,
+            gae_lambda=0.0,
+        )
+
+    def unused(self, spec: EnvSpec) -> list[str]:
+        """A line for each setting that was changed and has no part in this configuration."""
+        return unused_settings(self, spec)

@@ -1,0 +1,151 @@
+"""Settings of SAC."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from canter.data.replay import ReplayConfig
+from canter.functional.soft import entropy_of_std
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.critics import CriticConfig
+from canter.nn.heads import StdConfig
+from canter.nn.network import AnyNetworkConfig, NetworkConfig
+from canter.optim import OptimizerConfig
+from canter.schedules import AdaptiveKL, Constant
+
+
+def _adam() -> OptimizerConfig:
+    return OptimizerConfig(learning_rate=Constant(3e-4), eps=1e-8, max_grad_norm=math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemperatureConfig:
+    """What entropy is worth, in units of the reward."""
+
+    initial: float = 1.0
+    """At the start."""
+    learned: bool = True
+    """Whether it moves so that the policy's entropy comes to a target; otherwise it stays."""
+    target_entropy: float | None = None
+    """The target for actions in -1..1, over all components; null takes that of `target_std`, or else minus one per
+    component."""
+    target_std: float | None = None
+    """The target as a standard deviation of every component, for actions in -1..1."""
+    optimizer: OptimizerConfig = field(default_factory=_adam)
+    """Moves the logarithm of the temperature."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, and two targets."""
+        for name in ("initial", "target_std"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+        if self.target_entropy is not None and self.target_std is not None:
+            raise ValueError(f"target_std={self.target_std} and target_entropy={self.target_entropy}: give one of them")
+
+    def target(self, action_dim: int) -> float:
+        """The entropy to come to."""
+        if self.target_std is not None:
+            return entropy_of_std(self.target_std, action_dim)
+        return -float(action_dim) if self.target_entropy is None else self.target_entropy
+
+
+def _policy() -> NetworkConfig:
+    return NetworkConfig(hidden=(256, 256), activation="relu", init="default", normalize_obs=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACSettings:
+    """Settings of SAC; as they stand, the plain one: two critics of 256 x 256 and nothing else."""
+
+    horizon: int = 4
+    """Steps in each environment between two rounds of updates."""
+    updates_per_step: float = 1.0
+    """Updates of the critics for each step of all environments together; below 1 fewer. Times `horizon` it must be a
+    whole number."""
+    batch_size: int = 256
+    """Transitions in an update."""
+    warmup_steps: int = 5_000
+    """Transitions to collect, by random actions, before anything is learned."""
+    n_steps: int = 1
+    """Steps whose rewards are summed before a critic is asked."""
+    gamma: float = 0.99
+    """Discount of a step."""
+    tau: float = 0.005
+    """Share of the critics that goes into their slow copies, which give the targets, in each update."""
+    pessimism: Literal["min", "mean"] = "min"
+    """Whether the lowest critic counts or the mean of all."""
+    policy_delay: int = 1
+    """The policy and the temperature learn in every so many updates of the critics."""
+    noise_repeat: int = 1
+    """The most steps for which an environment keeps the noise it explores with; how many is drawn anew each time, k
+    steps with a chance of k^-2. 1 draws it in each step."""
+    scale_rewards: bool = False
+    """Divide rewards, when they are drawn, by the running standard deviation of the discounted return, or more where
+    its largest amount would exceed `return_limit`."""
+    return_limit: float = 5.0
+    """With `scale_rewards`: no discounted return seen so far is larger than this, once scaled."""
+    temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
+    """What entropy is worth."""
+    policy: AnyNetworkConfig = field(default_factory=_policy)
+    """The network that acts."""
+    std: StdConfig = field(
+        default_factory=lambda: StdConfig(kind="network", initial=1.0, minimum=math.exp(-5), maximum=math.exp(2))
+    )
+    """Standard deviation of the policy before squashing."""
+    policy_gain: float = math.sqrt(2)
+    """Initial scale of the policy's last layer, as in PPO; sqrt(2) is torch's default under `init: default`."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """The critics."""
+    optimizer: OptimizerConfig = field(default_factory=_adam)
+    """Optimiser of the policy, and of the critics unless they have their own."""
+    critic_optimizer: OptimizerConfig | None = None
+    """Separate optimiser for the critics."""
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    """What is remembered."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, by name."""
+        for name in ("horizon", "batch_size", "n_steps", "policy_delay", "noise_repeat"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps={self.warmup_steps} must not be negative")
+        if self.warmup_steps > self.replay.capacity:
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} never fit into replay.capacity={self.replay.capacity}: nothing "
+                "would be learned"
+            )
+        if not 0 <= self.gamma < 1:
+            raise ValueError(f"gamma={self.gamma} must lie in 0..1, without 1")
+        if not 0 < self.tau <= 1:
+            raise ValueError(f"tau={self.tau} must lie above 0 and up to 1")
+        for name in ("policy_gain", "return_limit"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+        self._check_updates()
+        for name in ("optimizer", "critic_optimizer"):
+            if isinstance(getattr(getattr(self, name), "learning_rate", None), AdaptiveKL):
+                raise ValueError(f"{name}.learning_rate: adaptive_kl follows updates of PPO; use a number or linear")
+        if getattr(self.policy, "memory", None) is not None:
+            raise ValueError("policy.memory: sac learns from single transitions, so its policy has no memory; use ppo")
+
+    def _check_updates(self) -> None:
+        updates = self.updates_per_step * self.horizon
+        if updates >= 1 and abs(updates - round(updates)) < 1e-6:
+            return
+        near = max(1, round(updates)) / self.horizon
+        raise ValueError(
+            f"updates_per_step={self.updates_per_step} times horizon={self.horizon} is {updates:g} updates, which must "
+            f"be a whole number of at least 1; use updates_per_step={near:g}, or another horizon"
+        )
+
+    @property
+    def updates(self) -> int:
+        """Updates of the critics after each rollout."""
+        return round(self.updates_per_step * self.horizon)
+
+    def model(self) -> ModelConfig:
+        """The policy as its file describes it."""
+        return ModelConfig(policy=self.policy, distribution="tanh_gaussian", std=self.std, policy_gain=self.policy_gain)

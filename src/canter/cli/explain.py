@@ -1,0 +1,42 @@
+"""`canter explain`: what made NaN or infinity in a run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from canter.black_box.replay import explain
+from canter.cli.parser import Parser, UsageError
+from canter.cli.runs import RUNS, find_run, stored_config
+from canter.envs import closed_quietly
+from canter.runs.run_folder import BLACK_BOX
+from canter.storage.checkpoint import load_checkpoint
+
+
+def explain_command(argv: list[str]) -> None:
+    """Say what made the NaN or infinity of a run."""
+    parser = Parser(
+        "explain",
+        usage="RUN [--run-dir DIR]",
+        description=(
+            "Play the iteration in which a run met NaN or infinity again, eagerly on the CPU, and name the first\n"
+            "operation and the environment that made it. The folder may come from another machine."
+        ),
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of the run, `latest`, or the beginning of its name")
+    parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where runs are looked for (default {RUNS})")
+    arguments = parser.parse(argv)
+    path = find_run(arguments.run, Path(arguments.run_dir))
+    if not (path / BLACK_BOX).is_dir():
+        raise UsageError(f"{path} has no {BLACK_BOX}: nothing in this run was NaN or infinite")
+    box, config = load_checkpoint(path / BLACK_BOX), replace(stored_config(path), device="cpu")
+    print(box["about"]["what"])
+    try:
+        env = config.env.build("cpu")
+    except Exception as error:
+        print(f"(its environment cannot be made here, so only the update is played again: {error})", file=sys.stderr)
+        print(explain(config, box).text)
+        return
+    with closed_quietly(env):
+        print(explain(config, box, env).text)

@@ -1,0 +1,108 @@
+"""`canter import`: a file of rl_games or RSL-RL as settings, and what became of each of its keys."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from canter.cli.parser import Parser, UsageError
+from canter.compat import Imported, ImportRefused, import_config, import_run
+from canter.config_file import dump_plain
+from canter.storage.durable import replace_file
+from canter.storage.strict_yaml import parse_value
+
+DESCRIPTION = """\
+Read a settings file of rl_games (YAML with `params`) or RSL-RL (YAML, or Python as in Isaac Lab and mjlab, which is
+read and never run) and write it as Canter's settings. Every key of the file is in the report: mapped, mapped with a
+difference, without effect in the parent, or refused with the reason.
+
+A checkpoint (.pt, .pth) becomes a run folder that can be played, evaluated, exported and trained further; --config is
+the settings file that it was trained with. Nothing in it is run."""
+
+
+def import_command(argv: list[str]) -> None:
+    """Turn a settings file of rl_games or RSL-RL into one of Canter's."""
+    arguments = import_parser().parse(argv)
+    if Path(arguments.file).suffix in (".pt", ".pth"):
+        import_checkpoint(arguments)
+        return
+    try:
+        imported = import_with(arguments, arguments.file)
+    except ImportRefused as error:
+        print(error.deviations.text(), file=sys.stderr)
+        raise
+    print(imported.deviations.text(), file=sys.stderr)
+    text = dump_plain(imported.plain())
+    if arguments.output is None:
+        print(text, end="")
+        return
+    output = Path(arguments.output)
+    replace_file(output, text.encode())
+    report = output.with_suffix(".deviations.json")
+    replace_file(report, (json.dumps(imported.deviations.plain(), indent=1) + "\n").encode())
+    print(
+        f"Settings are in {output}, the report in {report}; go on with: canter train --config {output}", file=sys.stderr
+    )
+
+
+def import_checkpoint(arguments: argparse.Namespace) -> None:
+    """A checkpoint becomes a run folder; the settings that it was trained with are those of --config."""
+    for flag in ("config", "env", "output"):
+        if getattr(arguments, flag) is None:
+            raise UsageError(f"{arguments.file} is a checkpoint, which holds no settings: give --{flag} too")
+    arguments.parity = True  # what was learned with the parent's numbers goes on with them
+    imported = import_with(arguments, arguments.config)
+    print(imported.deviations.text(), file=sys.stderr)
+    config = replace(imported.config, device=arguments.device or imported.config.device)
+    iteration = import_run(arguments.file, config, arguments.output)
+    run = arguments.output
+    print(f"Iteration {iteration} is a run in {run}: canter play {run}, canter eval {run}, canter resume {run}")
+
+
+def import_with(arguments: argparse.Namespace, source: str) -> Imported:
+    """The settings of a parent's file, by the flags of `add_import_flags`."""
+    return import_config(
+        source,
+        parity=arguments.parity,
+        env=arguments.env,
+        num_envs=arguments.num_envs,
+        agents=arguments.agents,
+        given=dict(map(assignment, arguments.set)),
+        without=tuple(arguments.without),
+    )
+
+
+def assignment(text: str) -> tuple[str, object]:
+    """`KEY=VALUE` as the key and the value that it means."""
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise UsageError(f"--set {text}: expected KEY=VALUE, such as task.env.numEnvs=4096")
+    return key, parse_value(value)
+
+
+def import_parser() -> Parser:
+    """The arguments of `canter import`."""
+    parser = Parser(
+        "import",
+        usage="FILE|CHECKPOINT [--parity] [--config FILE] [--env ID] [--num-envs N] [--set KEY=VALUE] [--output FILE]",
+        description=DESCRIPTION,
+    )
+    parser.add_argument("file", metavar="FILE", help="the file; FILE.py:NAME for one class or function of several")
+    parser.flag("--output", metavar="FILE", help="where to write the settings, and the report beside them")
+    parser.flag("--config", metavar="FILE", help="for a checkpoint: the settings that it was trained with")
+    parser.flag("--device", metavar="NAME", help="for a checkpoint: where the networks live")
+    parser.flag("--env", metavar="ID", help="the environment, where the file does not name one that is known here")
+    parser.flag("--num-envs", metavar="N", type=int, help="environments, where the file leaves them to a script")
+    add_import_flags(parser)
+    return parser
+
+
+def add_import_flags(parser: Parser) -> None:
+    """What else an import may need to know."""
+    parser.flag("--parity", action="store_true", help="the parent's numbers instead of Canter's own forms")
+    parser.flag("--agents", metavar="N", type=int, default=1, help="agents in each environment (default 1)")
+    parser.flag("--set", metavar="KEY=VALUE", action="append", default=[], help="what ${KEY} in the file stands for")
+    parser.flag("--without", metavar="KEY", action="append", default=[], help="leave out a key that would be refused")

@@ -1,0 +1,102 @@
+"""A parent's checkpoint as plain data. It is a pickle, so nothing of it is run: what it may hold is a closed list."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MAX_BYTES = 16 << 30
+"""Larger files are refused unread, and so are those that would be larger once unpacked."""
+MAX_DEPTH = 50
+
+_SCALAR: Any = np.float64(0.0).__reduce__()[0]
+SAFE: list[Any] = [
+    (_SCALAR, "numpy.core.multiarray.scalar"),
+    (_SCALAR, "numpy._core.multiarray.scalar"),
+    np.dtype,
+    np.dtypes.Float32DType,
+    np.dtypes.Float64DType,
+    np.dtypes.Int64DType,
+]
+"""All that may be in a file besides tensors, containers and plain values: NumPy's numbers, which rl_games saves."""
+
+
+class CheckpointRefused(ValueError):
+    """A file that is no checkpoint of a parent, or one that cannot be trusted; the message says why."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"checkpoint {path} cannot be imported: {reason}")
+
+
+def read_pickled(path: str | Path) -> dict[str, Any]:
+    """The mapping in a file of `torch.save`: tensors on the CPU, numbers, strings, None, and containers of them."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointRefused(path, "there is no such file" if not path.exists() else "it is not a regular file")
+    size = path.stat().st_size
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            size = max(size, sum(entry.file_size for entry in archive.infolist()))
+    if size > MAX_BYTES:
+        raise CheckpointRefused(path, f"it holds more than {MAX_BYTES:,} bytes")
+    try:
+        with torch.serialization.safe_globals(SAFE):
+            tree = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a file that was made to harm ends in
+        raise CheckpointRefused(path, _reason(error)) from error
+    if not isinstance(tree, Mapping):
+        raise CheckpointRefused(path, f"expected a mapping, found a {type(tree).__name__}")
+    return _plain(tree, path, "", 0)
+
+
+def _reason(error: Exception) -> str:
+    """Why `torch.load` gave up, by the name of what it would not run."""
+    text = " ".join(str(error).split())
+    named = re.search(r"(?:GLOBAL|[Uu]nsupported (?:class|operand)|for) ([\w]+\.[\w.]+)", text)
+    if isinstance(error, pickle.UnpicklingError) and named:
+        return f"it wants to run or build {named[1]}, which is on no list of harmless things; nothing was run"
+    return f"it is not a file of tensors and numbers ({type(error).__name__}: {text[:200]})"
+
+
+def _plain(value: Any, path: Path, key: str, depth: int) -> Any:
+    """The same with NumPy's numbers as Python's; refuses everything else."""
+    if depth > MAX_DEPTH:
+        raise CheckpointRefused(path, f"{key} is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, Mapping):
+        return {name: _plain(item, path, f"{key}.{name}", depth + 1) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, path, f"{key}[{i}]", depth + 1) for i, item in enumerate(value)]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Tensor):
+        return check_tensor(value.detach(), path, key)
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise CheckpointRefused(path, f"{key or 'it'} holds a {type(value).__module__}.{type(value).__qualname__}")
+
+
+def check_tensor(value: Tensor, path: Path, key: str) -> Tensor:
+    """A dense tensor of finite numbers."""
+    if value.layout is not torch.strided or value.is_quantized or value.is_complex():
+        raise CheckpointRefused(path, f"{key} is no dense tensor of real numbers")
+    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        raise CheckpointRefused(path, f"{key} holds NaN or infinity")
+    return value.contiguous()
+
+
+def number(tree: Mapping[str, Any], key: str, default: float) -> float:
+    """A finite number in a file."""
+    value = tree.get(key, default)
+    value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else default

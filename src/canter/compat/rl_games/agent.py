@@ -1,0 +1,190 @@
+"""rl_games' agent as scripts and observers see it, over Canter's trainer."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from canter.algorithms.ppo import PPO
+from canter.compat.rl_games import checkpoint
+from canter.compat.rl_games.env import RlGamesEnv
+from canter.compat.rl_games.observer import looks_at_infos
+from canter.compat.rl_games.registries import create_vec_env, find_environment, refuse_user_network
+from canter.compat.rsl_rl.runner import NoWriter
+from canter.compat.settings.importing import Imported, import_config
+from canter.envs import EnvConfig
+from canter.envs.imports import registered_id
+from canter.plain import ConfigError
+from canter.specs import Env
+from canter.training.progress import Report
+from canter.training.trainer import Trainer
+
+HOOKS = {
+    "train_epoch": "canter.Extension.phases(), or an algorithm of your own (canter.register('algorithm', NAME))",
+    "play_steps": "an environment wrapper, or canter.Extension.reward(rollout)",
+    "play_steps_rnn": "an environment wrapper, or canter.Extension.reward(rollout)",
+    "prepare_dataset": "canter.Extension.augment(batch) or reward(rollout)",
+    "calc_gradients": "canter.Extension.loss(batch, output)",
+    "train_actor_critic": "canter.Extension.loss(batch, output)",
+    "update_lr": "a schedule of your own (canter.register('schedule', NAME))",
+    "_eval_disc": "an extension with a phase and a reward of its own",
+}
+"""Methods that subclasses of rl_games' agents change, and what does their work here."""
+
+
+def refuse_overrides(cls: type, own: type | None = None) -> None:
+    """Refuse a class that changes the inside of rl_games' agents, by each method and what stands for it."""
+    changed = [name for name in HOOKS if any(name in vars(base) for base in cls.__mro__ if base is not own)]
+    if changed:
+        advice = "; ".join(f"{name}: {HOOKS[name]}" for name in changed)
+        raise ConfigError(f"{cls.__name__} changes the inside of rl_games' agent, which is not there. Use {advice}")
+
+
+def imported_settings(params: Mapping[str, Any], parity: bool, num_envs: int | None, agents: int = 1) -> Imported:
+    """Canter's settings of what Runner was given."""
+    return import_config({"params": plain(params)}, parity=parity, num_envs=num_envs, agents=agents, env=None)
+
+
+def plain(value: Any) -> Any:
+    """Settings without the objects that scripts put into them."""
+    objects = ("env_info", "vec_env", "features", "observer", "reward_shaper_object")
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items() if key not in objects}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def make_env(params: Mapping[str, Any], num_actors: int, device: str, parity: bool) -> Env:
+    """The environment that the settings name: a registered one, or one that Canter knows."""
+    config = params["config"]
+    options = dict(config.get("env_config") or {})
+    clip, masks = bool(config.get("clip_actions", True)), bool(config.get("use_action_masks", False))
+    name, given = str(config.get("env_name", "")), config.get("vec_env")
+    if given is not None:
+        return RlGamesEnv(given, config.get("env_info"), num_actors, device, clip_actions=clip, masks=masks)
+    found = find_environment(name)
+    if found is not None:
+        made = create_vec_env(name, num_actors, **options)
+        if made is not None:
+            return RlGamesEnv(made, None, num_actors, device, clip_actions=clip, masks=masks)
+        options.pop("seed", None)
+        env_id = registered_id(f"rl_games:{name}", found["env_creator"])
+        return EnvConfig(id=env_id, num_envs=num_actors, options=options).build(device)
+    imported = imported_settings(params, parity, num_actors)
+    if not imported.names_env:
+        raise ConfigError(f"env_name={name!r}: register it (vecenv.register, env_configurations.register) before run()")
+    return replace(imported.config.env, num_envs=num_actors).build(device)
+
+
+class Agent:
+    """What `algo_factory` makes: trains, saves to `<train_dir>/<experiment>/nn` and answers observers.
+
+    A subclass may change what scripts change from outside (`save`, `restore`, `get_param`); the inside of training is
+    Canter's, and a subclass that would change it is refused with what stands for it here.
+    """
+
+    parity = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a subclass for the inside of another core."""
+        super().__init_subclass__(**options)
+        refuse_overrides(cls, Agent)
+
+    def __init__(self, base_name: str, params: Mapping[str, Any]) -> None:
+        self.params, self.config = params, params["config"]
+        network = params.get("network") or {}
+        refuse_user_network(str(network.get("name")), str((params.get("model") or {}).get("name")))
+        self.ppo_device = self.device = str(self.config.get("device", "cuda:0" if torch.cuda.is_available() else "cpu"))
+        num_actors = int(self.config["num_actors"])
+        self.vec_env = make_env(params, num_actors, self.device, self.parity)
+        self.num_actors, self.num_agents = num_actors, self.vec_env.spec.num_agents
+        self.imported = imported_settings(params, self.parity, num_actors, self.num_agents)
+        self.observer: Any = (self.config.get("features") or {}).get("observer")
+        self.name = str(self.config.get("name", "run"))
+        self.experiment_name = str(
+            self.config.get("full_experiment_name") or f"{self.name}{time.strftime('_%d-%H-%M-%S')}"
+        )
+        self.experiment_dir = os.path.join(str(self.config.get("train_dir", "runs")), self.experiment_name)
+        self.nn_dir = os.path.join(self.experiment_dir, "nn")
+        self._call("before_init", base_name, self.config, self.experiment_name)
+        for folder in (self.nn_dir, os.path.join(self.experiment_dir, "summaries")):
+            os.makedirs(folder, exist_ok=True)
+        config = replace(self.imported.config, device=self.device)
+        self.trainer = Trainer(config, self._after_iteration, env=self.vec_env)
+        assert isinstance(self.trainer.algorithm, PPO)
+        self.ppo = self.trainer.algorithm
+        self.writer: Any = NoWriter()
+        self.games_to_track = int(self.config.get("games_to_track", 100))
+        self.epoch_num, self.frame, self.begun_at = 0, 0, 0
+        self.mean_rewards = self.last_mean_rewards = -1e9
+        if isinstance(self.vec_env, RlGamesEnv):
+            self.vec_env.algo = self
+            if looks_at_infos(self.observer):
+                self.vec_env.hook = self.observer.process_infos
+        self._call("after_init", self)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        """A hook of the observer, if it has it."""
+        getattr(self.observer, name, lambda *_: None)(*arguments)
+
+    def train(self) -> tuple[float, int]:
+        """Train to the end of the run; gives the best mean reward and the number of epochs."""
+        self.trainer.learn()
+        self.save(os.path.join(self.nn_dir, f"last_{self.name}_ep_{self.epoch_num}_rew_{self.mean_rewards:g}"))
+        self.trainer.close()
+        return self.last_mean_rewards, self.epoch_num
+
+    def _after_iteration(self, report: Report) -> None:
+        self.epoch_num, self.frame = self.begun_at + report.iteration, report.env_steps
+        self._call("after_steps")
+        for name, value in report.metrics.items():
+            if value == value:
+                self.writer.add_scalar(name, value, self.frame)
+        self._call("after_print_stats", self.frame, self.epoch_num, report.seconds)
+        if report.return_ is None:
+            return
+        self.mean_rewards = report.return_
+        name = f"last_{self.name}_ep_{self.epoch_num}_rew_{self.mean_rewards:g}"
+        every = int(self.config.get("save_frequency", 0) or 0)
+        if every > 0 and self.epoch_num % every == 0:
+            self.save(os.path.join(self.nn_dir, name))
+        if self.mean_rewards > self.last_mean_rewards and self.epoch_num >= int(
+            self.config.get("save_best_after", 100)
+        ):
+            self.last_mean_rewards = self.mean_rewards
+            self.save(os.path.join(self.nn_dir, self.name))
+
+    def save(self, fn: str) -> None:
+        """Write `fn.pth` in rl_games' layout."""
+        torch.save(checkpoint.dump(self.ppo, self.epoch_num, self.frame, float(self.last_mean_rewards)), f"{fn}.pth")
+
+    def restore(self, fn: str, set_epoch: bool = True) -> None:
+        """Continue from a file of rl_games, or of this class, without running anything in it."""
+        weights = checkpoint.read_weights(_with_suffix(fn))
+        checkpoint.load(self.ppo, weights)
+        if set_epoch:
+            self.begun_at = self.epoch_num = weights.iteration
+
+    def get_param(self, name: str) -> Any:
+        """A setting of the file."""
+        return self.config.get(name)
+
+    def set_param(self, name: str, value: Any) -> None:
+        """Settings are fixed while a run goes on."""
+        raise ConfigError(
+            f"set_param({name!r}, {value!r}): settings are fixed in a run; see schedules, docs/extending.md"
+        )
+
+
+def _with_suffix(fn: str) -> Path:
+    path = Path(fn)
+    with suppress(OSError):
+        if not path.exists() and path.with_name(f"{path.name}.pth").exists():
+            return path.with_name(f"{path.name}.pth")
+    return path

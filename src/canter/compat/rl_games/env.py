@@ -1,0 +1,144 @@
+"""rl_games' vectorised environments behind Canter's contract.
+
+N environments times agents; a world's agents are rows beside each other in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from canter.compat.rsl_rl.env import reported
+from canter.plain import ConfigError
+from canter.specs import (
+    ACTION_MASK,
+    ActionSpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    Step,
+    TensorSpec,
+    TrainingProgress,
+)
+from canter.struct import Obs
+
+Hook = Callable[[Any, Tensor], Any]
+"""Called with the infos of a step and the rows that ended."""
+
+
+class RlGamesEnv:
+    """An `IVecEnv`: `obs` for the policy, `states` for the critic, masks, time-outs and what it says of itself.
+
+    It resets within the step and so loses the last observation of an episode.
+    """
+
+    begins_anew = False
+
+    def __init__(
+        self, env: Any, info: Mapping[str, Any] | None, num_actors: int, device: str, *, clip_actions: bool, masks: bool
+    ) -> None:
+        self.env, self.device, self.masks = env, torch.device(device), masks
+        self.info = env.get_env_info() if info is None else info
+        self.hook: Hook | None = None
+        """What looks at the infos of every step, if anybody wants to; it waits for the device."""
+        self.algo: Any = None
+        self.agents = int(self.info.get("agents", 1))
+        if int(self.info.get("value_size", 1)) != 1:
+            raise ConfigError(f"value_size={self.info['value_size']}: Canter learns from one reward, so add them up")
+        self.first = self.env.reset()
+        self.tensors = isinstance(_any_of(self.first), Tensor)
+        obs = self.groups(self.first)
+        self._spec = EnvSpec(
+            {name: TensorSpec(tuple(group.shape[1:]), group.dtype) for name, group in obs.items()},
+            action_spec(self.info["action_space"], clip_actions),
+            num_actors * self.agents,
+            self.device,
+            final_obs="unknown",
+            num_agents=self.agents,
+        )
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Shapes and conventions."""
+        return self._spec
+
+    def groups(self, obs: Any) -> Obs:
+        """Observations as groups: `policy`, and `critic` where there are states; other keys keep their names."""
+        named = dict(obs) if isinstance(obs, Mapping) else {"obs": obs}
+        inner = named.pop("obs", None)
+        found = dict(inner) if isinstance(inner, Mapping) else {} if inner is None else {"policy": inner}
+        if named.get("states") is not None:
+            found["critic"] = named.pop("states")
+        named.pop("states", None)
+        groups = {str(name): self.tensor(group) for name, group in (found | named).items()}
+        if self.masks:
+            mask = torch.as_tensor(np.asarray(self.env.get_action_masks())).bool()
+            groups[ACTION_MASK] = mask.reshape(next(iter(groups.values())).shape[0], -1).to(self.device)
+        return groups
+
+    def tensor(self, value: Any) -> Tensor:
+        """On the learner's device, float32 unless it is an image of bytes."""
+        tensor = torch.as_tensor(value).to(self.device)
+        return tensor if tensor.dtype in (torch.uint8, torch.bool) else tensor.float()
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """The first observations, once; later calls reset."""
+        first, self.first = self.first, None
+        return self.groups(self.env.reset() if first is None else first)
+
+    def step(self, action: Tensor) -> Step:
+        """Apply one action per row."""
+        given = action if self.tensors else action.cpu().numpy()
+        obs, reward, done, infos = self.env.step(given)
+        ended = torch.as_tensor(done).to(self.device).bool().reshape(-1)
+        told = infos if isinstance(infos, Mapping) else {}
+        cut = told.get("time_outs")
+        truncated = torch.zeros_like(ended)
+        if cut is not None:
+            truncated = ended & torch.as_tensor(cut).to(self.device).bool().reshape(-1)
+        if self.hook is not None:
+            self.hook(infos, ended.nonzero(as_tuple=False))
+        return Step(
+            obs=self.groups(obs),
+            reward=self.tensor(reward).reshape(-1),
+            terminated=ended & ~truncated,
+            truncated=truncated,
+            valid=torch.ones_like(ended),
+            metrics=reported(told.get("episode") or {}, self.device),
+        )
+
+    def set_progress(self, progress: TrainingProgress) -> None:
+        """Tell the simulator how far training is, as rl_games does once an epoch."""
+        tell = getattr(self.env, "set_train_info", None)
+        if tell is not None:
+            tell(progress.env_steps, self.algo)
+
+    def close(self) -> None:
+        """Leave it open: whoever made it closes it."""
+
+
+def action_spec(space: Any, clip_actions: bool) -> ActionSpec:
+    """Canter's description of an action space; without `clip_actions` rl_games knows no bounds."""
+    if isinstance(space, gymnasium.spaces.Discrete) or type(space).__name__ == "Discrete":
+        return Discrete(int(space.n))
+    if type(space).__name__ == "Tuple":
+        return MultiDiscrete(tuple(int(part.n) for part in space))
+    if type(space).__name__ == "MultiDiscrete":
+        return MultiDiscrete(tuple(int(n) for n in space.nvec))
+    low, high = (np.asarray(bound, dtype=float).reshape(-1) for bound in (space.low, space.high))
+    if not clip_actions:
+        low, high = np.full_like(low, -np.inf), np.full_like(high, np.inf)
+    return Continuous(tuple(low.tolist()), tuple(high.tolist()))
+
+
+def _any_of(obs: Any) -> Any:
+    """One of the arrays or tensors of an observation."""
+    while isinstance(obs, Mapping):
+        obs = next(iter(obs.values()))
+    return obs

@@ -1,0 +1,151 @@
+"""rl_games' players: a trained policy without learning.
+
+N environments times agents, L layers of memory, H units.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canter.algorithms.ppo import PPO
+from canter.compat.rl_games import checkpoint
+from canter.compat.rl_games.agent import _with_suffix, imported_settings, make_env
+from canter.compat.rl_games.env import RlGamesEnv
+from canter.play.player import Player as Plays
+from canter.specs import ACTION_MASK
+from canter.struct import Obs, State
+
+NO_LIMIT = 10**9
+"""rl_games' number of games that means no end."""
+
+
+class PpoPlayer:
+    """What `player_factory` makes; `states` may be zeroed in place where episodes end: a list of `[L, N, H]`."""
+
+    parity = True
+
+    def __init__(self, params: Mapping[str, Any]) -> None:
+        self.params, self.config = params, params["config"]
+        self.player_config = dict(self.config.get("player") or {})
+        self.device = torch.device(str(self.config.get("device_name", self.config.get("device", "cpu"))))
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            self.device = torch.device("cpu")
+        count = int(self.config["num_actors"])
+        own = {"env_config": self.player_config["env_config"]} if "env_config" in self.player_config else {}
+        self.env = make_env({**params, "config": {**self.config, **own}}, self._actors(), str(self.device), self.parity)
+        self.num_agents = self.env.spec.num_agents
+        imported = imported_settings(params, self.parity, count, self.num_agents)
+        spec = replace(self.env.spec, num_envs=count * self.num_agents)
+        self.ppo: PPO = imported.config.algorithm.build(spec, imported.config.seed)
+        self.policy = self.ppo.policy
+        self.is_rnn = self.policy.initial_state(1) != ()
+        self.states: list[Tensor] | None = None
+        self.batch_size, self.has_batch_dimension = 1, False
+        self.is_deterministic = bool(
+            self.player_config.get("deterministic", self.player_config.get("determenistic", True))
+        )
+        self.games_num = int(self.player_config.get("games_num", NO_LIMIT))
+        self.n_game_life = int(self.player_config.get("n_game_life", 1))
+        self.max_steps = 108000 // 4
+        self.render_env = bool(self.player_config.get("render", False))
+
+    def _actors(self) -> int:
+        """How many environments to play in: all of a simulator that has them in any case, one of others."""
+        return int(self.player_config.get("num_actors", self.config["num_actors"]))
+
+    def restore(self, fn: str) -> None:
+        """Take the policy from a file, without running anything in it."""
+        checkpoint.load(self.ppo, checkpoint.read_weights(_with_suffix(fn)), ("actor", "critic"))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.init_rnn()
+
+    def init_rnn(self) -> None:
+        """Memory as at the start of episodes, for `batch_size` rows."""
+        if self.is_rnn:
+            self.states = self._theirs(self.policy.initial_state(self.batch_size))
+
+    def get_batch_size(self, obses: Any, batch_size: int) -> int:
+        """How many rows there are in observations."""
+        group = next(iter(self._groups(obses).values()))
+        name = next(iter(self.policy.actor.network.groups))
+        self.has_batch_dimension = group.dim() > len(self.policy.spec.obs[name].shape)
+        self.batch_size = int(group.shape[0]) if self.has_batch_dimension else batch_size
+        return self.batch_size
+
+    def obs_to_torch(self, obs: Any) -> Any:
+        """Observations as tensors on the device."""
+        inner = obs["obs"] if isinstance(obs, Mapping) and "obs" in obs else obs
+        if isinstance(inner, Mapping):
+            return {name: torch.as_tensor(value).to(self.device) for name, value in inner.items()}
+        return torch.as_tensor(inner).to(self.device).float()
+
+    def _groups(self, obs: Any) -> Obs:
+        obs = self.obs_to_torch(obs)
+        return dict(obs) if isinstance(obs, Mapping) else {"policy": obs}
+
+    def get_action(self, obs: Any, is_deterministic: bool = False) -> Tensor:
+        """Actions as the environment takes them, `[N, ...]`; without an axis of rows if the observation has none."""
+        return self._act(self._groups(obs), is_deterministic)
+
+    def get_masked_action(self, obs: Any, action_masks: Any, is_deterministic: bool = True) -> Tensor:
+        """The same, among the actions that are allowed."""
+        groups = self._groups(obs)
+        mask = torch.as_tensor(action_masks).to(self.device).bool()
+        return self._act(
+            {**groups, ACTION_MASK: mask.reshape(*next(iter(groups.values())).shape[:1], -1)}, is_deterministic
+        )
+
+    @torch.no_grad()
+    def _act(self, groups: Obs, deterministic: bool) -> Tensor:
+        single = not self.has_batch_dimension and all(
+            group.dim() == len(self.policy.spec.obs[name].shape)
+            for name, group in groups.items()
+            if name in self.policy.spec.obs
+        )
+        if single:
+            groups = {name: group.unsqueeze(0) for name, group in groups.items()}
+        rows = next(iter(groups.values())).shape[0]
+        if self.is_rnn and self.states is None:
+            self.states = self._theirs(self.policy.initial_state(rows))
+        state = self._ours(self.states) if self.is_rnn and self.states is not None else ()
+        action, state = self.policy.act(groups, state, deterministic=deterministic)
+        if self.is_rnn:
+            self.states = self._theirs(state)
+        return action[0] if single else action
+
+    @staticmethod
+    def _theirs(state: State) -> list[Tensor]:
+        """A tensor `[L, N, H]` for each part of the cells."""
+        return [torch.stack([layer[k] for layer in state]) for k in range(len(state[0]))]
+
+    @staticmethod
+    def _ours(states: list[Tensor]) -> State:
+        return tuple(tuple(part[k] for part in states) for k in range(states[0].shape[0]))
+
+    def run(self) -> float:
+        """Play the games and print how they went; gives the mean reward."""
+        games = None if self.games_num >= NO_LIMIT else self.games_num * self.n_game_life
+        steps = self.max_steps if games is None else None
+        begin = time.perf_counter()
+        played = Plays(self.policy, self.env, deterministic=self.is_deterministic).play(games, steps)
+        episodes = played.finished or played.unfinished
+        rewards = [episode.return_ * self.n_game_life for episode in episodes]
+        mean = sum(rewards) / max(len(rewards), 1)
+        length = sum(episode.length for episode in episodes) / max(len(episodes), 1)
+        best, seconds = max(rewards, default=math.nan), time.perf_counter() - begin
+        print(f"av reward: {mean:g} av steps: {length:g} games: {len(rewards)} best: {best:g} seconds: {seconds:.1f}")
+        return mean
+
+    @property
+    def vec_env(self) -> Any:
+        """rl_games' own environment inside, where there is one."""
+        return self.env.env if isinstance(self.env, RlGamesEnv) else self.env

@@ -1,0 +1,126 @@
+"""rl_games' Runner over Canter: scripts that change one import go on as they are.
+
+from canter.compat.rl_games import Runner
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+
+from canter.compat.rl_games.agent import Agent, plain, refuse_overrides
+from canter.compat.rl_games.observer import DefaultAlgoObserver
+from canter.compat.rl_games.player import PpoPlayer
+from canter.nn.heads import GaussianHead
+from canter.plain import ConfigError
+from canter.registry import nearest
+
+
+class ObjectFactory:
+    """Builders by name, as rl_games has them."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.builders = what, dict[str, Callable[..., Any]]()
+
+    def register_builder(self, name: str, builder: Callable[..., Any]) -> None:
+        """Let a name mean what a builder makes."""
+        self.builders[name] = builder
+
+    def create(self, name: str, **arguments: Any) -> Any:
+        """What the builder of a name makes."""
+        if name not in self.builders:
+            raise ConfigError(
+                f"algo.name={name!r}: there is no {self.what} of that name, {nearest(name, self.builders)}"
+            )
+        return self.builders[name](**arguments)
+
+
+class Runner:
+    """Trains and plays by rl_games' settings; `parity` of the class says whether the parent's numbers are kept."""
+
+    parity = True
+
+    def __init__(self, algo_observer: Any = None) -> None:
+        self.algo_observer = algo_observer or DefaultAlgoObserver()
+        self.algo_factory, self.player_factory = ObjectFactory("agent"), ObjectFactory("player")
+        for name in ("a2c_continuous", "a2c_discrete"):
+            self.algo_factory.register_builder(name, lambda **arguments: Agent(**arguments))
+            self.player_factory.register_builder(name, lambda **arguments: PpoPlayer(**arguments))
+        self.params: dict[str, Any] = {}
+        self.agent: Any = None
+
+    def reset(self) -> None:
+        """Nothing to reset."""
+
+    def load(self, yaml_config: Mapping[str, Any]) -> None:
+        """Take settings, `{"params": ...}`; they are copied and never changed."""
+        self.default_config = _copied(yaml_config["params"])
+        self.load_config(_copied(yaml_config["params"]))
+
+    def load_config(self, params: dict[str, Any]) -> None:
+        """Take `params` and seed everything, as rl_games does."""
+        self.params, self.algo_name = params, params["algo"]["name"]
+        seed = params.get("seed")
+        self.seed = int(time.time()) if seed is None or seed == -1 else int(seed)
+        params["seed"] = self.seed
+        torch.manual_seed(self.seed)
+        np.random.seed(self.seed % 2**32)
+        random.seed(self.seed)
+        params["config"].setdefault("features", {})["observer"] = self.algo_observer
+
+    def run(self, args: Mapping[str, Any]) -> Any:
+        """`{"train": bool, "play": bool, "checkpoint": file, "sigma": log of the deviation}`; trains unless told."""
+        if args.get("play") and not args.get("train"):
+            return self.run_play(args)
+        return self.run_train(args)
+
+    def run_train(self, args: Mapping[str, Any]) -> Any:
+        """Make the agent, restore it if a file is given, and train; gives the best mean reward and the epochs."""
+        self.agent = self.algo_factory.create(self.algo_name, base_name="run", params=self.params)
+        if not isinstance(self.agent, Agent):
+            refuse_overrides(type(self.agent))
+        if args.get("load_critic_only"):
+            raise ConfigError("load_critic_only: a file is taken whole here")
+        self._prepare(self.agent, args)
+        return self.agent.train()
+
+    def run_play(self, args: Mapping[str, Any]) -> Any:
+        """Make a player, restore it and let it play."""
+        player = self.create_player()
+        self._prepare(player, args)
+        return player.run()
+
+    def create_player(self) -> Any:
+        """A player that has to be restored."""
+        return self.player_factory.create(self.algo_name, params=self.params)
+
+    def _prepare(self, made: Any, args: Mapping[str, Any]) -> None:
+        if args.get("checkpoint"):
+            made.restore(args["checkpoint"])
+        if args.get("sigma") is not None:
+            set_sigma(made.ppo, float(args["sigma"]))
+
+
+@torch.no_grad()
+def set_sigma(ppo: Any, log_std: float) -> None:
+    """Give a policy another deviation, as rl_games' `sigma` does; only one that does not depend on the observation."""
+    head = ppo.model.actor.head
+    if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, torch.nn.Parameter):
+        raise ConfigError(f"sigma={log_std}: the policy has no deviation of its own to set")
+    head.raw_std.fill_(head.log_std._inverse(math.exp(log_std)))
+
+
+def _copied(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain settings copied, objects that scripts put there kept as they are."""
+    config = params["config"]
+    own = {name: config[name] for name in ("env_info", "vec_env", "features") if name in config}
+    copied = deepcopy(plain(params))
+    copied["config"] |= own
+    return copied

@@ -1,0 +1,9 @@
+"""RSL-RL: settings, checkpoints and runners.
+
+from canter.compat.rsl_rl import OnPolicyRunner
+"""
+
+from canter.compat.rsl_rl.env import RslRlEnv
+from canter.compat.rsl_rl.runner import DistillationRunner, OnPolicyRunner
+
+__all__ = ["DistillationRunner", "OnPolicyRunner", "RslRlEnv"]

@@ -1,0 +1,189 @@
+"""RSL-RL's `model_N.pt` files of all generations, and Canter's PPO written as one of 5.x."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from canter.algorithms.ppo import PPO
+from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
+from canter.compat.weights import (
+    Link,
+    Statistics,
+    Weights,
+    linear_links,
+    load_weights,
+    log_std_of,
+    network_links,
+    network_of,
+    positional,
+    take_weights,
+    torch_adam,
+)
+from canter.nn.heads import GaussianHead
+from canter.plain import ConfigError
+
+STD, LOG_STD = "actor.distribution.std_param", "actor.distribution.log_std_param"
+EPS = 0.01
+"""What RSL-RL adds to the standard deviation of an observation."""
+OLD_NAMES = {
+    "std": STD,
+    "log_std": LOG_STD,
+    "memory_a.rnn.": "actor.rnn.rnn.",
+    "memory_c.rnn.": "critic.rnn.rnn.",
+    "actor_obs_normalizer.": "actor.obs_normalizer.",
+    "critic_obs_normalizer.": "critic.obs_normalizer.",
+    "actor.": "actor.mlp.",
+    "critic.": "critic.mlp.",
+}
+"""Names up to 3.x, and since 5.0."""
+OLD_STATISTICS = {
+    "obs_norm_state_dict": "actor",
+    "critic_obs_norm_state_dict": "critic",
+    "privileged_obs_norm_state_dict": "critic",
+}
+"""Where 2.x has the statistics of observations."""
+
+
+def is_rsl_rl(tree: Mapping[str, Any]) -> bool:
+    """Whether a file was written by RSL-RL's PPO."""
+    return ("model_state_dict" in tree or "actor_state_dict" in tree) and "iter" in tree
+
+
+def read_weights(path: str | Path) -> Weights:
+    """The weights in a file of any generation, by the names of 5.x below `actor.` and `critic.`."""
+    return weights_in(read_pickled(path), Path(path))
+
+
+def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
+    """The same from a mapping that was read."""
+    if "actor_state_dict" in tree and "critic_state_dict" in tree:
+        models = {
+            f"{role}.{_since_5(name)}": t
+            for role in ("actor", "critic")
+            for name, t in tree[f"{role}_state_dict"].items()
+        }
+    elif "model_state_dict" in tree:
+        models = {_renamed(name): tensor for name, tensor in tree["model_state_dict"].items()}
+    else:
+        raise CheckpointRefused(path, f"no file of RSL-RL's PPO: it has {', '.join(map(str, list(tree)[:8]))}")
+    names = [name for name in models if ".obs_normalizer." not in name]
+    weights = Weights(parameters={name: models[name] for name in names}, iteration=int(number(tree, "iter", 0)))
+    weights.moments, weights.optimizers["policy"] = positional(tree.get("optimizer_state_dict"), names)
+    for role in ("actor", "critic"):
+        found = {name: models.get(f"{role}.obs_normalizer.{name}") for name in ("_mean", "_var", "count")}
+        if found["_mean"] is not None:
+            weights.statistics[role] = _statistics(found)
+    for key, role in OLD_STATISTICS.items():
+        if isinstance(tree.get(key), Mapping):
+            weights.statistics[role] = _statistics(tree[key])
+    return weights
+
+
+def _since_5(name: str) -> str:
+    """4.0 has the deviation beside the layers."""
+    return {"std": "distribution.std_param", "log_std": "distribution.log_std_param"}.get(name, name)
+
+
+def _renamed(name: str) -> str:
+    for old, new in OLD_NAMES.items():
+        if name == old or (old.endswith(".") and name.startswith(old)):
+            return new + name[len(old) :]
+    return name
+
+
+def _statistics(found: Mapping[str, Any]) -> Statistics:
+    mean, variance, count = found["_mean"], found["_var"], found.get("count")
+    # Files before 2.1.1 do not count; as many rows as a long run has let the statistics stay where they are.
+    rows = float(count) if isinstance(count, Tensor | int | float) else 1e8
+    return Statistics(mean.double().reshape(-1), variance.double().reshape(-1), rows)
+
+
+def links_of(ppo: PPO, std: str) -> list[Link]:
+    """What is what in 5.x's names; `std` is the parameter that the file has for the deviation, if it has one."""
+    links: list[Link] = []
+    for role, part in (("actor", ppo.model.actor), ("critic", ppo.model.critic)):
+        network = network_of(part, role)
+        behind = f"{role}.mlp.{len(network.hidden)}"
+        body = list(
+            network_links(network, f"{role}.network", f"{role}.mlp", f"{role}.rnn.rnn", "-", f"{role}.cnns.{{}}")
+        )
+        layers = [link for link in body if ".hidden." in link.ours]
+        last = linear_links(behind, "critic.head.linear")
+        if role == "actor":
+            last, deviation = _actor_head(part, behind, std)
+            links += deviation
+        links += [*layers, *last, *(link for link in body if link not in layers)]
+    return links
+
+
+def _actor_head(actor: nn.Module, behind: str, std: str) -> tuple[list[Link], list[Link]]:
+    head = actor.head
+    if not isinstance(head, GaussianHead):
+        raise ConfigError("RSL-RL's policies are Gaussian: there are no other actions in its files")
+    dim = head.mean.out_features
+    if isinstance(head.raw_std, nn.Parameter):
+        of = "log" if std == LOG_STD else "scalar"
+        return linear_links(behind, "actor.head.mean"), [Link(std, "actor.head.raw_std", std=of)]
+    if head.log_std.form not in ("scalar", "log"):
+        raise ConfigError(
+            f"std.form={head.log_std.form} of a deviation from the network is not RSL-RL's: use scalar or log"
+        )
+    both = [
+        (linear_links(behind, "actor.head.mean", (0, dim))),
+        linear_links(behind, "actor.head.raw_std", (dim, 2 * dim)),
+    ]
+    return [link for pair in zip(*both, strict=True) for link in pair], []
+
+
+def load(
+    ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic", "optimizer"), *, strict: bool = True
+) -> None:
+    """Put the weights of a file into PPO; without `strict`, those that have a place."""
+    std = LOG_STD if LOG_STD in weights.parameters else STD
+    known = {link.theirs for link in links_of(ppo, std)}
+    unknown = sorted(set(weights.parameters) - known)
+    if unknown and strict and {"actor", "critic"} <= set(parts):
+        raise ConfigError(f"the settings have no place for the file's {', '.join(unknown)}")
+    load_weights(ppo, weights, links_of(ppo, std), parts, strict)
+
+
+def dump(ppo: PPO, iteration: int, infos: Any = None) -> dict[str, Any]:
+    """PPO as RSL-RL 5.x saves it: tensors, numbers and None only."""
+    log = isinstance(ppo.model.actor.head, GaussianHead) and log_std_of(ppo).form == "log"
+    links = links_of(ppo, LOG_STD if log else STD)
+    weights = take_weights(ppo, links)
+    states: dict[str, dict[str, Tensor]] = {"actor": {}, "critic": {}}
+    for role, parts in (("actor", ppo.model.actor), ("critic", ppo.model.critic)):
+        if role in weights.statistics:
+            states[role] |= _normalizer(weights.statistics[role], network_of(parts, role).normalizers)
+    for name, tensor in weights.parameters.items():
+        role, _, own = name.partition(".")
+        states[role][own] = tensor
+    optimizer = torch_adam(weights, list(weights.parameters), "policy", ppo.config.optimizer)
+    return {
+        "actor_state_dict": states["actor"],
+        "critic_state_dict": states["critic"],
+        "optimizer_state_dict": optimizer,
+        "iter": iteration,
+        "infos": infos,
+    }
+
+
+def _normalizer(found: Statistics, parts: Any) -> dict[str, Tensor]:
+    """RSL-RL divides by `_std + 0.01`: a deviation that gives the same quotient here as there."""
+    scale = torch.cat([part.scale.reshape(-1) for part in parts if hasattr(part, "scale")]).double().cpu()
+    std = scale - EPS
+    if not bool((std > 0).all()):
+        raise ConfigError(
+            f"an observation's deviation of {scale.min().item():g} is below the {EPS} that RSL-RL adds: "
+            "train with model.policy.normalizer.eps_on=deviation, eps=0.01 to export it"
+        )
+    row = {"_mean": found.mean, "_var": found.variance, "_std": std}
+    return {f"obs_normalizer.{name}": value.float().reshape(1, -1) for name, value in row.items()} | {
+        "obs_normalizer.count": torch.tensor(int(found.count))
+    }

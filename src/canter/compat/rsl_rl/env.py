@@ -1,0 +1,99 @@
+"""RSL-RL's vectorised environments, of every generation, behind Canter's contract.
+
+N environments, A action components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canter.specs import Continuous, EnvSpec, Step, TensorSpec
+from canter.struct import Obs
+
+
+class RslRlEnv:
+    """A VecEnv of RSL-RL: groups of a TensorDict (3.x on), or the tensors of 1.x and 2.x as `policy` and `critic`.
+
+    It resets within the step and so loses the last observation of an episode. Actions go to it as they were drawn.
+    """
+
+    begins_anew = False
+
+    def __init__(self, env: Any, device: str | torch.device = "cpu") -> None:
+        self.env, self.device = env, torch.device(device)
+        obs = self.observe()
+        infinite = (float("inf"),) * int(env.num_actions)
+        self._spec = EnvSpec(
+            {name: TensorSpec(tuple(group.shape[1:]), group.dtype) for name, group in obs.items()},
+            Continuous(tuple(-bound for bound in infinite), infinite),
+            int(env.num_envs),
+            self.device,
+            final_obs="unknown",
+            env_id=type(getattr(env, "unwrapped", env)).__name__,
+        )
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Shapes and conventions."""
+        return self._spec
+
+    def observe(self) -> Obs:
+        """The observations of now; the environment was reset by whoever made it."""
+        found = self.env.get_observations()
+        privileged = None
+        if isinstance(found, tuple):
+            found, extras = found
+            privileged = (extras.get("observations") or {}).get("critic")
+        elif isinstance(found, Tensor) and hasattr(self.env, "get_privileged_observations"):
+            privileged = self.env.get_privileged_observations()
+        return self.groups(found, privileged)
+
+    def groups(self, obs: Any, privileged: Any = None) -> Obs:
+        """Observations of any generation as groups on the learner's device."""
+        if isinstance(obs, Tensor):
+            named = {"policy": obs} | ({} if privileged is None else {"critic": privileged})
+        else:
+            named = {str(name): obs[name] for name in obs.keys()}  # noqa: SIM118 - a TensorDict iterates over rows
+        return {name: group.to(self.device) for name, group in named.items()}
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """The observations of now: RSL-RL's environments seed and reset themselves."""
+        return self.observe()
+
+    def step(self, action: Tensor) -> Step:
+        """Apply one action per environment."""
+        result = self.env.step(action.to(self.env.device))
+        if len(result) == 5:  # 1.x: observations, privileged ones, rewards, ends, infos
+            obs, privileged, reward, done, extras = result
+        else:
+            obs, reward, done, extras = result
+            privileged = (extras.get("observations") or {}).get("critic")
+        done = done.to(self.device).bool().reshape(-1)
+        cut = extras.get("time_outs")
+        truncated = torch.zeros_like(done) if cut is None else done & cut.to(self.device).bool().reshape(-1)
+        return Step(
+            obs=self.groups(obs, privileged),
+            reward=reward.to(self.device).float().reshape(-1),
+            terminated=done & ~truncated,
+            truncated=truncated,
+            valid=torch.ones_like(done),
+            metrics=reported(extras.get("log") or extras.get("episode") or {}, self.device),
+        )
+
+    def close(self) -> None:
+        """Leave it open: whoever made it closes it."""
+
+
+def reported(log: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """What a simulator says of its episodes, as 0-d tensors; what is no number is left out."""
+    found: dict[str, Tensor] = {}
+    for name, value in log.items():
+        if isinstance(value, Tensor) and value.numel():
+            found[str(name)] = value.detach().to(device).float().mean()
+        elif isinstance(value, int | float):
+            found[str(name)] = torch.tensor(float(value), device=device)
+    return found

@@ -1,0 +1,134 @@
+"""A trained policy as RSL-RL's scripts use it: called with observations, and exported as one module.
+
+N environments, D observed numbers side by side, A action components.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from canter.compat.rsl_rl.deployed import Deployed, DeployedLSTM, DeployedMemory, JoinedNormalizer
+from canter.compat.weights import network_of
+from canter.nn.actor_critic import Policy
+from canter.nn.heads import GaussianHead
+from canter.nn.rnn import Memory
+from canter.plain import ConfigError
+from canter.struct import Obs, State, tree_map
+
+
+class InferencePolicy(nn.Module):
+    """Observations to deterministic actions; a policy with memory keeps it between calls until `reset`."""
+
+    def __init__(self, policy: Policy, groups: Callable[[Any], Obs]) -> None:
+        super().__init__()
+        self.policy, self.groups, self.actor = policy, groups, policy.actor
+        self.state: State | None = None
+        self.is_recurrent = policy.initial_state(1) != ()
+
+    @torch.no_grad()
+    def forward(self, obs: Any, *, stochastic_output: bool = False) -> Tensor:
+        """Actions `[N, A]` for a TensorDict, a mapping of groups, or the tensor of a single group."""
+        groups = self.groups(obs)
+        if self.state is None:
+            self.state = self.policy.initial_state(next(iter(groups.values())).shape[0])
+        action, self.state = self.policy.act(groups, self.state, deterministic=not stochastic_output)
+        return action
+
+    def reset(self, dones: Tensor | None = None) -> None:
+        """Forget, everywhere or where `dones` `[N]` holds."""
+        if dones is None or self.state is None:
+            self.state = None
+            return
+        begins = dones.bool().reshape(-1)
+        self.state = tree_map(lambda part: part.masked_fill(begins.to(part.device).unsqueeze(-1), 0.0), self.state)
+
+    @property
+    def output_std(self) -> Tensor:
+        """`[A]`, where it does not depend on the observation."""
+        head = self.actor.head
+        if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, nn.Parameter):
+            raise ConfigError("the deviation depends on the observation: see policy.params")
+        return head.log_std(head.raw_std).exp().detach()
+
+    def as_jit(self) -> nn.Module:
+        """A module for TorchScript: all observations side by side `[1, D]` to the mean `[1, A]`, with `reset()`."""
+        return deployed(self.policy)
+
+    def as_onnx(self, verbose: bool = False) -> nn.Module:
+        """A module for ONNX, with the names of its inputs and outputs; the memory goes in and out."""
+        return OnnxPolicy(deployed(self.policy))
+
+
+def deployed(policy: Policy) -> Deployed | DeployedMemory:
+    """The deterministic policy as one module of torch's own layers, on the CPU."""
+    network, head = network_of(policy.actor, "actor"), policy.actor.head
+    if not isinstance(head, GaussianHead):
+        raise ConfigError("RSL-RL's exports are of Gaussian policies; canter.export_policy takes any")
+    if any(not isinstance(encoder, nn.Identity) for encoder in network.encoders):
+        raise ConfigError("RSL-RL's exports are of vector observations; canter.export_policy takes images too")
+    if not isinstance(network.hidden, nn.Sequential):
+        raise ConfigError("RSL-RL's exports are of layers in a row; canter.export_policy takes d2rl too")
+    layers = nn.Sequential(*_copied(network.hidden), _linear(head.mean))
+    normalizer = JoinedNormalizer(policy)
+    if not isinstance(network.memory, Memory):
+        return Deployed(normalizer, layers)
+    if not network.memory_first or network.concat_input or not isinstance(network.memory.norm, nn.Identity):
+        raise ConfigError("RSL-RL's exports have the memory before the layers; canter.export_policy takes any")
+    kind = DeployedLSTM if network.memory.is_lstm else DeployedMemory
+    return kind(normalizer, _fused(network.memory), layers)
+
+
+def _linear(layer: nn.Linear) -> nn.Linear:
+    own = nn.Linear(layer.in_features, layer.out_features)
+    own.load_state_dict({name: tensor.detach().cpu() for name, tensor in layer.state_dict().items()})
+    return own
+
+
+def _copied(layers: nn.Sequential) -> list[nn.Module]:
+    return [_linear(layer) if isinstance(layer, nn.Linear) else layer for layer in layers]
+
+
+def _fused(memory: Memory) -> nn.LSTM | nn.GRU:
+    """Torch's own recurrent layers with the cells' weights."""
+    kind = nn.LSTM if memory.is_lstm else nn.GRU
+    own = kind(memory.cells[0].input_size, memory.hidden, len(memory.cells))
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    cells = enumerate(memory.cells)
+    own.load_state_dict({f"{n}_l{k}": getattr(cell, n).detach().cpu() for k, cell in cells for n in names})
+    return own
+
+
+class OnnxPolicy(nn.Module):
+    """What RSL-RL exports to ONNX: `obs -> actions`, with `h_in, c_in -> h_out, c_out` for a policy with memory."""
+
+    def __init__(self, policy: Deployed | DeployedMemory) -> None:
+        super().__init__()
+        self.policy = policy
+        self.input_size = int(policy.normalizer.shift.shape[0])
+        rnn = policy.rnn if isinstance(policy, DeployedMemory) else None
+        parts = [] if rnn is None else ["h", "c"] if isinstance(rnn, nn.LSTM) else ["h"]
+        self.input_names = ["obs", *(f"{part}_in" for part in parts)]
+        self.output_names = ["actions", *(f"{part}_out" for part in parts)]
+        self.rnn = rnn
+
+    def get_dummy_inputs(self) -> tuple[Tensor, ...]:
+        """Zeros of the right shapes, for one robot."""
+        obs = torch.zeros(1, self.input_size)
+        if self.rnn is None:
+            return (obs,)
+        zero = torch.zeros(self.rnn.num_layers, 1, self.rnn.hidden_size)
+        return (obs, *[zero] * (len(self.input_names) - 1))
+
+    def forward(self, obs: Tensor, *state: Tensor) -> Any:
+        """Actions, and the next memory."""
+        x = self.policy.normalizer(obs)
+        if self.rnn is None:
+            return self.policy.layers(x)
+        given = state if len(state) == 2 else state[0]
+        x, after = self.rnn(x.unsqueeze(0), given)
+        after = after if isinstance(after, tuple) else (after,)
+        return (self.policy.layers(x.squeeze(0)), *after)

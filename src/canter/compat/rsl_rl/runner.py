@@ -1,0 +1,267 @@
+"""RSL-RL's runners over Canter's trainer: scripts that change one import go on as they are."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from canter.algorithms.ppo import PPO
+from canter.compat.pickled_file import CheckpointRefused, read_pickled
+from canter.compat.rsl_rl import checkpoint
+from canter.compat.rsl_rl.env import RslRlEnv
+from canter.compat.rsl_rl.policy import InferencePolicy
+from canter.compat.settings.importing import import_config
+from canter.plain import ConfigError
+from canter.training.progress import Report, UntilConfig
+from canter.training.trainer import Trainer
+
+_log = logging.getLogger(__name__)
+
+ENDLESS = 10**15
+"""Steps of a run whose end is the caller's."""
+PARTS = ("actor", "critic", "optimizer", "iteration")
+"""What a file holds, by the names that `load_cfg` has for it."""
+
+
+class NoWriter:
+    """A writer of scalars that forgets them."""
+
+    def add_scalar(self, tag: str, value: Any, step: int) -> None:
+        """Forget it."""
+
+
+class Logger:
+    """What scripts and subclasses ask RSL-RL's logger for."""
+
+    def __init__(self, log_dir: str | None) -> None:
+        self.log_dir, self.logger_type, self.disable_logs = log_dir, "tensorboard", log_dir is None
+        self.git_status_repos: list[str] = []
+        self.writer: Any = NoWriter() if log_dir is None else _writer(log_dir)
+
+    def save_model(self, path: str, it: int) -> None:
+        """Nothing: files stay where they are."""
+
+    def init_logging_writer(self) -> None:
+        """Nothing: it is there."""
+
+    def stop_logging_writer(self) -> None:
+        """Write what is left."""
+        getattr(self.writer, "flush", lambda: None)()
+
+    def write(self, report: Report, it: int) -> None:
+        """A row of the log under RSL-RL's tags."""
+        rows = {
+            "Train/mean_reward": report.return_,
+            "Train/mean_episode_length": report.length,
+            "Loss/value": report.metrics.get("value/loss"),
+            "Loss/surrogate": report.metrics.get("policy/loss"),
+            "Loss/entropy": report.metrics.get("policy/entropy"),
+            "Loss/learning_rate": next((v for n, v in report.metrics.items() if n.startswith("learning_rate/")), None),
+            "Policy/mean_std": report.metrics.get("policy/std"),
+        }
+        rows |= {name.removeprefix("env/"): v for name, v in report.metrics.items() if name.startswith("env/")}
+        for tag, value in rows.items():
+            if value is not None and value == value:  # NaN is what was not reported
+                self.writer.add_scalar(tag, value, it)
+
+
+def _writer(log_dir: str) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        _log.warning('no scalars are written to %s: pip install "canter[tensorboard]"', log_dir)
+        return NoWriter()
+    return SummaryWriter(log_dir=log_dir, flush_secs=10)
+
+
+class Alg:
+    """PPO as RSL-RL's scripts and subclasses see it."""
+
+    rnd = None
+
+    def __init__(self, ppo: PPO, policy: InferencePolicy) -> None:
+        self.ppo, self.policy = ppo, policy
+        self.actor, self.critic = ppo.model.actor, ppo.model.critic
+
+    @property
+    def learning_rate(self) -> float:
+        """The policy's, now."""
+        return float(next(iter(self.ppo.optimizers["policy"].groups.values())).learning_rate)
+
+    def get_policy(self) -> InferencePolicy:
+        """What acts."""
+        return self.policy
+
+    def train_mode(self) -> None:
+        """Nothing: networks here behave alike in both."""
+
+    def eval_mode(self) -> None:
+        """Nothing: networks here behave alike in both."""
+
+    def save(self) -> dict[str, Any]:
+        """RSL-RL 5.x's mapping of networks and optimiser."""
+        tree = checkpoint.dump(self.ppo, 0)
+        return {key: tree[key] for key in ("actor_state_dict", "critic_state_dict", "optimizer_state_dict")}
+
+    def load(
+        self, loaded_dict: Mapping[str, Any], load_cfg: Mapping[str, Any] | None = None, strict: bool = True
+    ) -> bool:
+        """Take networks and optimiser from a mapping of any generation; gives whether the iteration is wanted too."""
+        wanted = {part: True for part in PARTS} if load_cfg is None else dict(load_cfg)
+        parts = tuple(part for part in PARTS if wanted.get(part) and part != "iteration")
+        checkpoint.load(self.ppo, checkpoint.weights_in(loaded_dict, Path("loaded_dict")), parts, strict=strict)
+        return bool(wanted.get("iteration", False))
+
+
+class OnPolicyRunner:
+    """`rsl_rl.runners.OnPolicyRunner` over Canter's PPO.
+
+    `train_cfg` may be of any generation. `parity` (of the class, or of one object's constructor) says whether the
+    parent's numbers are kept; they are, so that files go on both ways. A run writes `model_N.pt` files of RSL-RL 5.x to
+    `log_dir`, where scripts look for them.
+    """
+
+    parity = True
+
+    def __init__(
+        self, env: Any, train_cfg: Mapping[str, Any], log_dir: str | None = None, device: str = "cpu", **options: Any
+    ) -> None:
+        self.env, self.cfg, self.device, self.log_dir = env, train_cfg, device, log_dir
+        parity = options.pop("parity", self.parity)
+        if options:
+            raise TypeError(f"unexpected arguments {', '.join(options)}")
+        self.adapter = RslRlEnv(env, device)
+        imported = import_config(_with_groups(train_cfg, self.adapter), parity=parity, num_envs=int(env.num_envs))
+        self.deviations = imported.deviations
+        for entry in imported.deviations.of("differs"):
+            _log.info("%s", entry.line())
+        seed = train_cfg.get("seed")
+        seed = seed if isinstance(seed, int) and seed >= 0 else torch.initial_seed() % 2**31
+        config = replace(imported.config, device=str(device), seed=seed, total_steps=ENDLESS, until=UntilConfig())
+        self.trainer = Trainer(config, self._after_iteration, env=self.adapter)
+        assert isinstance(self.trainer.algorithm, PPO)
+        policy = InferencePolicy(self.trainer.algorithm.policy, self.adapter.groups)
+        self.alg, self.logger = Alg(self.trainer.algorithm, policy), Logger(log_dir)
+        self.current_learning_iteration = 0
+        section = train_cfg.get("runner", train_cfg)
+        self.save_interval = int(section.get("save_interval", 50))
+        self._next = 0
+        """Number of the next iteration, in RSL-RL's way of counting: that of a file is run once more."""
+
+    def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
+        """Train for so many iterations; may be called again."""
+        if init_at_random_ep_len:
+            lengths = self.env.episode_length_buf
+            self.env.episode_length_buf = torch.randint_like(lengths, high=int(self.env.max_episode_length))
+        self._next = self.current_learning_iteration
+        self.alg.policy.reset()
+        self.trainer.learn(num_learning_iterations)
+        if self.logger.log_dir is not None:
+            self.save(os.path.join(self.logger.log_dir, f"model_{self.current_learning_iteration}.pt"))
+            self.logger.stop_logging_writer()
+
+    def _after_iteration(self, report: Report) -> None:
+        self.current_learning_iteration, self._next = self._next, self._next + 1
+        if self.logger.log_dir is not None:
+            self.logger.write(report, self.current_learning_iteration)
+            if self.current_learning_iteration % self.save_interval == 0:
+                self.save(os.path.join(self.logger.log_dir, f"model_{self.current_learning_iteration}.pt"))
+
+    def save(self, path: str, infos: dict[str, Any] | None = None) -> None:
+        """Write a file in the layout of RSL-RL 5.x."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        torch.save({**self.alg.save(), "iter": self.current_learning_iteration, "infos": infos}, path)
+        self.logger.save_model(path, self.current_learning_iteration)
+
+    def load(
+        self, path: str, load_cfg: Any = None, strict: bool = True, map_location: str | None = None, **old: Any
+    ) -> Any:
+        """Read a file of any generation, without running anything in it; gives its `infos`.
+
+        `load_optimizer`, of 2.x and 3.x, is understood too. `map_location` has nothing to do: tensors are copied into
+        those that are there.
+        """
+        if isinstance(load_cfg, bool) or "load_optimizer" in old:
+            optimizer = bool(old.pop("load_optimizer", load_cfg))
+            load_cfg = {"actor": True, "critic": True, "optimizer": optimizer, "iteration": True}
+        if old:
+            raise TypeError(f"load: unexpected arguments {', '.join(old)}")
+        tree = read_pickled(path)
+        if not checkpoint.is_rsl_rl(tree):
+            raise CheckpointRefused(Path(path), f"no file of RSL-RL: it has {', '.join(map(str, list(tree)[:8]))}")
+        if self.alg.load(tree, load_cfg, strict):
+            self.current_learning_iteration = int(tree["iter"])
+        return tree.get("infos")
+
+    def get_inference_policy(self, device: str | None = None) -> InferencePolicy:
+        """What acts without noise; call it with observations. It moves to `device`, and so does training."""
+        self.alg.policy.reset()
+        if device is not None and torch.device(device) != next(self.alg.actor.parameters()).device:
+            raise ConfigError(f"the policy lives on {self.device}: make the runner with device={device!r}")
+        return self.alg.policy
+
+    def export_policy_to_jit(self, path: str, filename: str = "policy.pt") -> None:
+        """Write TorchScript: all observations side by side to actions."""
+        os.makedirs(path, exist_ok=True)
+        torch.jit.script(self.alg.policy.as_jit()).save(os.path.join(path, filename))
+
+    def export_policy_to_onnx(self, path: str, filename: str = "policy.onnx", verbose: bool = False) -> None:
+        """Write ONNX, opset 18: `obs -> actions`, with the memory in and out."""
+        os.makedirs(path, exist_ok=True)
+        model: Any = self.alg.policy.as_onnx(verbose).train(False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of its own inside
+            torch.onnx.export(
+                model,
+                model.get_dummy_inputs(),
+                os.path.join(path, filename),
+                input_names=model.input_names,
+                output_names=model.output_names,
+                opset_version=18,
+                verbose=verbose,
+            )
+
+    def add_git_repo_to_log(self, repo_file_path: str) -> None:
+        """Take note of a repository; Canter's run.json has the versions instead."""
+        self.logger.git_status_repos.append(repo_file_path)
+
+    def train_mode(self) -> None:
+        """As before 5.x."""
+        self.alg.train_mode()
+
+    def eval_mode(self) -> None:
+        """As before 5.x."""
+        self.alg.eval_mode()
+
+    def close(self) -> None:
+        """Free what the trainer holds; the environment stays open."""
+        self.trainer.close()
+
+
+class DistillationRunner:
+    """RSL-RL's runner for students, which has no counterpart here yet."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        raise ConfigError(
+            "DistillationRunner: Canter has no distillation of a teacher yet; RSL-RL's own runner is still at "
+            "rsl_rl.runners.distillation_runner, and its teacher may be a file that Canter wrote"
+        )
+
+
+def _with_groups(train_cfg: Mapping[str, Any], adapter: RslRlEnv) -> Mapping[str, Any]:
+    """Settings with the observation groups that RSL-RL would choose: those of the set's name, or else `policy`."""
+    known, groups = adapter.spec.obs, dict(train_cfg.get("obs_groups") or {})
+    if train_cfg.get("obs_groups") is None and "policy" in known:
+        return train_cfg
+    actor = "actor" if "actor" in train_cfg else "policy"
+    for name in (actor, "critic"):
+        if name not in groups:
+            groups[name] = [name if name in known else "policy"]
+    return {**train_cfg, "obs_groups": groups}

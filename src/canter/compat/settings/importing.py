@@ -1,0 +1,99 @@
+"""A parent's settings, from a file or a mapping, as settings of a run here and a report about every key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from canter.compat.settings import rl_games as rl_games_config
+from canter.compat.settings import rsl_rl as rsl_rl_config
+from canter.compat.settings.deviations import Deviations
+from canter.compat.settings.interpolation import merge, resolve, surroundings, with_defaults
+from canter.compat.settings.python_config import read_python_config
+from canter.compat.settings.translation import Translation
+from canter.config import TrainConfig
+from canter.config_file import read_config
+from canter.plain import ConfigError, to_plain
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Settings of a run, and how they came about."""
+
+    config: TrainConfig
+    deviations: Deviations
+    names_env: bool
+    """Whether the environment is known; else its id in `config` is only the default."""
+
+    def plain(self) -> dict[str, Any]:
+        """The settings as plain data, without an environment that nobody named."""
+        plain = to_plain(self.config)
+        if not self.names_env:
+            del plain["env"]["id"]
+        return plain
+
+
+def import_config(
+    source: str | Path | Mapping[str, Any],
+    *,
+    parity: bool = False,
+    env: str | None = None,
+    num_envs: int | None = None,
+    agents: int = 1,
+    given: Mapping[str, Any] | None = None,
+    without: tuple[str, ...] = (),
+) -> Imported:
+    """Settings of rl_games (YAML) or RSL-RL (YAML, a Python file without running it, or a mapping) as Canter's.
+
+    `FILE.py:NAME` names one class of several. `parity` asks for the parent's numbers instead of Canter's own forms.
+    `given` resolves `${...}`; `without` are keys to leave out though they are refused. Raises `ImportRefused`, with
+    the whole report, where something in it cannot be done here, and ConfigError for input that makes no sense.
+    """
+    twice: list[str] = []
+    name, tree, lines = read_source(source, given or {}, twice)
+    rsl = rsl_rl_config.dialect_of(tree)
+    if rl_games_config.is_rl_games(tree):
+        t = Translation(tree, Deviations(name, "rl_games", parity), lines, without)
+        rl_games_config.translate(t, env, num_envs, agents)
+        names_env = "env.id" in t.settings
+    elif rsl is not None:
+        t = Translation(tree, Deviations(name, f"RSL-RL {rsl.generation}.x", parity), lines, without)
+        rsl_rl_config.translate(t, rsl, num_envs)
+        names_env = env is not None
+        if env is not None:
+            t.put("env.id", env)
+    else:
+        found = ", ".join(map(str, list(tree)[:8]))
+        raise ConfigError(
+            f"{name}: neither rl_games' (params: ...) nor RSL-RL's (algorithm: class_name: PPO); has {found}"
+        )
+    for key in twice:
+        t.always(f"{key} is in the file twice; the last one counts, as in the parent")
+    return Imported(t.config(), t.report, names_env)
+
+
+def is_foreign(tree: Mapping[str, Any]) -> bool:
+    """Whether a mapping was written for one of the parents."""
+    return rl_games_config.is_rl_games(tree) or rsl_rl_config.dialect_of(tree) is not None
+
+
+def read_source(
+    source: str | Path | Mapping[str, Any], given: Mapping[str, Any], twice: list[str]
+) -> tuple[str, Mapping[str, Any], Mapping[str, int]]:
+    """The name and the tree of a source, with the line of each key; keys that are there twice go to a list."""
+    if isinstance(source, Mapping):
+        return "settings", source, {}
+    text, _, name = str(source).partition(".py:")
+    if name or str(source).endswith(".py"):
+        path = Path(f"{text}.py" if name else text)
+        if not path.is_file():
+            raise ConfigError(f"{path}: there is no such file")
+        tree, found = read_python_config(path, name or None)
+        return f"{path}:{found}", tree, {}
+    path = Path(source)
+    file = read_config(path, twice=twice)
+    tree = with_defaults(path) if "defaults" in file.plain else file.plain
+    around, at = surroundings(path)
+    return str(path), resolve(dict(merge({}, tree)), given, around, at), file.lines

@@ -1,0 +1,146 @@
+"""Hydra's `${...}` in a file, and the files around it that Hydra would read.
+
+Names are resolved from what the caller gives (`--set KEY=VALUE`), then from the tree, as far as it can be put together:
+a file of IsaacGymEnvs, `cfg/train/AntPPO.yaml`, stands beside `cfg/config.yaml` and `cfg/task/Ant.yaml`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from canter.config_file import read_config
+from canter.plain import ConfigError
+from canter.storage.strict_yaml import parse_value
+
+INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
+"""The innermost ones; those around them follow once these are words."""
+UNRESOLVED = "\0"
+"""Stands for the dollar of one that nothing resolves, so that it is not tried again."""
+
+
+def merge(base: Any, over: Any) -> Any:
+    """`over` put over `base`: mappings merge, everything else replaces."""
+    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**base, **{key: merge(base.get(key), value) for key, value in over.items()}}
+
+
+def with_defaults(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A file with those that its `defaults:` list names put under it, from the same folder."""
+    tree = dict(read_config(path, twice=[]).plain)
+    listed = tree.pop("defaults", None)
+    if not isinstance(listed, list) or path in seen:
+        return tree
+    below: dict[str, Any] = {}
+    for entry in listed:
+        other = path.with_name(f"{entry}.yaml") if isinstance(entry, str) and re.fullmatch(r"[\w-]+", entry) else None
+        if other is not None and other.is_file():
+            below = merge(below, with_defaults(other, (*seen, path)))
+    return merge(below, tree)
+
+
+def surroundings(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What Hydra would put around a file, and where in it the file's own tree belongs."""
+    root = path.parent.parent / "config.yaml"
+    if path.parent.name != "train" or not root.is_file():
+        return {}, ()
+    tree = {key: value for key, value in read_config(root, twice=[]).plain.items() if key not in ("defaults", "hydra")}
+    tasks = [task for task in (path.parent.parent / "task").glob("*.yaml") if path.stem.startswith(task.stem)]
+    if tasks:
+        tree["task"] = with_defaults(max(tasks, key=lambda task: len(task.stem)))
+    return tree, ("train",)
+
+
+def resolve(
+    tree: dict[str, Any], given: Mapping[str, Any], around: dict[str, Any], at: tuple[str, ...]
+) -> dict[str, Any]:
+    """A file's tree with every `${...}` that something resolves replaced; the others stay as they are."""
+    whole: Any = dict(around)
+    here = whole
+    for part in at[:-1]:
+        here = here.setdefault(part, {})
+    if at:
+        here[at[-1]] = tree
+    else:
+        whole = merge(whole, tree)
+    scope = Scope(whole, given)
+    return {key: _walk(value, scope, (*at, key)) for key, value in tree.items()}
+
+
+def _walk(value: Any, scope: Scope, path: tuple[str, ...]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _walk(item, scope, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_walk(item, scope, (*path, str(i))) for i, item in enumerate(value)]
+    return scope.resolve(value, path) if isinstance(value, str) and "${" in value else value
+
+
+class Scope:
+    """Where names are looked up."""
+
+    def __init__(self, tree: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        self.tree, self.given = tree, given
+
+    def resolve(self, text: str, path: tuple[str, ...], depth: int = 0) -> Any:
+        """The value of a text with `${...}` in it, at a path of the tree."""
+        if depth > 20:
+            raise ConfigError(f"{'.'.join(path)}: {text!r} refers to itself")
+        while found := INTERPOLATION.search(text):
+            value = self._value(found[1], path, depth)
+            if found[0] == text and not isinstance(value, str):
+                return value
+            text = text[: found.start()] + _as_text(value) + text[found.end() :]
+        text = text.replace(UNRESOLVED, "$")
+        return text if "${" in text else parse_value(text)
+
+    def _value(self, inner: str, path: tuple[str, ...], depth: int) -> Any:
+        function, colon, arguments = inner.partition(":")
+        if colon:
+            return _FUNCTIONS.get(function.strip(), _unknown)(inner, *(part.strip() for part in arguments.split(",")))
+        dots = len(inner) - len(inner.lstrip("."))
+        name = tuple(inner.lstrip(".").split("."))
+        found = self._given(".".join(name))
+        if found is _ABSENT:
+            where = (*path[: len(path) - dots], *name) if dots else name
+            found = self._at(where)
+            if isinstance(found, str) and "${" in found:
+                found = self.resolve(found, where, depth + 1)
+        return f"{UNRESOLVED}{{{inner}}}" if found is _ABSENT or isinstance(found, Mapping) else found
+
+    def _given(self, name: str) -> Any:
+        return self.given.get(name, _ABSENT)
+
+    def _at(self, path: tuple[str, ...]) -> Any:
+        here: Any = self.tree
+        for part in path:
+            if not isinstance(here, Mapping) or part not in here:
+                return _ABSENT
+            here = here[part]
+        return here
+
+
+_ABSENT = object()
+
+
+def _as_text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _unknown(inner: str, *arguments: str) -> str:
+    return f"{UNRESOLVED}{{{inner}}}"
+
+
+def _truth(text: str) -> bool:
+    return text.strip("\"'").lower() not in ("", "false", "none", "null", "0")
+
+
+_FUNCTIONS: dict[str, Any] = {
+    "resolve_default": lambda inner, default, given="": given if given else default,
+    "if": lambda inner, condition, yes="", no="": yes if _truth(condition) else no,
+    "eq": lambda inner, one, other="": str(one.strip("\"'").lower() == other.strip("\"'").lower()),
+    "contains": lambda inner, part, whole="": str(part.strip("\"'").lower() in whole.strip("\"'").lower()),
+}
+"""The functions that IsaacGymEnvs gives to its files, of arguments that are words."""

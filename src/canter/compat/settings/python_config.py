@@ -1,0 +1,357 @@
+"""RSL-RL settings that are Python files (Isaac Lab, mjlab, legged_gym), read without executing them.
+
+Only the syntax tree is looked at: classes whose fields are literals and calls of other such classes, `field(...)`,
+assignments to `self` in `__post_init__`, functions that return one such call. What a name from another file means is
+looked up in that file, if it is found beside this one or on the path; a function or any other object becomes the text
+"module:name".
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from canter.compat.settings.python_syntax import (
+    MISSING,
+    Class,
+    External,
+    Module,
+    fields_of,
+    method_of,
+    nested,
+    outwards,
+    without_missing,
+)
+from canter.plain import ConfigError
+from canter.registry import nearest
+
+MAX_BYTES = 2**20
+NOT_RUN = "settings are read without running the file, which this would need"
+CONFIG_WORDS = ("RunnerCfg", "CfgPPO")
+"""In the names of classes, or of their bases, that describe a whole run."""
+
+
+class Reader:
+    """Reads classes of settings and follows names into other files."""
+
+    def __init__(self, path: Path) -> None:
+        self.modules: dict[Path, Module] = {}
+        self.roots = [*_package_roots(path), *(Path(entry) for entry in sys.path if entry)]
+        self.depth = 0
+        self.main = self.module(path)
+
+    def module(self, path: Path) -> Module:
+        """The names of a file."""
+        path = path.resolve()
+        if path not in self.modules:
+            source = path.read_bytes()
+            if len(source) > MAX_BYTES:
+                raise ConfigError(f"{path}: larger than {MAX_BYTES:,} bytes")
+            try:
+                tree = ast.parse(source)
+            except (SyntaxError, ValueError, RecursionError) as error:
+                raise ConfigError(f"{path}:{getattr(error, 'lineno', 0)}: not valid Python: {error}") from error
+            module = self.modules[path] = Module(path, path.stem)
+            for node in tree.body:
+                self._note(module, node)
+        return self.modules[path]
+
+    def _note(self, module: Module, node: ast.stmt) -> None:
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                module.names[name] = node
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                module.names[name] = value
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                module.names[name] = value
+            case ast.Import(names=aliases):
+                for alias in aliases:
+                    module.names[alias.asname or alias.name.partition(".")[0]] = (alias.name, None)
+            case ast.ImportFrom(module=source, names=aliases, level=level):
+                where = "." * level + (source or "")
+                for alias in aliases:
+                    if alias.name == "*":
+                        module.stars.append(where)
+                    else:
+                        module.names[alias.asname or alias.name] = (where, alias.name)
+            case ast.If(body=body) | ast.Try(body=body):
+                for inner in body:
+                    self._note(module, inner)
+            case _:
+                pass
+
+    def find(self, module: Module, name: str) -> tuple[Module, Any] | External | None:
+        """What a name means in a file: the file that defines it and the syntax tree; None for an unknown name."""
+        self.depth += 1
+        try:
+            if self.depth > 40:
+                return External(f"{module.name}:{name}")
+            if name not in module.names:
+                for star in module.stars:
+                    target = self._locate(module, star)
+                    found = target and self.find(self.module(target), name)
+                    if found:
+                        return found
+                return None
+            found = module.names[name]
+            if not isinstance(found, tuple):
+                return module, found
+            where, original = found
+            if original is None:
+                return External(where)
+            target = self._locate(module, where)
+            inner = target and self.find(self.module(target), original)
+            submodule = self._locate(module, f"{where}.{original}" if not where.endswith(".") else where + original)
+            return inner or External(f"{where}.{original}" if submodule else f"{where}:{original}")
+        finally:
+            self.depth -= 1
+
+    def _locate(self, module: Module, name: str) -> Path | None:
+        """The file of a module, without importing anything."""
+        dots = len(name) - len(name.lstrip("."))
+        parts = [part for part in name.lstrip(".").split(".") if part]
+        roots = [module.path.parents[dots - 1]] if dots else self.roots
+        for root in roots:
+            base = root.joinpath(*parts)
+            for candidate in (base.with_suffix(".py") if parts else base / "__init__.py", base / "__init__.py"):
+                if candidate.is_file():
+                    return candidate
+        return None
+
+
+def _package_roots(path: Path) -> Iterator[Path]:
+    """The folders above a file that may hold its package, and those of packages beside it in a checkout."""
+    for folder in path.resolve().parents:
+        yield folder
+        if (folder / ".git").exists() or (folder / "source").is_dir() or (folder / "src").is_dir():
+            yield from sorted(entry for entry in folder.glob("source/*") if entry.is_dir())
+            yield folder / "src"
+            return
+
+
+OPERATORS: dict[type[ast.AST], Any] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+class Evaluator:
+    """Syntax trees of settings to plain data."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    def fail(self, module: Module, node: ast.AST, what: str) -> ConfigError:
+        """Something that only running the file would tell."""
+        return ConfigError(f"{module.path}:{getattr(node, 'lineno', 0)}: {what}: {ast.unparse(node)[:80]}")
+
+    def value(self, node: ast.AST, module: Module, scope: Class | None = None) -> Any:
+        """An expression as plain data."""
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
+                return [self.value(item, module, scope) for item in items]
+            case ast.Dict(keys=keys, values=values) if all(key is not None for key in keys):
+                pairs = zip(keys, values, strict=True)
+                return {self.value(key, module, scope): self.value(item, module, scope) for key, item in pairs if key}
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self._number(operand, module, scope)
+            case ast.BinOp(op=op, left=left, right=right) if type(op) in OPERATORS:
+                return OPERATORS[type(op)](self._number(left, module, scope), self._number(right, module, scope))
+            case ast.Name() | ast.Attribute():
+                return self._named(node, module, scope)
+            case ast.Call():
+                return self._call(node, module, scope)
+            case ast.Lambda(body=body):
+                return self.value(body, module, scope)
+        raise self.fail(module, node, NOT_RUN)
+
+    def _number(self, node: ast.AST, module: Module, scope: Class | None) -> float:
+        value = self.value(node, module, scope)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.fail(module, node, "expected a number")
+        return value
+
+    def _target(
+        self, node: ast.AST, module: Module, scope: Class | None
+    ) -> tuple[Module, Any, Class | None] | External:
+        """What a name or a dotted name stands for."""
+        if isinstance(node, ast.Name):
+            for owner in outwards(scope):
+                inner = nested(owner.node).get(node.id)
+                if inner is not None:
+                    return module, inner, owner
+            found = self.reader.find(module, node.id)
+            if found is None:
+                return External(node.id)
+            return found if isinstance(found, External) else (*found, None)
+        if isinstance(node, ast.Attribute):
+            of = self._target(node.value, module, scope)
+            if isinstance(of, External):
+                return External(f"{of}{'.' if ':' in of.path else ':'}{node.attr}")
+            home, owner, outer = of
+            if isinstance(owner, ast.ClassDef):
+                for base in self.lineage(Class(owner.name, owner, home, outer)):
+                    if node.attr in nested(base.node):
+                        return base.module, nested(base.node)[node.attr], base
+                    own = fields_of(base.node).get(node.attr)
+                    if own is not None:
+                        return base.module, own, base
+        return External(ast.unparse(node))
+
+    def _named(self, node: ast.AST, module: Module, scope: Class | None) -> Any:
+        if isinstance(node, ast.Name) and node.id == "MISSING":
+            return MISSING
+        found = self._target(node, module, scope)
+        if isinstance(found, External):
+            return MISSING if found.path.endswith(":MISSING") else str(found)
+        home, tree, outer = found
+        if isinstance(tree, ast.ClassDef | ast.FunctionDef):
+            return f"{home.name}:{tree.name}"
+        return self.value(tree, home, outer)
+
+    def _call(self, node: ast.Call, module: Module, scope: Class | None) -> Any:
+        keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
+        name = ast.unparse(node.func).rpartition(".")[2]
+        if name == "field":
+            inner = keywords.get("default_factory", keywords.get("default"))
+            if inner is None:
+                return MISSING
+            if isinstance(inner, ast.Name | ast.Attribute) and "default_factory" in keywords:
+                inner = ast.Call(func=inner, args=[], keywords=[], lineno=node.lineno, col_offset=0)
+            return self.value(inner, module, scope)
+        if name in ("list", "tuple", "dict") and not keywords:
+            return self.value(node.args[0], module, scope) if node.args else ({} if name == "dict" else [])
+        if name == "dict":
+            return {key: self.value(item, module, scope) for key, item in keywords.items()}
+        given = {key: self.value(item, module, scope) for key, item in keywords.items()}
+        found = self._target(node.func, module, scope)
+        if isinstance(found, External) and (name in CLASS_NAMES or name.endswith("Cfg")):
+            return {"class_name": CLASS_NAMES.get(name, MISSING)} | given
+        if isinstance(found, External):
+            raise self.fail(module, node, NOT_RUN)
+        home, tree, outer = found
+        if isinstance(tree, ast.ClassDef):
+            return self.instance(Class(tree.name, tree, home, outer), given)
+        if isinstance(tree, ast.FunctionDef):
+            return self.returned(tree, home)
+        raise self.fail(module, node, "expected a class of settings")
+
+    def returned(self, function: ast.FunctionDef, module: Module) -> Any:
+        """What a function without arguments returns, where that is one expression."""
+        returns = [node for node in function.body if isinstance(node, ast.Return) and node.value is not None]
+        if len(returns) != 1 or returns[0].value is None:
+            raise self.fail(module, function, NOT_RUN)
+        local = Module(module.path, module.name, dict(module.names), module.stars)
+        for statement in function.body:
+            self.reader._note(local, statement)
+        return self.value(returns[0].value, local)
+
+    def lineage(self, cls: Class) -> Iterator[Class]:
+        """A class and its bases that are in reach, itself first."""
+        yield cls
+        for base in cls.node.bases:
+            found = self._target(base, cls.module, cls.outer)
+            if not isinstance(found, External) and isinstance(found[1], ast.ClassDef):
+                yield from self.lineage(Class(found[1].name, found[1], found[0], found[2]))
+
+    def base_names(self, cls: Class) -> Iterator[str]:
+        """Names of a class and all its bases, in reach or not."""
+        for member in self.lineage(cls):
+            yield member.name
+            for base in member.node.bases:
+                yield ast.unparse(base).rpartition(".")[2]
+
+    def instance(self, cls: Class, given: dict[str, Any] | None = None) -> dict[str, Any]:
+        """An object of a class as plain data: fields, then what it was called with, then `__post_init__`."""
+        lineage = [*self.lineage(cls)]
+        known = [CLASS_NAMES[name] for name in self.base_names(cls) if name in CLASS_NAMES]
+        values: dict[str, Any] = {"class_name": known[0]} if known else {}
+        for member in reversed(lineage):
+            for name, node in fields_of(member.node).items():
+                values[name] = self.value(node, member.module, member)
+            for name, node in nested(member.node).items():
+                if name.islower():  # legged_gym's sections are classes inside of a class
+                    values[name] = self.instance(Class(name, node, member.module, member))
+        values |= given or {}
+        owner = next((member for member in lineage if method_of(member.node, "__post_init__")), None)
+        if owner is not None:
+            self._post_init(owner, values)
+        return values
+
+    def _post_init(self, cls: Class, values: dict[str, Any]) -> None:
+        method = method_of(cls.node, "__post_init__")
+        for statement in method.body if method else ():
+            match statement:
+                case ast.Expr(value=ast.Constant()):
+                    continue
+                case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super"))))):
+                    above = [member for member in self.lineage(cls)][1:]
+                    owner = next((member for member in above if method_of(member.node, "__post_init__")), None)
+                    if owner is not None:
+                        self._post_init(owner, values)
+                case ast.Assign(targets=[ast.Attribute() as target], value=value):
+                    self._assign(target, self.value(value, cls.module, cls), values, cls)
+                case _:
+                    raise self.fail(cls.module, statement, NOT_RUN)
+
+    def _assign(self, target: ast.Attribute, value: Any, values: dict[str, Any], cls: Class) -> None:
+        root, *path = ast.unparse(target).split(".")
+        here: Any = values
+        for part in path[:-1]:
+            here = here.get(part) if isinstance(here, dict) else None
+        if root != "self" or not isinstance(here, dict):
+            raise self.fail(cls.module, target, "expected a field of self that exists")
+        here[path[-1]] = value
+
+
+CLASS_NAMES = {
+    "RslRlMLPModelCfg": "MLPModel",
+    "RslRlRNNModelCfg": "RNNModel",
+    "RslRlCNNModelCfg": "CNNModel",
+    "RslRlPpoActorCriticRecurrentCfg": "ActorCriticRecurrent",
+    "RslRlPpoActorCriticCfg": "ActorCritic",
+    "RslRlPpoAlgorithmCfg": "PPO",
+    "RslRlDistillationAlgorithmCfg": "Distillation",
+    "RslRlOnPolicyRunnerCfg": "OnPolicyRunner",
+    "RslRlDistillationRunnerCfg": "DistillationRunner",
+    "HeteroscedasticGaussianDistributionCfg": "HeteroscedasticGaussianDistribution",
+    "GaussianDistributionCfg": "GaussianDistribution",
+}
+"""`class_name` of the classes that Isaac Lab and mjlab offer, for files that are read without them."""
+
+
+def runs_in(path: Path) -> dict[str, Any]:
+    """All settings of whole runs that a file defines, by the name of the class or function; a callable gives each."""
+    reader = Reader(path)
+    evaluator = Evaluator(reader)
+    found: dict[str, Any] = {}
+    for name, node in reader.main.names.items():
+        if isinstance(node, ast.ClassDef):
+            cls = Class(name, node, reader.main)
+            if any(word in base for base in evaluator.base_names(cls) for word in CONFIG_WORDS):
+                found[name] = lambda cls=cls: without_missing(evaluator.instance(cls))
+        elif isinstance(node, ast.FunctionDef) and node.returns and "RunnerCfg" in ast.unparse(node.returns):
+            found[name] = lambda node=node: without_missing(evaluator.returned(node, reader.main))
+    return found
+
+
+def read_python_config(path: Path, name: str | None = None) -> tuple[dict[str, Any], str]:
+    """The settings of one class or function of a file, and its name."""
+    found = runs_in(path)
+    if not found:
+        raise ConfigError(f"{path}: no class of settings for a whole run, such as one of RslRlOnPolicyRunnerCfg")
+    if name is None and len(found) > 1:
+        raise ConfigError(f"{path}: has several settings, say which: {', '.join(f'{path}:{each}' for each in found)}")
+    if name is not None and name not in found:
+        raise ConfigError(f"{path}: has no settings {name!r}, {nearest(name, found)}")
+    name = name or next(iter(found))
+    return found[name](), name

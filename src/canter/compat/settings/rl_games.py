@@ -1,0 +1,233 @@
+"""rl_games' YAML files (`params: ...`) as settings of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from canter.compat.settings.rl_games_algorithm import CENTRAL, CONFIG, CRITIC, POLICY, translate_algorithm
+from canter.compat.settings.rl_games_network import Place, translate_network
+from canter.compat.settings.translation import NONE, Translation
+
+ENDLESS = 10**15
+"""Steps of a run that ends when somebody stops it."""
+ALGORITHMS = ("a2c_continuous", "a2c_discrete")
+OTHER_ALGORITHMS = {
+    "sac": "SAC files are not imported yet",
+    "amp_continuous": "AMP files are not imported yet",
+}
+MODELS = {
+    "continuous_a2c_logstd": "gaussian",
+    "continuous_a2c": "gaussian",
+    "continuous_a2c_tanh": "tanh_gaussian",
+    "discrete_a2c": "categorical",
+    "multi_discrete_a2c": "multi_categorical",
+}
+OLD_MODELS = {"discrete_a2c_lstm": "discrete_a2c", "continuous_a2c_lstm_logstd": "continuous_a2c_logstd"}
+
+
+def is_rl_games(tree: Mapping[str, Any]) -> bool:
+    """Whether a file was written for rl_games."""
+    params = tree.get("params")
+    return isinstance(params, Mapping) and "config" in params and "algo" in params
+
+
+def translate(t: Translation, env: str | None, num_envs: int | None, agents: int) -> None:
+    """All of a file; `env`, `num_envs` and `agents` are what the caller knows of the environment."""
+    name = t.word("params.algo.name")
+    if name not in ALGORITHMS:
+        reason = OTHER_ALGORITHMS.get(name, "an algorithm of the user's: see canter.register('algorithm', NAME)")
+        t.refuse("params.algo.name", reason)
+        t.judge("params", "refused", why=f"belongs to {name}, which was refused")
+        return
+    t.judge("params.algo.name", "mapped", "algorithm.kind=ppo")
+    t.put("algorithm.kind", "ppo")
+    _model(t)
+    _run(t, env)
+    rows = _rows(t, num_envs, agents)
+    translate_network(t, Place("params.network", POLICY))
+    _shared_trunk(t)
+    recurrent = t.section("params.network.rnn") or t.section(f"{CENTRAL}.network.rnn")
+    translate_algorithm(t, rows, name == "a2c_continuous", recurrent)
+    _actions(t)
+    _precision(t)
+    _edges(t)
+    t.finish()
+
+
+def _model(t: Translation) -> None:
+    model = t.word("params.model.name")
+    if model in OLD_MODELS:
+        why = (
+            f"rl_games has no model of this name any more: read as {OLD_MODELS[model]}, with the memory of network.rnn"
+        )
+        t.to("params.model.name", "algorithm.model.distribution", MODELS[OLD_MODELS[model]], why)
+    elif model not in MODELS:
+        t.refuse("params.model.name", f"a model of the user's; known: {', '.join(MODELS)}")
+    else:
+        why = "its KL and deterministic action are wrong in rl_games" if MODELS[model] == "tanh_gaussian" else ""
+        t.to("params.model.name", "algorithm.model.distribution", MODELS[model], why)
+    for space in ("discrete", "multi_discrete", "continuous"):
+        if not t.section(f"params.network.space.{space}"):
+            t.judge(f"params.network.space.{space}", "mapped", "the environment's action space")
+
+
+def _shared_trunk(t: Translation) -> None:
+    separate = t.flag("params.network.separate", False)
+    if t.section(CENTRAL):
+        t.to("params.network.separate", "algorithm.model.shared_trunk", False)  # the central value is the critic
+        return
+    t.to("params.network.separate", "algorithm.model.shared_trunk", not separate)
+
+
+def _rows(t: Translation, num_envs: int | None, agents: int) -> int | None:
+    """Environments times agents; None where the file leaves it to a script and the caller says nothing."""
+    key = f"{CONFIG}.num_actors"
+    if num_envs is not None:
+        t.put("env.num_envs", num_envs, key)
+        t.judge(key, "mapped", f"env.num_envs={num_envs}, given by you")
+        return num_envs * agents
+    value = t.raw(key)
+    if value in (None, -1) or (isinstance(value, str) and "${" in value):
+        t.refuse(key, "the parent's script fills it in: say --num-envs N")
+        if value is None:
+            raise t.error(key, "the number of environments", "say --num-envs N")
+        return None
+    t.to(key, "env.num_envs", t.integer(key))
+    return t.integer(key) * agents
+
+
+def _run(t: Translation, env: str | None) -> None:
+    """Environment, seed, device and when the run ends."""
+    _environment(t, env)
+    seed = t.raw("params.seed")
+    if seed in (None, -1) or (isinstance(seed, str) and "${" in seed):
+        t.judge("params.seed", "differs", "seed=0", "the parent draws one, or its script does: give --seed")
+    else:
+        why = "rl_games seeds nothing with 0" if t.integer("params.seed") == 0 else ""
+        t.to("params.seed", "seed", t.integer("params.seed"), why)
+    if t.has(f"{CONFIG}.device"):
+        t.to(f"{CONFIG}.device", "device", t.word(f"{CONFIG}.device"))
+    t.put("total_steps", None)
+    epochs = t.integer(f"{CONFIG}.max_epochs", -1)
+    if epochs > 0:
+        t.put("until.iterations", epochs, f"{CONFIG}.max_epochs")
+    t.judge(f"{CONFIG}.max_epochs", "mapped", f"until.iterations={epochs if epochs > 0 else 'null'}")
+    steps = max(t.integer(f"{CONFIG}.{key}", -1) for key in ("max_frames", "max_steps"))
+    if steps > 0:
+        t.put("total_steps", steps, f"{CONFIG}.max_frames")
+    for key in ("max_frames", "max_steps"):
+        t.judge(f"{CONFIG}.{key}", "mapped", f"total_steps={steps if steps > 0 else 'null'}")
+    score = f"{CONFIG}.score_to_win"
+    if t.has(score):
+        why = (
+            "the mean of the last 100 episodes, looked at in every row of the log; rl_games looks at its best mean only"
+        )
+        t.to(score, "until.mean_return", t.number(score), why)
+    if not (epochs > 0 or steps > 0 or t.has(score)):
+        t.put("total_steps", ENDLESS)
+        t.always("nothing ends this run but you, as in rl_games", f"total_steps={ENDLESS}")
+    save = f"{CONFIG}.save_frequency"
+    if t.has(save) and t.integer(save) > 0:
+        t.to(save, "checkpoints.save_every", t.integer(save))
+    t.judge(save, "mapped", "checkpoints.save_every, which is never 0 here")
+
+
+def _environment(t: Translation, env: str | None) -> None:
+    name, options = t.word(f"{CONFIG}.env_name", default=env or ""), f"{CONFIG}.env_config"
+    inner = t.raw(f"{options}.env_name", t.raw(f"{options}.name"))
+    found, why = name, ""
+    if env is not None:
+        found = env
+    elif name == "envpool" and inner:
+        found = f"envpool:{inner}"
+    elif name in ("gymnasium", "openai_gym", "ray", "pufferlib") and inner:
+        found = str(inner)
+    elif t.has(f"{options}.task_name"):
+        found = f"mjlab:{t.raw(f'{options}.task_name')}"
+    elif not re.search(r"-v\d+$", name):
+        found, why = "", f"{name!r} is registered by rl_games or its script: give the environment's id here (--env ID)"
+    if found:
+        t.to(f"{CONFIG}.env_name", "env.id", found, why)
+    if name == "rlgpu":
+        t.judge(f"{CONFIG}.env_name", "mapped", "the environment that the script gives to Runner; --env ID here")
+    t.judge(f"{CONFIG}.env_name", "differs", "", why)
+    for key in ("env_name", "name", "task_name", "device"):
+        t.judge(f"{options}.{key}", "mapped", "env.id")
+    for key, value in dict(t.raw(options) or {}).items():
+        taken = env is None and found not in ("", name)
+        if (
+            taken
+            and isinstance(value, str | int | float | bool | list | dict | None)
+            and f"{options}.{key}" not in t.judged
+        ):
+            t.put(f"env.options.{key}", value, f"{options}.{key}")
+        t.judge(
+            f"{options}.{key}",
+            "mapped" if taken else "differs",
+            f"env.options.{key}" if taken else "",
+            "" if taken else "a keyword of the environment that rl_games builds: give --env.options of yours",
+        )
+    t.judge(options, "mapped")
+
+
+def _actions(t: Translation) -> None:
+    rescale = t.flag(f"{CONFIG}.clip_actions", True)
+    t.to(f"{CONFIG}.clip_actions", "algorithm.model.bounds", "rescale" if rescale else "none")
+    t.judge(f"{CONFIG}.use_action_masks", "mapped", "the environment's group action_mask")
+
+
+def _precision(t: Translation) -> None:
+    for key in (f"{CONFIG}.mixed_precision", f"{CENTRAL}.mixed_precision"):
+        mixed = t.flag(key, False)
+        setting = f"{POLICY if key.startswith(f'{CONFIG}.mixed') else CRITIC}.precision"
+        if mixed:
+            t.to(key, setting, "bfloat16", "in acting too; Isaac Lab's fork multiplies in float16")
+        t.judge(key, "mapped", f"{setting}=float32")
+
+
+def _edges(t: Translation) -> None:
+    """What scripts, writers and players read."""
+    for keys, to in _EDGES.items():
+        for key in keys.split():
+            t.judge(f"{CONFIG}.{key}", "mapped", to)
+    t.judge("params.torch_threads", "mapped", "execution.threads, which Canter chooses by itself")
+    for key in ("save_best_after", "games_to_track"):
+        t.judge(f"{CONFIG}.{key}", "mapped", "checkpoints.best, by the mean of the last 100 episodes")
+    for key in ("population_based_training", "pbt_idx"):
+        if t.raw(f"{CONFIG}.{key}") in (*NONE, False):
+            t.judge(f"{CONFIG}.{key}", "mapped", "off")
+        t.refuse(f"{CONFIG}.{key}", "there is no population based training here: start several runs")
+    if t.section(f"{CONFIG}.self_play_config"):
+        t.refuse(f"{CONFIG}.self_play_config", "the opponent lives in the trainer here: see self_play, docs/agents.md")
+    t.dead(
+        "since rl_games 1.3 the file comes with run({'checkpoint': ...})", "params.load_checkpoint", "params.load_path"
+    )
+    t.dead("belongs under config", "params.player")
+    t.dead("belongs to SAC", *(f"{CONFIG}.{key}" for key in ("num_warmup_steps", "num_seed_steps")))
+    t.judge("params.env", "mapped", "the environment's adapter")
+    _beside_params(t)
+
+
+def _beside_params(t: Translation) -> None:
+    """Sections that scripts read; rl_games itself looks at `params` alone."""
+    if t.raw("pbt.enabled") is True:
+        t.refuse("pbt", "there is no population based training here: start several runs")
+    for key in t.tree:
+        if key != "params":
+            t.dead("rl_games reads params alone", str(key))
+
+
+_EDGES = {
+    "name full_experiment_name train_dir": "the run's folder (canter train --name, Runner)",
+    "print_stats use_diagnostics defer_summaries_sec summaries_interval_sec_min": "--console, --log",
+    "summaries_interval_sec_max force_interval_writer": "--log",
+    "device_name": "device of canter play",
+    "torch_compile": "execution",
+    "multi_gpu": "torchrun",
+    "algo_observer": "Runner(algo_observer)",
+    "player": "canter play, Runner",
+    "vecenv_type import_modules": "--allow-import: what is imported is named by the caller",
+}
+"""Keys that change nothing that is learned, and what does their work here."""

@@ -1,0 +1,222 @@
+"""RSL-RL's settings of every generation, as mappings, become settings of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from canter.compat.settings.rsl_rl_network import CRITIC, POLICY, Dialect, translate_network, translate_std
+from canter.compat.settings.translation import NONE, Translation
+
+RATE = "algorithm.optimizer.learning_rate"
+OLD_DEFAULTS = {"gamma": 0.998, "num_learning_epochs": 1, "num_mini_batches": 1, "entropy_coef": 0.0}
+NEW_DEFAULTS = {"gamma": 0.99, "num_learning_epochs": 5, "num_mini_batches": 4, "entropy_coef": 0.01}
+
+
+def dialect_of(tree: Mapping[str, Any]) -> Dialect | None:
+    """The generation of a mapping; None if it is not RSL-RL's."""
+    algorithm = tree.get("algorithm")
+    if not isinstance(algorithm, Mapping) or "kind" in algorithm:
+        return None
+    if not {"class_name", "num_learning_epochs", "clip_param", "num_mini_batches"} & algorithm.keys():
+        return None
+    if isinstance(tree.get("runner"), Mapping):
+        return Dialect(1, "runner.", "policy", "policy")
+    if any(tree.get(name) for name in ("actor", "student")):
+        actor = tree.get("actor") or {}
+        new = "distribution_cfg" in actor and not {"stochastic", "init_noise_std"} & actor.keys()
+        return Dialect(5 if new else 4, "", "actor", "critic")
+    if isinstance(tree.get("policy"), Mapping):
+        return Dialect(3 if tree.get("obs_groups") else 2, "", "policy", "policy")
+    return None
+
+
+def translate(t: Translation, dialect: Dialect, num_envs: int | None) -> None:
+    """All of a mapping; RSL-RL's say nothing about the environment."""
+    algorithm = t.raw("algorithm.class_name", t.raw("runner.algorithm_class_name", "PPO"))
+    if algorithm != "PPO":
+        why = "only what Canter has can be imported: PPO. A class of yours: canter.register('algorithm', NAME)"
+        key = "algorithm.class_name" if t.has("algorithm.class_name") else "runner.algorithm_class_name"
+        t.refuse(key, why)
+        for key in t.tree:
+            t.judge(str(key), "refused", why=f"belongs to {algorithm}, which was refused")
+        return
+    t.put("algorithm.kind", "ppo")
+    t.judge("algorithm.class_name", "mapped", "algorithm.kind=ppo")
+    t.judge("runner.algorithm_class_name", "mapped", "algorithm.kind=ppo")
+    if num_envs is None:
+        t.always("RSL-RL's settings do not say how many environments there are: give --num-envs", "env.num_envs=8")
+    else:
+        t.put("env.num_envs", num_envs)
+    if dialect.split:
+        t.dead("actor and critic win over it", "policy")
+    _algorithm(t, dialect)
+    for network in (POLICY, CRITIC):
+        translate_network(t, dialect, network)
+    translate_std(t, dialect)
+    _observation_groups(t, dialect)
+    _runner(t, dialect)
+    t.finish()
+
+
+def _algorithm(t: Translation, dialect: Dialect) -> None:
+    usual = OLD_DEFAULTS if dialect.generation < 3 else NEW_DEFAULTS
+    t.to("algorithm.num_learning_epochs", "algorithm.epochs", _int(t, "num_learning_epochs", usual))
+    count = _int(t, "num_mini_batches", usual)
+    setting = "algorithm.num_minibatches"
+    t.to("algorithm.num_mini_batches", setting, count)
+    rows = t.integer(f"{dialect.runner}num_steps_per_env") * t.settings.get("env.num_envs", count)
+    if t.parity and rows % count:
+        t.choose("", "algorithm.uneven_minibatches", "drop")
+    for key, ours, default in (
+        ("gamma", "gamma", usual["gamma"]),
+        ("lam", "gae_lambda", 0.95),
+        ("clip_param", "clip_ratio", 0.2),
+        ("entropy_coef", "entropy_coef", usual["entropy_coef"]),
+    ):
+        value = t.number(f"algorithm.{key}", default)
+        t.put(f"algorithm.{ours}", value, f"algorithm.{key}")
+        t.judge(f"algorithm.{key}", "mapped", f"algorithm.{ours}={value:g}")
+    t.put("algorithm.value_clip", t.settings["algorithm.clip_ratio"])
+    coef = t.number("algorithm.value_loss_coef", 1.0)
+    t.put("algorithm.value_coef", 2 * coef, "algorithm.value_loss_coef")
+    t.judge("algorithm.value_loss_coef", "mapped", f"algorithm.value_coef={2 * coef:g} (half the square here)")
+    clipped = t.flag("algorithm.use_clipped_value_loss", True)
+    t.put("algorithm.value_loss", "clipped" if clipped else "mse")
+    t.judge("algorithm.use_clipped_value_loss", "mapped", f"algorithm.value_loss={'clipped' if clipped else 'mse'}")
+    _optimizer(t, dialect)
+    per_minibatch = t.flag("algorithm.normalize_advantage_per_mini_batch", False)
+    t.put("algorithm.advantage_normalization", "minibatch" if per_minibatch else "rollout")
+    t.judge("algorithm.normalize_advantage_per_mini_batch", "mapped", "algorithm.advantage_normalization")
+    t.choose("advantages are divided by the root of the mean square, not by n - 1", "algorithm.advantage_std", "sample")
+    recurrent = t.raw("runner.policy_class_name", t.raw("policy.class_name", "")).endswith("Recurrent")
+    recurrent = recurrent or any(t.has(f"{name}.rnn_type") for name in ("policy", "actor", "critic"))
+    ours = "samples are shuffled anew for each epoch; RSL-RL keeps one order, or none with memory"
+    t.choose(ours, "algorithm.shuffle", "none" if recurrent else "rollout")
+    if t.flag("algorithm.use_mixed_precision", False):
+        why = "in acting too; RSL-RL only in the update"
+        t.to("algorithm.use_mixed_precision", f"{POLICY}.precision", "bfloat16", why)
+        t.put(f"{CRITIC}.precision", "bfloat16")
+    _extras(t)
+
+
+def _int(t: Translation, name: str, usual: Mapping[str, float]) -> int:
+    return t.integer(f"algorithm.{name}", int(usual[name]))
+
+
+def _extras(t: Translation) -> None:
+    """Parts of RSL-RL's PPO that are off in nearly all files."""
+    remedies = {
+        "rnd_cfg": "random network distillation: an extension with a reward of its own",
+        "symmetry_cfg": "an extension with augment; --without algorithm.symmetry_cfg trains without it",
+    }
+    for name, remedy in remedies.items():
+        key = f"algorithm.{name}"
+        if t.raw(key) in NONE or t.raw(key) == {}:
+            t.judge(key, "mapped", "off")
+        t.refuse(key, remedy)
+    if t.raw("algorithm.share_cnn_encoders") is True:
+        t.refuse("algorithm.share_cnn_encoders", "model.shared_trunk shares the whole network, not the encoder alone")
+    t.judge("algorithm.share_cnn_encoders", "mapped", "off")
+    t.judge("algorithm.use_mixed_precision", "mapped", f"{POLICY}.precision=float32")
+    for name in ("grad_reduce_bucket_mb", "multi_gpu_cfg", "device"):
+        t.judge(f"algorithm.{name}", "mapped", "torchrun")
+
+
+def _optimizer(t: Translation, dialect: Dialect) -> None:
+    rate = t.number("algorithm.learning_rate", 1e-3)
+    t.judge("algorithm.learning_rate", "mapped", f"{RATE}={rate:g}")
+    t.put("algorithm.optimizer.eps", 1e-8)
+    norm = t.number("algorithm.max_grad_norm", 1.0)
+    t.put("algorithm.optimizer.max_grad_norm", norm, "algorithm.max_grad_norm")
+    clipping = "per_network" if dialect.split else "joint"
+    t.put("algorithm.gradient_clipping", clipping)
+    t.judge("algorithm.max_grad_norm", "mapped", f"optimizer.max_grad_norm={norm:g}, gradient_clipping={clipping}")
+    name = t.raw("algorithm.optimizer", "adam")
+    if name == "adamw":
+        t.put("algorithm.optimizer.weight_decay", 0.01)
+    elif name != "adam":
+        t.refuse("algorithm.optimizer", "there is Adam and AdamW here")
+    t.judge("algorithm.optimizer", "mapped", "algorithm.optimizer")
+    old = dialect.generation < 3
+    adaptive = t.raw("algorithm.schedule", "fixed" if old else "adaptive") == "adaptive"
+    if not adaptive or (not t.has("algorithm.desired_kl") and t.raw("algorithm.desired_kl", 0.01) is None):
+        t.put(RATE, rate, "algorithm.learning_rate")
+        t.judge("algorithm.schedule", "mapped", f"{RATE} stays")
+        t.dead("only an adaptive rate reads it", "algorithm.desired_kl")
+        return
+    t.put(
+        RATE,
+        {"kind": "adaptive_kl", "start": rate, "every": "minibatch", "factor": 1.5, "minimum": 1e-5, "maximum": 1e-2},
+    )
+    t.settings[RATE]["target_kl"] = t.number("algorithm.desired_kl", 0.01)
+    t.origin[f"{RATE}.start"] = "algorithm.learning_rate"
+    t.judge("algorithm.desired_kl", "mapped", f"{RATE}.target_kl={t.settings[RATE]['target_kl']:g}")
+    why = "the exact KL, as since 5.0; before, 1e-5 inside of it raised the rate in each first minibatch"
+    t.judge(
+        "algorithm.schedule",
+        "differs" if dialect.generation < 5 else "mapped",
+        f"{RATE}.kind=adaptive_kl",
+        why if dialect.generation < 5 else "",
+    )
+
+
+def _observation_groups(t: Translation, dialect: Dialect) -> None:
+    for name, network in (("actor", POLICY), ("policy", POLICY), ("critic", CRITIC)):
+        key = f"obs_groups.{name}"
+        groups = t.raw(key)
+        if groups is None:
+            continue
+        if not isinstance(groups, list | tuple) or not all(isinstance(group, str) for group in groups):
+            raise t.error(key, "a list of observation groups")
+        t.put(f"{network}.obs_groups", list(groups), key)
+        t.judge(key, "mapped", f"{network}.obs_groups={list(groups)}")
+    t.dead("no part of PPO reads it", "obs_groups.rnd_state", "obs_groups.teacher", "obs_groups.student")
+    if not t.section("obs_groups"):
+        t.judge("obs_groups", "mapped", "obs_groups=null")
+
+
+def _runner(t: Translation, dialect: Dialect) -> None:
+    at = dialect.runner
+    t.put("algorithm.horizon", t.integer(f"{at}num_steps_per_env"), f"{at}num_steps_per_env")
+    t.judge(f"{at}num_steps_per_env", "mapped", f"algorithm.horizon={t.integer(f'{at}num_steps_per_env')}")
+    t.put("total_steps", None)
+    iterations = t.integer(f"{at}max_iterations", 1500)
+    t.put("until.iterations", iterations, f"{at}max_iterations")
+    t.judge(f"{at}max_iterations", "mapped", f"until.iterations={iterations}")
+    if t.has(f"{at}save_interval"):
+        every = t.integer(f"{at}save_interval")
+        t.put("checkpoints.save_every", every, f"{at}save_interval")
+        t.judge(f"{at}save_interval", "mapped", f"checkpoints.save_every={every}, without one at iteration 0")
+    for prefix in dict.fromkeys((at, "")):
+        _edges(t, prefix)
+
+
+def _edges(t: Translation, at: str) -> None:
+    """Keys that scripts and writers read."""
+    seed, device = t.raw(f"{at}seed"), t.raw(f"{at}device")
+    if isinstance(seed, int) and seed >= 0:
+        t.to(f"{at}seed", "seed", seed)
+    t.judge(f"{at}seed", "differs", "seed=0", "the parent's script draws one: give --seed")
+    if isinstance(device, str):
+        t.to(f"{at}device", "device", device)
+    for keys, to in _EDGES.items():
+        for key in keys.split():
+            t.judge(f"{at}{key}", "mapped", to)
+    clip = f"{at}clip_actions"
+    if t.has(clip):
+        t.judge(clip, "differs", "the environment's adapter", "actions are cut off before the environment sees them")
+    t.judge(clip, "mapped", "algorithm.model.bounds=none")
+    t.dead("nothing reads it", f"{at}store_code_state", f"{at}runner_class_name", "init_member_classes")
+
+
+_EDGES = {
+    "experiment_name run_name": "the run's folder (canter train --name)",
+    "resume load_run load_checkpoint checkpoint resume_path": "canter resume, runner.load",
+    "logger wandb_project neptune_project wandb_tags upload_model": "--log",
+    "check_for_nan": "always on",
+    "torch_compile_mode": "execution.mode",
+    "class_name": "canter.compat.rsl_rl.OnPolicyRunner",
+    "multi_gpu": "torchrun",
+}
+"""Keys that change nothing that is learned, and what does their work here."""

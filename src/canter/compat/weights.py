@@ -1,0 +1,360 @@
+"""Weights, statistics and optimiser state by a parent's names, put into PPO and taken out of it.
+
+What belongs to what is a list of links, read in both directions. A parent has one normaliser over all vector
+observations side by side, Canter one for each group; a parent's optimiser knows its moments by position, Canter's by
+name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from canter.algorithms.ppo import PPO
+from canter.nn.cnn import CNN
+from canter.nn.heads import GaussianHead, LogStd
+from canter.nn.network import Network
+from canter.nn.normalizer import Normalizer
+from canter.nn.rnn import Memory
+from canter.optim import OptimizerConfig, ParameterGroup
+from canter.plain import ConfigError
+
+Rows = tuple[int, int]
+StdOf = Literal["scalar", "log"]
+"""What a parent's parameter is: the standard deviation, or its logarithm."""
+Moments = tuple[Tensor, Tensor]
+"""Adam's running mean and square of a parameter's gradient."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A parameter of the parent, or some rows of it, and one of ours, or some rows of that."""
+
+    theirs: str
+    ours: str
+    their_rows: Rows | None = None
+    our_rows: Rows | None = None
+    std: StdOf | None = None
+    """For a standard deviation: what the parent's number is."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and variance `[D]` of so many rows, float64."""
+
+    mean: Tensor
+    variance: Tensor
+    count: float
+
+
+@dataclass(frozen=True)
+class Taken:
+    """How far an optimiser has come."""
+
+    steps: int
+    learning_rate: float | None
+
+
+@dataclass
+class Weights:
+    """What a parent's file holds, by the parent's names of parameters."""
+
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    moments: dict[str, Moments] = field(default_factory=dict)
+    statistics: dict[str, Statistics] = field(default_factory=dict)
+    """Of the observations of `actor` and `critic`, and of `value`."""
+    optimizers: dict[str, Taken] = field(default_factory=dict)
+    """Steps and rate of the optimiser of each phase, by Canter's names of phases."""
+    iteration: int = 0
+
+
+def network_of(part: nn.Module, role: str) -> Network:
+    """The standard network of an actor or critic; others have names that no parent knows."""
+    network = part.network
+    if not isinstance(network, Network):
+        raise ConfigError(
+            f"the {role}'s network is a {type(network).__name__}: only a standard one has a parent's form"
+        )
+    return network
+
+
+def network_links(network: Network, ours: str, hidden: str, rnn: str, norm: str, cnn: str) -> Iterator[Link]:
+    """One network without its last layer; `hidden`, `rnn`, `norm` and `cnn` are the parent's names, `{}` the group."""
+    for i, encoder in enumerate(network.encoders):
+        if isinstance(encoder, CNN):
+            for name, _ in encoder.layers.named_parameters():
+                yield Link(f"{cnn.format(network.groups[i])}.{name}", f"{ours}.encoders.{i}.layers.{name}")
+    if isinstance(network.memory, Memory):
+        for k in range(len(network.memory.cells)):
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+                yield Link(f"{rnn}.{name}_l{k}", f"{ours}.memory.cells.{k}.{name}")
+        for name, _ in network.memory.norm.named_parameters():
+            yield Link(f"{norm}.{name}", f"{ours}.memory.norm.{name}")
+    for name, _ in network.hidden.named_parameters():
+        yield Link(f"{hidden}.{name}", f"{ours}.hidden.{name}")
+
+
+def linear_links(theirs: str, ours: str, their_rows: Rows | None = None, our_rows: Rows | None = None) -> list[Link]:
+    """Weight and bias of one layer."""
+    return [Link(f"{theirs}.{name}", f"{ours}.{name}", their_rows, our_rows) for name in ("weight", "bias")]
+
+
+# theirs to ours ------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def load_weights(
+    ppo: PPO, weights: Weights, links: Iterable[Link], parts: Iterable[str] = ("actor", "critic"), strict: bool = True
+) -> None:
+    """Put a parent's weights into PPO, all or none: names and shapes are compared first.
+
+    `parts` may leave out the actor or the critic, and have `optimizer` besides. Without `strict`, what the file does
+    not have stays as it is.
+    """
+    parts, own = set(parts), dict(ppo.model.named_parameters())
+    links = [link for link in links if link.ours in own and _part_of(link.ours) in parts]
+    if not strict:
+        links = [link for link in links if link.theirs in weights.parameters]
+    values = {name: _joined(name, of, weights.parameters, ppo, own) for name, of in _by_ours(links).items()}
+    missing = sorted(name for name in own if _part_of(name) in parts and name not in values)
+    if missing and strict:
+        raise ConfigError(f"the file has nothing for {', '.join(missing)}: it was made with other settings")
+    normalized = [pair for pair in normalizers_of(ppo) if ("actor" if pair[1] == "actor" else "critic") in parts]
+    for normalizers, name in normalized:
+        _check_statistics(normalizers, weights.statistics.get(name), name)
+    for name, value in values.items():
+        own[name].copy_(value)
+    for normalizers, name in normalized:
+        _set_statistics(normalizers, weights.statistics.get(name))
+    if "optimizer" in parts and weights.moments:
+        _set_moments(ppo, weights, links, own)
+
+
+def _part_of(name: str) -> str:
+    return "actor" if name.startswith("actor.") else "critic"
+
+
+def _by_ours(links: Iterable[Link]) -> dict[str, list[Link]]:
+    found: dict[str, list[Link]] = {}
+    for link in links:
+        found.setdefault(link.ours, []).append(link)
+    return found
+
+
+def _joined(name: str, links: list[Link], theirs: Mapping[str, Tensor], ppo: PPO, own: Mapping[str, Tensor]) -> Tensor:
+    """One of our parameters from the rows of theirs that belong to it, its shape checked."""
+    rows: list[Tensor] = []
+    for link in links:
+        if link.theirs not in theirs:
+            raise ConfigError(f"the file has no {link.theirs}, which is {name} here: it was made with other settings")
+        value = theirs[link.theirs]
+        value = value if link.their_rows is None else value[slice(*link.their_rows)]
+        rows.append(value if link.std is None else raw_std(_std_of(value, link.std), log_std_of(ppo)))
+    joined = rows[0] if len(rows) == 1 else torch.cat(rows)
+    if joined.shape != own[name].shape:
+        source = ", ".join(link.theirs for link in links)
+        raise ConfigError(
+            f"{source}: {tuple(joined.shape)} in the file, {tuple(own[name].shape)} by the settings ({name})"
+        )
+    return joined.to(own[name].dtype)
+
+
+def log_std_of(ppo: PPO) -> LogStd:
+    """What makes a standard deviation of a learned number."""
+    head = ppo.model.actor.head
+    assert isinstance(head, GaussianHead)
+    return head.log_std
+
+
+def _std_of(value: Tensor, of: StdOf) -> Tensor:
+    return value.exp() if of == "log" else value
+
+
+def raw_std(std: Tensor, form: LogStd) -> Tensor:
+    """The learned number that means a standard deviation, in this form."""
+    if not bool((std > 0).all()):
+        raise ConfigError(
+            f"a standard deviation of {std.min().item():g} in the file is not above 0: it died in training"
+        )
+    match form.form:
+        case "log":
+            return std.log()
+        case "scalar":
+            return std.clone()
+        case "softplus":
+            return std + torch.log(-torch.expm1(-std))
+    share = (std.log() - form.mid) / form.half_range
+    if not bool((share.abs() < 1).all()):
+        low, high = math.exp(form.mid - form.half_range), math.exp(form.mid + form.half_range)
+        raise ConfigError(f"std.minimum, std.maximum = {low:g}, {high:g} do not hold the file's {std.tolist()}")
+    return form.half_range * share / torch.sqrt(1 - share**2)
+
+
+def normalizers_of(ppo: PPO) -> Iterator[tuple[list[Normalizer], str]]:
+    """Normalisers that have statistics, and whose they are."""
+    for role, part in (("actor", ppo.model.actor), ("critic", ppo.model.critic)):
+        yield [each for each in network_of(part, role).normalizers if isinstance(each, Normalizer)], role
+    head = ppo.model.critic.head.normalizer
+    yield [head] if isinstance(head, Normalizer) else [], "value"
+
+
+def _check_statistics(parts: list[Normalizer], found: Statistics | None, name: str) -> None:
+    width = sum(part.mean.numel() for part in parts)
+    if (found is None) != (not parts):
+        raise ConfigError(
+            f"{name}: the {'settings normalise, but the file has no' if parts else 'file has'} statistics"
+            f"{'' if parts else ', but the settings do not normalise'}: import the settings that it was made with"
+        )
+    if found is not None and found.mean.numel() != width:
+        raise ConfigError(f"{name}: statistics of {found.mean.numel()} numbers in the file, {width} by the settings")
+
+
+def _set_statistics(parts: list[Normalizer], found: Statistics | None) -> None:
+    start = 0
+    for part in parts:
+        assert found is not None
+        stop = start + part.mean.numel()
+        part.count.fill_(found.count)
+        part.mean.copy_(found.mean[start:stop].view_as(part.mean))
+        part.m2.copy_((found.variance[start:stop] * found.count).view_as(part.m2))
+        nothing = torch.zeros(1, dtype=torch.bool, device=part.mean.device)
+        part.update(torch.zeros((1, *part.mean.shape), device=part.mean.device), nothing)  # mean and deviation follow
+        start = stop
+
+
+def _set_moments(ppo: PPO, weights: Weights, links: list[Link], own: Mapping[str, Tensor]) -> None:
+    """Moments by name; those of a deviation in another form start anew, as they are of another number."""
+    for phase, group, places in groups_of(ppo):
+        for name, (start, stop) in places.items():
+            of = [link for link in links if link.ours == name and link.theirs in weights.moments]
+            if not of or (of[0].std is not None and of[0].std != log_std_of(ppo).form):
+                continue
+            for flat, k in ((group.adam.exp_avg, 0), (group.adam.exp_avg_sq, 1)):
+                theirs = {link.theirs: weights.moments[link.theirs][k] for link in of}
+                plain = [Link(link.theirs, link.ours, link.their_rows, link.our_rows) for link in of]
+                flat[start:stop].copy_(_joined(name, plain, theirs, ppo, own).reshape(-1))
+        taken = weights.optimizers.get(phase)
+        if taken is not None:
+            group.adam.step.fill_(taken.steps)
+        if taken is not None and taken.learning_rate is not None:
+            group.learning_rate.fill_(taken.learning_rate)
+
+
+def groups_of(ppo: PPO) -> Iterator[tuple[str, ParameterGroup, dict[str, Rows]]]:
+    """Each group of parameters and its phase, with the place of each parameter in the flat vectors by name."""
+    names = {id(parameter): name for name, parameter in ppo.model.named_parameters()}
+    for phase, optimizer in ppo.optimizers.items():
+        for group in optimizer.groups.values():
+            start, places = 0, {}
+            for parameter in group.parameters:
+                places[names[id(parameter)]] = (start, start + parameter.numel())
+                start += parameter.numel()
+            yield phase, group, places
+
+
+def positional(state: Any, names: list[str]) -> tuple[dict[str, Moments], Taken]:
+    """The moments in the state of a torch optimiser by name, and how far it has come.
+
+    `names` are the parameters in the order in which the optimiser got them.
+    """
+    if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
+        return {}, Taken(0, None)
+    moments: dict[str, Moments] = {}
+    steps = 0
+    for position, entry in state["state"].items():
+        if isinstance(entry, Mapping) and isinstance(position, int) and 0 <= position < len(names):
+            mean, square = entry.get("exp_avg"), entry.get("exp_avg_sq")
+            if isinstance(mean, Tensor) and isinstance(square, Tensor):
+                moments[names[position]] = (mean, square)
+                steps = max(steps, int(entry.get("step", 0)))
+    groups = state.get("param_groups") or [{}]
+    rate = groups[0].get("lr") if isinstance(groups[0], Mapping) else None
+    return moments, Taken(steps, float(rate) if isinstance(rate, int | float | Tensor) else None)
+
+
+# ours to theirs ------------------------------------------------------------------------------------------------------
+
+
+def statistics_of(parts: list[Normalizer]) -> Statistics | None:
+    """All normalisers of a network as one."""
+    if not parts:
+        return None
+    count = parts[0].count.item()
+    variance = [part.m2 / part.count if count else torch.ones_like(part.m2) for part in parts]
+    mean = torch.cat([part.mean.reshape(-1) for part in parts]).cpu()
+    return Statistics(mean, torch.cat([each.reshape(-1) for each in variance]).cpu(), count)
+
+
+@torch.no_grad()
+def take_weights(ppo: PPO, links: list[Link]) -> Weights:
+    """PPO's weights by a parent's names, in the order of the links."""
+    own = {name: parameter.detach().cpu() for name, parameter in ppo.model.named_parameters()}
+    statistics = {name: found for parts, name in normalizers_of(ppo) if (found := statistics_of(parts)) is not None}
+    weights = Weights(statistics=statistics)
+    for phase, group, _ in groups_of(ppo):
+        weights.optimizers[phase] = Taken(int(group.adam.step.item()), group.learning_rate.item())
+    moments = moments_of(ppo)
+    for name, of in _by_theirs(links).items():
+        weights.parameters[name] = torch.cat([_taken(link, own[link.ours], ppo) for link in of]).clone()
+        plain = [Link(link.theirs, link.ours, link.their_rows, link.our_rows) for link in of]
+        pairs = [[_taken(link, moments[link.ours][k], ppo) for link in plain] for k in (0, 1)]
+        weights.moments[name] = (torch.cat(pairs[0]).clone(), torch.cat(pairs[1]).clone())
+    return weights
+
+
+def _by_theirs(links: list[Link]) -> dict[str, list[Link]]:
+    found: dict[str, list[Link]] = {}
+    for link in links:
+        found.setdefault(link.theirs, []).append(link)
+    return found
+
+
+def _taken(link: Link, value: Tensor, ppo: PPO) -> Tensor:
+    if link.std is not None:
+        log_std = log_std_of(ppo)(value)
+        return log_std if link.std == "log" else log_std.exp()
+    return value if link.our_rows is None else value[slice(*link.our_rows)]
+
+
+def moments_of(ppo: PPO) -> dict[str, Moments]:
+    """Adam's moments by the names of parameters."""
+    shapes = {name: parameter.shape for name, parameter in ppo.model.named_parameters()}
+    return {
+        name: (group.adam.exp_avg[a:b].view(shapes[name]).cpu(), group.adam.exp_avg_sq[a:b].view(shapes[name]).cpu())
+        for _, group, places in groups_of(ppo)
+        for name, (a, b) in places.items()
+    }
+
+
+def torch_adam(weights: Weights, names: list[str], phase: str, config: OptimizerConfig) -> dict[str, Any]:
+    """The state of `torch.optim.Adam` over these parameters, in this order."""
+    taken = weights.optimizers[phase]
+    state = {
+        i: {
+            "step": torch.tensor(float(taken.steps)),
+            "exp_avg": weights.moments[name][0],
+            "exp_avg_sq": weights.moments[name][1],
+        }
+        for i, name in enumerate(names)
+        if name in weights.moments
+    }
+    group = {
+        "lr": taken.learning_rate,
+        "betas": config.betas,
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+        "amsgrad": False,
+        "maximize": False,
+        "foreach": None,
+        "capturable": False,
+        "differentiable": False,
+        "fused": None,
+        "decoupled_weight_decay": False,
+        "params": list(range(len(names))),
+    }
+    return {"state": state if taken.steps else {}, "param_groups": [group]}

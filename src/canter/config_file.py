@@ -1,0 +1,68 @@
+"""Settings in YAML files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from canter.config import TrainConfig
+from canter.plain import ConfigError, from_plain, to_plain
+from canter.storage.strict_yaml import EXPONENT, FLOAT, read_yaml
+
+
+class _Dumper(yaml.SafeDumper):
+    """Mappings as blocks, lists in one line, no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_list(self, data: Any) -> Any:
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+
+
+_Dumper.add_implicit_resolver(FLOAT, EXPONENT, list("-+.0123456789"))
+_Dumper.add_representer(list, _Dumper.represent_list)
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """What a file says, before it is put over other settings."""
+
+    name: str
+    plain: dict[str, Any]
+    lines: dict[str, int]
+    """Line of each key path."""
+
+    def over(self, base: TrainConfig) -> TrainConfig:
+        """`base` with the settings of the file put over it; errors name file, line and key."""
+        try:
+            return from_plain(self.plain, base)
+        except ConfigError as error:
+            key = re.sub(r"\[\d+\]$", "", error.key)
+            while key and key not in self.lines:
+                key = key.rpartition(".")[0]
+            place = f"{self.name}:{self.lines[key]}" if key else self.name
+            raise ConfigError(f"{place}: {error}", error.key) from error
+
+
+def read_config(path: str | Path, within: Path | None = None, twice: list[str] | None = None) -> ConfigFile:
+    """Read a YAML file of settings; one that belongs to the folder `within` must lie there. For `twice` see `parse`."""
+    plain, lines = read_yaml(Path(path), within, twice)
+    if not isinstance(plain, dict):
+        found = "nothing" if plain is None else f"a {type(plain).__name__}"
+        raise ConfigError(f"{path}: expected a mapping of settings at the top, found {found}")
+    return ConfigFile(str(path), plain, lines)
+
+
+def dump_config(config: TrainConfig) -> str:
+    """All settings as YAML text; `read_config` reads it back to an equal config, whatever its base."""
+    return dump_plain(to_plain(config))
+
+
+def dump_plain(plain: dict[str, Any]) -> str:
+    """Plain settings as YAML text."""
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=120)

@@ -1,0 +1,141 @@
+"""What one Gymnasium environment gives, looked at before it is believed.
+
+NumPy would take much for granted: `(1,)` numbers spread over three, the text "1.0" is a number and "False" is true.
+"""
+
+from __future__ import annotations
+
+import traceback
+from types import FrameType, TracebackType
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.vector import SyncVectorEnv
+
+from canter.specs import ContractBroken
+
+NUMBERS: tuple[type, ...] = (float, np.float64, np.float32, int)
+"""Types of rewards that need no second look."""
+
+
+def check_obs(obs: Any, space: Space, what: str = "an observation") -> None:
+    """Refuse an observation of another form than its space; raises `ContractBroken`."""
+    if isinstance(space, spaces.Dict):
+        if not isinstance(obs, dict) or obs.keys() != space.spaces.keys():
+            keys = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
+            raise ContractBroken(f"gave {what} with the keys {keys}, its space has {sorted(space.spaces)}")
+        for key, part in space.spaces.items():
+            check_obs(obs[key], part, f"observation {key!r}")
+        return
+    try:
+        found = np.asarray(obs)
+    except ValueError as error:  # a list of lists of different lengths
+        raise ContractBroken(f"gave {what} that is no array: {error}") from error
+    expected, dtype = space.shape or (), np.dtype(space.dtype)
+    if found.dtype.kind not in "fiub":
+        raise ContractBroken(f"gave {what} as {found.dtype} ({_short(obs)}), its space has {dtype} numbers")
+    if found.shape != expected:
+        raise ContractBroken(f"gave {what} of shape {found.shape}, its space has {expected}")
+    if found.dtype.kind == "f" and dtype.kind != "f":
+        raise ContractBroken(f"gave {what} as {found.dtype}, its space has {dtype}, to which it would be cut off")
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not space.contains(found.astype(dtype)):
+        raise ContractBroken(f"gave {what} {_short(obs)}, which is outside of {space}")
+
+
+def as_number(reward: Any) -> float:
+    """A reward that is one number, of whatever type; else `ContractBroken`."""
+    if isinstance(reward, NUMBERS):
+        return float(reward)
+    found = np.asarray(reward)
+    if found.size != 1 or found.dtype.kind not in "fiub":
+        raise ContractBroken(f"gave the reward {_short(reward)} ({type(reward).__name__}), it must be one number")
+    return float(found.reshape(()))
+
+
+def as_flag(flag: Any, name: str) -> bool:
+    """A flag that is true or false, of whatever type; else `ContractBroken`."""
+    if isinstance(flag, bool | np.bool_):
+        return bool(flag)
+    found = np.asarray(flag)
+    if found.size != 1 or found.dtype.kind not in "biu" or found.reshape(()) not in (0, 1):
+        raise ContractBroken(f"gave {name}={_short(flag)} ({type(flag).__name__}), it must be True or False")
+    return bool(found.reshape(()))
+
+
+def checked_reset(came: Any, space: Space) -> tuple[Any, dict[str, Any]]:
+    """What `reset()` gave, once it was found to be right."""
+    if not isinstance(came, tuple) or len(came) != 2 or not isinstance(came[1], dict):
+        raise ContractBroken(f"gave {_short(came)} from reset(), it must be (observation, info)")
+    check_obs(came[0], space)
+    return came
+
+
+def checked_step(came: Any, space: Space) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    """What `step()` gave, with a plain number and plain flags, once it was found to be right."""
+    if not isinstance(came, tuple) or len(came) != 5 or not isinstance(came[4], dict):
+        form = f"{len(came)} values" if isinstance(came, tuple) else _short(came)
+        expected = "(observation, reward, terminated, truncated, info)"
+        raise ContractBroken(f"gave {form} from step(), it must be {expected}")
+    obs, reward, terminated, truncated, info = came
+    check_obs(obs, space)
+    return obs, as_number(reward), as_flag(terminated, "terminated"), as_flag(truncated, "truncated"), info
+
+
+class CheckContract(gymnasium.Wrapper):
+    """Refuses what breaks the contract of Gymnasium, with an error that says what."""
+
+    state_attributes = ()
+
+    def reset(self, **kwargs: Any) -> Any:
+        """As the environment's own."""
+        return checked_reset(self.env.reset(**kwargs), self.observation_space)
+
+    def step(self, action: Any) -> Any:
+        """As the environment's own."""
+        return checked_step(self.env.step(action), self.observation_space)
+
+
+def row_of(trace: TracebackType | FrameType | None) -> int | None:
+    """The number of the environment in whose call an error was raised, or a thread is; None where nothing tells.
+
+    Adapters here call it `env_number` in the loop over environments; Gymnasium's has another name for it.
+    """
+    row = None
+    for frame in _frames(trace):
+        names = frame.f_locals
+        row = names.get("env_number", row)
+        if isinstance(names.get("self"), SyncVectorEnv) and frame.f_code.co_name in ("reset", "step"):
+            row = names.get("i", row)
+    return row if isinstance(row, int) else None
+
+
+def place_of(error: BaseException) -> str:
+    """`file:line` of the innermost frame of an error; "no place" where there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "no place"
+
+
+def text_of(error: BaseException) -> str:
+    """What an error says, on one line; the error of another's `__str__` says nothing."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return ""
+
+
+def _frames(trace: TracebackType | FrameType | None) -> list[FrameType]:
+    frames: list[FrameType] = []
+    while isinstance(trace, TracebackType):
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    while isinstance(trace, FrameType):
+        frames.insert(0, trace)
+        trace = trace.f_back
+    return frames
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,203 @@
+"""Swim along the x axis with four links in a viscous fluid.
+
+Resistive-force theory: without inertia, the drag on a link is linear in its velocity, and larger across it than along
+it. Forces and torques on the whole body vanish, which gives its velocity from the rates of the joints alone. N is the
+number of environments; lengths are in links, times in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
+from canter.envs.tensor.drawing import BLACK, BLUE, RED, Picture
+from canter.specs import Continuous, Mirror, Symmetry, TensorSpec
+from canter.struct import Obs
+
+LINKS, JOINTS = 4, 3
+DRAG_ALONG, DRAG_ACROSS = 1.0, 2.0
+MAX_ANGLE = 1.2
+"""Target of a joint for an action of 1."""
+STIFFNESS, DAMPING = 400.0, 40.0
+"""Of the joints' controllers, critically damped: 1/s^2 and 1/s."""
+MAX_TORQUE = 80.0
+"""In units of a joint's inertia, so it is an angular acceleration."""
+TIME_STEP, SUBSTEPS = 0.02, 4
+
+LEFT_RIGHT = Symmetry(
+    "left-right",
+    obs={"policy": Mirror.of("--- --- +-- +-"), "motion": Mirror.of("--- --- +--")},
+    action=Mirror.of("---"),
+    state={
+        "joints": Mirror.of("---"),
+        "rates": Mirror.of("---"),
+        "position": Mirror.of("+-"),
+        "heading": Mirror.of("-"),
+    },
+)
+
+
+def centres(along: Tensor) -> Tensor:
+    """Centres of the links `[..., 4]`, seen from that of the head, by their directions; the others trail behind it."""
+    return 0.5 * (along + along[..., :1]) - along.cumsum(-1)
+
+
+def body_velocity(joints: Tensor, rates: Tensor, along: float = DRAG_ALONG, across: float = DRAG_ACROSS) -> Tensor:
+    """Velocity of the head `[N, 3]`, forward, to the left and turning, that joint rates `[N, 3]` bring about.
+
+    It solves `A v = -b` for the drag of all links at once: `A` is the resistance to moving as a rigid body `[N, 3, 3]`,
+    and `b` the drag of bending alone.
+    """
+    zero = torch.zeros_like(joints[:, :1])
+    angle, turning = (torch.cat((zero, x.cumsum(-1)), -1) for x in (joints, rates))
+    cos, sin = angle.cos(), angle.sin()
+    x, y, bend_x, bend_y = centres(torch.stack((cos, sin, -sin * turning, cos * turning))).unbind()
+    xx, xy, yy = (
+        along * cos**2 + across * sin**2,
+        (along - across) * cos * sin,
+        along * sin**2 + across * cos**2,
+    )
+    turn_x, turn_y = xy * x - xx * y, yy * x - xy * y  # force against a unit turn about the head's centre
+    spin = across / 12  # torque of a link against turning about its own centre
+    sums = torch.stack(
+        (
+            xx,
+            xy,
+            turn_x,
+            yy,
+            turn_y,
+            turn_y * x - turn_x * y + spin,
+            xx * bend_x + xy * bend_y,
+            xy * bend_x + yy * bend_y,
+            turn_x * bend_x + turn_y * bend_y + spin * turning,
+        )
+    ).sum(-1)
+    return -solve_symmetric(sums[:6], sums[6:]).T
+
+
+def solve_symmetric(matrix: Tensor, right: Tensor) -> Tensor:
+    """`x` `[3, N]` with `A x = right`, where `matrix` `[6, N]` is A by its upper triangle, row by row.
+
+    By cofactors: a solver of a library would ask the host whether it has succeeded.
+    """
+    a, b, c, d, e, f = matrix.unbind()
+    first, second, third = d * f - e * e, c * e - b * f, b * e - c * d
+    inverse = (first, second, third), (second, a * f - c * c, b * c - a * e), (third, b * c - a * e, a * d - b * b)
+    determinant = a * first + b * second + c * third
+    rows = [sum(entry * right[k] for k, entry in enumerate(row)) for row in inverse]
+    return torch.stack(rows) / determinant  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+@final
+class Swimmer(TensorEnv):
+    """Swim as fast as possible along the x axis, whatever way the head points at first; 50 actions a second.
+
+    Actions in +-1 are targets of the three joints, 1.2 rad each; controllers pull the joints there with bounded torque.
+
+    "policy" `[N, 11]`: joint angles (3) and rates (3), velocity of the head forward, to the left and turning (3),
+    cosine and sine of the angle from the head to the x axis (2). With `motion`, "motion" `[N, 9]` shows the first nine
+    alone.
+
+    The reward is the velocity of the body's centre along x, in links per second. Truncated after 400 steps.
+    """
+
+    render_fps = 1 / TIME_STEP
+
+    def __init__(
+        self,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+        *,
+        motion: bool = False,
+        max_episode_steps: int | None = 400,
+        random_start: bool = False,
+    ) -> None:
+        super().__init__(
+            "tensor:swimmer",
+            num_envs,
+            device,
+            obs={"policy": TensorSpec((11,))} | ({"motion": TensorSpec((9,))} if motion else {}),
+            action=Continuous(low=(-1.0,) * JOINTS, high=(1.0,) * JOINTS),
+            max_episode_steps=max_episode_steps,
+            random_start=random_start,
+            symmetries=(LEFT_RIGHT,),
+        )
+        self._motion = motion
+
+    def _sample_state(self) -> EnvState:
+        return {
+            "joints": self._uniform(-0.2, 0.2, JOINTS),
+            "rates": torch.zeros(self.num_envs, JOINTS, device=self.device),
+            "position": torch.zeros(self.num_envs, 2, device=self.device),
+            "heading": self._uniform(-math.pi, math.pi, 1),
+        }
+
+    def _advance(self, state: EnvState, action: Tensor) -> Outcome:
+        target, after = MAX_ANGLE * action.clamp(-1.0, 1.0), state
+        for _ in range(SUBSTEPS):  # midpoint rule: Euler's drifts even on a path that leads back and forth
+            middle = _moved(after, _slope(after, target), 0.5 * TIME_STEP / SUBSTEPS)
+            after = _moved(after, _slope(middle, target), TIME_STEP / SUBSTEPS)
+        advanced = body(after).mean(1) - body(state).mean(1)
+        reward = advanced[:, 0] / TIME_STEP
+        return Outcome(after, reward, torch.zeros_like(reward, dtype=torch.bool))
+
+    def _observe(self, state: EnvState) -> Obs:
+        joints, rates, heading = state["joints"], state["rates"], state["heading"]
+        motion = torch.cat((joints, rates, body_velocity(joints, rates)), -1)
+        seen = {"policy": torch.cat((motion, heading.cos(), -heading.sin()), -1)}
+        return seen | {"motion": motion} if self._motion else seen
+
+    def render(self) -> list[np.ndarray]:
+        """A picture of every row, from above; the head is red."""
+        return [_picture(row) for row in links(self._state).cpu().numpy()]
+
+
+def _slope(state: EnvState, target: Tensor) -> EnvState:
+    """How fast each part of the state changes."""
+    joints, rates = state["joints"], state["rates"]
+    forward, left, turning = body_velocity(joints, rates).split(1, -1)
+    cos, sin = state["heading"].cos(), state["heading"].sin()
+    return {
+        "joints": rates,
+        "rates": (STIFFNESS * (target - joints) - DAMPING * rates).clamp(-MAX_TORQUE, MAX_TORQUE),
+        "position": torch.cat((cos * forward - sin * left, sin * forward + cos * left), -1),
+        "heading": turning,
+    }
+
+
+def _moved(state: EnvState, slope: EnvState, time: float) -> EnvState:
+    return {name: tensor + time * slope[name] for name, tensor in state.items()}
+
+
+def directions(state: EnvState) -> Tensor:
+    """Unit vectors `[N, 4, 2]` along the links, in the world."""
+    bends = torch.cat((state["heading"], state["joints"]), -1).cumsum(-1)
+    return torch.stack((bends.cos(), bends.sin()), -1)
+
+
+def body(state: EnvState) -> Tensor:
+    """Centres of the links `[N, 4, 2]` in the world."""
+    return state["position"].unsqueeze(1) + centres(directions(state).mT).mT
+
+
+def links(state: EnvState) -> Tensor:
+    """Where the links begin and end `[N, 5, 2]`, from the tip of the head."""
+    halves = 0.5 * directions(state)
+    middles = body(state)
+    return torch.cat((middles[:, :1] + halves[:, :1], middles - halves), 1)
+
+
+def _picture(points: np.ndarray) -> np.ndarray:
+    x, y = points.mean(0)
+    picture = Picture((float(x), float(y)), span=8.0)
+    picture.grid(1.0)
+    picture.line(points, 0.16, BLUE)
+    picture.line(points[:2], 0.16, RED)
+    for point in points[1:-1]:
+        picture.disc(point, 0.05, BLACK)
+    return picture.pixels()

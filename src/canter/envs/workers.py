@@ -1,0 +1,174 @@
+"""Gymnasium environments in worker processes, which may raise, die or hang.
+
+N environments, one process each. An `AsyncVectorEnv` by itself waits for ever where the error of a worker cannot be
+pickled, and knows no more than that a pipe was closed where a worker died.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+import traceback
+from contextlib import suppress
+from copy import deepcopy
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector.async_vector_env import AsyncState, _async_worker
+
+from canter.envs.gymnasium_contract import CheckContract, place_of, text_of
+from canter.envs.watchdog import Watchdog
+from canter.specs import EnvFailed
+
+
+class InEnvironment(RuntimeError):
+    """An error of an environment as text, which every process can read."""
+
+
+class Reports(CheckContract):
+    """Whatever the environment raises becomes an `InEnvironment`; an error in `close` has no consequence."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        """As the environment's own."""
+        try:
+            return super().reset(**kwargs)
+        except BaseException as error:
+            raise InEnvironment(f"reset() {_said(error)}") from error
+
+    def step(self, action: Any) -> Any:
+        """As the environment's own."""
+        try:
+            return super().step(action)
+        except BaseException as error:
+            raise InEnvironment(f"step() {_said(error)}") from error
+
+    def close(self) -> None:
+        """As the environment's own."""
+        with suppress(Exception):
+            super().close()
+
+
+def work(index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, errors: Any, *rest: Any) -> None:
+    """What a worker process does: Gymnasium's loop, around an environment whose errors can be told."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which finishes the iteration first
+
+    def make() -> gymnasium.Env:
+        return Reports(env_fn())
+
+    try:
+        _async_worker(index, make, pipe, parent_pipe, memory, errors, *rest)
+    except BaseException as error:  # it could not be made
+        errors.put((index, InEnvironment, InEnvironment(f"__init__() {_said(error)}"), traceback.format_exc()))
+        with suppress(OSError):
+            pipe.send((None, False))
+
+
+class Workers:
+    """Steps an `AsyncVectorEnv`; a worker that fails, dies or takes longer than `step_timeout` is an `EnvFailed`.
+
+    `close` ends workers that do not end by themselves within `close_timeout` seconds.
+    """
+
+    def __init__(self, env: AsyncVectorEnv, step_timeout: float, close_timeout: float) -> None:
+        self.env, self.close_timeout = env, close_timeout
+        self._waiting_for = 0
+        self._late: dict[int, float] = {}
+        """Workers that were ended because they hung, and for how long they had."""
+        self._watchdog = Watchdog(step_timeout, self._end)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As `AsyncVectorEnv.reset`."""
+        results = self._ask("reset", seed, options)
+        if not self.env.shared_memory:
+            self._put_together([obs for obs, _ in results])
+        return self._observations(), self._infos([info for _, info in results])
+
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """As `AsyncVectorEnv.step`."""
+        obs, reward, terminated, truncated, info = zip(*self._ask("step", actions), strict=True)
+        if not self.env.shared_memory:
+            self._put_together(list(obs))
+        columns = np.array(reward, np.float64), np.array(terminated, bool), np.array(truncated, bool)
+        return self._observations(), *columns, self._infos(info)
+
+    def close(self) -> None:
+        """End all workers."""
+        self._watchdog.close()
+        # Where one hung, others may hang too: the run has waited long enough.
+        patience = min(self.close_timeout, 1.0) if self._late else self.close_timeout
+        env, until = self.env, time.monotonic() + patience
+        for pipe in filter(None, env.parent_pipes):
+            with suppress(OSError):
+                pipe.send(("close", None))
+        for process in env.processes:
+            process.join(max(0.0, until - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        for pipe in filter(None, env.parent_pipes):
+            pipe.close()
+        env.closed = True
+
+    def _ask(self, what: str, *arguments: Any) -> list[Any]:
+        """Send a call to all workers and wait for their answers."""
+        env, self._waiting_for = self.env, 0
+        self._watchdog.begin()
+        try:
+            getattr(env, f"{what}_async")(*arguments)
+            answers = []
+            for self._waiting_for, pipe in enumerate(env.parent_pipes):
+                answers.append(pipe.recv())
+        except (EOFError, OSError) as error:
+            raise self._dead(what) from error
+        finally:
+            self._watchdog.end()
+            env._state = AsyncState.DEFAULT
+        if not all(success for _, success in answers):
+            raise self._told(what)
+        return [result for result, _ in answers]
+
+    def _end(self, seconds: float) -> None:
+        """End the worker that is being waited for; the wait then ends as if it had died by itself."""
+        self._late[self._waiting_for] = seconds
+        self.env.processes[self._waiting_for].kill()
+
+    def _dead(self, what: str) -> EnvFailed:
+        for number, process in enumerate(self.env.processes):
+            if number in self._late:
+                text = f"{what}() took more than {self._watchdog.seconds:g} s (env.step_timeout), so it was ended"
+                return EnvFailed(f"{text} ({process.name}, process {process.pid})", number)
+        self.env.processes[self._waiting_for].join(1.0)  # its pipe is closed a moment before it is gone
+        for number, process in enumerate(self.env.processes):
+            if process.exitcode is not None:
+                how = f"exit code {process.exitcode}"
+                if process.exitcode < 0:
+                    how = f"signal {signal.Signals(-process.exitcode).name}"
+                return EnvFailed(f"its worker died in {what}(): {how} ({process.name}, process {process.pid})", number)
+        return EnvFailed(f"its worker closed the connection in {what}()", self._waiting_for)
+
+    def _told(self, what: str) -> EnvFailed:
+        try:
+            number, _, value, trace = self.env.error_queue.get(timeout=10.0)
+        except queue.Empty:
+            return EnvFailed(f"a worker failed in {what}() and did not say why", None)
+        return EnvFailed(str(value), number, trace)
+
+    def _put_together(self, rows: list[Any]) -> None:
+        space = self.env.single_observation_space
+        self.env.observations = gymnasium.vector.utils.concatenate(space, rows, self.env.observations)
+
+    def _observations(self) -> Any:
+        return deepcopy(self.env.observations) if self.env.copy else self.env.observations
+
+    def _infos(self, rows: Any) -> dict[str, Any]:
+        infos: dict[str, Any] = {}
+        for number, info in enumerate(rows):
+            infos = self.env._add_info(infos, info, number)
+        return infos
+
+
+def _said(error: BaseException) -> str:
+    return f"raised {type(error).__name__}: {text_of(error)} ({place_of(error)})"

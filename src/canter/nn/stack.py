@@ -1,0 +1,248 @@
+"""Layers of several networks of one shape at once, with norms and residual blocks.
+
+E members, B rows, D features. One network is a stack of one member.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from canter import distributed
+from canter.nn.cnn import CNNConfig
+from canter.nn.mlp import Activation, Init, activations
+from canter.nn.network import Network, NetworkConfig, networks, select_groups
+from canter.specs import TensorSpec
+from canter.struct import Obs, State
+
+Norm = Literal["none", "layer", "rms", "batch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """Encoders of the observations, layers, residual blocks and norms."""
+
+    obs_groups: tuple[str, ...] | None = None
+    """Observation groups to read; None takes "policy" (for a critic: "critic") or, failing that, all that there are."""
+    normalize_obs: bool = False
+    """Standardise vector observations by running statistics, clipped at 10 standard deviations."""
+    cnn: CNNConfig = field(default_factory=CNNConfig)
+    """Encoder for image groups (three axes)."""
+    hidden: tuple[int, ...] = (256, 256)
+    """Width of each layer; with `blocks` the last one is linear, without norm and activation."""
+    blocks: int = 0
+    """Residual blocks behind the layers: twice a layer with norm and activation, added to what came in."""
+    expansion: int = 4
+    """Width of the first layer of a block, in units of the last of `hidden`."""
+    activation: Activation = "relu"
+    """Non-linearity."""
+    norm: Norm = "none"
+    """Before each activation. "batch" needs an algorithm that learns from joint batches: sac."""
+    input_norm: Norm = "none"
+    """Of what the first layer reads."""
+    output_norm: Norm = "none"
+    """Of what the last layer gives."""
+    init: Init = "default"
+    """How weights begin: torch's default, or orthogonal matrices."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of the products in layers and blocks."""
+
+    def __post_init__(self) -> None:
+        """Refuse layers without width."""
+        if not self.hidden or any(width < 1 for width in self.hidden):
+            raise ValueError(f"hidden={self.hidden} must be one or more widths of at least 1")
+        for name, least in (("blocks", 0), ("expansion", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+
+    def encoder(self, obs: dict[str, TensorSpec], role: str) -> Network:
+        """What reads the observation groups: normalisers, image encoders, everything side by side."""
+        config = NetworkConfig(hidden=(), activation=self.activation, normalize_obs=self.normalize_obs, cnn=self.cnn)
+        return Network(config, select_groups(self.obs_groups, obs, role))
+
+
+@networks.register("stack")
+@dataclass(frozen=True, kw_only=True)
+class StackNetworkConfig(StackConfig):
+    """A network with norms and residual blocks."""
+
+    def build(self, obs: dict[str, TensorSpec], role: str) -> StackNetwork:
+        """The network for these observation groups."""
+        return StackNetwork(self, self.encoder(obs, role))
+
+
+class StackedLinear(nn.Module):
+    """`[E, B, in]` to `[E, B, out]`, a matrix for each member in one batched product."""
+
+    def __init__(self, members: int, width: int, out: int, init: Init, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(members, width, out))
+        self.bias = nn.Parameter(torch.zeros(members, 1, out)) if bias else None
+        if init == "orthogonal":
+            for matrix in self.weight:
+                nn.init.orthogonal_(matrix)
+        else:  # as torch begins a linear layer
+            nn.init.uniform_(self.weight, -1 / math.sqrt(width), 1 / math.sqrt(width))
+            if self.bias is not None:
+                nn.init.uniform_(self.bias, -1 / math.sqrt(width), 1 / math.sqrt(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One product for all members."""
+        return torch.bmm(x, self.weight) if self.bias is None else torch.baddbmm(self.bias, x, self.weight)
+
+
+class Scaled(nn.Module):
+    """What norms have in common: a learned scale, and where the mean is taken away a learned shift, per member."""
+
+    def __init__(self, members: int, width: int, eps: float, shift: bool) -> None:
+        super().__init__()
+        self.eps, self.weight = eps, nn.Parameter(torch.ones(members, 1, width))
+        self.bias = nn.Parameter(torch.zeros(members, 1, width)) if shift else None
+
+
+class StackedLayerNorm(Scaled):
+    """Layer norm of each row."""
+
+    def __init__(self, members: int, width: int) -> None:
+        super().__init__(members, width, 1e-5, shift=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[E, B, D]`."""
+        x = nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps)
+        assert self.bias is not None
+        return torch.addcmul(self.bias, x, self.weight)
+
+
+class StackedRMSNorm(Scaled):
+    """Each row divided by its root mean square."""
+
+    def __init__(self, members: int, width: int) -> None:
+        super().__init__(members, width, 1e-6, shift=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[E, B, D]`."""
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class StackedBatchNorm(Scaled):
+    """Batch norm by running statistics; within `batch_statistics` by those of the batch, which move the running ones.
+
+    Unlike torch's it does not begin in training mode, so that a policy that acts is never changed by acting.
+    """
+
+    mean: Tensor
+    var: Tensor
+
+    def __init__(self, members: int, width: int, momentum: float = 0.01) -> None:
+        super().__init__(members, width, 1e-5, shift=True)
+        self.momentum = momentum
+        self.register_buffer("mean", torch.zeros(members, 1, width))
+        self.register_buffer("var", torch.ones(members, 1, width))
+        self.train(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[E, B, D]`, the statistics over B."""
+        mean, var = self.mean, self.var
+        if self.training:
+            var, mean = torch.var_mean(x.float(), 1, correction=0, keepdim=True)
+            with torch.no_grad():
+                self.mean.lerp_(distributed.mean(mean.detach()), self.momentum)
+                self.var.lerp_(distributed.mean(var.detach()), self.momentum)
+        assert self.bias is not None
+        return torch.addcmul(self.bias, (x - mean) * torch.rsqrt(var + self.eps), self.weight)
+
+
+NORMS: dict[str, type[nn.Module]] = {"layer": StackedLayerNorm, "rms": StackedRMSNorm, "batch": StackedBatchNorm}
+
+
+def make_norm(kind: Norm, members: int, width: int) -> nn.Module:
+    """The norm of that kind; the identity for none."""
+    return nn.Identity() if kind == "none" else NORMS[kind](members, width)
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Whether what a module gives for a row may depend on the other rows."""
+    return any(isinstance(part, StackedBatchNorm) for part in module.modules())
+
+
+@contextmanager
+def batch_statistics(module: nn.Module) -> Iterator[None]:
+    """Batch norms inside of it use, and remember, the statistics of the batch."""
+    module.train()
+    yield
+    module.train(False)
+
+
+class Block(nn.Module):
+    """A wide layer and one back, each with norm and activation, added to what came in."""
+
+    def __init__(self, config: StackConfig, members: int, width: int) -> None:
+        super().__init__()
+        wide, bias = config.expansion * width, config.norm in ("none", "rms")
+        self.layers = nn.Sequential(
+            StackedLinear(members, width, wide, config.init, bias),
+            make_norm(config.norm, members, wide),
+            activations[config.activation](),
+            StackedLinear(members, wide, width, config.init, bias),
+            make_norm(config.norm, members, width),
+            activations[config.activation](),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[E, B, D]`."""
+        return x + self.layers(x)
+
+
+class Stack(nn.Module):
+    """`[E, B, in]` to `[E, B, hidden[-1]]`."""
+
+    def __init__(self, config: StackConfig, members: int, width: int) -> None:
+        super().__init__()
+        self.in_bfloat16 = config.precision == "bfloat16"
+        layers: list[nn.Module] = [make_norm(config.input_norm, members, width)]
+        for number, out in enumerate(config.hidden):
+            linear = config.blocks > 0 and number == len(config.hidden) - 1
+            bias = linear or config.norm in ("none", "rms")  # a norm that takes the mean away has its own
+            layers.append(StackedLinear(members, width, out, config.init, bias))
+            if not linear:
+                layers += [make_norm(config.norm, members, out), activations[config.activation]()]
+            width = out
+        layers += [Block(config, members, width) for _ in range(config.blocks)]
+        self.layers = nn.Sequential(*layers, make_norm(config.output_norm, members, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In float32, whatever the layers multiply in."""
+        if not self.in_bfloat16:
+            return self.layers(x)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            return self.layers(x).float()
+
+
+class StackNetwork(nn.Module):
+    """Observation groups to features, by a stack of one member."""
+
+    def __init__(self, config: StackNetworkConfig, encoder: Network) -> None:
+        super().__init__()
+        self.encoder, self.groups, self.features = encoder, encoder.groups, config.hidden[-1]
+        self.stack = Stack(config, 1, encoder.features)
+
+    def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Features `[L, B, features]` of observations `[L, B, ...]`, and the state, which is none."""
+        encoded = self.encoder.encode(obs)
+        return self.stack(encoded.reshape(1, -1, encoded.shape[-1])).view(*encoded.shape[:-1], self.features), state
+
+    unroll = forward
+
+    def initial_state(self, num_envs: int) -> State:
+        """None: there is no memory."""
+        return ()
+
+    def update_statistics(self, obs: Obs, valid: Tensor) -> None:
+        """Move the observation statistics by the valid rows of `obs` `[T, N, ...]`."""
+        self.encoder.update_statistics(obs, valid)

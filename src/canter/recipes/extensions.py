@@ -1,0 +1,76 @@
+"""Curiosity where rewards are rare, and mirror images of robots that look the same in a mirror."""
+
+from __future__ import annotations
+
+from canter.algorithms.ppo import BonusValueConfig, PPOConfig
+from canter.config import TrainConfig
+from canter.envs import EnvConfig
+from canter.extensions import RNDConfig, SymmetryConfig
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.heads import StdConfig
+from canter.nn.network import NetworkConfig
+from canter.optim import OptimizerConfig
+from canter.schedules import Constant, Linear
+
+SWIMMER_GOAL, QUADROTOR_GOAL = 150.0, 300.0
+"""Returns of an episode that count as learned."""
+
+
+def maze(*, curious: bool = True) -> TrainConfig:
+    """Find the end of a U-shaped corridor, driven by curiosity (`curious`) or by chance."""
+    return TrainConfig(
+        env=EnvConfig(id="tensor:maze", num_envs=64),
+        total_steps=1_000_000,
+        algorithm=PPOConfig(
+            horizon=128,
+            epochs=4,
+            num_minibatches=8,
+            gamma=0.995,
+            optimizer=OptimizerConfig(learning_rate=Constant(3e-4)),
+            extensions=(RNDConfig(),) if curious else (),
+            bonus_value=BonusValueConfig() if curious else None,
+        ),
+    )
+
+
+def deep_sea(*, curious: bool = True) -> TrainConfig:
+    """The bottom right of a 20 x 20 grid, which chance finds once in a million episodes."""
+    return TrainConfig(
+        env=EnvConfig(id="tensor:deep-sea", num_envs=64, options={"size": 20}),
+        total_steps=400_000,
+        algorithm=PPOConfig(
+            horizon=40,
+            epochs=4,
+            num_minibatches=8,
+            optimizer=OptimizerConfig(learning_rate=Constant(1e-3)),
+            model=ModelConfig(policy=NetworkConfig(normalize_obs=False)),
+            extensions=(RNDConfig(),) if curious else (),
+            bonus_value=BonusValueConfig() if curious else None,
+        ),
+    )
+
+
+def swimmer(*, mirrored: bool = True) -> TrainConfig:
+    """Swim with four links; learn from mirror images too (`mirrored`)."""
+    return _robot("tensor:swimmer", mirrored)
+
+
+def quadrotor(*, mirrored: bool = True) -> TrainConfig:
+    """Hover and follow; learn from mirror images across two axes too (`mirrored`)."""
+    return _robot("tensor:quadrotor", mirrored)
+
+
+def _robot(env_id: str, mirrored: bool) -> TrainConfig:
+    return TrainConfig(
+        # Episodes that do not all end together: then the mean return is of recent ones.
+        env=EnvConfig(id=env_id, num_envs=128, options={"random_start": True}),
+        total_steps=200_000,
+        algorithm=PPOConfig(
+            horizon=16,
+            epochs=5,
+            num_minibatches=8,
+            optimizer=OptimizerConfig(learning_rate=Linear(1e-3)),
+            model=ModelConfig(std=StdConfig(initial=0.5)),
+            extensions=(SymmetryConfig(mirror_loss=10.0),) if mirrored else (),
+        ),
+    )

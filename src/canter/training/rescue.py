@@ -1,0 +1,132 @@
+"""What is kept of a run in case that its next iteration fails: the state at the end of the one before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canter.runs.parts import Parts
+from canter.specs import Capturable
+from canter.struct import Metrics, copy_all_, tree_leaves
+from canter.training.collector import Collector
+from canter.training.episodes import SPOILT, NonFiniteUpdate
+
+NOT_KEPT = "the environment's state from before the failure was not kept"
+"""Why episodes start anew after a failure where the state of the environment is not copied before every rollout."""
+
+
+class RunFailed(RuntimeError):
+    """An environment ended the run; what was learned before its last rollout is saved where there is a folder.
+
+    The message says what the environment did, `kept` what became of the run.
+    """
+
+    def __init__(self, what: str, kept: str) -> None:
+        super().__init__(f"{what}. {kept}")
+        self.what, self.kept = what, kept
+
+
+class LastGood:
+    """The state of algorithm and collector at the end of the last iteration in which everything was finite.
+
+    It is copied where it lives at the end of every iteration, unless something in it or in the rollout is not finite,
+    in this iteration or in one since the host last read. On a GPU, where the host learns of a NaN only when it reads,
+    whatever was computed after it can so be forgotten. Nothing waits for the host, and the launches are part of the
+    captured update. A second copy, `clean`, stops also at a metric that is not finite: an optimiser leaves out steps by
+    gradients that are not, so the run goes on, and the state before the first one explains it. In all it takes memory
+    for the state three times.
+
+    The host keeps besides, for each iteration since it last read, the random states at its beginning, and the state of
+    the environment where that is no matter of a captured graph.
+    """
+
+    def __init__(self, parts: Parts, collector: Collector) -> None:
+        self.parts, self.collector = parts, collector
+        living = getattr(parts.algorithm, "living", lambda: None)()
+        self.shown = living is not None
+        """Whether the algorithm shows its state where it lives; else it is copied by the host, which reads at once."""
+        collector.tracker.reads_at_once |= not self.shown
+        self.living = tree_leaves((living, collector.tensors()))
+        self.fresh, self.fresh_leaves = _side_by_side(self.living)
+        self.kept, self.kept_leaves = _side_by_side(self.living)
+        self.clean, self.clean_leaves = _side_by_side(self.living)
+        self.flags = torch.ones(2, dtype=torch.bool, device=self.living[0].device)
+        """Whether state and rollout are finite, and whether metrics are too, in all iterations since the host read."""
+        self.random: list[list[Tensor]] = []
+        self.env: dict[str, Any] | None = None
+        self.algorithm: dict[str, Any] | None = None
+        self.iteration = 0
+        """The last one that the host has read."""
+
+    def arm(self) -> None:
+        """Take the state as it is now for a good one, of which the host knows everything."""
+        copy_all_(self.kept_leaves, self.living)
+        copy_all_(self.clean_leaves, self.living)
+        self.flags.fill_(True)
+        self.read()
+
+    def read(self) -> None:
+        """The host has read everything up to now, and found it finite."""
+        self.random.clear()
+        self.iteration = self.parts.run.progress().iteration
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        self.random.append([generator.get_state() for generator in self.parts.algorithm.generators()])
+        if not (self.flags.is_cuda and isinstance(self.collector.env, Capturable)):
+            self.env = self.collector.env_state()
+        if not self.shown:
+            self.algorithm = self.parts.algorithm.state_dict()
+
+    def settle(self, metrics: Metrics) -> None:
+        """An iteration has ended: copy its state, if everything is finite.
+
+        Raises `NonFiniteUpdate` if the new state is not, where the host reads at once, as on a CPU.
+        """
+        copy_all_(self.fresh_leaves, self.living)
+        state = torch.stack([(x - x).sum().double() for x in self.fresh.values() if x.is_floating_point()]).sum() == 0
+        if self.collector.tracker.reads_at_once and not state:
+            raise NonFiniteUpdate(SPOILT)
+        told = [value.detach().double() for value in metrics.values()]
+        good = state & self.collector.tracker.finite
+        self.flags.logical_and_(torch.stack([good, good & torch.isfinite(torch.stack(told or [state.double()])).all()]))
+        for dtype, fresh in self.fresh.items():
+            for flag, copies in ((self.flags[0], self.kept), (self.flags[1], self.clean)):
+                torch.where(flag, fresh, copies[dtype], out=copies[dtype])
+
+    def before_unclean(self, good: int) -> dict[str, Any]:
+        """State of the algorithm before the first iteration with a metric that is not finite; changes nothing."""
+        copy_all_(self.fresh_leaves, self.living)
+        copy_all_(self.living, self.clean_leaves)
+        state = self.algorithm or self.parts.algorithm.state_dict()
+        copy_all_(self.living, self.fresh_leaves)
+        return {"algorithm": state, "random": self.random[good]}
+
+    def before(self, good: int) -> dict[str, Any]:
+        """State of algorithm and collector after `good` iterations since the last reading; loads it into both."""
+        copy_all_(self.living, self.kept_leaves)
+        counted = self.parts.run.progress().iteration - self.iteration
+        if good < len(self.random):
+            for generator, state in zip(self.parts.algorithm.generators(), self.random[good], strict=True):
+                generator.set_state(state)
+        self.collector.steps_before -= (counted - good) * self.collector.algorithm.horizon
+        env = self.env if good == len(self.random) - 1 else None
+        return {
+            "algorithm": self.algorithm or self.parts.algorithm.state_dict(),
+            "collector": self.collector.state_after_failure(env, NOT_KEPT),
+        }
+
+
+def _side_by_side(leaves: list[Tensor]) -> tuple[dict[torch.dtype, Tensor], list[Tensor]]:
+    """Memory for copies of tensors, one after the other in a buffer for each dtype; the buffers, and the places."""
+    sizes: dict[torch.dtype, int] = {}
+    for leaf in leaves:
+        sizes[leaf.dtype] = sizes.get(leaf.dtype, 0) + leaf.numel()
+    buffers = {dtype: torch.empty(size, dtype=dtype, device=leaves[0].device) for dtype, size in sizes.items()}
+    rest, places = dict(buffers), []
+    for leaf in leaves:
+        places.append(rest[leaf.dtype][: leaf.numel()].view(leaf.shape))
+        rest[leaf.dtype] = rest[leaf.dtype][leaf.numel() :]
+    return buffers, places

@@ -1,0 +1,375 @@
+"""SAC in small: what each setting does, what is refused, and that a stopped run goes on to the bit."""
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from canter.algorithms.base import algorithms, unused_by
+from canter.algorithms.ppo import PPOConfig
+from canter.algorithms.sac import SACConfig, TemperatureConfig
+from canter.algorithms.sac.exploration import KeptNoise
+from canter.algorithms.sac.reward_scale import ReturnScale
+from canter.data.replay import ReplayConfig
+from canter.data.rollout import Rollout
+from canter.envs.tensor import tensor_envs
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.critics import CriticConfig
+from canter.nn.heads import StdConfig
+from canter.nn.network import NetworkConfig
+from canter.nn.stack import StackNetworkConfig, batch_statistics
+from canter.optim import OptimizerConfig
+from canter.schedules import AdaptiveKL, Constant, Linear
+from canter.specs import Continuous, Discrete, EnvSpec, TensorSpec
+from canter.storage.tree import decode, encode
+from canter.training.collector import Collector
+
+NETWORK = NetworkConfig(hidden=(16,), activation="relu", init="default", normalize_obs=False)
+SMALL = SACConfig(
+    horizon=2,
+    batch_size=16,
+    warmup_steps=24,
+    policy=NETWORK,
+    critic=CriticConfig(hidden=(16, 16)),
+    replay=ReplayConfig(capacity=64),
+)
+LARGE = replace(
+    SMALL,
+    policy=StackNetworkConfig(hidden=(8,), blocks=1, norm="batch", input_norm="batch", output_norm="rms"),
+    critic=CriticConfig(hidden=(8,), blocks=1, norm="batch", input_norm="batch", output_norm="rms", atoms=11),
+    policy_delay=2,
+    noise_repeat=4,
+    scale_rewards=True,
+    n_steps=3,
+    updates_per_step=1.5,
+    temperature=TemperatureConfig(initial=0.01, target_std=0.15),
+    optimizer=OptimizerConfig(learning_rate=Linear(3e-4, 1e-4), eps=1e-8, max_grad_norm=math.inf),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Training:
+    def __init__(self, config, seed=0, envs=4):
+        self.env = tensor_envs["pendulum"](envs, "cpu", max_episode_steps=7)
+        self.algorithm = config.build(self.env.spec, seed)
+        self.collector = Collector(self.env, self.algorithm, seed)
+        self.done = 0
+
+    def iterate(self, count=1):
+        for _ in range(count):
+            self.algorithm.set_progress(self.done / 40)
+            self.algorithm.begin_iteration()
+            metrics = self.algorithm.update(self.collector.collect())
+            self.done += 1
+        return {name: value.clone() for name, value in metrics.items()}
+
+    def weights(self):
+        modules = self.algorithm.learner.modules().values()
+        return torch.cat([x.double().flatten() for module in modules for x in module.state_dict().values()])
+
+
+def state_of(run):
+    return encode({"algorithm": run.algorithm.state_dict(), "collector": run.collector.state_dict()})
+
+
+@pytest.mark.parametrize("config", [SMALL, LARGE], ids=["small", "large"])
+def test_stopped_after_any_iteration_a_run_goes_on_to_the_bit(config):
+    run, saved, seen = Training(config), [], []
+    for _ in range(14):
+        saved.append(state_of(run))
+        seen.append(run.iterate())
+    final = state_of(run)
+    assert run.algorithm.updates > 0 and run.algorithm.replay.head > run.algorithm.replay.slots  # the ring has turned
+    for stop in range(14):
+        resumed = Training(config, seed=9)
+        state = decode(*saved[stop])
+        resumed.algorithm.load_state_dict(state["algorithm"])
+        resumed.collector.load_state_dict(state["collector"])
+        resumed.done = stop
+        for iteration in range(stop, 14 if stop % 5 == 0 else min(stop + 2, 14)):
+            assert resumed.iterate() == seen[iteration], (stop, iteration)
+        assert state_of(resumed) == (final if resumed.done == 14 else saved[resumed.done]), stop
+
+
+def test_a_ring_that_is_left_out_is_refilled_by_the_policy_and_said_so(caplog):
+    config = replace(SMALL, replay=ReplayConfig(capacity=64, save=False))
+    run = Training(config)
+    run.iterate(8)
+    resumed = Training(config, seed=5)
+    resumed.algorithm.load_state_dict(decode(*encode(run.algorithm.state_dict())))
+    assert "holds no remembered transitions (replay.save=false): 24 are collected, by the policy" in caplog.text
+    updates, weights = resumed.algorithm.updates, resumed.weights()
+    resumed.iterate(2)
+    assert not resumed.algorithm.stage.random and resumed.algorithm.updates == updates
+    assert torch.equal(weights, resumed.weights())
+    resumed.iterate(1)  # 24 rows are there
+    assert resumed.algorithm.updates == updates + 2 and not torch.equal(weights, resumed.weights())
+
+
+def test_the_warm_up_is_random_and_learns_nothing():
+    run = Training(SMALL)
+    before, actions = run.weights(), []
+    for _ in range(2):
+        assert run.iterate().keys() == {"replay/rows"}
+        actions.append(run.collector.rollout.record.action.clone())
+    assert torch.equal(before, run.weights()) and run.algorithm.stage.random
+    assert torch.cat(actions).abs().max() <= 1
+    assert run.iterate()["optim/minibatch_updates"] == 2  # the third rollout makes 24 rows
+    run.iterate()
+    assert not run.algorithm.stage.random and not torch.equal(before, run.weights())
+
+
+CHANGES = {
+    "horizon": 4,
+    "updates_per_step": 2.0,
+    "batch_size": 24,
+    "warmup_steps": 16,
+    "n_steps": 3,
+    "gamma": 0.9,
+    "tau": 0.1,
+    "pessimism": "mean",
+    "policy_delay": 2,
+    "noise_repeat": 8,
+    "scale_rewards": True,
+    "temperature": TemperatureConfig(initial=0.1),
+    "policy": replace(NETWORK, hidden=(12,)),
+    "std": StdConfig(kind="network", initial=0.5),
+    "policy_gain": 0.01,
+    "critic": CriticConfig(hidden=(16, 16), members=3),
+    "optimizer": OptimizerConfig(learning_rate=Constant(1e-3)),
+    "critic_optimizer": OptimizerConfig(learning_rate=Constant(1e-3)),
+    "replay": ReplayConfig(capacity=32),
+}
+NESTED = {
+    "temperature": [
+        TemperatureConfig(learned=False),
+        TemperatureConfig(target_entropy=0.5),
+        TemperatureConfig(target_std=0.15),
+        TemperatureConfig(optimizer=OptimizerConfig(learning_rate=Constant(1e-2))),
+    ],
+    "critic": [
+        replace(SMALL.critic, norm="layer"),
+        replace(SMALL.critic, norm="rms"),
+        replace(SMALL.critic, norm="batch"),
+        replace(SMALL.critic, input_norm="batch"),
+        replace(SMALL.critic, output_norm="rms"),
+        replace(SMALL.critic, blocks=1),
+        replace(SMALL.critic, blocks=1, expansion=2),
+        replace(SMALL.critic, activation="tanh"),
+        replace(SMALL.critic, init="orthogonal"),
+        replace(SMALL.critic, normalize_obs=True),
+        replace(SMALL.critic, precision="bfloat16"),
+        replace(SMALL.critic, atoms=11),
+        replace(SMALL.critic, atoms=11, support=(-50.0, 0.0)),
+        replace(SMALL.critic, atoms=11, members=3),
+    ],
+    "policy": [
+        replace(NETWORK, normalize_obs=True),
+        StackNetworkConfig(hidden=(16,), norm="layer"),
+        StackNetworkConfig(hidden=(16,), norm="batch"),
+    ],
+    "replay": [ReplayConfig(capacity=64, dtype="bfloat16")],
+}
+
+
+def test_every_setting_is_in_the_table():
+    names = {field.name for field in fields(SMALL)} - {"return_limit"}  # tested with scale_rewards below
+    assert names == set(CHANGES)
+
+
+def cases():
+    yield from CHANGES.items()
+    for name, values in NESTED.items():
+        for value in values:
+            yield name, value
+
+
+@pytest.mark.parametrize(("name", "value"), list(cases()), ids=lambda value: str(value)[:60])
+def test_every_setting_changes_what_is_learned(name, value):
+    results = []
+    for config in (SMALL, replace(SMALL, **{name: value})):
+        run = Training(config)
+        run.iterate(24 // config.horizon)
+        assert torch.isfinite(run.weights()).all()
+        results.append(run.weights())
+    assert results[0].shape != results[1].shape or not torch.equal(*results)
+
+
+def test_the_limit_of_returns_changes_what_is_learned():
+    results = []
+    for limit in (5.0, 0.5):
+        run = Training(replace(SMALL, scale_rewards=True, return_limit=limit))
+        run.iterate(6)
+        results.append(run.weights())
+    assert not torch.equal(*results)
+
+
+def test_the_policy_learns_in_every_second_update_only():
+    run = Training(replace(SMALL, policy_delay=2, updates_per_step=0.5))  # one update an iteration
+    run.iterate(2)
+    moved = []
+    for _ in range(6):
+        before = torch.cat([p.detach().flatten().clone() for p in run.algorithm.policy.actor.parameters()])
+        critics = run.algorithm.learner.flat.clone()
+        run.iterate()
+        after = torch.cat([p.detach().flatten() for p in run.algorithm.policy.actor.parameters()])
+        moved.append(not torch.equal(before, after))
+        assert not torch.equal(critics, run.algorithm.learner.flat)
+    assert moved == [False, True] * 3
+
+
+def test_slow_copies_follow_by_tau():
+    run = Training(SMALL)
+    run.iterate(3)
+    learner = run.algorithm.learner
+    slow = learner.slow_flat.clone()
+    batch = run.algorithm.replay.sample(16, 1, 0.99, torch.Generator().manual_seed(0))
+    learner.update(batch, torch.randn(2, 16, 1), True)
+    torch.testing.assert_close(learner.slow_flat, slow + 0.005 * (learner.flat - slow))
+
+
+def test_rows_whose_last_observation_was_given_up_teach_nothing():
+    run = Training(SMALL)
+    run.iterate(6)
+    batch = run.algorithm.replay.sample(16, 1, 0.99, torch.Generator().manual_seed(0))
+    weights = []
+    for reward in (batch.reward, torch.where(torch.arange(16) < 4, 1e6, batch.reward)):
+        other = Training(SMALL)
+        valid = torch.arange(16) >= 4
+        other.algorithm.learner.learn_critics(replace(batch, reward=reward, valid=valid), torch.zeros(16, 1))
+        weights.append(other.weights())
+    assert torch.equal(*weights)
+
+
+def test_batch_norm_uses_joint_batches_to_learn_and_running_statistics_to_act():
+    run = Training(LARGE)
+    run.iterate(10)
+    critics, actor = run.algorithm.learner.critics, run.algorithm.policy.actor
+    obs = {"policy": torch.randn(8, 3)}
+    first = run.algorithm.policy.params(obs, ())[0]
+    torch.testing.assert_close(run.algorithm.policy.params({"policy": obs["policy"][:2]}, ())[0], first[:2])
+    assert not actor.training or not any(m.training for m in actor.modules() if hasattr(m, "momentum"))
+    norm = next(m for m in critics.modules() if hasattr(m, "momentum"))
+    x = 3 + 2 * torch.randn(norm.mean.shape[0], 64, norm.mean.shape[-1])
+    before = norm.mean.clone()
+    with batch_statistics(critics):
+        y = norm(x)
+    plain = (x - x.mean(1, keepdim=True)) / (x.var(1, correction=0, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(y, plain * norm.weight + norm.bias)
+    torch.testing.assert_close(norm.mean, before + 0.01 * (x.mean(1, keepdim=True) - before))
+
+
+def test_noise_lasts_as_long_as_the_law_says():
+    noise, generator = KeptNoise(4, 2000, 1), torch.Generator().manual_seed(0)
+    like, before, lengths, current = torch.zeros(2000, 1), None, [], torch.zeros(2000)
+    for _ in range(60):
+        now = noise(like, generator).clone()
+        if before is not None:
+            changed = (now != before).squeeze(-1)
+            lengths += current[changed].tolist()
+            current[changed] = 0
+        current += 1
+        before = now
+    share = torch.tensor(lengths).long().bincount(minlength=5)[1:] / len(lengths)
+    weights = torch.tensor([1.0, 1 / 4, 1 / 9, 1 / 16])
+    torch.testing.assert_close(share, weights / weights.sum(), atol=0.01, rtol=0)
+
+
+def test_scale_of_rewards_is_that_of_all_returns_seen():
+    spec = EnvSpec({"policy": TensorSpec((1,))}, Continuous((-1.0,), (1.0,)), 2)
+    scale, generator = ReturnScale(0.9, 5.0, 2), torch.Generator().manual_seed(0)
+    rollout = Rollout.allocate(5, {"policy": torch.zeros(2, 1)}, (), spec)
+    returns, running = [], [0.0, 0.0]
+    for _ in range(20):
+        rollout.reward.copy_(torch.randn(5, 2, generator=generator) * 3)
+        rollout.terminated.copy_(torch.rand(5, 2, generator=generator) < 0.2)
+        rollout.valid.copy_(torch.rand(5, 2, generator=generator) < 0.9)
+        scale.update(rollout)
+        for t in range(5):
+            for env in range(2):
+                if rollout.valid[t, env]:
+                    running[env] = 0.9 * running[env] + rollout.reward[t, env].item()
+                    returns.append(running[env])
+                if rollout.terminated[t, env]:
+                    running[env] = 0.0
+    returns = torch.tensor(returns, dtype=torch.float64)
+    unit = max(returns.std(correction=0).item(), returns.abs().max().item() / 5.0)
+    assert scale(torch.tensor(7.0)).item() == pytest.approx(7.0 / unit, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"updates_per_step": 0.3}, r"updates_per_step=0.3 times horizon=2 .*use updates_per_step=0.5"),
+        ({"gamma": 1.0}, "gamma=1.0 must lie in 0..1, without 1"),
+        ({"tau": 0.0}, "tau=0.0 must lie above 0"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"warmup_steps": 1000}, "warmup_steps=1000 never fit into replay.capacity=64"),
+        ({"optimizer": OptimizerConfig(learning_rate=AdaptiveKL(1e-3))}, "optimizer.learning_rate: adaptive_kl"),
+    ],
+)
+def test_values_without_sense_are_refused_by_name(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **change)
+    with pytest.raises(ValueError, match="give one of them"):
+        TemperatureConfig(target_std=0.1, target_entropy=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (Discrete(3), r"sac needs continuous actions, and those of Maze are Discrete\(n=3\); use --algorithm ppo"),
+        (
+            Continuous((-1.0, -math.inf), (1.0, 1.0)),
+            "component 1 of Maze has low=-inf, high=1.0: bound the action space",
+        ),
+    ],
+)
+def test_actions_that_cannot_be_squashed_are_refused(action, message):
+    spec = EnvSpec({"policy": TensorSpec((2,))}, action, 1, env_id="Maze")
+    with pytest.raises(ValueError, match=message):
+        SMALL.build(spec, 0)
+
+
+def test_settings_without_a_part_are_said():
+    spec = Training(SMALL).env.spec
+    assert unused_by(SMALL, spec) == [] and unused_by(SACConfig(), spec) == []
+    config = replace(SMALL, return_limit=3.0, temperature=TemperatureConfig(learned=False, target_std=0.2))
+    lines = "\n".join(unused_by(config, spec))
+    assert "algorithm.return_limit=3.0 has no part here: scale_rewards is off" in lines
+    assert "algorithm.temperature.target_std=0.2 has no part here" in lines
+    assert algorithms["sac"] is SACConfig
+
+
+def test_critics_may_see_more_than_the_policy_and_images_are_read():
+    obs = {"policy": TensorSpec((3,)), "critic": TensorSpec((5,))}
+    spec = EnvSpec(obs, Continuous((-1.0,), (1.0,)), 2)
+    algorithm = SMALL.build(spec, 0)
+    assert algorithm.learner.critics.encoder.groups == ("critic",) and algorithm.policy.actor.network.groups == (
+        "policy",
+    )
+    spec = EnvSpec({"policy": TensorSpec((36, 36, 1), torch.uint8)}, Continuous((-1.0,), (1.0,)), 2)
+    algorithm = SMALL.build(spec, 0)
+    assert algorithm.replay.obs["policy"].dtype == torch.uint8
+    image = {"policy": torch.randint(0, 255, (2, 36, 36, 1), dtype=torch.uint8)}
+    assert algorithm.learner.critics(image, torch.zeros(2, 1)).shape == (2, 2)
+
+
+def test_ppo_takes_a_stack_with_norms_of_rows_and_refuses_batch_norm():
+    env = tensor_envs["pendulum"](4, "cpu")
+    stack = StackNetworkConfig(hidden=(8,), blocks=1, norm="layer", output_norm="rms")
+    config = PPOConfig(horizon=4, epochs=1, num_minibatches=1, model=ModelConfig(policy=stack))
+    algorithm = config.build(env.spec, 0)
+    before = [parameter.clone() for parameter in algorithm.model.parameters()]
+    algorithm.update(Collector(env, algorithm, 0).collect())
+    assert sum(not torch.equal(a, b) for a, b in zip(before, algorithm.model.parameters(), strict=True)) > 10
+    with pytest.raises(ValueError, match="batch needs the joint batches of sac; use layer or rms"):
+        replace(config, model=ModelConfig(policy=replace(stack, norm="batch"))).build(env.spec, 0)

@@ -1,0 +1,67 @@
+"""Checkpoints of the parents are pickles; nothing of them is run."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from malicious import files, raw_files
+
+from canter.compat import pickled_file
+from canter.compat.pickled_file import CheckpointRefused, read_pickled
+
+
+def test_fifty_kinds_of_pickles_are_refused_and_none_is_run(tmp_path):
+    trace = tmp_path / "trace"
+    (tmp_path / "files").mkdir()
+    kinds = [*files(tmp_path / "files", trace), *raw_files(tmp_path / "files", trace)]
+    assert len(kinds) >= 50
+    before = set(os.listdir(tmp_path))
+    for path in kinds:
+        with pytest.raises(CheckpointRefused, match="cannot be imported"):
+            read_pickled(path)
+    assert set(os.listdir(tmp_path)) == before, "something left a trace"
+
+
+def test_the_refusal_names_what_would_have_been_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.system, ("true",)
+
+    torch.save({"model_state_dict": Evil()}, tmp_path / "evil.pt")
+    with pytest.raises(CheckpointRefused, match=r"posix\.system.*nothing was run"):
+        read_pickled(tmp_path / "evil.pt")
+
+
+def test_tensors_numbers_and_numpys_numbers_are_read(tmp_path):
+    tree = {"a": torch.ones(2), "b": [1, 2.5, None, "x", True], "c": np.float32(3.0), "d": np.float64(4.0)}
+    torch.save(tree, tmp_path / "fine.pt")
+    read = read_pickled(tmp_path / "fine.pt")
+    assert read["b"] == [1, 2.5, None, "x", True] and (read["c"], read["d"]) == (3.0, 4.0)
+    assert type(read["d"]) is float and torch.equal(read["a"], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ({"a": torch.tensor([1.0, float("nan")])}, r"\.a holds NaN"),
+        ({"a": {"b": torch.complex(torch.tensor(1.0), torch.tensor(2.0)).to(torch.complex64)}}, "real numbers"),
+        ([1, 2], "expected a mapping, found a list"),
+        ({"a": np.ones(3)}, "wants to run or build|is not a file"),
+    ],
+)
+def test_other_contents_are_refused(tmp_path, tree, words):
+    torch.save(tree, tmp_path / "file.pt")
+    with pytest.raises(CheckpointRefused, match=words):
+        read_pickled(tmp_path / "file.pt")
+
+
+def test_places_and_sizes(tmp_path, monkeypatch):
+    with pytest.raises(CheckpointRefused, match="no such file"):
+        read_pickled(tmp_path / "absent.pt")
+    with pytest.raises(CheckpointRefused, match="regular file"):
+        read_pickled(tmp_path)
+    torch.save({"a": torch.zeros(10_000)}, tmp_path / "large.pt")
+    monkeypatch.setattr(pickled_file, "MAX_BYTES", 10_000)
+    with pytest.raises(CheckpointRefused, match="more than 10,000 bytes"):
+        read_pickled(tmp_path / "large.pt")

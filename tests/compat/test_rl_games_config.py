@@ -1,0 +1,187 @@
+"""rl_games' settings become Canter's, and no key is lost on the way."""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+import torch
+from theirs import REMOVED, RL_GAMES, rl_games
+
+from canter.compat import ImportRefused, import_config
+from canter.plain import ConfigError
+from canter.specs import Continuous, Discrete, EnvSpec, TensorSpec
+from canter.training.trainer import Trainer
+
+
+def leaves(tree, key=""):
+    if isinstance(tree, Mapping) and tree:
+        return {leaf for name, value in tree.items() for leaf in leaves(value, f"{key}.{name}" if key else name)}
+    return {key}
+
+
+def entry(imported, key):
+    return next(entry for entry in imported.deviations.entries if entry.key == f"params.{key}")
+
+
+def test_numbers_arrive_where_they_belong():
+    config = import_config(RL_GAMES).config
+    ppo = config.algorithm
+    assert (ppo.gamma, ppo.gae_lambda, ppo.horizon, ppo.epochs) == (0.98, 0.9, 16, 3)
+    assert ppo.num_minibatches == 16 * 8 // 32
+    assert (ppo.clip_ratio, ppo.value_clip, ppo.value_loss, ppo.value_coef) == (0.3, 0.3, "clipped", 4)
+    assert (ppo.bound_loss.form, ppo.bound_loss.coef, ppo.bound_loss.limit) == ("soft", 0.001, 1.1)
+    assert ppo.optimizer.learning_rate.start == 5e-4, "a number written as a word"
+    assert (ppo.optimizer.max_grad_norm, ppo.optimizer.eps) == (0.7, 1e-8)
+    assert ppo.reward.scale == 0.1
+    assert (ppo.model.shared_trunk, ppo.model.policy.hidden, ppo.model.std.initial) == (True, (32, 16), 1.0)
+    assert (config.env.id, config.env.num_envs, config.seed, config.until.iterations) == ("Pendulum-v1", 8, 7, 2)
+
+
+@pytest.mark.parametrize("parity", [False, True])
+def test_every_key_has_one_verdict(parity):
+    entries = import_config(RL_GAMES, parity=parity).deviations.entries
+    keys = [entry.key for entry in entries if entry.key]
+    assert sorted(keys) == sorted(leaves(RL_GAMES))
+
+
+def test_the_imported_run_trains():
+    with Trainer(import_config(RL_GAMES).config) as trainer:
+        trainer.learn()
+        assert trainer.run.ended_by == "until.iterations"
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "verdict", "words"),
+    [
+        ({"config__seq_len": 8}, "config.seq_len", "dead", "no memory"),
+        ({"load_checkpoint": True}, "load_checkpoint", "dead", "checkpoint"),
+        ({"network__rnn1": {"units": 3}}, "network.rnn1.units", "dead", "no code"),
+        ({"config__lr_schedule": "cosine"}, "config.lr_schedule", "dead", "constant"),
+        ({"config__bound_loss_type": "regularization"}, "config.bound_loss_type", "differs", "regularisation"),
+        ({"config__schedule_type": "standard_epoch"}, "config.schedule_type", "dead", "stays"),
+        ({"config__score_to_win": 100}, "config.score_to_win", "differs", "last 100 episodes"),
+        ({"seed": 0}, "seed", "differs", "seeds nothing"),
+    ],
+)
+def test_verdicts_that_users_of_the_parent_should_know(changes, key, verdict, words):
+    found = entry(import_config(rl_games(**changes)), key)
+    assert found.verdict == verdict and words in found.why
+
+
+def test_a_recurrent_policy_trains_with_the_length_that_rl_games_really_used():
+    rnn = {"name": "lstm", "units": 8, "layers": 1, "before_mlp": True, "concat_input": True}
+    imported = import_config(rl_games(network__rnn=rnn, config__seq_len=8))
+    memory = imported.config.algorithm.model.policy.memory
+    assert imported.config.algorithm.sequence_length == 4
+    assert "Did you mean seq_length" in entry(imported, "config.seq_len").why
+    assert (memory.cell, memory.position, memory.concat_input) == ("lstm", "before_mlp", False)
+    assert import_config(
+        rl_games(network__rnn={**rnn, "before_mlp": False})
+    ).config.algorithm.model.policy.memory.concat_input
+
+
+def test_central_value_becomes_the_critic_with_its_own_loss():
+    central = {
+        "minibatch_size": 64,
+        "mini_epochs": 5,
+        "learning_rate": 1e-4,
+        "lr_schedule": "adaptive",
+        "clip_value": False,
+        "normalize_input": True,
+        "network": {
+            "name": "actor_critic",
+            "central_value": True,
+            "mlp": {"units": [48], "activation": "relu", "initializer": {"name": "default"}},
+        },
+    }
+    imported = import_config(rl_games(config__central_value_config=central))
+    ppo = imported.config.algorithm
+    assert (ppo.central_value.epochs, ppo.central_value.num_minibatches) == (5, 2)
+    own = ppo.central_value
+    assert (own.value_coef, own.value_loss, own.value_clip) == (2.0, "mse", 0.2), "no half and no coefficient there"
+    assert (ppo.value_coef, ppo.value_loss, ppo.value_clip) == (4, "clipped", 0.3), "the actor's own value head's"
+    assert ppo.central_value.optimizer.max_grad_norm == math.inf
+    assert (ppo.model.critic.hidden, ppo.model.critic.activation, ppo.model.shared_trunk) == ((48,), "relu", False)
+    assert entry(imported, "config.central_value_config.lr_schedule").verdict == "dead"
+    spec = EnvSpec({"policy": TensorSpec((3,))}, Continuous((-1.0,), (1.0,)), 8, torch.device("cpu"))
+    ppo.build(spec, 0)
+
+
+def test_discrete_actions_react_by_the_epoch_and_know_no_bounds_loss():
+    ppo = import_config(
+        rl_games(algo__name="a2c_discrete", model__name="discrete_a2c", network__space={"discrete": None})
+    )
+    rate = ppo.config.algorithm.optimizer.learning_rate
+    assert rate.every == "epoch" and ppo.config.algorithm.bound_loss is None
+    assert entry(ppo, "config.bounds_loss_coef").verdict == "dead"
+    spec = EnvSpec({"policy": TensorSpec((3,))}, Discrete(4), 8, torch.device("cpu"))
+    ppo.config.algorithm.build(spec, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"config__gama": 0.9}, ("params.config.gama=0.9", "did you mean gamma", "--without params.config.gama")),
+        ({"algo__name": "sac"}, ("params.algo.name='sac'", "not imported")),
+        ({"model__name": "mine"}, ("params.model.name='mine'", "known: continuous_a2c_logstd")),
+        ({"network__name": "mine"}, ("params.network.name='mine'", "canter.register('network', 'mine')")),
+        ({"config__num_actors": -1}, ("params.config.num_actors=-1", "--num-envs N")),
+        ({"config__self_play_config": {"update_score": 1}}, ("self_play_config.update_score", "self_play")),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_key_and_remedy(changes, words):
+    with pytest.raises(ImportRefused) as refused:
+        import_config(rl_games(**changes))
+    for word in words:
+        assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"config__gamma": "high"}, ("params.config.gamma", "a number", "'high'")),
+        ({"config__gamma": "None"}, ("params.config.gamma", "a number", "'None'")),
+        ({"config__gamma": REMOVED}, ("params.config.gamma", "required")),
+        ({"config__gamma": 1.5}, ("params.config.gamma=1.5", "algorithm.gamma", "0..1")),
+        ({"config__mini_epochs": 2.5}, ("params.config.mini_epochs", "whole number")),
+        ({"config__clip_value": "maybe"}, ("params.config.clip_value", "true or false")),
+        ({"config__horizon_length": "${....horizon}"}, ("params.config.horizon_length", "--set horizon=VALUE")),
+        ({"config__minibatch_size": 48}, ("params.config.minibatch_size", "16 * 8 = 128", "use 64", "48")),
+        ({"network__mlp__activation": "relo"}, ("params.network.mlp.activation", "did you mean relu")),
+        ({"network__mlp__units": "256"}, ("params.network.mlp.units", "list of whole numbers")),
+        ({"network__mlp": 3}, ("params.network.mlp", "a mapping", "3")),
+    ],
+)
+def test_broken_values_name_key_value_and_remedy(changes, words):
+    with pytest.raises(ConfigError) as broken:
+        import_config(rl_games(**changes))
+    for word in words:
+        assert word in str(broken.value)
+
+
+def test_a_refused_key_may_be_left_out_by_the_caller():
+    imported = import_config(rl_games(config__gama=0.9), without=("params.config.gama",))
+    assert entry(imported, "config.gama").verdict == "differs"
+    assert "at your word" in entry(imported, "config.gama").why
+
+
+def test_errors_name_the_file_and_the_line(tmp_path):
+    file = tmp_path / "theirs.yaml"
+    file.write_text("params:\n  algo: {name: a2c_discrete}\n  model: {name: discrete_a2c}\n  config:\n    gamma: x\n")
+    with pytest.raises(ConfigError, match=r"theirs\.yaml:5: params\.config\.gamma"):
+        import_config(rl_games_file(file))
+
+
+def rl_games_file(path):
+    """The file with all keys that come before gamma is looked at."""
+    path.write_text(
+        path.read_text() + "    env_name: CartPole-v1\n    num_actors: 8\n"
+        "  network: {name: actor_critic, mlp: {units: [8], activation: elu}}\n"
+    )
+    return path
+
+
+def test_a_log_reward_gets_the_minimum_that_it_needs():
+    imported = import_config(rl_games(config__reward_shaper={"log_val": True}))
+    assert imported.config.algorithm.reward.squash == "log"
+    assert "1e-8" in entry(imported, "config.reward_shaper.log_val").why

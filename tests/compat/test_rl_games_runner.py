@@ -1,0 +1,241 @@
+"""rl_games' Runner over Canter: environments, observers, players and files as its scripts use them."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from theirs import rl_games
+
+from canter.compat.pickled_file import read_pickled
+from canter.compat.rl_games import Agent, AlgoObserver, PpoPlayer, Runner, env_configurations, model_builder, vecenv
+from canter.compat.rl_games.env import RlGamesEnv
+from canter.plain import ConfigError
+from canter.specs import ACTION_MASK, MultiDiscrete
+
+OBS, N = 3, 8
+
+
+class VecEnv:
+    """Points that are paid for standing at the origin, as an `IVecEnv`."""
+
+    def __init__(self, num_actors=N, tensors=True, discrete=False, agents=1, states=False):
+        self.rows, self.tensors, self.discrete, self.agents = num_actors * agents, tensors, discrete, agents
+        self.states, self.told = states, []
+        self.random = np.random.RandomState(0)
+
+    def get_env_info(self):
+        space = gymnasium.spaces.Discrete(3) if self.discrete else gymnasium.spaces.Box(-2.0, 2.0, (1,))
+        return {"observation_space": gymnasium.spaces.Box(-9, 9, (OBS,)), "action_space": space, "agents": self.agents}
+
+    def _give(self, array):
+        return torch.from_numpy(array) if self.tensors else array
+
+    def _obs(self):
+        obs = self._give(self.place.astype(np.float32))
+        return (
+            {"obs": obs, "states": self._give(np.hstack([self.place] * 2).astype(np.float32))} if self.states else obs
+        )
+
+    def reset(self):
+        self.place, self.age = self.random.randn(self.rows, OBS), np.zeros(self.rows, int)
+        return self._obs()
+
+    def step(self, action):
+        assert isinstance(action, torch.Tensor) == self.tensors
+        action = np.asarray(action)
+        self.place[:, 0] += 0.3 * (action - 1 if self.discrete else action[:, 0])
+        reward = -np.abs(self.place[:, 0])
+        self.age += 1
+        cut = self.age >= 10
+        self.place[cut], self.age[cut] = self.random.randn(int(cut.sum()), OBS), 0
+        infos = {"time_outs": self._give(cut), "episode": {"distance": torch.tensor(1.5)}}
+        return self._obs(), self._give(reward.astype(np.float32)), self._give(cut), infos
+
+    def get_action_masks(self):
+        return np.tile([True, False, True], (self.rows, 1))
+
+    def set_train_info(self, frame, algo):
+        self.told.append(frame)
+
+
+def settings(tmp_path, **changes):
+    own = {
+        "config__train_dir": str(tmp_path),
+        "config__full_experiment_name": "exp",
+        "config__device": "cpu",
+        "config__env_name": "points",
+        "config__save_best_after": 1,
+        "config__player": {"games_num": 8, "deterministic": True},
+    }
+    return rl_games(**own | changes)
+
+
+@pytest.fixture(autouse=True)
+def points():
+    made = []
+
+    def create(name, num_actors, **options):
+        made.append(VecEnv(num_actors, **options))
+        return made[-1]
+
+    vecenv.register("POINTS", create)
+    env_configurations.register("points", {"vecenv_type": "POINTS", "env_creator": lambda **_: None})
+    return made
+
+
+class Watching(AlgoObserver):
+    def __init__(self):
+        self.calls, self.infos = [], 0
+
+    def before_init(self, base_name, config, experiment_name):
+        self.calls.append(("before_init", experiment_name))
+
+    def after_init(self, algo):
+        self.algo = algo
+        self.calls.append("after_init")
+
+    def process_infos(self, infos, done_indices):
+        self.infos += 1
+
+    def after_steps(self):
+        self.calls.append("after_steps")
+
+    def after_print_stats(self, frame, epoch_num, total_time):
+        self.calls.append((frame, epoch_num))
+
+
+def test_a_script_trains_saves_where_it_looks_restores_and_plays(tmp_path, points, capsys):
+    observer = Watching()
+    config = settings(tmp_path, config__max_epochs=4, config__save_frequency=2)
+    runner = Runner(observer)
+    runner.load(config)
+    runner.reset()
+    best, epochs = runner.run({"train": True, "play": False, "checkpoint": None})
+    files = sorted(path.name for path in (tmp_path / "exp" / "nn").iterdir())
+    assert epochs == 4 and "small.pth" in files and any(name.startswith("last_small_ep_4_rew_") for name in files)
+    assert observer.calls[:2] == [("before_init", "exp"), "after_init"] and observer.calls.count("after_steps") == 4
+    assert observer.infos == 4 * 16 and (4 * 16 * N, 4) in observer.calls
+    assert (
+        observer.algo.epoch_num == 4 and observer.algo.frame == 4 * 16 * N and observer.algo.get_param("gamma") == 0.98
+    )
+    assert points[0].told == [0, 128, 256, 384]
+    file = str(tmp_path / "exp" / "nn" / "small.pth")
+    assert read_pickled(file)["epoch"] in (1, 2, 3, 4) and best == read_pickled(file)["last_mean_rewards"]
+    again = Runner()
+    again.load(config)
+    assert isinstance(again.run({"train": False, "play": True, "checkpoint": file, "sigma": -1.0}), float)
+    assert "av reward" in capsys.readouterr().out
+    again.run({"train": True, "checkpoint": file})
+    assert again.agent.epoch_num >= 5
+
+
+@pytest.mark.parametrize("options", [{"tensors": False}, {"agents": 2}, {"states": True}])
+def test_environments_of_each_form(options, tmp_path):
+    runner = Runner()
+    runner.load(settings(tmp_path, config__env_config=options, config__max_epochs=1, config__minibatch_size=16))
+    runner.run({"train": True})
+    spec = runner.agent.vec_env.spec
+    assert spec.num_envs == N * options.get("agents", 1) and ("critic" in spec.obs) == options.get("states", False)
+
+
+def test_masks_and_discrete_actions(tmp_path):
+    changes = {"algo__name": "a2c_discrete", "model__name": "discrete_a2c", "network__space": {"discrete": None}}
+    changes |= {"config__env_config": {"discrete": True, "tensors": False}, "config__use_action_masks": True}
+    runner = Runner()
+    runner.load(settings(tmp_path, config__max_epochs=2, **changes))
+    runner.run({"train": True})
+    assert ACTION_MASK in runner.agent.vec_env.spec.obs
+    player = runner.create_player()
+    player.get_batch_size(torch.zeros(4, OBS), 1)
+    action = player.get_masked_action(torch.randn(4, OBS), np.array([[False, True, False]] * 4), is_deterministic=True)
+    assert action.tolist() == [1, 1, 1, 1]
+
+
+def test_actions_are_stretched_to_the_bounds_or_left_alone(tmp_path):
+    for clip, bound in ((True, 2.0), (False, float("inf"))):
+        env = RlGamesEnv(VecEnv(), None, N, "cpu", clip_actions=clip, masks=False)
+        assert env.spec.action.high == (bound,)
+    space = gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(3)])
+    env = VecEnv()
+    given = {"action_space": space, "observation_space": None}
+    assert RlGamesEnv(env, given, N, "cpu", clip_actions=True, masks=False).spec.action == MultiDiscrete((2, 3))
+
+
+def test_states_of_a_player_may_be_zeroed_in_place(tmp_path):
+    rnn = {"name": "lstm", "units": 6, "layers": 2, "before_mlp": True}
+    runner = Runner()
+    runner.load(settings(tmp_path, network__rnn=rnn, config__seq_length=4))
+    player = runner.create_player()
+    obs = player.obs_to_torch({"obs": torch.randn(4, OBS)})
+    assert player.is_rnn and player.get_batch_size(obs, 1) == 4
+    player.init_rnn()
+    assert [tuple(state.shape) for state in player.states] == [(2, 4, 6), (2, 4, 6)]
+    first = player.get_action(obs, is_deterministic=True)
+    second = player.get_action(obs, is_deterministic=True)
+    assert not torch.equal(first, second), "it remembers"
+    for state in player.states:
+        state[:, [0, 2], :] = 0.0
+    third = player.get_action(obs, is_deterministic=True)
+    torch.testing.assert_close(third[[0, 2]], first[[0, 2]])
+    assert not torch.allclose(third[1], first[1])
+    player.reset()
+    torch.testing.assert_close(player.get_action(obs, is_deterministic=True), first)
+
+
+def test_one_observation_without_rows():
+    runner = Runner()
+    runner.load(rl_games(config__device="cpu"))
+    player = runner.create_player()
+    assert player.get_action(torch.randn(OBS), is_deterministic=True).shape == (1,)
+
+
+def test_players_and_agents_of_the_users(tmp_path):
+    class Mine(PpoPlayer):
+        def run(self):
+            return "mine"
+
+    runner = Runner()
+    runner.player_factory.register_builder("a2c_continuous", lambda **arguments: Mine(**arguments))
+    runner.load(settings(tmp_path))
+    assert runner.run({"play": True}) == "mine"
+    with pytest.raises(ConfigError, match=r"calc_gradients: canter\.Extension\.loss"):
+
+        class Changed(Agent):
+            def calc_gradients(self, batch):
+                pass
+
+    class A2CAgent:
+        def __init__(self, **arguments):
+            pass
+
+        def train_epoch(self):
+            pass
+
+        def play_steps(self):
+            pass
+
+    runner.algo_factory.register_builder("amp", lambda **arguments: A2CAgent(**arguments))
+    runner.load(settings(tmp_path, algo__name="amp"))
+    with pytest.raises(ConfigError, match=r"train_epoch: .*phases.*play_steps: .*reward"):
+        runner.run({"train": True})
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    runner = Runner()
+    runner.load(settings(tmp_path, algo__name="a2c_continous"))
+    with pytest.raises(ConfigError, match="did you mean a2c_continuous"):
+        runner.run({"train": True})
+    runner.load(settings(tmp_path, config__env_name="nowhere"))
+    with pytest.raises(ConfigError, match=r"env_name='nowhere'.*vecenv.register"):
+        runner.run({"train": True})
+    model_builder.register_network("my_net", object)
+    runner.load(settings(tmp_path, network__name="my_net"))
+    with pytest.raises(ConfigError, match=r"canter\.register\('network', 'my_net'\)"):
+        runner.run({"train": True})
+
+
+def test_the_settings_of_the_caller_are_left_alone(tmp_path):
+    config = settings(tmp_path)
+    before = repr(config)
+    Runner().load(config)
+    assert repr(config) == before

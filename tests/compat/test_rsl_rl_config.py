@@ -1,0 +1,121 @@
+"""RSL-RL's settings of all generations become Canter's."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from test_rl_games_config import leaves
+from theirs import GENERATIONS, RSL_RL, changed
+
+from canter.compat import ImportRefused, import_config
+from canter.compat.settings.rsl_rl import dialect_of
+from canter.config import TrainConfig
+from canter.plain import ConfigError, to_plain
+from canter.training.trainer import Trainer
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_each_generation_is_recognised_and_gives_the_same_networks(generation):
+    tree = GENERATIONS[generation]
+    found = dialect_of(tree)
+    assert found is not None and found.generation == generation
+    imported = import_config(tree, num_envs=4)
+    ppo = imported.config.algorithm
+    assert (ppo.model.policy.hidden, ppo.model.critic.hidden, ppo.model.std.initial) == ((32, 16), (24,), 0.5)
+    assert (ppo.horizon, ppo.epochs, ppo.num_minibatches, ppo.value_coef) == (8, 4, 2, 3.0)
+    assert ppo.gradient_clipping == ("per_network" if generation >= 4 else "joint")
+    assert ppo.model.policy.normalize_obs is (generation != 1)
+    assert sorted(entry.key for entry in imported.deviations.entries if entry.key) == sorted(leaves(tree))
+
+
+def test_numbers_arrive_where_they_belong():
+    config = import_config(RSL_RL, num_envs=4, env="Pendulum-v1").config
+    ppo = config.algorithm
+    rate = ppo.optimizer.learning_rate
+    assert (rate.start, rate.target_kl, rate.every, rate.minimum, rate.maximum) == (1e-3, 0.02, "minibatch", 1e-5, 1e-2)
+    assert (ppo.gamma, ppo.gae_lambda, ppo.clip_ratio, ppo.value_clip, ppo.value_loss) == (
+        0.97,
+        0.94,
+        0.25,
+        0.25,
+        "clipped",
+    )
+    assert (ppo.optimizer.max_grad_norm, ppo.optimizer.eps, ppo.model.normalize_value) == (0.8, 1e-8, False)
+    assert ppo.model.policy_gain == ppo.model.policy.init_gain == pytest.approx(math.sqrt(2))
+    assert (ppo.model.bounds, ppo.model.policy.obs_groups, ppo.model.critic.activation) == ("none", ("policy",), "tanh")
+    assert (config.seed, config.until.iterations, config.total_steps, config.env.num_envs) == (3, 2, None, 4)
+
+
+def test_the_defaults_of_a_generation_are_its_own():
+    bare = {"num_steps_per_env": 8, "max_iterations": 1, "algorithm": {"class_name": "PPO"}}
+    old = import_config({**bare, "policy": {"class_name": "ActorCritic"}}).config.algorithm
+    new = import_config(
+        {**bare, "actor": {"class_name": "MLPModel", "distribution_cfg": {}}, "critic": {}}
+    ).config.algorithm
+    assert (old.gamma, old.epochs, old.num_minibatches, old.entropy_coef.value) == (0.998, 1, 1, 0.0)
+    assert (new.gamma, new.epochs, new.num_minibatches, new.entropy_coef.value) == (0.99, 5, 4, 0.01)
+    assert old.optimizer.learning_rate.initial == 1e-3 and not hasattr(old.optimizer.learning_rate, "target_kl")
+
+
+def test_the_imported_run_trains():
+    groups = changed(RSL_RL, {"obs_groups": {}})
+    config = import_config(groups, num_envs=4, env="Pendulum-v1").config
+    with Trainer(config) as trainer:
+        trainer.learn()
+
+
+def test_memory_of_both_networks_runs_over_the_whole_rollout():
+    rnn = {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 12, "rnn_num_layers": 2}
+    tree = changed(RSL_RL, {f"{net}.{key}": value for net in ("actor", "critic") for key, value in rnn.items()})
+    ppo = import_config(tree, num_envs=4).config.algorithm
+    assert ppo.sequence_length == ppo.horizon == 8
+    assert (ppo.model.policy.memory.cell, ppo.model.critic.memory.layers) == ("gru", 2)
+    none = changed(RSL_RL, {"actor.rnn_type": None, "actor.rnn_hidden_dim": 256, "actor.rnn_num_layers": 1})
+    assert import_config(none, num_envs=4).config.algorithm.model.policy.memory is None, "as mjlab writes no memory"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm.clip_parm": 0.2}, ("algorithm.clip_parm=0.2", "did you mean clip_param")),
+        ({"algorithm.class_name": "Distillation"}, ("algorithm.class_name='Distillation'", "PPO")),
+        ({"algorithm.symmetry_cfg": {"use_data_augmentation": True}}, ("symmetry_cfg", "--without")),
+        ({"algorithm.optimizer": "sgd"}, ("algorithm.optimizer='sgd'", "Adam")),
+        ({"actor.class_name": "mine:Net"}, ("actor.class_name='mine:Net'", "canter.register")),
+    ],
+)
+def test_what_cannot_be_done_is_refused_by_key_and_remedy(changes, words):
+    with pytest.raises(ImportRefused) as refused:
+        import_config(changed(RSL_RL, changes))
+    for word in words:
+        assert word in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm.gamma": "high"}, ("algorithm.gamma", "a number", "'high'")),
+        ({"actor.hidden_dims": [-1]}, ("actor.hidden_dims", "-1 is the width of the input")),
+        ({"actor.activation": "eli"}, ("actor.activation", "did you mean elu")),
+        ({"actor.distribution_cfg.std_type": "exp"}, ("std_type", "scalar, log", "'exp'")),
+        ({"obs_groups.actor": "policy"}, ("obs_groups.actor", "a list of observation groups")),
+        ({"algorithm.learning_rate": 0.5}, ("adaptive_kl", "0.5")),
+    ],
+)
+def test_broken_values_name_key_value_and_remedy(changes, words):
+    with pytest.raises(ConfigError) as broken:
+        import_config(changed(RSL_RL, changes))
+    for word in words:
+        assert word.lower() in str(broken.value).lower().replace("adaptivekl", "adaptive_kl")
+
+
+def test_canters_own_settings_are_not_taken_for_a_parents():
+    assert dialect_of(to_plain(replace(TrainConfig(), seed=1))) is None
+    with pytest.raises(ConfigError, match="neither rl_games"):
+        import_config({"algorithm": {"kind": "ppo"}})
+
+
+def test_the_input_is_left_as_it_was():
+    before = changed(RSL_RL, {})
+    import_config(before, num_envs=4, parity=True)
+    assert before == RSL_RL

@@ -1,0 +1,133 @@
+"""The swimmer against what is known of swimming without inertia, and its picture."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from canter.envs.tensor import Swimmer
+from canter.envs.tensor.swimmer import MAX_ANGLE, body, body_velocity, links, solve_symmetric
+
+
+def cycle(amplitude, phase, frequency=1.0, *, along=1.0, across=2.0, steps=500, midpoint=True):
+    """Where one cycle of joint angles `A sin(2 pi f t - i phase)` takes the head, by float64: x, y and angle."""
+    rate, number, time = 2 * math.pi * frequency, torch.arange(3, dtype=torch.float64), 1 / frequency / steps
+
+    def slope(t, angle):
+        bent, bending = amplitude * torch.sin(rate * t - number * phase), torch.cos(rate * t - number * phase)
+        v = body_velocity(bent[None], amplitude * rate * bending[None], along, across)[0]
+        cos, sin = angle.cos(), angle.sin()
+        return torch.stack((cos * v[0] - sin * v[1], sin * v[0] + cos * v[1], v[2]))
+
+    where = torch.zeros(3, dtype=torch.float64)
+    for k in range(steps):
+        change = slope(k * time, where[2])
+        if midpoint:
+            change = slope((k + 0.5) * time, where[2] + 0.5 * time * change[2])
+        where = where + time * change
+    return where
+
+
+def distance(*arguments, **options):
+    return float(cycle(*arguments, **options)[:2].norm())
+
+
+def test_moving_there_and_back_the_same_way_leads_nowhere():
+    """The scallop theorem; Euler's rule would seem to break it."""
+    assert distance(0.8, 0.0) < 1e-5
+    assert distance(0.8, 0.0, steps=1000, midpoint=False) > 1e-3
+
+
+def test_without_a_difference_between_drag_along_and_across_there_is_no_swimming():
+    assert distance(0.8, math.pi / 3, across=1.0) < 5e-5
+
+
+def test_how_far_a_cycle_leads_does_not_depend_on_its_speed():
+    assert distance(0.8, math.pi / 3, 1.0) == pytest.approx(distance(0.8, math.pi / 3, 2.0), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("amplitude", "far"), [(0.3, 0.0503), (0.4, 0.0875), (0.6, 0.1850), (0.8, 0.3002), (1.0, 0.4133)]
+)
+def test_lengths_per_cycle(amplitude, far):
+    """Known values of this body, found by another implementation with the same rule."""
+    assert distance(amplitude, math.pi / 3) == pytest.approx(far, abs=2e-4)
+
+
+def test_a_wave_the_other_way_swims_the_other_way():
+    forward, backward = cycle(0.8, math.pi / 3), cycle(0.8, -math.pi / 3)
+    assert forward[0] > 0.25 and float(forward[2].abs()) < 1e-9
+    torch.testing.assert_close(backward[0], -forward[0], atol=1e-4, rtol=0)
+    torch.testing.assert_close(backward[1], forward[1], atol=1e-4, rtol=0)
+
+
+def test_forces_and_torques_on_the_whole_body_vanish():
+    """By the drag of 200 points on each link, at velocities from finite differences of where the points are."""
+    generator = torch.Generator().manual_seed(0)
+    joints, rates = (torch.randn((1, 3), generator=generator, dtype=torch.float64) for _ in range(2))
+    v = body_velocity(joints, rates)[0]
+    along = (torch.arange(200, dtype=torch.float64) + 0.5) / 200 - 0.5
+
+    def points(time):
+        zero = torch.zeros((1, 1), dtype=torch.float64)
+        state = {"joints": joints + time * rates, "position": time * v[None, :2], "heading": zero + time * v[2]}
+        angles = torch.cat((state["heading"], state["joints"]), -1).cumsum(-1)[0]
+        axes = torch.stack((angles.cos(), angles.sin()), -1)
+        return body(state)[0][:, None] + along[None, :, None] * axes[:, None], axes
+
+    (there, axes), (later, _), (before, _) = points(0.0), points(1e-5), points(-1e-5)
+    moving = (later - before) / 2e-5
+    forward = (moving * axes[:, None]).sum(-1, keepdim=True) * axes[:, None]
+    force = -(1.0 * forward + 2.0 * (moving - forward)) / 200
+    torque = there[..., 0] * force[..., 1] - there[..., 1] * force[..., 0]
+    assert force.sum((0, 1)).abs().max() < 1e-6 and abs(float(torque.sum())) < 1e-4
+
+
+def test_the_solver_solves():
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn((16, 3, 3), generator=generator, dtype=torch.float64)
+    matrix, right = root @ root.mT + torch.eye(3), torch.randn((3, 16), generator=generator, dtype=torch.float64)
+    rows, columns = torch.triu_indices(3, 3)
+    found = solve_symmetric(matrix[:, rows, columns].T, right)
+    torch.testing.assert_close(found.T, torch.linalg.solve(matrix, right.T), rtol=1e-9, atol=1e-12)
+
+
+def test_joints_go_where_they_are_told_and_a_wave_is_rewarded():
+    env = Swimmer(2)
+    env.reset(seed=0)
+    for _ in range(60):
+        env.step(torch.tensor([[1.0, -1.0, 0.5]]).expand(2, 3))
+    expected = MAX_ANGLE * torch.tensor([1.0, -1.0, 0.5])
+    torch.testing.assert_close(env.state_dict()["state"]["joints"], expected.expand(2, 3), atol=1e-3, rtol=0)
+
+    env.reset(seed=0)
+    env._state["heading"].zero_()
+    earned = 0.0
+    for t in range(100):  # one cycle a second, two of them
+        phase = torch.tensor([2 * math.pi * t / 50 - i * math.pi / 3 for i in range(3)])
+        earned += env.step(0.7 * torch.sin(phase).expand(2, 3)).reward / 50
+    assert (earned > 0.3).all()
+    moved = body(env.state_dict()["state"]).mean(1)[:, 0]
+    assert (moved + 1.5 - earned).abs().max() < 0.1  # it began with its centre 1.5 links behind the head
+
+
+def test_the_motion_group_is_the_first_part_of_the_policys():
+    env = Swimmer(3, motion=True)
+    obs = env.reset(seed=0)
+    assert torch.equal(obs["motion"], obs["policy"][:, :9])
+    assert "motion" not in Swimmer(3).reset(seed=0)
+
+
+def test_the_picture_shows_the_links():
+    env = Swimmer(2)
+    env.reset(seed=0)
+    pictures = env.render()
+    assert len(pictures) == 2 and pictures[0].shape == (320, 480, 3) and pictures[0].dtype == np.uint8
+    red = (pictures[0] == np.array((204, 60, 50))).all(-1)
+    assert 100 < red.sum() < 2000
+    tip = links(env.state_dict()["state"])[0, :2].mean(0)
+    centre = links(env.state_dict()["state"])[0].mean(0)
+    rows, columns = np.nonzero(red)
+    assert abs((columns.mean() - 240) / 60 - float(tip[0] - centre[0])) < 0.1
+    assert abs((160 - rows.mean()) / 60 - float(tip[1] - centre[1])) < 0.1

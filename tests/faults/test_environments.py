@@ -1,0 +1,144 @@
+"""What misbehaving environments cost, from the command line: at most the rollout in which they did."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from canter.cli import main
+from canter.runs.run_record import read_record
+from canter.storage.checkpoint import CheckpointStore
+
+CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults"
+sys.path.append(str(CAMPAIGN))
+from misbehaving import RESETS, STEPS  # noqa: E402
+
+AT, HORIZON, NUM_ENVS = 400, 16, 2
+LAST_GOOD = (AT - 1) // HORIZON
+"""Iterations that end before step `AT` is taken."""
+SMALL = [f"--algorithm.horizon={HORIZON}", "--algorithm.epochs=1", "--algorithm.num-minibatches=1"]
+SMALL += [f"--num-envs={NUM_ENVS}", "--total-steps=1600", "--console=quiet", "--env.step-timeout=3"]
+
+
+def canter(*arguments):
+    """Exit code of a command in this process."""
+    try:
+        main(["--allow-import", "misbehaving", *map(str, arguments)])
+    except SystemExit as leaving:
+        return leaving.code
+    return 0
+
+
+def train(runs, kind, *flags, at=AT):
+    own = [f"--env.options.kind={kind}", f"--env.options.at={at}", "--run-dir", runs, "--name", "run"]
+    return canter("train", "misbehaving:Misbehaving", *SMALL, *own, *flags)
+
+
+def said(capsys):
+    return " ".join(capsys.readouterr().err.split())
+
+
+def metric_rows(run):
+    return [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("kind", [*STEPS, *RESETS])
+def test_a_failure_costs_one_rollout_and_is_named(kind, tmp_path, capsys):
+    assert train(tmp_path, kind) == 1
+    err, run = said(capsys), tmp_path / "run"
+    assert "Traceback" not in err
+    number = re.search(r"canter: environment (\d)", err)
+    assert number and number[1] == "0", err
+    step = re.search(r"at its step (\d+)", err)
+    assert step and abs(int(step[1]) - AT) <= 2, err
+    assert f"Only that rollout was lost, and nothing was learned from it: {LAST_GOOD} iterations" in err
+    assert err.endswith(f"Go on with: canter --allow-import misbehaving resume {run}")
+    assert CheckpointStore(run / "checkpoints").steps() == [LAST_GOOD]
+    assert metric_rows(run) == list(range(1, LAST_GOOD + 1))
+    assert "Traceback" in (run / "traceback.txt").read_text()
+    assert read_record(run)["status"] == "failed"
+    assert not (run / "run.lock").exists()
+
+
+@pytest.mark.parametrize("kind", ["raise_value_error", "obs_short", "obs_nan", "reward_text", "terminated_none"])
+@pytest.mark.parametrize("how", ["threads", "next_step", "async"])
+def test_the_same_however_environments_are_stepped(kind, how, tmp_path, capsys):
+    flag = f"--env.autoreset={how}" if how == "next_step" else f"--env.vectorization={how}"
+    assert train(tmp_path, kind, flag) == 1
+    err = said(capsys)
+    assert "Traceback" not in err
+    assert re.search(r"canter: environment [01] ", err), err
+    lost = re.search(r"(\d+) iterations \(", err)
+    # In the step after an end a `next_step` environment is only reset, so that it misbehaves a little later.
+    assert lost and int(lost[1]) >= LAST_GOOD, err
+
+
+def test_an_error_says_where_it_was_raised(tmp_path, capsys):
+    assert train(tmp_path, "raise_value_error") == 1
+    err = said(capsys)
+    assert re.search(r"step\(\) raised ValueError: the robot fell apart \(\S+misbehaving\.py:\d+\)", err), err
+
+
+def test_close_that_raises_spoils_nothing(tmp_path, caplog):
+    assert train(tmp_path, "close_raises", "--total-steps=320") == 0
+    assert "close() raised ZeroDivisionError" in caplog.text
+    assert read_record(tmp_path / "run")["status"] == "finished"
+
+
+def test_the_run_goes_on_once_the_environment_is_mended(tmp_path, monkeypatch):
+    assert train(tmp_path, "raise_value_error") == 1
+    monkeypatch.setenv("MENDED", "yes")
+    assert canter("resume", tmp_path / "run", "--console=quiet") == 0
+    assert metric_rows(tmp_path / "run") == list(range(1, 51))
+
+
+LOOKED_AT = ["raise_speechless", "obs_short", "obs_none", "obs_text", "obs_dict", "obs_inf", "final_obs_nan"]
+LOOKED_AT += ["reward_text", "reward_none", "reward_vector", "terminated_text", "terminated_none", "truncated_text"]
+LOOKED_AT += ["truncated_none", "four_values", "info_list"]
+
+
+@pytest.mark.parametrize("kind", LOOKED_AT)
+def test_check_finds_it(kind, tmp_path, capsys):
+    flags = [f"--env.options.kind={kind}", "--env.options.at=8", "--num-envs=2"]
+    assert canter("check", "misbehaving:Misbehaving", *flags) == 1
+    out, err = capsys.readouterr()
+    assert "This cannot work" in out
+    assert "Traceback" not in out + err
+
+
+PROCESS_WORDS = {
+    "exit": r"its worker died in step\(\): exit code 3 ",
+    "kill": r"its worker died in step\(\): signal SIGKILL",
+    "segfault": r"its worker died in step\(\): signal SIGSEGV",
+    "hang": r"step\(\) took more than 3 s \(env.step_timeout\), so it was ended",
+    "raise_unpicklable": r"step\(\) raised Unpicklable: holds a lock",
+    "raise_system_exit": r"step\(\) raised SystemExit: 0",
+}
+
+
+@pytest.mark.parametrize("kind", PROCESS_WORDS)
+def test_a_worker_that_dies_or_hangs_is_named_and_the_run_can_go_on(kind, tmp_path, capsys):
+    assert train(tmp_path, kind, "--env.vectorization=async") == 1
+    err = said(capsys)
+    assert re.search(rf"environment \d failed at its step 399: {PROCESS_WORDS[kind]}", err), err
+    assert f"{LAST_GOOD} iterations" in err
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [LAST_GOOD]
+    assert not (tmp_path / "run" / "run.lock").exists()
+
+
+def test_workers_that_do_not_end_are_ended(tmp_path):
+    flags = ["--env.vectorization=async", "--env.close-timeout=1", "--total-steps=320"]
+    assert train(tmp_path, "close_hangs", *flags) == 0
+
+
+def test_a_hanging_step_in_the_same_process_is_named(tmp_path):
+    arguments = ["--allow-import", "misbehaving", "train", "misbehaving:Misbehaving", *SMALL]
+    arguments += ["--env.options.kind=hang", "--env.step-timeout=1", "--run-dir", str(tmp_path), "--name=run"]
+    command = [sys.executable, "-m", "canter", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=CAMPAIGN, stdout=subprocess.DEVNULL) as run:
+        line = next(line for line in run.stderr if "waiting" in line)
+        run.kill()
+    assert re.search(r"waiting for environment 0, in hang \(\S+misbehaving\.py:\d+\), which has not come back", line)
