@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canter import distributed
 from canter.algorithms.base import Metrics
 from canter.nn.actor_critic import Policy
 from canter.seeding import derive_seed
@@ -228,8 +229,8 @@ class _Result:
         self.rated.copy_(self.between)
 
     def read(self) -> tuple[list[float], list[float]]:
-        """Rated games and the learner's points against each opponent since the last call."""
-        played, points = torch.stack((self.played, self.points)).tolist()
+        """Rated games and the learner's points against each opponent, on all ranks, since the last call."""
+        played, points = distributed.sum_(torch.stack((self.played, self.points))).tolist()
         self.played.zero_()
         self.points.zero_()
         return played, points
