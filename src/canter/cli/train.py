@@ -15,7 +15,8 @@ from canter.algorithms.base import algorithms, title_of
 from canter.cli.importing import add_import_flags, import_with
 from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides, nest
 from canter.cli.preflight import environment_for, plan_for
-from canter.cli.runs import RUNS, find_run, new_run, old_run, resume_parser, stored_config
+from canter.cli.ranks import agree, folder_of_ranks
+from canter.cli.runs import RUNS, find_run, old_run, resume_parser, stored_config
 from canter.cli.training import add_output_flags, train_and_evaluate
 from canter.compat import is_foreign
 from canter.config import TrainConfig
@@ -28,7 +29,7 @@ SHORT_FLAGS = {
     "--algorithm": ("algorithm.kind", f"what learns: {', '.join(algorithms)}; its preset for the environment is taken"),
     "--seed": ("seed", "start of every random stream"),
     "--total-steps": ("total_steps", "transitions to train for, over all environments"),
-    "--num-envs": ("env.num_envs", "environments stepped together"),
+    "--num-envs": ("env.num_envs", "environments stepped together, over all ranks"),
     "--device": ("device", "where networks and tensors live: cpu, cuda, cuda:1, ..."),
 }
 """Settings with a short name, shown in the help: flag -> (key, explanation)."""
@@ -57,7 +58,8 @@ def train_command(argv: list[str]) -> None:
     if arguments.dry_run:
         dry_run(config, source)
         return
-    folder = new_run(Path(arguments.run_dir), arguments.name, config)
+    agree(config)
+    folder = folder_of_ranks(arguments, config)
     print(announcement(config, source))
     with environment_for(config) as env:
         train_and_evaluate(config, folder, arguments, env)
@@ -72,6 +74,7 @@ def resume_command(argv: list[str]) -> None:
     stored = stored_config(path)
     config = stored if arguments.total_steps is None else replace(stored, total_steps=arguments.total_steps)
     check_machine(config)
+    agree(config)
     print(announcement(config, f"the settings of {path}"))
     folder = old_run(path, stored, config, arguments)
     if arguments.from_scratch or not (folder.store.steps() or folder.leftovers()):
@@ -100,6 +103,9 @@ def train_parser(argv: list[str]) -> Parser:
     add_config_flags(parser, argv, SHORT_FLAGS)
     parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where the run's folder goes (default {RUNS})")
     parser.flag("--name", metavar="NAME", help="name of that folder; by default environment, seed and time")
+    parser.flag(
+        "--resume-if-present", action="store_true", help="where a run of that --name is there, go on with it instead"
+    )
     add_output_flags(parser)
     add_import_flags(parser)
     parser.flag("--print-config", action="store_true", help="print the merged settings as YAML and stop")

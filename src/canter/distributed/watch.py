@@ -29,9 +29,9 @@ EXIT_CODE = 70
 class Watch(threading.Thread):
     """Tells the store twice a second what this rank does, and looks at what the next rank tells."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int) -> None:
+    def __init__(self, store: dist.Store, rank: int, size: int, attempt: int) -> None:
         super().__init__(name="rank watch", daemon=True)
-        self.store, self.rank, self.size = store, rank, size
+        self.store, self.rank, self.size, self.attempt = store, rank, size, attempt
         self.timeout = 600.0
         self.ended = threading.Event()
         self.count = 0
@@ -61,7 +61,7 @@ class Watch(threading.Thread):
         idle = 0.0 if activity.waits else time.monotonic() - activity.since
         about = {"count": self.count, "doing": activity.in_words(), "busy": idle}
         about |= {"pid": os.getpid(), "host": socket.gethostname()}
-        self.store.set(f"beat/{self.rank}", json.dumps(about))
+        self.store.set(f"beat/{self.attempt}/{self.rank}", json.dumps(about))
 
     def look(self) -> None:
         """End everything if the next rank hangs; torchrun then restarts all ranks, or gives up."""
@@ -83,7 +83,7 @@ class Watch(threading.Thread):
 
     def about(self, rank: int) -> dict[str, Any] | None:
         """What a rank told last."""
-        key = f"beat/{rank}"
+        key = f"beat/{self.attempt}/{rank}"
         return json.loads(self.store.get(key)) if self.store.check([key]) else None
 
     def leave(self, text: str, hung: dict[str, Any] | None) -> None:
@@ -98,7 +98,7 @@ class Watch(threading.Thread):
         """Whether nobody has reported an error in this attempt, nor this very one before."""
         digest = hashlib.sha256(text.encode()).hexdigest()
         try:
-            return self.store.add("errors", 1) == 1 and self.store.add(f"../said/{digest}", 1) == 1
+            return self.store.add(f"errors/{self.attempt}", 1) == 1 and self.store.add(f"said/{digest}", 1) == 1
         except (dist.DistError, RuntimeError):
             return True  # nobody is left to ask
 

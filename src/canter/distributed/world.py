@@ -39,10 +39,11 @@ class World:
             return False
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-        self.notes = dist.PrefixStore(f"canter/{os.environ.get('TORCHELASTIC_RUN_ID', '')}", _connect(rank == 0))
-        here = dist.PrefixStore(f"{self.attempt}", self.notes)
+        prefix = f"canter/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+        self.notes = dist.PrefixStore(prefix, _connect(server=rank == 0))
+        here = dist.PrefixStore(f"group/{self.attempt}", self.notes)
         # The watch has a connection of its own: the first may be kept busy by a group that is being made.
-        self.watch = Watch(dist.PrefixStore(self._prefix(), _connect(server=False)), rank, size)
+        self.watch = Watch(dist.PrefixStore(prefix, _connect(server=False)), rank, size, self.attempt)
         self.watch.beat()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=here, rank=rank, world_size=size, timeout=NEVER)
@@ -81,9 +82,6 @@ class World:
         if self.notes is None or self.attempt == 0 or not self.notes.check([name]):
             return None
         return self.notes.get(name).decode()
-
-    def _prefix(self) -> str:
-        return f"canter/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/watch/{self.attempt}"
 
     def _tell_loss(self) -> None:
         """Say which rank has gone, unless it said why itself."""

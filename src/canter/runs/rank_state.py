@@ -17,7 +17,6 @@ from torch import Tensor
 
 from canter import distributed
 from canter.storage.tree import decode, encode
-from canter.struct import tree_map
 
 RANKS = "ranks"
 """Part of a checkpoint: for each rank but the first, a list of paths and what is there instead."""
@@ -104,7 +103,7 @@ def _difference(own: dict[str, Any], base: dict[str, Any]) -> Iterator[tuple[tup
 
 
 def _pack(tree: dict[str, Any]) -> bytes:
-    tensors, state = encode(tree_map(lambda x: x.cpu(), tree))
+    tensors, state = encode(tree)
     return struct.pack("<Q", len(tensors)) + tensors + state
 
 
