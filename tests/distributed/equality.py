@@ -38,6 +38,8 @@ CASES = {
 class InDouble:
     """An environment whose observations are float64; rewards stay float32, as the contract says."""
 
+    seeds_by_row = True
+
     def __init__(self, env):
         self.env, self.close = env, env.close
         self.spec = replace(env.spec, obs={k: replace(v, dtype=torch.float64) for k, v in env.spec.obs.items()})

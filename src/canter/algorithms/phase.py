@@ -102,9 +102,7 @@ class Phase(Generic[Batch]):
         stopped = torch.zeros((), dtype=torch.bool, device=self.generator.device)
         kl = stopped.float() if kl is None else kl
         weight, rows, sequences = (~stopped).float(), self.source.begin(batch), batch_size(batch)
-        orders = epoch_orders(
-            self.shuffle, sequences, self.num_envs, self.generator, self.num_minibatches, self.blocks
-        )
+        orders = epoch_orders(self.shuffle, sequences, self.num_envs, self.generator, self.num_minibatches, self.blocks)
         if self.draw is not None and sequences % self.num_minibatches:
             raise ValueError(f"{self.name}: num_minibatches={self.num_minibatches} must divide its {sequences} rows")
         for number in range(self.epochs):

@@ -20,9 +20,9 @@ from canter.cli.importing import import_command
 from canter.cli.listing import envs_command, presets_command, runs_command, summaries
 from canter.cli.parser import UsageError
 from canter.cli.play import play_command
+from canter.cli.ranks import complain, join_ranks, leave
 from canter.cli.report import report_command
 from canter.cli.train import resume_command, train_command
-from canter.cli.ranks import complain, join_ranks, leave
 from canter.console.printable import printable_output
 from canter.distributed import RankLost
 from canter.envs.gymnasium_contract import place_of, text_of

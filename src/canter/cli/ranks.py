@@ -25,7 +25,7 @@ RUN = "run"
 def join_ranks() -> None:
     """Join the group of ranks if torchrun started this process; only rank 0 writes to the terminal."""
     if world.start() and distributed.rank() > 0:
-        sys.stdout = open(os.devnull, "w")
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - to the end of the program
         logging.disable(logging.WARNING)
 
 
@@ -55,7 +55,8 @@ def end_ranks() -> bool:
 def agree(config: TrainConfig) -> None:
     """Refuse to go on where ranks were given different settings, or run different versions."""
     if distributed.active():
-        agree_on({f"version of {name}": str(version) for name, version in describe_versions().items()} | spelled(config))
+        versions = {f"the version of {name}": str(version) for name, version in describe_versions().items()}
+        agree_on(versions | spelled(config))
 
 
 def folder_of_ranks(arguments: argparse.Namespace, config: TrainConfig) -> RunFolder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from canter.cli.training import add_output_flags, train_and_evaluate
 from canter.compat import is_foreign
 from canter.config import TrainConfig
 from canter.config_file import ConfigFile, dump_config, read_config
+from canter.distributed.world import world
 from canter.plain import ConfigError, from_plain
 from canter.preflight.size import check_size
 from canter.recipes import name_for, preset_for, presets
@@ -61,7 +62,8 @@ def train_command(argv: list[str]) -> None:
     agree(config)
     folder = folder_of_ranks(arguments, config)
     print(announcement(config, source))
-    with environment_for(config) as env:
+    # Ranks that were restarted have had their look.
+    with nullcontext() if world.attempt else environment_for(config) as env:
         train_and_evaluate(config, folder, arguments, env)
 
 

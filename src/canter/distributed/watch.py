@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from canter.distributed.activity import activity
 
@@ -29,7 +30,7 @@ EXIT_CODE = 70
 class Watch(threading.Thread):
     """Tells the store twice a second what this rank does, and looks at what the next rank tells."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, attempt: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, attempt: int) -> None:
         super().__init__(name="rank watch", daemon=True)
         self.store, self.rank, self.size, self.attempt = store, rank, size, attempt
         self.timeout = 600.0
@@ -75,10 +76,8 @@ class Watch(threading.Thread):
         silent, busy = now - self.seen[1], about["busy"]
         if silent > self.timeout or busy > self.timeout:
             manner = "has given no sign of life" if silent > self.timeout else "has kept the others waiting"
-            text = (
-                f"{who(other, about)} {manner} for {max(silent, busy):.0f} s (execution.rank_timeout={self.timeout:g}); "
-                f"the last thing that it did: {about['doing']}"
-            )
+            limit = f"execution.rank_timeout={self.timeout:g}"
+            text = f"{who(other, about)} {manner} for {max(silent, busy):.0f} s ({limit}); it was {about['doing']}"
             self.leave(text, about)
 
     def about(self, rank: int) -> dict[str, Any] | None:

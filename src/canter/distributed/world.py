@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from canter import distributed
 from canter.distributed.activity import activity
@@ -27,7 +28,7 @@ class World:
     """The ranks of this run; there are none until `start` finds that torchrun launched this process."""
 
     def __init__(self) -> None:
-        self.notes: dist.Store | None = None
+        self.notes: Store | None = None
         """What outlives ranks: torchrun keeps it while it restarts them."""
         self.watch: Watch | None = None
         self.attempt = 0
@@ -40,10 +41,10 @@ class World:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         prefix = f"canter/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
-        self.notes = dist.PrefixStore(prefix, _connect(server=rank == 0))
-        here = dist.PrefixStore(f"group/{self.attempt}", self.notes)
+        self.notes = PrefixStore(prefix, _connect(server=rank == 0))
+        here = PrefixStore(f"group/{self.attempt}", self.notes)
         # The watch has a connection of its own: the first may be kept busy by a group that is being made.
-        self.watch = Watch(dist.PrefixStore(prefix, _connect(server=False)), rank, size, self.attempt)
+        self.watch = Watch(PrefixStore(prefix, _connect(server=False)), rank, size, self.attempt)
         self.watch.beat()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=here, rank=rank, world_size=size, timeout=NEVER)
@@ -92,15 +93,16 @@ class World:
             self.watch.tell_loss()
 
 
-def _connect(server: bool) -> dist.TCPStore:
+def _connect(server: bool) -> TCPStore:
     """The store of torchrun's agent or, without one, of rank 0."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     server = server and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") != str(True)
     try:
-        return dist.TCPStore(address, port, is_master=server, timeout=START_TIMEOUT, wait_for_workers=False)
+        return TCPStore(address, port, is_master=server, timeout=START_TIMEOUT, wait_for_workers=False)
     except dist.DistError as error:
         what = "is in use" if "EADDRINUSE" in str(error) else "does not answer"
-        raise OSError(f"MASTER_PORT={port} at MASTER_ADDR={address} {what}; choose another port for the ranks") from error
+        text = f"MASTER_PORT={port} at MASTER_ADDR={address} {what}; choose another port for the ranks"
+        raise OSError(text) from error
 
 
 def agree_on(what: dict[str, str]) -> None:
@@ -111,8 +113,8 @@ def agree_on(what: dict[str, str]) -> None:
             ours, other_value = told[0].get(key, "(absent)"), theirs.get(key, "(absent)")
             if ours != other_value:
                 raise ValueError(
-                    f"ranks differ: {key} is {ours} on rank 0 and {other_value} on rank {other}; start all with the same "
-                    "command, in the same environment"
+                    f"ranks differ: {key} is {ours} on rank 0 and {other_value} on rank {other}; start all with the "
+                    "same command, in the same environment"
                 )
 
 

@@ -43,7 +43,8 @@ class EnvConfig:
     """Gymnasium id, or `envpool:ID`, `pettingzoo:ID`, `tensor:NAME` or that of another scheme (see `canter envs`), or,
     where allowed, `module.path:NAME`."""
     num_envs: int = 8
-    """Environments stepped together, over all ranks; where one has several agents, each of these is a row to learn from."""
+    """Environments stepped together, over all ranks; where one has several agents, each of these is a row to learn
+    from."""
     vectorization: Literal["auto", "sync", "threads", "async", "vector_entry_point"] = "auto"
     """Gymnasium only: one after the other, by a thread for each core, in a process each, or the environment's own
     vector form; "auto" is "threads" for MuJoCo and "sync" for others."""

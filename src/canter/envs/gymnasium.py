@@ -56,6 +56,7 @@ class GymnasiumEnv:
     """
 
     _closed = False
+    seeds_by_row = True
 
     def __init__(
         self,

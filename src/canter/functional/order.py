@@ -36,8 +36,8 @@ def epoch_orders(
 ) -> Iterator[Tensor]:
     """The order `[S]` of each epoch, without end; "none" goes environment by environment, each in the order of time.
 
-    Sequence number `c * N + n` is chunk c of environment n (`canter.data.rollout.as_sequences`). The environments of all
-    ranks fall into `blocks`, one for each rank if None, that are shuffled apart, and each minibatch takes as many
+    Sequence number `c * N + n` is chunk c of environment n (`canter.data.rollout.as_sequences`). The environments of
+    all ranks fall into `blocks`, one for each rank if None, that are shuffled apart, and each minibatch takes as many
     sequences of each. What does not fill minibatches is left out where a rank has several blocks.
     """
     ranks = distributed.world_size()

@@ -49,8 +49,8 @@ class Parts:
         """What the parts were made for, as plain data: a checkpoint of other parts cannot be loaded."""
         policy = self.algorithm.policy
         spec = policy.spec
-        made_for = {"env": spec_to_plain(spec), "num_envs": spec.num_envs * distributed.world_size(), "model": to_plain(policy.config)}
-        return {**made_for, "seed": self.seed}
+        rows = spec.num_envs * distributed.world_size()
+        return {"env": spec_to_plain(spec), "num_envs": rows, "model": to_plain(policy.config), "seed": self.seed}
 
 
 class NoFolder:

@@ -47,8 +47,8 @@ def broadcast_tree(tree: dict[str, Any] | None) -> dict[str, Any] | None:
 def own_part(tree: dict[str, Any], algorithm: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What of a checkpoint this rank is to load.
 
-    Where it was saved by another number of ranks, all episodes start anew, and so does what the algorithm keeps for each
-    environment: there its state as it is now, `algorithm()`, is taken.
+    Where it was saved by another number of ranks, all episodes start anew, and so does what the algorithm keeps for
+    each environment: there its state as it is now, `algorithm()`, is taken.
     """
     others = tree.pop(RANKS, [])
     saved, here = len(others) + 1, distributed.world_size()

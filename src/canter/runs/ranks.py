@@ -1,4 +1,4 @@
-"""One run folder for all ranks: rank 0 writes and reads it, the others hand over their state and are told what to load."""
+"""One run folder for all ranks: rank 0 writes and reads it, others hand over their state and are told what to load."""
 
 from __future__ import annotations
 
@@ -51,11 +51,12 @@ class RanksFolder(NoFolder):
                 self.save(parts)
             return found
         self.folder.pace, tree = parts.algorithm.pace, parts.shared(None)
-        for name, part in parts.by_name().items() if tree is not None else ():
-            part.load_state_dict(tree[name])
         if tree is None:
             self.save(parts)
-        return tree is not None
+            return False
+        for name, part in parts.by_name().items():
+            part.load_state_dict(tree[name])
+        return True
 
     def saves_at(self, iteration: int) -> bool:
         """Whether a checkpoint is due after that iteration by its number."""

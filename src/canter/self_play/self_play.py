@@ -81,6 +81,7 @@ class SelfPlayEnv:
         self._memory: State = ()
         self.resumes = getattr(env, "resumes", "exact") if isinstance(env, Stateful) else "partial"
         """Where the games cannot be saved, they start anew; the opponents stay."""
+        self.seeds_by_row = getattr(env, "seeds_by_row", False)
         if isinstance(env, Capturable):  # only then: to have this method says that a step may be captured
             self.generators = lambda: [self._generator, *env.generators()]
 

@@ -167,7 +167,7 @@ class EpisodeTracker:
 
 
 def _ended(return_: Tensor, length: Tensor, ending: Tensor) -> Tensor:
-    """`[3, E]` of `[K, T, N]` each where `ending` is not 0, on all ranks: in the order of time, then of environments."""
+    """`[3, E]` of `[K, T, N]` each where `ending` is not 0, on all ranks, in the order of time and environments."""
     ended = torch.stack([return_, length, ending])[:, ending > 0]
     if not distributed.active():
         return ended

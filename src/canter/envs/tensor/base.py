@@ -43,9 +43,10 @@ class TensorEnv(ABC):
     """N environments in torch: a finished row gives its last observation and starts anew within the same step.
 
     Nothing here waits for the device and every shape is static, so a whole rollout can be captured in a CUDA graph
-    (register `generator` with it). Draw with `_uniform` and `_integers`, or by `canter.seeding.draw_rows`: with several
-    ranks the generator is the same on each, and these draw what belongs to this rank's rows. The world lives in buffers whose addresses never change. A concrete environment
-    is final and says three things, all as pure functions: `_sample_state`, `_advance` and `_observe`.
+    (register `generator` with it). The world lives in buffers whose addresses never change. A concrete environment
+    is final and says three things, all as pure functions: `_sample_state`, `_advance` and `_observe`. Draw with
+    `_uniform` and `_integers`, or by `canter.seeding.draw_rows`: the generator is the same on every rank, and these
+    take what belongs to the rows of this one.
 
     `max_episode_steps` cuts episodes (truncation, not termination). `random_start` lets the first episodes begin with
     random step counts, so that the rows of a large batch do not all end together. `truncates` tells the spec about
@@ -77,6 +78,7 @@ class TensorEnv(ABC):
         self.num_envs = num_envs
         self.generator = torch.Generator(self.device)
         self.generator.seed()
+        self.seeds_by_row = True
         self.spec = EnvSpec(
             obs=obs,
             action=action,
