@@ -241,8 +241,7 @@ class Trainer:
     def count(self, metrics: Metrics, rollout: Rollout[Any]) -> None:
         """Take note of an iteration; nothing waits for the device."""
         self._metrics, self._under_way = metrics, False
-        number = int(distributed.largest(self.stop.received or 0))
-        self._asked = signal.Signals(number) if number else None
+        self._hear_signals()
         self.run.add(metrics, rollout.valid)
         self.collector.keep_episodes(self._last_good.flags)
 
@@ -269,6 +268,12 @@ class Trainer:
         activity.begin(f"saving iteration {self.run.iteration}")
         if self.run.unread is None:
             self.folder.save(self._parts)
+        self._hear_signals()
+
+    def _hear_signals(self) -> None:
+        """Find out whether a signal has come on any rank: all must end after the same iteration."""
+        number = int(distributed.largest(self.stop.received or 0))
+        self._asked = signal.Signals(number) if number else None
 
 
 def environment_of(spec: EnvSpec) -> dict[str, Any]:
