@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from equality import CASES
+from torchrun import torchrun
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, torchrun):
+def runs(tmp_path_factory):
     """Where the runs of all cases are, by one process and by two ranks."""
     folder = tmp_path_factory.mktemp("equality")
     subprocess.run([sys.executable, str(HERE / "equality.py"), str(folder)], check=True, timeout=120)

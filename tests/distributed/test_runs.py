@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import launch
+from torchrun import launch, torchrun
 
 from canter import distributed
 from canter.cli import main
@@ -55,7 +56,7 @@ def outcome(run: Path):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, torchrun):
+def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     out, _ = torchrun(2, "-m", "canter", *COMMAND, "--run-dir", folder, "--name", "run", cwd=folder)
     return folder / "run", out
@@ -111,13 +112,13 @@ def test_one_process_goes_on_with_a_run_of_two_ranks(undisturbed, caplog, monkey
     assert [row["iteration"] for row in rows_of(run)] == list(range(1, 19))
 
 
-def test_ranks_with_different_settings_are_refused_once(tmp_path, torchrun):
+def test_ranks_with_different_settings_are_refused_once(tmp_path):
     script = tmp_path / "differ.py"
     script.write_text(
         "import os, sys\nfrom canter.cli import main\n"
         "main(['train', 'CartPole-v1', '--seed', os.environ['RANK'], '--run-dir', sys.argv[1]])\n"
     )
-    _, err = torchrun(2, script, tmp_path / "runs", code=2)
+    _, err = torchrun(2, script, tmp_path / "runs", fails=True)
     told = [line for line in err.splitlines() if "canter:" in line]
     assert len(told) == 1 and "ranks differ: seed is 0 on rank 0 and 1 on rank 1" in told[0], err
     assert not (tmp_path / "runs").exists()
@@ -141,8 +142,6 @@ def test_a_device_that_is_not_there_is_named(monkeypatch):
 
 
 def test_a_port_that_is_in_use_is_named(monkeypatch):
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("localhost", 0))
         taken.listen()
