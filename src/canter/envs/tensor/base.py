@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, Symmetry, TensorSpec
+from canter.specs import (
+    ActionSpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    MotionSpec,
+    MultiDiscrete,
+    Step,
+    Symmetry,
+    TensorSpec,
+)
 from canter.struct import Obs
 
 EnvState = dict[str, Tensor]
@@ -62,6 +72,7 @@ class TensorEnv(ABC):
         truncates: bool | None = None,
         durations: bool = False,
         symmetries: tuple[Symmetry, ...] = (),
+        motion: MotionSpec | None = None,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs} must be at least 1")
@@ -83,6 +94,7 @@ class TensorEnv(ABC):
             env_id=env_id,
             durations=durations,
             symmetries=symmetries,
+            motion=motion,
         )
         """Shapes, dtypes, bounds and conventions."""
         self._action_shape = _action_shape(action, num_envs)
