@@ -104,16 +104,16 @@ def _read_csv(path: Path, file: str) -> dict[str, Any]:
         if not names:
             continue
         raw.setdefault("dof_names" if field.startswith("dof") else "body_names", np.array(names))
-        wanted = [[f"{field}/{name}/{axis}" for axis in axes] or f"{field}/{name}" for name in names]
-        for key in np.ravel(wanted):
+        wanted = [f"{field}/{name}/{axis}".rstrip("/") for name in names for axis in (axes or ("",))]
+        for key in wanted:
             if key not in column:
                 raise ValueError(f"motion {file!r}: column {key!r} is missing, {nearest(key, column)}")
-        raw[field] = np.moveaxis(np.array([column.pop(key) for key in np.ravel(wanted)]), 0, -1).reshape(
-            len(table), *np.shape(wanted)
-        )
+        shape = (len(table), len(names), len(axes)) if axes else (len(table), len(names))
+        raw[field] = np.stack([column.pop(key) for key in wanted], -1).reshape(shape)
     if column:
         key = next(iter(column))
-        raise ValueError(f"motion {file!r}: column {key!r} is no FIELD/NAME or FIELD/NAME/AXIS, {nearest(key, AXES)}")
+        near = nearest(key.partition("/")[0], AXES)
+        raise ValueError(f"motion {file!r}: column {key!r} is no FIELD/NAME or FIELD/NAME/AXIS, {near}")
     return raw
 
 

@@ -115,7 +115,7 @@ class AMPConfig:
         """The observation group, and how clips look to an environment by its declaration and these settings."""
         told, name = spec.motion, self.obs_group
         if name is None:
-            known = [*(told.observe if told is not None and self.columns is None else ()), "amp"]
+            known = [*(told.observe if told is not None else ()), "amp"]
             name = next((key for key in known if key in spec.obs), known[0])
         if name not in spec.obs:
             raise ValueError(f"amp: obs_group names {name!r}, which the environment does not show: "

@@ -8,7 +8,7 @@ from canter.algorithms.base import algorithms
 from canter.config import TrainConfig
 from canter.recipes.agents import rendezvous, rock_paper_scissors
 from canter.recipes.classic import acrobot, cartpole, mountain_car_continuous, pendulum
-from canter.recipes.extensions import deep_sea, maze
+from canter.recipes.extensions import deep_sea, maze, swimmer_style
 from canter.recipes.extensions import quadrotor as mirrored_quadrotor
 from canter.recipes.extensions import swimmer as viscous_swimmer
 from canter.recipes.memory import cartpole_positions
@@ -45,6 +45,8 @@ for _name, _preset in {
     "tensor:swimmer": viscous_swimmer(),
     "quadrotor-symmetry": mirrored_quadrotor(),
     "tensor:deep-sea": deep_sea(),
+    "swimmer-wide": swimmer_style("wide"),
+    "swimmer-narrow": swimmer_style("narrow"),
     **sac_presets(),
 }.items():
     presets.register(_name)(_preset)
