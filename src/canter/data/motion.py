@@ -73,7 +73,7 @@ def load_clip(file: str) -> Clip:
     if path.suffix == ".npz":
         try:
             with np.load(path) as opened:  # refuses everything but plain arrays
-                raw = {OTHER_NAMES.get(key, key): opened[key] for key in opened.files}
+                raw: dict[str, Any] = {OTHER_NAMES.get(str(key), str(key)): opened[key] for key in opened.files}
         except (ValueError, OSError, KeyError) as error:
             raise ValueError(f"motion {file!r} cannot be read as plain arrays: {error}") from error
     elif path.suffix == ".csv":
