@@ -1,6 +1,7 @@
 """Canter trains control policies with PPO and its relatives."""
 
 from canter.algorithms.base import Algorithm, Declared, Headline, RolloutPlan
+from canter.algorithms.distillation import Distillation, DistillationConfig
 from canter.algorithms.extension import Extension
 from canter.algorithms.phase import Phase
 from canter.algorithms.ppo import PPO, BonusValueConfig, CentralValueConfig, PPOConfig
@@ -64,6 +65,8 @@ __all__ = [
     "CriticConfig",
     "Declared",
     "Discrete",
+    "Distillation",
+    "DistillationConfig",
     "Env",
     "EnvConfig",
     "EnvSpec",

@@ -13,6 +13,7 @@ from tempfile import NamedTemporaryFile
 import torch
 
 from canter.cli.check import check_command
+from canter.cli.distill import distill_command
 from canter.cli.evaluation import eval_command
 from canter.cli.explain import explain_command
 from canter.cli.export import export_command
@@ -30,6 +31,7 @@ from canter.storage.lock import RunLocked
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train_command,
+    "distill": distill_command,
     "resume": resume_command,
     "play": play_command,
     "eval": eval_command,

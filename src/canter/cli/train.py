@@ -26,6 +26,7 @@ from canter.recipes import name_for, preset_for, presets
 
 SHORT_FLAGS = {
     "--algorithm": ("algorithm.kind", f"what learns: {', '.join(algorithms)}; its preset for the environment is taken"),
+    "--start": ("start", "a policy file or run folder whose policy to begin with"),
     "--seed": ("seed", "start of every random stream"),
     "--total-steps": ("total_steps", "transitions to train for, over all environments"),
     "--num-envs": ("env.num_envs", "environments stepped together"),
