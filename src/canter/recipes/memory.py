@@ -41,12 +41,9 @@ def distillation() -> TrainConfig:
 
 def cartpole_distillation() -> TrainConfig:
     """A student with memory sees positions alone; its teacher, which reads the group policy, has velocities too."""
+    options = {"positions_only": True, "privileged": True, "random_start": True}
     return TrainConfig(
-        env=EnvConfig(
-            id="tensor:cartpole",
-            num_envs=32,
-            options={"positions_only": True, "privileged": True, "random_start": True},
-        ),
+        env=EnvConfig(id="tensor:cartpole", num_envs=32, options=options),
         total_steps=100_000,
         success=SuccessConfig(ending="truncated"),
         algorithm=DistillationConfig(

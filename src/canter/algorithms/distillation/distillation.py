@@ -31,9 +31,7 @@ from canter.struct import Metrics, Obs, State, TensorStruct, tree_copy_, tree_ma
 
 DECLARED = Declared(
     headlines=(
-        Headline(
-            "loss/distillation", "loss", "learning", "Distillation loss", "how far the student is off", line="loss"
-        ),
+        Headline("loss/distillation", "loss", "learning", "Distillation loss", "student to teacher", line="loss"),
         Headline("policy/action_error", "action error", "policy", "Action error", "student to teacher", line="error"),
         Headline("policy/agreement", "agreement", "policy", "Agreement", "steps with the same choice", percent=True),
         Headline("policy/mixture", "teacher acts", "policy", "Teacher acts", "share of the steps", percent=True),

@@ -69,23 +69,27 @@ class DistillationSettings:
         needed = {*teacher.actor.network.groups, *([ACTION_MASK] if teacher.actor.masked else [])}
         for name in self.teacher_obs:
             if name not in needed:
-                raise ValueError(
-                    f"teacher_obs names {name!r}, which the teacher does not read: {nearest(name, needed)}"
-                )
+                raise ValueError(f"teacher_obs names {name!r}, unknown to the teacher: {nearest(name, needed)}")
         for name in sorted(needed):
-            here = self.teacher_obs.get(name, name)
-            if here not in spec.obs:
-                raise ValueError(f"the teacher reads {here!r}, which is not here, {nearest(here, spec.obs)}; teacher_obs "
-                                 f"can give another name to its {name!r}")  # fmt: skip
-            if spec.obs[here].shape != teacher.spec.obs[name].shape:
-                raise ValueError(f"the teacher's {name!r} has shape {teacher.spec.obs[name].shape} and {here!r} here "
-                                 f"{spec.obs[here].shape}; teacher_obs can name another group")  # fmt: skip
+            here, own = self.teacher_obs.get(name, name), teacher.spec.obs[name].shape
+            if here not in spec.obs or spec.obs[here].shape != own:
+                shape = spec.obs[here].shape if here in spec.obs else f"not there, {nearest(here, spec.obs)}"
+                raise ValueError(
+                    f"the teacher's observation group {name!r} has shape {own}, and {here!r} here is {shape}; "
+                    f"teacher_obs={{{name}: GROUP}} names another"
+                )
         return teacher, {name: self.teacher_obs.get(name, name) for name in sorted(needed)}
 
     def model(self, teacher: Policy) -> ModelConfig:
         """The student as its file describes it, with the teacher's kind of actions."""
-        kind = {"distribution": teacher.config.distribution, "bounds": teacher.config.bounds}
-        return ModelConfig(policy=self.policy, std=self.std, policy_gain=self.policy_gain, **kind)
+        kind = teacher.config
+        return ModelConfig(
+            policy=self.policy,
+            distribution=kind.distribution,
+            bounds=kind.bounds,
+            std=self.std,
+            policy_gain=self.policy_gain,
+        )
 
     def loss_for(self, spec: EnvSpec) -> Literal["mse", "huber", "kl"]:
         """What is made small in an environment."""

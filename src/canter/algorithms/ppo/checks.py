@@ -40,15 +40,12 @@ def check_batch(
     more = next((n for n in range(num_minibatches, batch) if batch % n == 0), batch)
     step = num_minibatches // math.gcd(num_minibatches, num_envs) * sequence_length
     over = f" / sequence_length = {horizon} * {num_envs} / {sequence_length}" if sequence_length > 1 else ""
+    drop = ", or uneven_minibatches=drop, which leaves some rows out" if may_drop and even else ""
     raise ValueError(
         f"{key}num_minibatches={num_minibatches} does not divide horizon * num_envs"
         f"{over or f' = {horizon} * {num_envs}'} = {batch}; "
         f"use {key}num_minibatches={fewer} or {more}, or horizon={math.ceil(horizon / step) * step}"
-        + (
-            ", or uneven_minibatches=drop, which leaves some rows out"
-            if may_drop and even and num_minibatches < batch
-            else ""
-        )
+        + (drop if num_minibatches < batch else "")
     )
 
 
