@@ -13,7 +13,6 @@ from tempfile import NamedTemporaryFile
 import torch
 
 from canter.cli.check import check_command
-from canter.cli.distill import distill_command
 from canter.cli.evaluation import eval_command
 from canter.cli.explain import explain_command
 from canter.cli.export import export_command
@@ -22,7 +21,7 @@ from canter.cli.listing import envs_command, presets_command, runs_command, summ
 from canter.cli.parser import UsageError
 from canter.cli.play import play_command
 from canter.cli.report import report_command
-from canter.cli.train import resume_command, train_command
+from canter.cli.train import distill_command, resume_command, train_command
 from canter.console.printable import printable_output
 from canter.envs.gymnasium_contract import place_of, text_of
 from canter.envs.imports import allow_import

@@ -12,17 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.specs import (
-    ActionSpec,
-    Continuous,
-    Discrete,
-    EnvSpec,
-    MotionSpec,
-    MultiDiscrete,
-    Step,
-    Symmetry,
-    TensorSpec,
-)
+from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, Symmetry, TensorSpec
 from canter.struct import Obs
 
 EnvState = dict[str, Tensor]
@@ -72,7 +62,6 @@ class TensorEnv(ABC):
         truncates: bool | None = None,
         durations: bool = False,
         symmetries: tuple[Symmetry, ...] = (),
-        motion: MotionSpec | None = None,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs} must be at least 1")
@@ -94,7 +83,6 @@ class TensorEnv(ABC):
             env_id=env_id,
             durations=durations,
             symmetries=symmetries,
-            motion=motion,
         )
         """Shapes, dtypes, bounds and conventions."""
         self._action_shape = _action_shape(action, num_envs)

@@ -8,6 +8,7 @@ number of environments; lengths are in links, times in seconds.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -148,8 +149,8 @@ class Swimmer(TensorEnv):
             max_episode_steps=max_episode_steps,
             random_start=random_start,
             symmetries=(LEFT_RIGHT,),
-            motion=MOTION,
         )
+        self.spec = replace(self.spec, motion=MOTION)
         self._motion, self._reference = motion, None
         if reference is not None:
             self._reference = Motions([load_clip(reference)], joints=MOTION.joints, device=self.device)
