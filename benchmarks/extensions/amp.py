@@ -119,15 +119,21 @@ def main() -> None:
     parser.add_argument("--study", choices=STUDIES)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for seed in range(arguments.seeds):
         for name, (gait, config) in STUDIES.items():
-            entry = document.setdefault(name, {"config": to_plain(config), "runs": []})
-            if arguments.study not in (None, name) or seed in [done["seed"] for done in entry["runs"]]:
+            if arguments.study not in (None, name) or seed in [done["seed"] for done in _known(name)["runs"]]:
                 continue
-            entry["runs"].append(run(replace(config, seed=seed, device=arguments.device), gait))
-            print(name, entry["runs"][-1], flush=True)
+            found = run(replace(config, seed=seed, device=arguments.device), gait)
+            print(name, found, flush=True)
+            entry = _known(name)  # anew: another process may have written in the meantime
+            entry |= {"config": to_plain(config), "runs": [*entry["runs"], found]}
+            document = (json.loads(RESULTS.read_text()) if RESULTS.exists() else {}) | {name: entry}
             RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _known(name: str) -> dict[str, Any]:
+    document = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return document.get(name, {"runs": []})
 
 
 if __name__ == "__main__":

@@ -85,10 +85,11 @@ def distill_command(argv: list[str]) -> None:
             f"{teacher} is a checkpoint of another library: canter import {teacher} --config SETTINGS --env ENV "
             "--output RUN makes a run of it, then canter distill RUN ENV"
         )
+    argv = [*rest, "--algorithm", "distillation", "--algorithm.teacher", str(Path(teacher).absolute())]
+    train_parser(argv).parse(argv)  # what is misspelt first, then what is missing
     if not Path(teacher).exists():
         raise UsageError(f"there is no policy file and no run {teacher!r}")
-    given = ["--algorithm", "distillation", "--algorithm.teacher", str(Path(teacher).absolute())]
-    train_command([*rest, *given])
+    train_command(argv)
 
 
 def resume_command(argv: list[str]) -> None:
