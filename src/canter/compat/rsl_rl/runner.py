@@ -251,7 +251,7 @@ class DistillationRunner:
     def __init__(self, *arguments: Any, **options: Any) -> None:
         raise ConfigError(
             "DistillationRunner has no counterpart here yet: `canter distill` trains students (docs/distillation.md); "
-            "RSL-RL's own runner is still at rsl_rl.runners.distillation_runner, and may use a teacher that Canter wrote"
+            "RSL-RL's own runner is still at rsl_rl.runners.distillation_runner, and takes teachers that Canter wrote"
         )
 
 
