@@ -120,8 +120,11 @@ def arguments_of_the_command() -> argparse.Namespace:
 
 
 def in_a_process_of_its_own(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What a part found. Parts fork commands; a process that has computed with threads leaves its forks without them,
-    waiting, so that no part may run in the process of another."""
+    """What a part found.
+
+    Parts fork commands, and a process that has computed with threads leaves its forks waiting for them: so no part runs
+    in the process of another.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "part.json"
         pid = os.fork()

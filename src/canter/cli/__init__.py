@@ -22,7 +22,7 @@ from canter.cli.parser import UsageError
 from canter.cli.play import play_command
 from canter.cli.ranks import complain, join_ranks, leave
 from canter.cli.report import report_command
-from canter.cli.train import resume_command, train_command
+from canter.cli.train import distill_command, resume_command, train_command
 from canter.console.printable import printable_output
 from canter.distributed import RankLost
 from canter.envs.gymnasium_contract import place_of, text_of
@@ -32,6 +32,7 @@ from canter.storage.lock import RunLocked
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train_command,
+    "distill": distill_command,
     "resume": resume_command,
     "play": play_command,
     "eval": eval_command,

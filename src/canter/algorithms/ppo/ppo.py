@@ -117,7 +117,8 @@ class PPO(Algorithm[PPORecord]):
             phases["central_value"] = self._phase(central, self.judge.engine, "central_value")
         self.phases = self.extensions.add_phases(phases)
         for phase in self.phases.values():
-            phase.blocks = config.shuffle_blocks
+            if phase.num_envs == self.spec.num_envs:  # its rows are those of the environments
+                phase.blocks = config.shuffle_blocks
 
     def _phase(self, passes: PPOSettings | CentralValueConfig, engine: Engine, name: str) -> Phase[Any]:
         """So many epochs and minibatches, in the order that the settings say."""
