@@ -119,3 +119,34 @@ def test_the_input_is_left_as_it_was():
     before = changed(RSL_RL, {})
     import_config(before, num_envs=4, parity=True)
     assert before == RSL_RL
+
+
+def test_curiosity_becomes_the_extension_and_trains():
+    rnd = {
+        "weight": 0.5,
+        "weight_schedule": {"mode": "step", "final_step": 8, "final_value": 0.1},
+        "reward_normalization": True,
+        "state_normalization": True,
+        "learning_rate": 2e-3,
+        "num_outputs": 4,
+        "predictor_hidden_dims": [8],
+        "target_hidden_dims": [6],
+        "activation": "elu",
+    }
+    tree = changed(RSL_RL, {"algorithm__rnd_cfg": rnd, "obs_groups__rnd_state": ["policy"]})
+    imported = import_config(tree, num_envs=4, env="tensor:pendulum")
+    (found,) = imported.config.algorithm.extensions
+    assert (found.hidden, found.target_hidden, found.outputs, found.error) == ((8,), (6,), 4, "norm")
+    assert (found.weight.start, found.weight.end, found.weight.at) == (0.5, 0.1, 0.5), "8 of 2 x 8 steps"
+    assert (found.normalize_obs, found.normalize_bonus, found.obs_groups) == (True, True, ("policy",))
+    assert (found.epochs, found.num_minibatches, found.optimizer.learning_rate.initial) == (4, 2, 2e-3)
+    assert sorted(entry.key for entry in imported.deviations.entries if entry.key) == sorted(leaves(tree))
+    assert "time step" in next(e for e in imported.deviations.entries if e.key == "algorithm.rnd_cfg.weight").why
+    with Trainer(imported.config) as trainer:
+        trainer.learn()
+    for wrong, words in (
+        ({"predictor_hidden_dims": [-1]}, "write it out"),
+        ({"weight_schedule": {"mode": "linear", "final_step": 3, "final_value": 0.0}}, "only constant and step"),
+    ):
+        with pytest.raises(ImportRefused, match=words):
+            import_config(changed(tree, {"algorithm__rnd_cfg": rnd | wrong}), num_envs=4)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from canter.compat.settings.rsl_rl_network import CRITIC, POLICY, Dialect, translate_network, translate_std
-from canter.compat.settings.translation import NONE, Translation
+from canter.compat.settings.translation import Translation
 
 RATE = "algorithm.optimizer.learning_rate"
 OLD_DEFAULTS = {"gamma": 0.998, "num_learning_epochs": 1, "num_mini_batches": 1, "entropy_coef": 0.0}
 NEW_DEFAULTS = {"gamma": 0.99, "num_learning_epochs": 5, "num_mini_batches": 4, "entropy_coef": 0.01}
+RND = "algorithm.rnd_cfg"
 
 
 def dialect_of(tree: Mapping[str, Any]) -> Dialect | None:
@@ -106,21 +108,53 @@ def _int(t: Translation, name: str, usual: Mapping[str, float]) -> int:
 
 def _extras(t: Translation) -> None:
     """Parts of RSL-RL's PPO that are off in nearly all files."""
-    remedies = {
-        "rnd_cfg": "random network distillation: an extension with a reward of its own",
-        "symmetry_cfg": "an extension with augment; --without algorithm.symmetry_cfg trains without it",
-    }
-    for name, remedy in remedies.items():
-        key = f"algorithm.{name}"
-        if t.raw(key) in NONE or t.raw(key) == {}:
-            t.judge(key, "mapped", "off")
-        t.refuse(key, remedy)
+    if t.section(RND):
+        _curiosity(t)
+    symmetry = "algorithm.symmetry_cfg"
+    if t.section(symmetry):
+        remedy = "its function is not read: declare EnvSpec.symmetries and add the extension symmetry"
+        t.refuse(symmetry, f"{remedy}; --without {symmetry} trains without it")
+    for key in (RND, symmetry):
+        t.judge(key, "mapped", "off")
     if t.raw("algorithm.share_cnn_encoders") is True:
         t.refuse("algorithm.share_cnn_encoders", "model.shared_trunk shares the whole network, not the encoder alone")
     t.judge("algorithm.share_cnn_encoders", "mapped", "off")
     t.judge("algorithm.use_mixed_precision", "mapped", f"{POLICY}.precision=float32")
     for name in ("grad_reduce_bucket_mb", "multi_gpu_cfg", "device"):
         t.judge(f"algorithm.{name}", "mapped", "torchrun")
+
+
+def _curiosity(t: Translation) -> None:
+    """`rnd_cfg` as the extension `rnd`, with RSL-RL's defaults."""
+    own: dict[str, Any] = {"kind": "rnd", "error": "norm", "activation": t.word(f"{RND}.activation", default="elu")}
+    own |= {name: t.settings[f"algorithm.{name}"] for name in ("epochs", "num_minibatches")}
+    own["outputs"] = t.integer(f"{RND}.num_outputs", 1)
+    own["normalize_obs"] = t.flag(f"{RND}.state_normalization", False)
+    own["normalize_bonus"] = t.flag(f"{RND}.reward_normalization", False)
+    own["optimizer"] = {"learning_rate": t.number(f"{RND}.learning_rate", 1e-3), "eps": 1e-8, "max_grad_norm": math.inf}
+    for key, name in (("predictor_hidden_dims", "hidden"), ("target_hidden_dims", "target_hidden")):
+        own[name] = t.widths(f"{RND}.{key}", [-1])
+        if -1 in own[name]:
+            t.refuse(f"{RND}.{key}", "-1 is the number of observations: write it out")
+            if not t.has(f"{RND}.{key}"):
+                raise t.error(f"{RND}.{key}", "widths, as the parent's default depends on the observation")
+    weight, mode = t.number(f"{RND}.weight", 0.0), t.raw(f"{RND}.weight_schedule.mode", "constant")
+    own["weight"] = weight
+    if mode == "step":
+        steps = t.integer("num_steps_per_env", 1) * t.integer("max_iterations", 1500)
+        at = t.number(f"{RND}.weight_schedule.final_step") / steps
+        end = t.number(f"{RND}.weight_schedule.final_value")
+        own["weight"] = {"kind": "step", "start": weight, "end": end, "at": at}
+    elif mode != "constant":
+        t.refuse(f"{RND}.weight_schedule", "only constant and step fit: linear runs over the whole run here")
+    groups = t.raw("obs_groups.rnd_state")
+    if groups is not None:
+        own["obs_groups"] = list(groups)
+        t.judge("obs_groups.rnd_state", "mapped", f"obs_groups={list(groups)} of the extension rnd")
+    t.put("algorithm.extensions", [own])
+    why = "without the factor of the environment's time step, and of the observation that a step truly led to"
+    t.judge(f"{RND}.weight", "differs", f"weight={weight:g} of the extension rnd", why)
+    t.judge(RND, "mapped", "the extension rnd")
 
 
 def _optimizer(t: Translation, dialect: Dialect) -> None:
