@@ -35,7 +35,7 @@ LARGER_FOLDERS = {
     ".": (14, "contracts and plain data of one file each, and the entry points"),
     "cli": (14, "a file for each command, and the three that read flags and files"),
     "engines/native": (23, "C: headers that are compiled for float and double, and for each kind of x86 processor"),
-    "compat/settings": (11, "a file for each parent's part, and what reads and resolves their files"),
+    "compat/settings": (12, "a file for each parent's part, and what reads and resolves their files"),
     "envs/tensor": (11, "a file for each environment, and one that draws"),
     "envs": (18, "a file for each kind of simulator, and what adapters share"),
     "training": (11, "the loop, and a file for each thing that it counts, times, keeps or watches"),
