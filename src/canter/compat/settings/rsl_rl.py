@@ -35,9 +35,18 @@ def dialect_of(tree: Mapping[str, Any]) -> Dialect | None:
 
 def translate(t: Translation, dialect: Dialect, num_envs: int | None) -> None:
     """All of a mapping; RSL-RL's say nothing about the environment."""
+    if num_envs is None:
+        t.always("RSL-RL's settings do not say how many environments there are: give --num-envs", "env.num_envs=8")
+    else:
+        t.put("env.num_envs", num_envs)
     algorithm = t.raw("algorithm.class_name", t.raw("runner.algorithm_class_name", "PPO"))
+    if algorithm == "Distillation":
+        _distillation(t, dialect)
+        _runner(t, dialect)
+        t.finish()
+        return
     if algorithm != "PPO":
-        why = "only what Canter has can be imported: PPO. A class of yours: canter.register('algorithm', NAME)"
+        why = "only PPO and Distillation can be imported. A class of yours: canter.register('algorithm', NAME)"
         key = "algorithm.class_name" if t.has("algorithm.class_name") else "runner.algorithm_class_name"
         t.refuse(key, why)
         for key in t.tree:
@@ -46,10 +55,6 @@ def translate(t: Translation, dialect: Dialect, num_envs: int | None) -> None:
     t.put("algorithm.kind", "ppo")
     t.judge("algorithm.class_name", "mapped", "algorithm.kind=ppo")
     t.judge("runner.algorithm_class_name", "mapped", "algorithm.kind=ppo")
-    if num_envs is None:
-        t.always("RSL-RL's settings do not say how many environments there are: give --num-envs", "env.num_envs=8")
-    else:
-        t.put("env.num_envs", num_envs)
     if dialect.split:
         t.dead("actor and critic win over it", "policy")
     _algorithm(t, dialect)
@@ -155,6 +160,54 @@ def _curiosity(t: Translation) -> None:
     why = "without the factor of the environment's time step, and of the observation that a step truly led to"
     t.judge(f"{RND}.weight", "differs", f"weight={weight:g} of the extension rnd", why)
     t.judge(RND, "mapped", "the extension rnd")
+
+
+def _distillation(t: Translation, dialect: Dialect) -> None:
+    """A student of RSL-RL's, from `policy` up to 3.x and from `student` since."""
+    at = "algorithm"
+    t.put("algorithm.kind", "distillation")
+    t.judge(f"{at}.class_name", "mapped", "algorithm.kind=distillation")
+    t.always("the parent's script loads the teacher: name its file", "algorithm.teacher")
+    t.to(f"{at}.num_learning_epochs", "algorithm.epochs", t.integer(f"{at}.num_learning_epochs", 1))
+    length, horizon = t.integer(f"{at}.gradient_length", 15), t.integer(f"{dialect.runner}num_steps_per_env")
+    t.put("algorithm.num_minibatches", max(1, horizon // length))
+    why = "sequences of that length, shuffled, as many minibatches as the parent takes steps; nothing is left over"
+    t.to(f"{at}.gradient_length", "algorithm.sequence_length", length, why)
+    t.to(f"{at}.loss_type", "algorithm.loss", t.word(f"{at}.loss_type", ("mse", "huber"), "mse"))
+    norm = t.number(f"{at}.max_grad_norm") if t.has(f"{at}.max_grad_norm") else math.inf
+    t.put("algorithm.optimizer.max_grad_norm", norm)
+    t.judge(f"{at}.max_grad_norm", "mapped", f"algorithm.optimizer.max_grad_norm={norm:g}")
+    t.put("algorithm.optimizer.eps", 1e-8)
+    t.to(f"{at}.learning_rate", RATE, t.number(f"{at}.learning_rate", 1e-3))
+    if t.raw(f"{at}.optimizer", "adam") != "adam":
+        t.refuse(f"{at}.optimizer", "there is Adam here")
+    t.judge(f"{at}.optimizer", "mapped", "algorithm.optimizer")
+    t.judge(f"{at}.device", "mapped", "device")
+    old = t.section("policy") and not t.section("student")
+    own, prefix = ("policy", "student_") if old else ("student", "")
+    for key, setting, value in (
+        (f"{own}.{prefix}hidden_dims", "hidden", t.widths(f"{own}.{prefix}hidden_dims", [256, 256, 256])),
+        (f"{own}.activation", "activation", t.word(f"{own}.activation", default="elu")),
+        (f"{own}.{prefix}obs_normalization", "normalize_obs", t.flag(f"{own}.{prefix}obs_normalization", False)),
+    ):
+        t.to(key, f"algorithm.policy.{setting}", value)
+    if t.has(f"{own}.rnn_type"):
+        hidden = t.integer(f"{own}.rnn_hidden_dim", t.integer(f"{own}.rnn_hidden_size", 256))
+        memory = {"cell": t.word(f"{own}.rnn_type", ("lstm", "gru")), "hidden": hidden}
+        t.put("algorithm.policy.memory", memory | {"layers": t.integer(f"{own}.rnn_num_layers", 1)})
+        for key in ("rnn_type", "rnn_hidden_dim", "rnn_hidden_size", "rnn_num_layers"):
+            t.judge(f"{own}.{key}", "mapped", "algorithm.policy.memory")
+    std = f"{own}.init_noise_std" if old else f"{own}.distribution_cfg.init_std"
+    t.to(std, "algorithm.std.initial", t.number(std, 0.1))
+    for key in (f"{own}.class_name", f"{own}.noise_std_type", f"{own}.distribution_cfg"):
+        t.judge(key, "mapped", "algorithm.policy, algorithm.std")
+    t.judge("teacher", "mapped", "the teacher's file says it")
+    for key in ("hidden_dims", "obs_normalization", "recurrent"):
+        t.judge(f"policy.teacher_{key}", "mapped", "the teacher's file says it")
+    for key in ("obs_groups.policy", "obs_groups.student"):
+        if t.has(key):
+            t.to(key, "algorithm.policy.obs_groups", list(t.raw(key)))
+    t.judge("obs_groups.teacher", "differs", "algorithm.teacher_obs", "the teacher reads its own; name others there")
 
 
 def _optimizer(t: Translation, dialect: Dialect) -> None:
