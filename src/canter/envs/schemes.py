@@ -91,7 +91,7 @@ def _tensor(name: str, /, *, num_envs: int, device: str, **options: Any) -> Env:
 
 @schemes.register("mjlab")
 def _mjlab(name: str, /, *, num_envs: int, device: str, **options: Any) -> Env:
-    """mjlab's tasks, such as mjlab:Mjlab-Velocity-Flat-Unitree-Go1 (pip install "canter[mjlab]")."""
+    """Mjlab's tasks, such as mjlab:Mjlab-Velocity-Flat-Unitree-Go1 (pip install "canter[mjlab]")."""
     from canter.envs.robots.mjlab import make_mjlab
 
     return make_mjlab(name, num_envs, device, **options)

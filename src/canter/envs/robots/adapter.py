@@ -80,6 +80,11 @@ class ManagerEnv:
         terrain = getattr(getattr(self.env, "scene", None), "terrain", None)
         return None if getattr(terrain, "terrain_levels", None) is None else terrain
 
+    def about(self) -> str:
+        """How a step is run, for `canter check`."""
+        captured = getattr(self._step, "about", None)
+        return "a step runs eagerly" if captured is None else captured()
+
     def _observe(self) -> Any:
         return self.env.reset(seed=0)[0]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from canter.envs.robots.adapter import FinalObsOption, ManagerEnv
+from canter.envs.robots.captured import CapturedStep
 from canter.registry import nearest
 
 HOW = 'pip install "canter[mjlab]"'
@@ -59,6 +60,7 @@ def make_mjlab(
     if clip_actions is None:
         clip_actions = getattr(registry.load_rl_cfg(task), "clip_actions", None)
     env = ManagerBasedRlEnv(cfg, device=named_device(device), render_mode=render_mode)
+    on_gpu = torch.device(device).type == "cuda"
     return ManagerEnv(
         env,
         f"mjlab:{task}",
@@ -66,6 +68,7 @@ def make_mjlab(
         resets_itself=cfg.auto_reset,
         final_obs="unknown" if cfg.auto_reset else "separate",
         random_start=random_start,
+        step=CapturedStep(env) if capture and on_gpu else None,
     )
 
 
@@ -77,7 +80,7 @@ def named_device(device: str) -> str:
 
 def _registry(task: str) -> Any:
     try:
-        import mjlab.tasks  # registers them
+        import mjlab.tasks  # noqa: F401 - registers them
         from mjlab.tasks import registry
     except ImportError as error:
         raise ImportError(f"mjlab:{task} needs mjlab: {HOW} ({error})") from error
