@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,19 +71,26 @@ def steps(options: argparse.Namespace) -> dict[str, Any]:
     }
     results: dict[str, Any] = {}
     for name, more in kinds.items():
-        env = make(options, **more)
-        env.reset(seed=0)
-        env.set_progress(None)
-        act = noise(options, env)
-        results[name] = timed(lambda: env.step(act()), warm_up=150)  # noqa: B023
-        results[f"{name}: about"] = env.about()
-        if name == "captured":
-            results["physics alone"] = timed(lambda: physics(env.env), warm_up=5)  # noqa: B023
-            results["captured: profile"] = profile(env, act)
-        env.close()
-        del env
+        try:
+            results[name] = step_times(options, more)
+        except Exception as error:
+            results[name] = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-3000:]}
         torch.cuda.empty_cache()
     return results
+
+
+def step_times(options: argparse.Namespace, more: dict[str, Any]) -> dict[str, Any]:
+    env = make(options, **more)
+    env.reset(seed=0)
+    env.set_progress(None)
+    act = noise(options, env)
+    found: dict[str, Any] = timed(lambda: env.step(act()), warm_up=150)
+    found["about"] = env.about()
+    if not more:
+        found["physics alone"] = timed(lambda: physics(env.env), warm_up=5)
+        found["profile"] = profile(env, act)
+    env.close()
+    return found
 
 
 def physics(env: Any) -> None:
@@ -197,7 +205,7 @@ def relative(rows: list[dict[str, float]], start: float) -> list[dict[str, float
 def summary(result: dict[str, Any]) -> dict[str, float]:
     """Seconds of an iteration once all is captured, and until a mean return of 50."""
     rows = result["rows"]
-    late = [b["at"] - a["at"] for a, b in zip(rows, rows[1:], strict=False)][len(rows) // 3 :]
+    late = [b["at"] - a["at"] for a, b in pairwise(rows)][len(rows) // 3 :]
     reached = next((one["at"] for one in rows if one["return"] >= 50), None)
     returns = {f"return at {i}": rows[i - 1]["return"] for i in (50, 100, 150) if i <= len(rows)}
     return {

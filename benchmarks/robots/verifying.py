@@ -20,9 +20,11 @@ class Contents:
         self.copies = [tensor.clone() for tensor in self.tensors]
 
     def save(self) -> None:
+        """Copy what is there now."""
         torch._foreach_copy_(self.copies, self.tensors)
 
     def restore(self) -> None:
+        """Put it back."""
         torch._foreach_copy_(self.tensors, self.copies)
 
 

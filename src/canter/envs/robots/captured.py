@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.envs.robots.host_state import SCALARS, Roots, Slot
+from canter.envs.robots.host_state import SCALARS, Roots
 from canter.envs.robots.segments import CudaRecorder, Declined, Segments
 from canter.envs.robots.velocity_command import use_masks
 
@@ -44,7 +44,8 @@ class CapturedStep:
         self.count = torch.zeros((), dtype=torch.int32, device=self.device)
         """Steps of the environment so far, where a graph can read them."""
         self._results: dict[str, Tensor] = {}
-        self._settings: list[Slot] | None = None
+        self._settings: list[tuple[Any, Any, Any]] | None = None
+        """Numbers of the task that graphs hold: where each lies, and what it was."""
 
     @torch.no_grad()
     def __call__(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
@@ -189,13 +190,14 @@ class CapturedStep:
 
     def _see_settings(self) -> None:
         """Capture anew where a curriculum has changed a number that graphs hold."""
-        if self._settings is not None and not any(slot.moved() for slot in self._settings):
+        known = self._settings
+        if known is not None and not any(holder[key] is not was and holder[key] != was for holder, key, was in known):
             return
         if self._settings is not None:
             self.segments.forget()
         slots = self.segments.roots.slots()
         self._settings = [
-            slot
+            (slot.holder, slot.key, slot.value)
             for path, slot in slots.items()
             if slot.holder is not None
             and any("cfg" in str(key) for key in path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,8 +93,7 @@ class CudaRecorder:
                 try:
                     output = function()
                 except BaseException:
-                    with _quietly():
-                        graph.capture_end()
+                    self._abandon(graph)
                     raise
                 graph.capture_end()
         finally:
@@ -103,13 +102,29 @@ class CudaRecorder:
         torch.cuda.current_stream().wait_stream(self.stream)
         return graph.replay, output
 
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a recording that failed, and record nothing once more: torch's random stream believes to be recorded."""
+        with suppress(RuntimeError):
+            graph.capture_end()
+        self.pool, empty = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        with suppress(RuntimeError):
+            empty.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            torch.zeros(1, device="cuda")
+            empty.capture_end()
+
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def _refusing_to_wait(device: torch.device) -> Iterator[None]:
+    """An error where something waits for the device, which would spoil a recording."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
     try:
         yield
-    except RuntimeError:
-        torch.cuda.synchronize()
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 @dataclass
@@ -244,6 +259,9 @@ class Segments:
             asked = list(self.rows) if asks else []
             with Capturing(self._constants, asked.copy()):
                 part()  # makes the constants
+            start.restore()
+            with self.watched(), _refusing_to_wait(self.device), Capturing(self._constants, asked.copy()):
+                part()  # fails where a recording would, and harms nothing
             start.restore()
             self._log_is(kept)
             segment.guards = [slot for path, slot in start.slots.items() if path in self._moving or _in_use(slot)]
