@@ -44,8 +44,10 @@ class Slot:
 
     def moved(self) -> bool:
         """Whether another thing is there than when this was noted."""
-        now = self.now()
-        return now is not self.value and not (isinstance(now, SCALARS) and now == self.value)
+        now, was = self.now(), self.value
+        if isinstance(now, Tensor) and isinstance(was, Tensor):
+            return _place(now) != _place(was)
+        return now is not was and not (isinstance(now, SCALARS) and now == was)
 
     def rehome(self) -> bool:
         """Copy a tensor of the same form that took another's place to where that is; False if it is not like that."""
@@ -111,7 +113,7 @@ class Moment:
         self.slots, self.device = roots.slots(), device
         self.tensors = {p: s.value for p, s in self.slots.items() if isinstance(s.value, Tensor)}
         self.copies = {path: tensor.clone() for path, tensor in self.tensors.items()}
-        self.random = _random(device).get_state()
+        self.random = self.generator().get_state()
 
     def restore(self) -> None:
         """Put everything back."""
@@ -121,7 +123,13 @@ class Moment:
         for path, tensor in self.tensors.items():
             if _has_own_memory(tensor):
                 tensor.copy_(self.copies[path])
-        _random(self.device).set_state(self.random)
+        self.generator().set_state(self.random)
+
+    def generator(self) -> torch.Generator:
+        """The random stream that simulators draw from."""
+        if self.device.type == "cuda":
+            return torch.cuda.default_generators[self.device.index or 0]
+        return torch.default_generator
 
     def differences(self, other: Moment) -> list[str]:
         """Paths of tensors whose contents are not equal, with how far apart they are."""
@@ -143,10 +151,9 @@ def name_of(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def _random(device: torch.device) -> torch.Generator:
-    if device.type == "cuda":
-        return torch.cuda.default_generators[device.index or 0]
-    return torch.default_generator
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Two views of the same memory are one tensor to a graph."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _has_own_memory(tensor: Tensor) -> bool:

@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 
 WARM_UP = 3
 """Eager runs of a part before it is captured: they fill caches and show which flags move."""
+PATIENCE = 500
+"""Eager runs after which a part whose flags never come back is given up."""
 MOST = 24
 """Graphs of one part, one for each number of rows that it is run for; other numbers run eagerly."""
 
@@ -137,7 +139,7 @@ class Segment:
     log: dict[str, Any] = field(default_factory=dict)
     effects: Effects = field(default_factory=Effects)
     guards: list[Slot] = field(default_factory=list)
-    """Flags, and caches in use, that must be as they were when it was captured."""
+    """Caches that it reads, which must be those of its capture."""
     missed: int = 0
 
 
@@ -162,10 +164,12 @@ class Segments:
         """Parts that run eagerly, and why."""
         self.rows: tuple[Tensor, ...] = ()
         """The rows that the part at hand is run for."""
+        self._seen: dict[str, int] = {}
+        self._graphs: dict[str, int] = {}
         self._buffers: dict[tuple[str, int], Tensor] = {}
         self._constants: dict[Any, Tensor] = {}
-        self._moving: set[Path] = set()
-        """Places whose number or flag was seen to change."""
+        self._moving: dict[Path, Slot] = {}
+        """Places whose number or flag was seen to change: a part has a graph for each state of them."""
         self._homes: dict[Path, Slot] = {}
         """Places where a tensor is put in another's place, with the one that is to stay there."""
 
@@ -177,24 +181,32 @@ class Segments:
         self.rows = rows
         if name in self.dropped:
             return self._plainly(part)
-        segment = self.known.setdefault((name, *map(len, rows)), Segment())
+        flags = tuple(slot.now() for slot in self._moving.values())
+        segment = self.known.setdefault((name, *map(len, rows), flags), Segment())
         segment.calls += 1
         if segment.replay is None:
-            full = sum(key[0] == name and other.replay is not None for key, other in self.known.items()) >= MOST
-            if full:
+            seen = self._seen[name] = self._seen.get(name, 0) + 1
+            if seen <= WARM_UP:
+                return self._eagerly(part)
+            if seen >= PATIENCE and not self._graphs.get(name):
+                self.drop(name, f"a number of it is another one in every step, one of {self._moving_names()}")
+            if segment.calls <= WARM_UP or self._graphs.get(name, 0) >= MOST:
                 return self._plainly(part)
-            return self._eagerly(part) if segment.calls <= WARM_UP else self._capture(name, part, segment, asks)
+            return self._capture(name, part, segment, asks)
         moved = [str(slot.key) for slot in segment.guards if slot.moved()]
         if moved:
             segment.missed += 1
             if segment.missed == 10 * WARM_UP:
-                self.drop(name, f"flags of it move: {', '.join(moved[:5])}")
+                self.drop(name, f"it reads what runs eagerly: {', '.join(moved[:5])}")
             return self._plainly(part)
         for i, found in enumerate(rows):
             self._buffers[name, i][: len(found)].copy_(found)
         return self._replayed(name, part, segment)
 
     def _replayed(self, name: str, part: Callable[[], Any], segment: Segment) -> Any:
+        return self._again(segment)
+
+    def _again(self, segment: Segment) -> Any:
         assert segment.replay is not None
         segment.replay()
         segment.effects.apply()
@@ -210,6 +222,7 @@ class Segments:
     def forget(self) -> None:
         """Capture everything anew, as a setting has changed."""
         self.known = {key: Segment(calls=WARM_UP) for key in self.known}
+        self._graphs.clear()
 
     def captured(self) -> list[str]:
         """Names of the parts that have graphs."""
@@ -223,7 +236,7 @@ class Segments:
             if slot.holder is None or not slot.moved():
                 continue
             if isinstance(slot.value, SCALARS) and isinstance(slot.now(), SCALARS):
-                self._moving.add(path)
+                self._moving.setdefault(path, slot)
             elif slot.rehome():
                 self._homes.setdefault(path, slot)
         return output
@@ -263,15 +276,11 @@ class Segments:
             with self.watched(), _refusing_to_wait(self.device), Capturing(self._constants, asked.copy()):
                 part()  # fails where a recording would, and harms nothing
             start.restore()
+            segment.guards = self._caches_read(part, start, asked)
             self._log_is(kept)
-            segment.guards = [slot for path, slot in start.slots.items() if path in self._moving or _in_use(slot)]
-            self._log_is({})
-            segment.replay, segment.output = self.record(lambda: self._recorded(part, start, segment, asked))
-            segment.log = dict(self.log())
-            self._log_is(kept)
-            segment.replay()
-            segment.effects.apply()
-            self.log().update(segment.log)
+            segment.replay, results = self.record(lambda: self._recorded(part, start, segment, asked))
+            segment.output, segment.log = results
+            self._again(segment)
             wrong = wanted.differences(Moment(self.roots, self.device))
             wrong += _unlike(wanted_output, segment.output) + _unlike(told, dict(self.log()))
             if wrong:
@@ -282,14 +291,37 @@ class Segments:
             self._log_is(kept)
             self.drop(name, str(error).strip().partition("\n")[0])
             return self._plainly(part)
-        self._homes |= {path: slot for path, slot in start.slots.items() if slot in segment.effects.homes}
+        homes = {id(slot) for slot in segment.effects.homes}
+        self._homes |= {path: slot for path, slot in start.slots.items() if id(slot) in homes}
+        self._graphs[name] = self._graphs.get(name, 0) + 1
         return segment.output
 
+    def _caches_read(self, part: Callable[[], Any], start: Moment, asked: list[Tensor]) -> list[Slot]:
+        """Caches that the part reads as they are; found by running it without them."""
+        in_use = [slot for slot in start.slots.values() if _in_use(slot)]
+        for slot in in_use:
+            slot.set(None)
+        try:
+            with Capturing(self._constants, asked.copy()):
+                part()
+        except Exception:  # whatever a part does without its cache
+            return in_use
+        finally:
+            start.restore()
+        return []
+
+    def _moving_names(self) -> str:
+        return ", ".join(str(path[-1]) for path in list(self._moving)[:5])
+
     def _recorded(self, part: Callable[[], Any], start: Moment, segment: Segment, asked: list[Tensor]) -> Any:
+        """The part's result and what it reports, with tensors back in their places."""
+        kept = dict(self.log())
+        self._log_is({})
         with self.watched(), Capturing(self._constants, asked.copy()):
             output = part()
-        segment.effects = Effects.between(start.slots, self.roots.slots())
-        return output
+        segment.effects, told = Effects.between(start.slots, self.roots.slots()), dict(self.log())
+        self._log_is(kept)
+        return output, told
 
     def _log_is(self, content: dict[str, Any]) -> None:
         log = self.log()
