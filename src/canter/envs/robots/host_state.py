@@ -46,17 +46,22 @@ class Slot:
         """Whether another thing is there than when this was noted."""
         now, was = self.now(), self.value
         if isinstance(now, Tensor) and isinstance(was, Tensor):
-            return _place(now) != _place(was)
+            return place_of(now) != place_of(was)
         return now is not was and not (isinstance(now, SCALARS) and now == was)
 
-    def rehome(self) -> bool:
-        """Copy a tensor of the same form that took another's place to where that is; False if it is not like that."""
+    def rehome(self, shared: bool = False) -> bool:
+        """Copy a tensor of the same form that took another's place to where that is; False if it is not like that.
+
+        Where that one is `shared` with another place, which must keep it, a copy of the new one stays instead.
+        """
         now, home = self.now(), self.value
         if not isinstance(now, Tensor) or not isinstance(home, Tensor) or not _has_own_memory(home):
             return False
         if (now.shape, now.dtype, now.device) != (home.shape, home.dtype, home.device):
             return False
-        if now is not home and now.data_ptr() != home.data_ptr():
+        if shared:
+            self.value = home = now.clone()
+        elif now.data_ptr() != home.data_ptr():
             home.copy_(now)
         self.set(home)
         return True
@@ -151,7 +156,7 @@ def name_of(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
+def place_of(tensor: Tensor) -> tuple[Any, ...]:
     """Two views of the same memory are one tensor to a graph."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from canter.envs.robots.host_state import SCALARS, Effects, Moment, Path, Roots, Slot
+from canter.envs.robots.host_state import SCALARS, Effects, Moment, Path, Roots, Slot, place_of
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Capturing(TorchFunctionMode):
         """Called for every operation of torch."""
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
-        if function in (torch.tensor, torch.as_tensor) and not isinstance(args[0], Tensor):
+        if function in (torch.tensor, torch.as_tensor) and args and isinstance(args[0], list | tuple | int | float):
             return self._constant(function, args, kwargs).clone()
         if name == "item" and args[0].device.type != "cpu":
             return args[0].reshape(())
@@ -232,12 +233,13 @@ class Segments:
         """Run a part and see what moves."""
         before = self.roots.slots()
         output = part()
+        holders = Counter(place_of(slot.value) for slot in before.values() if isinstance(slot.value, Tensor))
         for path, slot in before.items():
             if slot.holder is None or not slot.moved():
                 continue
             if isinstance(slot.value, SCALARS) and isinstance(slot.now(), SCALARS):
                 self._moving.setdefault(path, slot)
-            elif slot.rehome():
+            elif slot.rehome(isinstance(slot.value, Tensor) and holders[place_of(slot.value)] > 1):
                 self._homes.setdefault(path, slot)
         return output
 

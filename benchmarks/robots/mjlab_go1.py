@@ -1,6 +1,6 @@
 """mjlab on one GPU: captured parts of a step held against eager ones, and Canter beside mjlab's own trainer.
 
-    python benchmarks/robots/mjlab.py --out benchmarks/robots/results --budget 540
+    python benchmarks/robots/mjlab_go1.py --out benchmarks/robots/results --budget 540
 
 Each part runs in a process of its own and writes `OUT/mjlab_PART.json`; one that fails writes its error there and does
 not stop the others. --only names parts; --seeds and --iterations are those of the trainers.
