@@ -6,7 +6,7 @@ parts, `extras["log"]` for what they report, and counters that curricula read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -39,10 +39,9 @@ class ManagerEnv:
         resets_itself: bool = True,
         final_obs: Literal["separate", "unknown"] = "unknown",
         random_start: bool = True,
-        step: Callable[[Tensor], Any] | None = None,
     ) -> None:
         self.env, self.clip_actions, self.resets_itself = env, clip_actions, resets_itself
-        self.random_start, self._step = random_start, step or env.step
+        self.random_start = random_start
         self.device = torch.device(env.device)
         self._log: Mapping[str, Any] | None = None
         self._lengths: Tensor | None = None
@@ -80,11 +79,6 @@ class ManagerEnv:
         terrain = getattr(getattr(self.env, "scene", None), "terrain", None)
         return None if getattr(terrain, "terrain_levels", None) is None else terrain
 
-    def about(self) -> str:
-        """How a step is run, for `canter check`."""
-        captured = getattr(self._step, "about", None)
-        return "a step runs eagerly" if captured is None else captured()
-
     def _observe(self) -> Any:
         return self.env.reset(seed=0)[0]
 
@@ -117,7 +111,7 @@ class ManagerEnv:
         """Apply one action per environment; nothing here waits for the device, except to restart by hand."""
         if self.clip_actions is not None:
             action = action.clamp(-self.clip_actions, self.clip_actions)
-        found, reward, terminated, cut, extras = self._step(action)
+        found, reward, terminated, cut, extras = self.env.step(action)
         obs = flat_groups(found)
         terminated, cut, log = terminated.bool(), cut.bool(), extras.get("log")
         final_obs = extras.get("final_obs")
@@ -165,9 +159,15 @@ class ManagerEnv:
             if getattr(terrain, "terrain_origins", None) is not None:
                 terrain.env_origins.copy_(terrain.terrain_origins[terrain.terrain_levels, terrain.terrain_types])
 
-    def render(self) -> Any:
-        """A picture `[height, width, 3]` of the first environment, where the simulator was made to draw."""
-        return self.env.render()
+    @property
+    def render_fps(self) -> float:
+        """Pictures per second that show the task at its own speed."""
+        return 1 / float(self.env.step_dt)
+
+    def render(self) -> list[Any]:
+        """A picture `[H, W, 3]` of the first environment, where the simulator was made with `render_mode` rgb_array."""
+        picture = self.env.render()
+        return [] if picture is None else [picture]
 
     def close(self) -> None:
         """Free the simulator; calling it twice is fine."""
