@@ -60,8 +60,8 @@ def make_isaaclab(
     exact = final_obs == "exact" and hasattr(cfg, "compute_final_obs")
     if hasattr(cfg, "compute_final_obs"):
         cfg.compute_final_obs = exact
-    if max_episode_steps is not None:
-        cfg.episode_length_s = max_episode_steps * cfg.sim.dt * cfg.decimation
+    if max_episode_steps is not None:  # half a step less, as the quotient is rounded up
+        cfg.episode_length_s = (max_episode_steps - 0.5) * cfg.sim.dt * cfg.decimation
     if clip_actions is None and "rsl_rl_cfg_entry_point" in spec.kwargs:
         clip_actions = getattr(utils.load_cfg_from_registry(task, "rsl_rl_cfg_entry_point"), "clip_actions", None)
     env: Any = gymnasium.make(task, cfg=cfg, render_mode=render_mode).unwrapped

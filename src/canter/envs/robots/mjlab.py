@@ -40,8 +40,8 @@ def make_mjlab(
     """Environments of a task.
 
     `final_obs` "exact" restarts ended environments here, after their last observations were read; "approximate" leaves
-    it to mjlab, which loses them. `clip_actions` None takes the task's own. `play` takes the task's settings for watching. `overrides` are settings of the task by their dotted path,
-    such as `rewards.air_time.weight`.
+    it to mjlab, which loses them. `clip_actions` None takes the task's own. `play` takes the task's settings for
+    watching. `overrides` are settings of the task by their dotted path, such as `rewards.air_time.weight`.
     """
     registry = _known(task)
     from mjlab.envs import ManagerBasedRlEnv
@@ -52,8 +52,8 @@ def make_mjlab(
     override(cfg, overrides)
     cfg.scene.num_envs, cfg.seed = num_envs, 0
     cfg.auto_reset = final_obs == "approximate"
-    if max_episode_steps is not None:
-        cfg.episode_length_s = max_episode_steps * cfg.sim.mujoco.timestep * cfg.decimation
+    if max_episode_steps is not None:  # half a step less, as the quotient is rounded up
+        cfg.episode_length_s = (max_episode_steps - 0.5) * cfg.sim.mujoco.timestep * cfg.decimation
     if clip_actions is None:
         clip_actions = getattr(registry.load_rl_cfg(task), "clip_actions", None)
     env = ManagerBasedRlEnv(cfg, device=named_device(device), render_mode=render_mode)
