@@ -36,7 +36,7 @@ def configclass(cls=None, **options):
     if cls is None:
         return lambda cls: configclass(cls, **options)
     notes = inspect.get_annotations(cls)
-    functions = (types.FunctionType, property, classmethod, staticmethod)
+    functions = (types.FunctionType, property, classmethod, staticmethod, type)
     members = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
     open_ = {name: type(value) for name, value in members.items() if not isinstance(value, functions)}
     notes = {**open_, **notes}

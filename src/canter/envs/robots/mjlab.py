@@ -67,6 +67,28 @@ def make_mjlab(
     )
 
 
+def onnx_metadata(env: Any, run: str) -> dict[str, Any]:
+    """What mjlab writes into the ONNX files of a robot: joints, gains, default pose, observations and action scales.
+
+    Nothing for other environments, nor for a task without a robot that is steered by positions of its joints.
+    """
+    if not isinstance(env, ManagerEnv) or not env.spec.env_id.startswith("mjlab:"):
+        return {}
+    from mjlab.rl.exporter_utils import get_base_metadata
+
+    try:
+        return dict(get_base_metadata(env.env, run))
+    except (KeyError, ValueError, AssertionError):
+        return {}
+
+
+def attach_metadata(file: str, metadata: dict[str, Any]) -> None:
+    """Write it, in mjlab's own form."""
+    from mjlab.rl.exporter_utils import attach_metadata_to_onnx
+
+    attach_metadata_to_onnx(file, metadata)
+
+
 def named_device(device: str) -> str:
     """A device with its number, which simulators ask for."""
     kind = torch.device(device)

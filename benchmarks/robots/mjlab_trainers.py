@@ -1,9 +1,10 @@
-"""mjlab on one GPU: captured parts of a step held against eager ones, and Canter beside mjlab's own trainer.
+"""mjlab: what exact last observations cost, and Canter beside mjlab's own trainer.
 
-    python benchmarks/robots/mjlab_go1.py --out benchmarks/robots/results --budget 540
+    python benchmarks/robots/mjlab_trainers.py --out benchmarks/robots/results --budget 540
 
 Each part runs in a process of its own and writes `OUT/mjlab_PART.json`; one that fails writes its error there and does
-not stop the others. --only names parts; --seeds and --iterations are those of the trainers.
+not stop the others. --only names parts; --seeds and --iterations are those of the trainers. On a CPU: --device cpu
+--num-envs 16.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import traceback
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 if importlib.util.find_spec("mjlab_stubs") is not None:
@@ -44,98 +46,37 @@ def noise(options: argparse.Namespace, env: Any) -> Callable[[], Tensor]:
     return lambda: torch.randn(shape, generator=generator, device=options.device)
 
 
-def verify(options: argparse.Namespace) -> dict[str, Any]:
-    """Every captured part against the eager one from the same state, in consecutive steps with resets."""
-    from verifying import Verifying
+def endings(options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of a step with last observations lost, as mjlab's own step has it, and with exact ones.
 
-    env = make(options)
-    parts = Verifying.over(env._step)
-    env.reset(seed=0)
-    env.set_progress(None)
-    act, ended, start = noise(options, env), 0, time.perf_counter()
-    for done in range(options.steps):  # noqa: B007
-        step = env.step(act())
-        ended += int((step.terminated | step.truncated).sum())
-        if time.perf_counter() - start > options.limit:
-            break
-    return {"steps": done + 1, "episodes_ended": ended, "about": env.about(), "parts": parts.summary()}
-
-
-def steps(options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of a step: mjlab's own, in captured parts, with exact last observations, and the physics alone."""
-    kinds = {
-        "mjlab": {"capture": False},
-        "captured": {},
-        "captured, exact last observations": {"final_obs": "exact"},
-        "mjlab, exact last observations": {"capture": False, "final_obs": "exact"},
+    Both take turns, so that both see the same machine. Time is that of the processor on a CPU, which others' work does
+    not lengthen, and of the clock on a GPU.
+    """
+    envs = {name: make(options, final_obs=name) for name in ("approximate", "exact")}
+    spent: dict[str, list[float]] = {name: [] for name in envs}
+    ended = dict.fromkeys(envs, 0)
+    acts = {name: noise(options, env) for name, env in envs.items()}
+    for env in envs.values():
+        env.reset(seed=0)
+        env.set_progress(None)
+    for i in range(options.warm_up + options.steps):
+        for name, env in envs.items():
+            start = now(options)
+            step = env.step(acts[name]())
+            if i >= options.warm_up:
+                spent[name].append(1000 * (now(options) - start))
+                ended[name] += int((step.terminated | step.truncated).sum())
+    return {
+        name: {"mean_ms": fmean(times), "median_ms": median(times), "episodes_ended": ended[name]}
+        for name, times in spent.items()
     }
-    results: dict[str, Any] = {}
-    for name, more in kinds.items():
-        try:
-            results[name] = step_times(options, more)
-        except Exception as error:
-            results[name] = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-3000:]}
-        torch.cuda.empty_cache()
-    return results
 
 
-def step_times(options: argparse.Namespace, more: dict[str, Any]) -> dict[str, Any]:
-    env = make(options, **more)
-    env.reset(seed=0)
-    env.set_progress(None)
-    act = noise(options, env)
-    found: dict[str, Any] = timed(lambda: env.step(act()), warm_up=150)
-    found["about"] = env.about()
-    if not more:
-        found["physics alone"] = timed(lambda: physics(env.env), warm_up=5)
-        found["profile"] = profile(env, act)
-    env.close()
-    return found
-
-
-def physics(env: Any) -> None:
-    for _ in range(env.cfg.decimation):
-        env.sim.step()
-    env.sim.forward()
-    env.sim.sense()
-
-
-def timed(work: Callable[[], Any], warm_up: int, count: int = 100) -> dict[str, float]:
-    with torch.no_grad():
-        for _ in range(warm_up):
-            work()
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            work()
-        torch.cuda.synchronize()
-    return {"ms": 1000 * (time.perf_counter() - start) / count}
-
-
-def profile(env: Any, act: Callable[[], Tensor], count: int = 50) -> dict[str, float]:
-    """Milliseconds of each part of a step, the device waited for after each: their sum is more than a step takes."""
-    inner, spent = env._step, {}
-
-    def clocked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            result = function(*arguments, **options)
-            torch.cuda.synchronize()
-            label = arguments[0] if name == "run" else name
-            spent[label] = spent.get(label, 0.0) + 1000 * (time.perf_counter() - start) / count
-            return result
-
-        return run
-
-    inner.segments.run = clocked("run", inner.segments.run)
-    for name in ("step", "forward", "reset"):
-        setattr(env.env.sim, name, clocked(f"sim.{name}", getattr(env.env.sim, name)))
-    env.env.curriculum_manager.compute = clocked("curriculum", env.env.curriculum_manager.compute)
-    with torch.no_grad():
-        for _ in range(count):
-            env.step(act())
-    return dict(sorted(spent.items(), key=lambda item: -item[1]))
+def now(options: argparse.Namespace) -> float:
+    if options.device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def canter(options: argparse.Namespace) -> dict[str, Any]:
@@ -149,14 +90,12 @@ def canter(options: argparse.Namespace) -> dict[str, Any]:
     imported = task_settings(f"mjlab:{options.task}", options.device)
     assert imported is not None
     config = replace(imported.config, seed=options.seed, env=replace(imported.config.env, num_envs=options.num_envs))
-    config = replace(config, env=replace(config.env, options={"capture": not options.eager}))
     built = time.perf_counter()
     rows: list[dict[str, float]] = []
     with Trainer(config, lambda report: rows.append(row(report))) as trainer:
         ready = time.perf_counter()
         trainer.learn(options.iterations)
-        about = trainer.env.about()  # pyright: ignore
-    return {"build_seconds": ready - built, "about": about, "rows": relative(rows, ready)}
+    return {"build_seconds": ready - built, "rows": relative(rows, ready)}
 
 
 def row(report: Any) -> dict[str, float]:
@@ -203,7 +142,7 @@ def relative(rows: list[dict[str, float]], start: float) -> list[dict[str, float
 
 
 def summary(result: dict[str, Any]) -> dict[str, float]:
-    """Seconds of an iteration once all is captured, and until a mean return of 50."""
+    """Seconds of an iteration in the later two thirds, and until a mean return of 50."""
     rows = result["rows"]
     late = [b["at"] - a["at"] for a, b in pairwise(rows)][len(rows) // 3 :]
     reached = next((one["at"] for one in rows if one["return"] >= 50), None)
@@ -217,8 +156,7 @@ def summary(result: dict[str, Any]) -> dict[str, float]:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "verify": verify,
-    "steps": steps,
+    "endings": endings,
     "canter": canter,
     "theirs": theirs,
 }
@@ -227,7 +165,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 def one(options: argparse.Namespace) -> None:
     """Run a part in this process and write what came of it."""
     try:
-        with torch.no_grad() if options.part in ("verify", "steps") else torch.enable_grad():
+        with torch.no_grad() if options.part == "endings" else torch.enable_grad():
             result = PARTS[options.part](options)
         if "rows" in result:
             result = {"summary": summary(result)} | result
@@ -247,12 +185,11 @@ def main() -> None:
     parser.add_argument("--task", default=TASK)
     parser.add_argument("--num-envs", type=int, default=4096)
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=100, help="steps that are timed")
+    parser.add_argument("--warm-up", type=int, default=20, help="steps before that")
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
-    parser.add_argument("--eager", action="store_true", help="Canter without captured parts")
     parser.add_argument("--budget", type=float, default=540.0, help="seconds for all parts")
-    parser.add_argument("--limit", type=float, default=180.0, help="seconds for the steps of verify")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--label", help=argparse.SUPPRESS)
@@ -265,7 +202,6 @@ def main() -> None:
     end = time.monotonic() + options.budget
     for part, seed in jobs:
         label = f"{part}_{seed}" if part in ("canter", "theirs") else part
-        label += "_eager" if options.eager and part == "canter" else ""
         left = end - time.monotonic()
         if left < 20:
             print(f"{label}: left out, the budget is used up")
