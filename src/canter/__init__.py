@@ -1,6 +1,7 @@
 """Canter trains control policies with PPO and its relatives."""
 
 from canter.algorithms.base import Algorithm, Declared, Headline, RolloutPlan
+from canter.algorithms.distillation import Distillation, DistillationConfig
 from canter.algorithms.extension import Extension
 from canter.algorithms.phase import Phase
 from canter.algorithms.ppo import PPO, BonusValueConfig, CentralValueConfig, PPOConfig
@@ -13,7 +14,7 @@ from canter.engines.batch import ModelOutput
 from canter.engines.bound import BoundLossConfig
 from canter.envs import EnvConfig
 from canter.envs.imports import allow_import
-from canter.extensions import MirrorConfig, RNDConfig, SymmetryConfig
+from canter.extensions import AMPConfig, MirrorConfig, RNDConfig, SymmetryConfig
 from canter.nn.actor_critic import ModelConfig, Policy
 from canter.nn.critics import CriticConfig
 from canter.nn.heads import StdConfig
@@ -30,7 +31,18 @@ from canter.registry import register
 from canter.runs.run_folder import CheckpointConfig, RunFolder
 from canter.schedules import AdaptiveKL, Constant, Linear, StepAt
 from canter.self_play.self_play import SelfPlayConfig
-from canter.specs import Continuous, Discrete, Env, EnvSpec, Mirror, MultiDiscrete, Step, Symmetry, TensorSpec
+from canter.specs import (
+    Continuous,
+    Discrete,
+    Env,
+    EnvSpec,
+    Mirror,
+    MotionSpec,
+    MultiDiscrete,
+    Step,
+    Symmetry,
+    TensorSpec,
+)
 from canter.storage.policy_file import load_critic, load_policy, save_policy
 from canter.training.execution import ExecutionConfig
 from canter.training.progress import SuccessConfig, UntilConfig
@@ -41,6 +53,7 @@ __version__ = "0.1.0"
 __all__ = [
     "PPO",
     "SAC",
+    "AMPConfig",
     "AdaptiveKL",
     "Algorithm",
     "BonusValueConfig",
@@ -52,6 +65,8 @@ __all__ = [
     "CriticConfig",
     "Declared",
     "Discrete",
+    "Distillation",
+    "DistillationConfig",
     "Env",
     "EnvConfig",
     "EnvSpec",
@@ -67,6 +82,7 @@ __all__ = [
     "MirrorConfig",
     "ModelConfig",
     "ModelOutput",
+    "MotionSpec",
     "MultiDiscrete",
     "NetworkConfig",
     "OptimizerConfig",

@@ -21,7 +21,7 @@ from canter.cli.listing import envs_command, presets_command, runs_command, summ
 from canter.cli.parser import UsageError
 from canter.cli.play import play_command
 from canter.cli.report import report_command
-from canter.cli.train import resume_command, train_command
+from canter.cli.train import distill_command, resume_command, train_command
 from canter.console.printable import printable_output
 from canter.envs.gymnasium_contract import place_of, text_of
 from canter.envs.imports import allow_import
@@ -30,6 +30,7 @@ from canter.storage.lock import RunLocked
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train_command,
+    "distill": distill_command,
     "resume": resume_command,
     "play": play_command,
     "eval": eval_command,

@@ -1,4 +1,4 @@
-"""`canter train`: settings from defaults, preset, file and flags, then a run."""
+"""`canter train` and `canter distill`: settings from defaults, preset, file and flags, then a run."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from canter.recipes import name_for, preset_for, presets
 
 SHORT_FLAGS = {
     "--algorithm": ("algorithm.kind", f"what learns: {', '.join(algorithms)}; its preset for the environment is taken"),
+    "--start": ("start", "a policy file or run folder whose policy to begin with"),
     "--seed": ("seed", "start of every random stream"),
     "--total-steps": ("total_steps", "transitions to train for, over all environments"),
     "--num-envs": ("env.num_envs", "environments stepped together"),
@@ -45,6 +46,14 @@ Every setting is a flag by its path, and keys of a file are the same paths:
 `canter train ENV --print-config` lists all of them with their values, ready to be saved and edited for --config.
 Later sources win: defaults < preset < file < flags."""
 
+DISTILL_USAGE = """\
+usage: canter distill TEACHER ENV [--KEY VALUE ...]
+
+A student learns what a teacher would do, where it goes itself. TEACHER is a policy file or a run folder; a checkpoint
+of rl_games or RSL-RL becomes one by `canter import`. What the student sees is --algorithm.policy.obs-groups; where the
+teacher's groups have other names in ENV: --algorithm.teacher-obs '{policy: critic}'. All flags of `canter train` work
+besides. Then PPO goes on: canter train ENV --start STUDENT"""
+
 
 def train_command(argv: list[str]) -> None:
     """Train a policy and print how it learns."""
@@ -61,6 +70,26 @@ def train_command(argv: list[str]) -> None:
     print(announcement(config, source))
     with environment_for(config) as env:
         train_and_evaluate(config, folder, arguments, env)
+
+
+def distill_command(argv: list[str]) -> None:
+    """Train a student to do what a teacher does that sees more."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(DISTILL_USAGE)
+        return
+    teacher, *rest = argv
+    if teacher.startswith("-"):
+        raise UsageError(f"the teacher comes first, before {teacher}; see `canter distill --help`")
+    if Path(teacher).suffix in (".pt", ".pth"):
+        raise UsageError(
+            f"{teacher} is a checkpoint of another library: canter import {teacher} --config SETTINGS --env ENV "
+            "--output RUN makes a run of it, then canter distill RUN ENV"
+        )
+    argv = [*rest, "--algorithm", "distillation", "--algorithm.teacher", str(Path(teacher).absolute())]
+    train_parser(argv).parse(argv)  # what is misspelt first, then what is missing
+    if not Path(teacher).exists():
+        raise UsageError(f"there is no policy file and no run {teacher!r}")
+    train_command(argv)
 
 
 def resume_command(argv: list[str]) -> None:

@@ -12,11 +12,18 @@ from canter.specs import EnvSpec
 
 
 def check_batch(
-    horizon: int, num_envs: int, num_minibatches: int, sequence_length: int = 1, key: str = "", *, even: bool = True
+    horizon: int,
+    num_envs: int,
+    num_minibatches: int,
+    sequence_length: int = 1,
+    key: str = "",
+    *,
+    even: bool = True,
+    may_drop: bool = True,
 ) -> None:
     """Refuse sequences and minibatches that do not divide the rollout, and offer the nearest numbers that do.
 
-    Without `even` the minibatches need only be there.
+    Without `even` the minibatches need only be there; `may_drop` says that there is a setting for that.
     """
     if horizon % sequence_length:
         fits = [n for n in range(1, horizon + 1) if horizon % n == 0]
@@ -33,11 +40,12 @@ def check_batch(
     more = next((n for n in range(num_minibatches, batch) if batch % n == 0), batch)
     step = num_minibatches // math.gcd(num_minibatches, num_envs) * sequence_length
     over = f" / sequence_length = {horizon} * {num_envs} / {sequence_length}" if sequence_length > 1 else ""
+    drop = ", or uneven_minibatches=drop, which leaves some rows out" if may_drop and even else ""
     raise ValueError(
         f"{key}num_minibatches={num_minibatches} does not divide horizon * num_envs"
         f"{over or f' = {horizon} * {num_envs}'} = {batch}; "
         f"use {key}num_minibatches={fewer} or {more}, or horizon={math.ceil(horizon / step) * step}"
-        + (", or uneven_minibatches=drop, which leaves some rows out" if even and num_minibatches < batch else "")
+        + (drop if num_minibatches < batch else "")
     )
 
 
