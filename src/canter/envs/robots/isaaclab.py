@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -82,12 +83,13 @@ def _known(task: str, device: str, cameras: bool = False) -> tuple[Any, Any]:
     if find_spec("isaaclab") is None:
         raise ImportError(f"isaaclab:{task} needs Isaac Lab: {HOW}")
     if _app is None:
-        from isaaclab.app import AppLauncher
-
-        _app = AppLauncher(headless=True, device=named_device(device), enable_cameras=cameras).app
-    import isaaclab_tasks  # noqa: F401 - registers them
-    from isaaclab_tasks import utils
-
+        _app = (
+            import_module("isaaclab.app")
+            .AppLauncher(headless=True, device=named_device(device), enable_cameras=cameras)
+            .app
+        )
+    import_module("isaaclab_tasks")  # registers them
+    utils = import_module("isaaclab_tasks.utils")
     if task not in gymnasium.registry:
         raise ValueError(f"unknown Isaac Lab task {task!r}: {nearest(task, tasks())}")
     return gymnasium.spec(task), utils

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, is_dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,6 +13,7 @@ from canter.envs.robots.adapter import FinalObsOption, ManagerEnv
 from canter.registry import nearest
 
 HOW = 'pip install "canter[mjlab]"'
+EXPORTER = "mjlab.rl.exporter_utils"
 
 
 def tasks() -> list[str]:
@@ -44,8 +46,6 @@ def make_mjlab(
     watching. `overrides` are settings of the task by their dotted path, such as `rewards.air_time.weight`.
     """
     registry = _known(task)
-    from mjlab.envs import ManagerBasedRlEnv
-
     if final_obs not in ("exact", "approximate"):
         raise ValueError(f"env.options.final_obs={final_obs!r} must be exact or approximate")
     cfg = registry.load_env_cfg(task, play=play)
@@ -56,7 +56,7 @@ def make_mjlab(
         cfg.episode_length_s = (max_episode_steps - 0.5) * cfg.sim.mujoco.timestep * cfg.decimation
     if clip_actions is None:
         clip_actions = getattr(registry.load_rl_cfg(task), "clip_actions", None)
-    env = ManagerBasedRlEnv(cfg, device=named_device(device), render_mode=render_mode)
+    env = import_module("mjlab.envs").ManagerBasedRlEnv(cfg, device=named_device(device), render_mode=render_mode)
     return ManagerEnv(
         env,
         f"mjlab:{task}",
@@ -74,19 +74,15 @@ def onnx_metadata(env: Any, run: str) -> dict[str, Any]:
     """
     if not isinstance(env, ManagerEnv) or not env.spec.env_id.startswith("mjlab:"):
         return {}
-    from mjlab.rl.exporter_utils import get_base_metadata
-
     try:
-        return dict(get_base_metadata(env.env, run))
+        return dict(import_module(EXPORTER).get_base_metadata(env.env, run))
     except (KeyError, ValueError, AssertionError):
         return {}
 
 
 def attach_metadata(file: str, metadata: dict[str, Any]) -> None:
     """Write it, in mjlab's own form."""
-    from mjlab.rl.exporter_utils import attach_metadata_to_onnx
-
-    attach_metadata_to_onnx(file, metadata)
+    import_module(EXPORTER).attach_metadata_to_onnx(file, metadata)
 
 
 def named_device(device: str) -> str:
@@ -97,11 +93,9 @@ def named_device(device: str) -> str:
 
 def _registry(task: str) -> Any:
     try:
-        import mjlab.tasks  # noqa: F401 - registers them
-        from mjlab.tasks import registry
+        return import_module("mjlab.tasks.registry")  # the package around it registers them
     except ImportError as error:
         raise ImportError(f"mjlab:{task} needs mjlab: {HOW} ({error})") from error
-    return registry
 
 
 def _known(task: str) -> Any:
