@@ -60,7 +60,7 @@ def to_dict(self):
         if value is MISSING:
             return {}
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+            return {name: plain(item) for name, item in vars(value).items()}  # some are deleted on the way
         if isinstance(value, dict):
             return {key: plain(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
