@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import signal
 import sys
 import traceback
@@ -24,7 +22,7 @@ from canter.cli.report import report_command
 from canter.cli.train import resume_command, train_command
 from canter.console.printable import printable_output
 from canter.envs.gymnasium_contract import place_of, text_of
-from canter.envs.imports import allow_import
+from canter.envs.imports import allow_import, import_trusted
 from canter.registry import nearest
 from canter.storage.lock import RunLocked
 
@@ -71,9 +69,7 @@ def take_permissions(argv: list[str]) -> list[str]:
         if module is None:
             raise UsageError("--allow-import needs the module to trust, such as my_package")
         allow_import(module)
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # where `python -m` would look; last, so that it hides nothing
-        importlib.import_module(module)
+        import_trusted(module)
     return rest
 
 

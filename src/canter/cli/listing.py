@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from canter.cli.parser import Parser, UsageError
-from canter.cli.runs import RUNS
 from canter.console.figures import number
 from canter.console.printable import printable
 from canter.envs.schemes import schemes
 from canter.envs.tensor import tensor_envs
+from canter.experiments.folders import RUNS
 from canter.recipes import presets
 from canter.report.data import read_last_row, read_settings
 from canter.report.numbers import duration

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, get_origin
 
 from canter.config import TrainConfig
 from canter.plain import ConfigError, accepts_none, config_keys, is_free, is_text, without_none
+from canter.plain import nest as nest
 from canter.registry import nearest
 from canter.storage.strict_yaml import parse
 
@@ -88,22 +89,6 @@ def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {name[4:]: text for name, text in vars(arguments).items() if name.startswith("key:") and text is not None}
     keys = config_keys(TrainConfig)
     return {key: _read_value(text, keys.get(key, Any), key) for key, text in given.items()}
-
-
-def nest(overrides: dict[str, Any], free: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Key paths to nested mappings; keys under a free mapping are added to what `free` says it holds."""
-    tree: dict[str, Any] = {}
-    for key, value in sorted(overrides.items()):
-        prefix = next((name for name in free if key.startswith(f"{name}.")), None)
-        parts = [*prefix.split("."), key[len(prefix) + 1 :]] if prefix else key.split(".")
-        here = tree
-        for i, part in enumerate(parts[:-1]):
-            path = ".".join(parts[: i + 1])
-            here = here.setdefault(part, dict(free[path]) if path in free else {})
-            if not isinstance(here, dict):
-                raise ConfigError(f"{key}: contradicts the value given for {path}", key)
-        here[parts[-1]] = value
-    return tree
 
 
 def _read_value(text: str, hint: Any, key: str) -> Any:

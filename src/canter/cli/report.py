@@ -6,7 +6,7 @@ import webbrowser
 from pathlib import Path
 
 from canter.cli.parser import Parser
-from canter.cli.runs import RUNS, find_run
+from canter.experiments.folders import RUNS, find_run
 from canter.report import write_report
 
 

@@ -1,63 +1,28 @@
-"""Run folders: making a new one, finding an old one, going on with it."""
+"""Going on with a run: what may change meanwhile, and is written down."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
-import os
-import re
 from datetime import UTC, datetime
 from pathlib import Path
 
 from canter.cli.parser import Parser, UsageError
 from canter.config import TrainConfig
-from canter.config_file import dump_config, read_config
+from canter.config_file import dump_config
+from canter.experiments.folders import RUNS
 from canter.plain import from_plain, to_plain
-from canter.registry import nearest
 from canter.runs.policies import Progress
-from canter.runs.run_folder import CONFIG, EDITS, LATEST, RunFolder, never_began
+from canter.runs.run_folder import CONFIG, EDITS, RunFolder
 from canter.storage.durable import append
 from canter.storage.strict_yaml import parse
 from canter.storage.tree import Malformed, parse_json
 from canter.storage.untrusted import read_untrusted
 from canter.storage.validity import flatten
 
-RUNS = Path("runs")
 ABSENT = "(absent)"
 MAX_EDITS = 1 << 20
-
-
-def new_run(parent: Path, name: str | None, config: TrainConfig) -> RunFolder:
-    """A folder for a new run; nothing is made before environment and algorithm are known to work."""
-    if name is None:
-        stem = re.sub(r"\W+", "-", config.env.id)
-        stem = f"{stem}-seed{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-        # Two may begin in one second, and a clock may be put back.
-        names = itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2)))
-        name = next(name for name in names if not os.path.lexists(parent / name))
-    if Path(name).name != name or name == LATEST or not name.isprintable():
-        raise UsageError(f"--name {name!r} must be a plain folder name that can be printed, and not {LATEST!r}")
-    path = parent / name
-    if path.exists() and not never_began(path):
-        raise UsageError(f"{path} exists already; give another --name, or go on with it: canter resume {path}")
-    return RunFolder(path, config.checkpoints, settings=dump_config(config))
-
-
-def find_run(text: str, parent: Path) -> Path:
-    """The run folder that `text` means: a path, `latest`, or the beginning of exactly one name under `parent`."""
-    for candidate in (Path(text), parent / text):
-        if (candidate / CONFIG).is_file():
-            return candidate.resolve() if candidate.is_symlink() else candidate
-    names = [path.name for path in parent.iterdir() if (path / CONFIG).is_file()] if parent.is_dir() else []
-    names = [name for name in names if name != LATEST]
-    matching = [name for name in names if name.startswith(text)]
-    if len(matching) == 1:
-        return parent / matching[0]
-    if matching:
-        raise UsageError(f"{text!r} could be any of {', '.join(sorted(matching))}")
-    raise UsageError(f"no run {text!r} here or under {parent}: {nearest(text, names)}")
 
 
 def resume_parser() -> Parser:
@@ -77,11 +42,6 @@ def resume_parser() -> Parser:
     )
     parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where runs are looked for (default {RUNS})")
     return parser
-
-
-def stored_config(path: Path) -> TrainConfig:
-    """The settings of a run."""
-    return read_config(path / CONFIG, within=path).over(TrainConfig())
 
 
 def old_run(path: Path, stored: TrainConfig, config: TrainConfig, arguments: argparse.Namespace) -> RunFolder:

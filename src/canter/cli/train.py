@@ -9,20 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from canter.algorithms.base import algorithms, title_of
+from canter.algorithms.base import algorithms
 from canter.cli.importing import add_import_flags, import_with
-from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides, nest
-from canter.cli.preflight import environment_for, plan_for
-from canter.cli.runs import RUNS, find_run, new_run, old_run, resume_parser, stored_config
+from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides
+from canter.cli.runs import old_run, resume_parser
 from canter.cli.training import add_output_flags, train_and_evaluate
 from canter.compat import is_foreign
 from canter.config import TrainConfig
 from canter.config_file import ConfigFile, dump_config, read_config
-from canter.plain import ConfigError, from_plain
-from canter.preflight.size import check_size
-from canter.recipes import name_for, preset_for, presets
+from canter.experiments.folders import RUNS, check_name, find_run, new_run, stored_config
+from canter.experiments.look import check_machine, environment_for, plan_for
+from canter.experiments.session import announcement
+from canter.experiments.settings import starting_point
+from canter.plain import from_plain, nest
 
 SHORT_FLAGS = {
     "--algorithm": ("algorithm.kind", f"what learns: {', '.join(algorithms)}; its preset for the environment is taken"),
@@ -57,9 +56,10 @@ def train_command(argv: list[str]) -> None:
     if arguments.dry_run:
         dry_run(config, source)
         return
-    folder = new_run(Path(arguments.run_dir), arguments.name, config)
+    check_name(Path(arguments.run_dir), arguments.name)
     print(announcement(config, source))
     with environment_for(config) as env:
+        folder = new_run(Path(arguments.run_dir), arguments.name, config)
         train_and_evaluate(config, folder, arguments, env)
 
 
@@ -150,50 +150,6 @@ def named_in(file: ConfigFile, key: str) -> str | None:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value if isinstance(value, str) else None
-
-
-def starting_point(
-    env_id: str | None, preset: str | None, algorithm: str | None = None, device: str | None = None
-) -> tuple[TrainConfig, str]:
-    """The settings to begin with: a named preset, or the environment's own for the algorithm, or the defaults."""
-    if preset is not None:
-        return presets[preset], f"the preset {preset}"
-    defaults = TrainConfig()
-    env_id, device = env_id or defaults.env.id, device or defaults.device
-    found = preset_for(env_id, algorithm, device)
-    if found is None:
-        env = replace(defaults.env, id=env_id)
-        return replace(defaults, env=env), "the default settings (no preset is known for it)"
-    if algorithm in (None, algorithms.default):
-        return found, "its preset"
-    return replace(found, device=device), f"the preset {name_for(env_id, algorithm, device)}"
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that torch does not know or cannot find."""
-    try:
-        kind = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device: {device!r} is no device; use cpu, cuda or cuda:N", "device") from error
-    count = torch.cuda.device_count()
-    if kind.type == "cuda" and (kind.index or 0) >= count:
-        raise ConfigError(f"device: {device!r} is not there, torch finds {count} CUDA devices; use cpu", "device")
-
-
-def check_machine(config: TrainConfig) -> None:
-    """Refuse settings for a device that is not there, or of sizes that no memory here could hold."""
-    check_device(config.device)
-    check_size(plan_for(config), config)
-
-
-def announcement(config: TrainConfig, source: str) -> str:
-    """What is trained, and with which settings."""
-    ends = [] if config.total_steps is None else [f"{config.total_steps:,} steps"]
-    ends += [f"until.{key}={end:g}" for key, end in vars(config.until).items() if end is not None]
-    return (
-        f"Training {title_of(config.algorithm)} on {config.env.id} with {source}: "
-        f"{' or '.join(ends)} in {config.env.num_envs} environments, seed {config.seed}"
-    )
 
 
 def dry_run(config: TrainConfig, source: str) -> None:

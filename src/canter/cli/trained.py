@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 
 from canter.cli.parser import Parser, UsageError
-from canter.cli.preflight import plan_for
-from canter.cli.runs import RUNS, find_run, stored_config
-from canter.cli.train import check_device
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
+from canter.experiments.folders import RUNS, find_run, stored_config
+from canter.experiments.look import check_device, plan_for
 from canter.nn.actor_critic import Policy
 from canter.preflight.size import check_size
 from canter.registry import nearest

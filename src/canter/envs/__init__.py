@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 from canter.envs import probes as probes
 from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.gymnasium_contract import place_of, text_of
-from canter.envs.schemes import check_options, find_builder
+from canter.envs.schemes import check_options, find_builder, schemes
 from canter.envs.watchdog import PATIENCE, Watchdog, warn_of_hanging
 from canter.specs import Env
 
@@ -73,6 +73,11 @@ class EnvConfig:
         if self.reset_steps is not None and (self.finite_horizon or "max_episode_steps" in self.options):
             rival = "finite_horizon" if self.finite_horizon else "options.max_episode_steps"
             raise ValueError(f"env.reset_steps={self.reset_steps} leaves no room for env.{rival}")
+
+    @property
+    def is_gymnasium(self) -> bool:
+        """Whether Gymnasium makes these environments, one by one, so that they may be asked to draw themselves."""
+        return find_builder(self.id)[0] is schemes["gymnasium"]
 
     @property
     def keywords(self) -> dict[str, Any]:

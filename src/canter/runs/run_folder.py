@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from canter.runs.parts import Account, Parts
+from canter.runs.permissions import remember
 from canter.runs.policies import Policies, Progress
 from canter.runs.run_record import RunRecord
 from canter.specs import EnvFailed, Stateful
@@ -56,9 +57,9 @@ class CheckpointConfig:
     """Checkpoints spread evenly over the run that stay for ever, each with a numbered policy file."""
     best: bool = True
     """Keep the best policy."""
-    best_by: Literal["return", "lta"] = "return"
-    """What makes it the best: the mean return of the last 100 episodes, or the raw reward per unit of time in the last
-    20 rollouts, once there were as many."""
+    best_by: Literal["return", "lta", "evaluation"] = "return"
+    """What makes it the best: the mean return of the last 100 episodes, the raw reward per unit of time in the last
+    20 rollouts, once there were as many, or the mean return of an evaluation (`evaluate.every`)."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
@@ -173,6 +174,7 @@ class RunFolder:
             replace_file(self.path / CONFIG, self.settings.encode())
         self._run, self._milestones = parts.run, self._milestones_behind(parts.run.progress())
         self.record.begin(self._identity, parts.algorithm.about())
+        remember(self.path, self._identity)
         return found
 
     def leftovers(self) -> list[str]:

@@ -61,6 +61,7 @@ class RunRecord:
             "machine": describe_machine(),
             "versions": describe_versions(),
             "about": about,
+            "score": None,
         }
         self._write()
 
@@ -75,6 +76,13 @@ class RunRecord:
             replace_file(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
         except OSError as error:
             _log.warning("%s could not be written (%s); the run is not affected", self.path, error)
+
+
+def write_score(folder: Path, score: dict[str, Any]) -> None:
+    """Add to a record how good the final policy was in new episodes; a disk that refuses costs only that."""
+    record = RunRecord(folder)
+    record.content = read_record(folder) | {"score": score}
+    record._write()
 
 
 def read_record(folder: Path) -> dict[str, Any]:

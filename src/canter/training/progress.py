@@ -152,6 +152,10 @@ class Run:
         """What `unread` was after each iteration since the row before."""
         self.unread_rows = 0
         """What those transitions are at most, as every row of a rollout may be one."""
+        self.stopped = False
+        """Whether the user's own function has asked for the end."""
+        self.evaluation: float | None = None
+        """Mean return of an evaluation after the last iteration; None without one."""
 
     @property
     def iteration(self) -> int:
@@ -189,6 +193,8 @@ class Run:
     def ended_by(self) -> str | None:
         """The setting that ends the run here, as far as the host knows; None while it goes on."""
         until = self.until
+        if self.stopped:
+            return "on_iteration"
         reached = (
             ("total_steps", self.total_steps, self.env_steps),
             ("until.mean_return", until.mean_return, None if until.mean_return is None else self.recent_return),
@@ -212,6 +218,7 @@ class Run:
             fraction=self._known_fraction(),
             return_=self.recent_return,
             lta=self.recent_lta,
+            evaluation=self.evaluation,
             ended_by=self.ended_by,
         )
 

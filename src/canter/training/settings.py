@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from canter.algorithms.base import AnyAlgorithmConfig
 from canter.envs import EnvConfig
@@ -12,7 +13,19 @@ from canter.runs.run_folder import CheckpointConfig
 from canter.schedules import schedules
 from canter.self_play.self_play import SelfPlayConfig
 from canter.training.execution import ExecutionConfig
-from canter.training.progress import SuccessConfig, UntilConfig
+from canter.training.progress import Report, SuccessConfig, UntilConfig
+
+
+class Watcher(Protocol):
+    """Looks at a run wherever a row is logged, and may add values to the row; changes nothing that is learned."""
+
+    def __call__(self, trainer: Any, report: Report) -> dict[str, float]:
+        """Values to log by name, such as `eval/return`; mostly none."""
+        ...
+
+    def close(self) -> None:
+        """The run is over."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +57,10 @@ class RunConfig:
     change what is learned. Keeps 24 bytes for each step until the row."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the state of the run is saved, and how much of it is kept."""
+
+    def watchers(self, folder: Path | None) -> list[Watcher]:
+        """What looks at the run while it goes on; `folder` is the run's."""
+        return []
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, a run without end, and what needs a length where there is none."""

@@ -7,11 +7,14 @@ import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from inspect import signature
 from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
 
+from canter import distributed
 from canter.algorithms.base import Algorithm, declared_by, unused_by
 from canter.data.rollout import Rollout
 from canter.envs import closed_quietly, unused_settings
@@ -34,6 +37,10 @@ from canter.training.signals import StopSignals
 logger = logging.getLogger(__name__)
 
 
+STOP = "stop"
+"""What `on_iteration` returns to end the run; `False` does too."""
+
+
 class RunStopped(KeyboardInterrupt):
     """A signal ended the run early; what was learned is saved where there is a folder."""
 
@@ -49,7 +56,9 @@ class Trainer:
             trainer.learn(10)
             trainer.learn()
 
-    `on_iteration` is called with every row of the log; `writers`, such as a console, get it as a mapping. An `env`
+    `on_iteration` is called with every row of the log, as `on_iteration(report, policy, trainer)` or with as many of
+    these as it takes; where it returns `canter.STOP`, or False, the run ends there. `writers`, such as a console, get
+    the row as a mapping. An `env`
     given here is used instead of the one that the settings describe, and is left open. With a `folder`, metrics and
     checkpoints are kept there, and a run that was interrupted goes on from its newest checkpoint. Leaving the `with`
     statement, or `close()`, saves what was learned and frees everything.
@@ -58,13 +67,14 @@ class Trainer:
     def __init__(
         self,
         config: RunConfig,
-        on_iteration: Callable[[Report], Any] = lambda report: None,
+        on_iteration: Callable[..., Any] = lambda report: None,
         *,
         env: Env | None = None,
         folder: RunFolder | None = None,
         writers: Sequence[MetricWriter] = (),
     ) -> None:
         self.config, self.on_iteration, self.stop = config, on_iteration, StopSignals()
+        self._told = _count_parameters(on_iteration)
         with ExitStack() as opened:
             config.execution.start(config.device)
             env = opened.enter_context(closed_quietly(config.env.build(config.device))) if env is None else env
@@ -80,6 +90,10 @@ class Trainer:
             self._parts = Parts(self.algorithm, self.collector, self.run, config.seed)
             self._last_good = LastGood(self._parts, self.collector)
             self.programs = config.execution.prepare(self.collector, self.algorithm, self._last_good.settle)
+            path = None if folder is None else folder.path
+            self._watchers = config.watchers(path) if distributed.rank() == 0 else []
+            for watcher in self._watchers:
+                opened.callback(watcher.close)
             self.folder = NoFolder() if folder is None else opened.enter_context(folder)
             self._writers = opened.enter_context(Writers(writers))
             self.folder.restore(self._parts)
@@ -241,10 +255,22 @@ class Trainer:
             return
         report = run.report(self._metrics, self.collector.read_episodes())
         self._explain_metrics(report)
+        report = self._watched(report)
         row = report.row()
         self.folder.log(row)
         self._writers.write(row)
-        self.on_iteration(report)
+        answer = self.on_iteration(*(report, self.algorithm.policy, self)[: self._told])
+        run.stopped = run.stopped or answer is False or (isinstance(answer, str) and answer == STOP)
+
+    def _watched(self, report: Report) -> Report:
+        """The report with what evaluations and the like add to it; their time is not the run's."""
+        added: dict[str, float] = {}
+        for watcher in self._watchers:
+            added |= watcher(self, report)
+        self.run.evaluation = added.get("eval/return")
+        if self._watchers:
+            self.run.start_clock()
+        return replace(report, metrics=report.metrics | added)
 
     def save(self) -> None:
         """Save what it is time for; only after a row, when the counters are known."""
@@ -258,9 +284,20 @@ def environment_of(spec: EnvSpec) -> dict[str, Any]:
     return {"spec": spec_to_plain(spec)} | own
 
 
+def _count_parameters(function: Callable[..., Any]) -> int:
+    """How many of three arguments a function takes by their places, at least one."""
+    try:
+        parameters = signature(function).parameters.values()
+    except (TypeError, ValueError):  # some functions that are written in C
+        return 1
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return 3
+    return min(max(sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters), 1), 3)
+
+
 def train(
     config: RunConfig,
-    on_iteration: Callable[[Report], Any] = lambda report: None,
+    on_iteration: Callable[..., Any] = lambda report: None,
     *,
     env: Env | None = None,
     folder: RunFolder | None = None,
