@@ -13,6 +13,7 @@ from canter.engines.batch import ModelOutput
 from canter.engines.bound import BoundLossConfig
 from canter.envs import EnvConfig
 from canter.envs.imports import allow_import
+from canter.experiments.init_from import InitFrom
 from canter.experiments.session import TrainingResult
 from canter.experiments.train import evaluate, load, train
 from canter.extensions import MirrorConfig, RNDConfig, SymmetryConfig
@@ -63,6 +64,7 @@ __all__ = [
     "ExecutionConfig",
     "Extension",
     "Headline",
+    "InitFrom",
     "Linear",
     "LongRunAverage",
     "LossGradients",

@@ -6,8 +6,8 @@ import webbrowser
 from pathlib import Path
 
 from canter.cli.parser import Parser
-from canter.experiments.folders import RUNS, find_run
 from canter.report import write_report
+from canter.runs.finding import RUNS, find_run
 
 
 def report_command(argv: list[str]) -> None:

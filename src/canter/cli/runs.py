@@ -7,12 +7,13 @@ import contextlib
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from canter.cli.parser import Parser, UsageError
+from canter.cli.parser import Parser, UsageError, add_config_flags
 from canter.config import TrainConfig
 from canter.config_file import dump_config
-from canter.experiments.folders import RUNS
-from canter.plain import from_plain, to_plain
+from canter.plain import from_plain, nest, to_plain
+from canter.runs.finding import RUNS
 from canter.runs.policies import Progress
 from canter.runs.run_folder import CONFIG, EDITS, RunFolder
 from canter.storage.durable import append
@@ -25,23 +26,48 @@ ABSENT = "(absent)"
 MAX_EDITS = 1 << 20
 
 
-def resume_parser() -> Parser:
+def resume_parser(argv: list[str]) -> Parser:
     """The arguments of `canter resume`."""
     parser = Parser(
         "resume",
-        usage="RUN [--total-steps N] [--accept-edits | --from-scratch] [--run-dir DIR] [--console KIND] [--log NAMES]",
-        description="Go on with a run from its newest checkpoint, exactly as if it had never stopped.",
+        usage="RUN [--total-steps N] [--KEY VALUE ...] [--accept-edits | --from-scratch] [--console KIND]",
+        description=(
+            "Go on with a run from its newest checkpoint, exactly as if it had never stopped, or with settings that\n"
+            "are changed from there on by their flags; what changes is written down with the iteration."
+        ),
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run, `latest`, or the beginning of its name")
-    parser.flag(
-        "--total-steps", metavar="N", type=int, help="train up to so many transitions in all; may extend the run"
-    )
+    short = {"--total-steps": ("total_steps", "train up to so many transitions in all; may extend the run")}
+    add_config_flags(parser, argv, short)
     parser.flag("--accept-edits", action="store_true", help=f"go on with what was changed in the run's {CONFIG}")
     parser.flag(
         "--from-scratch", action="store_true", help="begin again at the beginning; what there is now is set aside"
     )
     parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where runs are looked for (default {RUNS})")
     return parser
+
+
+FIXED = {
+    "seed": "the random streams of the run go on from where they are",
+    "env.id": "another task is another run: canter train ENV --init-from RUN begins one with these weights",
+    "env.num_envs": "the checkpoint holds what each of them was doing",
+    "algorithm.kind": "the checkpoint is of this algorithm",
+    "algorithm.model": "the weights of the checkpoint are of these networks",
+    "algorithm.policy": "the weights of the checkpoint are of these networks",
+    "algorithm.critic": "the weights of the checkpoint are of these networks",
+    "self_play": "the opponents are part of the run",
+}
+"""Settings that cannot change when a run goes on, and why."""
+
+
+def resumed_config(stored: TrainConfig, overrides: dict[str, Any]) -> TrainConfig:
+    """The settings of a run, changed as flags say where that can be."""
+    config = from_plain(nest(overrides, {"env.options": stored.env.options}), stored)
+    for key in _changes(_spelled(stored), _spelled(config)):
+        reason = next((why for fixed, why in FIXED.items() if f"{key}.".startswith(f"{fixed}.")), None)
+        if reason is not None:
+            raise UsageError(f"--{key.replace('_', '-')} cannot change when a run goes on: {reason}")
+    return config
 
 
 def old_run(path: Path, stored: TrainConfig, config: TrainConfig, arguments: argparse.Namespace) -> RunFolder:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from canter.algorithms.base import algorithms
 from canter.cli.importing import add_import_flags, import_with
 from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides
-from canter.cli.runs import old_run, resume_parser
+from canter.cli.runs import old_run, resume_parser, resumed_config
 from canter.cli.training import add_output_flags, train_and_evaluate
 from canter.compat import is_foreign
 from canter.config import TrainConfig
-from canter.config_file import ConfigFile, dump_config, read_config
-from canter.experiments.folders import RUNS, check_name, find_run, new_run, stored_config
+from canter.config_file import ConfigFile, explained_config, read_config
+from canter.experiments.folders import check_name, new_run, stored_config
+from canter.experiments.init_from import InitFrom
 from canter.experiments.look import check_machine, environment_for, plan_for
 from canter.experiments.session import announcement
 from canter.experiments.settings import starting_point
 from canter.plain import from_plain, nest
+from canter.runs.finding import RUNS, find_run
 
 SHORT_FLAGS = {
     "--algorithm": ("algorithm.kind", f"what learns: {', '.join(algorithms)}; its preset for the environment is taken"),
@@ -50,27 +51,39 @@ def train_command(argv: list[str]) -> None:
     arguments = train_parser(argv).parse(argv)
     config, source = merged_config(arguments)
     if arguments.print_config:
-        print(dump_config(config), end="")
+        print(explained_config(config), end="")
         return
     check_machine(config)
     if arguments.dry_run:
         dry_run(config, source)
         return
     check_name(Path(arguments.run_dir), arguments.name)
+    init_from = init_of(arguments)
     print(announcement(config, source))
     with environment_for(config) as env:
         folder = new_run(Path(arguments.run_dir), arguments.name, config)
-        train_and_evaluate(config, folder, arguments, env)
+        train_and_evaluate(config, folder, arguments, env, init_from)
+
+
+def init_of(arguments: argparse.Namespace) -> InitFrom | None:
+    """The run whose weights are to be taken, if there is one."""
+    if arguments.init_from is None:
+        for flag in ("init_optimizer", "init_fresh_statistics"):
+            if getattr(arguments, flag):
+                raise UsageError(f"--{flag.replace('_', '-')} needs --init-from RUN")
+        return None
+    run = find_run(arguments.init_from, Path(arguments.run_dir))
+    return InitFrom(run, arguments.init_optimizer, arguments.init_fresh_statistics)
 
 
 def resume_command(argv: list[str]) -> None:
     """Go on with a run where it stopped."""
-    parser = resume_parser()
+    parser = resume_parser(argv)
     add_output_flags(parser)
     arguments = parser.parse(argv)
     path = find_run(arguments.run, Path(arguments.run_dir))
     stored = stored_config(path)
-    config = stored if arguments.total_steps is None else replace(stored, total_steps=arguments.total_steps)
+    config = resumed_config(stored, config_overrides(arguments))
     check_machine(config)
     print(announcement(config, f"the settings of {path}"))
     folder = old_run(path, stored, config, arguments)
@@ -100,6 +113,11 @@ def train_parser(argv: list[str]) -> Parser:
     add_config_flags(parser, argv, SHORT_FLAGS)
     parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where the run's folder goes (default {RUNS})")
     parser.flag("--name", metavar="NAME", help="name of that folder; by default environment, seed and time")
+    parser.flag("--init-from", metavar="RUN", help="begin with the weights of another run with the same networks")
+    parser.flag("--init-optimizer", action="store_true", help="and with the state of its optimisers")
+    parser.flag(
+        "--init-fresh-statistics", action="store_true", help="but with new statistics of observations and values"
+    )
     add_output_flags(parser)
     add_import_flags(parser)
     parser.flag("--print-config", action="store_true", help="print the merged settings as YAML and stop")
@@ -124,6 +142,12 @@ def merged_config(arguments: argparse.Namespace) -> tuple[TrainConfig, str]:
     if file is not None:
         config, source = content.over(config), f"{source}, changed by {file}"
     return from_plain(nest(overrides, {"env.options": config.env.options}), config), source
+
+
+def with_flags(arguments: argparse.Namespace, flags: list[str]) -> argparse.Namespace:
+    """Arguments of a sweep as those of one of its runs, which has these flags."""
+    own = train_parser(flags).parse(flags)
+    return argparse.Namespace(**vars(own) | {name: getattr(arguments, name) for name in ("env", "preset", "config")})
 
 
 def is_foreign_file(file: str) -> bool:

@@ -15,6 +15,7 @@ from canter.cli.parser import Parser
 from canter.config import TrainConfig
 from canter.console.console import CONSOLES, make_console
 from canter.envs.imports import allowed_imports
+from canter.experiments.init_from import InitFrom
 from canter.experiments.session import LOGS, carry_out, program
 from canter.registry import nearest
 from canter.runs.permissions import recalled
@@ -56,13 +57,17 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 
 def train_and_evaluate(
-    config: TrainConfig, folder: RunFolder, arguments: argparse.Namespace, env: Env | None = None
+    config: TrainConfig,
+    folder: RunFolder,
+    arguments: argparse.Namespace,
+    env: Env | None = None,
+    init_from: InitFrom | None = None,
 ) -> None:
     """Train in a run folder, show how it goes, then say how good the policy is without noise; see `carry_out`."""
     writers = [make_console(arguments.console), *(LOGS[name](folder.path) for name in arguments.log)]
     try:
         with sigterm_unwinds():
-            carry_out(config, folder, env=env, writers=writers, say=say)
+            carry_out(config, folder, env=env, writers=writers, init_from=init_from, say=say)
     except RunStopped as stop:
         print(f"canter: {stop}; go on with: {resume_line(folder.path)}", file=sys.stderr)
         sys.exit(128 + stop.received)

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""What a run shows in numbers, and how fast it goes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections import deque
 from typing import Any
 
 from canter.algorithms.base import Headline, declared_under
+from canter.console.numbers import duration as duration
+from canter.console.numbers import number as number
+from canter.console.numbers import percent as percent
 from canter.training.stopwatch import PARTS
 
 PACE_ITERATIONS = 50
@@ -66,23 +69,6 @@ def _seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {part: sum(row[f"time/{part}"] for row in rows) for part in PARTS}
 
 
-def number(value: float | None) -> str:
-    """About four significant digits; a hyphen for none."""
-    if value is None:
-        return "-"
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:,.0f}"
-    if 0 < size < 1e-3:
-        return f"{value:.1e}"
-    return f"{value:.{1 if size >= 100 else 2 if size >= 1 else 4}f}"
-
-
-def percent(value: float | None) -> str:
-    """A fraction as a percentage; a hyphen for none."""
-    return "-" if value is None else f"{value:.1%}" if 0 < value < 0.1 else f"{value:.0%}"
-
-
 def reported(row: dict[str, Any]) -> dict[str, str]:
     """What the environment itself reported, by name."""
     return {name.removeprefix("env/"): number(value) for name, value in row.items() if name.startswith("env/")}
@@ -98,12 +84,3 @@ def shown(headline: Headline, row: dict[str, Any]) -> str:
     names = (name for name in row if name == headline.metric or name.startswith(f"{headline.metric}/"))
     value = row.get(next(names, ""))
     return percent(value) if headline.percent else number(value)
-
-
-def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds; hours only where there are some; a hyphen for none."""
-    if seconds is None:
-        return "-"
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -19,6 +19,7 @@ from canter.algorithms.base import Algorithm, title_of
 from canter.config import TrainConfig
 from canter.console.figures import duration
 from canter.envs import closed_quietly
+from canter.experiments.init_from import InitFrom
 from canter.nn.actor_critic import Policy
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
 from canter.play.player import Turn
@@ -86,6 +87,7 @@ def carry_out(
     writers: list[MetricWriter],
     on_iteration: Callable[..., Any] = lambda report: None,
     final_evaluation: bool = True,
+    init_from: InitFrom | None = None,
     say: Say = print,
 ) -> TrainingResult:
     """Train, in a run folder if there is one, then say how good the policy is without noise.
@@ -98,6 +100,8 @@ def carry_out(
         say(f"Settings, metrics, checkpoints and policies go to {path}")
     with emptied(path), built(config) if env is None else nullcontext(env) as env:
         with Trainer(config, on_iteration, env=env, folder=folder, writers=writers) as trainer:
+            if init_from is not None:
+                say(begin_with(init_from, trainer, folder))
             algorithm, run = trainer.learn(), trainer.run
             unsaved = [] if folder is None else folder.unsaved
         say(f"Training ended by {run.ended_by}, after {run.env_steps:,} steps in {duration(run.spent)}")
@@ -113,6 +117,14 @@ def carry_out(
     if path is not None:
         say(what_next(config, path, run.ended_by))
     return TrainingResult(algorithm, path, run.ended_by, score)
+
+
+def begin_with(init_from: InitFrom, trainer: Trainer, folder: RunFolder | None) -> str:
+    """Give a new run the weights of another; says so, and the run's record keeps it."""
+    iteration = init_from.load(trainer.algorithm)
+    if folder is not None:
+        folder.record.note(init_from={"run": str(init_from.run), "iteration": iteration})
+    return f"It begins with the weights of {init_from.run} after {iteration} iterations"
 
 
 @contextmanager

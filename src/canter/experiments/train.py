@@ -12,7 +12,8 @@ from canter.config import TrainConfig
 from canter.console.console import ConsoleKind, make_console
 from canter.envs import EnvConfig
 from canter.envs.imports import refuse_while_importing
-from canter.experiments.folders import RUNS, check_name, find_run, new_run, stored_config
+from canter.experiments.folders import check_name, new_run, stored_config
+from canter.experiments.init_from import InitFrom
 from canter.experiments.look import check_machine, environment_for
 from canter.experiments.session import LOGS, TrainingResult, announcement, carry_out
 from canter.experiments.settings import starting_point, with_settings
@@ -21,6 +22,7 @@ from canter.nn.actor_critic import Policy
 from canter.play.evaluation import Evaluation
 from canter.play.evaluation import evaluate as evaluate_policy
 from canter.play.player import Acts
+from canter.runs.finding import RUNS, find_run
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter
 from canter.specs import Env
@@ -41,6 +43,7 @@ def train(
     log: Sequence[str] = (),
     writers: Sequence[MetricWriter] = (),
     final_evaluation: bool = True,
+    init_from: str | Path | InitFrom | None = None,
     **settings: Any,
 ) -> TrainingResult:
     """Train a policy as `canter train` does: the same console, the same run folder, the same score and report.
@@ -57,10 +60,13 @@ def train(
     `on_iteration(report, policy, trainer)`, or with fewer arguments, is called with every row of the log and ends the
     run by returning `canter.STOP` or False. `console="quiet"` says nothing. `folder=False` leaves nothing on disk;
     otherwise the run is `run_dir/name`, or in the `RunFolder` given, where a run that was interrupted goes on. `log`
-    names further places for metrics: tensorboard, wandb. Ctrl-C ends the run after the iteration, saves it and raises
-    `RunStopped`.
+    names further places for metrics: tensorboard, wandb. `init_from` is a run to take the weights of. Ctrl-C ends the
+    run after the iteration, saves it and raises `RunStopped`.
     """
     refuse_while_importing("canter.train")
+    begin = init_from
+    if isinstance(begin, str | Path):
+        begin = InitFrom(find_run(str(begin), Path(run_dir)))
     what, config = _either(what, env, config)
     given = {**({"env": dict(env)} if isinstance(env, Mapping) else {}), **settings}
     if isinstance(given.get("algorithm"), str):
@@ -86,6 +92,9 @@ def train(
             writers=shown,
             on_iteration=on_iteration,
             final_evaluation=final_evaluation,
+            init_from=InitFrom(find_run(str(init_from), Path(run_dir)))
+            if isinstance(init_from, str | Path)
+            else init_from,
             say=say,
         )
 

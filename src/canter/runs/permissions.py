@@ -18,7 +18,7 @@ from typing import Any
 
 from canter.envs.imports import allow_import, allowed_imports, import_trusted
 from canter.storage.durable import replace_file
-from canter.storage.tree import Malformed, parse_json
+from canter.storage.strict_json import Malformed, parse_json
 from canter.storage.untrusted import read_untrusted
 
 IMPORTS = "imports.json"

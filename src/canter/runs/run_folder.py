@@ -19,10 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from canter.runs.finding import LATEST
 from canter.runs.parts import Account, Parts
 from canter.runs.permissions import remember
 from canter.runs.policies import Policies, Progress
-from canter.runs.run_record import RunRecord
+from canter.runs.run_record import CONFIG, METRICS, RunRecord
 from canter.specs import EnvFailed, Stateful
 from canter.storage.checkpoint import CheckpointCorrupt, CheckpointStore, NoCheckpoint, save_checkpoint
 from canter.storage.durable import append, replace_file
@@ -34,9 +35,8 @@ from canter.storage.validity import NonFiniteParameters, check_finite, check_sam
 
 logger = logging.getLogger(__name__)
 
-CONFIG, METRICS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "checkpoints"
+CHECKPOINTS = "checkpoints"
 DAMAGED, EDITS = "metrics.damaged.jsonl", "edits.jsonl"
-LATEST = "latest"
 MAX_METRICS, MAX_LINE = 4 << 30, 1 << 20
 MAX_UNWRITTEN = 10_000
 """Metric lines that wait for room on the disk."""

@@ -14,10 +14,10 @@ from typing import Any, Literal, cast
 from canter.machine import describe_machine, describe_versions
 from canter.storage.durable import replace_file
 from canter.storage.lock import is_held
-from canter.storage.tree import Malformed, parse_json
+from canter.storage.strict_json import Malformed, parse_json
 from canter.storage.untrusted import read_untrusted
 
-RECORD = "run.json"
+RECORD, CONFIG, METRICS = "run.json", "config.yaml", "metrics.jsonl"
 MAX_BYTES = 1 << 20
 
 Ending = Literal["finished", "stopped", "failed"]
@@ -61,6 +61,7 @@ class RunRecord:
             "machine": describe_machine(),
             "versions": describe_versions(),
             "about": about,
+            "init_from": before.get("init_from"),
             "score": None,
         }
         self._write()
@@ -69,6 +70,11 @@ class RunRecord:
         """Note how it ended, and for a finished run which setting ended it."""
         text = None if error is None else f"{type(error).__name__}: {error}"[:2000]
         self.content |= {"status": ending, "ended": _now(), "ended_by": ended_by, "error": text}
+        self._write()
+
+    def note(self, **facts: Any) -> None:
+        """Add facts to the record."""
+        self.content |= facts
         self._write()
 
     def _write(self) -> None:
@@ -81,8 +87,8 @@ class RunRecord:
 def write_score(folder: Path, score: dict[str, Any]) -> None:
     """Add to a record how good the final policy was in new episodes; a disk that refuses costs only that."""
     record = RunRecord(folder)
-    record.content = read_record(folder) | {"score": score}
-    record._write()
+    record.content = read_record(folder)
+    record.note(score=score)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
