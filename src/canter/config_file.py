@@ -88,7 +88,7 @@ def _sentences(config: Any, key: str) -> Iterator[tuple[str, str]]:
     """The first sentence about every setting, by its key path."""
     for name, text in field_docs(type(config)).items():
         path = f"{key}.{name}" if key else name
-        yield path, re.split(r"(?<=[^.\s][.;:])\s", text)[0].rstrip(".;:")
+        yield path, re.split(r"(?<=\.)\s(?=[A-Z`])", text)[0].rstrip(".")
         value = getattr(config, name)
         if is_dataclass(value):
             yield from _sentences(value, path)

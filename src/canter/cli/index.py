@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,24 @@ from canter.cli.advice import UsageError, advise
 from canter.registry import PLUGINS, nearest
 
 FILE = Path(__file__).with_name("index.json")
-FREE = ("--env.options.", "--allow-import")
+FREE = ("--env.options.",)
 
 
-@cache
 def read_index() -> dict[str, Any]:
     """Flags by command, environments, schemes and presets.
 
     Where the user's own modules or plugins may have added some, they are looked up instead.
     """
-    if "canter.api" in sys.modules or entry_points(group=PLUGINS):
+    if others_may_add():
         from canter.cli.make_index import make_index
 
         return make_index()
     return json.loads(FILE.read_text())
+
+
+def others_may_add() -> bool:
+    """Whether this process knows more than Canter's own, or may: all is imported already, or there are plugins."""
+    return "canter.api" in sys.modules or bool(entry_points(group=PLUGINS))
 
 
 def check_arguments(command: str, argv: list[str]) -> None:
@@ -37,13 +40,15 @@ def check_arguments(command: str, argv: list[str]) -> None:
 
     Whatever a module of the user's or a plugin may have added is left to the command itself.
     """
+    if others_may_add():
+        return
     flags = [token.partition("=")[0].replace("_", "-") for token in argv if token.startswith("--")]
     index = read_index()
     known = {*index["flags"].get(command, ()), "--help"}
     unknown = next((flag for flag in flags if flag not in known and not flag.startswith(FREE)), None)
     first = argv[0] if argv and command in ("train", "check", "sweep") and not argv[0].startswith("-") else None
     strange = first is not None and not is_known_env(first)
-    if (unknown is None and not strange) or "--allow-import" in flags or entry_points(group=PLUGINS):
+    if unknown is None and not strange:
         return
     if unknown is not None:
         raise UsageError(f"unknown flag {unknown}: {advise(unknown, sorted(known))}")

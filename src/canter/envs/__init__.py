@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 from canter.envs import probes as probes
 from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.gymnasium_contract import place_of, text_of
+from canter.envs.imports import PYTHON
 from canter.envs.schemes import check_options, find_builder, schemes
 from canter.envs.watchdog import PATIENCE, Watchdog, warn_of_hanging
 from canter.specs import Env
@@ -122,6 +123,8 @@ def unused_settings(config: EnvConfig) -> list[str]:
 
     Whatever would change the task is refused when the environments are built; these settings would not.
     """
+    if config.id.startswith(f"{PYTHON}:"):
+        return []  # one that was given: how it is stepped was decided elsewhere
     taken, usual = signature(find_builder(config.id)[0]).parameters, EnvConfig(id=config.id)
     return [
         f"env.{key}={getattr(config, key)} has no part here: {why}"

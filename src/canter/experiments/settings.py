@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
@@ -32,6 +32,16 @@ def starting_point(
     return replace(found, device=device), f"the preset {name_for(env_id, algorithm, device)}"
 
 
+def _paths(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
+    """Key paths to values; at every level a key may be a path itself."""
+    for name, value in given.items():
+        path = f"{key}.{name}" if key else str(name)
+        if isinstance(value, Mapping) and value and path != "env.options":
+            yield from _paths(value, path)
+        else:
+            yield path, value
+
+
 def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     """`config` with settings put over it: plain ones by their names or paths, and parts such as a `PPOConfig`."""
     plain = {SHORT.get(name, name): value for name, value in given.items()}
@@ -40,5 +50,5 @@ def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
         if not hasattr(config, name):
             raise ConfigError(f"{name}: a {type(part).__name__} stands for no section of the settings", name)
     config = replace(config, **parts)
-    rest = {name: value for name, value in plain.items() if name not in parts}
+    rest = dict(_paths({name: value for name, value in plain.items() if name not in parts}, ""))
     return from_plain(nest(rest, {"env.options": config.env.options}), config)
