@@ -46,7 +46,7 @@ def check_arguments(command: str, argv: list[str]) -> None:
     index = read_index()
     known = {*index["flags"].get(command, ()), "--help"}
     unknown = next((flag for flag in flags if flag not in known and not flag.startswith(FREE)), None)
-    first = argv[0] if argv and command in ("train", "check", "sweep") and not argv[0].startswith("-") else None
+    first = argv[0] if argv and command in ("train", "check") and not argv[0].startswith("-") else None
     strange = first is not None and not is_known_env(first)
     if unknown is None and not strange:
         return

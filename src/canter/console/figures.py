@@ -28,6 +28,13 @@ class Pace:
         self.rows: deque[dict[str, Any]] = deque(maxlen=PACE_ITERATIONS)
         self.by_average = settings.get("checkpoints", {}).get("best_by") == "lta"
         """Whether the best policy of the run is the one with the best long-run average."""
+        success = settings.get("success") or {}
+        self.success = "success" if any(value is not None for value in success.values()) else "terminated"
+        """What the rate of successes is called: by what it is where nobody has said what a success is."""
+        self.recent: int = settings.get("recent_episodes", 100)
+        """Episodes that means are over."""
+        self.learning: dict[str, Any] = settings.get("algorithm") or {}
+        """The settings of the algorithm."""
         self.declared = declared_under(settings.get("algorithm", {}).get("kind"))
 
     def headlines(self, row: dict[str, Any]) -> tuple[Headline, ...]:

@@ -136,6 +136,7 @@ def has_display() -> bool:
 
 def draw_without_display() -> None:
     """Where there is no display, let MuJoCo draw with EGL or OSMesa instead of looking for a window."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # SDL complains where it is missing
     installed = [name for name in ("EGL", "OSMesa") if ctypes.util.find_library(name)]
     if installed and not has_display():
         os.environ.setdefault("MUJOCO_GL", installed[0].lower())

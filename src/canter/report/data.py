@@ -69,6 +69,13 @@ class RunData:
         return float(values[-1]) if len(values) else None
 
     @property
+    def score(self) -> float | None:
+        """Mean return of the final policy in new episodes, without noise; None where there is none."""
+        score = self.record.get("score")
+        mean = score.get("mean") if isinstance(score, dict) else None
+        return float(mean) if isinstance(mean, int | float) and math.isfinite(mean) else None
+
+    @property
     def speed(self) -> float | None:
         """Env steps per second over the whole run."""
         steps, seconds = self.last("env_steps"), self.last("seconds")

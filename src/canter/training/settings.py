@@ -50,6 +50,9 @@ class RunConfig:
     """For a game of two: learn in one of the seats, against past policies in the other; null learns in all seats."""
     success: SuccessConfig = field(default_factory=SuccessConfig)
     """Which episodes count as a success in the statistics."""
+    recent_episodes: int = 100
+    """Episodes over which return, length and success rate are means, and `until.mean_return` and the best policy by
+    return are decided."""
     log_every: int = 1
     """Iterations between rows of the log; there is one with every checkpoint and at the end in any case. The host
     waits for the device only to write a row. Counters and episodes are of all iterations since the row before, metrics
@@ -64,7 +67,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, a run without end, and what needs a length where there is none."""
-        for name, least in (("total_steps", 1), ("log_every", 1)):
+        for name, least in (("total_steps", 1), ("log_every", 1), ("recent_episodes", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name}={value} must be at least {least}")

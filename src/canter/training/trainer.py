@@ -86,7 +86,8 @@ class Trainer:
             self.collector = Collector(self.env, self.algorithm, derive_seed(config.seed, "env"), patience)
             opened.enter_context(closing(self.collector.watchdog))
             steps_metric = declared_by(config.algorithm).optimizer_steps
-            self.run = Run(config.total_steps, config.success, self.collector.clock, config.until, steps_metric)
+            watched = steps_metric, config.recent_episodes
+            self.run = Run(config.total_steps, config.success, self.collector.clock, config.until, *watched)
             self._parts = Parts(self.algorithm, self.collector, self.run, config.seed)
             self._last_good = LastGood(self._parts, self.collector)
             self.programs = config.execution.prepare(self.collector, self.algorithm, self._last_good.settle)

@@ -195,6 +195,7 @@ class PPO(Algorithm[PPORecord]):
         metrics = {
             "value/explained_variance": explained_variance(judged.value, judged.return_, rollout.valid),
             "value/mean": masked_mean(judged.value, rollout.valid),
+            "value/mean_absolute_error": masked_mean((judged.value - judged.return_).abs(), rollout.valid),
         } | self.objective.metrics()
         std = self.distribution.std(rollout.record.dist_params)
         return metrics if std is None else metrics | {"policy/std": masked_mean(std.mean(-1), rollout.valid)}
