@@ -22,7 +22,7 @@ UNPICKLED += tuple(f"compat/{parent}.py" for parent in ("rl_games/checkpoint", "
 worker process whose errors may not be sendable."""
 FORBIDDEN = ("pickle", "eval(", "exec(", "yaml.load(", "weights_only=False", "shell=True", "os.system")
 
-CODE_LINES = 20_501
+CODE_LINES = 20_638
 """Of all of `src/canter`, without docstrings, comments and blanks."""
 SLACK = 100
 """How far the code may be below a limit before the limit is lowered."""
@@ -35,7 +35,7 @@ LARGER_FOLDERS = {
     ".": (14, "contracts and plain data of one file each, and the entry points"),
     "cli": (14, "a file for each command, and the three that read flags and files"),
     "engines/native": (23, "C: headers that are compiled for float and double, and for each kind of x86 processor"),
-    "compat/settings": (11, "a file for each parent's part, and what reads and resolves their files"),
+    "compat/settings": (12, "a file for each parent's part, and what reads and resolves their files"),
     "envs/tensor": (11, "a file for each environment, and one that draws"),
     "envs": (18, "a file for each kind of simulator, and what adapters share"),
     "training": (11, "the loop, and a file for each thing that it counts, times, keeps or watches"),

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -73,9 +75,9 @@ def fuzz(scratch: Path, arguments: argparse.Namespace, rng: random.Random) -> di
 def hostile(scratch: Path, arguments: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
     """Strangers' folders in this process, and damage of every kind by command."""
     runs = finished_run(scratch)
+    commands = by_command(runs, arguments.commands, rng)  # first: they are forks, which want no threads to lose
     with quiet():
         inside = fuzz_hostile(runs, arguments.hostile, rng)
-    commands = by_command(runs, arguments.commands, rng)
     return {"hostile files": asdict(inside)} | {name: asdict(result) for name, result in commands.items()}
 
 
@@ -117,6 +119,41 @@ def arguments_of_the_command() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def in_a_process_of_its_own(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a part found.
+
+    Parts fork commands, and a process that has computed with threads leaves its forks waiting for them: so no part runs
+    in the process of another.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "part.json"
+        pid = os.fork()
+        if not pid:
+            try:
+                out.write_text(json.dumps(examine(part, Path(scratch), arguments)))
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(0)
+        wait(pid)
+        return json.loads(out.read_text())
+
+
+def examine(part: str, scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Results of a part, and how they came about."""
+    start = time.monotonic()
+    results = PARTS[part](scratch, arguments, random.Random(arguments.seed))
+    return {
+        "command": " ".join(["python benchmarks/faults/run.py", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - start),
+        "machine": describe_machine(),
+        "versions": describe_versions(),
+        "results": results,
+    }
+
+
 def main() -> None:
     arguments = arguments_of_the_command()
     torch.set_num_threads(1)
@@ -124,20 +161,12 @@ def main() -> None:
     document = {"parts": document.get("parts", {})}
     found: list[str] = []
     for part in arguments.parts:
-        rng, start = random.Random(arguments.seed), time.monotonic()
-        with tempfile.TemporaryDirectory() as scratch:
-            results = PARTS[part](Path(scratch), arguments, rng)
-        document["parts"][part] = {
-            "command": " ".join(["python benchmarks/faults/run.py", *sys.argv[1:]]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": round(time.monotonic() - start),
-            "machine": describe_machine(),
-            "versions": describe_versions(),
-            "results": results,
-        }
+        document["parts"][part] = in_a_process_of_its_own(part, arguments)
         arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+        results = document["parts"][part]["results"]
         for name, kind in results.items():
-            print(name, ", ".join(f"{key} {value}" for key, value in kind.items() if not isinstance(value, list)))
+            said = ", ".join(f"{key} {value}" for key, value in kind.items() if not isinstance(value, list))
+            print(name, said, flush=True)
         found += failures(results)
     print("\n".join(found) or "nothing failed")
     sys.exit(bool(found))

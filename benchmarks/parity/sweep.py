@@ -3,10 +3,10 @@
     python benchmarks/parity/sweep.py CHECKOUT... [--write]
 
 CHECKOUT is a folder with a checkout of one of the four; rl_games' files are YAML with `params`, RSL-RL's are Python and
-are read without running them. Each file is imported twice, in Canter's forms and with parity. An import counts when PPO
-is built from it, networks, optimiser and engine, for a stand-in environment with the file's kind of observation and
-action. No key may be missing in the report. `--write` keeps the table in sweep.json beside this file and in
-docs/imported_configs.md.
+are read without running them. Each file is imported twice, in Canter's forms and with parity. An import counts when the
+algorithm is built from it, networks, optimiser and engine, for a stand-in environment with the file's kind of
+observation and action. No key may be missing in the report. `--write` keeps the table in sweep.json beside this file
+and in docs/imported_configs.md.
 
 Where a file leaves the number of environments to a script, or the number of agents to the environment, the smallest
 number is taken for which the file's minibatches come out even, from 4096 environments or one agent on.
@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from canter.algorithms.sac import SACConfig
 from canter.compat import Imported, ImportRefused, import_config
 from canter.compat.settings.importing import read_source
 from canter.compat.settings.python_config import runs_in
@@ -49,7 +50,7 @@ def cases(checkout: Path) -> Iterator[Case]:
     """All settings files of a checkout."""
     for path in sorted(checkout.rglob("*.yaml")):
         try:
-            tree = read_config(path, []).plain
+            tree = read_config(path, twice=[]).plain
         except ConfigError:
             continue
         if is_rl_games(tree) or ("params" in tree and "defaults" in tree):
@@ -79,6 +80,8 @@ def options_for(tree: Mapping[str, Any]) -> dict[str, int]:
         return {"num_envs": 4096}
     config = tree["params"]["config"]
     horizon, actors = config.get("horizon_length"), config.get("num_actors")
+    if tree["params"]["algo"].get("name") == "sac":
+        return {"num_envs": 64} if isinstance(actors, str) else {}
     sizes = [section.get("minibatch_size") for section in (config, config.get("central_value_config") or {})]
     sizes = [size for size in sizes if isinstance(size, int)]
     if not isinstance(horizon, int) or not sizes:
@@ -93,7 +96,11 @@ def options_for(tree: Mapping[str, Any]) -> dict[str, int]:
 
 def stand_in(imported: Imported, tree: Mapping[str, Any], agents: int) -> EnvSpec:
     """An environment with the observations and actions that the networks are for."""
-    model = imported.config.algorithm.model
+    algorithm = imported.config.algorithm
+    if isinstance(algorithm, SACConfig):
+        action = Continuous((-1.0,) * 6, (1.0,) * 6)
+        return EnvSpec({"policy": TensorSpec((24,))}, action, imported.config.env.num_envs, torch.device("cpu"))
+    model = algorithm.model
     shape: tuple[int, ...] = (24,)
     network = (tree.get("params") or {}).get("network") or {}
     cnn = network.get("cnn") or {}
@@ -167,23 +174,24 @@ def main() -> None:
         PAGE.write_text(page(rows))
 
 
-EXISTING = ("a2c_continuous", "a2c_discrete", "PPO")
+EXISTING = ("a2c_continuous", "a2c_discrete", "PPO", "sac")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """How many files run as they are, with a difference and not at all."""
-    lines = ["| checkout | files | PPO | as they are (parity) | with a difference | not at all | importable of PPO |"]
+    heads = ("checkout", "files", "PPO, SAC", "as they are (parity)", "with a difference", "not at all", "importable")
+    lines = [f"| {' | '.join(heads)} |"]
     lines.append("| --- | --- | --- | --- | --- | --- | --- |")
     plain = [row for row in rows if not row["parity"]]
     names = [*dict.fromkeys(row["checkout"] for row in plain)]
     for name in [*names, "all"]:
         own = [row for row in plain if name in (row["checkout"], "all")]
-        ppo = [row for row in own if row["algorithm"] in EXISTING]
+        known = [row for row in own if row["algorithm"] in EXISTING]
         exact = [r for r in rows if r["parity"] and name in (r["checkout"], "all") and r["verdict"] == "mapped"]
-        runs = [row for row in ppo if row["verdict"] in ("mapped", "differs")]
-        share = f"{100 * len(runs) / max(len(ppo), 1):.1f} %"
+        runs = [row for row in known if row["verdict"] in ("mapped", "differs")]
+        share = f"{100 * len(runs) / max(len(known), 1):.1f} %"
         lines.append(
-            f"| {name} | {len(own)} | {len(ppo)} | {len(exact)} | {len(runs) - len(exact)} "
+            f"| {name} | {len(own)} | {len(known)} | {len(exact)} | {len(runs) - len(exact)} "
             f"| {len(own) - len(runs)} | {share} |"
         )
     return "\n".join(lines)
@@ -199,9 +207,10 @@ def page(rows: list[dict[str, Any]]) -> str:
     return f"""# Shipped configurations of rl_games and RSL-RL
 
 What the importers make of every settings file that rl_games, IsaacGymEnvs, Isaac Lab and mjlab ship. A file counts as
-importable when PPO is built from the result, for a stand-in environment with its kind of observation and action. Every
-key of every file is in its report. Reproduce it with `python benchmarks/parity/sweep.py CHECKOUT... --write`, which
-also writes `benchmarks/parity/sweep.json` with a row for each file.
+importable when the algorithm is built from the result, for a stand-in environment with its kind of observation and
+action. Every key of every file is in its report. Reproduce it with
+`python benchmarks/parity/sweep.py CHECKOUT... --write`, which also writes
+`benchmarks/parity/sweep.json` with a row for each file.
 
 {table(rows)}
 

@@ -122,7 +122,7 @@ def test_discrete_actions_react_by_the_epoch_and_know_no_bounds_loss():
     ("changes", "words"),
     [
         ({"config__gama": 0.9}, ("params.config.gama=0.9", "did you mean gamma", "--without params.config.gama")),
-        ({"algo__name": "sac"}, ("params.algo.name='sac'", "not imported")),
+        ({"algo__name": "dqn"}, ("params.algo.name='dqn'", "canter.register('algorithm', NAME)")),
         ({"model__name": "mine"}, ("params.model.name='mine'", "known: continuous_a2c_logstd")),
         ({"network__name": "mine"}, ("params.network.name='mine'", "canter.register('network', 'mine')")),
         ({"config__num_actors": -1}, ("params.config.num_actors=-1", "--num-envs N")),
@@ -185,3 +185,90 @@ def test_a_log_reward_gets_the_minimum_that_it_needs():
     imported = import_config(rl_games(config__reward_shaper={"log_val": True}))
     assert imported.config.algorithm.reward.squash == "log"
     assert "1e-8" in entry(imported, "config.reward_shaper.log_val").why
+
+
+SAC = {
+    "params": {
+        "seed": 3,
+        "algo": {"name": "sac"},
+        "model": {"name": "soft_actor_critic"},
+        "network": {
+            "name": "soft_actor_critic",
+            "separate": True,
+            "space": {"continuous": None},
+            "mlp": {"units": [32, 16], "activation": "relu", "initializer": {"name": "default"}},
+            "log_std_bounds": [-5, 2],
+        },
+        "config": {
+            "name": "pendulum",
+            "env_name": "gymnasium",
+            "normalize_input": True,
+            "reward_shaper": {"scale_value": 1.0},
+            "max_epochs": 12,
+            "num_steps_per_episode": 4,
+            "gamma": 0.98,
+            "init_alpha": 0.5,
+            "alpha_lr": "1e-3",
+            "actor_lr": 2e-4,
+            "critic_lr": 3e-4,
+            "critic_tau": 0.01,
+            "batch_size": 32,
+            "learnable_temperature": True,
+            "utd_ratio": 0.5,
+            "policy_frequency": 3,
+            "num_warmup_steps": 8,
+            "replay_buffer_size": 2000,
+            "num_actors": 4,
+            "env_config": {"env_name": "Pendulum-v1"},
+        },
+    }
+}
+
+
+def sac(**changes):
+    config = SAC["params"]["config"]
+    removed = {key for key, value in changes.items() if value is REMOVED}
+    return {"params": SAC["params"] | {"config": {k: v for k, v in (config | changes).items() if k not in removed}}}
+
+
+def test_sac_arrives_and_every_key_has_one_verdict():
+    imported = import_config(SAC)
+    found = imported.config.algorithm
+    assert sorted(e.key for e in imported.deviations.entries if e.key) == sorted(leaves(SAC))
+    assert (found.horizon, found.updates_per_step, found.policy_delay, found.batch_size) == (4, 2.0, 3, 32)
+    assert found.warmup_steps == 8 * 4 * 4, "epochs of 4 steps in 4 environments"
+    assert (found.gamma, found.tau, found.replay.capacity, found.replay.save) == (0.98, 0.01, 2000, False)
+    assert (found.temperature.initial, found.temperature.learned) == (0.5, True)
+    optimizers = (found.optimizer, found.critic_optimizer, found.temperature.optimizer)
+    assert [optimizer.learning_rate.initial for optimizer in optimizers] == [2e-4, 3e-4, 1e-3]
+    assert [optimizer.max_grad_norm for optimizer in optimizers] == [math.inf, 5.0, math.inf]
+    assert (found.policy.hidden, found.critic.hidden, found.critic.normalize_obs) == ((32, 16), (32, 16), True)
+    assert (math.log(found.std.minimum), math.log(found.std.maximum)) == pytest.approx((-5, 2))
+
+
+def test_an_imported_sac_trains():
+    with Trainer(import_config(SAC).config) as trainer:
+        trainer.learn()
+        assert trainer.run.ended_by == "until.iterations"
+        assert trainer.algorithm.updates == (12 - 7) * 4 * 2, "the eighth iteration ends the warm-up"
+
+
+def test_what_a_sac_file_leaves_out_is_the_parents_default():
+    imported = import_config(sac(num_actors=REMOVED, utd_ratio=REMOVED, policy_frequency=REMOVED))
+    found = imported.config.algorithm
+    assert (imported.config.env.num_envs, found.updates_per_step, found.policy_delay) == (1, 1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"reward_shaper": {"scale_value": 0.1}}, ("reward_shaper.scale_value=0.1", "algorithm.scale_rewards")),
+        ({"target_entropy_coef": 0.5}, ("target_entropy_coef=0.5", "--algorithm.temperature.target-entropy")),
+        ({"critic_taw": 0.5}, ("critic_taw=0.5", "did you mean critic_tau")),
+    ],
+)
+def test_what_sac_cannot_do_is_refused(changes, words):
+    with pytest.raises(ImportRefused) as refused:
+        import_config(sac(**changes))
+    for word in words:
+        assert word in str(refused.value)

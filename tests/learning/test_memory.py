@@ -12,7 +12,7 @@ from canter.optim import OptimizerConfig
 from canter.schedules import Linear
 from canter.training.collector import Collector
 
-SEEDS = 10
+SEEDS = 5
 ITERATIONS = 40
 
 

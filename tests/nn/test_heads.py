@@ -28,7 +28,7 @@ def test_log_std_stays_within_bounds_and_keeps_a_gradient_at_both():
 def test_a_std_driven_to_its_bound_for_long_comes_back(direction):
     bound = LogStd(StdConfig())
     raw = torch.nn.Parameter(torch.zeros(1))
-    adam = torch.optim.Adam([raw], lr=1e-2)
+    adam = torch.optim.Adam([raw], lr=5e-2)
 
     def push(sign, steps):
         for _ in range(steps):
@@ -37,10 +37,10 @@ def test_a_std_driven_to_its_bound_for_long_comes_back(direction):
             adam.step()
         return bound(raw).exp().item()
 
-    extreme = push(direction, 10_000)
+    extreme = push(direction, 2_000)
     assert 0.01 < extreme < 10.0
     assert extreme < 0.02 or extreme > 5.0
-    back = push(-direction, 12_000)
+    back = push(-direction, 2_400)
     assert math.log(back / extreme) * -direction > 1.0
 
 

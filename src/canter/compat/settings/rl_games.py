@@ -8,13 +8,13 @@ from typing import Any
 
 from canter.compat.settings.rl_games_algorithm import CENTRAL, CONFIG, CRITIC, POLICY, translate_algorithm
 from canter.compat.settings.rl_games_network import Place, translate_network
+from canter.compat.settings.rl_games_sac import translate_sac
 from canter.compat.settings.translation import NONE, Translation
 
 ENDLESS = 10**15
 """Steps of a run that ends when somebody stops it."""
 ALGORITHMS = ("a2c_continuous", "a2c_discrete")
 OTHER_ALGORITHMS = {
-    "sac": "SAC files are not imported yet",
     "amp_continuous": "AMP files are not imported yet",
 }
 MODELS = {
@@ -36,6 +36,14 @@ def is_rl_games(tree: Mapping[str, Any]) -> bool:
 def translate(t: Translation, env: str | None, num_envs: int | None, agents: int) -> None:
     """All of a file; `env`, `num_envs` and `agents` are what the caller knows of the environment."""
     name = t.word("params.algo.name")
+    if name == "sac":
+        _run(t, env)
+        alone = num_envs is None and t.raw(f"{CONFIG}.num_actors") is None  # where the file is silent there is one
+        translate_sac(t, _rows(t, 1 if alone else num_envs, agents))
+        _precision(t, "algorithm.policy")
+        _edges(t)
+        t.finish()
+        return
     if name not in ALGORITHMS:
         reason = OTHER_ALGORITHMS.get(name, "an algorithm of the user's: see canter.register('algorithm', NAME)")
         t.refuse("params.algo.name", reason)
@@ -51,7 +59,7 @@ def translate(t: Translation, env: str | None, num_envs: int | None, agents: int
     recurrent = t.section("params.network.rnn") or t.section(f"{CENTRAL}.network.rnn")
     translate_algorithm(t, rows, name == "a2c_continuous", recurrent)
     _actions(t)
-    _precision(t)
+    _precision(t, POLICY)
     _edges(t)
     t.finish()
 
@@ -178,10 +186,10 @@ def _actions(t: Translation) -> None:
     t.judge(f"{CONFIG}.use_action_masks", "mapped", "the environment's group action_mask")
 
 
-def _precision(t: Translation) -> None:
+def _precision(t: Translation, policy: str) -> None:
     for key in (f"{CONFIG}.mixed_precision", f"{CENTRAL}.mixed_precision"):
         mixed = t.flag(key, False)
-        setting = f"{POLICY if key.startswith(f'{CONFIG}.mixed') else CRITIC}.precision"
+        setting = f"{policy if key.startswith(f'{CONFIG}.mixed') else CRITIC}.precision"
         if mixed:
             t.to(key, setting, "bfloat16", "in acting too; Isaac Lab's fork multiplies in float16")
         t.judge(key, "mapped", f"{setting}=float32")

@@ -1,0 +1,152 @@
+"""rl_games' `sac` files: the algorithm and its networks."""
+
+from __future__ import annotations
+
+import math
+
+from canter.compat.settings.rl_games_algorithm import CONFIG
+from canter.compat.settings.rl_games_network import ACTIVATIONS
+from canter.compat.settings.translation import NONE, Translation
+
+NETWORK = "params.network"
+GRAD_CLIP = 5.0
+"""rl_games' bound on the length of the critics' gradient where the file is silent."""
+WARMUP_EPOCHS = 1000
+NETWORKS = ("algorithm.policy", "algorithm.critic")
+
+
+def translate_sac(t: Translation, num_envs: int | None) -> None:
+    """Everything that changes what is learned; `num_envs` is None where it was refused."""
+    t.put("algorithm.kind", "sac")
+    t.judge("params.algo.name", "mapped", "algorithm.kind=sac")
+    t.to("params.model.name", "algorithm.kind", "sac")
+    _networks(t)
+    _updates(t, num_envs)
+    for key, setting in (("gamma", "gamma"), ("critic_tau", "tau")):
+        t.to(f"{CONFIG}.{key}", f"algorithm.{setting}", t.number(f"{CONFIG}.{key}", 0.99 if key == "gamma" else 0.005))
+    t.to(f"{CONFIG}.batch_size", "algorithm.batch_size", t.integer(f"{CONFIG}.batch_size"))
+    t.to(f"{CONFIG}.replay_buffer_size", "algorithm.replay.capacity", t.integer(f"{CONFIG}.replay_buffer_size"))
+    saved = f"{CONFIG}.save_replay_buffer"
+    t.to(saved, "algorithm.replay.save", t.flag(saved, False))
+    _temperature(t)
+    _optimizers(t)
+    _rewards(t)
+    t.always(
+        "the true last observation of a truncated episode gives its target; rl_games takes it from "
+        "infos['final_observation'] where it is there, else the observation before"
+    )
+
+
+def _networks(t: Translation) -> None:
+    """Policy and critics have layers of the same widths, each its own."""
+    name, mlp = t.word(f"{NETWORK}.name"), f"{NETWORK}.mlp"
+    if name != "soft_actor_critic":
+        t.refuse(f"{NETWORK}.name", "a network of the user's; known for SAC: soft_actor_critic")
+    t.judge(f"{NETWORK}.name", "mapped", "algorithm.policy, algorithm.critic")
+    widths, activation = t.widths(f"{mlp}.units"), ACTIVATIONS[t.word(f"{mlp}.activation", ACTIVATIONS)]
+    normalized = t.flag(f"{CONFIG}.normalize_input", False)
+    norm = t.raw(f"{NETWORK}.normalization")
+    if norm not in (*NONE, "layer_norm"):
+        t.refuse(f"{NETWORK}.normalization", "layer_norm is known")
+    t.put("algorithm.policy.kind", "stack")
+    for network in NETWORKS:
+        t.put(f"{network}.hidden", widths, f"{mlp}.units")
+        t.put(f"{network}.activation", activation, f"{mlp}.activation")
+        t.put(f"{network}.normalize_obs", normalized, f"{CONFIG}.normalize_input")
+        t.put(f"{network}.norm", "none" if norm in NONE else "layer", f"{NETWORK}.normalization")
+    t.judge(f"{mlp}.units", "mapped", f"hidden={widths} of policy and critics")
+    t.judge(f"{mlp}.activation", "mapped", f"activation={activation} of policy and critics")
+    why = "statistics move once an iteration, clipped at 10" if normalized else ""
+    to = f"normalize_obs={normalized} of policy and critics"
+    t.judge(f"{CONFIG}.normalize_input", "differs" if normalized else "mapped", to, why)
+    why = "" if norm in NONE else "before each activation; rl_games' comes after it"
+    t.judge(f"{NETWORK}.normalization", "differs" if why else "mapped", "norm of policy and critics", why)
+    initializer = t.word(f"{mlp}.initializer.name", default="default")
+    why = "biases begin as torch's default, not at 0" if initializer == "default" else f"no {initializer} here"
+    t.judge(f"{mlp}.initializer", "differs", "init=default", f"{why}; only the start of a run differs")
+    if t.flag(f"{mlp}.d2rl", False):
+        t.refuse(f"{mlp}.d2rl", "SAC's networks are plain stacks here; residual blocks are algorithm.critic.blocks")
+    t.judge(f"{mlp}.d2rl", "mapped", "a plain stack of layers")
+    t.dead("no code of SAC reads it", f"{mlp}.regularizer", f"{mlp}.norm_only_first_layer")
+    t.dead("policy and critics are always apart", f"{NETWORK}.separate")
+    t.dead("SAC reads log_std_bounds instead", f"{NETWORK}.space")
+    _std(t)
+
+
+def _std(t: Translation) -> None:
+    key = f"{NETWORK}.log_std_bounds"
+    bounds = t.raw(key)
+    if not isinstance(bounds, list) or len(bounds) != 2 or not all(isinstance(b, int | float) for b in bounds):
+        raise t.error(key, "two numbers, such as [-5, 2]")
+    t.put("algorithm.std.kind", "network")
+    for name, bound in zip(("minimum", "maximum"), bounds, strict=True):
+        t.put(f"algorithm.std.{name}", math.exp(bound), key)
+    why = "approached more slowly than by a tanh, and begun at 1; only the way there differs"
+    t.judge(key, "differs", f"algorithm.std.minimum={math.exp(bounds[0]):.4g}, maximum={math.exp(bounds[1]):.4g}", why)
+
+
+def _updates(t: Translation, num_envs: int | None) -> None:
+    """Steps between updates, updates for each, and what comes before the first."""
+    horizon = t.integer(f"{CONFIG}.num_steps_per_episode", 1)
+    t.put("algorithm.horizon", horizon)
+    t.judge(f"{CONFIG}.num_steps_per_episode", "mapped", f"algorithm.horizon={horizon}")
+    ratio, plain = f"{CONFIG}.utd_ratio", f"{CONFIG}.num_updates_per_step"
+    count = t.integer(plain, 1)
+    if t.has(ratio):
+        count = max(1, round(t.number(ratio) * (num_envs or 1)))
+        t.dead("utd_ratio wins", plain)
+    for key in (ratio, plain):
+        t.judge(key, "mapped", f"algorithm.updates_per_step={count}")
+    t.put("algorithm.updates_per_step", float(count), ratio if t.has(ratio) else plain)
+    delay = f"{CONFIG}.policy_frequency"
+    t.to(delay, "algorithm.policy_delay", t.integer(delay, 2))
+    frames, epochs = f"{CONFIG}.num_warmup_frames", f"{CONFIG}.num_warmup_steps"
+    steps = t.integer(epochs, WARMUP_EPOCHS) * horizon * (num_envs or 1)
+    if t.has(frames):
+        steps = t.integer(frames)
+        t.dead("num_warmup_frames wins", epochs)
+    t.put("algorithm.warmup_steps", steps, frames if t.has(frames) else epochs)
+    for key in (frames, epochs):
+        t.judge(key, "mapped", f"algorithm.warmup_steps={steps}, transitions of all environments")
+    t.dead("no code reads it any more", f"{CONFIG}.num_seed_steps")
+
+
+def _temperature(t: Translation) -> None:
+    to = "algorithm.temperature"
+    t.to(f"{CONFIG}.init_alpha", f"{to}.initial", t.number(f"{CONFIG}.init_alpha"))
+    t.to(f"{CONFIG}.learnable_temperature", f"{to}.learned", t.flag(f"{CONFIG}.learnable_temperature"))
+    share = f"{CONFIG}.target_entropy_coef"
+    if t.number(share, 1.0) != 1.0:
+        t.refuse(share, "give the entropy itself, minus this times the actions: --algorithm.temperature.target-entropy")
+    t.judge(share, "mapped", f"{to}.target_entropy=null, minus one per action")
+    t.always("entropy is that of actions in -1..1; rl_games' of the environment's; its alpha acts as at least 0.01")
+
+
+def _optimizers(t: Translation) -> None:
+    places = {"actor": "algorithm.optimizer", "critic": "algorithm.critic_optimizer"}
+    for name, to in (places | {"alpha": "algorithm.temperature.optimizer"}).items():
+        rate, betas = f"{CONFIG}.{name}_lr", f"{CONFIG}.{'alphas' if name == 'alpha' else name}_betas"
+        t.put(f"{to}.learning_rate.kind", "constant")
+        t.to(rate, f"{to}.learning_rate.value", t.number(rate))
+        t.put(f"{to}.eps", 1e-8)
+        t.put(f"{to}.max_grad_norm", math.inf)
+        if t.has(betas):
+            t.to(betas, f"{to}.betas", t.raw(betas))
+    key = f"{CONFIG}.critic_grad_clip"
+    clip = t.number(key, GRAD_CLIP)
+    t.to(key, f"{places['critic']}.max_grad_norm", clip if clip > 0 else math.inf)
+
+
+def _rewards(t: Translation) -> None:
+    shaper = f"{CONFIG}.reward_shaper"
+    for name, neutral in (("scale_value", 1), ("shift_value", 0), ("log_val", False)):
+        if t.raw(f"{shaper}.{name}", neutral) != neutral:
+            t.refuse(f"{shaper}.{name}", "SAC learns from rewards as they are, or scaled by algorithm.scale_rewards")
+    for name in ("min_val", "max_val"):
+        if t.has(f"{shaper}.{name}"):
+            t.refuse(f"{shaper}.{name}", "SAC does not cut rewards off here")
+    t.judge(shaper, "mapped", "rewards as they are")
+    bootstrap = f"{CONFIG}.value_bootstrap"
+    if not t.flag(bootstrap, True):
+        t.refuse(bootstrap, "an episode that is cut off is no end for SAC: leave it out")
+    t.judge(bootstrap, "mapped", "truncated episodes go on in their targets")
