@@ -15,7 +15,7 @@ from canter.cli.advice import UsageError, advise
 from canter.registry import PLUGINS, nearest
 
 FILE = Path(__file__).with_name("index.json")
-FREE = ("--env.options.",)
+FREE = ("--env.options.", "--env.wrappers.")
 
 
 def read_index() -> dict[str, Any]:
@@ -64,7 +64,7 @@ def is_known_env(env_id: str) -> bool:
     scheme, colon, name = env_id.partition(":")
     if scheme == "tensor":
         return name in read_index()["tensor"]
-    return bool(colon) or env_id in read_index()["gymnasium"] or Path(env_id).exists()
+    return bool(colon) or "/" in env_id or env_id in read_index()["gymnasium"] or Path(env_id).exists()
 
 
 def gymnasium_ids() -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from canter.cli.parser import Parser, UsageError, add_config_flags
 from canter.config import TrainConfig
 from canter.config_file import dump_config
+from canter.experiments.settings import free_settings
 from canter.plain import from_plain, nest, to_plain
 from canter.runs.finding import RUNS
 from canter.runs.policies import Progress
@@ -62,7 +63,7 @@ FIXED = {
 
 def resumed_config(stored: TrainConfig, overrides: dict[str, Any]) -> TrainConfig:
     """The settings of a run, changed as flags say where that can be."""
-    config = from_plain(nest(overrides, {"env.options": stored.env.options}), stored)
+    config = from_plain(nest(overrides, free_settings(stored)), stored)
     for key in _changes(_spelled(stored), _spelled(config)):
         reason = next((why for fixed, why in FIXED.items() if f"{key}.".startswith(f"{fixed}.")), None)
         if reason is not None:

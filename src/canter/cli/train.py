@@ -20,7 +20,7 @@ from canter.experiments.folders import check_name, new_run, stored_config
 from canter.experiments.init_from import InitFrom
 from canter.experiments.look import check_machine, environment_for, plan_for
 from canter.experiments.session import announcement
-from canter.experiments.settings import starting_point
+from canter.experiments.settings import free_settings, starting_point
 from canter.plain import from_plain, nest
 from canter.runs.finding import RUNS, find_run
 
@@ -141,7 +141,7 @@ def merged_config(arguments: argparse.Namespace) -> tuple[TrainConfig, str]:
     config, source = starting_point(wanted["env.id"], arguments.preset, wanted["algorithm.kind"], wanted["device"])
     if file is not None:
         config, source = content.over(config), f"{source}, changed by {file}"
-    return from_plain(nest(overrides, {"env.options": config.env.options}), config), source
+    return from_plain(nest(overrides, free_settings(config)), config), source
 
 
 def with_flags(arguments: argparse.Namespace, flags: list[str]) -> argparse.Namespace:
@@ -164,7 +164,7 @@ def imported_config(arguments: argparse.Namespace, overrides: dict[str, Any], fi
     if not imported.names_env:
         raise UsageError(f"{file} names no environment that is known here: canter train ENV --config {file}")
     print(imported.deviations.text(), file=sys.stderr)
-    config = from_plain(nest(overrides, {"env.options": imported.config.env.options}), imported.config)
+    config = from_plain(nest(overrides, free_settings(imported.config)), imported.config)
     return config, f"the settings of {file}, imported"
 
 

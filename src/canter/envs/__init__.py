@@ -22,6 +22,7 @@ from canter.envs.gymnasium_contract import place_of, text_of
 from canter.envs.imports import PYTHON
 from canter.envs.schemes import check_options, find_builder, schemes
 from canter.envs.watchdog import PATIENCE, Watchdog, warn_of_hanging
+from canter.envs.wrappers import make_wrappers
 from canter.specs import Env
 
 AnyEnv = TypeVar("AnyEnv", bound=Env)
@@ -61,6 +62,9 @@ class EnvConfig:
     """Cut episodes after so many steps, for tasks that never end; null keeps the environment's own time limit."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments of the environment."""
+    wrappers: dict[str, Any] = field(default_factory=dict)
+    """Gymnasium only: what goes around each environment, the first innermost. Names of `gymnasium.wrappers`, or where
+    allowed `module.path:NAME`, each with its keyword arguments or null: `FlattenObservation: null`."""
 
     def __post_init__(self) -> None:
         """Refuse an empty batch of environments, empty episodes and two answers about how long these are."""
@@ -90,6 +94,11 @@ class EnvConfig:
         builder, name = find_builder(self.id)
         settings = (*HOW_GYMNASIUM_STEPS, "step_timeout")
         taken = {key: getattr(self, key) for key in settings if key in signature(builder).parameters}
+        if self.wrappers:
+            if "wrappers" not in signature(builder).parameters:
+                names = ", ".join(self.wrappers)
+                raise ValueError(f"env.wrappers ({names}) go around Gymnasium's environments, and {self.id} is none")
+            taken["wrappers"] = make_wrappers(self.wrappers)
         check_options(builder, self.id, self.keywords)
         env = builder(name, num_envs=self.num_envs, device=device, **taken, **self.keywords)
         if not self.finite_horizon:

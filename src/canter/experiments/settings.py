@@ -11,6 +11,7 @@ from canter.config import TrainConfig
 from canter.plain import ConfigError, from_plain, nest
 from canter.recipes import name_for, preset_for, presets
 
+FREE = ("env.options", "env.wrappers")
 SHORT = {"num_envs": "env.num_envs"}
 """Settings that have a short name in Python too."""
 
@@ -36,10 +37,15 @@ def _paths(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
     """Key paths to values; at every level a key may be a path itself."""
     for name, value in given.items():
         path = f"{key}.{name}" if key else str(name)
-        if isinstance(value, Mapping) and value and path != "env.options":
+        if isinstance(value, Mapping) and value and path not in FREE:
             yield from _paths(value, path)
         else:
             yield path, value
+
+
+def free_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """Settings whose keys are the user's own, and what they hold."""
+    return {"env.options": config.env.options, "env.wrappers": config.env.wrappers}
 
 
 def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
@@ -51,4 +57,4 @@ def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
             raise ConfigError(f"{name}: a {type(part).__name__} stands for no section of the settings", name)
     config = replace(config, **parts)
     rest = dict(_paths({name: value for name, value in plain.items() if name not in parts}, ""))
-    return from_plain(nest(rest, {"env.options": config.env.options}), config)
+    return from_plain(nest(rest, free_settings(config)), config)
