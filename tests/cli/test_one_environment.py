@@ -8,10 +8,10 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from canter.cli import main
-from canter.cli.preflight import environment_for
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.envs.tensor import tensor_envs
+from canter.experiments.look import environment_for
 from canter.play.evaluation import evaluate
 from canter.preflight.trial import random_actions, run_trial
 from canter.recipes import preset_for

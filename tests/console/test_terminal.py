@@ -20,7 +20,8 @@ NOISY = """
 import logging, warnings
 from dataclasses import replace
 import torch
-from canter import preset_for, train
+from canter import preset_for
+from canter.training.trainer import train
 from canter.console.console import make_console
 
 logging.basicConfig()

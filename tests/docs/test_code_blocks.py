@@ -43,11 +43,14 @@ def pages_with(found):
 def small_budgets(monkeypatch):
     train, evaluate, average = canter.train, canter.evaluate, canter.long_run_average
 
-    def train_briefly(config, *args, **kwargs):
-        brief = replace(config, total_steps=1, algorithm=replace(config.algorithm, epochs=1))
-        return train(brief, *args, **kwargs)
+    def train_briefly(what=None, *args, **kwargs):
+        if isinstance(what, canter.TrainConfig):
+            what = replace(what, total_steps=1, algorithm=replace(what.algorithm, epochs=1))
+        else:
+            kwargs |= {"total_steps": 1, "algorithm": {**kwargs.get("algorithm", {}), "epochs": 1}}
+        return train(what, *args, **kwargs, final_evaluation=False)
 
-    def evaluate_briefly(policy, env, episodes, seed):
+    def evaluate_briefly(policy, env=None, episodes=100, seed=0):
         return evaluate(policy, env, min(episodes, 2), seed)
 
     def average_briefly(policy, env, *, steps, warm_up, seed):
