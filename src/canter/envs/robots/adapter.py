@@ -47,7 +47,7 @@ class ManagerEnv:
         self._lengths: Tensor | None = None
         """`[N]`: steps that episodes are to have behind them when training goes on."""
         self._restored: dict[str, Any] = {}
-        self._trained = False
+        self._trained = self._closed = False
         self._seed = 0
         self._first_levels = None if self._terrain is None else self._terrain.terrain_levels.clone()
         self._finite_horizon = bool(getattr(env.cfg, "is_finite_horizon", False))
@@ -171,8 +171,9 @@ class ManagerEnv:
 
     def close(self) -> None:
         """Free the simulator; calling it twice is fine."""
-        env, self.env.close = self.env, lambda: None
-        type(env).close(env)
+        if not self._closed:
+            self._closed = True
+            self.env.close()
 
 
 def _managed(env: Any) -> bool:
