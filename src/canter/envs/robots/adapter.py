@@ -52,7 +52,7 @@ class ManagerEnv:
         self._first_levels = None if self._terrain is None else self._terrain.terrain_levels.clone()
         self._finite_horizon = bool(getattr(env.cfg, "is_finite_horizon", False))
         obs = flat_groups(self._observe())
-        infinite = (float("inf"),) * int(env.action_manager.total_action_dim if _managed(env) else _width(env))
+        infinite = (float("inf"),) * int(env.single_action_space.shape[0])
         self._spec = EnvSpec(
             {name: TensorSpec(tuple(group.shape[1:]), group.dtype) for name, group in obs.items()},
             Continuous(tuple(-bound for bound in infinite), infinite),
@@ -174,14 +174,6 @@ class ManagerEnv:
         if not self._closed:
             self._closed = True
             self.env.close()
-
-
-def _managed(env: Any) -> bool:
-    return hasattr(env, "action_manager")
-
-
-def _width(env: Any) -> int:
-    return int(env.single_action_space.shape[0])
 
 
 @contextmanager
