@@ -1,6 +1,7 @@
 """Every public name of Canter: what `canter.NAME` means."""
 
 from canter.algorithms.base import Algorithm, Declared, Headline, RolloutPlan
+from canter.algorithms.distillation import Distillation, DistillationConfig
 from canter.algorithms.extension import Extension
 from canter.algorithms.phase import Phase
 from canter.algorithms.ppo import PPO, BonusValueConfig, CentralValueConfig, PPOConfig
@@ -16,7 +17,7 @@ from canter.envs.imports import allow_import
 from canter.experiments.init_from import InitFrom
 from canter.experiments.session import TrainingResult
 from canter.experiments.train import evaluate, load, train
-from canter.extensions import MirrorConfig, RNDConfig, SymmetryConfig
+from canter.extensions import AMPConfig, MirrorConfig, RNDConfig, SymmetryConfig
 from canter.nn.actor_critic import ModelConfig, Policy
 from canter.nn.critics import CriticConfig
 from canter.nn.heads import StdConfig
@@ -34,7 +35,18 @@ from canter.registry import register
 from canter.runs.run_folder import CheckpointConfig, RunFolder
 from canter.schedules import AdaptiveKL, Constant, Linear, StepAt
 from canter.self_play.self_play import SelfPlayConfig
-from canter.specs import Continuous, Discrete, Env, EnvSpec, Mirror, MultiDiscrete, Step, Symmetry, TensorSpec
+from canter.specs import (
+    Continuous,
+    Discrete,
+    Env,
+    EnvSpec,
+    Mirror,
+    MotionSpec,
+    MultiDiscrete,
+    Step,
+    Symmetry,
+    TensorSpec,
+)
 from canter.storage.policy_file import load_critic, load_policy, save_critic, save_policy
 from canter.training.execution import ExecutionConfig
 from canter.training.progress import SuccessConfig, UntilConfig
@@ -44,6 +56,7 @@ __all__ = [
     "PPO",
     "SAC",
     "STOP",
+    "AMPConfig",
     "AdaptiveKL",
     "Algorithm",
     "BonusValueConfig",
@@ -55,6 +68,8 @@ __all__ = [
     "CriticConfig",
     "Declared",
     "Discrete",
+    "Distillation",
+    "DistillationConfig",
     "Env",
     "EnvConfig",
     "EnvSpec",
@@ -73,6 +88,7 @@ __all__ = [
     "MirrorConfig",
     "ModelConfig",
     "ModelOutput",
+    "MotionSpec",
     "MultiDiscrete",
     "NetworkConfig",
     "OptimizerConfig",

@@ -118,6 +118,22 @@ class Symmetry:
     """What becomes of each tensor `[N, D]` of the environment's own state; with it the declaration can be proven."""
 
 
+@dataclass(frozen=True)
+class MotionSpec:
+    """How frames of a motion clip look to an environment, for extensions that imitate."""
+
+    time_step: float
+    """Seconds from one observation to the next."""
+    observe: Mapping[str, Callable[[dict[str, Tensor]], Tensor]]
+    """For observation groups: what frames, fields of `canter.data.motion` by name, look like, `[..., D]`."""
+    joints: tuple[str, ...] = ()
+    """Names of the joints, in the order in which `observe` takes them; empty for that of the clip."""
+    bodies: tuple[str, ...] = ()
+    """Those of the bodies."""
+    pose: tuple[int, ...] = ()
+    """Components of the observation that are angles of joints, for the pose error; empty takes all components."""
+
+
 FinalObs = Literal["separate", "in_place", "unknown"]
 """Where the true last observation of an episode is found; see `EnvSpec`."""
 LOST_FINAL_OBS = (
@@ -155,6 +171,8 @@ class EnvSpec:
     """Whether `Step.info` tells how long steps take; None when nobody knows."""
     symmetries: tuple[Symmetry, ...] = ()
     """Ways to mirror the world that make no difference to it, for the extension `symmetry`."""
+    motion: MotionSpec | None = None
+    """How motion clips look to it, for the extension `amp`."""
 
     def __post_init__(self) -> None:
         """Refuse a misspelt `final_obs`, which decides what is learned at the end of an episode."""
@@ -215,7 +233,11 @@ class Env(Protocol):
         ...
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Start every environment anew; with a seed, reproducibly. Returns the first observations."""
+        """Start every environment anew; with a seed, reproducibly. Returns the first observations.
+
+        Each rank gives another seed, unless the environment has the attribute `seeds_by_row`: it then draws by the
+        number of its rows among those of all ranks (`canter.seeding.draw_rows`), and gets the same one on each.
+        """
         ...
 
     def step(self, action: Tensor) -> Step:

@@ -7,7 +7,7 @@ from canter.algorithms.ppo import BonusValueConfig, PPOConfig
 from canter.algorithms.ppo.rewards import RewardConfig
 from canter.engines.bound import BoundLossConfig
 from canter.envs.tensor import CartPole, Null, Pendulum, Swimmer
-from canter.extensions import RNDConfig, SymmetryConfig
+from canter.extensions import AMPConfig, RNDConfig, SymmetryConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
@@ -69,9 +69,11 @@ def test_nothing_that_is_made_of_rewards_asks_the_host(objective, precision):
 
 @pytest.mark.parametrize("memory", [None, RNNConfig(hidden=4)])
 @pytest.mark.parametrize("env_class", [CartPole, Swimmer])
-def test_curiosity_and_symmetry_never_ask_the_host(env_class, memory):
-    env = env_class(8)
+def test_extensions_never_ask_the_host(env_class, memory):
+    env = env_class(8, motion=True) if env_class is Swimmer else env_class(8)
     extensions = (RNDConfig(share=0.5, weight=StepAt(1.0, 0.5)), SymmetryConfig(mirror_loss=1.0))
+    if env_class is Swimmer:
+        extensions += (AMPConfig(motions=("canter:swimmer_wide.npz",), batch_size=16, hidden=(8,)),)
     config = PPOConfig(
         horizon=8,
         epochs=1,

@@ -165,7 +165,7 @@ def test_onnx_runs_without_canter(tmp_path):
 
 
 def test_distillation_is_refused_with_what_there_is():
-    with pytest.raises(ConfigError, match="no distillation"):
+    with pytest.raises(ConfigError, match="canter distill"):
         DistillationRunner(None, {})
 
 

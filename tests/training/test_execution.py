@@ -8,7 +8,7 @@ import torch
 from canter.algorithms.ppo import BonusValueConfig, PPOConfig
 from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import tensor_envs
-from canter.extensions import RNDConfig, SymmetryConfig
+from canter.extensions import AMPConfig, RNDConfig, SymmetryConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
@@ -57,6 +57,7 @@ def test_graphs_on_a_cpu_say_why_not_and_run_eagerly(caplog):
 
 
 MEMORY = NetworkConfig(hidden=(16,), memory=RNNConfig(hidden=8))
+STYLE = {"motions": ("canter:swimmer_wide.npz",), "hidden": (16,), "batch_size": 32, "replay": 100, "replay_rows": 30}
 VARIANTS = {
     "discrete": ("cartpole", {}),
     "whole networks": (
@@ -71,17 +72,33 @@ VARIANTS = {
     "curiosity": ("maze", {"extensions": (RNDConfig(share=0.5, weight=Linear(1.0)),)}),
     "curiosity apart": ("maze", {"extensions": (RNDConfig(),), "bonus_value": BonusValueConfig()}),
     "symmetry": ("swimmer", {"extensions": (SymmetryConfig(mirror_loss=1.0),)}),
+    "style": ("swimmer", {"extensions": (AMPConfig(**STYLE),)}),
+    "style, curiosity and symmetry with memory": (
+        "swimmer",
+        {
+            "extensions": (AMPConfig(**STYLE | {"frames": 4}), RNDConfig(), SymmetryConfig(mirror_loss=1.0)),
+            "model": ModelConfig(policy=MEMORY),
+        },
+    ),
     "symmetry with memory": ("cartpole", {"extensions": (SymmetryConfig(),), "model": ModelConfig(policy=MEMORY)}),
 }
 
 
-@pytest.mark.parametrize("name", ["curiosity", "curiosity apart", "symmetry", "symmetry with memory"])
+def make(name, num_envs, device="cpu"):
+    """An environment; the swimmer with what is compared with clips."""
+    return tensor_envs[name](num_envs, device, **({"motion": True} if name == "swimmer" else {}))
+
+
+EXTENDED = [name for name, (_, settings) in VARIANTS.items() if "extensions" in settings]
+
+
+@pytest.mark.parametrize("name", EXTENDED)
 def test_stopping_and_resuming_with_extensions_changes_no_bit(name):
     env, settings = VARIANTS[name]
-    straight = iterate(tensor_envs[env](8), "eager", 4, **settings)
-    assert torch.equal(straight, iterate(tensor_envs[env](8), "eager", 4, restart_at=2, **settings))
+    straight = iterate(make(env, 8), "eager", 4, **settings)
+    assert torch.equal(straight, iterate(make(env, 8), "eager", 4, restart_at=2, **settings))
     without = settings | {"extensions": (), "bonus_value": None}
-    assert not torch.equal(straight, iterate(tensor_envs[env](8), "eager", 4, **without))
+    assert not torch.equal(straight, iterate(make(env, 8), "eager", 4, **without))
 
 
 @gpu
@@ -89,8 +106,8 @@ def test_stopping_and_resuming_with_extensions_changes_no_bit(name):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_graph_learns_what_eager_execution_learns(name):
     env, settings = VARIANTS[name]
-    eager = iterate(tensor_envs[env](64, "cuda"), "eager", 20, **settings)
-    graph = iterate(tensor_envs[env](64, "cuda"), "graph", 20, **settings)
+    eager = iterate(make(env, 64, "cuda"), "eager", 20, **settings)
+    graph = iterate(make(env, 64, "cuda"), "graph", 20, **settings)
     # The same kernels in the same order; only where products of many rows are split may the last bits differ.
     torch.testing.assert_close(graph, eager, atol=1e-5, rtol=1e-5)
 
@@ -99,12 +116,12 @@ def test_a_graph_learns_what_eager_execution_learns(name):
 @pytest.mark.gpu
 @pytest.mark.parametrize("restart_at", [1, 2, 3, 7])
 @pytest.mark.parametrize(
-    "name", ["discrete", "continuous", "whole networks", "lstm", "curiosity apart", "symmetry with memory"]
+    "name", ["discrete", "continuous", "whole networks", "lstm", "curiosity apart", "symmetry with memory", "style"]
 )
 def test_stopping_and_resuming_a_graph_changes_no_bit(name, restart_at):
     env, settings = VARIANTS[name]
-    straight = iterate(tensor_envs[env](64, "cuda"), "graph", 10, **settings)
-    resumed = iterate(tensor_envs[env](64, "cuda"), "graph", 10, restart_at=restart_at, **settings)
+    straight = iterate(make(env, 64, "cuda"), "graph", 10, **settings)
+    resumed = iterate(make(env, 64, "cuda"), "graph", 10, restart_at=restart_at, **settings)
     assert torch.equal(straight, resumed)
 
 

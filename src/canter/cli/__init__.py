@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from tempfile import NamedTemporaryFile
+from typing import NoReturn
 
 from canter import __version__
 from canter.cli.advice import UsageError
@@ -35,6 +36,7 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "train": Command("train:train_command", "Train a policy and print how it learns."),
+    "distill": Command("train:distill_command", "Train a student to do what a teacher does that sees more."),
     "resume": Command("train:resume_command", "Go on with a run where it stopped."),
     "sweep": Command("sweep:sweep_command", "Train many runs: seeds, and settings with several values."),
     "play": Command("play:play_command", "Watch a policy in a window, or record a video of it."),
@@ -98,6 +100,10 @@ def dispatch(argv: list[str]) -> None:
             check_arguments(rest[0], rest[1:])
         if not command.light:
             load_everything()
+        if rest[0] in ("train", "resume"):
+            from canter.cli.ranks import join_ranks
+
+            join_ranks()
         command.load()(rest[1:])
     else:
         raise UsageError(f"unknown command {rest[0]!r}: {nearest(rest[0], COMMANDS)}")
@@ -121,20 +127,31 @@ def main(argv: list[str] | None = None) -> None:
             dispatch(sys.argv[1:] if argv is None else argv)
             out.flush()
         except KeyboardInterrupt:
-            print("canter: stopped by SIGINT", file=sys.stderr)
-            sys.exit(128 + signal.SIGINT)
+            ended("stopped by SIGINT", 128 + signal.SIGINT)
         except Exception as error:
+            if type(error).__name__ == "RankLost":  # whoever knows why has said so
+                ended(None, 1)
             if is_a_mistake(error):
                 # A KeyError's own text is the repr of its message.
                 message = error.args[0] if isinstance(error, KeyError) and error.args else error
-                print(f"canter: {' '.join(str(message).split())}", file=sys.stderr)
-                sys.exit(2)
+                ended(" ".join(str(message).split()), 2)
             # Of an environment or another part of the user's own, or a mistake in Canter.
-            print(f"canter: {unexpected(error)}", file=sys.stderr)
-            sys.exit(2 if out_of_memory(error) else 1)
+            ended(unexpected(error), 2 if out_of_memory(error) else 1)
         if out.lost is not None and not isinstance(out.lost, BrokenPipeError):
             print(f"canter: not all of the output could be written: {out.lost}", file=sys.stderr)
             sys.exit(1)
+
+
+def ended(text: str | None, code: int) -> NoReturn:
+    """Say what ended the program, once for all ranks, and end it."""
+    if "torch" in sys.modules:
+        from canter.cli.ranks import complain, leave
+
+        if text is not None:
+            complain(text)
+        leave(code)
+    print(f"canter: {text}", file=sys.stderr)
+    sys.exit(code)
 
 
 def is_a_mistake(error: Exception) -> bool:

@@ -8,6 +8,7 @@ import os
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ def envs_command(argv: list[str]) -> None:
     print(textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
     print("\nFrom elsewhere, by the scheme before the colon:")
     print(summaries({f"{name}:ID": text for name, text in index["schemes"].items() if name != "tensor"}))
+    if find_spec("mjlab") is not None:
+        from canter.envs.robots import mjlab
+
+        print("\nOf mjlab, which is installed here, each with the settings that it is registered with:")
+        print("\n".join(f"  mjlab:{name}" for name in mjlab.tasks()))
     print("\n`canter envs FILTER` looks among Gymnasium's too, `canter presets` lists those with known-good settings.")
 
 
@@ -139,6 +145,7 @@ def summary(path: Path, parent: Path) -> dict[str, Any]:
         "env": env_id if isinstance(env_id, str) else None,
         "seed": settings.get("seed"),
         "status": status,
+        "ranks": ranks if isinstance(ranks := read_record(path).get("ranks"), int) else 1,
         "env_steps": None if steps is None else int(steps),
         "total_steps": budget,
         "return": row.get("return"),
@@ -155,7 +162,8 @@ def shown_run(run: dict[str, Any]) -> tuple[str, ...]:
     age = max(0.0, time.time() - run["updated"])
     # The larger unit is enough: 3 d 4 h becomes 3 d.
     old = " ".join(in_units(age).split()[:2])
-    return run["name"], run["env"] or "-", run["status"], steps, number(run["return"]), shown_score(run), spent, old
+    status = run["status"] if run["ranks"] == 1 else f"{run['status']}, {run['ranks']} ranks"
+    return run["name"], run["env"] or "-", status, steps, number(run["return"]), shown_score(run), spent, old
 
 
 def shown_score(run: dict[str, Any]) -> str:

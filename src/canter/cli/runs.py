@@ -64,7 +64,7 @@ FIXED = {
 def resumed_config(stored: TrainConfig, overrides: dict[str, Any]) -> TrainConfig:
     """The settings of a run, changed as flags say where that can be."""
     config = from_plain(nest(overrides, free_settings(stored)), stored)
-    for key in _changes(_spelled(stored), _spelled(config)):
+    for key in _changes(spelled(stored), spelled(config)):
         reason = next((why for fixed, why in FIXED.items() if f"{key}.".startswith(f"{fixed}.")), None)
         if reason is not None:
             raise UsageError(f"--{key.replace('_', '-')} cannot change when a run goes on: {reason}")
@@ -80,10 +80,10 @@ def old_run(path: Path, stored: TrainConfig, config: TrainConfig, arguments: arg
 
     def examine(settings: str | None, progress: Progress) -> None:
         trained = stored if settings is None else from_plain(parse(settings, f"checkpoint of {path}")[0], TrainConfig())
-        before, wanted = _spelled(trained), _spelled(config)
+        before, wanted = spelled(trained), spelled(config)
         # A kill before the next checkpoint leaves changes that are known, but in no checkpoint.
         noted = before | _noted_edits(path, progress.iteration)
-        edits = {} if _spelled(stored) == before else _changes(noted, _spelled(stored))
+        edits = {} if spelled(stored) == before else _changes(noted, spelled(stored))
         if edits and not arguments.accept_edits:
             raise UsageError(
                 f"{path / CONFIG} was edited since iteration {progress.iteration}: {_in_words(edits)}; to go on with "
@@ -103,7 +103,7 @@ def old_run(path: Path, stored: TrainConfig, config: TrainConfig, arguments: arg
     return RunFolder(path, config.checkpoints, settings=dump_config(config), examine=examine, from_scratch=scratch)
 
 
-def _spelled(config: TrainConfig) -> dict[str, str]:
+def spelled(config: TrainConfig) -> dict[str, str]:
     """Every setting by its key, spelled out."""
     return {key: repr(value) for key, value in flatten(to_plain(config)).items()}
 

@@ -1,34 +1,37 @@
-"""`canter train`: settings from defaults, preset, file and flags, then a run."""
+"""`canter train` and `canter distill`: settings from defaults, preset, file and flags, then a run."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 from canter.algorithms.base import algorithms
 from canter.cli.importing import add_import_flags, import_with
 from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides
+from canter.cli.ranks import agree, folder_of_ranks
 from canter.cli.runs import old_run, resume_parser, resumed_config
 from canter.cli.training import add_output_flags, train_and_evaluate
 from canter.compat import is_foreign
 from canter.config import TrainConfig
 from canter.config_file import ConfigFile, explained_config, read_config
-from canter.experiments.folders import check_name, new_run, stored_config
+from canter.distributed.world import world
+from canter.experiments.folders import check_name, stored_config
 from canter.experiments.init_from import InitFrom
 from canter.experiments.look import check_machine, environment_for, plan_for
-from canter.experiments.session import announcement
+from canter.experiments.session import announcement, emptied
 from canter.experiments.settings import free_settings, starting_point
 from canter.plain import from_plain, nest
 from canter.runs.finding import RUNS, find_run
 
 SHORT_FLAGS = {
     "--algorithm": ("algorithm.kind", f"what learns: {', '.join(algorithms)}; its preset for the environment is taken"),
+    "--start": ("start", "a policy file or run folder whose policy to begin with"),
     "--seed": ("seed", "start of every random stream"),
     "--total-steps": ("total_steps", "transitions to train for, over all environments"),
-    "--num-envs": ("env.num_envs", "environments stepped together"),
+    "--num-envs": ("env.num_envs", "environments stepped together, over all ranks"),
     "--device": ("device", "where networks and tensors live: cpu, cuda, cuda:1, ..."),
 }
 """Settings with a short name, shown in the help: flag -> (key, explanation)."""
@@ -45,6 +48,14 @@ Every setting is a flag by its path, and keys of a file are the same paths:
 `canter train ENV --print-config` lists all of them with their values, ready to be saved and edited for --config.
 Later sources win: defaults < preset < file < flags."""
 
+DISTILL_USAGE = """\
+usage: canter distill TEACHER ENV [--KEY VALUE ...]
+
+A student learns what a teacher would do, where it goes itself. TEACHER is a policy file or a run folder; a checkpoint
+of rl_games or RSL-RL becomes one by `canter import`. What the student sees is --algorithm.policy.obs-groups; where the
+teacher's groups have other names in ENV: --algorithm.teacher-obs '{policy: critic}'. All flags of `canter train` work
+besides. Then PPO goes on: canter train ENV --start STUDENT"""
+
 
 def train_command(argv: list[str]) -> None:
     """Train a policy and print how it learns."""
@@ -57,11 +68,14 @@ def train_command(argv: list[str]) -> None:
     if arguments.dry_run:
         dry_run(config, source)
         return
-    check_name(Path(arguments.run_dir), arguments.name)
+    if not arguments.resume_if_present:
+        check_name(Path(arguments.run_dir), arguments.name)
     init_from = init_of(arguments)
+    agree(config)
+    folder = folder_of_ranks(arguments, config)
     print(announcement(config, source))
-    with environment_for(config) as env:
-        folder = new_run(Path(arguments.run_dir), arguments.name, config)
+    # Ranks that were restarted have had their look.
+    with emptied(folder.path), nullcontext() if world.attempt else environment_for(config) as env:
         train_and_evaluate(config, folder, arguments, env, init_from)
 
 
@@ -76,6 +90,26 @@ def init_of(arguments: argparse.Namespace) -> InitFrom | None:
     return InitFrom(run, arguments.init_optimizer, arguments.init_fresh_statistics)
 
 
+def distill_command(argv: list[str]) -> None:
+    """Train a student to do what a teacher does that sees more."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(DISTILL_USAGE)
+        return
+    teacher, *rest = argv
+    if teacher.startswith("-"):
+        raise UsageError(f"the teacher comes first, before {teacher}; see `canter distill --help`")
+    if Path(teacher).suffix in (".pt", ".pth"):
+        raise UsageError(
+            f"{teacher} is a checkpoint of another library: canter import {teacher} --config SETTINGS --env ENV "
+            "--output RUN makes a run of it, then canter distill RUN ENV"
+        )
+    argv = [*rest, "--algorithm", "distillation", "--algorithm.teacher", str(Path(teacher).absolute())]
+    train_parser(argv).parse(argv)  # what is misspelt first, then what is missing
+    if not Path(teacher).exists():
+        raise UsageError(f"there is no policy file and no run {teacher!r}")
+    train_command(argv)
+
+
 def resume_command(argv: list[str]) -> None:
     """Go on with a run where it stopped."""
     parser = resume_parser(argv)
@@ -85,6 +119,7 @@ def resume_command(argv: list[str]) -> None:
     stored = stored_config(path)
     config = resumed_config(stored, config_overrides(arguments))
     check_machine(config)
+    agree(config)
     print(announcement(config, f"the settings of {path}"))
     folder = old_run(path, stored, config, arguments)
     if arguments.from_scratch or not (folder.store.steps() or folder.leftovers()):
@@ -113,6 +148,9 @@ def train_parser(argv: list[str]) -> Parser:
     add_config_flags(parser, argv, SHORT_FLAGS)
     parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where the run's folder goes (default {RUNS})")
     parser.flag("--name", metavar="NAME", help="name of that folder; by default environment, seed and time")
+    parser.flag(
+        "--resume-if-present", action="store_true", help="where a run of that --name is there, go on with it instead"
+    )
     parser.flag("--init-from", metavar="RUN", help="begin with the weights of another run with the same networks")
     parser.flag("--init-optimizer", action="store_true", help="and with the state of its optimisers")
     parser.flag(

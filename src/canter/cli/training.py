@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from canter.cli.parser import Parser
+from canter.cli.ranks import complain, leave
 from canter.config import TrainConfig
 from canter.console.console import CONSOLES, make_console
 from canter.envs.imports import allowed_imports
@@ -69,19 +69,17 @@ def train_and_evaluate(
         with sigterm_unwinds():
             carry_out(config, folder, env=env, writers=writers, init_from=init_from, say=say)
     except RunStopped as stop:
-        print(f"canter: {stop}; go on with: {resume_line(folder.path)}", file=sys.stderr)
-        sys.exit(128 + stop.received)
+        complain(f"{stop}; go on with: {resume_line(folder.path)}")
+        leave(128 + stop.received)
     except KeyboardInterrupt:
-        print(
-            "canter: stopped at once, without saving what was learned since the last checkpoint; go on with: "
-            f"{resume_line(folder.path)}",
-            file=sys.stderr,
+        complain(
+            "stopped at once, without saving what was learned since the last checkpoint; go on with: "
+            f"{resume_line(folder.path)}"
         )
-        sys.exit(128 + signal.SIGINT)
+        leave(128 + signal.SIGINT)
     except RunFailed as failed:
-        print(f"canter: {failed.what}", file=sys.stderr)
-        print(f"{failed.kept}. Go on with: {resume_line(folder.path)}", file=sys.stderr)
-        sys.exit(1)
+        complain(f"{failed.what}\n{failed.kept}. Go on with: {resume_line(folder.path)}")
+        leave(1)
 
 
 def say(text: str) -> None:

@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from canter import distributed
 from canter.algorithms.base import Algorithm, title_of
 from canter.config import TrainConfig
 from canter.console.figures import duration
+from canter.distributed.world import world
 from canter.envs import closed_quietly
 from canter.experiments.init_from import InitFrom
 from canter.nn.actor_critic import Policy
@@ -104,6 +106,10 @@ def carry_out(
                 say(begin_with(init_from, trainer, folder))
             algorithm, run = trainer.learn(), trainer.run
             unsaved = [] if folder is None else folder.unsaved
+            first = distributed.rank() == 0
+        world.end()
+        if not first:  # one of several ranks goes on with what is left to do
+            return TrainingResult(algorithm, path, run.ended_by, None)
         say(f"Training ended by {run.ended_by}, after {run.env_steps:,} steps in {duration(run.spent)}")
         score = None
         if final_evaluation:

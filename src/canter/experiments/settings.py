@@ -7,6 +7,7 @@ from dataclasses import is_dataclass, replace
 from typing import Any
 
 from canter.algorithms.base import algorithms
+from canter.compat import task_settings
 from canter.config import TrainConfig
 from canter.plain import ConfigError, from_plain, nest
 from canter.recipes import name_for, preset_for, presets
@@ -23,7 +24,10 @@ def starting_point(
     if preset is not None:
         return presets[preset], f"the preset {preset}"
     defaults = TrainConfig()
-    env_id, device = env_id or defaults.env.id, device or defaults.device
+    env_id = env_id or defaults.env.id
+    if algorithm in (None, algorithms.default) and (own := task_settings(env_id, device)) is not None:
+        return own.config, f"the task's own settings for {own.deviations.dialect}"
+    device = device or defaults.device
     found = preset_for(env_id, algorithm, device)
     if found is None:
         env = replace(defaults.env, id=env_id)

@@ -18,6 +18,8 @@ from canter.seeding import derive_seed
 from canter.specs import Env
 from canter.training.progress import Report
 
+ROBOTS = ("mjlab:", "isaaclab:")
+"""Simulators that draw only if they were made to."""
 MAX_FILM = 1000
 """Steps of a video; some episodes never end."""
 
@@ -126,8 +128,10 @@ class Filmer:
 def drawn(env: EnvConfig, mode: str = "rgb_array") -> EnvConfig:
     """One environment that draws itself, if it can be asked to, and shows the end of an episode before it restarts."""
     env = replace(env, num_envs=1)
+    if env.id.startswith(ROBOTS):
+        return replace(env, options={**env.options, "render_mode": mode})
     if not env.is_gymnasium:
-        return env
+        return env  # some can be drawn as they are
     restart = env.autoreset if env.vectorization == "vector_entry_point" else "next_step"
     return replace(env, autoreset=restart, options={**env.options, "render_mode": mode})
 

@@ -9,10 +9,10 @@ from canter.config import TrainConfig
 from canter.recipes.agents import rendezvous, rock_paper_scissors
 from canter.recipes.atari import atari
 from canter.recipes.classic import acrobot, cartpole, mountain_car_continuous, pendulum
-from canter.recipes.extensions import deep_sea, maze
+from canter.recipes.extensions import deep_sea, maze, swimmer_style
 from canter.recipes.extensions import quadrotor as mirrored_quadrotor
 from canter.recipes.extensions import swimmer as viscous_swimmer
-from canter.recipes.memory import cartpole_positions
+from canter.recipes.memory import cartpole_distillation, cartpole_positions, distillation
 from canter.recipes.mujoco import ant, half_cheetah, hopper, humanoid, inverted_double_pendulum, swimmer, walker2d
 from canter.recipes.quadrotor import quadrotor_central_value
 from canter.recipes.queue import queue_average_reward, queue_discounted
@@ -40,6 +40,8 @@ for _name, _preset in {
     "RPS": rock_paper_scissors(),
     "cartpole-positions-lstm": cartpole_positions("lstm"),
     "cartpole-positions-gru": cartpole_positions("gru"),
+    "distillation": distillation(),
+    "tensor:cartpole-distillation": cartpole_distillation(),
     "quadrotor-central-value": quadrotor_central_value(),
     "queue-average-reward": queue_average_reward(),
     "queue-discounted": queue_discounted(),
@@ -47,6 +49,8 @@ for _name, _preset in {
     "tensor:swimmer": viscous_swimmer(),
     "quadrotor-symmetry": mirrored_quadrotor(),
     "tensor:deep-sea": deep_sea(),
+    "swimmer-wide": swimmer_style("wide"),
+    "swimmer-narrow": swimmer_style("narrow"),
     **sac_presets(),
 }.items():
     presets.register(_name)(_preset)

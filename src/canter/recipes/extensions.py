@@ -1,11 +1,11 @@
-"""Curiosity where rewards are rare, and mirror images of robots that look the same in a mirror."""
+"""Curiosity where rewards are rare, mirror images of robots that look the same in a mirror, and style from clips."""
 
 from __future__ import annotations
 
 from canter.algorithms.ppo import BonusValueConfig, PPOConfig
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
-from canter.extensions import RNDConfig, SymmetryConfig
+from canter.extensions import AMPConfig, RNDConfig, SymmetryConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
@@ -72,5 +72,40 @@ def _robot(env_id: str, mirrored: bool) -> TrainConfig:
             optimizer=OptimizerConfig(learning_rate=Linear(1e-3)),
             model=ModelConfig(std=StdConfig(initial=0.5)),
             extensions=(SymmetryConfig(mirror_loss=10.0),) if mirrored else (),
+        ),
+    )
+
+
+def swimmer_style(gait: str, *, task: float = 0.0, style: float = 1.0) -> TrainConfig:
+    """Swim as a clip does (`gait`: wide or narrow), with so much of the task; without `style`, by the task alone."""
+    clip = f"canter:swimmer_{gait}.npz"
+    amp = AMPConfig(
+        motions=(clip,),
+        task_weight=task,
+        style_weight=style,
+        hidden=(128, 128),
+        batch_size=512,
+        updates=8,
+        replay=50_000,
+        gradient_penalty=0.5,
+        optimizer=OptimizerConfig(learning_rate=Constant(2e-4)),
+    )
+    # The way it points matters to the task alone.
+    groups = ("policy",) if task else ("motion",)
+    return TrainConfig(
+        env=EnvConfig(
+            id="tensor:swimmer", num_envs=128, options={"motion": True, "reference": clip, "random_start": True}
+        ),
+        total_steps=600_000,
+        algorithm=PPOConfig(
+            horizon=32,
+            epochs=5,
+            num_minibatches=8,
+            gamma=0.97,
+            # Noise is pressed down: an oscillation with it has another frequency than without.
+            entropy_coef=Linear(0.0, -0.1),
+            optimizer=OptimizerConfig(learning_rate=Linear(1e-3, 1e-4)),
+            model=ModelConfig(policy=NetworkConfig(obs_groups=groups), std=StdConfig(initial=0.3)),
+            extensions=(amp,) if style else (),
         ),
     )

@@ -27,7 +27,7 @@ from canter.specs import ACTION_MASK, EnvSpec
 from canter.storage.durable import replace_file
 from canter.storage.tree import Malformed, parse_json, parse_tensors
 from canter.storage.untrusted import read_untrusted
-from canter.storage.validity import check_finite, check_same, spec_from_plain, spec_to_plain
+from canter.storage.validity import check_finite, check_same, check_same_shape, spec_from_plain, spec_to_plain
 from canter.struct import Obs, State, tree_map
 
 SCHEMA = 1
@@ -139,6 +139,13 @@ def save_policy(
 def save_critic(path: str | Path, critic: ValueFunction, **about: Any) -> None:
     """Write a critic, with the same keywords as a policy; if this raises, what was there before is there still."""
     write_policy_file(Path(path), describe(critic, **about), critic.critic.state_dict())
+
+
+def begin_with(policy: Policy, path: str | Path) -> None:
+    """Give a policy the weights and statistics of another, of the same networks, in place."""
+    found = load_policy(path, env=policy.spec, device=str(policy.spec.device))
+    check_same_shape(f"policy {path}", found.actor.state_dict(), policy.actor.state_dict())
+    policy.actor.load_state_dict(found.actor.state_dict())
 
 
 def find_policy(path: Path) -> Path:

@@ -7,16 +7,24 @@ import warnings
 
 from torch import nn
 
+from canter import distributed
 from canter.nn.stack import has_batch_norm
 from canter.specs import EnvSpec
 
 
 def check_batch(
-    horizon: int, num_envs: int, num_minibatches: int, sequence_length: int = 1, key: str = "", *, even: bool = True
+    horizon: int,
+    num_envs: int,
+    num_minibatches: int,
+    sequence_length: int = 1,
+    key: str = "",
+    *,
+    even: bool = True,
+    may_drop: bool = True,
 ) -> None:
     """Refuse sequences and minibatches that do not divide the rollout, and offer the nearest numbers that do.
 
-    Without `even` the minibatches need only be there.
+    Without `even` the minibatches need only be there; `may_drop` says that there is a setting for that.
     """
     if horizon % sequence_length:
         fits = [n for n in range(1, horizon + 1) if horizon % n == 0]
@@ -33,12 +41,27 @@ def check_batch(
     more = next((n for n in range(num_minibatches, batch) if batch % n == 0), batch)
     step = num_minibatches // math.gcd(num_minibatches, num_envs) * sequence_length
     over = f" / sequence_length = {horizon} * {num_envs} / {sequence_length}" if sequence_length > 1 else ""
+    drop = ", or uneven_minibatches=drop, which leaves some rows out" if may_drop and even else ""
     raise ValueError(
         f"{key}num_minibatches={num_minibatches} does not divide horizon * num_envs"
         f"{over or f' = {horizon} * {num_envs}'} = {batch}; "
         f"use {key}num_minibatches={fewer} or {more}, or horizon={math.ceil(horizon / step) * step}"
-        + (", or uneven_minibatches=drop, which leaves some rows out" if even and num_minibatches < batch else "")
+        + (drop if num_minibatches < batch else "")
     )
+
+
+def check_blocks(blocks: int | None, num_envs: int) -> int:
+    """Environments of a block that is shuffled apart; refuses blocks that ranks or their environments do not fill."""
+    ranks = distributed.world_size()
+    own = (blocks or ranks) // ranks
+    if blocks is not None and (blocks % ranks or num_envs % own):
+        fits = [n * ranks for n in range(1, num_envs + 1) if num_envs % n == 0]
+        near = min(fits, key=lambda n: abs(n - blocks))
+        raise ValueError(
+            f"shuffle_blocks={blocks} does not divide {num_envs * ranks} environments on {ranks} ranks into blocks "
+            f"within ranks; use shuffle_blocks={near}"
+        )
+    return num_envs // own
 
 
 def check_norms(model: nn.Module) -> None:

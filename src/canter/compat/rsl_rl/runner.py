@@ -246,12 +246,12 @@ class OnPolicyRunner:
 
 
 class DistillationRunner:
-    """RSL-RL's runner for students, which has no counterpart here yet."""
+    """RSL-RL's runner for students, which has no counterpart here yet; `canter distill` has."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         raise ConfigError(
-            "DistillationRunner: Canter has no distillation of a teacher yet; RSL-RL's own runner is still at "
-            "rsl_rl.runners.distillation_runner, and its teacher may be a file that Canter wrote"
+            "DistillationRunner has no counterpart here yet: `canter distill` trains students (docs/distillation.md); "
+            "RSL-RL's own runner is still at rsl_rl.runners.distillation_runner, and takes teachers that Canter wrote"
         )
 
 

@@ -8,15 +8,17 @@ number of environments; lengths are in links, times in seconds.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from canter.data.motion import Motions, load_clip
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
 from canter.envs.tensor.drawing import BLACK, BLUE, RED, Picture
-from canter.specs import Continuous, Mirror, Symmetry, TensorSpec
+from canter.specs import Continuous, Mirror, MotionSpec, Symmetry, TensorSpec
 from canter.struct import Obs
 
 LINKS, JOINTS = 4, 3
@@ -39,6 +41,26 @@ LEFT_RIGHT = Symmetry(
         "position": Mirror.of("+-"),
         "heading": Mirror.of("-"),
     },
+)
+
+
+def observe_motion(frames: dict[str, Tensor]) -> Tensor:
+    """The group "motion" `[..., 9]` of a frame of a clip, from its joints and the velocities of the body "head"."""
+    w, z = frames["body_rotations"][..., 0, 0], frames["body_rotations"][..., 0, 3]
+    heading = 2.0 * torch.atan2(z, w)
+    cos, sin = heading.cos(), heading.sin()
+    x, y = frames["body_linear_velocities"][..., 0, :2].unbind(-1)
+    turning = frames["body_angular_velocities"][..., 0, 2]
+    velocity = torch.stack((cos * x + sin * y, cos * y - sin * x, turning), -1)
+    return torch.cat((frames["dof_positions"], frames["dof_velocities"], velocity), -1)
+
+
+MOTION = MotionSpec(
+    TIME_STEP,
+    {"motion": observe_motion},
+    joints=tuple(f"joint_{number}" for number in range(1, JOINTS + 1)),
+    bodies=("head",),
+    pose=tuple(range(JOINTS)),
 )
 
 
@@ -101,7 +123,7 @@ class Swimmer(TensorEnv):
 
     "policy" `[N, 11]`: joint angles (3) and rates (3), velocity of the head forward, to the left and turning (3),
     cosine and sine of the angle from the head to the x axis (2). With `motion`, "motion" `[N, 9]` shows the first nine
-    alone.
+    alone. With `reference`, a motion clip, episodes begin with its joints and rates at a random time.
 
     The reward is the velocity of the body's centre along x, in links per second. Truncated after 400 steps.
     """
@@ -114,6 +136,7 @@ class Swimmer(TensorEnv):
         device: torch.device | str = "cpu",
         *,
         motion: bool = False,
+        reference: str | None = None,
         max_episode_steps: int | None = 400,
         random_start: bool = False,
     ) -> None:
@@ -127,12 +150,19 @@ class Swimmer(TensorEnv):
             random_start=random_start,
             symmetries=(LEFT_RIGHT,),
         )
-        self._motion = motion
+        self.spec = replace(self.spec, motion=MOTION)
+        self._motion, self._reference = motion, None
+        if reference is not None:
+            self._reference = Motions([load_clip(reference)], joints=MOTION.joints, device=self.device)
 
     def _sample_state(self) -> EnvState:
+        joints, rates = self._uniform(-0.2, 0.2, JOINTS), torch.zeros(self.num_envs, JOINTS, device=self.device)
+        if self._reference is not None:
+            frames = self._reference.at(*self._reference.sample(self.num_envs, self.generator))
+            joints, rates = frames["dof_positions"], frames["dof_velocities"]
         return {
-            "joints": self._uniform(-0.2, 0.2, JOINTS),
-            "rates": torch.zeros(self.num_envs, JOINTS, device=self.device),
+            "joints": joints,
+            "rates": rates,
             "position": torch.zeros(self.num_envs, 2, device=self.device),
             "heading": self._uniform(-math.pi, math.pi, 1),
         }

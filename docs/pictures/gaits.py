@@ -1,0 +1,82 @@
+"""Draws `docs/_static/gaits.png`: the swimmer's two clips, and what was learned from each.
+
+    python docs/pictures/gaits.py RUN_WIDE RUN_NARROW      runs of the presets swimmer-wide and swimmer-narrow
+
+Rows: the wide clip, what was learned from it, the narrow clip, what was learned from it. Pictures are 0.25 s apart.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+import canter
+from canter.data.motion import Motions, load_clip
+from canter.envs.tensor import Swimmer
+from canter.envs.tensor.drawing import BLACK, BLUE, GREEN, RED, Picture
+from canter.envs.tensor.swimmer import links
+
+STATIC = Path(__file__).parents[1] / "_static"
+COUNT, APART = 9, 0.25
+
+
+def bodies_of_clip(gait: str) -> np.ndarray:
+    """Ends of the links `[COUNT, 5, 2]` in the clip."""
+    motions = Motions([load_clip(f"canter:swimmer_{gait}.npz")])
+    frames = motions.at(torch.zeros(COUNT, dtype=torch.int64), 2.0 + APART * torch.arange(COUNT))
+    rotation = frames["body_rotations"][:, 0]
+    heading = 2 * torch.atan2(rotation[:, 3:], rotation[:, :1])
+    position = frames["body_positions"][:, 0, :2]
+    return links({"joints": frames["dof_positions"], "heading": heading, "position": position}).numpy()
+
+
+@torch.no_grad()
+def bodies_of_policy(run: str) -> np.ndarray:
+    """Ends of the links `[COUNT, 5, 2]` as the policy of a run moves them, without noise, after 5 s."""
+    policy, env, found = canter.load_policy(run), Swimmer(1, motion=True, max_episode_steps=None), []
+    obs = env.reset(0)
+    for step in range(250 + round(COUNT * APART * 50)):
+        if step >= 250 and len(found) <= (step - 250) / 50 / APART:
+            found.append(links(env.state_dict()["state"])[0].numpy())
+        obs = env.step(policy.act(obs)[0]).obs
+    return np.stack(found[:COUNT])
+
+
+def strip(bodies: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
+    """Pictures side by side, all turned so that the swimmer goes to the right over the ground that it covers."""
+    way = bodies[-1].mean(0) - bodies[0].mean(0)
+    angle = np.arctan2(way[1], way[0])
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    turned = (bodies - bodies[0].mean(0)) @ turn.T
+    pictures = []
+    for points in turned:
+        x = float(points[:, 0].mean())
+        picture = Picture((x, 0.0), span=5.0, width=200, height=110)
+        picture.grid(1.0)
+        picture.line(points, 0.16, colour)
+        picture.line(points[:2], 0.16, RED)
+        for point in points[1:-1]:
+            picture.disc(point, 0.05, BLACK)
+        pictures.append(picture.pixels())
+    return np.concatenate(pictures, 1)
+
+
+def main(wide: str, narrow: str) -> None:
+    """All four rows."""
+    rows = [
+        strip(bodies_of_clip("wide"), BLUE),
+        strip(bodies_of_policy(wide), GREEN),
+        strip(bodies_of_clip("narrow"), BLUE),
+        strip(bodies_of_policy(narrow), GREEN),
+    ]
+    Image.fromarray(np.concatenate(rows)).save(STATIC / "gaits.png", optimize=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
