@@ -24,7 +24,7 @@ def elsewhere(tmp_path, monkeypatch):
     """Runs leave folders behind, and `main` sets the number of threads."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr("canter.cli.training.EVAL_STEPS", 500)
+    monkeypatch.setattr("canter.experiments.session.EVAL_STEPS", 500)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def flags_of(command: Command) -> list[str]:
     own = Parser.parse
     Parser.parse = parse  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        command.load()([])
+        command.load()(["."])  # some want a first argument before they read any
     except _Seen as seen:
         return seen.args[0]
     finally:

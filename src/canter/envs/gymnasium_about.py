@@ -27,11 +27,7 @@ NEEDED = {
     "ale": ("the Arcade Learning Environment", "ale-py"),
 }
 """Words of an error about something that is missing, what that is, and what to install."""
-NAMESPACES = {
-    "ALE": ("ale_py", "ale-py"),
-    "minigrid": ("minigrid", "minigrid"),
-    "highway": ("highway_env", "highway-env"),
-}
+NAMESPACES = {"ALE": ("ale_py", "ale-py"), "minigrid": ("minigrid", "minigrid")}
 """First parts of ids whose module must be imported before Gymnasium knows them: the module, and its package."""
 
 

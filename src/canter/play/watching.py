@@ -131,7 +131,7 @@ def drawn(env: EnvConfig, mode: str = "rgb_array") -> EnvConfig:
     if env.id.startswith(ROBOTS) and mode == "rgb_array":
         return replace(env, options={**env.options, "render_mode": mode})
     if not env.is_gymnasium:
-        return env
+        return env  # some can be drawn as they are
     restart = env.autoreset if env.vectorization == "vector_entry_point" else "next_step"
     return replace(env, autoreset=restart, options={**env.options, "render_mode": mode})
 
