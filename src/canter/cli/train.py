@@ -21,7 +21,7 @@ from canter.distributed.world import world
 from canter.experiments.folders import stored_config
 from canter.experiments.init_from import InitFrom
 from canter.experiments.look import check_machine, environment_for, plan_for
-from canter.experiments.session import announcement, emptied
+from canter.experiments.session import announcement
 from canter.experiments.settings import free_settings, starting_point
 from canter.plain import from_plain, nest
 from canter.runs.finding import RUNS, find_run

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from canter import distributed
 from canter.algorithms.base import Algorithm, title_of
 from canter.config import TrainConfig
 from canter.console.figures import duration
