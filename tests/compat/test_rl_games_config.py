@@ -272,3 +272,45 @@ def test_what_sac_cannot_do_is_refused(changes, words):
         import_config(sac(**changes))
     for word in words:
         assert word in str(refused.value)
+
+
+AMP = {
+    "algo__name": "amp_continuous",
+    "model__name": "continuous_amp",
+    "network__name": "amp",
+    "network__separate": True,
+    "network__space__continuous__learn_sigma": False,
+    "network__disc": {"units": [64, 32], "activation": "relu", "initializer": {"name": "default"}},
+    "config__critic_coef": 5,
+    "config__amp_obs_demo_buffer_size": 200_000,
+    "config__amp_replay_buffer_size": 1_000,
+    "config__amp_replay_keep_prob": 0.25,
+    "config__amp_batch_size": 512,
+    "config__amp_minibatch_size": 128,
+    "config__disc_coef": 5,
+    "config__disc_logit_reg": 0.06,
+    "config__disc_grad_penalty": 0.2,
+    "config__disc_reward_scale": 3,
+    "config__disc_weight_decay": 0.001,
+    "config__normalize_amp_input": True,
+    "config__task_reward_w": 0.25,
+    "config__disc_reward_w": 0.75,
+}
+
+
+def test_amp_becomes_the_extension_of_that_name_and_asks_for_clips():
+    given = rl_games(**AMP)
+    imported = import_config(given)
+    ppo = imported.config.algorithm
+    (amp,) = ppo.extensions
+    assert (amp.hidden, amp.activation, amp.normalize_obs) == ((64, 32), "relu", True)
+    assert (amp.logit_regularization, amp.gradient_penalty, amp.weight_regularization) == (0.06, 0.2, 0.001)
+    assert (amp.reward_scale, amp.task_weight, amp.style_weight) == (3, 0.25, 0.75)
+    assert (amp.replay, amp.replay_rows, amp.batch_size) == (1000, round(0.25 * 16 * 8), 128)
+    assert amp.updates == ppo.epochs * ppo.num_minibatches and amp.optimizer.learning_rate.initial == 5e-4
+    assert (ppo.value_coef, ppo.bound_loss.limit) == (10, 1.0)
+    entries = imported.deviations.entries
+    assert sorted(entry.key for entry in entries if entry.key) == sorted(leaves(given))
+    assert any("name their files here" in entry.line() for entry in entries)
+    with pytest.raises(ValueError, match="motions names no clips"):
+        Trainer(imported.config)

@@ -7,6 +7,7 @@ import pytest
 from test_rl_games_config import leaves
 from theirs import GENERATIONS, RSL_RL, changed
 
+from canter.algorithms.distillation import DistillationConfig
 from canter.compat import ImportRefused, import_config
 from canter.compat.settings.rsl_rl import dialect_of
 from canter.config import TrainConfig
@@ -78,7 +79,7 @@ def test_memory_of_both_networks_runs_over_the_whole_rollout():
     ("changes", "words"),
     [
         ({"algorithm.clip_parm": 0.2}, ("algorithm.clip_parm=0.2", "did you mean clip_param")),
-        ({"algorithm.class_name": "Distillation"}, ("algorithm.class_name='Distillation'", "PPO")),
+        ({"algorithm.class_name": "MyPPO"}, ("algorithm.class_name='MyPPO'", "PPO")),
         ({"algorithm.symmetry_cfg": {"use_data_augmentation": True}}, ("symmetry_cfg", "--without")),
         ({"algorithm.optimizer": "sgd"}, ("algorithm.optimizer='sgd'", "Adam")),
         ({"actor.class_name": "mine:Net"}, ("actor.class_name='mine:Net'", "canter.register")),
@@ -119,3 +120,100 @@ def test_the_input_is_left_as_it_was():
     before = changed(RSL_RL, {})
     import_config(before, num_envs=4, parity=True)
     assert before == RSL_RL
+
+
+def test_curiosity_becomes_the_extension_and_trains():
+    rnd = {
+        "weight": 0.5,
+        "weight_schedule": {"mode": "step", "final_step": 8, "final_value": 0.1},
+        "reward_normalization": True,
+        "state_normalization": True,
+        "learning_rate": 2e-3,
+        "num_outputs": 4,
+        "predictor_hidden_dims": [8],
+        "target_hidden_dims": [6],
+        "activation": "elu",
+    }
+    tree = changed(RSL_RL, {"algorithm__rnd_cfg": rnd, "obs_groups__rnd_state": ["policy"]})
+    imported = import_config(tree, num_envs=4, env="tensor:pendulum")
+    (found,) = imported.config.algorithm.extensions
+    assert (found.hidden, found.target_hidden, found.outputs, found.error) == ((8,), (6,), 4, "norm")
+    assert (found.weight.start, found.weight.end, found.weight.at) == (0.5, 0.1, 0.5), "8 of 2 x 8 steps"
+    assert (found.normalize_obs, found.normalize_bonus, found.obs_groups) == (True, True, ("policy",))
+    assert (found.epochs, found.num_minibatches, found.optimizer.learning_rate.initial) == (4, 2, 2e-3)
+    assert sorted(entry.key for entry in imported.deviations.entries if entry.key) == sorted(leaves(tree))
+    assert "time step" in next(e for e in imported.deviations.entries if e.key == "algorithm.rnd_cfg.weight").why
+    with Trainer(imported.config) as trainer:
+        trainer.learn()
+    for wrong, words in (
+        ({"predictor_hidden_dims": [-1]}, "write it out"),
+        ({"weight_schedule": {"mode": "linear", "final_step": 3, "final_value": 0.0}}, "only constant and step"),
+    ):
+        with pytest.raises(ImportRefused, match=words):
+            import_config(changed(tree, {"algorithm__rnd_cfg": rnd | wrong}), num_envs=4)
+
+
+STUDENT = {
+    "num_steps_per_env": 120,
+    "max_iterations": 300,
+    "save_interval": 50,
+    "obs_groups": {"policy": ["policy"], "teacher": ["all"]},
+    "policy": {
+        "class_name": "StudentTeacherRecurrent",
+        "init_noise_std": 0.2,
+        "noise_std_type": "scalar",
+        "student_obs_normalization": True,
+        "teacher_obs_normalization": False,
+        "student_hidden_dims": [32, 16],
+        "teacher_hidden_dims": [64],
+        "activation": "tanh",
+        "rnn_type": "gru",
+        "rnn_hidden_dim": 24,
+        "rnn_num_layers": 2,
+        "teacher_recurrent": False,
+    },
+    "algorithm": {
+        "class_name": "Distillation",
+        "num_learning_epochs": 2,
+        "learning_rate": 2e-3,
+        "gradient_length": 15,
+        "max_grad_norm": None,
+        "loss_type": "huber",
+    },
+}
+SINCE_4 = {key: value for key, value in STUDENT.items() if key != "policy"} | {
+    "obs_groups": {"student": ["policy"], "teacher": ["all"]},
+    "student": {
+        "class_name": "RNNModel",
+        "hidden_dims": [32, 16],
+        "activation": "tanh",
+        "obs_normalization": True,
+        "rnn_type": "gru",
+        "rnn_hidden_dim": 24,
+        "rnn_num_layers": 2,
+        "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.2},
+    },
+    "teacher": {"class_name": "MLPModel", "hidden_dims": [64]},
+}
+
+
+@pytest.mark.parametrize("tree", [STUDENT, SINCE_4], ids=["3.x", "5.x"])
+def test_students_are_imported_and_ask_for_their_teacher(tree):
+    imported = import_config(tree, num_envs=4, env="tensor:pendulum")
+    found = imported.config.algorithm
+    assert isinstance(found, DistillationConfig)
+    assert (found.horizon, found.sequence_length, found.num_minibatches, found.epochs) == (120, 15, 8, 2)
+    assert (found.loss, found.optimizer.learning_rate.initial, found.optimizer.max_grad_norm) == (
+        "huber",
+        2e-3,
+        math.inf,
+    )
+    assert (found.policy.hidden, found.policy.activation, found.policy.normalize_obs) == ((32, 16), "tanh", True)
+    memory = found.policy.memory
+    assert (memory.cell, memory.hidden, memory.layers, found.std.initial) == ("gru", 24, 2, 0.2)
+    assert found.policy.obs_groups == ("policy",) and imported.config.env.num_envs == 4
+    entries = imported.deviations.entries
+    assert sorted(entry.key for entry in entries if entry.key) == sorted(leaves(tree))
+    assert any("name its file" in entry.line() for entry in entries)
+    with pytest.raises(ValueError, match="teacher names none"):
+        Trainer(imported.config)

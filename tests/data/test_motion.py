@@ -1,6 +1,9 @@
 """Motion clips: what is read, what is refused, and what lies between two frames."""
 
 import importlib.util
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -217,3 +220,32 @@ def test_the_gaits_that_come_along_are_those_of_the_script_at_equal_speed():
         way, last = clip.fields["body_positions"][:, 0], round(int(10 * frequency) / frequency * 60)
         speeds.append(np.linalg.norm(way[last] - way[0]) / (last / 60))
     assert speeds == pytest.approx([0.15, 0.15], rel=0.01)
+
+
+@pytest.mark.parametrize("form", ["MimicKit", "PHC"])
+def test_files_of_others_are_converted_by_a_script_and_pass_all_checks(tmp_path, form):
+    """A root that turns about z at 2 rad/s and moves, and two joints."""
+    time = np.arange(61) / 30
+    position, joints = np.stack([time, 0.5 * time, 0 * time + 1], -1), np.stack([np.sin(3 * time), time], -1)
+    if form == "MimicKit":
+        turned = np.stack([0 * time, 0 * time, 2 * time], -1)
+        content = {"loop_mode": 0, "fps": 30, "frames": np.concatenate([position, turned, joints], -1).tolist()}
+    else:
+        rotation = np.stack([0 * time, 0 * time, np.sin(time), np.cos(time)], -1)
+        clip = {"root_trans_offset": position, "root_rot": rotation, "dof": joints[..., None], "fps": 30}
+        content = {"walk": clip, "run": {}}
+    (tmp_path / "clip.pkl").write_bytes(pickle.dumps(content))
+    script = [sys.executable, str(ROOT / "examples" / "convert_motion.py")]
+    call = [*script, str(tmp_path / "clip.pkl"), str(tmp_path / "clip.npz"), "--joints", "hip,knee"]
+    if form == "PHC":
+        refused = subprocess.run(call, capture_output=True, text=True)
+        assert refused.returncode and "--clip must be one of: walk, run" in refused.stderr
+        call += ["--clip", "walk"]
+    subprocess.run(call, check=True)
+    clip = load_clip(str(tmp_path / "clip.npz"))
+    assert clip.joints == ("hip", "knee") and clip.bodies == ("root",) and clip.fps == 30
+    np.testing.assert_allclose(clip.fields["dof_positions"], joints, atol=1e-6)
+    half = np.stack([np.cos(time), 0 * time, 0 * time, np.sin(time)], -1)
+    np.testing.assert_allclose(clip.fields["body_rotations"][:, 0], half, atol=1e-6)
+    np.testing.assert_allclose(clip.fields["body_angular_velocities"][:, 0], [[0, 0, 2]] * 61, atol=1e-5)
+    np.testing.assert_allclose(clip.fields["body_linear_velocities"][:, 0], [[1, 0.5, 0]] * 61, atol=1e-5)

@@ -113,6 +113,8 @@ class AMPConfig:
 
     def motion_of(self, spec: EnvSpec) -> tuple[str, MotionSpec]:
         """The observation group, and how clips look to an environment by its declaration and these settings."""
+        if not self.motions:
+            raise ValueError("amp: motions names no clips, and there is nothing to imitate")
         told, name = spec.motion, self.obs_group
         if name is None:
             known = [*(told.observe if told is not None else ()), "amp"]
@@ -128,8 +130,6 @@ class AMPConfig:
         if told is not None and self.columns is None and name not in told.observe:
             raise ValueError(f"amp: obs_group={name!r} is none that the environment compares with clips: "
                              f"{nearest(name, told.observe)}")  # fmt: skip
-        if not self.motions:
-            raise ValueError("amp: motions names no clips, and there is nothing to imitate")
         step = self.time_step or (told.time_step if told is not None else 0.0)
         if told is None or self.columns is not None:
             return name, MotionSpec(step, {})

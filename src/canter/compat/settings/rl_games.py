@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,14 +14,12 @@ from canter.compat.settings.translation import NONE, Translation
 
 ENDLESS = 10**15
 """Steps of a run that ends when somebody stops it."""
-ALGORITHMS = ("a2c_continuous", "a2c_discrete")
-OTHER_ALGORITHMS = {
-    "amp_continuous": "AMP files are not imported yet",
-}
+ALGORITHMS = ("a2c_continuous", "a2c_discrete", "amp_continuous")
 MODELS = {
     "continuous_a2c_logstd": "gaussian",
     "continuous_a2c": "gaussian",
     "continuous_a2c_tanh": "tanh_gaussian",
+    "continuous_amp": "gaussian",
     "discrete_a2c": "categorical",
     "multi_discrete_a2c": "multi_categorical",
 }
@@ -45,8 +44,7 @@ def translate(t: Translation, env: str | None, num_envs: int | None, agents: int
         t.finish()
         return
     if name not in ALGORITHMS:
-        reason = OTHER_ALGORITHMS.get(name, "an algorithm of the user's: see canter.register('algorithm', NAME)")
-        t.refuse("params.algo.name", reason)
+        t.refuse("params.algo.name", "an algorithm of the user's: see canter.register('algorithm', NAME)")
         t.judge("params", "refused", why=f"belongs to {name}, which was refused")
         return
     t.judge("params.algo.name", "mapped", "algorithm.kind=ppo")
@@ -57,7 +55,11 @@ def translate(t: Translation, env: str | None, num_envs: int | None, agents: int
     translate_network(t, Place("params.network", POLICY))
     _shared_trunk(t)
     recurrent = t.section("params.network.rnn") or t.section(f"{CENTRAL}.network.rnn")
-    translate_algorithm(t, rows, name == "a2c_continuous", recurrent)
+    if name == "amp_continuous":
+        _amp_verdicts(t)
+    translate_algorithm(t, rows, name != "a2c_discrete", recurrent)
+    if name == "amp_continuous":
+        _amp(t, rows)
     _actions(t)
     _precision(t, POLICY)
     _edges(t)
@@ -79,6 +81,61 @@ def _model(t: Translation) -> None:
     for space in ("discrete", "multi_discrete", "continuous"):
         if not t.section(f"params.network.space.{space}"):
             t.judge(f"params.network.space.{space}", "mapped", "the environment's action space")
+
+
+AMP = {
+    "disc_logit_reg": ("logit_regularization", 0.05),
+    "disc_grad_penalty": ("gradient_penalty", 5.0),
+    "disc_weight_decay": ("weight_regularization", 1e-4),
+    "disc_reward_scale": ("reward_scale", 2.0),
+    "task_reward_w": ("task_weight", 0.0),
+    "disc_reward_w": ("style_weight", 1.0),
+}
+"""Numbers of AMP's settings: their name in the extension, and what the parent's files have."""
+
+
+def _amp_verdicts(t: Translation) -> None:
+    """What IsaacGymEnvs' AMP agent does in another way than rl_games' PPO."""
+    coef = 2 * t.number(f"{CONFIG}.critic_coef")
+    t.judge(f"{CONFIG}.critic_coef", "mapped", f"algorithm.value_coef={coef:g} (half the square here)")
+    key = "params.network.space.continuous.learn_sigma"
+    if t.raw(key) is False:
+        t.judge(key, "differs", "algorithm.model.std", "the deviation learns here, from the same start")
+    t.judge("params.network.disc.initializer", "differs", "orthogonal", "only the start of a run differs")
+
+
+def _amp(t: Translation, rows: int | None) -> None:
+    """AMP's keys as the extension of that name."""
+    t.put("algorithm.value_coef", 2 * t.number(f"{CONFIG}.critic_coef"))
+    if "algorithm.bound_loss.coef" in t.settings:
+        t.put("algorithm.bound_loss.limit", 1.0)
+    own: dict[str, Any] = {"kind": "amp", "hidden": t.widths("params.network.disc.units", [1024, 512])}
+    own["activation"] = t.word("params.network.disc.activation", default="relu")
+    own |= {name: t.number(f"{CONFIG}.{key}", usual) for key, (name, usual) in AMP.items()}
+    own["normalize_obs"] = t.flag(f"{CONFIG}.normalize_amp_input", True)
+    own["replay"] = t.integer(f"{CONFIG}.amp_replay_buffer_size", 1_000_000)
+    own["batch_size"] = t.integer(f"{CONFIG}.amp_minibatch_size", 4096)
+    horizon, keep = t.settings["algorithm.horizon"], t.number(f"{CONFIG}.amp_replay_keep_prob", 0.01)
+    own["replay_rows"] = max(1, min(own["replay"], round(keep * horizon * (rows or 1))))
+    own["updates"] = t.settings["algorithm.epochs"] * t.settings.get("algorithm.num_minibatches", 1)
+    own["optimizer"] = {
+        "learning_rate": t.number(f"{CONFIG}.learning_rate"),
+        "max_grad_norm": t.settings.get("algorithm.optimizer.max_grad_norm", math.inf),
+    }
+    t.put("algorithm.extensions", [own])
+    at = "algorithm.extensions[0]"
+    for key in ("units", "activation"):
+        t.judge(f"params.network.disc.{key}", "mapped", f"{at}.{'hidden' if key == 'units' else key}")
+    for key, name in {**{key: name for key, (name, _) in AMP.items()}, "normalize_amp_input": "normalize_obs"}.items():
+        t.judge(f"{CONFIG}.{key}", "mapped", f"{at}.{name}={own[name]}")
+    t.judge(f"{CONFIG}.amp_replay_buffer_size", "mapped", f"{at}.replay={own['replay']}")
+    t.judge(f"{CONFIG}.amp_minibatch_size", "mapped", f"{at}.batch_size={own['batch_size']}")
+    why = "that share of each rollout is kept from the start, not only once the buffer is full"
+    t.judge(f"{CONFIG}.amp_replay_keep_prob", "differs", f"{at}.replay_rows={own['replay_rows']}", why)
+    t.judge(f"{CONFIG}.disc_coef", "differs", "", "the discriminator has an Adam of its own, which no factor changes")
+    for key in ("amp_obs_demo_buffer_size", "amp_batch_size"):
+        t.judge(f"{CONFIG}.{key}", "differs", f"{at}.motions", "clips are drawn anew for every update")
+    t.always("the parent's environment has the clips: name their files here", f"{at}.motions")
 
 
 def _shared_trunk(t: Translation) -> None:

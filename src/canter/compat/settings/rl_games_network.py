@@ -51,7 +51,7 @@ def translate_network(t: Translation, place: Place) -> None:
     """Hidden layers, encoder, memory and initial weights of one network."""
     key = place.key
     name = t.word(f"{key}.name", default="actor_critic")
-    if name in ("actor_critic", "resnet_actor_critic"):
+    if name in ("actor_critic", "resnet_actor_critic", "amp"):
         t.judge(f"{key}.name", "mapped", f"{place.setting}.kind=standard")
     elif name in networks:
         t.to(f"{key}.name", f"{place.setting}.kind", name, "your network of that name, registered here")

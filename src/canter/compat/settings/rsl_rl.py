@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from canter.compat.settings.rsl_rl_network import CRITIC, POLICY, Dialect, translate_network, translate_std
-from canter.compat.settings.translation import NONE, Translation
+from canter.compat.settings.translation import Translation
 
 RATE = "algorithm.optimizer.learning_rate"
 OLD_DEFAULTS = {"gamma": 0.998, "num_learning_epochs": 1, "num_mini_batches": 1, "entropy_coef": 0.0}
 NEW_DEFAULTS = {"gamma": 0.99, "num_learning_epochs": 5, "num_mini_batches": 4, "entropy_coef": 0.01}
+RND = "algorithm.rnd_cfg"
 
 
 def dialect_of(tree: Mapping[str, Any]) -> Dialect | None:
@@ -33,9 +35,18 @@ def dialect_of(tree: Mapping[str, Any]) -> Dialect | None:
 
 def translate(t: Translation, dialect: Dialect, num_envs: int | None) -> None:
     """All of a mapping; RSL-RL's say nothing about the environment."""
+    if num_envs is None:
+        t.always("RSL-RL's settings do not say how many environments there are: give --num-envs", "env.num_envs=8")
+    else:
+        t.put("env.num_envs", num_envs)
     algorithm = t.raw("algorithm.class_name", t.raw("runner.algorithm_class_name", "PPO"))
+    if algorithm == "Distillation":
+        _distillation(t, dialect)
+        _runner(t, dialect)
+        t.finish()
+        return
     if algorithm != "PPO":
-        why = "only what Canter has can be imported: PPO. A class of yours: canter.register('algorithm', NAME)"
+        why = "only PPO and Distillation can be imported. A class of yours: canter.register('algorithm', NAME)"
         key = "algorithm.class_name" if t.has("algorithm.class_name") else "runner.algorithm_class_name"
         t.refuse(key, why)
         for key in t.tree:
@@ -44,10 +55,6 @@ def translate(t: Translation, dialect: Dialect, num_envs: int | None) -> None:
     t.put("algorithm.kind", "ppo")
     t.judge("algorithm.class_name", "mapped", "algorithm.kind=ppo")
     t.judge("runner.algorithm_class_name", "mapped", "algorithm.kind=ppo")
-    if num_envs is None:
-        t.always("RSL-RL's settings do not say how many environments there are: give --num-envs", "env.num_envs=8")
-    else:
-        t.put("env.num_envs", num_envs)
     if dialect.split:
         t.dead("actor and critic win over it", "policy")
     _algorithm(t, dialect)
@@ -106,21 +113,101 @@ def _int(t: Translation, name: str, usual: Mapping[str, float]) -> int:
 
 def _extras(t: Translation) -> None:
     """Parts of RSL-RL's PPO that are off in nearly all files."""
-    remedies = {
-        "rnd_cfg": "random network distillation: an extension with a reward of its own",
-        "symmetry_cfg": "an extension with augment; --without algorithm.symmetry_cfg trains without it",
-    }
-    for name, remedy in remedies.items():
-        key = f"algorithm.{name}"
-        if t.raw(key) in NONE or t.raw(key) == {}:
-            t.judge(key, "mapped", "off")
-        t.refuse(key, remedy)
+    if t.section(RND):
+        _curiosity(t)
+    symmetry = "algorithm.symmetry_cfg"
+    if t.section(symmetry):
+        remedy = "its function is not read: declare EnvSpec.symmetries and add the extension symmetry"
+        t.refuse(symmetry, f"{remedy}; --without {symmetry} trains without it")
+    for key in (RND, symmetry):
+        t.judge(key, "mapped", "off")
     if t.raw("algorithm.share_cnn_encoders") is True:
         t.refuse("algorithm.share_cnn_encoders", "model.shared_trunk shares the whole network, not the encoder alone")
     t.judge("algorithm.share_cnn_encoders", "mapped", "off")
     t.judge("algorithm.use_mixed_precision", "mapped", f"{POLICY}.precision=float32")
     for name in ("grad_reduce_bucket_mb", "multi_gpu_cfg", "device"):
         t.judge(f"algorithm.{name}", "mapped", "torchrun")
+
+
+def _curiosity(t: Translation) -> None:
+    """`rnd_cfg` as the extension `rnd`, with RSL-RL's defaults."""
+    own: dict[str, Any] = {"kind": "rnd", "error": "norm", "activation": t.word(f"{RND}.activation", default="elu")}
+    own |= {name: t.settings[f"algorithm.{name}"] for name in ("epochs", "num_minibatches")}
+    own["outputs"] = t.integer(f"{RND}.num_outputs", 1)
+    own["normalize_obs"] = t.flag(f"{RND}.state_normalization", False)
+    own["normalize_bonus"] = t.flag(f"{RND}.reward_normalization", False)
+    own["optimizer"] = {"learning_rate": t.number(f"{RND}.learning_rate", 1e-3), "eps": 1e-8, "max_grad_norm": math.inf}
+    for key, name in (("predictor_hidden_dims", "hidden"), ("target_hidden_dims", "target_hidden")):
+        own[name] = t.widths(f"{RND}.{key}", [-1])
+        if -1 in own[name]:
+            t.refuse(f"{RND}.{key}", "-1 is the number of observations: write it out")
+            if not t.has(f"{RND}.{key}"):
+                raise t.error(f"{RND}.{key}", "widths, as the parent's default depends on the observation")
+    weight, mode = t.number(f"{RND}.weight", 0.0), t.raw(f"{RND}.weight_schedule.mode", "constant")
+    own["weight"] = weight
+    if mode == "step":
+        steps = t.integer("num_steps_per_env", 1) * t.integer("max_iterations", 1500)
+        at = t.number(f"{RND}.weight_schedule.final_step") / steps
+        end = t.number(f"{RND}.weight_schedule.final_value")
+        own["weight"] = {"kind": "step", "start": weight, "end": end, "at": at}
+    elif mode != "constant":
+        t.refuse(f"{RND}.weight_schedule", "only constant and step fit: linear runs over the whole run here")
+    groups = t.raw("obs_groups.rnd_state")
+    if groups is not None:
+        own["obs_groups"] = list(groups)
+        t.judge("obs_groups.rnd_state", "mapped", f"obs_groups={list(groups)} of the extension rnd")
+    t.put("algorithm.extensions", [own])
+    why = "without the factor of the environment's time step, and of the observation that a step truly led to"
+    t.judge(f"{RND}.weight", "differs", f"weight={weight:g} of the extension rnd", why)
+    t.judge(RND, "mapped", "the extension rnd")
+
+
+def _distillation(t: Translation, dialect: Dialect) -> None:
+    """A student of RSL-RL's, from `policy` up to 3.x and from `student` since."""
+    at = "algorithm"
+    t.put("algorithm.kind", "distillation")
+    t.judge(f"{at}.class_name", "mapped", "algorithm.kind=distillation")
+    t.always("the parent's script loads the teacher: name its file", "algorithm.teacher")
+    t.to(f"{at}.num_learning_epochs", "algorithm.epochs", t.integer(f"{at}.num_learning_epochs", 1))
+    length, horizon = t.integer(f"{at}.gradient_length", 15), t.integer(f"{dialect.runner}num_steps_per_env")
+    t.put("algorithm.num_minibatches", max(1, horizon // length))
+    why = "sequences of that length, shuffled, as many minibatches as the parent takes steps; nothing is left over"
+    t.to(f"{at}.gradient_length", "algorithm.sequence_length", length, why)
+    t.to(f"{at}.loss_type", "algorithm.loss", t.word(f"{at}.loss_type", ("mse", "huber"), "mse"))
+    norm = t.number(f"{at}.max_grad_norm") if t.has(f"{at}.max_grad_norm") else math.inf
+    t.put("algorithm.optimizer.max_grad_norm", norm)
+    t.judge(f"{at}.max_grad_norm", "mapped", f"algorithm.optimizer.max_grad_norm={norm:g}")
+    t.put("algorithm.optimizer.eps", 1e-8)
+    t.to(f"{at}.learning_rate", RATE, t.number(f"{at}.learning_rate", 1e-3))
+    if t.raw(f"{at}.optimizer", "adam") != "adam":
+        t.refuse(f"{at}.optimizer", "there is Adam here")
+    t.judge(f"{at}.optimizer", "mapped", "algorithm.optimizer")
+    t.judge(f"{at}.device", "mapped", "device")
+    old = t.section("policy") and not t.section("student")
+    own, prefix = ("policy", "student_") if old else ("student", "")
+    for key, setting, value in (
+        (f"{own}.{prefix}hidden_dims", "hidden", t.widths(f"{own}.{prefix}hidden_dims", [256, 256, 256])),
+        (f"{own}.activation", "activation", t.word(f"{own}.activation", default="elu")),
+        (f"{own}.{prefix}obs_normalization", "normalize_obs", t.flag(f"{own}.{prefix}obs_normalization", False)),
+    ):
+        t.to(key, f"algorithm.policy.{setting}", value)
+    if t.has(f"{own}.rnn_type"):
+        hidden = t.integer(f"{own}.rnn_hidden_dim", t.integer(f"{own}.rnn_hidden_size", 256))
+        memory = {"cell": t.word(f"{own}.rnn_type", ("lstm", "gru")), "hidden": hidden}
+        t.put("algorithm.policy.memory", memory | {"layers": t.integer(f"{own}.rnn_num_layers", 1)})
+        for key in ("rnn_type", "rnn_hidden_dim", "rnn_hidden_size", "rnn_num_layers"):
+            t.judge(f"{own}.{key}", "mapped", "algorithm.policy.memory")
+    std = f"{own}.init_noise_std" if old else f"{own}.distribution_cfg.init_std"
+    t.to(std, "algorithm.std.initial", t.number(std, 0.1))
+    for key in (f"{own}.class_name", f"{own}.noise_std_type", f"{own}.distribution_cfg"):
+        t.judge(key, "mapped", "algorithm.policy, algorithm.std")
+    t.judge("teacher", "mapped", "the teacher's file says it")
+    for key in ("hidden_dims", "obs_normalization", "recurrent"):
+        t.judge(f"policy.teacher_{key}", "mapped", "the teacher's file says it")
+    for key in ("obs_groups.policy", "obs_groups.student"):
+        if t.has(key):
+            t.to(key, "algorithm.policy.obs_groups", list(t.raw(key)))
+    t.judge("obs_groups.teacher", "differs", "algorithm.teacher_obs", "the teacher reads its own; name others there")
 
 
 def _optimizer(t: Translation, dialect: Dialect) -> None:
