@@ -35,6 +35,8 @@ pytest: .venv/installed-dev
 
 test-faults: .venv/installed-dev
 	$(BIN)/python benchmarks/faults/run.py
+	$(BIN)/python benchmarks/ranks/kills.py
+	$(BIN)/python benchmarks/ranks/elastic.py
 
 # mjlab asks for much, so it has an environment of its own; on a CPU its kernels compile for minutes at first.
 test-mjlab: .venv-mjlab/installed

@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 def runs(tmp_path_factory):
     """Where the runs of all cases are, by one process and by two ranks."""
     folder = tmp_path_factory.mktemp("equality")
-    subprocess.run([sys.executable, str(HERE / "equality.py"), str(folder)], check=True, timeout=120)
+    subprocess.run([sys.executable, str(HERE / "equality.py"), str(folder)], check=True, timeout=300)
     torchrun(2, HERE / "equality.py", folder)
     return folder
 

@@ -36,7 +36,7 @@ def ranks_of(agent: int) -> dict[int, int]:
     return found
 
 
-def wait_for(condition, seconds=60.0):
+def wait_for(condition, seconds=150.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it has not happened in time"
@@ -55,6 +55,22 @@ def outcome(run: Path):
     return tree, rows
 
 
+@pytest.fixture
+def start(tmp_path):
+    """Starts the run of this test once more; what is left of it at the end is killed."""
+    agents = []
+
+    def launched(**how):
+        command = ["-m", "canter", *COMMAND, "--run-dir", tmp_path, "--name", "run"]
+        agents.append(launch(2, *command, cwd=tmp_path, **how))
+        return agents[-1]
+
+    yield launched
+    for agent in agents:
+        agent.kill()
+        agent.communicate()
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
@@ -69,18 +85,17 @@ def test_only_rank_0_speaks(undisturbed):
     assert json.loads((run / "run.json").read_text())["ranks"] == 2
 
 
-def test_a_run_that_is_stopped_killed_and_hung_ends_like_one_that_was_not(undisturbed, tmp_path):
+def test_a_run_that_is_stopped_killed_and_hung_ends_like_one_that_was_not(undisturbed, tmp_path, start):
     run = tmp_path / "run"
-    command = ["-m", "canter", *COMMAND, "--run-dir", tmp_path, "--name", "run"]
-    agent = launch(2, *command, cwd=tmp_path)
+    agent = start()
     wait_for(lambda: len(rows_of(run)) >= 2)
     os.kill(ranks_of(agent.pid)[1], signal.SIGTERM)
-    out, err = agent.communicate(timeout=60)
+    out, err = agent.communicate(timeout=150)
     assert agent.returncode != 0
     assert err.count("canter: rank") == 1 and "stopped by SIGTERM" in err, err
     assert len(rows_of(run)) < ITERATIONS
 
-    agent = launch(2, *command, restarts=2, cwd=tmp_path)
+    agent = start(restarts=2)
     begun = len(rows_of(run))
     wait_for(lambda: len(rows_of(run)) > begun)
     victim = ranks_of(agent.pid)[1]
@@ -90,7 +105,7 @@ def test_a_run_that_is_stopped_killed_and_hung_ends_like_one_that_was_not(undist
     wait_for(lambda: 0 < len(rows_of(run)) != rows)
     hung = ranks_of(agent.pid)[0]
     os.kill(hung, signal.SIGSTOP)
-    out, err = agent.communicate(timeout=90)
+    out, err = agent.communicate(timeout=300)
     assert agent.returncode == 0, out + err
     assert f"rank 1 (process {victim}" in err and "has gone; it was" in err, err
     assert f"rank 0 (process {hung}" in err and "no sign of life" in err, err

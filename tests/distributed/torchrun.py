@@ -18,6 +18,6 @@ def launch(ranks, *command, restarts=0, **how):
 def torchrun(ranks, *command, fails=False, **how):
     """What a command printed and what it complained about, once it has ended as expected."""
     process = launch(ranks, *command, **how)
-    out, err = process.communicate(timeout=180)
+    out, err = process.communicate(timeout=300)
     assert (process.returncode != 0) == fails, out + err
     return out, err

@@ -75,7 +75,8 @@ def exchange(what: str, collective: Callable[..., Any], *args: Any, **how: Any) 
         try:
             collective(*args, **how)
         except RuntimeError as error:
-            if activity.on_loss is not None and not torch.cuda.is_current_stream_capturing():
+            capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+            if activity.on_loss is not None and not capturing:
                 activity.on_loss()
             raise RankLost(f"while {what}: {str(error).splitlines()[0]}") from error
 
