@@ -1,22 +1,24 @@
 import pytest
+import torch
 
 from canter import distributed
-from canter.seeding import PURPOSES, derive_seed
+from canter.seeding import PURPOSES, derive_seed, draw_rows
 
 
-def test_streams_of_all_purposes_ranks_and_seeds_are_distinct(monkeypatch):
-    streams = []
-    for rank in range(8):
-        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        streams += [derive_seed(seed, p) for seed in range(4) for p in PURPOSES if p != "init"]
+def test_streams_of_all_purposes_and_seeds_are_distinct():
+    streams = [derive_seed(seed, purpose) for seed in range(32) for purpose in PURPOSES]
     assert len(set(streams)) == len(streams)
 
 
-def test_weights_start_alike_on_every_rank(monkeypatch):
-    monkeypatch.setattr(distributed, "rank", lambda: 3)
-    on_rank_three = derive_seed(7, "init")
-    monkeypatch.setattr(distributed, "rank", lambda: 0)
-    assert derive_seed(7, "init") == on_rank_three
+@pytest.mark.parametrize("draw", [torch.rand, torch.randn])
+def test_ranks_draw_for_their_rows_what_one_process_draws_there(draw, monkeypatch):
+    whole = draw_rows(draw, (12, 3), generator=torch.Generator().manual_seed(1))
+    parts = []
+    for rank in range(3):
+        monkeypatch.setattr(distributed, "world_size", lambda: 3)
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        parts.append(draw_rows(draw, (4, 3), generator=torch.Generator().manual_seed(1)))
+    assert torch.equal(torch.cat(parts), whole)
 
 
 def test_seed_zero_is_a_seed_like_any_other():

@@ -1,4 +1,4 @@
-"""Gradient steps over flat vectors: average over ranks, clip and step in one call."""
+"""Gradient steps over flat vectors: averaged over ranks in one exchange, clipped and stepped in one call."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ParameterGroup:
             gradient=torch.zeros_like(flat),
             exp_avg=torch.zeros_like(flat),
             exp_avg_sq=torch.zeros_like(flat),
-            step=torch.zeros((), device=flat.device),
+            step=torch.zeros((), dtype=torch.float32, device=flat.device),
             learning_rate=torch.tensor(config.learning_rate.initial, device=flat.device),
             betas=config.betas,
             eps=config.eps,
@@ -110,13 +110,23 @@ class Optimizer:
         for group in groups:
             torch.cat([next(found).reshape(-1) for _ in group.parameters], out=group.adam.gradient)
 
-    def step(self, skip: Tensor) -> dict[str, Tensor]:
-        """Average the gradients over ranks, clip and step, except where 0-d `skip` holds or they are not finite.
+    def exchange_(self, metrics: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
+        """Average the gradients, and 0-d metrics, over ranks; each counts by its 0-d `weight`. Gives those metrics.
 
-        The norm is of averaged gradients, so that all ranks see the same one and decide alike.
+        One exchange for everything. Afterwards all ranks have the same numbers, so that all decide alike.
         """
-        for adam in self.adams:
-            distributed.mean_(adam.gradient)
+        if not distributed.active():
+            return metrics
+        gradients = [adam.gradient for adam in self.adams]
+        numbers = torch.stack([*metrics.values(), torch.ones_like(weight)]).to(gradients[0])
+        flat = distributed.sum_(torch.cat([*gradients, numbers]) * weight)
+        *means, numbers = (flat / flat[-1].clamp(min=1e-12)).split([*map(len, gradients), len(numbers)])
+        for gradient, mean in zip(gradients, means, strict=True):
+            gradient.copy_(mean)
+        return {name: mean.to(metrics[name].dtype) for name, mean in zip(metrics, numbers.unbind(), strict=False)}
+
+    def step(self, skip: Tensor) -> dict[str, Tensor]:
+        """Clip and step, except where 0-d `skip` holds or the gradients are not finite."""
         norm, blocked = adam_step_(self.adams, self.clip_jointly, skip)
         return {"grad_norm": norm, "nonfinite_steps": blocked}
 

@@ -233,7 +233,11 @@ class Env(Protocol):
         ...
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Start every environment anew; with a seed, reproducibly. Returns the first observations."""
+        """Start every environment anew; with a seed, reproducibly. Returns the first observations.
+
+        Each rank gives another seed, unless the environment has the attribute `seeds_by_row`: it then draws by the
+        number of its rows among those of all ranks (`canter.seeding.draw_rows`), and gets the same one on each.
+        """
         ...
 
     def step(self, action: Tensor) -> Step:

@@ -42,6 +42,7 @@ VARIED = {
     "num_minibatches": (4, {}),
     "uneven_minibatches": ("drop", {}),
     "shuffle": ("rollout", {}),
+    "shuffle_blocks": (2, {}),
     "sequence_length": (2, MEMORY),
     "reward.time": ("multiply", {}),
     "reward.shift": (0.5, {}),

@@ -202,16 +202,10 @@ def one_of_two_ranks(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     x, mask = shares()[rank]
-    x.requires_grad_()
-    mean = masked_mean(x, mask)
-    mean.backward()
     result = {
-        "mean": mean.detach(),
-        "gradient": x.grad,
         "moments": moments(x, mask),
-        "normalized": normalize(x.detach(), mask),
-        "single": masked_mean(torch.ones(1) * 5.0, torch.tensor([rank == 1])),
-        "explained": explained_variance(2.0 * x.detach(), x.detach(), mask),
+        "normalized": normalize(x, mask),
+        "explained": explained_variance(2.0 * x, x, mask),
     }
     torch.save(result, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
@@ -223,10 +217,6 @@ def test_two_ranks_get_the_statistics_of_all_samples(tmp_path: Path):
     x, mask = shares()[0]
     valid = x[mask]
 
-    torch.testing.assert_close((first["mean"] + second["mean"]) / 2, valid.mean())
-    torch.testing.assert_close(first["gradient"] / 2, mask.double() / 7)
-    assert torch.equal(second["gradient"], torch.zeros(9).double())
-    assert (first["single"] + second["single"]).item() / 2 == 5.0
     for result in (first, second):
         expected = (torch.tensor(7.0).double(), valid.mean(), (valid - valid.mean()).square().sum())
         torch.testing.assert_close(result["moments"], expected)

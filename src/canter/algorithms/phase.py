@@ -58,13 +58,13 @@ class WeightedMean:
         return torch.stack(self.weights).sum() if self.weights else torch.zeros(())
 
     def means(self) -> Metrics:
-        """Weighted means of all observations, over all ranks; the weights are equal on each."""
+        """Weighted means of all observations."""
         if not self.rows:
             return {}
         rows = torch.stack([value for row in self.rows for value in row]).view(len(self.rows), -1)
         weights = torch.stack(self.weights).unsqueeze(-1)
         means = torch.where(weights > 0, rows * weights, 0.0).sum(0) / weights.sum().clamp(min=1.0)
-        return dict(zip(self.names, distributed.mean_(means).unbind(), strict=True))
+        return dict(zip(self.names, means.unbind(), strict=True))
 
 
 @dataclass
@@ -81,7 +81,9 @@ class Phase(Generic[Batch]):
     """What the optimiser's own metrics are filed under."""
     shuffle: Shuffle = "epoch"
     num_envs: int = 1
-    """For `shuffle="none"`: how many environments the sequences are of."""
+    """For `shuffle="none"` and `blocks`: how many environments the sequences are of."""
+    blocks: int | None = None
+    """Blocks of environments, over all ranks, that are shuffled apart; None for one on each rank."""
     draw: Callable[[Rollout[Any]], Batch] | None = None
     """Gives the batch `[L, S, ...]` of this phase for a new rollout; None takes the rows of the algorithm itself."""
 
@@ -100,17 +102,19 @@ class Phase(Generic[Batch]):
         stopped = torch.zeros((), dtype=torch.bool, device=self.generator.device)
         kl = stopped.float() if kl is None else kl
         weight, rows, sequences = (~stopped).float(), self.source.begin(batch), batch_size(batch)
-        size = sequences // self.num_minibatches
-        orders = epoch_orders(self.shuffle, sequences, self.num_envs, self.generator)
+        orders = epoch_orders(self.shuffle, sequences, self.num_envs, self.generator, self.num_minibatches, self.blocks)
         if self.draw is not None and sequences % self.num_minibatches:
             raise ValueError(f"{self.name}: num_minibatches={self.num_minibatches} must divide its {sequences} rows")
         for number in range(self.epochs):
             if refresh is not None and number > 0:
                 rows = self.source.begin(refresh())
             epoch = WeightedMean()
-            for index in next(orders)[: size * self.num_minibatches].split(size):
+            order = next(orders)
+            size = len(order) // self.num_minibatches
+            for index in order[: size * self.num_minibatches].split(size):
                 metrics = self.source.gradients(rows, index, coefs)
-                kl = distributed.mean(metrics.get(KL, kl))
+                metrics = self.optimizer.exchange_(metrics, count_valid(batch, index))
+                kl = metrics.get(KL, kl)
                 epoch.add({"kl": kl}, weight)
                 if may_stop:
                     # A tensor that blocks the step, alike on all ranks: nothing waits for the host.
@@ -136,6 +140,14 @@ class Phase(Generic[Batch]):
     def _host_stops(self, stopped: Tensor) -> bool:
         """Whether to end the loop: on a CPU, where reading is free. A GPU runs the remaining steps without effect."""
         return self.target_kl < float("inf") and stopped.is_cpu and bool(stopped)
+
+
+def count_valid(batch: TensorStruct, index: Tensor) -> Tensor:
+    """How many rows of sequences `index` are valid, 0-d: what a rank counts for; only known where there are ranks."""
+    valid = getattr(batch, "valid", None)
+    if valid is None or not distributed.active():
+        return index.new_ones((), dtype=torch.float32)
+    return valid[:, index].sum(dtype=torch.float32)
 
 
 def batch_size(batch: TensorStruct) -> int:

@@ -20,9 +20,11 @@ from canter.cli.importing import import_command
 from canter.cli.listing import envs_command, presets_command, runs_command, summaries
 from canter.cli.parser import UsageError
 from canter.cli.play import play_command
+from canter.cli.ranks import complain, join_ranks, leave
 from canter.cli.report import report_command
 from canter.cli.train import distill_command, resume_command, train_command
 from canter.console.printable import printable_output
+from canter.distributed import RankLost
 from canter.envs.gymnasium_contract import place_of, text_of
 from canter.envs.imports import allow_import
 from canter.registry import nearest
@@ -84,6 +86,8 @@ def dispatch(argv: list[str]) -> None:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(HELP.format(commands=summaries(COMMANDS)))
     elif argv[0] in COMMANDS:
+        if argv[0] in ("train", "resume"):
+            join_ranks()
         COMMANDS[argv[0]](argv[1:])
     else:
         raise UsageError(f"unknown command {argv[0]!r}: {nearest(argv[0], COMMANDS)}")
@@ -100,17 +104,19 @@ def main(argv: list[str] | None = None) -> None:
         try:
             dispatch(sys.argv[1:] if argv is None else argv)
             out.flush()
+        except RankLost:  # whoever knows why has said so
+            leave(1)
         except (ValueError, KeyError, ImportError, OSError, RunLocked) as error:
             # A KeyError's own text is the repr of its message.
             message = error.args[0] if isinstance(error, KeyError) and error.args else error
-            print(f"canter: {' '.join(str(message).split())}", file=sys.stderr)
-            sys.exit(2)
+            complain(" ".join(str(message).split()))
+            leave(2)
         except KeyboardInterrupt:
-            print("canter: stopped by SIGINT", file=sys.stderr)
-            sys.exit(128 + signal.SIGINT)
+            complain("stopped by SIGINT")
+            leave(128 + signal.SIGINT)
         except Exception as error:  # of an environment or another part of the user's own, or a mistake in Canter
-            print(f"canter: {unexpected(error)}", file=sys.stderr)
-            sys.exit(2 if out_of_memory(error) else 1)
+            complain(unexpected(error))
+            leave(2 if out_of_memory(error) else 1)
         if out.lost is not None and not isinstance(out.lost, BrokenPipeError):
             print(f"canter: not all of the output could be written: {out.lost}", file=sys.stderr)
             sys.exit(1)

@@ -21,7 +21,7 @@ from canter.recipes import presets
 from canter.report.data import read_last_row, read_settings
 from canter.report.numbers import duration
 from canter.runs.run_folder import CONFIG, METRICS
-from canter.runs.run_record import RECORD, run_status
+from canter.runs.run_record import RECORD, read_record, run_status
 
 PROBE = "probe-"
 
@@ -101,6 +101,7 @@ def summary(path: Path) -> dict[str, Any]:
         "env": env_id if isinstance(env_id, str) else None,
         "seed": settings.get("seed"),
         "status": status,
+        "ranks": ranks if isinstance(ranks := read_record(path).get("ranks"), int) else 1,
         "env_steps": None if steps is None else int(steps),
         "total_steps": budget,
         "return": row.get("return"),
@@ -116,7 +117,8 @@ def shown_run(run: dict[str, Any]) -> tuple[str, ...]:
     age = max(0.0, time.time() - run["updated"])
     # The larger unit is enough: 3 d 4 h becomes 3 d.
     old = " ".join(duration(age).split()[:2])
-    return run["name"], run["env"] or "-", run["status"], steps, number(run["return"]), spent, old
+    status = run["status"] if run["ranks"] == 1 else f"{run['status']}, {run['ranks']} ranks"
+    return run["name"], run["env"] or "-", status, steps, number(run["return"]), spent, old
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:

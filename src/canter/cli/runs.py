@@ -93,10 +93,10 @@ def old_run(path: Path, stored: TrainConfig, config: TrainConfig, arguments: arg
 
     def examine(settings: str | None, progress: Progress) -> None:
         trained = stored if settings is None else from_plain(parse(settings, f"checkpoint of {path}")[0], TrainConfig())
-        before, wanted = _spelled(trained), _spelled(config)
+        before, wanted = spelled(trained), spelled(config)
         # A kill before the next checkpoint leaves changes that are known, but in no checkpoint.
         noted = before | _noted_edits(path, progress.iteration)
-        edits = {} if _spelled(stored) == before else _changes(noted, _spelled(stored))
+        edits = {} if spelled(stored) == before else _changes(noted, spelled(stored))
         if edits and not arguments.accept_edits:
             raise UsageError(
                 f"{path / CONFIG} was edited since iteration {progress.iteration}: {_in_words(edits)}; to go on with "
@@ -116,7 +116,7 @@ def old_run(path: Path, stored: TrainConfig, config: TrainConfig, arguments: arg
     return RunFolder(path, config.checkpoints, settings=dump_config(config), examine=examine, from_scratch=scratch)
 
 
-def _spelled(config: TrainConfig) -> dict[str, str]:
+def spelled(config: TrainConfig) -> dict[str, str]:
     """Every setting by its key, spelled out."""
     return {key: repr(value) for key, value in flatten(to_plain(config)).items()}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from canter.algorithms.base import algorithms, title_of
 from canter.cli.importing import add_import_flags, import_with
 from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides, nest
 from canter.cli.preflight import environment_for, plan_for
-from canter.cli.runs import RUNS, find_run, new_run, old_run, resume_parser, stored_config
+from canter.cli.ranks import agree, folder_of_ranks
+from canter.cli.runs import RUNS, find_run, old_run, resume_parser, stored_config
 from canter.cli.training import add_output_flags, train_and_evaluate
 from canter.compat import is_foreign
 from canter.config import TrainConfig
 from canter.config_file import ConfigFile, dump_config, read_config
+from canter.distributed.world import world
 from canter.plain import ConfigError, from_plain
 from canter.preflight.size import check_size
 from canter.recipes import name_for, preset_for, presets
@@ -29,7 +31,7 @@ SHORT_FLAGS = {
     "--start": ("start", "a policy file or run folder whose policy to begin with"),
     "--seed": ("seed", "start of every random stream"),
     "--total-steps": ("total_steps", "transitions to train for, over all environments"),
-    "--num-envs": ("env.num_envs", "environments stepped together"),
+    "--num-envs": ("env.num_envs", "environments stepped together, over all ranks"),
     "--device": ("device", "where networks and tensors live: cpu, cuda, cuda:1, ..."),
 }
 """Settings with a short name, shown in the help: flag -> (key, explanation)."""
@@ -66,9 +68,11 @@ def train_command(argv: list[str]) -> None:
     if arguments.dry_run:
         dry_run(config, source)
         return
-    folder = new_run(Path(arguments.run_dir), arguments.name, config)
+    agree(config)
+    folder = folder_of_ranks(arguments, config)
     print(announcement(config, source))
-    with environment_for(config) as env:
+    # Ranks that were restarted have had their look.
+    with nullcontext() if world.attempt else environment_for(config) as env:
         train_and_evaluate(config, folder, arguments, env)
 
 
@@ -101,6 +105,7 @@ def resume_command(argv: list[str]) -> None:
     stored = stored_config(path)
     config = stored if arguments.total_steps is None else replace(stored, total_steps=arguments.total_steps)
     check_machine(config)
+    agree(config)
     print(announcement(config, f"the settings of {path}"))
     folder = old_run(path, stored, config, arguments)
     if arguments.from_scratch or not (folder.store.steps() or folder.leftovers()):
@@ -129,6 +134,9 @@ def train_parser(argv: list[str]) -> Parser:
     add_config_flags(parser, argv, SHORT_FLAGS)
     parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where the run's folder goes (default {RUNS})")
     parser.flag("--name", metavar="NAME", help="name of that folder; by default environment, seed and time")
+    parser.flag(
+        "--resume-if-present", action="store_true", help="where a run of that --name is there, go on with it instead"
+    )
     add_output_flags(parser)
     add_import_flags(parser)
     parser.flag("--print-config", action="store_true", help="print the merged settings as YAML and stop")

@@ -6,13 +6,13 @@ import argparse
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
 from canter.cli.parser import Parser
+from canter.cli.ranks import complain, end_ranks, leave
 from canter.cli.runs import RUNS
 from canter.config import TrainConfig
 from canter.console.console import CONSOLES, make_console
@@ -89,19 +89,19 @@ def train_and_evaluate(
             with sigterm_unwinds(), Trainer(config, env=env, folder=folder, writers=writers) as trainer:
                 policy, run, unsaved = trainer.learn().policy, trainer.run, folder.unsaved
         except RunStopped as stop:
-            print(f"canter: {stop}; go on with: canter resume {folder.path}", file=sys.stderr)
-            sys.exit(128 + stop.received)
+            complain(f"{stop}; go on with: canter resume {folder.path}")
+            leave(128 + stop.received)
         except KeyboardInterrupt:
-            print(
-                "canter: stopped at once, without saving what was learned since the last checkpoint; go on with: "
-                f"canter resume {folder.path}",
-                file=sys.stderr,
+            complain(
+                "stopped at once, without saving what was learned since the last checkpoint; go on with: "
+                f"canter resume {folder.path}"
             )
-            sys.exit(128 + signal.SIGINT)
+            leave(128 + signal.SIGINT)
         except RunFailed as failed:
-            print(f"canter: {failed.what}", file=sys.stderr)
-            print(f"{failed.kept}. Go on with: {resume_line(folder.path)}", file=sys.stderr)
-            sys.exit(1)
+            complain(f"{failed.what}\n{failed.kept}. Go on with: {resume_line(folder.path)}")
+            leave(1)
+        if not end_ranks():
+            return
         print(f"Training ended by {run.ended_by}, after {run.env_steps:,} steps in {duration(run.spent)}")
         print(final_score(config, policy, None if unsaved else folder.path, env if begins_anew(env) else None))
     print(report_of(folder.path))

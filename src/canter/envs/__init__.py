@@ -16,6 +16,7 @@ from functools import partial
 from inspect import signature
 from typing import Any, Literal, TypeVar
 
+from canter import distributed
 from canter.envs import probes as probes
 from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.gymnasium_contract import place_of, text_of
@@ -42,7 +43,8 @@ class EnvConfig:
     """Gymnasium id, or `envpool:ID`, `pettingzoo:ID`, `tensor:NAME` or that of another scheme (see `canter envs`), or,
     where allowed, `module.path:NAME`."""
     num_envs: int = 8
-    """Environments stepped together; where one has several agents, each of these is a row to learn from."""
+    """Environments stepped together, over all ranks; where one has several agents, each of these is a row to learn
+    from."""
     vectorization: Literal["auto", "sync", "threads", "async", "vector_entry_point"] = "auto"
     """Gymnasium only: one after the other, by a thread for each core, in a process each, or the environment's own
     vector form; "auto" is "threads" for MuJoCo and "sync" for others."""
@@ -80,12 +82,13 @@ class EnvConfig:
         return self.options if self.reset_steps is None else {**self.options, "max_episode_steps": self.reset_steps}
 
     def build(self, device: str) -> Env:
-        """The environments, with their tensors on `device`."""
+        """The environments of this rank, with their tensors on `device`."""
+        device, num_envs = distributed.own_device(device), distributed.share(self.num_envs, "env.num_envs")
         builder, name = find_builder(self.id)
         settings = (*HOW_GYMNASIUM_STEPS, "step_timeout")
         taken = {key: getattr(self, key) for key in settings if key in signature(builder).parameters}
         check_options(builder, self.id, self.keywords)
-        env = builder(name, num_envs=self.num_envs, device=device, **taken, **self.keywords)
+        env = builder(name, num_envs=num_envs, device=device, **taken, **self.keywords)
         if not self.finite_horizon:
             return env
         try:

@@ -36,6 +36,7 @@ class FoldAgents:
         spec = worlds.spec
         self.worlds, self.num_agents = worlds, num_agents
         self.resumes = getattr(worlds, "resumes", "exact")
+        self.seeds_by_row = worlds.seeds_by_row
         self._alive = torch.ones((spec.num_envs, num_agents), dtype=torch.bool, device=spec.device)
         self.spec = replace(
             spec,

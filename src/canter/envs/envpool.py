@@ -48,7 +48,7 @@ class EnvPoolEnv:
         device: torch.device | str = "cpu",
         **options: Any,
     ) -> None:
-        self._env_id, self._num_envs = env_id, num_envs
+        self._env_id, self._num_envs, self.seeds_by_row = env_id, num_envs, True
         self._options = {"num_threads": num_threads, **options}
         self._adapter_options = {"info_keys": info_keys, "device": device}
         self._make(seed)

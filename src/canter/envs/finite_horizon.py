@@ -9,7 +9,16 @@ from torch import Tensor
 
 from canter.specs import Env, Step
 
-OFFERED = ("state_dict", "load_state_dict", "resumes", "begins_anew", "generators", "render", "render_fps")
+OFFERED = (
+    "state_dict",
+    "load_state_dict",
+    "resumes",
+    "begins_anew",
+    "generators",
+    "seeds_by_row",
+    "render",
+    "render_fps",
+)
 """What an environment may offer on top of the protocol; passed on where it does."""
 
 

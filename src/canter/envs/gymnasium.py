@@ -16,6 +16,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
+from canter import distributed
 from canter.distributed import cores
 from canter.envs.autoreset import CopyLastObs, find_mode, parse_mode
 from canter.envs.courier import Courier
@@ -55,6 +56,7 @@ class GymnasiumEnv:
     """
 
     _closed = False
+    seeds_by_row = True
 
     def __init__(
         self,
@@ -291,10 +293,14 @@ def _check_row(obs: Any, space: gymnasium.Space, number: int, cause: Exception) 
 
 
 def env_seeds(seed: int, num_envs: int, bits: int = 32) -> list[int]:
-    """N different seeds of at most 32 `bits`, hashed from `seed`: those of `seed` and `seed + 1` are unrelated."""
-    draws = np.random.SeedSequence(seed).generate_state(2 * num_envs) >> (32 - bits)
-    first_seen = np.sort(np.unique(draws, return_index=True)[1])[:num_envs]
-    return draws[first_seen].tolist()
+    """N different seeds of at most 32 `bits`, hashed from `seed`: those of `seed` and `seed + 1` are unrelated.
+
+    They are those of this rank's environments among all.
+    """
+    total = num_envs * distributed.world_size()
+    draws = np.random.SeedSequence(seed).generate_state(2 * total) >> (32 - bits)
+    first_seen = np.sort(np.unique(draws, return_index=True)[1])[:total]
+    return draws[first_seen].tolist()[distributed.own_rows(num_envs)]
 
 
 def _own_wrappers(vectorization: Vectorization, mode: AutoresetMode) -> list[Any]:

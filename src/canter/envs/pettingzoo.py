@@ -41,6 +41,7 @@ class PettingZooEnv:
     """
 
     _closed = False
+    seeds_by_row = True
 
     def __init__(
         self,

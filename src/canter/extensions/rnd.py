@@ -118,7 +118,13 @@ class RND(Extension):
         own = {"predictor": ParameterGroup(list(self.predictor.parameters()), config.optimizer)}
         source = LossGradients(self.prediction_loss, Optimizer(own, clip_jointly=True))
         self.phase: Phase[Transitions] = Phase(
-            source, config.epochs, config.num_minibatches, generator, name="rnd", draw=self.draw
+            source,
+            config.epochs,
+            config.num_minibatches,
+            generator,
+            name="rnd",
+            num_envs=spec.num_envs,
+            draw=self.draw,
         )
 
     def reward(self, rollout: Rollout[Any]) -> Tensor | tuple[Tensor, Tensor]:

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from canter import distributed
 from canter.dispatch import has_kernels
+from canter.seeding import draw_rows
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 StdForm = Literal["bounded", "log", "scalar", "softplus"]
@@ -36,7 +38,7 @@ def log_volume(low: tuple[float, ...], high: tuple[float, ...]) -> float:
 
 def gaussian_sample(mean: Tensor, log_std: Tensor, generator: Generator | None) -> Tensor:
     """`mean + exp(log_std) * randn`."""
-    noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+    noise = draw_rows(torch.randn, mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
     return mean + torch.exp(log_std) * noise
 
 
@@ -98,9 +100,12 @@ def log_squash_slope(u: Tensor) -> Tensor:
 
 def beta_sample(alpha: Tensor, beta: Tensor, generator: Generator | None) -> Tensor:
     """A beta variate in 0..1, as the share of one of two gamma variates."""
-    concentration = torch.stack([alpha, beta])
+    # How much of a stream a variate uses up depends on its parameters: so that ranks draw apart, each draws for all.
+    ranks = distributed.world_size()
+    concentration = torch.stack([alpha, beta]).repeat(1, ranks, *[1] * (alpha.ndim - 1))
     # Private, but the only gamma sampler that takes a generator.
     gamma = torch._standard_gamma(concentration, generator=generator)  # pyright: ignore[reportPrivateImportUsage]
+    gamma = gamma[:, distributed.own_rows(len(alpha))]
     return gamma[0] / gamma.sum(0)
 
 
@@ -135,7 +140,7 @@ TINY, BELOW_ONE = torch.finfo(torch.float32).tiny, 1.0 - 0.5 * torch.finfo(torch
 
 def gumbel(logits: Tensor, generator: Generator | None) -> Tensor:
     """Logits plus standard Gumbel noise, `logits - log(-log(u))`; their argmax is a sample of the choice."""
-    uniform = torch.rand(logits.shape, generator=generator, dtype=logits.dtype, device=logits.device)
+    uniform = draw_rows(torch.rand, logits.shape, generator=generator, dtype=logits.dtype, device=logits.device)
     # Into the open interval, from the smallest normal number to the largest below 1: at 1 the noise would be
     # infinite and lift even a masked choice above the others, at 0 it would forbid an allowed one.
     info = torch.finfo(logits.dtype)

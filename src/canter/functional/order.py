@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
+from canter import distributed
 from canter.dispatch import has_kernels
 from canter.struct import tree_map
 
@@ -25,19 +26,47 @@ def permutation(count: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(count, generator=generator, device=generator.device)
 
 
-def epoch_orders(shuffle: Shuffle, sequences: int, num_envs: int, generator: torch.Generator) -> Iterator[Tensor]:
+def epoch_orders(
+    shuffle: Shuffle,
+    sequences: int,
+    num_envs: int,
+    generator: torch.Generator,
+    num_minibatches: int = 1,
+    blocks: int | None = None,
+) -> Iterator[Tensor]:
     """The order `[S]` of each epoch, without end; "none" goes environment by environment, each in the order of time.
 
-    Sequence number `c * N + n` is chunk c of environment n (`canter.data.rollout.as_sequences`).
+    Sequence number `c * N + n` is chunk c of environment n (`canter.data.rollout.as_sequences`). The environments of
+    all ranks fall into `blocks`, one for each rank if None, that are shuffled apart, and each minibatch takes as many
+    sequences of each. What does not fill minibatches is left out where a rank has several blocks.
     """
-    if shuffle == "none":
-        order = torch.arange(sequences, device=generator.device).view(-1, num_envs).t().reshape(-1)
-    else:
-        order = permutation(sequences, generator)
+    ranks = distributed.world_size()
+    blocks = blocks or ranks
+    own = blocks // ranks
+    size = sequences // own
+
+    def draw() -> Tensor:
+        if shuffle == "none":
+            each = torch.arange(size, device=generator.device).view(-1, num_envs // own).t().reshape(-1)
+            orders = [each] * own
+        else:  # every rank draws for all, so that the stream is the same on each
+            orders = [permutation(size, generator) for _ in range(blocks)][distributed.own_rows(own)]
+        return orders[0] if own == 1 else _interleaved(torch.stack(orders), num_envs, num_minibatches)
+
+    order = draw()
     while True:
         yield order
         if shuffle == "epoch":
-            order = permutation(sequences, generator)
+            order = draw()
+
+
+def _interleaved(orders: Tensor, num_envs: int, num_minibatches: int) -> Tensor:
+    """One order from those `[K, S / K]` within K blocks of environments, each minibatch made of equal parts."""
+    blocks, each = len(orders), num_envs // len(orders)
+    begin = torch.arange(blocks, device=orders.device).unsqueeze(1) * each
+    sequence = orders // each * num_envs + begin + orders % each
+    part = orders.shape[1] // num_minibatches
+    return sequence[:, : part * num_minibatches].unflatten(1, (num_minibatches, part)).transpose(0, 1).reshape(-1)
 
 
 @has_kernels

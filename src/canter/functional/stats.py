@@ -1,4 +1,4 @@
-"""Means and moments over the valid samples of all ranks.
+"""Means over the valid samples, and moments over those of all ranks.
 
 `mask` is True where a sample counts; what the other samples hold, NaN included, has no influence. Statistics are
 accumulated in float64: float32 counts stop at 2**24, and sums of squares lose a small spread around a large mean.
@@ -18,13 +18,10 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
     `mask` covers the last axes of `x`; axes before it are kept, so several quantities can be averaged in one pass.
 
-    With several ranks the sum of this rank is divided by the average count of all, so that the mean over ranks of the
-    result, and of its gradient, is the mean over all samples, however unevenly these are spread.
+    It is that of this rank alone. Whoever averages over ranks weighs each by its count (`Optimizer.exchange_`).
     """
-    count = distributed.mean_(mask.sum(dtype=torch.float64))
     total = torch.where(mask, x, 0.0).sum(tuple(range(-mask.ndim, 0)))
-    # One sample on one rank is the smallest count that is not zero.
-    return (total / count.clamp(min=1.0 / distributed.world_size())).to(x.dtype)
+    return (total / mask.sum(dtype=torch.float64).clamp(min=1.0)).to(x.dtype)
 
 
 @has_kernels

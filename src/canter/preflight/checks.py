@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from canter import distributed
 from canter.algorithms.base import symmetries_of, unused_by
 from canter.envs import closed_quietly, unused_settings
 from canter.envs.gymnasium_contract import row_of, text_of
@@ -48,13 +49,13 @@ def preflight(config: RunConfig, plan: Plan, env: Env | None = None) -> list[Fin
         env = opened.enter_context(closed_quietly(config.env.build(config.device))) if env is None else env
         found, trial = _examine(env, config.seed)
         plan = replace(plan, num_agents=env.spec.num_agents if config.self_play is None else 1)
-        spec = replace(env.spec, num_envs=plan.rows)
+        spec = replace(env.spec, num_envs=plan.rows // distributed.world_size())
         lengths = [length for _, length, _ in trial.episodes()] if trial else []
         found += check_plan(plan)
         found += [check_foresight(plan, sum(lengths) / len(lengths) if lengths else None), check_truncation(spec)]
         try:
             if config.self_play is not None:
-                config.self_play.check(spec, plan.num_envs)
+                config.self_play.check(spec, plan.num_envs // distributed.world_size())
             unused = (*unused_settings(config.env), *unused_by(config.algorithm, spec))
             found += [Finding("warning", "settings", line) for line in unused]
             algorithm = config.algorithm.build(spec, config.seed)

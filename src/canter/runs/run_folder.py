@@ -50,6 +50,9 @@ class CheckpointConfig:
     save_every: int = 50
     """Iterations between checkpoints, or so many thousand steps with an algorithm of short iterations; there is one at
     the end in any case."""
+    save_seconds: float | None = None
+    """Also as soon as so many seconds have passed since the last one and a row of the log is written: what a rank that
+    is killed costs at most. Null for never. Does not change what is learned."""
     keep_last: int = 3
     """How many of the newest checkpoints stay."""
     num_checkpoints: int = 0
@@ -65,6 +68,8 @@ class CheckpointConfig:
         for name, least in (("save_every", 1), ("keep_last", 1), ("num_checkpoints", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        if self.save_seconds is not None and not self.save_seconds > 0:
+            raise ValueError(f"save_seconds={self.save_seconds} must be above 0, or null")
 
 
 class RunFolder:
@@ -108,7 +113,8 @@ class RunFolder:
         """What is being written down; None before `restore`."""
         self._saved: int | None = None
         """Iteration of the checkpoint that this process wrote or read last."""
-        self._pace = 1
+        self._saved_at = time.monotonic()
+        self.pace = 1
         """Iterations that count as one in `save_every`, see `Algorithm.pace`."""
         self._milestones = 0
         """How many of the checkpoints that are kept for ever lie behind."""
@@ -150,9 +156,10 @@ class RunFolder:
         checkpoint was made by another run, with another seed, for another environment, other networks or another
         optimiser, or is not of the iteration that its name says.
         """
-        self._pace, found = parts.algorithm.pace, bool(self.store.steps())
+        self.pace, found = parts.algorithm.pace, bool(self.store.steps())
         if found:
             self._saved, tree = self.store.load_latest()
+            tree = parts.shared(tree) or tree
             self._check(self._saved, tree, parts)
             for name, part in parts.by_name().items():
                 self._load(part, name, tree[name], self._saved)
@@ -183,7 +190,7 @@ class RunFolder:
 
     def saves_at(self, iteration: int) -> bool:
         """Whether a checkpoint is due after that iteration by its number; there may be further ones."""
-        return iteration % (self.config.save_every * self._pace) == 0
+        return iteration % (self.config.save_every * self.pace) == 0
 
     def log(self, row: dict[str, Any]) -> None:
         """Append one line; `wall_time` says when. What the disk refuses is tried again with the next one."""
@@ -206,7 +213,8 @@ class RunFolder:
         milestone, self._milestones = behind > self._milestones, behind
         if config.best:
             self.policies.consider(parts.algorithm, run)
-        if not (final or milestone or self.saves_at(run.iteration)):
+        late = config.save_seconds is not None and time.monotonic() - self._saved_at >= config.save_seconds
+        if not (final or milestone or late or self.saves_at(run.iteration)):
             return
         # Policies first: whatever they miss by a kill, the run that goes on from the checkpoint before does again.
         self.policies.save_best()
@@ -259,12 +267,12 @@ class RunFolder:
         return path
 
     def _save_checkpoint(self, parts: Parts, iteration: int, *, keep: bool, tree: dict[str, Any] | None = None) -> None:
-        tree = tree or {name: part.state_dict() for name, part in parts.by_name().items()}
+        tree = tree or parts.tree()
         check_finite({"algorithm": tree["algorithm"]}, f"checkpoint of iteration {iteration}")
         try:
             identity = {"run": self._identity, "settings": self.settings}
             self.store.save(iteration, {"identity": identity, "made_for": parts.describe(), **tree}, keep=keep)
-            self._saved = iteration
+            self._saved, self._saved_at = iteration, time.monotonic()
         except (OSError, CheckpointCorrupt) as error:
             logger.error("checkpoint of iteration %d was not saved (%s); older ones are intact", iteration, error)
 

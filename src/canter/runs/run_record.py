@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from canter import distributed
 from canter.machine import describe_machine, describe_versions
 from canter.storage.durable import replace_file
 from canter.storage.lock import is_held
@@ -57,6 +58,7 @@ class RunRecord:
             "error": None,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "ranks": distributed.world_size(),
             "command": sys.argv,
             "machine": describe_machine(),
             "versions": describe_versions(),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canter import distributed
 from canter.algorithms.base import Metrics
 from canter.nn.actor_critic import Policy
 from canter.seeding import derive_seed
@@ -80,6 +81,7 @@ class SelfPlayEnv:
         self._memory: State = ()
         self.resumes = getattr(env, "resumes", "exact") if isinstance(env, Stateful) else "partial"
         """Where the games cannot be saved, they start anew; the opponents stay."""
+        self.seeds_by_row = getattr(env, "seeds_by_row", False)
         if isinstance(env, Capturable):  # only then: to have this method says that a step may be captured
             self.generators = lambda: [self._generator, *env.generators()]
 
@@ -228,8 +230,8 @@ class _Result:
         self.rated.copy_(self.between)
 
     def read(self) -> tuple[list[float], list[float]]:
-        """Rated games and the learner's points against each opponent since the last call."""
-        played, points = torch.stack((self.played, self.points)).tolist()
+        """Rated games and the learner's points against each opponent, on all ranks, since the last call."""
+        played, points = distributed.sum_(torch.stack((self.played, self.points))).tolist()
         self.played.zero_()
         self.points.zero_()
         return played, points

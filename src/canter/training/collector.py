@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from canter import distributed
 from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
 from canter.envs.contract import check_form, check_obs
@@ -104,6 +105,10 @@ class Collector:
     def _reset_env(self, seed: int) -> Obs:
         """Start all episodes anew."""
         self.watchdog.begin()
+        if distributed.rank() and not getattr(self.env, "seeds_by_row", False):
+            # It knows nothing of ranks, which must not all play the same episodes.
+            draws = np.random.SeedSequence(seed, spawn_key=(distributed.rank(),)).generate_state(1, np.uint64)
+            seed = int(draws[0]) >> 1
         try:
             obs = self.env.reset(seed)
             check_obs(obs, self.env.spec, "reset()")

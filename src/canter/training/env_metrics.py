@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from canter import distributed
+
 
 class EnvMetrics:
     """What the simulator itself reports (`Step.metrics`), by step, at an address that stays once all names are known.
@@ -32,6 +34,8 @@ class EnvMetrics:
             self.table[t].copy_(torch.stack([reported.get(name, self.nothing) for name in self.names]))
 
     def means(self) -> dict[str, Tensor]:
-        """By `env/<name>`, 0-d: means over the steps that reported; NaN where none did."""
-        means = self.table.nanmean(0).unbind() if self.names else ()
-        return {f"env/{name}": mean for name, mean in zip(self.names, means, strict=True)}
+        """By `env/<name>`, 0-d: means over the steps that reported, on all ranks; NaN where none did."""
+        if not self.names:
+            return {}
+        sums = distributed.sum_(torch.stack([self.table.nansum(0), (~self.table.isnan()).sum(0).to(self.table)]))
+        return {f"env/{name}": mean for name, mean in zip(self.names, (sums[0] / sums[1]).unbind(), strict=True)}

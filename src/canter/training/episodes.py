@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from canter import distributed
 from canter.data.rollout import Rollout
 from canter.functional.batch_means import in_groups
 
@@ -40,7 +41,7 @@ SPOILT = "weights, moments or statistics became NaN or infinite in an update"
 
 @dataclass
 class Episodes:
-    """Episodes that ended in K rollouts, on the host, in the order in which they ended."""
+    """Episodes of all ranks that ended in K rollouts, on the host, in the order in which they ended."""
 
     return_: list[float]
     """Sum of the raw rewards of each episode."""
@@ -151,17 +152,30 @@ class EpisodeTracker:
                 self.kept, error.before = kept[:number], number
                 raise
         self.unclean = int(read["flags"][:, 1].sum()) if not read["flags"][-1, 1] else None
-        env_steps, resets, reward = (sum(column) for column in read["totals"].T.tolist())
-        ended = read["ending"] > 0
+        env_steps, resets, reward = distributed.sum_(read["totals"].sum(0)).tolist()
+        return_, length, ending = _ended(*(read[name] for name in ("return_", "length", "ending")))
+        sums = distributed.gather_rows(read["gain_and_time"].movedim(-1, 0)).movedim(0, -1)
         return Episodes(
-            return_=read["return_"][ended].tolist(),
-            length=read["length"][ended].long().tolist(),
-            terminated=(read["ending"][ended] == 2).tolist(),
+            return_=return_.tolist(),
+            length=length.long().tolist(),
+            terminated=(ending == 2).tolist(),
             env_steps=int(env_steps),
             resets=int(resets),
             mean_reward=reward / max(env_steps, 1),
-            gain_and_time=[in_groups(sums).tolist() for sums in read["gain_and_time"]],
+            gain_and_time=[in_groups(each).tolist() for each in sums],
         )
+
+
+def _ended(return_: Tensor, length: Tensor, ending: Tensor) -> Tensor:
+    """`[3, E]` of `[K, T, N]` each where `ending` is not 0, on all ranks, in the order of time and environments."""
+    ended = torch.stack([return_, length, ending])[:, ending > 0]
+    if not distributed.active():
+        return ended
+    rollout, step, env = torch.nonzero(ending > 0, as_tuple=True)
+    place = (rollout * ending.shape[1] + step) * ending.shape[2] * distributed.world_size()
+    place = place + env + distributed.rank() * ending.shape[2]
+    rows = distributed.gather_rows(torch.cat([place.double().unsqueeze(0), ended]).t().contiguous())
+    return rows[rows[:, 0].argsort()].t()[1:]
 
 
 def floats_seen(rollout: Rollout[Any]) -> dict[str, Tensor]:
@@ -192,7 +206,7 @@ def refuse_nonfinite(suspects: Tensor, shapes: dict[str, torch.Size], steps_befo
     for (place, value), (name, shape) in zip(suspects.tolist(), shapes.items(), strict=True):
         if not math.isfinite(value):
             t, env, *component = (int(i) for i in np.unravel_index(int(place), shape))
-            found.append((name, value, t, env, component))
+            found.append((name, value, t, env + shape[1] * distributed.rank(), component))
     if found:
         name, value, t, env, component = min(found, key=lambda item: moment(item[0], item[2]))
         where = f" component {component}" if component else ""

@@ -40,8 +40,14 @@ class ExecutionConfig:
     """Threads that learn on a CPU. null is 1, or all cores for wide networks (a layer of 16,384 weights or more) with
     long rollouts (4,096 steps or more). `canter check --threads` measures what is fastest."""
 
+    rank_timeout: float = 600.0
+    """Seconds that a rank may keep the others waiting, or give no sign of life, before all end and say which one. Has
+    no part in a run of one process."""
+
     def __post_init__(self) -> None:
-        """Refuse a number of threads below 1."""
+        """Refuse values outside their range, by name."""
+        if not self.rank_timeout > 0:
+            raise ValueError(f"rank_timeout={self.rank_timeout} must be above 0")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads={self.threads} must be at least 1")
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from canter import distributed
 from canter.functional.batch_means import batch_means
 from canter.runs.policies import Progress
 from canter.specs import TrainingProgress
@@ -239,13 +240,17 @@ class Run:
     def add(self, metrics: Metrics, valid: Tensor) -> None:
         """Take note of an iteration and its rollout's transitions `[T, N]`, without waiting for the device."""
         steps = metrics.get(self.optimizer_steps)
-        counts = (valid.sum(), valid.new_zeros(()) if steps is None else steps)
+        counts = (distributed.sum_(valid.sum()), valid.new_zeros(()) if steps is None else steps)
         numbers = torch.stack([count.double() for count in counts])
         self.unread = numbers if self.unread is None else self.unread + numbers
         self.unread_after.append(self.unread)
-        self.unread_rows += valid.numel()
+        self.unread_rows += valid.numel() * distributed.world_size()
         self.counters = replace(self.counters, rollouts=self.iteration + 1, updates=self.counters.updates + 1)
-        self.spent = time.perf_counter() - self.start
+        self.spent = self._now()
+
+    def _now(self) -> float:
+        """Seconds of training, alike on all ranks, as a run may end by them."""
+        return distributed.largest(time.perf_counter() - self.start)
 
     def report(self, metrics: Metrics, episodes: Episodes) -> Report:
         """A row about the iterations added since the row before; reads the metrics of the last one from the device."""
@@ -253,7 +258,7 @@ class Run:
         values = [*metrics.values(), self.unread[1]]
         *values, steps = torch.stack([value.float() for value in values]).tolist()  # one read for all
         self.clock.lap("update")  # only now is it known to be done
-        self.spent = time.perf_counter() - self.start
+        self.spent = self._now()
         self.unread, self.unread_after, self.unread_rows = None, [], 0
         read, before = dict(zip(metrics, values, strict=True)), self.counters
         self.counters = replace(

@@ -12,11 +12,15 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from canter import distributed
 from canter.algorithms.base import Algorithm, declared_by, unused_by
 from canter.data.rollout import Rollout
+from canter.distributed.activity import activity
+from canter.distributed.world import world
 from canter.envs import closed_quietly, unused_settings
 from canter.envs.watchdog import PATIENCE
 from canter.runs.parts import NoFolder, Parts
+from canter.runs.ranks import of_all_ranks
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter, Writers
 from canter.seeding import derive_seed
@@ -67,6 +71,9 @@ class Trainer:
     ) -> None:
         self.config, self.on_iteration, self.stop = config, on_iteration, StopSignals()
         with ExitStack() as opened:
+            if world.start():
+                opened.callback(world.end)
+            world.limit(config.execution.rank_timeout)
             config.execution.start(config.device)
             env = opened.enter_context(closed_quietly(config.env.build(config.device))) if env is None else env
             self.env, self._adapt = seat_opponents(env, config.self_play, config.seed)
@@ -81,7 +88,7 @@ class Trainer:
             self._parts = Parts(self.algorithm, self.collector, self.run, config.seed)
             self._last_good = LastGood(self._parts, self.collector)
             self.programs = config.execution.prepare(self.collector, self.algorithm, self._last_good.settle)
-            self.folder = NoFolder() if folder is None else opened.enter_context(folder)
+            self.folder = NoFolder() if folder is None else opened.enter_context(of_all_ranks(folder))
             self._writers = opened.enter_context(Writers(writers))
             if not self.folder.restore(self._parts) and config.start is not None:
                 begin_with(self.algorithm.policy, config.start)
@@ -91,6 +98,8 @@ class Trainer:
         self._metrics: Metrics = {}
         self._fraction: float | Tensor = 0.0
         self._closed = self._under_way = self._boxed = False
+        self._asked: signal.Signals | None = None
+        """The signal that ends the run here, on whichever rank it came."""
         self._last = math.inf
         """Iteration at which `learn` is to return."""
 
@@ -136,26 +145,29 @@ class Trainer:
         self._last = math.inf if iterations is None else self.run.iteration + iterations
         self.run.start_clock()
         self._last_good.arm()
-        with self.stop as stop, self._rescued():
-            while not self.finished and self.run.iteration < self._last and stop.received is None:
+        with self.stop, self._rescued():
+            self._asked = None
+            while not self.finished and self.run.iteration < self._last and self._asked is None:
                 self._begin()
                 tell_progress(self.env, self.run.for_env())
                 self.algorithm.begin_iteration()
                 rollout = self.programs.collect()
+                activity.begin(f"learning from iteration {self.run.iteration + 1}")
                 metrics = self.programs.update(rollout) | self._adapt(self.algorithm.policy)
                 metrics |= self.collector.env_metrics()
                 self.count(metrics, rollout)
                 self.log()
                 self.save()
             self.log(now=True)
-            if self.finished or stop.received is not None:
+            if self.finished or self._asked is not None:
                 self.folder.save(self._parts, final=True)
-            if stop.received is not None and not self.finished:
-                raise RunStopped(stop.received, self.run.env_steps)
+            if self._asked is not None and not self.finished:
+                raise RunStopped(self._asked, self.run.env_steps)
         return self.algorithm
 
     def _begin(self) -> None:
         """Tell how far the run is, and keep what the iteration will change, in case that it fails."""
+        activity.begin(f"collecting iteration {self.run.iteration + 1}")
         self._fraction = self.run.fraction
         self.algorithm.set_progress(self._fraction)
         self._last_good.begin()
@@ -167,6 +179,10 @@ class Trainer:
         try:
             yield
         except Exception as error:
+            if distributed.world_size() > 1:  # the others are in the middle of something else
+                if isinstance(error, EnvironmentFailed | NonFinite):
+                    raise RunFailed(str(error), "What was learned since the last checkpoint is lost") from error
+                raise
             # On a GPU it is read after some more iterations.
             good = error.before if isinstance(error, NonFinite) and not self._under_way else None
             kept = self._rescue(error, good)
@@ -227,13 +243,14 @@ class Trainer:
     def count(self, metrics: Metrics, rollout: Rollout[Any]) -> None:
         """Take note of an iteration; nothing waits for the device."""
         self._metrics, self._under_way = metrics, False
+        self._hear_signals()
         self.run.add(metrics, rollout.valid)
         self.collector.keep_episodes(self._last_good.flags)
 
     def log(self, *, now: bool = False) -> None:
         """Write a row about the iterations since the one before, if it is time or `now`; reads from the device."""
         run = self.run
-        due = now or run.may_have_ended or run.iteration >= self._last or self.stop.received is not None
+        due = now or run.may_have_ended or run.iteration >= self._last or self._asked is not None
         due = (
             due
             or run.iteration % (self.config.log_every * self.algorithm.pace) == 0
@@ -250,8 +267,15 @@ class Trainer:
 
     def save(self) -> None:
         """Save what it is time for; only after a row, when the counters are known."""
+        activity.begin(f"saving iteration {self.run.iteration}")
         if self.run.unread is None:
             self.folder.save(self._parts)
+        self._hear_signals()
+
+    def _hear_signals(self) -> None:
+        """Find out whether a signal has come on any rank: all must end after the same iteration."""
+        number = int(distributed.largest(self.stop.received or 0))
+        self._asked = signal.Signals(number) if number else None
 
 
 def environment_of(spec: EnvSpec) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from canter.functional.stats import masked_mean
 from canter.kernels import load_kernels
 from canter.optim import Optimizer, ParameterGroup
 from canter.schedules import Constant
-from canter.seeding import derive_seed
+from canter.seeding import derive_seed, draw_rows
 from canter.specs import Continuous, EnvSpec
 from canter.struct import Metrics, Obs, State, TensorStruct, tree_copy_, tree_map
 
@@ -106,7 +106,8 @@ class Distillation(Algorithm[DistillationRecord]):
         wanted, teacher_state = self.teacher.params(shown, self.teacher_state, reset)
         tree_copy_(self.teacher_state, teacher_state)
         if self.config.mixture != Constant(0.0):
-            drawn = torch.rand(len(action), generator=self.policy_rng, device=action.device) < self.mixture
+            how = {"generator": self.policy_rng, "device": action.device}
+            drawn = draw_rows(torch.rand, (len(action),), **how) < self.mixture
             drawn = drawn.reshape(-1, *[1] * (action.ndim - 1))
             action = torch.where(drawn, self.distribution.mode(wanted), action)
         return self.distribution.to_env(action), DistillationRecord(wanted), state

@@ -7,6 +7,7 @@ import warnings
 
 from torch import nn
 
+from canter import distributed
 from canter.nn.stack import has_batch_norm
 from canter.specs import EnvSpec
 
@@ -47,6 +48,20 @@ def check_batch(
         f"use {key}num_minibatches={fewer} or {more}, or horizon={math.ceil(horizon / step) * step}"
         + (drop if num_minibatches < batch else "")
     )
+
+
+def check_blocks(blocks: int | None, num_envs: int) -> int:
+    """Environments of a block that is shuffled apart; refuses blocks that ranks or their environments do not fill."""
+    ranks = distributed.world_size()
+    own = (blocks or ranks) // ranks
+    if blocks is not None and (blocks % ranks or num_envs % own):
+        fits = [n * ranks for n in range(1, num_envs + 1) if num_envs % n == 0]
+        near = min(fits, key=lambda n: abs(n - blocks))
+        raise ValueError(
+            f"shuffle_blocks={blocks} does not divide {num_envs * ranks} environments on {ranks} ranks into blocks "
+            f"within ranks; use shuffle_blocks={near}"
+        )
+    return num_envs // own
 
 
 def check_norms(model: nn.Module) -> None:

@@ -19,7 +19,7 @@ from canter.algorithms.base import Algorithm, Declared, RolloutPlan, algorithms,
 from canter.algorithms.extension import Extensions
 from canter.algorithms.phase import Phase
 from canter.algorithms.ppo.central_value import CentralValueConfig
-from canter.algorithms.ppo.checks import check_batch, check_discount, check_norms
+from canter.algorithms.ppo.checks import check_batch, check_blocks, check_discount, check_norms
 from canter.algorithms.ppo.declared import DECLARED
 from canter.algorithms.ppo.judge import Judge, Judgement
 from canter.algorithms.ppo.settings import PPOSettings
@@ -29,7 +29,7 @@ from canter.engines.autograd import policy_terms
 from canter.engines.base import Coefs, Engine, PPOLoss
 from canter.engines.batch import PPOBatch, PPORecord
 from canter.engines.choose import Choice, EngineName, choose
-from canter.functional.stats import explained_variance, masked_mean, normalize
+from canter.functional.stats import explained_variance, moments, normalize
 from canter.kernels.streams import beside, side_stream
 from canter.nn.actor_critic import ActorCritic
 from canter.optim import Optimizer, ParameterGroup
@@ -116,12 +116,16 @@ class PPO(Algorithm[PPORecord]):
         if central is not None:
             phases["central_value"] = self._phase(central, self.judge.engine, "central_value")
         self.phases = self.extensions.add_phases(phases)
+        for phase in self.phases.values():
+            if phase.num_envs == self.spec.num_envs:  # its rows are those of the environments
+                phase.blocks = config.shuffle_blocks
 
     def _phase(self, passes: PPOSettings | CentralValueConfig, engine: Engine, name: str) -> Phase[Any]:
         """So many epochs and minibatches, in the order that the settings say."""
         spec, config, key = self.spec, self.config, f"{name}." if name else ""
         even = config.uneven_minibatches == "refuse"
-        check_batch(self.horizon, spec.num_envs, passes.num_minibatches, self.sequence_length, key, even=even)
+        rows = check_blocks(config.shuffle_blocks, spec.num_envs)
+        check_batch(self.horizon, rows, passes.num_minibatches, self.sequence_length, key, even=even)
         return Phase(
             engine,
             passes.epochs,
@@ -194,10 +198,12 @@ class PPO(Algorithm[PPORecord]):
         """What can be said before learning from a rollout."""
         metrics = {
             "value/explained_variance": explained_variance(judged.value, judged.return_, rollout.valid),
-            "value/mean": masked_mean(judged.value, rollout.valid),
+            "value/mean": moments(judged.value, rollout.valid)[1].to(judged.value.dtype),
         } | self.objective.metrics()
         std = self.distribution.std(rollout.record.dist_params)
-        return metrics if std is None else metrics | {"policy/std": masked_mean(std.mean(-1), rollout.valid)}
+        if std is not None:
+            metrics["policy/std"] = moments(std.mean(-1), rollout.valid)[1].to(std.dtype)
+        return metrics
 
     @torch.no_grad()
     def batch(self, rollout: Rollout[PPORecord], judged: Judgement, *, new: bool = False) -> PPOBatch:

@@ -35,6 +35,9 @@ class PPOSettings:
     """Where they do not divide it: refuse, or leave the last rows of each pass out."""
     shuffle: Shuffle = "epoch"
     """Order of the rows: drawn anew for each pass, once for a rollout, or never: environment by environment."""
+    shuffle_blocks: int | None = None
+    """Blocks of environments that are shuffled apart, with an equal share in every minibatch; null for one on each
+    rank. One process with as many blocks as there were ranks learns what they learned."""
     sequence_length: int = 16
     """With memory: steps through which gradients flow back; must divide `horizon`. Without memory it has no effect."""
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -104,6 +107,8 @@ class PPOSettings:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must lie in 0..1")
+        if self.shuffle_blocks is not None and self.shuffle_blocks < 1:
+            raise ValueError(f"shuffle_blocks={self.shuffle_blocks} must be at least 1, or null")
         if not 0 < self.average_step <= 1:
             raise ValueError(f"average_step={self.average_step} must lie above 0 and up to 1")
         for name in ("clip_ratio", "value_clip", "target_kl"):

@@ -8,13 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor, nn
 
+from canter.seeding import draw_rows
+
 
 class FreshNoise(nn.Module):
     """New noise in every step."""
 
     def forward(self, like: Tensor, generator: Generator) -> Tensor:
         """Standard normal, of the shape of `like` `[N, A]`."""
-        return torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
+        return draw_rows(torch.randn, like.shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
 class KeptNoise(nn.Module):
@@ -36,8 +38,8 @@ class KeptNoise(nn.Module):
 
     def forward(self, like: Tensor, generator: Generator) -> Tensor:
         """The noise of this step; overwritten by the next."""
-        fresh = torch.randn(like.shape, generator=generator, device=like.device, dtype=like.dtype)
-        share = torch.rand(len(like), generator=generator, device=like.device)
+        fresh = draw_rows(torch.randn, like.shape, generator=generator, device=like.device, dtype=like.dtype)
+        share = draw_rows(torch.rand, (len(like),), generator=generator, device=like.device)
         steps = (torch.searchsorted(self.chance, share) + 1).clamp(max=len(self.chance))
         renew = self.left <= 0
         self.left.copy_(torch.where(renew, steps, self.left) - 1)

@@ -163,6 +163,7 @@ class Learner:
     def _step(self, name: str, loss: Tensor, metrics: Metrics) -> None:
         optimizer = self.optimizers[name]
         optimizer.backward(loss)
+        metrics = optimizer.exchange_({name: x.detach() for name, x in metrics.items()}, torch.ones_like(loss.detach()))
         done = optimizer.step(self.never)
         if name != "temperature":
             rate = optimizer.adams[0].learning_rate

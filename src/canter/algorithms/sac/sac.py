@@ -22,7 +22,7 @@ from canter.algorithms.sac.reward_scale import NoScale, ReturnScale
 from canter.algorithms.sac.settings import SACSettings
 from canter.data.rollout import Rollout
 from canter.kernels import load_kernels
-from canter.seeding import derive_seed
+from canter.seeding import derive_seed, draw_rows
 from canter.specs import Continuous, EnvSpec
 from canter.struct import Metrics, Obs, State, TensorStruct, tree_copy_, tree_map
 
@@ -92,7 +92,7 @@ class SAC(Algorithm[SACRecord]):
 
     def begin_iteration(self) -> None:
         """Decide what the coming rollout and its updates are."""
-        config, rows = self.config, self.horizon * self.spec.num_envs
+        config, rows = self.config, self.horizon * self.spec.num_envs * distributed.world_size()
         learns = (self.refilled + 1) * rows >= max(config.warmup_steps, 1)
         self.stage = Stage(
             random=self.rollouts * rows < config.warmup_steps, learns=learns, turn=self.updates % config.policy_delay
@@ -104,7 +104,7 @@ class SAC(Algorithm[SACRecord]):
         """Sample actions; during the warm-up all are equally likely."""
         if self.stage.random:
             shape = (self.spec.num_envs, self.policy.distribution.param_dim // 2)
-            share = torch.rand(shape, generator=self.policy_rng, device=self.spec.device)
+            share = draw_rows(torch.rand, shape, generator=self.policy_rng, device=self.spec.device)
             raw = torch.atanh((2.0 * share - 1.0).clamp(-0.999999, 0.999999))
         else:
             params, state = self.policy.params(obs, state)

@@ -80,9 +80,10 @@ class NativeEngine:
         """What the environment receives, the action as drawn, `dist_params` `[N, P]`, and the state as it came."""
         arrays = [self._checked(obs[name]) for name in self._policy_groups]
         rows = arrays[0].shape[0]
-        if self._noise.shape[0] != rows:
-            self._noise = torch.empty((rows, self._noise.shape[1]), dtype=self.dtype)
+        if self._noise.shape[0] != rows * distributed.world_size():  # that of all ranks, of which this one's is taken
+            self._noise = torch.empty((rows * distributed.world_size(), self._noise.shape[1]), dtype=self.dtype)
         noise = self._noise.normal_(generator=rng) if self._gaussian else self._noise.uniform_(generator=rng)
+        noise = noise[distributed.own_rows(rows)]
         params = torch.empty((rows, self.distribution.param_dim), dtype=self.dtype)
         action = torch.empty((rows, *self._action_shape), dtype=self._action_dtype)
         for_env = torch.empty((rows, *self._action_shape), dtype=self._action_dtype) if self._bounded else action
@@ -135,12 +136,9 @@ class NativeEngine:
     def gradients(self, rows: NativeRows, index: Tensor, coefs: Coefs) -> Metrics:
         """Write all gradients of the loss of some rows, `index` int64 `[B]`; returns 0-d means over the valid ones."""
         count, adv_mean, adv_divisor = -1.0, 0.0, -1.0  # C finds what is negative itself
-        if distributed.world_size() > 1:
-            valid = rows.valid[index]
-            count = distributed.mean_number(float(valid.sum()))
-            if self.loss.advantage != "given":
-                unbiased = self.loss.advantage == "minibatch_sample"
-                adv_mean, adv_divisor = _divisor(rows.advantage[index], valid, unbiased)
+        if distributed.world_size() > 1 and self.loss.advantage != "given":
+            unbiased = self.loss.advantage == "minibatch_sample"
+            adv_mean, adv_divisor = _divisor(rows.advantage[index], rows.valid[index], unbiased)
         entropy = float(coefs.entropy.numpy())
         means = compiled().gradients(rows.handle, index, entropy, count, adv_mean, adv_divisor)
         for view in self._unused:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from canter import distributed
 from canter.distributions import DiagGaussian
 from canter.engines.autograd import AutogradEngine, LossOutput
 from canter.engines.base import Coefs, PPOLoss, unknown_part
@@ -74,7 +73,7 @@ class LayersEngine(AutogradEngine):
             old_value=batch.value,
             return_=batch.return_,
             valid=batch.valid,
-            count=distributed.mean_(count_true(batch.valid)),
+            count=count_true(batch.valid),
             clip_ratio=self.loss.clip_ratio,
             value_clip=clip_of(self.loss),
             value_coef=self.loss.value_coef,

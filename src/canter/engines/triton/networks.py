@@ -12,7 +12,6 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from canter import distributed
 from canter.distributions import DiagGaussian
 from canter.engines.base import Acted, Coefs, PPOLoss, Valued
 from canter.engines.batch import PPOBatch
@@ -30,6 +29,7 @@ from canter.nn.mlp import MLP
 from canter.nn.network import AnyNetwork, Network
 from canter.nn.rnn import NoMemory
 from canter.optim import Optimizer
+from canter.seeding import draw_rows
 from canter.struct import Metrics, Obs, State
 
 SHARED_MEMORY = 232_448
@@ -134,7 +134,7 @@ class NetworksEngine:
     def act(self, obs: Obs, state: State, reset: Tensor, rng: torch.Generator) -> Acted:
         """Noise, sample, bounds and parameters in one launch behind the network's."""
         mean = self._outputs(0, self.actor_network.encode(obs))[:, : self.distribution.dim].contiguous()
-        noise = torch.randn(mean.shape, generator=rng, device=mean.device)
+        noise = draw_rows(torch.randn, mean.shape, generator=rng, device=mean.device)
         mid, half, form = self.std
         params, action, for_env = draw(mean, self.raw, noise, self.bounds, mid=mid, half=half, form=form)
         return for_env, action, params, state
@@ -164,7 +164,7 @@ class NetworksEngine:
     def gradients(self, rows: Rows, index: Tensor, coefs: Coefs) -> Metrics:
         """Forward, loss, back and the products over rows."""
         sums, parts = self.learner(rows, index, coefs.entropy)
-        count = sums[COUNT] if distributed.world_size() == 1 else distributed.mean_(sums[COUNT].sum(0, keepdim=True))
+        count = sums[COUNT]
         with beside(self.learner.stream) as join:
             means = self.learner.means(sums, count)
         self.learner.products.add_up(parts, sums, count, self.gradient)

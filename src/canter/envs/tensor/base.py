@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from canter.seeding import draw_rows
 from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, Symmetry, TensorSpec
 from canter.struct import Obs
 
@@ -42,7 +44,9 @@ class TensorEnv(ABC):
 
     Nothing here waits for the device and every shape is static, so a whole rollout can be captured in a CUDA graph
     (register `generator` with it). The world lives in buffers whose addresses never change. A concrete environment
-    is final and says three things, all as pure functions: `_sample_state`, `_advance` and `_observe`.
+    is final and says three things, all as pure functions: `_sample_state`, `_advance` and `_observe`. Draw with
+    `_uniform` and `_integers`, or by `canter.seeding.draw_rows`: the generator is the same on every rank, and these
+    take what belongs to the rows of this one.
 
     `max_episode_steps` cuts episodes (truncation, not termination). `random_start` lets the first episodes begin with
     random step counts, so that the rows of a large batch do not all end together. `truncates` tells the spec about
@@ -74,6 +78,7 @@ class TensorEnv(ABC):
         self.num_envs = num_envs
         self.generator = torch.Generator(self.device)
         self.generator.seed()
+        self.seeds_by_row = True
         self.spec = EnvSpec(
             obs=obs,
             action=action,
@@ -114,7 +119,7 @@ class TensorEnv(ABC):
             buffer.copy_(fresh[name])
         self._step_count.zero_()
         if self._random_start:
-            self._step_count.random_(0, self._limit, generator=self.generator)
+            self._step_count.copy_(self._integers(self._limit))
         return self.observe()
 
     def observe(self) -> Obs:
@@ -196,11 +201,13 @@ class TensorEnv(ABC):
     def _uniform(self, low: float, high: float, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """`[N, *shape]` uniform in `[low, high)`."""
         size = (self.num_envs, *shape)
-        return torch.rand(size, generator=self.generator, device=self.device, dtype=dtype) * (high - low) + low
+        drawn = draw_rows(torch.rand, size, generator=self.generator, device=self.device, dtype=dtype)
+        return drawn * (high - low) + low
 
     def _integers(self, high: int, *shape: int) -> Tensor:
         """`[N, *shape]` int64 uniform in 0..high-1."""
-        return torch.randint(high, (self.num_envs, *shape), generator=self.generator, device=self.device)
+        how = {"generator": self.generator, "device": self.device}
+        return draw_rows(partial(torch.randint, high), (self.num_envs, *shape), **how)
 
 
 def _action_shape(action: ActionSpec, num_envs: int) -> tuple[int, ...]:

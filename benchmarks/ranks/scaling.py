@@ -1,0 +1,71 @@
+"""Steps per second of one process on one core, of two ranks with a core each, and of one process on both cores.
+
+    python benchmarks/ranks/scaling.py
+
+The three take turns, so that a machine which others use too is as busy for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from launching import about, end, rows_of, start
+
+WAYS: dict[str, dict[str, Any]] = {
+    "one process, one core": {"ranks": None, "cores": "0"},
+    "two ranks, a core each": {"ranks": 2, "cores": "0,1"},
+    "one process, two cores": {"ranks": None, "cores": "0,1"},
+}
+WARM_UP = 2
+"""Iterations that are not counted."""
+
+
+def measure(way: str, env: str, num_envs: int, iterations: int) -> float:
+    """Steps per second from the end of the warm-up to the end of the run, by the times of the rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["train", env, f"--num-envs={num_envs}", f"--until.iterations={iterations}", "--console=quiet"]
+        command += ["--total-steps=null", f"--run-dir={folder}", "--name=run", "--checkpoints.save-every=1000000"]
+        process = start(WAYS[way]["ranks"], *command, cores=WAYS[way]["cores"])
+        said = end(process, 600.0)
+        assert process.returncode == 0, said
+        rows = rows_of(Path(folder) / "run")
+    first, last = rows[WARM_UP - 1], rows[-1]
+    return (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
+
+
+def main() -> None:
+    """Measure all, several times, and write what came of it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--env", default="HalfCheetah-v5")
+    parser.add_argument("--num-envs", type=int, default=16)
+    parser.add_argument("--iterations", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "scaling.json")
+    arguments = parser.parse_args()
+    before, speeds = about(), {way: list[float]() for way in WAYS}
+    for _ in range(arguments.repeats):
+        for way, found in speeds.items():
+            found.append(measure(way, arguments.env, arguments.num_envs, arguments.iterations))
+            print(f"{way}: {found[-1]:,.0f} steps/s", flush=True)
+    medians = {way: statistics.median(found) for way, found in speeds.items()}
+    alone = medians["one process, one core"]
+    results = {
+        "about": before,
+        "load_average_at_the_end": about()["load_average"],
+        "env": arguments.env,
+        "num_envs": arguments.num_envs,
+        "steps_per_second": speeds,
+        "median": medians,
+        "times_one_process_on_one_core": {way: median / alone for way, median in medians.items()},
+    }
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results["times_one_process_on_one_core"], indent=1))
+
+
+if __name__ == "__main__":
+    main()

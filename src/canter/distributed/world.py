@@ -1,0 +1,126 @@
+"""Starting and ending the group of ranks that torchrun launched, and what ranks tell each other beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from canter import distributed
+from canter.distributed.activity import activity
+from canter.distributed.watch import Watch
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun tells each process."""
+START_TIMEOUT = timedelta(seconds=300)
+NEVER = timedelta(days=7)
+"""Time-out of torch's own exchanges: who keeps others waiting is found, and named, by `Watch`."""
+
+
+class World:
+    """The ranks of this run; there are none until `start` finds that torchrun launched this process."""
+
+    def __init__(self) -> None:
+        self.notes: Store | None = None
+        """What outlives ranks: torchrun keeps it while it restarts them."""
+        self.watch: Watch | None = None
+        self.attempt = 0
+        """How often torchrun has restarted the ranks."""
+
+    def start(self) -> bool:
+        """Join the group of ranks, if there is one to join; False where there is none, or it was joined before."""
+        if distributed.active() or not dist.is_available() or any(name not in os.environ for name in VARIABLES):
+            return False
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        prefix = f"canter/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
+        self.notes = PrefixStore(prefix, _connect(server=rank == 0))
+        here = PrefixStore(f"group/{self.attempt}", self.notes)
+        # The watch has a connection of its own: the first may be kept busy by a group that is being made.
+        self.watch = Watch(PrefixStore(prefix, _connect(server=False)), rank, size, self.attempt)
+        self.watch.beat()
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+        dist.init_process_group(backend, store=here, rank=rank, world_size=size, timeout=NEVER)
+        activity.on_loss = self._tell_loss
+        self.watch.start()
+        return True
+
+    def end(self) -> None:
+        """Leave the group, once all ranks do."""
+        if self.watch is None or not distributed.active():
+            return
+        activity.begin("ending")
+        distributed.largest(0.0)
+        self.watch.stop()
+        activity.on_loss = None
+        dist.destroy_process_group()
+
+    def limit(self, seconds: float) -> None:
+        """From now on a rank may keep the others waiting for so long."""
+        if self.watch is not None:
+            self.watch.timeout = seconds
+
+    def first_to_say(self, text: str) -> bool:
+        """Whether no other rank has reported an error before, nor this very one in an earlier attempt."""
+        if self.watch is None:
+            return True
+        return self.watch.first_to_say(text)
+
+    def keep(self, name: str, value: str) -> None:
+        """Note something for a later attempt of the same run."""
+        if self.notes is not None and distributed.rank() == 0:
+            self.notes.set(name, value)
+
+    def kept(self, name: str) -> str | None:
+        """What an earlier attempt has noted."""
+        if self.notes is None or self.attempt == 0 or not self.notes.check([name]):
+            return None
+        return self.notes.get(name).decode()
+
+    def _tell_loss(self) -> None:
+        """Say which rank has gone, unless it said why itself."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun is about to end all ranks; first say why
+        if self.watch is not None:
+            self.watch.stop()
+            self.watch.tell_loss()
+
+
+def _connect(server: bool) -> TCPStore:
+    """The store of torchrun's agent or, without one, of rank 0."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    server = server and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") != str(True)
+    try:
+        return TCPStore(address, port, is_master=server, timeout=START_TIMEOUT, wait_for_workers=False)
+    except dist.DistError as error:
+        what = "is in use" if "EADDRINUSE" in str(error) else "does not answer"
+        text = f"MASTER_PORT={port} at MASTER_ADDR={address} {what}; choose another port for the ranks"
+        raise OSError(text) from error
+
+
+def agree_on(what: dict[str, str]) -> None:
+    """Refuse to go on where ranks have different settings or versions; names the first that differs."""
+    told = [json.loads(data) for data in distributed.gather_bytes(json.dumps(what).encode())]
+    for other, theirs in enumerate(told):
+        for key in {**told[0], **theirs}:
+            ours, other_value = told[0].get(key, "(absent)"), theirs.get(key, "(absent)")
+            if ours != other_value:
+                raise ValueError(
+                    f"ranks differ: {key} is {ours} on rank 0 and {other_value} on rank {other}; start all with the "
+                    "same command, in the same environment"
+                )
+
+
+def from_rank_0(value: Any) -> Any:
+    """Rank 0's plain value, on every rank."""
+    return json.loads(distributed.broadcast_bytes(json.dumps(value).encode()))
+
+
+world = World()

@@ -1,0 +1,112 @@
+"""The state of all ranks in one checkpoint.
+
+Ranks have most of it in common: weights, moments, statistics, random streams. A checkpoint holds rank 0's, and of each
+other rank what differs from it: environments, memory, sums of running episodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canter import distributed
+from canter.storage.tree import decode, encode
+
+RANKS = "ranks"
+"""Part of a checkpoint: for each rank but the first, a list of paths and what is there instead."""
+
+
+def gathered(own: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
+    """This rank's state, and on rank 0 what the others have instead; `weights` must be the same on all."""
+    if distributed.world_size() == 1:
+        return own
+    told = json.dumps([_digest(own), _digest(weights)])
+    base, common = json.loads(distributed.broadcast_bytes(told.encode()))
+    if _digest(weights) != common:
+        raise RuntimeError(f"rank {distributed.rank()} has other weights than rank 0, so something is not shared")
+    differs = [[list(path), value] for path, value in _difference(own, base)]
+    parts = distributed.gather_bytes(_pack({"differs": differs}))
+    if distributed.rank() != 0:
+        return own
+    return own | {RANKS: [_unpack(part)["differs"] for part in parts[1:]]}
+
+
+def broadcast_tree(tree: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Rank 0's tree on every rank."""
+    if distributed.world_size() == 1:
+        return tree
+    return _unpack(distributed.broadcast_bytes(_pack({"tree": tree})))["tree"]
+
+
+def own_part(tree: dict[str, Any], algorithm: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What of a checkpoint this rank is to load.
+
+    Where it was saved by another number of ranks, all episodes start anew, and so does what the algorithm keeps for
+    each environment: there its state as it is now, `algorithm()`, is taken.
+    """
+    others = tree.pop(RANKS, [])
+    saved, here = len(others) + 1, distributed.world_size()
+    if saved == here:
+        for path, value in others[distributed.rank() - 1] if distributed.rank() else []:
+            *way, last = path
+            place = tree
+            for key in way:
+                place = place[key]
+            place[last] = value
+        return tree
+    reason = f"the run was saved by {saved} and goes on with {here} ranks"
+    collector = {**tree["collector"], "env": None, "episodes_restart": reason}
+    return {**tree, "collector": collector, "algorithm": _refit(tree["algorithm"], algorithm(), saved, here)}
+
+
+def _refit(saved: Any, own: Any, ranks_then: int, ranks_now: int) -> Any:
+    """What was saved, but for tensors with a row for each environment."""
+
+    def fit(then: Any, now: Any) -> Any:
+        if not (isinstance(then, Tensor) and isinstance(now, Tensor) and then.ndim and now.ndim):
+            return then
+        by_row = len(then) * ranks_then == len(now) * ranks_now and then.shape[1:] == now.shape[1:]
+        return now if by_row and len(then) != len(now) else then
+
+    if isinstance(saved, dict) and isinstance(own, dict):
+        return {key: _refit(value, own.get(key), ranks_then, ranks_now) for key, value in saved.items()}
+    if isinstance(saved, list | tuple) and isinstance(own, list | tuple) and len(saved) == len(own):
+        return type(saved)(_refit(a, b, ranks_then, ranks_now) for a, b in zip(saved, own, strict=True))
+    return fit(saved, own)
+
+
+def _digest(value: Any) -> Any:
+    """What tells values apart, for each key of nested dicts; None for what is not compared."""
+    if isinstance(value, dict):
+        return {key: _digest(part) for key, part in value.items()}
+    if isinstance(value, Tensor):
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{value.dtype}{tuple(value.shape)}{hashlib.sha256(data).hexdigest()}"
+    return None if isinstance(value, list | tuple) else repr(value)
+
+
+def _difference(own: dict[str, Any], base: dict[str, Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Paths and values where a tree has another digest than `base`."""
+    for key, value in own.items():
+        theirs = base.get(key)
+        if isinstance(value, dict) and isinstance(theirs, dict) and value.keys() == theirs.keys() and value:
+            for path, part in _difference(value, theirs):
+                yield (key, *path), part
+        elif theirs is None or _digest(value) != theirs:
+            yield (key,), value
+
+
+def _pack(tree: dict[str, Any]) -> bytes:
+    tensors, state = encode(tree)
+    return struct.pack("<Q", len(tensors)) + tensors + state
+
+
+def _unpack(data: bytes) -> dict[str, Any]:
+    (length,) = struct.unpack_from("<Q", data)
+    return decode(data[8 : 8 + length], data[8 + length :])

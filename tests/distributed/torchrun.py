@@ -1,0 +1,23 @@
+"""Commands under torchrun, on this machine."""
+
+import os
+import subprocess
+import sys
+
+
+def launch(ranks, *command, restarts=0, **how):
+    """A command by so many ranks, each with one thread."""
+    flags = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
+    arguments = [sys.executable, "-m", "torch.distributed.run", *flags, *map(str, command)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        arguments, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how
+    )
+
+
+def torchrun(ranks, *command, fails=False, **how):
+    """What a command printed and what it complained about, once it has ended as expected."""
+    process = launch(ranks, *command, **how)
+    out, err = process.communicate(timeout=180)
+    assert (process.returncode != 0) == fails, out + err
+    return out, err
