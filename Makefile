@@ -6,7 +6,7 @@ SOURCES := pyproject.toml constraints.txt $(wildcard src/canter/engines/native/*
 # Every install goes through this: the constraint keeps torch at the build that the project is checked with.
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test lint types layers docs pytest test-faults format bench-learning bench-cpu bench-gpu clean
+.PHONY: train test test-mjlab lint types layers docs pytest test-faults format bench-learning bench-cpu bench-gpu clean
 
 train: .venv/installed
 	$(BIN)/canter train CartPole-v1
@@ -32,6 +32,10 @@ pytest: .venv/installed-dev
 test-faults: .venv/installed-dev
 	$(BIN)/python benchmarks/faults/run.py
 
+# mjlab asks for much, so it has an environment of its own; on a CPU its kernels compile for minutes at first.
+test-mjlab: .venv-mjlab/installed
+	.venv-mjlab/bin/pytest tests/envs/test_mjlab.py
+
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -47,7 +51,7 @@ bench-gpu: .venv-peers/installed
 	.venv-peers/bin/python benchmarks/speed/plot.py
 
 clean:
-	rm -rf .venv .venv-peers .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-peers .venv-mjlab .pytest_cache .ruff_cache .hypothesis build dist
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -64,4 +68,9 @@ clean:
 .venv-peers/installed: $(SOURCES) benchmarks/speed/peers/requirements.txt
 	$(PYTHON) -m venv .venv-peers
 	$(subst $(BIN),.venv-peers/bin,$(PIP_INSTALL)) --editable '.[mujoco]' --requirement benchmarks/speed/peers/requirements.txt
+	touch $@
+
+.venv-mjlab/installed: $(SOURCES)
+	$(PYTHON) -m venv .venv-mjlab
+	$(subst $(BIN),.venv-mjlab/bin,$(PIP_INSTALL)) --editable '.[mjlab,onnx]' pytest
 	touch $@

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from canter.cli.parser import Parser, UsageError
 from canter.cli.trained import Trained, count, open_trained, trained_parser
+from canter.envs.robots import mjlab
 from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy
 
 OBSERVATIONS = 1000
@@ -22,12 +23,16 @@ def export_command(argv: list[str]) -> None:
     with open_trained(arguments, lambda env: replace(env, num_envs=min(env.num_envs, NUM_ENVS))) as trained:
         print(f"Exporting {trained.source}")
         inputs = collect_inputs(trained.policy, trained.env, arguments.observations, trained.stream)
+        metadata = mjlab.onnx_metadata(trained.env, str(trained.run or trained.source))
     for format, path in targets(trained, output).items():
         result = export_policy(trained.policy, path, format, *inputs)
         print(
             f"{path}: the same actions on {result.observations:,} observations, "
             f"largest difference {result.max_difference:.1e}"
         )
+        if metadata and format == "onnx":
+            mjlab.attach_metadata(str(path), metadata)
+            print(f"{path}: mjlab's metadata was added ({', '.join(metadata)})")
 
 
 def export_parser() -> Parser:

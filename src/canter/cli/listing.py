@@ -15,6 +15,7 @@ from canter.cli.parser import Parser, UsageError
 from canter.cli.runs import RUNS
 from canter.console.figures import number
 from canter.console.printable import printable
+from canter.envs.robots import mjlab
 from canter.envs.schemes import schemes
 from canter.envs.tensor import tensor_envs
 from canter.recipes import presets
@@ -36,6 +37,9 @@ def envs_command(argv: list[str]) -> None:
     print(textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
     print("\nFrom elsewhere, by the scheme before the colon:")
     print(summaries({f"{scheme}:ID": schemes[scheme] for scheme in schemes if scheme != "tensor"}))
+    if robots := mjlab.tasks():
+        print("\nOf mjlab, which is installed here, each with the settings that it is registered with:")
+        print("\n".join(f"  mjlab:{name}" for name in robots))
     print("\n`canter presets` lists those with known-good settings.")
 
 

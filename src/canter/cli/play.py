@@ -16,6 +16,8 @@ from canter.envs import EnvConfig
 from canter.play.player import FixedStd, Games, players
 from canter.play.video import CannotRender, Recorder, draw_without_display, has_display
 
+ROBOTS = ("mjlab:", "isaaclab:")
+"""Simulators that draw only if they were made to."""
 MAX_STEPS = 10_000
 """Steps to play when nothing else is said; some tasks never end."""
 
@@ -66,6 +68,8 @@ def play_parser() -> Parser:
 def visible(env: EnvConfig, video: Path | None) -> EnvConfig:
     """One environment that draws itself, if it can, and shows the end of an episode before it restarts."""
     env, is_gymnasium = replace(env, num_envs=1), ":" not in env.id
+    if video is not None and env.id.startswith(ROBOTS):
+        return replace(env, options={**env.options, "render_mode": "rgb_array"})
     if video is not None and not is_gymnasium:
         return env  # of others some can be drawn as they are
     if video is None and not (is_gymnasium and has_display()):

@@ -18,7 +18,7 @@ from canter.cli.preflight import environment_for, plan_for
 from canter.cli.ranks import agree, folder_of_ranks
 from canter.cli.runs import RUNS, find_run, old_run, resume_parser, stored_config
 from canter.cli.training import add_output_flags, train_and_evaluate
-from canter.compat import is_foreign
+from canter.compat import is_foreign, task_settings
 from canter.config import TrainConfig
 from canter.config_file import ConfigFile, dump_config, read_config
 from canter.distributed.world import world
@@ -196,7 +196,10 @@ def starting_point(
     if preset is not None:
         return presets[preset], f"the preset {preset}"
     defaults = TrainConfig()
-    env_id, device = env_id or defaults.env.id, device or defaults.device
+    env_id = env_id or defaults.env.id
+    if algorithm in (None, algorithms.default) and (own := task_settings(env_id, device)) is not None:
+        return own.config, f"the task's own settings for {own.deviations.dialect}"
+    device = device or defaults.device
     found = preset_for(env_id, algorithm, device)
     if found is None:
         env = replace(defaults.env, id=env_id)

@@ -4,5 +4,15 @@ from canter.compat.import_run import import_run
 from canter.compat.settings.deviations import Deviations, Entry
 from canter.compat.settings.importing import Imported, import_config, is_foreign
 from canter.compat.settings.translation import ImportRefused
+from canter.compat.task_settings import task_settings
 
-__all__ = ["Deviations", "Entry", "ImportRefused", "Imported", "import_config", "import_run", "is_foreign"]
+__all__ = [
+    "Deviations",
+    "Entry",
+    "ImportRefused",
+    "Imported",
+    "import_config",
+    "import_run",
+    "is_foreign",
+    "task_settings",
+]

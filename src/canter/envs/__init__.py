@@ -40,8 +40,8 @@ class EnvConfig:
     """Which environment, and how many of it."""
 
     id: str = "CartPole-v1"
-    """Gymnasium id, or `envpool:ID`, `pettingzoo:ID`, `tensor:NAME` or that of another scheme (see `canter envs`), or,
-    where allowed, `module.path:NAME`."""
+    """Gymnasium id, or `envpool:ID`, `pettingzoo:ID`, `mjlab:TASK`, `isaaclab:TASK`, `tensor:NAME` or that of another
+    scheme (see `canter envs`), or, where allowed, `module.path:NAME`."""
     num_envs: int = 8
     """Environments stepped together, over all ranks; where one has several agents, each of these is a row to learn
     from."""

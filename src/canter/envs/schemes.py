@@ -89,6 +89,22 @@ def _tensor(name: str, /, *, num_envs: int, device: str, **options: Any) -> Env:
     return factory(num_envs, device, **options)
 
 
+@schemes.register("mjlab")
+def _mjlab(name: str, /, *, num_envs: int, device: str, **options: Any) -> Env:
+    """Mjlab's tasks, such as mjlab:Mjlab-Velocity-Flat-Unitree-Go1 (pip install "canter[mjlab]")."""
+    from canter.envs.robots.mjlab import make_mjlab
+
+    return make_mjlab(name, num_envs, device, **options)
+
+
+@schemes.register("isaaclab")
+def _isaaclab(name: str, /, *, num_envs: int, device: str, **options: Any) -> Env:
+    """Isaac Lab's tasks, such as isaaclab:Isaac-Ant-v0, where Isaac Lab is installed."""
+    from canter.envs.robots.isaaclab import make_isaaclab
+
+    return make_isaaclab(name, num_envs, device, **options)
+
+
 def find_builder(env_id: str) -> tuple[Builder, str]:
     """Who builds the environments of an id, and the name to give to it."""
     scheme, colon, name = env_id.partition(":")

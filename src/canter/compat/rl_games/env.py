@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.compat.rsl_rl.env import reported
+from canter.envs.robots.adapter import scalars
 from canter.plain import ConfigError
 from canter.specs import (
     ACTION_MASK,
@@ -110,7 +110,7 @@ class RlGamesEnv:
             terminated=ended & ~truncated,
             truncated=truncated,
             valid=torch.ones_like(ended),
-            metrics=reported(told.get("episode") or {}, self.device),
+            metrics=scalars(told.get("episode") or {}, self.device),
         )
 
     def set_progress(self, progress: TrainingProgress) -> None:

@@ -5,12 +5,12 @@ N environments, A action components.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from canter.envs.robots.adapter import flat_groups, scalars
 from canter.specs import Continuous, EnvSpec, Step, TensorSpec
 from canter.struct import Obs
 
@@ -57,7 +57,7 @@ class RslRlEnv:
         if isinstance(obs, Tensor):
             named = {"policy": obs} | ({} if privileged is None else {"critic": privileged})
         else:
-            named = {str(name): obs[name] for name in obs.keys()}  # noqa: SIM118 - a TensorDict iterates over rows
+            named = flat_groups(obs)
         return {name: group.to(self.device) for name, group in named.items()}
 
     def reset(self, seed: int | None = None) -> Obs:
@@ -81,19 +81,8 @@ class RslRlEnv:
             terminated=done & ~truncated,
             truncated=truncated,
             valid=torch.ones_like(done),
-            metrics=reported(extras.get("log") or extras.get("episode") or {}, self.device),
+            metrics=scalars(extras.get("log") or extras.get("episode") or {}, self.device),
         )
 
     def close(self) -> None:
         """Leave it open: whoever made it closes it."""
-
-
-def reported(log: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """What a simulator says of its episodes, as 0-d tensors; what is no number is left out."""
-    found: dict[str, Tensor] = {}
-    for name, value in log.items():
-        if isinstance(value, Tensor) and value.numel():
-            found[str(name)] = value.detach().to(device).float().mean()
-        elif isinstance(value, int | float):
-            found[str(name)] = torch.tensor(float(value), device=device)
-    return found

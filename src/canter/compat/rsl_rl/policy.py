@@ -6,6 +6,7 @@ N environments, D observed numbers side by side, A action components.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class InferencePolicy(nn.Module):
 
     def __init__(self, policy: Policy, groups: Callable[[Any], Obs]) -> None:
         super().__init__()
-        self.policy, self.groups, self.actor = policy, groups, policy.actor
+        self.policy, self.groups, self.network = policy, groups, policy.actor
         self.state: State | None = None
         self.is_recurrent = policy.initial_state(1) != ()
 
@@ -49,10 +50,25 @@ class InferencePolicy(nn.Module):
     @property
     def output_std(self) -> Tensor:
         """`[A]`, where it does not depend on the observation."""
-        head = self.actor.head
+        head = self.network.head
         if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, nn.Parameter):
             raise ConfigError("the deviation depends on the observation: see policy.params")
         return head.log_std(head.raw_std).exp().detach()
+
+    @property
+    def actor(self) -> nn.Sequential:
+        """A copy of its layers, where scripts for RSL-RL before 4.0 look for what they export."""
+        return deployed(self.policy).layers
+
+    @property
+    def actor_obs_normalizer(self) -> nn.Module:
+        """A copy of what standardises all observations side by side, for the same scripts."""
+        return deployed(self.policy).normalizer
+
+    @property
+    def memory_a(self) -> Any:
+        """A copy of its memory, for the same scripts; only a policy with one has it."""
+        return SimpleNamespace(rnn=getattr(deployed(self.policy), "rnn", None))
 
     def as_jit(self) -> nn.Module:
         """A module for TorchScript: all observations side by side `[1, D]` to the mean `[1, A]`, with `reset()`."""

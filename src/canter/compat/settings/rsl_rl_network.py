@@ -78,7 +78,7 @@ def translate_network(t: Translation, dialect: Dialect, network: str) -> None:
 
 def _normalizer(t: Translation, dialect: Dialect, network: str) -> None:
     key, empirical = dialect.of(network, "obs_normalization"), f"{dialect.runner}empirical_normalization"
-    on = t.flag(key, False) if t.has(key) else dialect.generation < 4 and t.flag(empirical, False)
+    on = t.flag(key, False) if t.has(key) else dialect.generation < 4 and t.has(empirical) and t.flag(empirical)
     t.put(f"{network}.normalize_obs", on)
     if dialect.generation >= 4:
         t.dead("since 4.0 nothing reads it", empirical)

@@ -68,8 +68,8 @@ class Translation:
         return here
 
     def has(self, key: str) -> bool:
-        """Whether there is such a key with something in it."""
-        return self.raw(key) not in NONE
+        """Whether there is such a key with something in it; Isaac Lab writes `{}` for what a config leaves open."""
+        return self.raw(key) not in (*NONE, {})
 
     def error(self, key: str, expected: str, advice: str = "") -> ConfigError:
         """A value that makes no sense, by file, line, key and value."""

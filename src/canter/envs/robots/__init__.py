@@ -1,0 +1,1 @@
+"""Simulators of robots whose tasks are put together by managers: mjlab and Isaac Lab."""

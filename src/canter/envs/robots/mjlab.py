@@ -1,0 +1,120 @@
+"""`mjlab:TASK`: MuJoCo Warp on a GPU, or for a look on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, is_dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from canter.envs.robots.adapter import FinalObsOption, ManagerEnv
+from canter.registry import nearest
+
+HOW = 'pip install "canter[mjlab]"'
+EXPORTER = "mjlab.rl.exporter_utils"
+
+
+def tasks() -> list[str]:
+    """All registered tasks; none where mjlab is not installed."""
+    return [] if find_spec("mjlab") is None else _registry("").list_tasks()
+
+
+def rl_settings(task: str) -> dict[str, Any]:
+    """The task's own settings for RSL-RL, as plain data."""
+    return asdict(_known(task).load_rl_cfg(task))
+
+
+def make_mjlab(
+    task: str,
+    num_envs: int,
+    device: str,
+    *,
+    final_obs: FinalObsOption = "approximate",
+    clip_actions: float | None = None,
+    random_start: bool = True,
+    play: bool = False,
+    max_episode_steps: int | None = None,
+    render_mode: str | None = None,
+    **overrides: Any,
+) -> ManagerEnv:
+    """Environments of a task.
+
+    `final_obs` "exact" restarts ended environments here, after their last observations were read; "approximate" leaves
+    it to mjlab, which loses them. `clip_actions` None takes the task's own. `play` takes the task's settings for
+    watching. `overrides` are settings of the task by their dotted path, such as `rewards.air_time.weight`.
+    """
+    registry = _known(task)
+    if final_obs not in ("exact", "approximate"):
+        raise ValueError(f"env.options.final_obs={final_obs!r} must be exact or approximate")
+    cfg = registry.load_env_cfg(task, play=play)
+    override(cfg, overrides)
+    cfg.scene.num_envs, cfg.seed = num_envs, 0
+    cfg.auto_reset = final_obs == "approximate"
+    if max_episode_steps is not None:  # half a step less, as the quotient is rounded up
+        cfg.episode_length_s = (max_episode_steps - 0.5) * cfg.sim.mujoco.timestep * cfg.decimation
+    if clip_actions is None:
+        clip_actions = getattr(registry.load_rl_cfg(task), "clip_actions", None)
+    env = import_module("mjlab.envs").ManagerBasedRlEnv(cfg, device=named_device(device), render_mode=render_mode)
+    return ManagerEnv(
+        env,
+        f"mjlab:{task}",
+        clip_actions=clip_actions,
+        resets_itself=cfg.auto_reset,
+        final_obs="unknown" if cfg.auto_reset else "separate",
+        random_start=random_start,
+    )
+
+
+def onnx_metadata(env: Any, run: str) -> dict[str, Any]:
+    """What mjlab writes into the ONNX files of a robot: joints, gains, default pose, observations and action scales.
+
+    Nothing for other environments, nor for a task without a robot that is steered by positions of its joints.
+    """
+    if not isinstance(env, ManagerEnv) or not env.spec.env_id.startswith("mjlab:"):
+        return {}
+    try:
+        return dict(import_module(EXPORTER).get_base_metadata(env.env, run))
+    except (KeyError, ValueError, AssertionError):
+        return {}
+
+
+def attach_metadata(file: str, metadata: dict[str, Any]) -> None:
+    """Write it, in mjlab's own form."""
+    import_module(EXPORTER).attach_metadata_to_onnx(file, metadata)
+
+
+def named_device(device: str) -> str:
+    """A device with its number, which simulators ask for."""
+    kind = torch.device(device)
+    return str(kind) if kind.type != "cuda" or kind.index is not None else f"cuda:{torch.cuda.current_device()}"
+
+
+def _registry(task: str) -> Any:
+    try:
+        return import_module("mjlab.tasks.registry")  # the package around it registers them
+    except ImportError as error:
+        raise ImportError(f"mjlab:{task} needs mjlab: {HOW} ({error})") from error
+
+
+def _known(task: str) -> Any:
+    registry = _registry(task)
+    if task not in registry.list_tasks():
+        raise ValueError(f"unknown mjlab task {task!r}: {nearest(task, registry.list_tasks())}")
+    return registry
+
+
+def override(cfg: Any, overrides: dict[str, Any], path: str = "env.options") -> None:
+    """Write settings into a tree of dataclasses and mappings, by nested or dotted names, refusing unknown ones."""
+    for name, value in overrides.items():
+        first, _, rest = name.partition(".")
+        here = cfg if isinstance(cfg, dict) else vars(cfg)
+        if first not in here:
+            raise ValueError(f"{path}.{name}={value!r}: the task has no such setting, {nearest(first, here)}")
+        if rest or (isinstance(value, dict) and (is_dataclass(here[first]) or isinstance(here[first], dict))):
+            override(here[first], {rest: value} if rest else value, f"{path}.{first}")
+        elif isinstance(cfg, dict):
+            cfg[first] = tuple(value) if isinstance(here[first], tuple) else value
+        else:
+            setattr(cfg, first, tuple(value) if isinstance(here[first], tuple) else value)
