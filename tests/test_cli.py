@@ -1,4 +1,5 @@
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,9 +9,10 @@ import pytest
 import torch
 import yaml
 
-from canter.cli import main, training
+from canter.cli import main
 from canter.config import TrainConfig
 from canter.config_file import read_config
+from canter.experiments import session
 from canter.plain import to_plain
 from canter.recipes import presets
 from canter.schedules import Constant
@@ -70,11 +72,13 @@ def test_training_in_a_pipe_prints_lines_a_final_score_and_what_to_do_next():
     assert "over 100 new episodes, acting without noise" in score
     (report,) = (line.removeprefix("The report is in ") for line in after if line.startswith("The report is in "))
     assert Path(report).read_text().startswith("<!doctype html>")
-    assert [line.split("  ")[1] for line in after[after.index("What next?") + 1 :]] == [
-        "canter play latest",
-        "canter report latest --open",
-        "canter resume latest --total-steps 4000",
-    ]
+    run = Path(report).parent
+    program, *rest = zip(*(shlex.split(line)[:4] for line in after[after.index("What next?") + 1 :]), strict=True)
+    # As they are typed here: with the path of the program where it is not on the PATH, and of this very run.
+    assert {Path(name).name for name in program} == {"canter"}
+    assert rest[0] == ("play", "report", "resume")
+    assert {Path(path) for path in rest[1]} == {run}
+    assert rest[2][1:] == ("--open", "--total-steps")
 
 
 QUICK = ("tensor:cartpole", "--total-steps=512", "--algorithm.horizon=32", "--algorithm.num-minibatches=2")
@@ -107,7 +111,7 @@ def test_a_report_that_cannot_be_written_is_no_failure(say, monkeypatch):
     def fail(paths):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(training, "write_report", fail)
+    monkeypatch.setattr(session, "write_report", fail)
     assert "There is no report: [Errno 28] No space left on device" in say("train", *QUICK)
 
 
@@ -249,7 +253,7 @@ def test_printed_settings_are_a_config_file_that_prints_the_same(say, tmp_path):
 
 
 def test_a_dry_run_builds_everything_says_the_arithmetic_and_does_not_train(say, monkeypatch):
-    monkeypatch.setattr(training, "Trainer", None)
+    monkeypatch.setattr(session, "Trainer", None)
     sizes = ("--algorithm.horizon=64", "--algorithm.num-minibatches=4", "--algorithm.epochs=10", "--num-envs=8")
     text = say("train", "CartPole-v1", "--dry-run", "--total-steps=100000", *sizes)
     assert "batch = 64 steps x 8 envs = 512, 4 minibatches of 128, 10 epochs: 40 updates per rollout" in text

@@ -26,6 +26,7 @@ from canter.extensions import SymmetryConfig
 from canter.plain import to_plain
 from canter.recipes import extensions as recipes
 from canter.seeding import derive_seed
+from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = 5
@@ -82,7 +83,7 @@ def run(config: canter.TrainConfig, goal: float) -> dict[str, Any]:
             reached.append(report.env_steps)
 
     start = time.perf_counter()
-    algorithm = canter.train(config, follow)
+    algorithm = train(config, follow)
     seconds = round(time.perf_counter() - start, 1)
     options = {name: value for name, value in config.env.options.items() if name != "random_start"}
     env = replace(config.env, options=options).build(config.device)

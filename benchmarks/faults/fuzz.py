@@ -28,9 +28,9 @@ import yaml
 from kills import NAME, differences
 
 from canter.cli import main
-from canter.cli.runs import stored_config
 from canter.config import TrainConfig
 from canter.config_file import dump_config
+from canter.experiments.folders import stored_config
 from canter.recipes import presets
 from canter.runs.hall_of_fame import INDEX, Hall, HallCorrupt
 from canter.runs.parts import Parts

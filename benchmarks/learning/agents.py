@@ -25,6 +25,7 @@ import torch
 import canter
 from canter.recipes.agents import rendezvous
 from canter.seeding import derive_seed
+from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results"
 EVAL_EPISODES = 300
@@ -36,7 +37,7 @@ def run(config: canter.TrainConfig) -> dict[str, Any]:
     """Train and evaluate; everything worth keeping of one run."""
     reports: list[canter.Report] = []
     start = time.perf_counter()
-    algorithm = canter.train(config, reports.append)
+    algorithm = train(config, reports.append)
     seconds = time.perf_counter() - start
     env = config.env.build(config.device)
     evaluation = canter.evaluate(algorithm.policy, env, EVAL_EPISODES, derive_seed(config.seed, "eval"))

@@ -24,6 +24,7 @@ import torch
 
 import canter
 from canter.seeding import derive_seed
+from canter.training.trainer import train
 
 RESULT = Path(__file__).parent / "results" / "bf16.json"
 TASKS = ("CartPole-v1", "Pendulum-v1")
@@ -41,7 +42,7 @@ def run(env_id: str, precision: Precision, seed: int) -> dict[str, Any]:
     config = replace(preset, seed=seed, algorithm=replace(preset.algorithm, model=model))
     last: list[canter.Report] = []
     start = time.perf_counter()
-    algorithm = canter.train(config, lambda report: last.__setitem__(slice(None), [report]))
+    algorithm = train(config, lambda report: last.__setitem__(slice(None), [report]))
     seconds = time.perf_counter() - start
     env = config.env.build(config.device)
     evaluation = canter.evaluate(algorithm.policy, env, EVAL_EPISODES, derive_seed(seed, "eval"))

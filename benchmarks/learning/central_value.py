@@ -29,6 +29,7 @@ import torch
 import canter
 from canter.recipes.quadrotor import quadrotor_central_value
 from canter.seeding import derive_seed
+from canter.training.trainer import train
 
 RESULT = Path(__file__).parent / "results" / "central_value.json"
 CRITICS = {"sees load and charge": True, "sees what the policy sees": False}
@@ -83,7 +84,7 @@ def config_for(arguments: argparse.Namespace, *, privileged: bool) -> canter.Tra
 def run(config: canter.TrainConfig) -> dict[str, Any]:
     """Train and evaluate."""
     curve, start = Curve(), time.perf_counter()
-    algorithm = canter.train(config, curve)
+    algorithm = train(config, curve)
     seconds = time.perf_counter() - start
     env = config.env.build(config.device)
     evaluation = canter.evaluate(algorithm.policy, env, EPISODES, derive_seed(config.seed, "eval"))

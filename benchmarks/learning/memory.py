@@ -21,6 +21,7 @@ from canter.algorithms.ppo import CentralValueConfig
 from canter.nn.network import NetworkConfig
 from canter.recipes.memory import cartpole_positions
 from canter.seeding import derive_seed
+from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"
 SEEDS = 5
@@ -60,7 +61,7 @@ def run(config: canter.TrainConfig) -> dict[str, Any]:
             reached.append(report.env_steps)
 
     start = time.perf_counter()
-    algorithm = canter.train(config, follow)
+    algorithm = train(config, follow)
     env = config.env.build(config.device)
     evaluation = canter.evaluate(algorithm.policy, env, 50, derive_seed(config.seed, "eval"))
     return {

@@ -32,6 +32,7 @@ from canter.recipes import presets
 from canter.seeding import derive_seed
 from canter.specs import ACTION_MASK, Discrete
 from canter.struct import Obs, State
+from canter.training.trainer import train
 
 RESULT = Path(__file__).parent / "results" / "queue_network.json"
 PRESETS = ("queue-average-reward", "queue-discounted")
@@ -74,9 +75,7 @@ def run(preset: str, seed: int) -> dict[str, Any]:
     """Train with a preset and measure the policy's cost."""
     last: list[canter.Report] = []
     start = time.perf_counter()
-    algorithm = canter.train(
-        replace(presets[preset], seed=seed), lambda report: last.__setitem__(slice(None), [report])
-    )
+    algorithm = train(replace(presets[preset], seed=seed), lambda report: last.__setitem__(slice(None), [report]))
     seconds = time.perf_counter() - start
     metrics = {key: value for key, value in last[0].metrics.items() if key.startswith(("value/", "lta/"))}
     return {

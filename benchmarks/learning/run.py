@@ -25,6 +25,7 @@ import torch
 
 import canter
 from canter.seeding import derive_seed
+from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results"
 EVAL_EPISODES = 50
@@ -73,7 +74,7 @@ def run(env_id: str, seed: int) -> dict[str, Any]:
 
     last: list[canter.Report] = []
     start = time.perf_counter()
-    algorithm = canter.train(config, follow)
+    algorithm = train(config, follow)
     seconds = time.perf_counter() - start
     env = config.env.build(config.device)
     evaluation = canter.evaluate(algorithm.policy, env, EVAL_EPISODES, derive_seed(seed, "eval"))

@@ -26,6 +26,7 @@ import canter
 from canter.nn.rnn import RNNConfig
 from canter.training.execution import ExecutionConfig
 from canter.training.progress import Report
+from canter.training.trainer import train as train_run
 
 WARM_UP = 2
 """Iterations of a whole training that do not count."""
@@ -100,7 +101,7 @@ def until(config: canter.TrainConfig, target: float) -> dict[str, Any]:
             raise Reached
 
     try:
-        canter.train(config, look)
+        train_run(config, look)
         reached = False
     except Reached:
         reached = True
@@ -122,7 +123,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
         total_steps=rollout * (WARM_UP + options.iterations),
         execution=ExecutionConfig(mode=options.mode, engine=options.engine, threads=options.threads),
     )
-    canter.train(config, lambda report: ends.append(time.perf_counter()))
+    train_run(config, lambda report: ends.append(time.perf_counter()))
     return {"steps_per_second": round(rollout * options.iterations / (ends[-1] - ends[WARM_UP - 1]), 1)}
 
 

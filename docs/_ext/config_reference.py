@@ -5,15 +5,11 @@ A field without a docstring is a warning, and a warning fails the build.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
-import textwrap
 import types
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from functools import cache
-from itertools import pairwise
 from typing import Any, Literal, Union, get_args, get_origin
 from typing import get_type_hints as plain_hints
 
@@ -23,6 +19,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.logging import getLogger
 
 from canter.config import TrainConfig
+from canter.config_file import field_docs
 from canter.plain import config_classes, registry_in, to_plain
 
 logger = getLogger(__name__)
@@ -51,20 +48,6 @@ def sections(root: type) -> list[Section]:
 
     visit(root, "")
     return [Section(cls, paths) for cls, paths in found.items()]
-
-
-@cache
-def field_docs(cls: type) -> dict[str, str]:
-    """The string literal behind each field of a class, inherited or its own, as one line."""
-    docs: dict[str, str] = {}
-    for base in filter(is_dataclass, reversed(cls.__bases__)):
-        docs |= field_docs(base)
-    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
-    for field, after in pairwise(body):
-        match field, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                docs[name] = " ".join(text.split())
-    return docs
 
 
 def page(root: type) -> Iterator[str]:

@@ -14,6 +14,7 @@ from rich.console import Console
 import canter
 from canter.console.dashboard import Dashboard
 from canter.plain import to_plain
+from canter.training.trainer import train
 
 PICTURE = Path(__file__).parents[1] / "_static" / "console.svg"
 WIDTH = 100
@@ -35,7 +36,7 @@ def main() -> None:
 
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.unlink(missing_ok=True)
-    canter.train(config, follow)
+    train(config, follow)
 
 
 if __name__ == "__main__":

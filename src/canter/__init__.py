@@ -1,125 +1,33 @@
-"""Canter trains control policies with PPO and its relatives."""
+"""Canter trains control policies with PPO and its relatives.
 
-from canter.algorithms.base import Algorithm, Declared, Headline, RolloutPlan
-from canter.algorithms.distillation import Distillation, DistillationConfig
-from canter.algorithms.extension import Extension
-from canter.algorithms.phase import Phase
-from canter.algorithms.ppo import PPO, BonusValueConfig, CentralValueConfig, PPOConfig
-from canter.algorithms.ppo.rewards import RewardConfig
-from canter.algorithms.sac import SAC, SACConfig, TemperatureConfig
-from canter.config import TrainConfig
-from canter.data.replay import ReplayConfig
-from canter.engines.autograd import LossGradients, LossOutput
-from canter.engines.batch import ModelOutput
-from canter.engines.bound import BoundLossConfig
-from canter.envs import EnvConfig
-from canter.envs.imports import allow_import
-from canter.extensions import AMPConfig, MirrorConfig, RNDConfig, SymmetryConfig
-from canter.nn.actor_critic import ModelConfig, Policy
-from canter.nn.critics import CriticConfig
-from canter.nn.heads import StdConfig
-from canter.nn.network import NetworkConfig
-from canter.nn.rnn import RNNConfig
-from canter.nn.stack import StackNetworkConfig
-from canter.optim import OptimizerConfig
-from canter.play.evaluation import Evaluation, evaluate
-from canter.play.export import export_policy
-from canter.play.lta import LongRunAverage, long_run_average
-from canter.play.player import Player
-from canter.recipes import preset_for, presets
-from canter.registry import register
-from canter.runs.run_folder import CheckpointConfig, RunFolder
-from canter.schedules import AdaptiveKL, Constant, Linear, StepAt
-from canter.self_play.self_play import SelfPlayConfig
-from canter.specs import (
-    Continuous,
-    Discrete,
-    Env,
-    EnvSpec,
-    Mirror,
-    MotionSpec,
-    MultiDiscrete,
-    Step,
-    Symmetry,
-    TensorSpec,
-)
-from canter.storage.policy_file import load_critic, load_policy, save_policy
-from canter.training.execution import ExecutionConfig
-from canter.training.progress import SuccessConfig, UntilConfig
-from canter.training.trainer import Report, Trainer, train
+All public names are in `canter.api`, which is imported when the first of them is used: `canter --help` should not wait
+for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from canter.api import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "PPO",
-    "SAC",
-    "AMPConfig",
-    "AdaptiveKL",
-    "Algorithm",
-    "BonusValueConfig",
-    "BoundLossConfig",
-    "CentralValueConfig",
-    "CheckpointConfig",
-    "Constant",
-    "Continuous",
-    "CriticConfig",
-    "Declared",
-    "Discrete",
-    "Distillation",
-    "DistillationConfig",
-    "Env",
-    "EnvConfig",
-    "EnvSpec",
-    "Evaluation",
-    "ExecutionConfig",
-    "Extension",
-    "Headline",
-    "Linear",
-    "LongRunAverage",
-    "LossGradients",
-    "LossOutput",
-    "Mirror",
-    "MirrorConfig",
-    "ModelConfig",
-    "ModelOutput",
-    "MotionSpec",
-    "MultiDiscrete",
-    "NetworkConfig",
-    "OptimizerConfig",
-    "PPOConfig",
-    "Phase",
-    "Player",
-    "Policy",
-    "RNDConfig",
-    "RNNConfig",
-    "ReplayConfig",
-    "Report",
-    "RewardConfig",
-    "RolloutPlan",
-    "RunFolder",
-    "SACConfig",
-    "SelfPlayConfig",
-    "StackNetworkConfig",
-    "StdConfig",
-    "Step",
-    "StepAt",
-    "SuccessConfig",
-    "Symmetry",
-    "SymmetryConfig",
-    "TemperatureConfig",
-    "TensorSpec",
-    "TrainConfig",
-    "Trainer",
-    "UntilConfig",
-    "allow_import",
-    "evaluate",
-    "export_policy",
-    "load_critic",
-    "load_policy",
-    "long_run_average",
-    "preset_for",
-    "presets",
-    "register",
-    "save_policy",
-    "train",
-]
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a module, at its first use."""
+    if name.startswith("__") and name != "__all__":
+        raise AttributeError(f"module 'canter' has no attribute {name!r}")
+    if name != "__all__" and find_spec(f"canter.{name}") is not None:
+        return import_module(f"canter.{name}")
+    api = import_module("canter.api")
+    if not hasattr(api, name):
+        raise AttributeError(f"module 'canter' has no attribute {name!r}")
+    globals()[name] = value = getattr(api, name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *import_module("canter.api").__all__]

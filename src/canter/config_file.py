@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -61,6 +67,49 @@ def read_config(path: str | Path, within: Path | None = None, twice: list[str] |
 def dump_config(config: TrainConfig) -> str:
     """All settings as YAML text; `read_config` reads it back to an equal config, whatever its base."""
     return dump_plain(to_plain(config))
+
+
+def explained_config(config: TrainConfig) -> str:
+    """All settings as YAML text, each under a comment that says what it is; `read_config` reads it back."""
+    sentences = dict(_sentences(config, ""))
+    lines: list[str] = []
+    path: list[str] = []
+    for line in dump_config(config).splitlines():
+        match = re.match(r"( *)([A-Za-z_]\w*):", line)
+        if match is not None:
+            path = [*path[: len(match[1]) // 2], match[2]]
+            sentence = sentences.get(".".join(path))
+            lines += [] if sentence is None else [f"{match[1]}# {sentence}"]
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _sentences(config: Any, key: str) -> Iterator[tuple[str, str]]:
+    """The first sentence about every setting, by its key path."""
+    for name, text in field_docs(type(config)).items():
+        path = f"{key}.{name}" if key else name
+        yield path, re.split(r"(?<=\.)\s(?=[A-Z`])", text)[0].rstrip(".")
+        value = getattr(config, name)
+        if is_dataclass(value):
+            yield from _sentences(value, path)
+
+
+@cache
+def field_docs(cls: type) -> dict[str, str]:
+    """The string literal behind each field of a dataclass, inherited or its own, as one line."""
+    docs: dict[str, str] = {}
+    for base in filter(is_dataclass, reversed(cls.__bases__)):
+        docs |= field_docs(base)
+    try:
+        source = inspect.getsource(cls)
+    except (OSError, TypeError):  # made where there is no file, as in a notebook
+        return docs
+    body = cast(ast.ClassDef, ast.parse(textwrap.dedent(source)).body[0]).body
+    for field, after in pairwise(body):
+        match field, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                docs[name] = " ".join(text.split())
+    return docs
 
 
 def dump_plain(plain: dict[str, Any]) -> str:

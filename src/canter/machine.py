@@ -8,16 +8,14 @@ import platform
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from canter.distributed import cores
-
 PACKAGES = ("canter", "torch", "numpy", "gymnasium", "safetensors", "mujoco", "envpool")
 """Whose versions are noted, where they are installed."""
 
 
 def describe_machine() -> dict[str, Any]:
     """System, processor, cores that this process may use, and the GPUs."""
+    from canter.distributed import cores  # brings torch, for which `canter runs` should not wait
+
     return {"system": platform.platform(), "cpu": cpu_model(), "cores": cores(), "gpus": gpu_names()}
 
 
@@ -48,6 +46,8 @@ def cpu_model() -> str:
 
 def gpu_names() -> list[str]:
     """Names of the GPUs; empty in a process that does not use CUDA, which asking would change."""
+    import torch
+
     if not torch.cuda.is_initialized():
         return []
     return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -55,7 +55,9 @@ def gpu_names() -> list[str]:
 
 def available_memory(device: str = "cpu") -> float:
     """Bytes that programs may still take on a device; infinity where the system does not tell."""
-    if torch.device(device).type == "cuda":
+    if str(device).startswith("cuda"):
+        import torch
+
         return torch.cuda.mem_get_info(device)[0]
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())

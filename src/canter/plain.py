@@ -66,6 +66,22 @@ def config_keys(cls: type) -> dict[str, Any]:
     return keys
 
 
+def nest(overrides: Mapping[str, Any], free: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Key paths to nested mappings; keys under a free mapping are added to what `free` says it holds."""
+    tree: dict[str, Any] = {}
+    for key, value in sorted(overrides.items()):
+        prefix = next((name for name in free if key.startswith(f"{name}.")), None)
+        parts = [*prefix.split("."), key[len(prefix) + 1 :]] if prefix else key.split(".")
+        here = tree
+        for i, part in enumerate(parts[:-1]):
+            path = ".".join(parts[: i + 1])
+            here = here.setdefault(part, dict(free[path]) if path in free else {})
+            if not isinstance(here, dict):
+                raise ConfigError(f"{key}: contradicts the value given for {path}", key)
+        here[parts[-1]] = dict(value) if isinstance(value, Mapping) else value
+    return tree
+
+
 def is_free(hint: Any) -> bool:
     """Whether a hint is a mapping of the user's own keys."""
     return get_origin(hint) is dict

@@ -14,6 +14,7 @@ from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.training.collector import Collector
+from canter.training.trainer import train
 
 
 class Lost:
@@ -47,7 +48,7 @@ def test_training_names_the_approximation_once(caplog):
     config = canter.TrainConfig(algorithm=PPOConfig(horizon=16, num_minibatches=2), total_steps=512)
     reports = []
     with caplog.at_level(logging.WARNING):
-        canter.train(config, reports.append, env=Lost(CartPole(8, max_episode_steps=10)))
+        train(config, reports.append, env=Lost(CartPole(8, max_episode_steps=10)))
     assert reports[-1].env_steps == 512
     said = [record.message for record in caplog.records if "unknown" in record.message]
     assert said == [

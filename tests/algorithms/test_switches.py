@@ -19,6 +19,7 @@ from canter.nn.normalizer import NormalizerConfig
 from canter.optim import OptimizerConfig
 from canter.schedules import AdaptiveKL
 from canter.training.collector import Collector
+from canter.training.trainer import train
 
 RL_GAMES = {
     "shuffle": "none",
@@ -212,5 +213,5 @@ def test_a_run_with_them_learns(engine):
         execution=canter.ExecutionConfig(engine=engine),
     )
     reports = []
-    canter.train(config, reports.append)
+    train(config, reports.append)
     assert reports[-1].return_ > 60 > 40 > reports[0].return_  # a random policy balances for 22 steps

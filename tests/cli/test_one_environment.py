@@ -8,10 +8,10 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from canter.cli import main
-from canter.cli.preflight import environment_for
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.envs.tensor import tensor_envs
+from canter.experiments.look import environment_for
 from canter.play.evaluation import evaluate
 from canter.preflight.trial import random_actions, run_trial
 from canter.recipes import preset_for
@@ -24,7 +24,7 @@ def elsewhere(tmp_path, monkeypatch):
     """Runs leave folders behind, and `main` sets the number of threads."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    monkeypatch.setattr("canter.cli.training.EVAL_STEPS", 500)
+    monkeypatch.setattr("canter.experiments.session.EVAL_STEPS", 500)
 
 
 @pytest.fixture

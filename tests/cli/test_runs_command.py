@@ -42,10 +42,10 @@ def test_runs_are_listed_the_newest_first(tmp_path, rows):
     (tmp_path / "latest").symlink_to("newer")
     (tmp_path / "hall_of_fame").mkdir()
     assert rows() == [
-        ["RUN", "ENVIRONMENT", "STATUS", "STEPS", "RETURN", "TIME", "AGE"],
-        ["newer", "CartPole-v1", "stopped", "500", "-", "1 min 15 s", "3 min"],
-        ["older", "CartPole-v1", "failed", "500", "12.25", "1 min 15 s", "2 h"],
-        ["silent", "CartPole-v1", "finished", "-", "-", "-", "2 d"],
+        ["RUN", "ENVIRONMENT", "STATUS", "STEPS", "RETURN", "SCORE", "TIME", "AGE"],
+        ["newer", "CartPole-v1", "stopped", "500", "-", "-", "1 min 15 s", "3 min"],
+        ["older", "CartPole-v1", "failed", "500", "12.25", "-", "1 min 15 s", "2 h"],
+        ["silent", "CartPole-v1", "finished", "-", "-", "-", "-", "2 d"],
     ]
 
 
@@ -84,6 +84,7 @@ def test_json_holds_all_that_is_known(tmp_path, capsys):
             "env_steps": 500,
             "total_steps": 1000,
             "return": 12.25,
+            "score": None,
             "seconds": 75.0,
             "updated": 1000.0,
         }

@@ -20,7 +20,8 @@ NOISY = """
 import logging, warnings
 from dataclasses import replace
 import torch
-from canter import preset_for, train
+from canter import preset_for
+from canter.training.trainer import train
 from canter.console.console import make_console
 
 logging.basicConfig()
@@ -84,8 +85,8 @@ def test_training_on_a_terminal_leaves_one_table_and_what_to_do_next(tmp_path):
     assert screen.cursor_shown
     below = "\n".join(screen.lines[screen.lines.index(table[-1]) :])
     assert "Final score: mean return" in below
-    assert "canter play latest" in below
-    assert "canter resume latest --total-steps 4000" in below
+    assert "What next?" in below
+    assert "--total-steps 4000" in below.replace("\n", "")  # a long path may be broken by the edge of the screen
 
 
 def test_prints_warnings_and_log_lines_stay_above_the_table(tmp_path):
@@ -111,5 +112,5 @@ def test_a_signal_gives_the_terminal_back(tmp_path, number, times):
     assert code == 128 + number
     assert screen.cursor_shown
     assert len(screen.tables()) == (1 if times == 1 else 0)  # one without a single iteration does not stay
-    assert ("go on with: canter resume" in program.output) == (times == 1)
+    assert (" resume runs/" in program.output) == (times == 1)
     assert not list(tmp_path.glob("runs/*/run.lock"))

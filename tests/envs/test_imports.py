@@ -28,7 +28,7 @@ def module(tmp_path, monkeypatch):
     """A module of the user's; nothing is trusted before or after."""
     (tmp_path / "my_tasks.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(imports, "_allowed", set())
+    monkeypatch.setattr(imports, "_allowed", {})
     yield "my_tasks"
     sys.modules.pop("my_tasks", None)
     gymnasium.registry.pop("MyOwn-v0", None)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import canter
 from canter.envs.tensor import tensor_envs
+from canter.training.trainer import train
 
 
 def test_pendulum_is_swung_up_within_six_thousand_steps():
@@ -16,7 +17,7 @@ def test_pendulum_is_swung_up_within_six_thousand_steps():
     )
     env = replace(preset.env, id="tensor:pendulum", num_envs=2)
     config = replace(preset, env=env, total_steps=6_000, algorithm=replace(algorithm, updates_per_step=2.0))
-    trained = canter.train(config)
+    trained = train(config)
     score = canter.evaluate(trained.policy, tensor_envs["pendulum"](20, "cpu"), 20, seed=1).mean
     # Random actions earn about -1,200, the best policies about -150; on x86 and ARM it came to -466 and above.
     assert score > -600

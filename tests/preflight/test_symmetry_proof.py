@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import canter
-from canter.cli.preflight import plan_for
+from canter.experiments.look import plan_for
 from canter.preflight.checks import preflight
 from canter.preflight.symmetry import prove
 from canter.specs import Mirror

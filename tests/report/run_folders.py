@@ -29,5 +29,8 @@ def row(iteration, return_, **more):
 
 
 def rising(*returns, **more):
-    """Rows whose returns are these."""
-    return [row(number, return_, **more) for number, return_ in enumerate(returns, 1)]
+    """Rows whose returns are these, with further metrics that grow with them; what never changes is not drawn."""
+    return [
+        row(number, return_, **{name: value * (1 + number / 100) for name, value in more.items()})
+        for number, return_ in enumerate(returns, 1)
+    ]

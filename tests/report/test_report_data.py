@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from run_folders import make_run, rising, row
 
-from canter.report import data
-from canter.report.data import flatten, parse_row, read_last_row, read_rows, read_run, read_settings
+from canter.report.data import read_run
+from canter.runs import reading as data
+from canter.runs.reading import flatten, parse_row, read_last_row, read_rows, read_settings
 
 
 def test_a_run_is_read_with_settings_record_and_metrics(tmp_path):

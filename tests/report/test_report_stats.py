@@ -79,14 +79,15 @@ def test_a_curve_is_the_middle_of_the_seeds_on_a_common_grid(run_of):
     assert found.high == pytest.approx(found.steps)
 
 
-def test_the_curve_covers_what_all_seeds_have_seen(run_of):
+def test_the_curve_begins_where_all_seeds_are_and_goes_on_to_the_end_of_the_last(run_of):
     late = [row(1, None), row(2, None), *(row(number, 4.0) for number in range(3, 7))]
     (group,) = group_runs([run_of("short", 2.0, 2.0, 2.0, 2.0, seed=1), run_of("late", rows=late, seed=2)])
     found = curve(group, "return")
-    assert (found.steps[0], found.steps[-1]) == (300, 400)
-    assert found.center.tolist() == [3.0] * GRID
+    assert (found.steps[0], found.steps[-1]) == (300, 600)
+    assert found.center.tolist() == [3.0 if step <= 400 else 4.0 for step in found.steps]
+    assert len(found.steps) == GRID
     by_time = curve(group, "return", "seconds")
-    assert (by_time.steps[0], by_time.steps[-1]) == (6, 8)
+    assert (by_time.steps[0], by_time.steps[-1]) == (6, 12)
 
 
 def test_one_run_is_its_own_curve_and_none_is_none(run_of):

@@ -81,7 +81,7 @@ def stay(report):
     time.sleep(600)
 
 config = canter.TrainConfig(env=canter.EnvConfig(id="tensor:cartpole"), algorithm=canter.PPOConfig(horizon=8))
-canter.train(config, stay, folder=canter.RunFolder(sys.argv[1]))
+canter.train(config, stay, folder=canter.RunFolder(sys.argv[1]), console="quiet")
 """
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "entered\n"

@@ -88,7 +88,7 @@ def test_the_public_names_train_a_policy():
         algorithm=canter.PPOConfig(horizon=16, num_minibatches=2),
         total_steps=200,
     )
-    algorithm = canter.train(config)
+    algorithm = train(config)
     env = config.env.build("cpu")
     assert canter.evaluate(algorithm.policy, env, episodes=4, seed=0).mean > 0
 

@@ -3,49 +3,58 @@
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from tempfile import NamedTemporaryFile
+from typing import NoReturn
 
-import torch
-
-from canter.cli.check import check_command
-from canter.cli.evaluation import eval_command
-from canter.cli.explain import explain_command
-from canter.cli.export import export_command
-from canter.cli.importing import import_command
-from canter.cli.listing import envs_command, presets_command, runs_command, summaries
-from canter.cli.parser import UsageError
-from canter.cli.play import play_command
-from canter.cli.ranks import complain, join_ranks, leave
-from canter.cli.report import report_command
-from canter.cli.train import distill_command, resume_command, train_command
+from canter import __version__
+from canter.cli.advice import UsageError
+from canter.cli.index import check_arguments
 from canter.console.printable import printable_output
-from canter.distributed import RankLost
-from canter.envs.gymnasium_contract import place_of, text_of
-from canter.envs.imports import allow_import
 from canter.registry import nearest
-from canter.storage.lock import RunLocked
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "train": train_command,
-    "distill": distill_command,
-    "resume": resume_command,
-    "play": play_command,
-    "eval": eval_command,
-    "export": export_command,
-    "check": check_command,
-    "import": import_command,
-    "explain": explain_command,
-    "runs": runs_command,
-    "report": report_command,
-    "envs": envs_command,
-    "presets": presets_command,
+
+@dataclass(frozen=True)
+class Command:
+    """What follows `canter`: where its function is, which takes the arguments behind its name, and what it does."""
+
+    place: str
+    summary: str
+    """The first line of the function's docstring."""
+    light: bool = False
+    """Whether it answers without torch."""
+
+    def load(self) -> Callable[[list[str]], None]:
+        """The function."""
+        module, _, name = self.place.partition(":")
+        return getattr(importlib.import_module(f"canter.cli.{module}"), name)
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command("train:train_command", "Train a policy and print how it learns."),
+    "distill": Command("train:distill_command", "Train a student to do what a teacher does that sees more."),
+    "resume": Command("train:resume_command", "Go on with a run where it stopped."),
+    "sweep": Command("sweep:sweep_command", "Train many runs: seeds, and settings with several values."),
+    "play": Command("play:play_command", "Watch a policy in a window, or record a video of it."),
+    "eval": Command("evaluation:eval_command", "Play many episodes and say how good a policy is."),
+    "export": Command(
+        "export:export_command", "Write a policy as ONNX and torch.export files that run without Canter."
+    ),
+    "check": Command("check:check_command", "Look at an environment and the settings for it before training."),
+    "import": Command("importing:import_command", "Turn a settings file of rl_games or RSL-RL into one of Canter's."),
+    "explain": Command("explain:explain_command", "Say what made the NaN or infinity of a run."),
+    "runs": Command("listing:runs_command", "List the runs and how far they have come.", light=True),
+    "report": Command("report:report_command", "Write a page about one run, or one that compares several."),
+    "envs": Command("listing:envs_command", "List the environments and how their ids are written.", light=True),
+    "presets": Command("listing:presets_command", "List the known-good settings.", light=True),
 }
-"""What follows `canter`; each takes the arguments behind its name, and its docstring is its help."""
+
+RANKED = ("train", "distill", "resume")
+"""What torchrun may start as several ranks."""
 
 
 HELP = """\
@@ -58,7 +67,7 @@ commands:
 
 `canter COMMAND --help` explains one. To begin: canter train CartPole-v1
 --allow-import MODULE lets any of them import that module of yours: for what it registers, and for
-environments called MODULE:NAME."""
+environments called MODULE:NAME. A run that you made remembers it."""
 
 
 def take_permissions(argv: list[str]) -> list[str]:
@@ -73,24 +82,42 @@ def take_permissions(argv: list[str]) -> list[str]:
         module = value if equals else next(tokens, None)
         if module is None:
             raise UsageError("--allow-import needs the module to trust, such as my_package")
+        from canter.envs.imports import allow_import, import_trusted
+
         allow_import(module)
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # where `python -m` would look; last, so that it hides nothing
-        importlib.import_module(module)
+        import_trusted(module)
     return rest
 
 
 def dispatch(argv: list[str]) -> None:
     """Run the command that the arguments name."""
-    argv = take_permissions(argv)
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(HELP.format(commands=summaries(COMMANDS)))
-    elif argv[0] in COMMANDS:
-        if argv[0] in ("train", "resume"):
+    rest = take_permissions(argv)
+    if not rest or rest[0] in ("-h", "--help", "help"):
+        width = max(map(len, COMMANDS))
+        print(HELP.format(commands="\n".join(f"  {name:<{width}}  {c.summary}" for name, c in COMMANDS.items())))
+    elif rest[0] in ("--version", "-V"):
+        print(f"canter {__version__}")
+    elif rest[0] in COMMANDS:
+        command = COMMANDS[rest[0]]
+        if rest == argv:  # nothing of the user's own was imported
+            check_arguments(rest[0], rest[1:])
+        if not command.light:
+            load_everything()
+        if rest[0] in RANKED:
+            from canter.cli.ranks import join_ranks
+
             join_ranks()
-        COMMANDS[argv[0]](argv[1:])
+        command.load()(rest[1:])
     else:
-        raise UsageError(f"unknown command {argv[0]!r}: {nearest(argv[0], COMMANDS)}")
+        raise UsageError(f"unknown command {rest[0]!r}: {nearest(rest[0], COMMANDS)}")
+
+
+def load_everything() -> None:
+    """Import all that may be named in settings, and torch."""
+    importlib.import_module("canter.api")
+    import torch
+
+    torch.set_num_threads(1)  # networks of this size are slower with several
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -98,28 +125,40 @@ def main(argv: list[str] | None = None) -> None:
 
     Any other error is one line too, with exit code 1; its traceback goes to a file.
     """
-    # Networks of this size are slower with several threads than with one.
-    torch.set_num_threads(1)
     with printable_output() as out:
         try:
             dispatch(sys.argv[1:] if argv is None else argv)
             out.flush()
-        except RankLost:  # whoever knows why has said so
-            leave(1)
-        except (ValueError, KeyError, ImportError, OSError, RunLocked) as error:
-            # A KeyError's own text is the repr of its message.
-            message = error.args[0] if isinstance(error, KeyError) and error.args else error
-            complain(" ".join(str(message).split()))
-            leave(2)
         except KeyboardInterrupt:
-            complain("stopped by SIGINT")
-            leave(128 + signal.SIGINT)
-        except Exception as error:  # of an environment or another part of the user's own, or a mistake in Canter
-            complain(unexpected(error))
-            leave(2 if out_of_memory(error) else 1)
+            end_with("stopped by SIGINT", 128 + signal.SIGINT)
+        except Exception as error:
+            if type(error).__name__ == "RankLost":  # whoever knows why has said so
+                end_with(None, 1)
+            if is_a_mistake(error):
+                # A KeyError's own text is the repr of its message.
+                message = error.args[0] if isinstance(error, KeyError) and error.args else error
+                end_with(" ".join(str(message).split()), 2)
+            # Of an environment or another part of the user's own, or a mistake in Canter.
+            end_with(unexpected(error), 2 if out_of_memory(error) else 1)
         if out.lost is not None and not isinstance(out.lost, BrokenPipeError):
             print(f"canter: not all of the output could be written: {out.lost}", file=sys.stderr)
             sys.exit(1)
+
+
+def end_with(text: str | None, code: int) -> NoReturn:
+    """End the program with an error; of several ranks only one says it."""
+    ranks = sys.modules.get("canter.cli.ranks")
+    if ranks is not None:
+        if text is not None:
+            ranks.complain(text)
+        ranks.leave(code)
+    print(f"canter: {text}", file=sys.stderr)
+    sys.exit(code)
+
+
+def is_a_mistake(error: Exception) -> bool:
+    """Whether an error tells what the user got wrong, or what is missing here, in words of its own."""
+    return isinstance(error, ValueError | KeyError | ImportError | OSError) or type(error).__name__ == "RunLocked"
 
 
 def out_of_memory(error: Exception) -> bool:
@@ -135,5 +174,7 @@ def unexpected(error: Exception) -> str:
     with NamedTemporaryFile("w", prefix="canter-", suffix=".txt", delete=False, errors="replace") as file:
         file.write("".join(traceback.format_exception(error)))
     notes = " ".join(getattr(error, "__notes__", ()))
+    from canter.envs.gymnasium_contract import place_of, text_of
+
     what = f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
     return f"{what}. {notes + '. ' if notes else ''}The traceback is in {file.name}"

@@ -10,10 +10,10 @@ import torch
 
 from canter.algorithms.base import plan_of
 from canter.cli.parser import Parser, UsageError, add_config_flags
-from canter.cli.preflight import look, show
-from canter.cli.train import EPILOG, SHORT_FLAGS, check_machine, merged_config
+from canter.cli.train import EPILOG, SHORT_FLAGS, merged_config
 from canter.config import TrainConfig
 from canter.distributed import cores
+from canter.experiments.look import check_machine, look, show
 from canter.preflight.plan import counted
 from canter.training.threads import time_updates
 from canter.training.trainer import Trainer

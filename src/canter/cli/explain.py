@@ -8,8 +8,9 @@ from pathlib import Path
 
 from canter.black_box.replay import explain
 from canter.cli.parser import Parser, UsageError
-from canter.cli.runs import RUNS, find_run, stored_config
 from canter.envs import closed_quietly
+from canter.experiments.folders import stored_config
+from canter.runs.finding import RUNS, find_run
 from canter.runs.run_folder import BLACK_BOX
 from canter.storage.checkpoint import load_checkpoint
 

@@ -1,4 +1,4 @@
-"""`canter envs`, `canter presets` and `canter runs`: what there is."""
+"""`canter envs`, `canter presets` and `canter runs`: what there is, told without importing torch."""
 
 from __future__ import annotations
 
@@ -8,53 +8,93 @@ import os
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from canter.cli.parser import Parser, UsageError
-from canter.cli.runs import RUNS
-from canter.console.figures import number
+from canter.cli.advice import UsageError
+from canter.cli.index import gymnasium_ids, read_index
+from canter.cli.parser import Parser
+from canter.console.numbers import in_units, number
 from canter.console.printable import printable
-from canter.envs.robots import mjlab
-from canter.envs.schemes import schemes
-from canter.envs.tensor import tensor_envs
-from canter.recipes import presets
-from canter.report.data import read_last_row, read_settings
-from canter.report.numbers import duration
-from canter.runs.run_folder import CONFIG, METRICS
-from canter.runs.run_record import RECORD, read_record, run_status
+from canter.runs.finding import RUNS, SWEEP
+from canter.runs.reading import read_last_row, read_settings
+from canter.runs.run_record import CONFIG, METRICS, RECORD, read_record, run_status
 
 PROBE = "probe-"
 
 
 def envs_command(argv: list[str]) -> None:
     """List the environments and how their ids are written."""
-    Parser("envs", usage="", description="List the environments and how their ids are written.").parse(argv)
+    parser = Parser(
+        "envs",
+        usage="[FILTER]",
+        description="List the environments and how their ids are written; with FILTER all whose id contains it, "
+        "Gymnasium's and those of installed packages included.",
+    )
+    parser.add_argument("filter", metavar="FILTER", nargs="?", help="part of an id, such as cart or ALE/")
+    wanted = parser.parse(argv).filter
+    index = read_index()
+    if wanted is not None:
+        print_matching(wanted, index)
+        return
+    tensor = index["tensor"]
     print("In torch, for any device:")
-    print(summaries({f"tensor:{name}": tensor_envs[name] for name in tensor_envs if not name.startswith(PROBE)}))
-    probes = ", ".join(name.removeprefix(PROBE) for name in tensor_envs if name.startswith(PROBE))
+    print(summaries({f"tensor:{name}": tensor[name] for name in tensor if not name.startswith(PROBE)}))
+    probes = ", ".join(name.removeprefix(PROBE) for name in tensor if name.startswith(PROBE))
     text = f"tensor:{PROBE}NAME  Tiny tasks whose answer is known, to test an algorithm; NAME is one of {probes}"
     print(textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
     print("\nFrom elsewhere, by the scheme before the colon:")
-    print(summaries({f"{scheme}:ID": schemes[scheme] for scheme in schemes if scheme != "tensor"}))
-    if robots := mjlab.tasks():
+    print(summaries({f"{name}:ID": text for name, text in index["schemes"].items() if name != "tensor"}))
+    if robots := mjlab_ids():
         print("\nOf mjlab, which is installed here, each with the settings that it is registered with:")
-        print("\n".join(f"  mjlab:{name}" for name in robots))
-    print("\n`canter presets` lists those with known-good settings.")
+        print("\n".join(f"  {name}" for name in robots))
+    print("\n`canter envs FILTER` looks among Gymnasium's too, `canter presets` lists those with known-good settings.")
 
 
-def summaries(things: Mapping[str, Any]) -> str:
-    """A line for each name, with the first line of its thing's docstring."""
+def print_matching(wanted: str, index: dict[str, Any]) -> None:
+    """Every id that contains the text."""
+    others = dict.fromkeys([*gymnasium_ids(), *mjlab_ids()], "")
+    ids = {f"tensor:{name}": text for name, text in index["tensor"].items()} | others
+    preset = {env: name for name, env, _ in index["presets"]}
+    found = {
+        name: text or (f"preset {preset[name]}" if name in preset else "")
+        for name, text in ids.items()
+        if wanted.lower() in name.lower()
+    }
+    if not found:
+        raise UsageError(
+            f"no environment here has {wanted!r} in its id. Packages bring more: pip install ale-py (ALE/...), "
+            'gymnasium[box2d] (LunarLander-v3), "canter[mujoco]", "canter[envpool]", "canter[pettingzoo]"'
+        )
+    print(summaries(found))
+
+
+def mjlab_ids() -> list[str]:
+    """Tasks of mjlab, where that is installed; to know them takes torch."""
+    if find_spec("mjlab") is None:
+        return []
+    from canter.envs.robots import mjlab
+
+    return [f"mjlab:{name}" for name in mjlab.tasks()]
+
+
+def summaries(things: Mapping[str, str]) -> str:
+    """A line for each name and its summary."""
     width = max(map(len, things))
-    lines = {name: (inspect.getdoc(thing) or "").partition("\n")[0] for name, thing in things.items()}
-    return "\n".join(f"  {name:<{width}}  {line}".rstrip() for name, line in lines.items())
+    return "\n".join(f"  {name:<{width}}  {line}".rstrip() for name, line in things.items())
+
+
+def summary_of(thing: Any) -> str:
+    """The first line of a docstring."""
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
 
 
 def presets_command(argv: list[str]) -> None:
     """List the known-good settings."""
     about = "List the known-good settings; they are found by environment id, or by name with --preset."
     Parser("presets", usage="", description=about).parse(argv)
-    rows = [(name, presets[name].env.id, f"{presets[name].total_steps:,}") for name in presets]
+    rows = [(name, env, f"{steps:,}") for name, env, steps in read_index()["presets"]]
     print_table(("PRESET", "ENVIRONMENT", "STEPS"), rows, right=("STEPS",))
 
 
@@ -63,7 +103,8 @@ def runs_command(argv: list[str]) -> None:
     parser = Parser(
         "runs",
         usage="[--run-dir DIR] [--json]",
-        description="List the runs, the newest first: how far they have come and how they do.",
+        description="List the runs, the newest first: how far they have come, how they do, and how good the final\n"
+        "policy was in new episodes without noise (SCORE).",
     )
     parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where runs are looked for (default {RUNS})")
     parser.flag("--json", action="store_true", help="print all that is known of them as JSON")
@@ -74,17 +115,23 @@ def runs_command(argv: list[str]) -> None:
     elif not found:
         print(f"No runs under {arguments.run_dir}; to make one: canter train CartPole-v1")
     else:
-        head = ("RUN", "ENVIRONMENT", "STATUS", "STEPS", "RETURN", "TIME", "AGE")
-        print_table(head, [shown_run(run) for run in found], right=("STEPS", "RETURN", "TIME", "AGE"))
+        head = ("RUN", "ENVIRONMENT", "STATUS", "STEPS", "RETURN", "SCORE", "TIME", "AGE")
+        print_table(head, [shown_run(run) for run in found], right=("STEPS", "RETURN", "SCORE", "TIME", "AGE"))
 
 
 def find_runs(parent: Path) -> list[dict[str, Any]]:
     """What is known of every run under `parent`, the newest first; of a damaged one, what can be read."""
     if parent.exists() and not parent.is_dir():
         raise UsageError(f"--run-dir {parent} is no folder")
-    inside = list(parent.iterdir()) if parent.exists() else []
-    found = [summary(path) for path in inside if not path.is_symlink() and is_run(path)]
+    found = [summary(path, parent) for path in folders_in(parent) if is_run(path)]
     return sorted(found, key=lambda run: (-run["updated"], run["name"]))
+
+
+def folders_in(parent: Path) -> list[Path]:
+    """Folders in a folder, and those in the folders of sweeps among them."""
+    inside = [path for path in parent.iterdir() if not path.is_symlink()] if parent.exists() else []
+    sweeps = [path for path in inside if os.path.isfile(path / SWEEP)]
+    return inside + [path for sweep in sweeps for path in sweep.iterdir() if not path.is_symlink()]
 
 
 def is_run(path: Path) -> bool:
@@ -92,15 +139,16 @@ def is_run(path: Path) -> bool:
     return any(os.path.isfile(path / name) for name in (CONFIG, RECORD, METRICS))
 
 
-def summary(path: Path) -> dict[str, Any]:
+def summary(path: Path, parent: Path) -> dict[str, Any]:
     """One run; None where nothing is known."""
     settings, row, status = read_settings(path / CONFIG), read_last_row(path / METRICS), run_status(path)
     steps, budget = row.get("env_steps"), settings.get("total_steps")
     if status == "unknown" and steps is not None and isinstance(budget, int) and steps >= budget:
         status = "finished"
     env_id = settings.get("env.id")
+    score = read_record(path).get("score")
     return {
-        "name": path.name,
+        "name": str(path.relative_to(parent)),
         "path": str(path),
         "env": env_id if isinstance(env_id, str) else None,
         "seed": settings.get("seed"),
@@ -109,6 +157,7 @@ def summary(path: Path) -> dict[str, Any]:
         "env_steps": None if steps is None else int(steps),
         "total_steps": budget,
         "return": row.get("return"),
+        "score": score if isinstance(score, dict) else None,
         "seconds": row.get("seconds"),
         "updated": row["wall_time"] if "wall_time" in row else path.stat().st_mtime,
     }
@@ -117,12 +166,18 @@ def summary(path: Path) -> dict[str, Any]:
 def shown_run(run: dict[str, Any]) -> tuple[str, ...]:
     """The cells of one run."""
     steps = "-" if run["env_steps"] is None else f"{run['env_steps']:,}"
-    spent = "-" if run["seconds"] is None else duration(run["seconds"])
+    spent = "-" if run["seconds"] is None else in_units(run["seconds"])
     age = max(0.0, time.time() - run["updated"])
     # The larger unit is enough: 3 d 4 h becomes 3 d.
-    old = " ".join(duration(age).split()[:2])
+    old = " ".join(in_units(age).split()[:2])
     status = run["status"] if run["ranks"] == 1 else f"{run['status']}, {run['ranks']} ranks"
-    return run["name"], run["env"] or "-", status, steps, number(run["return"]), spent, old
+    return run["name"], run["env"] or "-", status, steps, number(run["return"]), shown_score(run), spent, old
+
+
+def shown_score(run: dict[str, Any]) -> str:
+    """The final score as a number; a hyphen for none."""
+    value = (run["score"] or {}).get("mean")
+    return number(value) if isinstance(value, int | float) else "-"
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:

@@ -6,14 +6,11 @@ import argparse
 import re
 from typing import Any, NoReturn, get_origin
 
-from canter.config import TrainConfig
+from canter.cli.advice import UsageError as UsageError
+from canter.cli.advice import advise
 from canter.plain import ConfigError, accepts_none, config_keys, is_free, is_text, without_none
-from canter.registry import nearest
+from canter.plain import nest as nest
 from canter.storage.strict_yaml import parse
-
-
-class UsageError(ValueError):
-    """A command line that makes no sense."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         arguments, rest = self.parse_known_args(self._regular(argv))
         unknown = next((token.partition("=")[0] for token in rest if token.startswith("-")), None)
         if unknown:
-            raise UsageError(f"unknown flag {unknown}: {self._advice(unknown)}")
+            raise UsageError(f"unknown flag {unknown}: {advise(unknown, self.flags)}")
         if rest:
             raise UsageError(f"unexpected argument {rest[0]!r}; see `{self.prog} --help`")
         return arguments
@@ -57,53 +54,38 @@ class Parser(argparse.ArgumentParser):
                 regular.append(f"{hyphens}{equals}{value}" if hyphens in self.flags else token)
         return regular
 
-    def _advice(self, unknown: str) -> str:
-        """Flags that end in the same word, whatever section they are in, or else those that look alike."""
-        word = unknown.lstrip("-").replace("_", "-")
-        same = [flag for flag in self.flags if flag.endswith(f".{word}")]
-        return f"did you mean {' or '.join(same)}?" if same else nearest(unknown, self.flags)
-
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting, so that all errors are shown in one place."""
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
-def add_config_flags(parser: Parser, argv: list[str], short: dict[str, tuple[str, str]]) -> None:
+def all_keys() -> dict[str, Any]:
+    """Every setting of a run with its type hint."""
+    from canter.config import TrainConfig  # brings torch, for which help and lists should not wait
+
+    return config_keys(TrainConfig)
+
+
+def add_config_flags(parser: Parser, argv: list[str], short: dict[str, tuple[str, str]], **options: Any) -> None:
     """Make every setting a flag; `short` gives the flags to show in the help: name -> (key, help)."""
-    keys = config_keys(TrainConfig)
+    keys = all_keys()
     for name, (key, text) in short.items():
         metavar = {int: "N", float: "X"}.get(without_none(keys[key]), "NAME")
-        parser.flag(name, dest=f"key:{key}", metavar=metavar, help=text, default=None)
+        parser.flag(name, dest=f"key:{key}", metavar=metavar, help=text, default=None, **options)
     for key in keys:
         name = f"--{key.replace('_', '-')}"
         if name not in short:
-            parser.flag(name, dest=f"key:{key}", help=argparse.SUPPRESS, default=None)
+            parser.flag(name, dest=f"key:{key}", help=argparse.SUPPRESS, default=None, **options)
     free = tuple(f"--{key}." for key, hint in keys.items() if is_free(hint))
     for token in dict.fromkeys(token.partition("=")[0] for token in argv if token.startswith(free)):
-        parser.add_argument(token, dest=f"key:{token[2:]}", help=argparse.SUPPRESS, default=None)
+        parser.add_argument(token, dest=f"key:{token[2:]}", help=argparse.SUPPRESS, default=None, **options)
 
 
 def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings given as flags: key path -> plain value."""
     given = {name[4:]: text for name, text in vars(arguments).items() if name.startswith("key:") and text is not None}
-    keys = config_keys(TrainConfig)
+    keys = all_keys()
     return {key: _read_value(text, keys.get(key, Any), key) for key, text in given.items()}
-
-
-def nest(overrides: dict[str, Any], free: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Key paths to nested mappings; keys under a free mapping are added to what `free` says it holds."""
-    tree: dict[str, Any] = {}
-    for key, value in sorted(overrides.items()):
-        prefix = next((name for name in free if key.startswith(f"{name}.")), None)
-        parts = [*prefix.split("."), key[len(prefix) + 1 :]] if prefix else key.split(".")
-        here = tree
-        for i, part in enumerate(parts[:-1]):
-            path = ".".join(parts[: i + 1])
-            here = here.setdefault(part, dict(free[path]) if path in free else {})
-            if not isinstance(here, dict):
-                raise ConfigError(f"{key}: contradicts the value given for {path}", key)
-        here[parts[-1]] = value
-    return tree
 
 
 def _read_value(text: str, hint: Any, key: str) -> Any:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-
-import gymnasium
 
 from canter.cli.parser import Parser
 from canter.cli.trained import add_acting_flags, count, open_trained, trained_parser
 from canter.envs import EnvConfig
 from canter.play.player import FixedStd, Games, players
-from canter.play.video import CannotRender, Recorder, draw_without_display, has_display
+from canter.play.video import Recorder, draw_without_display, has_display, pictures_explained
+from canter.play.watching import drawn
 
-ROBOTS = ("mjlab:", "isaaclab:")
-"""Simulators that draw only if they were made to."""
 MAX_STEPS = 10_000
 """Steps to play when nothing else is said; some tasks never end."""
 
@@ -67,32 +63,14 @@ def play_parser() -> Parser:
 
 def visible(env: EnvConfig, video: Path | None) -> EnvConfig:
     """One environment that draws itself, if it can, and shows the end of an episode before it restarts."""
-    env, is_gymnasium = replace(env, num_envs=1), ":" not in env.id
-    if video is not None and env.id.startswith(ROBOTS):
-        return replace(env, options={**env.options, "render_mode": "rgb_array"})
-    if video is not None and not is_gymnasium:
-        return env  # of others some can be drawn as they are
-    if video is None and not (is_gymnasium and has_display()):
-        reason = "no display here" if is_gymnasium else f"{env.id} has no window"
-        hint = "--video FILE.mp4 records one" if is_gymnasium else "--video FILE.mp4 records one if it can be drawn"
+    if video is not None:
+        return drawn(env)
+    if not (env.is_gymnasium and has_display()):
+        reason = "no display here" if env.is_gymnasium else f"{env.id} has no window"
+        hint = "--video FILE.mp4 records one" if env.is_gymnasium else "--video FILE.mp4 records one if it can be drawn"
         print(f"canter: {reason}, so it is played without a picture ({hint})", file=sys.stderr)
-        return env
-    mode = "human" if video is None else "rgb_array"
-    restart = env.autoreset if env.vectorization == "vector_entry_point" else "next_step"
-    return replace(env, autoreset=restart, options={**env.options, "render_mode": mode})
-
-
-@contextmanager
-def pictures_explained() -> Iterator[None]:
-    """Say in one line what environments say in many ways: that they cannot be drawn."""
-    try:
-        yield
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise ImportError(str(error)) from error
-    except TypeError as error:
-        if "render_mode" not in str(error):
-            raise
-        raise CannotRender(f"this environment cannot be drawn ({error})") from error
+        return replace(env, num_envs=1)
+    return drawn(env, "human")
 
 
 def print_games(games: Games) -> None:

@@ -6,14 +6,14 @@ import webbrowser
 from pathlib import Path
 
 from canter.cli.parser import Parser
-from canter.cli.runs import RUNS, find_run
 from canter.report import write_report
+from canter.runs.finding import RUNS, find_all
 
 
 def report_command(argv: list[str]) -> None:
     """Write a page about one run, or one that compares several."""
     arguments = report_parser().parse(argv)
-    paths = [find_run(text, Path(arguments.run_dir)) for text in arguments.runs]
+    paths = [path for text in arguments.runs for path in find_all(text, Path(arguments.run_dir))]
     out = None if arguments.out is None else Path(arguments.out)
     written = write_report(paths, out, threshold=arguments.threshold)
     print(f"The report is in {written}")
@@ -32,7 +32,7 @@ def report_parser() -> Parser:
         ),
     )
     parser.add_argument(
-        "runs", metavar="RUN", nargs="+", help="folder of a run, `latest`, or the beginning of its name"
+        "runs", metavar="RUN", nargs="+", help="folder of a run or of runs, `latest`, or the beginning of names"
     )
     parser.flag(
         "--out", metavar="FILE", help="where to write; by default report.html in the run's folder, or here for several"

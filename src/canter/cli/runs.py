@@ -1,76 +1,45 @@
-"""Run folders: making a new one, finding an old one, going on with it."""
+"""Going on with a run: what may change meanwhile, and is written down."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
-import os
-import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from canter.cli.parser import Parser, UsageError
+from canter.cli.parser import Parser, UsageError, add_config_flags
 from canter.config import TrainConfig
-from canter.config_file import dump_config, read_config
-from canter.plain import from_plain, to_plain
-from canter.registry import nearest
+from canter.config_file import dump_config
+from canter.experiments.settings import free_settings
+from canter.plain import from_plain, nest, to_plain
+from canter.runs.finding import RUNS
 from canter.runs.policies import Progress
-from canter.runs.run_folder import CONFIG, EDITS, LATEST, RunFolder, never_began
+from canter.runs.run_folder import CONFIG, EDITS, RunFolder
 from canter.storage.durable import append
 from canter.storage.strict_yaml import parse
 from canter.storage.tree import Malformed, parse_json
 from canter.storage.untrusted import read_untrusted
 from canter.storage.validity import flatten
 
-RUNS = Path("runs")
 ABSENT = "(absent)"
 MAX_EDITS = 1 << 20
 
 
-def new_run(parent: Path, name: str | None, config: TrainConfig) -> RunFolder:
-    """A folder for a new run; nothing is made before environment and algorithm are known to work."""
-    if name is None:
-        stem = re.sub(r"\W+", "-", config.env.id)
-        stem = f"{stem}-seed{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-        # Two may begin in one second, and a clock may be put back.
-        names = itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2)))
-        name = next(name for name in names if not os.path.lexists(parent / name))
-    if Path(name).name != name or name == LATEST or not name.isprintable():
-        raise UsageError(f"--name {name!r} must be a plain folder name that can be printed, and not {LATEST!r}")
-    path = parent / name
-    if path.exists() and not never_began(path):
-        raise UsageError(f"{path} exists already; give another --name, or go on with it: canter resume {path}")
-    return RunFolder(path, config.checkpoints, settings=dump_config(config))
-
-
-def find_run(text: str, parent: Path) -> Path:
-    """The run folder that `text` means: a path, `latest`, or the beginning of exactly one name under `parent`."""
-    for candidate in (Path(text), parent / text):
-        if (candidate / CONFIG).is_file():
-            return candidate.resolve() if candidate.is_symlink() else candidate
-    names = [path.name for path in parent.iterdir() if (path / CONFIG).is_file()] if parent.is_dir() else []
-    names = [name for name in names if name != LATEST]
-    matching = [name for name in names if name.startswith(text)]
-    if len(matching) == 1:
-        return parent / matching[0]
-    if matching:
-        raise UsageError(f"{text!r} could be any of {', '.join(sorted(matching))}")
-    raise UsageError(f"no run {text!r} here or under {parent}: {nearest(text, names)}")
-
-
-def resume_parser() -> Parser:
+def resume_parser(argv: list[str]) -> Parser:
     """The arguments of `canter resume`."""
     parser = Parser(
         "resume",
-        usage="RUN [--total-steps N] [--accept-edits | --from-scratch] [--run-dir DIR] [--console KIND] [--log NAMES]",
-        description="Go on with a run from its newest checkpoint, exactly as if it had never stopped.",
+        usage="RUN [--total-steps N] [--KEY VALUE ...] [--accept-edits | --from-scratch] [--console KIND]",
+        description=(
+            "Go on with a run from its newest checkpoint, exactly as if it had never stopped, or with settings that\n"
+            "are changed from there on by their flags; what changes is written down with the iteration."
+        ),
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run, `latest`, or the beginning of its name")
-    parser.flag(
-        "--total-steps", metavar="N", type=int, help="train up to so many transitions in all; may extend the run"
-    )
+    short = {"--total-steps": ("total_steps", "train up to so many transitions in all; may extend the run")}
+    add_config_flags(parser, argv, short)
     parser.flag("--accept-edits", action="store_true", help=f"go on with what was changed in the run's {CONFIG}")
     parser.flag(
         "--from-scratch", action="store_true", help="begin again at the beginning; what there is now is set aside"
@@ -79,9 +48,27 @@ def resume_parser() -> Parser:
     return parser
 
 
-def stored_config(path: Path) -> TrainConfig:
-    """The settings of a run."""
-    return read_config(path / CONFIG, within=path).over(TrainConfig())
+FIXED = {
+    "seed": "the random streams of the run go on from where they are",
+    "env.id": "another task is another run: canter train ENV --init-from RUN begins one with these weights",
+    "env.num_envs": "the checkpoint holds what each of them was doing",
+    "algorithm.kind": "the checkpoint is of this algorithm",
+    "algorithm.model": "the weights of the checkpoint are of these networks",
+    "algorithm.policy": "the weights of the checkpoint are of these networks",
+    "algorithm.critic": "the weights of the checkpoint are of these networks",
+    "self_play": "the opponents are part of the run",
+}
+"""Settings that cannot change when a run goes on, and why."""
+
+
+def resumed_config(stored: TrainConfig, overrides: dict[str, Any]) -> TrainConfig:
+    """The settings of a run, changed as flags say where that can be."""
+    config = from_plain(nest(overrides, free_settings(stored)), stored)
+    for key in _changes(spelled(stored), spelled(config)):
+        reason = next((why for fixed, why in FIXED.items() if f"{key}.".startswith(f"{fixed}.")), None)
+        if reason is not None:
+            raise UsageError(f"--{key.replace('_', '-')} cannot change when a run goes on: {reason}")
+    return config
 
 
 def old_run(path: Path, stored: TrainConfig, config: TrainConfig, arguments: argparse.Namespace) -> RunFolder:

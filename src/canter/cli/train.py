@@ -5,30 +5,29 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from canter.algorithms.base import algorithms, title_of
+from canter.algorithms.base import algorithms
 from canter.cli.importing import add_import_flags, import_with
-from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides, nest
-from canter.cli.preflight import environment_for, plan_for
-from canter.cli.ranks import agree, folder_of_ranks
-from canter.cli.runs import RUNS, find_run, old_run, resume_parser, stored_config
+from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides
+from canter.cli.ranks import agree, check_folder, folder_of_ranks
+from canter.cli.runs import old_run, resume_parser, resumed_config
 from canter.cli.training import add_output_flags, train_and_evaluate
-from canter.compat import is_foreign, task_settings
+from canter.compat import is_foreign
 from canter.config import TrainConfig
-from canter.config_file import ConfigFile, dump_config, read_config
+from canter.config_file import ConfigFile, explained_config, read_config
 from canter.distributed.world import world
-from canter.plain import ConfigError, from_plain
-from canter.preflight.size import check_size
-from canter.recipes import name_for, preset_for, presets
+from canter.experiments.folders import stored_config
+from canter.experiments.init_from import InitFrom
+from canter.experiments.look import check_machine, environment_for, plan_for
+from canter.experiments.session import announcement
+from canter.experiments.settings import free_settings, starting_point
+from canter.plain import from_plain, nest
+from canter.runs.finding import RUNS, find_run
 
 SHORT_FLAGS = {
     "--algorithm": ("algorithm.kind", f"what learns: {', '.join(algorithms)}; its preset for the environment is taken"),
-    "--start": ("start", "a policy file or run folder whose policy to begin with"),
     "--seed": ("seed", "start of every random stream"),
     "--total-steps": ("total_steps", "transitions to train for, over all environments"),
     "--num-envs": ("env.num_envs", "environments stepped together, over all ranks"),
@@ -54,7 +53,7 @@ usage: canter distill TEACHER ENV [--KEY VALUE ...]
 A student learns what a teacher would do, where it goes itself. TEACHER is a policy file or a run folder; a checkpoint
 of rl_games or RSL-RL becomes one by `canter import`. What the student sees is --algorithm.policy.obs-groups; where the
 teacher's groups have other names in ENV: --algorithm.teacher-obs '{policy: critic}'. All flags of `canter train` work
-besides. Then PPO goes on: canter train ENV --start STUDENT"""
+besides. Then PPO goes on: canter train ENV --init-from STUDENT"""
 
 
 def train_command(argv: list[str]) -> None:
@@ -62,28 +61,39 @@ def train_command(argv: list[str]) -> None:
     arguments = train_parser(argv).parse(argv)
     config, source = merged_config(arguments)
     if arguments.print_config:
-        print(dump_config(config), end="")
+        print(explained_config(config), end="")
         return
     check_machine(config)
     if arguments.dry_run:
         dry_run(config, source)
         return
+    init_from = init_of(arguments)
     agree(config)
-    folder = folder_of_ranks(arguments, config)
+    check_folder(arguments)
     print(announcement(config, source))
     # Ranks that were restarted have had their look.
     with nullcontext() if world.attempt else environment_for(config) as env:
-        train_and_evaluate(config, folder, arguments, env)
+        train_and_evaluate(config, folder_of_ranks(arguments, config), arguments, env, init_from)
+
+
+def init_of(arguments: argparse.Namespace) -> InitFrom | None:
+    """The run whose weights are to be taken, if there is one."""
+    if arguments.init_from is None:
+        for flag in ("init_optimizer", "init_fresh_statistics"):
+            if getattr(arguments, flag):
+                raise UsageError(f"--{flag.replace('_', '-')} needs --init-from RUN")
+        return None
+    given = Path(arguments.init_from)
+    run = given if given.is_file() else find_run(arguments.init_from, Path(arguments.run_dir))
+    return InitFrom(run, arguments.init_optimizer, arguments.init_fresh_statistics)
 
 
 def distill_command(argv: list[str]) -> None:
     """Train a student to do what a teacher does that sees more."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if argv and argv[0] in ("-h", "--help"):
         print(DISTILL_USAGE)
         return
-    teacher, *rest = argv
-    if teacher.startswith("-"):
-        raise UsageError(f"the teacher comes first, before {teacher}; see `canter distill --help`")
+    teacher, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
     if Path(teacher).suffix in (".pt", ".pth"):
         raise UsageError(
             f"{teacher} is a checkpoint of another library: canter import {teacher} --config SETTINGS --env ENV "
@@ -91,6 +101,8 @@ def distill_command(argv: list[str]) -> None:
         )
     argv = [*rest, "--algorithm", "distillation", "--algorithm.teacher", str(Path(teacher).absolute())]
     train_parser(argv).parse(argv)  # what is misspelt first, then what is missing
+    if not teacher:
+        raise UsageError("the teacher comes first; see `canter distill --help`")
     if not Path(teacher).exists():
         raise UsageError(f"there is no policy file and no run {teacher!r}")
     train_command(argv)
@@ -98,12 +110,12 @@ def distill_command(argv: list[str]) -> None:
 
 def resume_command(argv: list[str]) -> None:
     """Go on with a run where it stopped."""
-    parser = resume_parser()
+    parser = resume_parser(argv)
     add_output_flags(parser)
     arguments = parser.parse(argv)
     path = find_run(arguments.run, Path(arguments.run_dir))
     stored = stored_config(path)
-    config = stored if arguments.total_steps is None else replace(stored, total_steps=arguments.total_steps)
+    config = resumed_config(stored, config_overrides(arguments))
     check_machine(config)
     agree(config)
     print(announcement(config, f"the settings of {path}"))
@@ -137,6 +149,16 @@ def train_parser(argv: list[str]) -> Parser:
     parser.flag(
         "--resume-if-present", action="store_true", help="where a run of that --name is there, go on with it instead"
     )
+    parser.flag(
+        "--init-from",
+        metavar="RUN",
+        help="begin with the weights of another run with the same networks; of a run of another algorithm, or of a "
+        "policy file, with its policy",
+    )
+    parser.flag("--init-optimizer", action="store_true", help="and with the state of its optimisers")
+    parser.flag(
+        "--init-fresh-statistics", action="store_true", help="but with new statistics of observations and values"
+    )
     add_output_flags(parser)
     add_import_flags(parser)
     parser.flag("--print-config", action="store_true", help="print the merged settings as YAML and stop")
@@ -160,7 +182,13 @@ def merged_config(arguments: argparse.Namespace) -> tuple[TrainConfig, str]:
     config, source = starting_point(wanted["env.id"], arguments.preset, wanted["algorithm.kind"], wanted["device"])
     if file is not None:
         config, source = content.over(config), f"{source}, changed by {file}"
-    return from_plain(nest(overrides, {"env.options": config.env.options}), config), source
+    return from_plain(nest(overrides, free_settings(config)), config), source
+
+
+def with_flags(arguments: argparse.Namespace, flags: list[str]) -> argparse.Namespace:
+    """Arguments of a sweep as those of one of its runs, which has these flags."""
+    own = train_parser(flags).parse(flags)
+    return argparse.Namespace(**vars(own) | {name: getattr(arguments, name) for name in ("env", "preset", "config")})
 
 
 def is_foreign_file(file: str) -> bool:
@@ -177,7 +205,7 @@ def imported_config(arguments: argparse.Namespace, overrides: dict[str, Any], fi
     if not imported.names_env:
         raise UsageError(f"{file} names no environment that is known here: canter train ENV --config {file}")
     print(imported.deviations.text(), file=sys.stderr)
-    config = from_plain(nest(overrides, {"env.options": imported.config.env.options}), imported.config)
+    config = from_plain(nest(overrides, free_settings(imported.config)), imported.config)
     return config, f"the settings of {file}, imported"
 
 
@@ -187,53 +215,6 @@ def named_in(file: ConfigFile, key: str) -> str | None:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value if isinstance(value, str) else None
-
-
-def starting_point(
-    env_id: str | None, preset: str | None, algorithm: str | None = None, device: str | None = None
-) -> tuple[TrainConfig, str]:
-    """The settings to begin with: a named preset, or the environment's own for the algorithm, or the defaults."""
-    if preset is not None:
-        return presets[preset], f"the preset {preset}"
-    defaults = TrainConfig()
-    env_id = env_id or defaults.env.id
-    if algorithm in (None, algorithms.default) and (own := task_settings(env_id, device)) is not None:
-        return own.config, f"the task's own settings for {own.deviations.dialect}"
-    device = device or defaults.device
-    found = preset_for(env_id, algorithm, device)
-    if found is None:
-        env = replace(defaults.env, id=env_id)
-        return replace(defaults, env=env), "the default settings (no preset is known for it)"
-    if algorithm in (None, algorithms.default):
-        return found, "its preset"
-    return replace(found, device=device), f"the preset {name_for(env_id, algorithm, device)}"
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that torch does not know or cannot find."""
-    try:
-        kind = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device: {device!r} is no device; use cpu, cuda or cuda:N", "device") from error
-    count = torch.cuda.device_count()
-    if kind.type == "cuda" and (kind.index or 0) >= count:
-        raise ConfigError(f"device: {device!r} is not there, torch finds {count} CUDA devices; use cpu", "device")
-
-
-def check_machine(config: TrainConfig) -> None:
-    """Refuse settings for a device that is not there, or of sizes that no memory here could hold."""
-    check_device(config.device)
-    check_size(plan_for(config), config)
-
-
-def announcement(config: TrainConfig, source: str) -> str:
-    """What is trained, and with which settings."""
-    ends = [] if config.total_steps is None else [f"{config.total_steps:,} steps"]
-    ends += [f"until.{key}={end:g}" for key, end in vars(config.until).items() if end is not None]
-    return (
-        f"Training {title_of(config.algorithm)} on {config.env.id} with {source}: "
-        f"{' or '.join(ends)} in {config.env.num_envs} environments, seed {config.seed}"
-    )
 
 
 def dry_run(config: TrainConfig, source: str) -> None:

@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 
 from canter.cli.parser import Parser, UsageError
-from canter.cli.preflight import plan_for
-from canter.cli.runs import RUNS, find_run, stored_config
-from canter.cli.train import check_device
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
+from canter.experiments.folders import stored_config
+from canter.experiments.look import check_device, plan_for
 from canter.nn.actor_critic import Policy
 from canter.preflight.size import check_size
 from canter.registry import nearest
+from canter.runs.finding import RUNS, find_run
 from canter.runs.run_folder import CONFIG, RunFolder
 from canter.seeding import derive_seed
 from canter.specs import Env, EnvSpec

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from canter.console.figures import Pace, duration, long_run, number, percent, reported, shown
 from canter.console.live import LiveConsole
 from canter.runs.writers import MetricWriter
-from canter.training.progress import RECENT_EPISODES
+from canter.training.stopwatch import PARTS
 
 ConsoleKind = Literal["auto", "live", "lines", "verbose", "quiet"]
 
@@ -68,7 +68,9 @@ class LineConsole:
             episodes = f"reward per time {long_run(row)}"
         elif row["return"] is not None:
             episodes = f"return {number(row['return'])}  length {number(row['length'])}"
-            episodes += f"  success {percent(row['success_rate'])}"
+            episodes += f"  {self.pace.success} {percent(row['success_rate'])}"
+        if row.get("eval/return") is not None:
+            episodes += f"  evaluation {number(row['eval/return'])}"
         metrics = [f"{line.line} {shown(line, row)}" for line in self.pace.headlines(row) if line.line]
         speed = f"{self.pace.steps_per_second:,.0f} steps/s  {duration(self.pace.seconds_left)} left"
         print("  ".join([f"{row['env_steps']:>11,} steps", episodes, *metrics, speed]), flush=True)
@@ -100,6 +102,7 @@ class VerboseConsole:
         """The parts: title -> name -> value."""
         algorithm, total_steps = self.settings.get("algorithm", {}), self.settings.get("total_steps")
         chosen = self.pace.declared.settings
+        which = "" if self.pace.success == "success" else " (success: terminated)"
         return {
             "rollout statistics": {
                 "mean_ep_len": number(row["rollout_length"]),
@@ -108,9 +111,9 @@ class VerboseConsole:
                 **({"long_run_average": long_run(row)} if self.pace.by_average else {}),
                 **{line.block: number(row.get(line.metric)) for line in self.pace.headlines(row) if line.block},
                 "rollout_len": f"{row['rollout_steps']:,}",
-                "time_elapsed": duration(row["seconds"]),
+                "time_elapsed": duration(sum(row[f"time/{part}"] for part in PARTS)),
             },
-            f"recent {min(row['episodes'], RECENT_EPISODES)} episodes": {
+            f"recent {min(row['episodes'], self.pace.recent)} episodes{which}": {
                 "mean_ep_len": number(row["length"]),
                 "mean_ep_return": number(row["return"]),
                 "success_rate": percent(row["success_rate"]),

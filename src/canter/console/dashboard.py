@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
-from canter.algorithms.base import Headline
 from canter.console.figures import Pace, duration, long_run, number, percent, reported, shown
 from canter.console.printable import printable
 
@@ -59,7 +58,7 @@ class Dashboard:
 
     def lines(self, width: int) -> Iterator[Line]:
         """All of it, line by line."""
-        hint = " Ctrl-C stops after this iteration " if self.running else ""
+        hint = " Ctrl-C stops after this iteration " if self.running and width >= 50 else ""
         content = self.content(max(width - 4, CELL_WIDTH)) if self.pace.rows else [[("the first rollout ...", DIM)]]
         yield [("── ", RULE), (self.title, STRONG), (" " + "─" * width, RULE)]
         yield []
@@ -81,7 +80,7 @@ class Dashboard:
         if self.pace.by_average:
             yield [("reward per unit of time ", DIM), (long_run(row), STRONG), (", the last 20 rollouts", DIM)]
             yield []
-        yield from grid(topics(row, self.pace.headlines(row)), width)
+        yield from grid(topics(row, self.pace), width)
         yield []
         yield from shares(self.pace.shares, width)
 
@@ -99,16 +98,16 @@ class Dashboard:
             yield from ([(steps, "")], [(times, "")])
 
 
-def topics(row: dict[str, Any], headlines: tuple[Headline, ...]) -> dict[str, Topic]:
+def topics(row: dict[str, Any], pace: Pace) -> dict[str, Topic]:
     """The numbers to show: of episodes, of the algorithm, and counters."""
     about_algorithm: dict[str, Topic] = {}
-    for headline in (line for line in headlines if line.topic):
+    for headline in (line for line in pace.headlines(row) if line.topic):
         about_algorithm.setdefault(headline.topic, {})[headline.label] = shown(headline, row)
     return {
-        "episodes (last 100)": {
+        f"episodes (last {pace.recent})": {
             "return": number(row["return"]),
             "length": number(row["length"]),
-            "success rate": percent(row["success_rate"]),
+            "success rate" if pace.success == "success" else pace.success: percent(row["success_rate"]),
             "in all": f"{row['episodes']:,}",
         },
         **about_algorithm,
@@ -118,8 +117,16 @@ def topics(row: dict[str, Any], headlines: tuple[Headline, ...]) -> dict[str, To
             "resets": f"{row['resets']:,}",
             "updates": f"{row['updates']:,}",
             "minibatch updates": f"{row['minibatch_updates']:,}",
+            **counts(row, pace.learning),
         },
     }
+
+
+def counts(row: dict[str, Any], algorithm: dict[str, Any]) -> Topic:
+    """Steps in each environment and passes over rollouts, as far as the settings tell."""
+    horizon, minibatches = algorithm.get("horizon"), algorithm.get("num_minibatches")
+    found = {} if horizon is None else {"train steps": f"{row['rollouts'] * horizon:,}"}
+    return found | ({} if not minibatches else {"epochs": f"{row['minibatch_updates'] / minibatches:,.6g}"})
 
 
 def environment(row: dict[str, Any]) -> dict[str, Topic]:

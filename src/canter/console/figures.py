@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""What a run shows in numbers, and how fast it goes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections import deque
 from typing import Any
 
 from canter.algorithms.base import Headline, declared_under
+from canter.console.numbers import duration as duration
+from canter.console.numbers import number as number
+from canter.console.numbers import percent as percent
 from canter.training.stopwatch import PARTS
 
 PACE_ITERATIONS = 50
@@ -25,6 +28,13 @@ class Pace:
         self.rows: deque[dict[str, Any]] = deque(maxlen=PACE_ITERATIONS)
         self.by_average = settings.get("checkpoints", {}).get("best_by") == "lta"
         """Whether the best policy of the run is the one with the best long-run average."""
+        success = settings.get("success") or {}
+        self.success = "success" if any(value is not None for value in success.values()) else "terminated"
+        """What the rate of successes is called: by what it is where nobody has said what a success is."""
+        self.recent: int = settings.get("recent_episodes", 100)
+        """Episodes that means are over."""
+        self.learning: dict[str, Any] = settings.get("algorithm") or {}
+        """The settings of the algorithm."""
         self.declared = declared_under(settings.get("algorithm", {}).get("kind"))
 
     def headlines(self, row: dict[str, Any]) -> tuple[Headline, ...]:
@@ -66,23 +76,6 @@ def _seconds(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {part: sum(row[f"time/{part}"] for row in rows) for part in PARTS}
 
 
-def number(value: float | None) -> str:
-    """About four significant digits; a hyphen for none."""
-    if value is None:
-        return "-"
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:,.0f}"
-    if 0 < size < 1e-3:
-        return f"{value:.1e}"
-    return f"{value:.{1 if size >= 100 else 2 if size >= 1 else 4}f}"
-
-
-def percent(value: float | None) -> str:
-    """A fraction as a percentage; a hyphen for none."""
-    return "-" if value is None else f"{value:.1%}" if 0 < value < 0.1 else f"{value:.0%}"
-
-
 def reported(row: dict[str, Any]) -> dict[str, str]:
     """What the environment itself reported, by name."""
     return {name.removeprefix("env/"): number(value) for name, value in row.items() if name.startswith("env/")}
@@ -98,12 +91,3 @@ def shown(headline: Headline, row: dict[str, Any]) -> str:
     names = (name for name in row if name == headline.metric or name.startswith(f"{headline.metric}/"))
     value = row.get(next(names, ""))
     return percent(value) if headline.percent else number(value)
-
-
-def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds; hours only where there are some; a hyphen for none."""
-    if seconds is None:
-        return "-"
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

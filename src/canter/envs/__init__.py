@@ -20,8 +20,10 @@ from canter import distributed
 from canter.envs import probes as probes
 from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.gymnasium_contract import place_of, text_of
-from canter.envs.schemes import check_options, find_builder
+from canter.envs.imports import PYTHON
+from canter.envs.schemes import check_options, find_builder, schemes
 from canter.envs.watchdog import PATIENCE, Watchdog, warn_of_hanging
+from canter.envs.wrappers import make_wrappers
 from canter.specs import Env
 
 AnyEnv = TypeVar("AnyEnv", bound=Env)
@@ -62,6 +64,9 @@ class EnvConfig:
     """Cut episodes after so many steps, for tasks that never end; null keeps the environment's own time limit."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments of the environment."""
+    wrappers: dict[str, Any] = field(default_factory=dict)
+    """Gymnasium only: what goes around each environment, the first innermost. Names of `gymnasium.wrappers`, or where
+    allowed `module.path:NAME`, each with its keyword arguments or null: `FlattenObservation: null`."""
 
     def __post_init__(self) -> None:
         """Refuse an empty batch of environments, empty episodes and two answers about how long these are."""
@@ -77,6 +82,11 @@ class EnvConfig:
             raise ValueError(f"env.reset_steps={self.reset_steps} leaves no room for env.{rival}")
 
     @property
+    def is_gymnasium(self) -> bool:
+        """Whether Gymnasium makes these environments, one by one, so that they may be asked to draw themselves."""
+        return find_builder(self.id)[0] is schemes["gymnasium"]
+
+    @property
     def keywords(self) -> dict[str, Any]:
         """Keyword arguments of the environment; all kinds of environments call their time limit alike."""
         return self.options if self.reset_steps is None else {**self.options, "max_episode_steps": self.reset_steps}
@@ -87,6 +97,11 @@ class EnvConfig:
         builder, name = find_builder(self.id)
         settings = (*HOW_GYMNASIUM_STEPS, "step_timeout")
         taken = {key: getattr(self, key) for key in settings if key in signature(builder).parameters}
+        if self.wrappers:
+            if "wrappers" not in signature(builder).parameters:
+                names = ", ".join(self.wrappers)
+                raise ValueError(f"env.wrappers ({names}) go around Gymnasium's environments, and {self.id} is none")
+            taken["wrappers"] = make_wrappers(self.wrappers)
         check_options(builder, self.id, self.keywords)
         env = builder(name, num_envs=num_envs, device=device, **taken, **self.keywords)
         if not self.finite_horizon:
@@ -120,6 +135,8 @@ def unused_settings(config: EnvConfig) -> list[str]:
 
     Whatever would change the task is refused when the environments are built; these settings would not.
     """
+    if config.id.startswith(f"{PYTHON}:"):
+        return []  # one that was given: how it is stepped was decided elsewhere
     taken, usual = signature(find_builder(config.id)[0]).parameters, EnvConfig(id=config.id)
     return [
         f"env.{key}={getattr(config, key)} has no part here: {why}"

@@ -6,6 +6,7 @@ import importlib
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
@@ -14,6 +15,20 @@ from gymnasium.wrappers import TimeLimit
 
 from canter.envs.gymnasium_state import unwrap
 from canter.registry import nearest
+
+NEEDED = {
+    "mujoco": ("MuJoCo", "canter[mujoco]"),
+    "imageio": ("MuJoCo", "canter[mujoco]"),
+    "box2d": ("Box2D", "gymnasium[box2d]"),
+    "pygame": ("pygame", "canter[video]"),
+    "opencv": ("OpenCV", "opencv-python-headless"),
+    "cv2": ("OpenCV", "opencv-python-headless"),
+    "jax": ("JAX", "gymnasium[jax]"),
+    "ale": ("the Arcade Learning Environment", "ale-py"),
+}
+"""Words of an error about something that is missing, what that is, and what to install."""
+NAMESPACES = {"ALE": ("ale_py", "ale-py"), "minigrid": ("minigrid", "minigrid")}
+"""First parts of ids whose module must be imported before Gymnasium knows them: the module, and its package."""
 
 
 @contextmanager
@@ -26,13 +41,17 @@ def explained(env_id: str) -> Iterator[None]:
             yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         # Gymnasium's MuJoCo environments need imageio as well, and do not say so.
-        if not any(name in str(error).lower() for name in ("mujoco", "imageio")):
-            raise
-        raise ImportError(f'{env_id} needs MuJoCo: pip install "canter[mujoco]" ({error})') from error
+        text = str(error).lower()
+        for word, (what, package) in NEEDED.items():
+            if word in text:
+                raise ImportError(f'{env_id} needs {what}: pip install "{package}" ({error})') from error
+        raise ImportError(f"{env_id} needs another package: {error}") from error
     except gymnasium.error.Error as error:
         name = env_id.rpartition(":")[2]
         if name in gymnasium.registry:
             raise
+        if (space := name.partition("/")[0]) in NAMESPACES:
+            raise ImportError(f'{env_id}: pip install "{NAMESPACES[space][1]}" brings {space}/... ({error})') from error
         raise ValueError(
             f"unknown Gymnasium environment {env_id!r}: {nearest(name, gymnasium.registry)} ({error})"
         ) from error
@@ -42,6 +61,9 @@ def import_module_of(env_id: str) -> None:
     """Import what stands before the colon of an id, which registers it."""
     module = env_id.rpartition(":")[0]
     if not module:
+        place = NAMESPACES.get(env_id.partition("/")[0])
+        if place is not None and env_id not in gymnasium.registry and find_spec(place[0]) is not None:
+            importlib.import_module(place[0])
         return
     try:
         importlib.import_module(module)

@@ -30,6 +30,7 @@ SETTINGS = {
     "autoreset": "say env.autoreset",
     "step_timeout": "say env.step_timeout",
     "close_timeout": "say env.close_timeout",
+    "wrappers": "say env.wrappers",
 }
 """Keywords that builders are given from settings of their own."""
 
@@ -55,6 +56,7 @@ def _gymnasium(
     autoreset: Any = None,
     step_timeout: float = 600.0,
     close_timeout: float = 60.0,
+    wrappers: Any = (),
     **options: Any,
 ) -> Env:
     """Registered with Gymnasium; the id alone will do: CartPole-v1, HalfCheetah-v5 (pip install "canter[mujoco]")."""
@@ -62,7 +64,7 @@ def _gymnasium(
 
     how = {"vectorization": vectorization, "autoreset": autoreset}
     how |= {"step_timeout": step_timeout, "close_timeout": close_timeout}
-    return make_gymnasium(name, num_envs, device=device, **how, **options)
+    return make_gymnasium(name, num_envs, device=device, wrappers=wrappers, **how, **options)
 
 
 @schemes.register("envpool")

@@ -273,8 +273,10 @@ def _leaf(space: Space, name: str) -> tuple[TensorSpec, Convert]:
             return TensorSpec((int(nvec.sum()),)), _one_hot(nvec, np.asarray(space.start, np.int64).reshape(-1))
         case spaces.MultiBinary():
             return TensorSpec(space.shape), np.asarray
+    helps = "an own wrapper that turns it into numbers: --env.wrappers.my_module:MyWrapper null"
+    if isinstance(space, spaces.Tuple | spaces.Sequence | spaces.Graph | spaces.OneOf):
+        helps = "FlattenObservation, where its parts have fixed sizes: --env.wrappers.FlattenObservation null"
     raise UnsupportedSpace(
         f"observation {name!r} has space {space}, which is not supported: networks here read Box (numbers), Discrete, "
-        "MultiDiscrete, MultiBinary and Dict of these; wrap the environment with gymnasium.wrappers.FlattenObservation "
-        "or TransformObservation to offer one of these"
+        f"MultiDiscrete, MultiBinary and Dict of these. What helps is {helps}"
     )

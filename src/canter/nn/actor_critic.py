@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from canter.distributions import Distribution
+from canter.nn import stack as stack  # enters it into the registry of networks
 from canter.nn.action_distribution import DistributionName, make_distribution
+from canter.nn.arrays import read_arrays
 from canter.nn.heads import StdConfig, ValueHead, ValueNormalizerConfig, policy_head
 from canter.nn.network import AnyNetwork, AnyNetworkConfig, NetworkConfig
 from canter.specs import ACTION_MASK, Continuous, EnvSpec
@@ -214,3 +217,29 @@ class Policy:
         params, state = self.params(obs, state, reset)
         action = self.distribution.mode(params) if deterministic else self.distribution.sample(params, generator)
         return self.distribution.to_env(action), state
+
+    def predict(
+        self, obs: Any, state: State | None = None, deterministic: bool = True, *, reset: Any = None
+    ) -> tuple[np.ndarray, State]:
+        """NumPy in and out: the action for one observation or a batch of N, and the next state.
+
+            action, state = policy.predict(observation)
+            action, state = policy.predict(observation, state)
+
+        `obs` is an array, or a (nested) dict of arrays by key, each as the environment gives it or with N in front.
+        Give `state` back while the episode lasts and None when a new one begins; it is `()` without memory. In a batch
+        `reset` `[N]` marks rows that begin anew.
+        """
+        groups, single = read_arrays(obs, self.spec.obs, self.reads)
+        count = len(next(iter(groups.values())))
+        state = self.initial_state(count) if state is None else state
+        begins = None if reset is None else torch.as_tensor(reset, dtype=torch.bool, device=self.spec.device)
+        on_device = {name: torch.as_tensor(group, device=self.spec.device) for name, group in groups.items()}
+        action, state = self.act(on_device, state, begins, deterministic=deterministic)
+        array = action.numpy(force=True)
+        return (array[0] if single else array), state
+
+    @property
+    def reads(self) -> list[str]:
+        """The observation groups that it looks at."""
+        return [*self.actor.network.groups, *[ACTION_MASK] * self.actor.masked]

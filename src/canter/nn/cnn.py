@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from canter.nn.mlp import Activation, Init, activations, init_layer
+
+FITTING: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = (
+    (36, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),
+    (10, ((32, 4, 2), (64, 3, 1))),
+    (3, ((32, 3, 1, 1), (64, 3, 1))),
+    (0, ((32, 1, 1),)),
+)
+"""Pixels of the shorter side from which on layers fit, and the layers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +28,9 @@ class CNNConfig:
     kind: Literal["convolutions", "impala"] = "convolutions"
     """One convolution after the other, or IMPALA's: each a convolution, a pooling that halves the image, and two
     residual blocks."""
-    layers: tuple[tuple[int, ...], ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
-    """(channels, kernel, stride) of each convolution, or with a fourth number, the padding on each side."""
+    layers: tuple[tuple[int, ...], ...] | None = None
+    """(channels, kernel, stride) of each convolution, or with a fourth number, the padding on each side. Null takes
+    layers that fit the size: those of Mnih et al. (2015) from 36 pixels on, fewer and smaller kernels below."""
     depths: tuple[int, ...] = (16, 32, 32)
     """For `kind="impala"`: channels of each part."""
     features: int | None = 256
@@ -34,7 +44,8 @@ class CNNConfig:
 
     def __post_init__(self) -> None:
         """Refuse layers without width, kernel or stride."""
-        if any(len(layer) not in (3, 4) or min(layer[:3]) < 1 or min(layer) < 0 for layer in self.layers):
+        layers = self.layers or ()
+        if any(len(layer) not in (3, 4) or min(layer[:3]) < 1 or min(layer) < 0 for layer in layers):
             raise ValueError(
                 f"layers={self.layers} must be (channels, kernel, stride), each at least 1, or with a padding"
             )
@@ -44,6 +55,12 @@ class CNNConfig:
             raise ValueError(f"depths={self.depths} must be channels, each at least 1")
         if self.kind == "impala" and self.sequences:
             raise ValueError("kind=impala reads images: set sequences=false or kind=convolutions")
+
+    def layers_for(self, size: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """The convolutions for images of so many pixels, or sequences of that length."""
+        if self.layers is not None:
+            return self.layers
+        return next(layers for least, layers in FITTING if min(size) >= least)
 
     def build(self, shape: tuple[int, ...], activation: Activation, init: Init, gain: float) -> CNN:
         """An encoder for images of `shape`, three axes, or for sequences of two."""
@@ -92,12 +109,13 @@ def _convolutions(
 ) -> Built:  # fmt: skip
     layers: list[nn.Module] = []
     kind = nn.Conv2d if len(size) == 2 else nn.Conv1d
-    for width, kernel, stride, *rest in config.layers:
+    chosen = config.layers_for(size)
+    for width, kernel, stride, *rest in chosen:
         padding = rest[0] if rest else 0
         if min(size) + 2 * padding < kernel:
             left = "x".join(map(str, size))
             raise ValueError(
-                f"an image of {tuple(shape)} is too small for cnn.layers={config.layers}: "
+                f"an image of {tuple(shape)} is too small for cnn.layers={chosen}: "
                 f"{left} is left before a kernel of {kernel}; use fewer or smaller kernels"
             )
         layers += [init_layer(kind(channels, width, kernel, stride, padding), init, gain), activations[activation]()]

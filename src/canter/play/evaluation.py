@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from canter.functional.aggregate import interquartile_mean
-from canter.play.player import Acts, Games, Player
+from canter.play.player import Acts, Games, Player, Turn
 from canter.specs import Env
 
 RESAMPLES = 2000
@@ -89,13 +89,15 @@ def evaluate(
     deterministic: bool = True,
     max_steps: int = 1_000_000,
     player: Callable[..., Player] = Player,
+    on_turn: Callable[[Turn], Any] = lambda turn: None,
 ) -> Evaluation:
     """Run `episodes` episodes; normaliser statistics stay as they are.
 
     Every environment contributes its first episodes, so short ones are not favoured (see `Player.play`). For the same
-    reason there is no result when some have not ended after `max_steps` steps of every environment.
+    reason there is no result when some have not ended after `max_steps` steps of every environment. `on_turn` is called
+    after every step.
     """
-    games = player(policy, env, deterministic=deterministic, seed=seed).play(episodes, max_steps)
+    games = player(policy, env, deterministic=deterministic, seed=seed).play(episodes, max_steps, on_turn)
     if len(games.finished) < episodes:
         raise EpisodesUnfinished(games, episodes, max_steps)
     return Evaluation([episode.return_ for episode in games.finished], [episode.length for episode in games.finished])

@@ -27,11 +27,13 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from canter.machine import describe_versions
 from canter.nn.actor_critic import Policy
 from canter.nn.network import Network
 from canter.play.player import Player
 from canter.registry import nearest
 from canter.specs import ACTION_MASK, Env
+from canter.storage.validity import spec_to_plain
 from canter.struct import Obs, State, tree_leaves, tree_map
 
 Format = Literal["onnx", "torch"]
@@ -50,12 +52,19 @@ class ExportError(ValueError):
     """A policy that cannot be exported, or a file that does not do what the policy does."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportResult:
     """A verified file; the same is stored as JSON beside it."""
 
     path: str
+    """Name of the file."""
     format: Format
+    env: str
+    """Id of the environment that the policy was trained in."""
+    action: dict[str, Any]
+    """What the environment takes: bounds of numbers, or how many choices."""
+    versions: dict[str, str]
+    """Of what made it."""
     inputs: dict[str, dict[str, Any]]
     """Name -> dtype and shape. The memory (`state_0`, ...) is zeros at the start of an episode."""
     outputs: dict[str, dict[str, Any]]
@@ -79,8 +88,10 @@ def collect_inputs(policy: Policy, env: Env, count: int, seed: int) -> Inputs:
 def export_policy(policy: Policy, path: Path, format: Format, obs: Obs, state: State = ()) -> ExportResult:
     """Write a policy to a new file and verify it on real `obs` `[M, ...]`, with `state` for a policy with memory.
 
-    An ONNX file has the observation groups and the parts of the memory as inputs by name. A torch file is called as
-    `torch.export.load(path).module()(obs, state)` and gives action and next state. Both take any number of rows.
+    An ONNX file has the observation groups and the parts of the memory as inputs by name, and what the JSON file says
+    in its metadata under `canter`. A torch file is called as `torch.export.load(path).module()(obs)` and gives the
+    action; `obs` is a tensor where there is one group, else a dict. With memory it is `(obs, state)`, and gives action
+    and next state. Both take any number of rows.
     """
     report = path.with_name(f"{path.name}.json")
     for file in (path, report):
@@ -92,9 +103,10 @@ def export_policy(policy: Policy, path: Path, format: Format, obs: Obs, state: S
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder, _quiet():
         scratch = Path(folder) / path.name  # of the same name, which becomes part of a torch file
-        write(_trace(function, inputs), inputs, scratch)
+        about = {"format": format, "versions": describe_versions(), **_about(function, inputs)}
+        write(function, inputs, scratch, about)
         difference = _verify(function, read(scratch), inputs)
-        result = ExportResult(str(path), format, *_signature(function, inputs), _rows(inputs), difference)
+        result = ExportResult(path=path.name, observations=_rows(inputs), max_difference=difference, **about)
         report_scratch = Path(folder) / report.name
         report_scratch.write_text(json.dumps(asdict(result), indent=2) + "\n")
         os.replace(scratch, path)
@@ -133,7 +145,27 @@ Exported = Callable[[Inputs], list[Tensor]]
 """A file that was loaded: inputs to the action and the parts of the next memory, in their order."""
 
 
-def _trace(function: _Function, inputs: Inputs) -> ExportedProgram:
+class _Plain(nn.Module):
+    """The same without memory, as one would call it: observations to actions, one group as it is."""
+
+    def __init__(self, function: _Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, obs: Any) -> Tensor:
+        """What the environment receives."""
+        return self.function({self.function.groups[0]: obs} if isinstance(obs, Tensor) else obs, ())[0]
+
+
+def _called(inputs: Inputs) -> tuple[Any, ...]:
+    """What a torch file is called with."""
+    obs, state = inputs
+    if tree_leaves(state):
+        return inputs
+    return (next(iter(obs.values())) if len(obs) == 1 else obs,)
+
+
+def _trace(function: nn.Module, inputs: Any) -> ExportedProgram:
     # Two rows: torch takes an axis of length 1 for one that is always 1.
     if _rows(inputs) < 2:
         raise ExportError(f"{_rows(inputs)} observations are too few to export with; at least 2 are needed")
@@ -142,7 +174,12 @@ def _trace(function: _Function, inputs: Inputs) -> ExportedProgram:
     return torch.export.export(function, tree_map(lambda leaf: leaf[:2], inputs), dynamic_shapes=shapes)
 
 
-def _write_onnx(program: ExportedProgram, inputs: Inputs, path: Path) -> None:
+def _write_torch(function: _Function, inputs: Inputs, path: Path, about: dict[str, Any]) -> None:
+    own = function if tree_leaves(inputs[1]) else _Plain(function)
+    torch.export.save(_trace(own, _called(inputs)), path, extra_files={"canter.json": json.dumps(about)})
+
+
+def _write_onnx(function: _Function, inputs: Inputs, path: Path, about: dict[str, Any]) -> None:
     try:
         import onnxruntime as onnxruntime
         import onnxscript as onnxscript
@@ -150,13 +187,14 @@ def _write_onnx(program: ExportedProgram, inputs: Inputs, path: Path) -> None:
         raise ImportError(f'ONNX needs further packages: pip install "canter[onnx]" ({error})') from error
     names = _input_names(*inputs)
     written = torch.onnx.export(
-        program,
+        _trace(function, inputs),
         input_names=names,
         output_names=_output_names(inputs[1]),
         dynamic_shapes=[{0: Dim(BATCH, min=1)}] * len(names),  # the program has them; these give the axis its name
         verbose=False,
     )
     assert written is not None
+    written.model.metadata_props["canter"] = json.dumps(about)
     written.save(path, external_data=False)
 
 
@@ -174,12 +212,13 @@ def _read_onnx(path: Path) -> Exported:
 
 def _read_torch(path: Path) -> Exported:
     module = torch.export.load(path).module()
-    return lambda inputs: tree_leaves(module(*inputs))
+    return lambda inputs: tree_leaves(module(*_called(inputs)))
 
 
-_FORMATS: dict[Format, tuple[Callable[[ExportedProgram, Inputs, Path], None], Callable[[Path], Exported]]] = {
+_Write = Callable[[_Function, Inputs, Path, dict[str, Any]], None]
+_FORMATS: dict[Format, tuple[_Write, Callable[[Path], Exported]]] = {
     "onnx": (_write_onnx, _read_onnx),
-    "torch": (lambda program, inputs, path: torch.export.save(program, path), _read_torch),
+    "torch": (_write_torch, _read_torch),
 }
 """How to write and how to read each."""
 
@@ -202,8 +241,8 @@ def _verify(function: _Function, exported: Exported, inputs: Inputs) -> float:
     return largest
 
 
-def _signature(function: _Function, inputs: Inputs) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Inputs and outputs by name."""
+def _about(function: _Function, inputs: Inputs) -> dict[str, Any]:
+    """Environment, action, inputs and outputs by name."""
 
     def describe(names: list[str], tree: Any) -> dict[str, dict[str, Any]]:
         return {
@@ -211,7 +250,13 @@ def _signature(function: _Function, inputs: Inputs) -> tuple[dict[str, dict[str,
             for name, leaf in zip(names, tree_leaves(tree), strict=True)
         }
 
-    return describe(_input_names(*inputs), inputs), describe(_output_names(inputs[1]), function(*inputs))
+    spec = function.policy.spec
+    return {
+        "env": spec.env_id,
+        "action": spec_to_plain(spec)["action"],
+        "inputs": describe(_input_names(*inputs), inputs),
+        "outputs": describe(_output_names(inputs[1]), function(*inputs)),
+    }
 
 
 def _input_names(obs: Obs, state: State) -> list[str]:

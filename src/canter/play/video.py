@@ -6,11 +6,12 @@ import ctypes.util
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
+import gymnasium
 import numpy as np
 
 from canter.play.player import Turn
@@ -42,14 +43,9 @@ class Recorder:
     """
 
     def __init__(self, env: Env, path: Path) -> None:
-        if path.suffix not in _OPTIONS:
-            raise CannotRender(f"{path}: a video is a file in {' or '.join(_OPTIONS)}, not {path.suffix!r}")
-        if path.exists():
-            raise CannotRender(f"{path} exists already; remove it or give another name")
+        check_video(env, path)
         if not isinstance(env, Renders):
-            raise CannotRender(
-                f"{env.spec.env_id} cannot be drawn; Gymnasium's environments can, and others that offer `render`"
-            )
+            raise CannotRender(f"{env.spec.env_id} cannot be drawn")
         self.env, self.env_id, self.path = env, env.spec.env_id, path
 
     def __enter__(self) -> Self:
@@ -86,6 +82,19 @@ class Recorder:
         return pictures[0]
 
 
+def check_video(env: Env, path: Path) -> None:
+    """Refuse an environment that cannot be drawn, a file that exists or can hold no video, and missing packages."""
+    if path.suffix not in _OPTIONS:
+        raise CannotRender(f"{path}: a video is a file in {' or '.join(_OPTIONS)}, not {path.suffix!r}")
+    if path.exists():
+        raise CannotRender(f"{path} exists already; remove it or give another name")
+    if not isinstance(env, Renders):
+        raise CannotRender(
+            f"{env.spec.env_id} cannot be drawn; Gymnasium's environments can, and others that offer `render`"
+        )
+    _import_imageio()
+
+
 _OPTIONS: dict[str, Callable[[float], dict[str, Any]]] = {
     # Sizes are rounded to even numbers, which is all that the usual pixel format needs.
     ".mp4": lambda fps: {"format": "FFMPEG", "fps": fps, "macro_block_size": 2, "ffmpeg_log_level": "error"},
@@ -94,13 +103,30 @@ _OPTIONS: dict[str, Callable[[float], dict[str, Any]]] = {
 """What imageio needs for each kind of file, by pictures per second."""
 
 
-def _open(path: Path, fps: float) -> Any:
+def _import_imageio() -> Any:
     try:
         import imageio.v2
         import imageio_ffmpeg as imageio_ffmpeg
     except ImportError as error:
         raise ImportError(f'videos need further packages: pip install "canter[video]" ({error})') from error
-    return imageio.v2.get_writer(path, mode="I", **_OPTIONS[path.suffix](fps))
+    return imageio
+
+
+def _open(path: Path, fps: float) -> Any:
+    return _import_imageio().v2.get_writer(path, mode="I", **_OPTIONS[path.suffix](fps))
+
+
+@contextmanager
+def pictures_explained() -> Iterator[None]:
+    """Say in one line what environments say in many ways: that they cannot be drawn."""
+    try:
+        yield
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ImportError(str(error)) from error
+    except TypeError as error:
+        if "render_mode" not in str(error):
+            raise
+        raise CannotRender(f"this environment cannot be drawn ({error})") from error
 
 
 def has_display() -> bool:
@@ -110,6 +136,7 @@ def has_display() -> bool:
 
 def draw_without_display() -> None:
     """Where there is no display, let MuJoCo draw with EGL or OSMesa instead of looking for a window."""
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # SDL complains where it is missing
     installed = [name for name in ("EGL", "OSMesa") if ctypes.util.find_library(name)]
     if installed and not has_display():
         os.environ.setdefault("MUJOCO_GL", installed[0].lower())

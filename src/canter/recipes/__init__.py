@@ -7,6 +7,7 @@ from dataclasses import replace
 from canter.algorithms.base import algorithms
 from canter.config import TrainConfig
 from canter.recipes.agents import rendezvous, rock_paper_scissors
+from canter.recipes.atari import atari
 from canter.recipes.classic import acrobot, cartpole, mountain_car_continuous, pendulum
 from canter.recipes.extensions import deep_sea, maze, swimmer_style
 from canter.recipes.extensions import quadrotor as mirrored_quadrotor
@@ -24,6 +25,7 @@ a whole id serves that environment alone."""
 
 for _name, _preset in {
     "CartPole": cartpole(),
+    "Atari": atari(),
     "Acrobot": acrobot(),
     "Pendulum": pendulum(),
     "MountainCarContinuous": mountain_car_continuous(),
@@ -70,7 +72,7 @@ def name_for(env_id: str, algorithm: str | None = None, device: str = "cpu") -> 
     """
     task = env_id.rpartition(":")[2].rpartition("-v")[0] or env_id.rpartition(":")[2]
     # The whole id first: a task of one simulator may have the name of another's.
-    tasks = [env_id, task]
+    tasks = [env_id, task, *["Atari"] * env_id.startswith("ALE/")]
     if algorithm not in (None, algorithms.default):
         tasks = [*[f"{name}-{algorithm}" for name in tasks], algorithm]
     wanted = tasks

@@ -28,10 +28,12 @@ class Chart:
 
 
 EPISODES = (
-    Chart("length", "Episode length", "steps, mean of the last 100 episodes"),
-    Chart("success_rate", "Success rate", "of the last 100 episodes"),
+    Chart("length", "Episode length", "steps, mean of recent episodes"),
+    Chart("success_rate", "Success rate", "of recent episodes"),
     Chart("rollout_reward", "Reward", "mean of a step in each rollout"),
+    Chart("eval/return", "Evaluation", "mean return of new episodes while training"),
 )
+TERMINATED = Chart("success_rate", "Terminated", "share of recent episodes; no settings say what a success is")
 TIME = (Chart("time/steps_per_second", "Speed", "env steps per second, by iteration"),)
 COUNTS = {"iteration", "env_steps", "rollouts", "rollout_steps", "episodes", "resets", "updates", "minibatch_updates"}
 TOLD_ELSEWHERE = COUNTS | {"seconds", "wall_time", "return", "rollout_return", "rollout_length"}
@@ -69,7 +71,7 @@ def small_charts(charts: Sequence[Chart], groups: Sequence[Group]) -> Markup:
 
 
 def small_chart(chart: Chart, groups: Sequence[Group]) -> Markup | None:
-    """A figure with title and words; None if no run has the metric, or it was never anything but 0."""
+    """A figure with title and words; None if no run has the metric, or it never changed."""
     names = [name for name in metric_names(groups) if name == chart.metric or name.startswith(f"{chart.metric}/")]
     lines: list[Line] = []
     for number, group in enumerate(groups):
@@ -78,11 +80,18 @@ def small_chart(chart: Chart, groups: Sequence[Group]) -> Markup | None:
             label = " ".join([group.label] * (len(groups) > 1) + [part] * (len(names) > 1))
             color = number if len(groups) > 1 else names.index(name)
             lines += _lines(curve(group, name), label or chart.title, color)
-    if not any(np.any(line.y) for line in lines):
+    if not any(len(line.y) == 1 or np.any(line.y != line.y[0]) for line in lines):
         return None
     title = element("figcaption", element("b", chart.title), element("span", chart.text) if chart.text else None)
     keys = legend(lines) if len(names) > 1 else None
     return element("figure", title, keys, line_chart(lines, Frame(chart.title, *SMALL, floor=chart.floor)))
+
+
+def episode_charts(groups: Sequence[Group]) -> list[Chart]:
+    """What is drawn of episodes; success only by that name where some run's settings say what it is."""
+    keys = ("success.ending", "success.min_return")
+    defined = any(run.settings.get(key) is not None for group in groups for run in group.runs for key in keys)
+    return [TERMINATED if chart.metric == "success_rate" and not defined else chart for chart in EPISODES]
 
 
 def declared_charts(groups: Sequence[Group]) -> list[Chart]:

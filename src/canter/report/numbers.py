@@ -5,6 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 
+from canter.console.numbers import in_units as duration
+
+__all__ = ["duration", "human", "tick_texts", "ticks"]
+
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 MINUS = "\N{MINUS SIGN}"
 THIN = "\N{NARROW NO-BREAK SPACE}"
@@ -51,19 +55,6 @@ def human(value: float | None, digits: int = 4) -> str:
     if float(value).is_integer() or size >= 10 ** (digits - 1):
         return _signed(f"{value:,.0f}")
     return _signed(f"{value:.{digits}g}")
-
-
-def duration(seconds: float | None) -> str:
-    """A time as one or two units: 0.4 s, 12 s, 3 min 5 s, 2 h 10 min, 3 d 4 h."""
-    if seconds is None or not math.isfinite(seconds):
-        return "\N{EN DASH}"
-    if seconds < 59.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    index = next(i for i, (_, size) in enumerate(units) if seconds >= size - 0.5)
-    (big, size), (small, part) = units[index], units[index + 1]
-    whole, rest = divmod(round(seconds / part) * part, size)
-    return f"{whole} {big}" + (f" {rest // part} {small}" if rest else "")
 
 
 def _signed(text: str) -> str:

@@ -6,11 +6,20 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from canter.report.charts import EPISODES, NARROW, TIME, declared_charts, learning_curve, other_charts, small_charts
+from canter.report.charts import (
+    NARROW,
+    TIME,
+    declared_charts,
+    episode_charts,
+    learning_curve,
+    other_charts,
+    small_charts,
+)
 from canter.report.data import RunData
 from canter.report.html import Markup, element, joined
 from canter.report.numbers import human
 from canter.report.sections import (
+    ablation,
     baseline,
     comparison,
     differences,
@@ -25,6 +34,7 @@ from canter.report.sections import (
 )
 from canter.report.stats import Group, default_threshold, group_runs
 
+ABLATION = "Each row differs from the first in one setting; final scores are means over seeds, without noise."
 GENERATOR = "canter report"
 """Marks the files that may be overwritten by a newer report."""
 STYLE = Path(__file__).with_name("style.css")
@@ -35,12 +45,13 @@ def run_page(run: RunData, threshold: float | None) -> str:
     groups = group_runs([run])
     error = run.record.get("error")
     _, base = baseline(run.env_id)
+    words = f"Bold: mean of the last {run.settings.get('recent_episodes', 100)} episodes. Thin: of each rollout."
     facts = joined([f"{run.env_id}, seed {run.seed} ", status(run)])
     body = [
         heading(run.name, facts),
         element("p", str(error), class_="failure") if error else None,
         headline(run, threshold),
-        section("Return", "Bold: mean of the last 100 episodes. Thin: of each rollout.", curves(groups, threshold)),
+        section("Return", words, curves(groups, threshold)),
         *chart_sections(groups),
         section("Time", "What the training time was spent on.", time_split([run]), small_charts(TIME, groups)),
         section("Settings", f"Marked ones differ from the {base}.", settings_table(run)),
@@ -73,7 +84,7 @@ def comparison_sections(groups: Sequence[Group], threshold: float | None) -> lis
     runs = [run for group in groups for run in group.runs]
     goal = default_threshold(runs) if threshold is None else threshold
     several = any(len(group.runs) > 1 for group in groups)
-    lead = "Mean of the last 100 episodes while training."
+    lead = "Mean of recent episodes while training."
     if several:
         lead += " Bold: interquartile mean over seeds, with its 95 % bootstrap band. Thin: each seed."
     if several and min(len(group.runs) for group in groups if len(group.runs) > 1) < 5:
@@ -85,6 +96,7 @@ def comparison_sections(groups: Sequence[Group], threshold: float | None) -> lis
     return [
         section("Return", lead, curves(groups, goal)),
         section("Comparison", words, comparison(groups, goal)),
+        section("One setting at a time", ABLATION, ablation(groups)),
         section("Settings that differ", "", differences(groups)),
         section("Return by time", "The same curves over the seconds of training.", curves(groups, goal, "seconds")),
         *chart_sections(groups),
@@ -101,7 +113,7 @@ def chart_sections(groups: Sequence[Group]) -> list[Markup]:
     """Small charts of everything else that was logged."""
     learning, means = declared_charts(groups), "By env steps, as means over the updates of each iteration."
     return [
-        section("Episodes", "By env steps.", small_charts(EPISODES, groups)),
+        section("Episodes", "By env steps.", small_charts(episode_charts(groups), groups)),
         section("Learning", means, small_charts(learning, groups)),
         section("Further metrics", "By env steps.", small_charts(other_charts(groups), groups)),
     ]

@@ -67,7 +67,7 @@ def headline(run: RunData, threshold: float | None) -> Markup:
     _, returns = run.points("return")
     steps, seconds = run.last("env_steps"), run.last("seconds")
     budget = run.settings.get("total_steps")
-    pairs = [("Return", human(run.last("return")), "mean of the last 100 episodes")]
+    pairs = [final_tile(run), ("Return", human(run.last("return")), "mean of recent episodes, with noise")]
     if len(returns):
         pairs.append(("Best", human(float(returns.max())), "highest so far"))
     of = f"of {human(budget)}" if isinstance(budget, int) else ""
@@ -81,7 +81,18 @@ def headline(run: RunData, threshold: float | None) -> Markup:
         reached = time_to(run, threshold)
         when = "never" if reached is None else f"after {duration(reached.seconds)}"
         pairs.append((f"Steps to {human(threshold)}", human(reached.steps if reached else None), when))
-    return tiles(pairs)
+    return tiles([pair for pair in pairs if pair is not None])
+
+
+def final_tile(run: RunData) -> tuple[str, str, str] | None:
+    """The score of the final policy in new episodes; None where there is none."""
+    score = run.score
+    if score is None:
+        return None
+    about = run.record["score"]
+    interval = [about.get(key) for key in ("low", "high")]
+    between = f", 95 % interval {human(interval[0])} to {human(interval[1])}" if None not in interval else ""
+    return "Final score", human(score), f"mean of {about.get('episodes', '?')} new episodes without noise{between}"
 
 
 def time_split(runs: Sequence[RunData]) -> Markup:
@@ -112,6 +123,12 @@ def settings_table(run: RunData) -> Markup:
         was = element("span", f"was {shown(base.get(key))}", class_="was") if changed else None
         cells = element("td", key), element("td", shown(value), was)
         rows.append(element("tr", *cells, class_="changed" if changed else None))
+    marked = [row for row in rows if 'class="changed"' in row]
+    folded = element("details", element("summary", f"All {len(rows)} settings"), _settings(rows))
+    return joined([_settings(marked) if marked else None, folded])
+
+
+def _settings(rows: Sequence[Markup]) -> Markup:
     return element("div", element("table", element("tbody", *rows)), class_="settings")
 
 
@@ -173,7 +190,7 @@ def _pair(item: tuple[Any, Any]) -> Markup:
 
 def comparison(groups: Sequence[Group], threshold: float | None) -> Markup:
     """One row for each group: where it ended, and when it reached the threshold."""
-    head: list[object] = ["", "Runs", "Final return", "Best run"]
+    head: list[object] = ["", "Runs", "Final score", "Final return", "Best run"]
     if threshold is not None:
         head += [f"Steps to {human(threshold)}", f"Time to {human(threshold)}"]
     rows = [_comparison_row(number, group, threshold) for number, group in enumerate(groups)]
@@ -187,6 +204,7 @@ def _comparison_row(number: int, group: Group, threshold: float | None) -> list[
     row: list[object] = [
         joined([key_mark(number), element("b", group.label)]),
         len(group.runs),
+        human(mean_score(group)),
         joined([human(score[0] if score else None), interval]),
         human(float(max(best)) if best else None),
     ]
@@ -208,6 +226,34 @@ def _reached_cells(reached: Sequence[Reached | None]) -> list[object]:
     return [joined([human(steps), share]), duration(seconds[middle]) if middle < len(seconds) else human(None)]
 
 
+def mean_score(group: Group) -> float | None:
+    """Mean of the final scores of a group's runs; None where none has one."""
+    scores = [score for run in group.runs if (score := run.score) is not None]
+    return sum(scores) / len(scores) if scores else None
+
+
+def ablation(groups: Sequence[Group]) -> Markup | None:
+    """What changing one setting does: the group that most others differ from in a single setting, and those others."""
+    found = {i: _one_apart(group, groups) for i, group in enumerate(groups)}
+    base = max(found, key=lambda i: len(found[i]), default=None)
+    if base is None or not found[base]:
+        return None
+    before = mean_score(groups[base])
+    rows: list[list[object]] = [["as it is", "", human(before), ""]]
+    for key, value, group in found[base]:
+        after = mean_score(group)
+        change = None if before is None or after is None else after - before
+        was = element("span", f"was {shown(groups[base].settings.get(key))}", class_="was")
+        rows.append([key, joined([shown(value), was]), human(after), "" if change is None else f"{change:+.4g}"])
+    return table(["Setting", "Value", "Final score", "Difference"], rows, class_="numbers")
+
+
+def _one_apart(group: Group, groups: Sequence[Group]) -> list[tuple[str, Any, Group]]:
+    """Groups that differ from this one in one setting, with it and its value there."""
+    apart = [(other, differing_settings([group, other])) for other in groups if other is not group]
+    return [(key, values[1], other) for other, found in apart if len(found) == 1 for key, values in found.items()]
+
+
 def differences(groups: Sequence[Group]) -> Markup | None:
     """The settings in which groups differ; None if in none."""
     rows = [[key, *map(shown, values)] for key, values in differing_settings(groups).items()]
@@ -219,5 +265,6 @@ def run_list(runs: Sequence[RunData]) -> Markup:
     rows: list[list[object]] = []
     for run in runs:
         numbers = human(run.last("env_steps")), human(run.last("return")), duration(run.last("seconds"))
-        rows.append([element("b", run.name), run.env_id, run.seed, status(run), *numbers])
-    return table(["Run", "Environment", "Seed", "Status", "Env steps", "Return", "Time"], rows, class_="runs")
+        rows.append([element("b", run.name), run.env_id, run.seed, status(run), human(run.score), *numbers])
+    head = ["Run", "Environment", "Seed", "Status", "Final score", "Env steps", "Return", "Time"]
+    return table(head, rows, class_="runs")

@@ -39,7 +39,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric over the env steps that all runs of a group have seen, `[points]` each."""
+    """A metric over the env steps that runs of a group have seen, `[points]` each."""
 
     steps: np.ndarray
     center: np.ndarray
@@ -114,18 +114,26 @@ def shown(value: Any) -> str:
 
 
 def curve(group: Group, metric: str, x: str = "env_steps") -> Curve | None:
-    """The metric over what all runs of the group have in common; None where they share no steps."""
+    """The metric over what runs of the group have seen, at first all of them; None where they share no steps."""
     points = [points for run in group.runs if len((points := run.points(metric, x))[0])]
     if not points:
         return None
     if len(points) == 1:
         return Curve(*points[0], None, None)
-    start, end = max(steps[0] for steps, _ in points), min(steps[-1] for steps, _ in points)
-    if end <= start:
+    start, common = max(steps[0] for steps, _ in points), min(steps[-1] for steps, _ in points)
+    if common <= start:
         return None
-    grid = np.linspace(start, end, GRID)
-    values = np.stack([np.interp(grid, steps, value) for steps, value in points])
-    return Curve(grid, interquartile_mean(values), *bootstrap_interval(values))
+    # Where some have ended, the others go on by themselves: a curve that stopped with the first would hide them.
+    grid = np.linspace(start, max(steps[-1] for steps, _ in points), GRID)
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    counts = np.array([sum(steps[-1] >= x for steps, _ in points) for x in grid])
+    for count in dict.fromkeys(counts.tolist()):
+        here = grid[counts == count]
+        there = [np.interp(here, steps, value) for steps, value in points if steps[-1] >= here[-1]]
+        values = np.stack(there)
+        parts.append((interquartile_mean(values), *bootstrap_interval(values)) if count > 1 else (there[0],) * 3)
+    center, low, high = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Curve(grid, center, low, high)
 
 
 def final_score(group: Group, metric: str = "return") -> tuple[float, float | None, float | None] | None:

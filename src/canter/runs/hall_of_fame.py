@@ -29,7 +29,7 @@ from canter.plain import to_plain
 from canter.storage.durable import replace_file
 from canter.storage.lock import guard
 from canter.storage.policy_file import FINAL_ACTOR, POLICIES, read_policy_file
-from canter.storage.tree import Malformed, parse_json
+from canter.storage.strict_json import Malformed, parse_json
 from canter.storage.untrusted import read_untrusted
 
 HALL, INDEX = "hall_of_fame", "index.json"

@@ -38,12 +38,15 @@ class Progress:
     """Mean return of the last 100 episodes; None before as many have ended."""
     lta: float | None
     """Raw reward per unit of time in the last 20 rollouts; None before as many were collected."""
+    evaluation: float | None = None
+    """Mean return of the evaluation of this very iteration; None without one."""
     ended_by: str | None
     """Key of the setting that ended the run: `total_steps`, `until.mean_return`, ...; None while it goes on."""
 
     def account(self) -> dict[str, Any]:
         """What a policy file says of the run."""
-        return {"env_steps": self.env_steps, "return_": self.return_, "lta": self.lta}
+        told = {"env_steps": self.env_steps, "return_": self.return_, "lta": self.lta}
+        return told | ({} if self.evaluation is None else {"evaluation": self.evaluation})
 
 
 class Policies:
@@ -53,7 +56,7 @@ class Policies:
     iteration finds one. `by` says what makes it the best.
     """
 
-    def __init__(self, folder: Path, by: Literal["return", "lta"] = "return") -> None:
+    def __init__(self, folder: Path, by: Literal["return", "lta", "evaluation"] = "return") -> None:
         self.folder, self.by = folder, "return_" if by == "return" else by
         self.best_score = -math.inf
         self.best: Callable[[Path], None] | None = None
@@ -76,7 +79,7 @@ class Policies:
     def consider(self, algorithm: Algorithm[Any], run: Progress) -> None:
         """Remember the policy if it has lately done better than any before."""
         about = run.account()
-        score = about[self.by]
+        score = about.get(self.by)
         if score is None or not score > self.best_score:
             return
         policy = algorithm.policy
@@ -99,8 +102,9 @@ class Policies:
         """Write the policy as the final one, and whatever else the algorithm leaves."""
         about = run.account()
         self._write(FINAL_ACTOR, lambda path: save_policy(path, algorithm.policy, **about))
+        told = {name: about[name] for name in ("env_steps", "return_", "lta")}
         for name, write in algorithm.artefacts().items():
-            self._write(name, lambda path, write=write: write(path, **about))
+            self._write(name, lambda path, write=write: write(path, **told))
 
     def _write(self, name: str, write: Callable[[Path], None]) -> None:
         try:

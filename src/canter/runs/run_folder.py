@@ -19,9 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from canter.runs.finding import LATEST
 from canter.runs.parts import Account, Parts
+from canter.runs.permissions import remember
 from canter.runs.policies import Policies, Progress
-from canter.runs.run_record import RunRecord
+from canter.runs.run_record import CONFIG, METRICS, RunRecord
 from canter.specs import EnvFailed, Stateful
 from canter.storage.checkpoint import CheckpointCorrupt, CheckpointStore, NoCheckpoint, save_checkpoint
 from canter.storage.durable import append, replace_file
@@ -33,9 +35,8 @@ from canter.storage.validity import NonFiniteParameters, check_finite, check_sam
 
 logger = logging.getLogger(__name__)
 
-CONFIG, METRICS, CHECKPOINTS = "config.yaml", "metrics.jsonl", "checkpoints"
+CHECKPOINTS = "checkpoints"
 DAMAGED, EDITS = "metrics.damaged.jsonl", "edits.jsonl"
-LATEST = "latest"
 MAX_METRICS, MAX_LINE = 4 << 30, 1 << 20
 MAX_UNWRITTEN = 10_000
 """Metric lines that wait for room on the disk."""
@@ -59,9 +60,9 @@ class CheckpointConfig:
     """Checkpoints spread evenly over the run that stay for ever, each with a numbered policy file."""
     best: bool = True
     """Keep the best policy."""
-    best_by: Literal["return", "lta"] = "return"
-    """What makes it the best: the mean return of the last 100 episodes, or the raw reward per unit of time in the last
-    20 rollouts, once there were as many."""
+    best_by: Literal["return", "lta", "evaluation"] = "return"
+    """What makes it the best: the mean return of the last 100 episodes, the raw reward per unit of time in the last
+    20 rollouts, once there were as many, or the mean return of an evaluation (`evaluate.every`)."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
@@ -180,6 +181,7 @@ class RunFolder:
             replace_file(self.path / CONFIG, self.settings.encode())
         self._run, self._milestones = parts.run, self._milestones_behind(parts.run.progress())
         self.record.begin(self._identity, parts.algorithm.about())
+        remember(self.path, self._identity)
         return found
 
     def leftovers(self) -> list[str]:

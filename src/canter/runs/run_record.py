@@ -15,10 +15,10 @@ from canter import distributed
 from canter.machine import describe_machine, describe_versions
 from canter.storage.durable import replace_file
 from canter.storage.lock import is_held
-from canter.storage.tree import Malformed, parse_json
+from canter.storage.strict_json import Malformed, parse_json
 from canter.storage.untrusted import read_untrusted
 
-RECORD = "run.json"
+RECORD, CONFIG, METRICS = "run.json", "config.yaml", "metrics.jsonl"
 MAX_BYTES = 1 << 20
 
 Ending = Literal["finished", "stopped", "failed"]
@@ -63,6 +63,8 @@ class RunRecord:
             "machine": describe_machine(),
             "versions": describe_versions(),
             "about": about,
+            "init_from": before.get("init_from"),
+            "score": None,
         }
         self._write()
 
@@ -72,11 +74,23 @@ class RunRecord:
         self.content |= {"status": ending, "ended": _now(), "ended_by": ended_by, "error": text}
         self._write()
 
+    def note(self, **facts: Any) -> None:
+        """Add facts to the record."""
+        self.content |= facts
+        self._write()
+
     def _write(self) -> None:
         try:
             replace_file(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
         except OSError as error:
             _log.warning("%s could not be written (%s); the run is not affected", self.path, error)
+
+
+def write_score(folder: Path, score: dict[str, Any]) -> None:
+    """Add to a record how good the final policy was in new episodes; a disk that refuses costs only that."""
+    record = RunRecord(folder)
+    record.content = read_record(folder)
+    record.note(score=score)
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from canter.storage.durable import write_synced
-from canter.storage.tree import Malformed, parse_json
+from canter.storage.strict_json import Malformed, parse_json
 from canter.storage.untrusted import read_untrusted
 
 LOCK, GUARD = "run.lock", ".run.lock.guard"

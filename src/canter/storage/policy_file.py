@@ -63,6 +63,8 @@ class PolicyInfo:
     """Mean return of the last training episodes then; None if none had ended."""
     lta: float | None
     """Raw reward per unit of time in the last rollouts then; None if not known."""
+    evaluation: float | None = None
+    """Mean return of new episodes then; None if it was not evaluated."""
     canter: str
     """Version that wrote it."""
     model: dict[str, Any]
@@ -121,10 +123,16 @@ def load_critic(path: str | Path, *, device: str = "cpu") -> ValueFunction:
 
 
 def save_policy(
-    path: str | Path, policy: Policy, *, env_steps: int = 0, return_: float | None = None, lta: float | None = None
+    path: str | Path,
+    policy: Policy,
+    *,
+    env_steps: int = 0,
+    return_: float | None = None,
+    lta: float | None = None,
+    evaluation: float | None = None,
 ) -> None:
     """Write a policy; if this raises, the file that was there before is there still."""
-    info = describe(policy, env_steps, return_, lta)
+    info = describe(policy, env_steps, return_, lta, evaluation)
     write_policy_file(Path(path), info, policy.actor.state_dict())
 
 
@@ -168,7 +176,11 @@ def check_fits(policy: Policy, env: EnvSpec, what: str) -> None:
 
 
 def describe(
-    model: Policy | ValueFunction, env_steps: int = 0, return_: float | None = None, lta: float | None = None
+    model: Policy | ValueFunction,
+    env_steps: int = 0,
+    return_: float | None = None,
+    lta: float | None = None,
+    evaluation: float | None = None,
 ) -> PolicyInfo:
     """What to write beside the tensors."""
     return PolicyInfo(
@@ -176,6 +188,7 @@ def describe(
         env_steps=env_steps,
         return_=return_ if return_ is not None and math.isfinite(return_) else None,
         lta=lta if lta is not None and math.isfinite(lta) else None,
+        evaluation=evaluation if evaluation is not None and math.isfinite(evaluation) else None,
         canter=describe_versions().get("canter", "unknown"),
         model=to_plain(model.config),
         env=spec_to_plain(model.spec),
@@ -188,6 +201,8 @@ def write_policy_file(path: Path, info: PolicyInfo, tensors: Mapping[str, Tensor
     # A copy each: parameters may be views of one block, and the format refuses tensors that share memory.
     copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     about = {"schema": SCHEMA, **asdict(info)}
+    if info.evaluation is None:
+        del about["evaluation"]  # as in files of before there were evaluations
     about["sha256"] = _digest(about, copies)
     # One entry: the library writes several in no fixed order.
     data = safetensors.torch.save(copies, {"canter": json.dumps(about, allow_nan=False)})
@@ -215,6 +230,9 @@ def read_policy_file(path: Path, what: str | None = None) -> tuple[PolicyInfo, d
     return info, tensors
 
 
+_KEYS = {"what", "env_steps", "return_", "lta", "canter", "model", "env"}
+
+
 def _parse_info(about: dict[str, Any]) -> PolicyInfo:
     if about.pop("schema", None) != SCHEMA:
         raise Malformed(f"its description is not of schema {SCHEMA}")
@@ -227,7 +245,7 @@ def _parse_info(about: dict[str, Any]) -> PolicyInfo:
             "canter": str(),
             "model": dict(),
             "env": dict(),
-        } if len(about) == 7:
+        } if about.keys() - {"evaluation"} == _KEYS and isinstance(about.get("evaluation"), float | int | None):
             return PolicyInfo(**about)
     raise Malformed(f"its description is malformed: {str(about)[:100]}")
 

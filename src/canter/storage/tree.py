@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import math
 import struct
-from typing import Any, NoReturn
+from typing import Any
 
 import safetensors.torch
 import torch
 from torch import Tensor
+
+from canter.storage.strict_json import Malformed as Malformed
+from canter.storage.strict_json import parse_json as parse_json
 
 SCHEMA = 1
 """Version of the JSON; `decode` refuses what it does not know."""
 MAX_HEADER_BYTES = 64 << 20
 MAX_TENSORS = 200_000
 MAX_DEPTH = 64
-
-
-class Malformed(ValueError):
-    """Bytes that `encode` never writes; the message says how."""
 
 
 def encode(tree: dict[str, Any]) -> tuple[bytes, bytes]:
@@ -53,22 +52,6 @@ def decode(tensors: bytes, state: bytes) -> dict[str, Any]:
     if unused:
         raise Malformed(f"there are tensors that the state does not name: {sorted(unused)[:3]}")
     return tree
-
-
-def parse_json(data: bytes) -> Any:
-    """JSON by the standard: without NaN and infinity, however spelled, and not nested beyond reason."""
-
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is no JSON")
-
-    def finite(text: str) -> float:
-        number = float(text)
-        return number if math.isfinite(number) else refuse(text[:40])
-
-    try:
-        return json.loads(data.decode("utf-8"), parse_constant=refuse, parse_float=finite)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"no valid JSON ({error})") from error
 
 
 def _encode_node(node: Any, path: str, depth: int, tensors: dict[str, Tensor]) -> Any:

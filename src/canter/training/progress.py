@@ -28,16 +28,26 @@ RECENT_ROLLOUTS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class SuccessConfig:
-    """Which episodes are a success: those that end the right way with at least the required return."""
+    """Which episodes are a success: those that end the right way with at least the required return.
 
-    ending: Literal["terminated", "truncated", "any"] = "terminated"
-    """How it must end: by itself (a goal was reached), at its time limit (nothing broke before), or either way."""
+    Where neither is set nobody has said what a success is: then the rate of terminated episodes is shown, by that name.
+    """
+
+    ending: Literal["terminated", "truncated", "any"] | None = None
+    """How it must end: by itself (a goal was reached), at its time limit (nothing broke before), or either way; null
+    is by itself."""
     min_return: float | None = None
     """Sum of raw rewards that it must reach; null for any."""
 
+    @property
+    def defined(self) -> bool:
+        """Whether anybody has said what a success is."""
+        return self.ending is not None or self.min_return is not None
+
     def holds(self, return_: float, terminated: bool) -> bool:
         """Whether an episode is a success."""
-        right_ending = self.ending == "any" or terminated == (self.ending == "terminated")
+        ending = self.ending or "terminated"
+        right_ending = ending == "any" or terminated == (ending == "terminated")
         return right_ending and (self.min_return is None or return_ >= self.min_return)
 
 
@@ -95,7 +105,7 @@ class Report(Counters):
     length: float | None
     """Mean length of the same episodes."""
     success_rate: float | None
-    """Fraction of them that were a success."""
+    """Fraction of them that were a success; where the settings do not say what that is, that terminated."""
     rollout_return: float | None
     """Mean return of the episodes that ended since the row before; None if none did."""
     rollout_length: float | None
@@ -139,11 +149,12 @@ class Run:
         clock: Stopwatch,
         until: UntilConfig | None = None,
         optimizer_steps: str = "",
+        recent_episodes: int = RECENT_EPISODES,
     ) -> None:
         self.total_steps, self.success, self.clock = total_steps, success, clock
         self.until, self.optimizer_steps = until or UntilConfig(), optimizer_steps
         self.counters = Counters()
-        self.recent: deque[tuple[float, int, bool]] = deque(maxlen=RECENT_EPISODES)
+        self.recent: deque[tuple[float, int, bool]] = deque(maxlen=recent_episodes)
         self.gain_and_time: deque[list[list[float]]] = deque(maxlen=RECENT_ROLLOUTS)
         self.spent, self.start = 0.0, time.perf_counter()
         """Seconds of training up to the end of the last iteration, and the time of day at which they would begin."""
@@ -153,6 +164,10 @@ class Run:
         """What `unread` was after each iteration since the row before."""
         self.unread_rows = 0
         """What those transitions are at most, as every row of a rollout may be one."""
+        self.stopped = False
+        """Whether the user's own function has asked for the end."""
+        self.evaluation: float | None = None
+        """Mean return of an evaluation after the last iteration; None without one."""
 
     @property
     def iteration(self) -> int:
@@ -190,6 +205,8 @@ class Run:
     def ended_by(self) -> str | None:
         """The setting that ends the run here, as far as the host knows; None while it goes on."""
         until = self.until
+        if self.stopped:
+            return "on_iteration"
         reached = (
             ("total_steps", self.total_steps, self.env_steps),
             ("until.mean_return", until.mean_return, None if until.mean_return is None else self.recent_return),
@@ -213,6 +230,7 @@ class Run:
             fraction=self._known_fraction(),
             return_=self.recent_return,
             lta=self.recent_lta,
+            evaluation=self.evaluation,
             ended_by=self.ended_by,
         )
 
@@ -224,7 +242,7 @@ class Run:
     @property
     def recent_return(self) -> float | None:
         """Mean return of the last 100 episodes; None before as many have ended."""
-        return mean(return_ for return_, _, _ in self.recent) if len(self.recent) == RECENT_EPISODES else None
+        return mean(return_ for return_, _, _ in self.recent) if len(self.recent) == self.recent.maxlen else None
 
     @property
     def recent_lta(self) -> float | None:
@@ -304,7 +322,7 @@ class Run:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on counting from there."""
         self.counters = Counters(**state["counters"])
-        self.recent = deque((tuple(episode) for episode in state["recent"]), maxlen=RECENT_EPISODES)
+        self.recent = deque((tuple(episode) for episode in state["recent"]), maxlen=self.recent.maxlen)
         self.gain_and_time = deque(state["gain_and_time"], maxlen=RECENT_ROLLOUTS)
         self.spent = state["seconds"]
         self.start = time.perf_counter() - self.spent

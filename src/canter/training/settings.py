@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from canter.algorithms.base import AnyAlgorithmConfig
 from canter.envs import EnvConfig
@@ -12,7 +13,19 @@ from canter.runs.run_folder import CheckpointConfig
 from canter.schedules import schedules
 from canter.self_play.self_play import SelfPlayConfig
 from canter.training.execution import ExecutionConfig
-from canter.training.progress import SuccessConfig, UntilConfig
+from canter.training.progress import Report, SuccessConfig, UntilConfig
+
+
+class Watcher(Protocol):
+    """Looks at a run wherever a row is logged, and may add values to the row; changes nothing that is learned."""
+
+    def __call__(self, trainer: Any, report: Report) -> dict[str, float]:
+        """Values to log by name, such as `eval/return`; mostly none."""
+        ...
+
+    def close(self) -> None:
+        """The run is over."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +40,6 @@ class RunConfig:
     """Transitions to train for, over all environments; null only where `until` ends the run."""
     until: UntilConfig = field(default_factory=UntilConfig)
     """What else ends the run, before `total_steps` or instead of it."""
-    start: str | None = None
-    """A policy file or run folder whose policy the run begins with, such as a student's; null begins at random."""
     seed: int = 0
     """Start of every random stream of the run."""
     device: str = "cpu"
@@ -39,6 +50,9 @@ class RunConfig:
     """For a game of two: learn in one of the seats, against past policies in the other; null learns in all seats."""
     success: SuccessConfig = field(default_factory=SuccessConfig)
     """Which episodes count as a success in the statistics."""
+    recent_episodes: int = 100
+    """Episodes over which return, length and success rate are means, and `until.mean_return` and the best policy by
+    return are decided."""
     log_every: int = 1
     """Iterations between rows of the log; there is one with every checkpoint and at the end in any case. The host
     waits for the device only to write a row. Counters and episodes are of all iterations since the row before, metrics
@@ -47,9 +61,13 @@ class RunConfig:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When the state of the run is saved, and how much of it is kept."""
 
+    def watchers(self, folder: Path | None) -> list[Watcher]:
+        """What looks at the run while it goes on; `folder` is the run's."""
+        return []
+
     def __post_init__(self) -> None:
         """Refuse values outside their range, a run without end, and what needs a length where there is none."""
-        for name, least in (("total_steps", 1), ("log_every", 1)):
+        for name, least in (("total_steps", 1), ("log_every", 1), ("recent_episodes", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name}={value} must be at least {least}")

@@ -7,7 +7,12 @@ import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+<<<<<<< HEAD
 from pathlib import Path
+=======
+from dataclasses import replace
+from inspect import signature
+>>>>>>> main
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,7 +32,6 @@ from canter.runs.writers import MetricWriter, Writers
 from canter.seeding import derive_seed
 from canter.self_play.self_play import seat_opponents
 from canter.specs import Env, EnvSpec, tell_progress
-from canter.storage.policy_file import begin_with
 from canter.storage.validity import spec_to_plain
 from canter.struct import Metrics, to_dicts
 from canter.training.collector import Collector, EnvironmentFailed
@@ -38,6 +42,10 @@ from canter.training.settings import RunConfig
 from canter.training.signals import StopSignals
 
 logger = logging.getLogger(__name__)
+
+
+STOP = "stop"
+"""What `on_iteration` returns to end the run; `False` does too."""
 
 
 class RunStopped(KeyboardInterrupt):
@@ -55,7 +63,9 @@ class Trainer:
             trainer.learn(10)
             trainer.learn()
 
-    `on_iteration` is called with every row of the log; `writers`, such as a console, get it as a mapping. An `env`
+    `on_iteration` is called with every row of the log, as `on_iteration(report, policy, trainer)` or with as many of
+    these as it takes; where it returns `canter.STOP`, or False, the run ends there. `writers`, such as a console, get
+    the row as a mapping. An `env`
     given here is used instead of the one that the settings describe, and is left open. With a `folder`, metrics and
     checkpoints are kept there, and a run that was interrupted goes on from its newest checkpoint. Leaving the `with`
     statement, or `close()`, saves what was learned and frees everything.
@@ -64,13 +74,14 @@ class Trainer:
     def __init__(
         self,
         config: RunConfig,
-        on_iteration: Callable[[Report], Any] = lambda report: None,
+        on_iteration: Callable[..., Any] = lambda report: None,
         *,
         env: Env | None = None,
         folder: RunFolder | None = None,
         writers: Sequence[MetricWriter] = (),
     ) -> None:
         self.config, self.on_iteration, self.stop = config, on_iteration, StopSignals()
+        self._told = _count_parameters(on_iteration)
         with ExitStack() as opened:
             if world.start():
                 opened.callback(world.end)
@@ -85,13 +96,22 @@ class Trainer:
             self.collector = Collector(self.env, self.algorithm, derive_seed(config.seed, "env"), patience)
             opened.enter_context(closing(self.collector.watchdog))
             steps_metric = declared_by(config.algorithm).optimizer_steps
-            self.run = Run(config.total_steps, config.success, self.collector.clock, config.until, steps_metric)
+            watched = steps_metric, config.recent_episodes
+            self.run = Run(config.total_steps, config.success, self.collector.clock, config.until, *watched)
             self._parts = Parts(self.algorithm, self.collector, self.run, config.seed)
             self._last_good = LastGood(self._parts, self.collector)
             self.programs = config.execution.prepare(self.collector, self.algorithm, self._last_good.settle)
+            path = None if folder is None else folder.path
+            self._watchers = config.watchers(path) if distributed.rank() == 0 else []
+            for watcher in self._watchers:
+                opened.callback(watcher.close)
             self.folder = NoFolder() if folder is None else opened.enter_context(of_all_ranks(folder))
             self._writers = opened.enter_context(Writers(writers))
+<<<<<<< HEAD
             self._restore(config.start)
+=======
+            self.folder.restore(self._parts)
+>>>>>>> main
             self._adapt(self.algorithm.policy)
             self._writers.start(config)
             self._opened = opened.pop_all()
@@ -268,10 +288,22 @@ class Trainer:
             return
         report = run.report(self._metrics, self.collector.read_episodes())
         self._explain_metrics(report)
+        report = self._watched(report)
         row = report.row()
         self.folder.log(row)
         self._writers.write(row)
-        self.on_iteration(report)
+        answer = self.on_iteration(*(report, self.algorithm.policy, self)[: self._told])
+        run.stopped = run.stopped or answer is False or (isinstance(answer, str) and answer == STOP)
+
+    def _watched(self, report: Report) -> Report:
+        """The report with what evaluations and the like add to it; their time is not the run's."""
+        added: dict[str, float] = {}
+        for watcher in self._watchers:
+            added |= watcher(self, report)
+        self.run.evaluation = added.get("eval/return")
+        if self._watchers:
+            self.run.start_clock()
+        return replace(report, metrics=report.metrics | added)
 
     def save(self) -> None:
         """Save what it is time for; only after a row, when the counters are known."""
@@ -292,9 +324,20 @@ def environment_of(spec: EnvSpec) -> dict[str, Any]:
     return {"spec": spec_to_plain(spec)} | own
 
 
+def _count_parameters(function: Callable[..., Any]) -> int:
+    """How many of three arguments a function takes by their places, at least one."""
+    try:
+        parameters = signature(function).parameters.values()
+    except (TypeError, ValueError):  # some functions that are written in C
+        return 1
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return 3
+    return min(max(sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters), 1), 3)
+
+
 def train(
     config: RunConfig,
-    on_iteration: Callable[[Report], Any] = lambda report: None,
+    on_iteration: Callable[..., Any] = lambda report: None,
     *,
     env: Env | None = None,
     folder: RunFolder | None = None,

@@ -28,12 +28,13 @@ HEADLINES = (
         "explained var.",
         "learning",
         "Explained variance",
-        "1: the critic foresees all returns; 0: none",
+        "1: the critic foresees all returns; 0: none; below: worse than their mean, cut off at -1",
         floor=-1.0,
         line="explained variance",
     ),
     Headline("optim/learning_rate", "learning rate", "learning", "Learning rate", "step size of the optimiser"),
     Headline("optim/grad_norm", "gradient norm", "", "Gradient norm", "before clipping"),
+    Headline("value/mean_absolute_error", "value error", "", "Error of values", "mean absolute, in units of returns"),
     Headline("value/mean", "mean value", "", "Mean value", "the return that the critic expects"),
 )
 

@@ -196,9 +196,11 @@ class PPO(Algorithm[PPORecord]):
     @torch.no_grad()
     def describe(self, rollout: Rollout[PPORecord], judged: Judgement) -> Metrics:
         """What can be said before learning from a rollout."""
+        error = (judged.value - judged.return_).abs()
         metrics = {
             "value/explained_variance": explained_variance(judged.value, judged.return_, rollout.valid),
             "value/mean": moments(judged.value, rollout.valid)[1].to(judged.value.dtype),
+            "value/mean_absolute_error": moments(error, rollout.valid)[1].to(error.dtype),
         } | self.objective.metrics()
         std = self.distribution.std(rollout.record.dist_params)
         if std is not None:

@@ -1,4 +1,4 @@
-"""The look before a run, as the commands show it."""
+"""The look before a run: what cannot work is refused before any work is lost."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
 from canter.algorithms.base import plan_of
-from canter.cli.parser import UsageError
 from canter.config import TrainConfig
 from canter.console.printable import printable, terminal_stream
 from canter.envs import closed_quietly
+from canter.plain import ConfigError
 from canter.preflight.checks import heard_warnings, preflight
 from canter.preflight.plan import Finding, Plan
+from canter.preflight.size import check_size
 from canter.preflight.trial import MAX_ROWS
 from canter.specs import Env, begins_anew
 
@@ -36,8 +38,25 @@ def look(config: TrainConfig) -> list[Finding]:
     return preflight(replace(config, env=env), plan_for(config))
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that torch does not know or cannot find."""
+    try:
+        kind = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device: {device!r} is no device; use cpu, cuda or cuda:N", "device") from error
+    count = torch.cuda.device_count()
+    if kind.type == "cuda" and (kind.index or 0) >= count:
+        raise ConfigError(f"device: {device!r} is not there, torch finds {count} CUDA devices; use cpu", "device")
+
+
+def check_machine(config: TrainConfig) -> None:
+    """Refuse settings for a device that is not there, or of sizes that no memory here could hold."""
+    check_device(config.device)
+    check_size(plan_for(config), config)
+
+
 @contextmanager
-def environment_for(config: TrainConfig) -> Iterator[Env | None]:
+def environment_for(config: TrainConfig, *, quiet: bool = False) -> Iterator[Env | None]:
     """The environment of a run, once a look at it has found no error; prints what matters before the run begins.
 
     An error ends the command here, before any work is lost. None is given for an environment that may keep something
@@ -49,15 +68,21 @@ def environment_for(config: TrainConfig) -> Iterator[Env | None]:
         findings = preflight(config, plan_for(config), env) + heard
         errors = [finding.text for finding in findings if finding.level == "error"]
         if errors:
-            raise UsageError(f"{'; '.join(errors)} (nothing was trained; `canter check` looks closer)")
-        for finding in findings:
-            if finding.subject in ("arithmetic", "engine", "replay"):
-                print(finding.text if finding.subject == "arithmetic" else f"{finding.subject}: {finding.text}")
-        show(finding for finding in findings if finding.level == "warning")
+            raise ValueError(f"{'; '.join(errors)} (nothing was trained; `canter check` looks closer)")
+        if not quiet:
+            _announce(findings)
         if begins_anew(env):
             yield env
             return
     yield None
+
+
+def _announce(findings: list[Finding]) -> None:
+    """Print the arithmetic of the run, what computes it, and warnings."""
+    for finding in findings:
+        if finding.subject in ("arithmetic", "engine", "replay"):
+            print(finding.text if finding.subject == "arithmetic" else f"{finding.subject}: {finding.text}")
+    show(finding for finding in findings if finding.level == "warning")
 
 
 def show(findings: Iterable[Finding]) -> None:

@@ -1,0 +1,74 @@
+"""What there is to type, kept in a file, so that help, lists and typos are answered without importing torch.
+
+`python -m canter.cli.make_index` (`make index`) writes the file; a test holds it against the code.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from canter.cli.advice import UsageError, advise
+from canter.registry import PLUGINS, nearest
+
+FILE = Path(__file__).with_name("index.json")
+FREE = ("--env.options.", "--env.wrappers.")
+
+
+def read_index() -> dict[str, Any]:
+    """Flags by command, environments, schemes and presets.
+
+    Where the user's own modules or plugins may have added some, they are looked up instead.
+    """
+    if others_may_add():
+        from canter.cli.make_index import make_index
+
+        return make_index()
+    return json.loads(FILE.read_text())
+
+
+def others_may_add() -> bool:
+    """Whether this process knows more than Canter's own, or may: all is imported already, or there are plugins."""
+    return "canter.api" in sys.modules or bool(entry_points(group=PLUGINS))
+
+
+def check_arguments(command: str, argv: list[str]) -> None:
+    """Refuse a flag or an environment that cannot exist, before anything heavy is imported.
+
+    Whatever a module of the user's or a plugin may have added is left to the command itself.
+    """
+    if others_may_add():
+        return
+    flags = [token.partition("=")[0].replace("_", "-") for token in argv if token.startswith("--")]
+    index = read_index()
+    known = {*index["flags"].get(command, ()), "--help"}
+    unknown = next((flag for flag in flags if flag not in known and not flag.startswith(FREE)), None)
+    first = argv[0] if argv and command in ("train", "check") and not argv[0].startswith("-") else None
+    strange = first is not None and not is_known_env(first)
+    if unknown is None and not strange:
+        return
+    if unknown is not None:
+        raise UsageError(f"unknown flag {unknown}: {advise(unknown, sorted(known))}")
+    scheme, _, name = str(first).rpartition(":")
+    names = index["tensor"] if scheme == "tensor" else gymnasium_ids()
+    if name not in names:
+        what = "environment tensor:" if scheme == "tensor" else "Gymnasium environment "
+        raise UsageError(f"unknown {what}{name!r}: {nearest(name, names)} `canter envs` lists what there is")
+
+
+def is_known_env(env_id: str) -> bool:
+    """Whether an id needs no further look: it is listed, or of a kind that only its own scheme knows."""
+    scheme, colon, name = env_id.partition(":")
+    if scheme == "tensor":
+        return name in read_index()["tensor"]
+    return bool(colon) or "/" in env_id or env_id in read_index()["gymnasium"] or Path(env_id).exists()
+
+
+def gymnasium_ids() -> list[str]:
+    """What Gymnasium knows here, that of installed packages included."""
+    import gymnasium
+
+    return sorted(gymnasium.registry)

@@ -1,0 +1,64 @@
+"""Writes down what there is to type, see `canter.cli.index`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import gymnasium
+
+from canter import api as api  # all that can be registered is, when this is imported
+from canter.cli import COMMANDS, Command
+from canter.cli.index import FILE, gymnasium_ids
+from canter.cli.listing import summary_of
+from canter.cli.parser import Parser
+from canter.envs.schemes import schemes
+from canter.envs.tensor import tensor_envs
+from canter.recipes import presets
+
+
+def make_index() -> dict[str, Any]:
+    """The index as the code has it."""
+    return {
+        "flags": {name: flags_of(command) for name, command in COMMANDS.items()},
+        "tensor": {name: summary_of(tensor_envs[name]) for name in tensor_envs},
+        "schemes": {name: summary_of(schemes[name]) for name in schemes},
+        "presets": [[name, presets[name].env.id, presets[name].total_steps] for name in presets],
+        "gymnasium": [name for name in gymnasium_ids() if _is_own(name)],
+    }
+
+
+def flags_of(command: Command) -> list[str]:
+    """The flags that a command has."""
+
+    def parse(parser: Parser, argv: list[str]) -> argparse.Namespace:
+        raise _Seen(sorted(parser.flags))
+
+    own = Parser.parse
+    Parser.parse = parse  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        command.load()(["."])  # some want a first argument before they read any
+    except _Seen as seen:
+        return seen.args[0]
+    finally:
+        Parser.parse = own
+    raise AssertionError(f"{command.place} reads no arguments")
+
+
+class _Seen(Exception):
+    """Flags of a parser that was asked to read arguments."""
+
+
+def _is_own(name: str) -> bool:
+    """Whether an id comes with Gymnasium itself."""
+    return str(gymnasium.registry[name].entry_point).startswith("gymnasium.envs.")
+
+
+def text_of(index: dict[str, Any]) -> str:
+    """The file's content: one line for each entry, so that changes can be read."""
+    return json.dumps(index, indent=0, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text_of(make_index()))

@@ -1,0 +1,154 @@
+"""`canter sweep`: many runs that differ in seeds and settings."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_origin
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from canter.cli.parser import Parser, UsageError, add_config_flags, all_keys
+from canter.cli.train import SHORT_FLAGS, merged_config, with_flags
+from canter.cli.trained import count
+from canter.cli.training import sigterm_unwinds
+from canter.console.numbers import number
+from canter.console.printable import printable, terminal_stream
+from canter.distributed import cores
+from canter.envs.imports import allowed_imports
+from canter.experiments.look import check_machine
+from canter.experiments.session import program
+from canter.experiments.sweep import Progress, Sweep, carry_out_sweep, claim, combinations
+from canter.plain import is_free, without_none
+from canter.report import write_report
+from canter.runs.finding import RUNS, SWEEP
+from canter.runs.run_record import METRICS
+
+DESCRIPTION = """\
+Train many runs on this machine, each in a process and a folder of its own, several at a time. Every setting may have
+several values: `--seed 0..4` is a range, `--algorithm.gamma 0.98,0.99` a list, and a flag that is given twice has both
+values, as a setting that is a list itself needs. All combinations are run.
+
+`canter sweep FOLDER` goes on with a sweep: what is finished stays, what was interrupted goes on where it was."""
+
+
+def sweep_command(argv: list[str]) -> None:
+    """Train many runs: seeds, and settings with several values."""
+    arguments = sweep_parser(argv).parse(argv)
+    existing = None if arguments.env is None else existing_sweep(arguments.env, Path(arguments.run_dir))
+    sweep = new_sweep(arguments) if existing is None else Sweep.read(existing)
+    if arguments.print_commands:
+        for name in sweep.runs:
+            print(shlex.join([*shlex.split(program()), *sweep.arguments(name)]))
+        return
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    sweep.write()
+    jobs = arguments.jobs or cores()
+    print(f"{len(sweep.runs)} runs, {jobs} at a time, in {sweep.folder}", flush=True)
+    try:
+        with sigterm_unwinds(), shown(sweep) as on_change:
+            progress = carry_out_sweep(sweep, jobs, on_change)
+    except KeyboardInterrupt:
+        print(f"canter: stopped; go on with: {program()} sweep {shlex.quote(str(sweep.folder))}", file=sys.stderr)
+        sys.exit(130)
+    with_metrics = [path for name in sweep.runs if (path := sweep.folder / name) and (path / METRICS).is_file()]
+    if with_metrics:
+        print(f"The report is in {write_report(with_metrics, sweep.folder / 'report.html')}")
+    if progress.failed:
+        logs = ", ".join(str(sweep.folder / f"{name}.log") for name in progress.failed)
+        print(f"canter: {len(progress.failed)} of {len(sweep.runs)} runs failed; see {logs}", file=sys.stderr)
+        sys.exit(1)
+
+
+def sweep_parser(argv: list[str]) -> Parser:
+    """The flags of `canter sweep`: those of `canter train`, with several values."""
+    parser = Parser(
+        "sweep",
+        usage="ENV|FOLDER --KEY VALUES... [--jobs N] [--preset NAME] [--config FILE] [--name NAME] [--print-commands]",
+        description=DESCRIPTION,
+    )
+    parser.add_argument("env", metavar="ENV", nargs="?", help="environment id, or the folder of a sweep to go on with")
+    parser.flag("--jobs", metavar="N", type=count, help="runs at a time; by default one for each core")
+    parser.flag("--preset", metavar="NAME", help="begin with these settings instead of the environment's")
+    parser.flag("--config", metavar="FILE", help="YAML file of settings, all or some")
+    add_config_flags(parser, argv, SHORT_FLAGS, action="append")
+    parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where the sweep's folder goes (default {RUNS})")
+    parser.flag("--name", metavar="NAME", help="name of that folder; by default environment and time")
+    parser.flag("--print-commands", action="store_true", help="print the command of each run, run nothing")
+    return parser
+
+
+def existing_sweep(text: str, parent: Path) -> Path | None:
+    """The folder of a sweep that is meant, if it is one."""
+    return next((path for path in (Path(text), parent / text) if (path / SWEEP).is_file()), None)
+
+
+def new_sweep(arguments: Any) -> Sweep:
+    """The runs that the flags mean; every combination of settings is tried for sense before any of them begins."""
+    varied = {
+        name[4:].replace("_", "-"): [value for text in texts for value in values_of(text, name[4:])]
+        for name, texts in vars(arguments).items()
+        if name.startswith("key:") and texts is not None
+    }
+    runs = combinations(varied)
+    base = [*(f"--allow-import={module}" for module in allowed_imports()), "train"]
+    base += [] if arguments.env is None else [arguments.env]
+    base += [f"--{key}={value}" for key in ("preset", "config") if (value := getattr(arguments, key)) is not None]
+    for own in runs.values():
+        config, _ = merged_config(with_flags(arguments, own))
+        check_machine(config)
+    parent, env_id = Path(arguments.run_dir), arguments.env or "runs"
+    if arguments.print_commands:
+        return Sweep(parent / (arguments.name or "sweep"), base, runs)
+    return Sweep(claim(parent, env_id, arguments.name), base, runs)
+
+
+def values_of(text: str, key: str) -> list[str]:
+    """`0..4` as five values and `a,b` as two; a setting that is a list takes its whole text as one."""
+    hint = without_none(all_keys().get(key, str))
+    if get_origin(hint) is tuple or is_free(hint):
+        return [text]
+    bounds = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    if bounds is None:
+        return [value.strip() for value in text.split(",")]
+    first, last = int(bounds[1]), int(bounds[2])
+    if last < first or last - first > 100_000:
+        raise UsageError(f"--{key} {text}: expected a range such as 0..4")
+    return [str(value) for value in range(first, last + 1)]
+
+
+@contextmanager
+def shown(sweep: Sweep) -> Iterator[Any]:
+    """What tells how the sweep goes: a live table on a terminal, else a line for each run that ends."""
+    console = Console(file=terminal_stream())
+    if not console.is_terminal:
+        yield lambda progress, ended: None if ended is None else print(line(progress, ended), flush=True)
+        return
+    with Live(console=console, refresh_per_second=2) as live:
+        yield lambda progress, ended: live.update(table(progress))
+
+
+def line(progress: Progress, name: str) -> str:
+    """How a run has ended."""
+    state, left = progress.state(name), sum(s["status"] != "finished" for s in progress.states())
+    steps = "no" if state["steps"] is None else f"{state['steps']:,.0f}"
+    numbers = f"{steps} steps, return {number(state['return'])}, score {number(state['score'])}"
+    return f"{name}: {state['status']}, {numbers}; {left} of {len(progress.sweep.runs)} to go"
+
+
+def table(progress: Progress) -> Table:
+    """All runs."""
+    drawn = Table("run", "status", box=None, pad_edge=False)
+    for column in ("steps", "return", "score"):
+        drawn.add_column(column, justify="right")
+    for state in progress.states():
+        steps = "-" if state["steps"] is None else f"{state['steps']:,.0f}"
+        cells = (printable(state["name"]), state["status"], steps, number(state["return"]), number(state["score"]))
+        drawn.add_row(*cells)
+    return drawn

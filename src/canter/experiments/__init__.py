@@ -1,0 +1,1 @@
+"""One run from an environment to a score, as the command line and Python begin it, and many runs."""

@@ -1,0 +1,227 @@
+"""A run from its first step to its score: train, say how it goes, and at the end what came of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from canter.algorithms.base import Algorithm, title_of
+from canter.config import TrainConfig
+from canter.console.figures import duration
+from canter.distributed.world import world
+from canter.envs import closed_quietly
+from canter.experiments.init_from import InitFrom
+from canter.nn.actor_critic import Policy
+from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
+from canter.play.player import Turn
+from canter.report import write_report
+from canter.runs.hall_of_fame import enter_hall_of_fame
+from canter.runs.run_folder import RunFolder
+from canter.runs.run_record import write_score
+from canter.runs.writers import MetricWriter, TensorBoardWriter, WandbWriter
+from canter.seeding import derive_seed
+from canter.specs import Env, begins_anew
+from canter.training.collector import failure
+from canter.training.trainer import Trainer
+
+EVAL_EPISODES = 100
+EVAL_STEPS = 20_000
+"""Steps after which the final evaluation gives up on a task that does not end."""
+
+LOGS: dict[str, Callable[[Path], MetricWriter]] = {
+    "tensorboard": lambda path: TensorBoardWriter(path / "tensorboard"),
+    "wandb": lambda path: WandbWriter(path, os.environ.get("WANDB_PROJECT", "canter")),
+}
+"""Where metrics can go besides `metrics.jsonl`; each takes the run's folder."""
+
+Say = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What came of a run."""
+
+    algorithm: Algorithm[Any]
+    path: Path | None
+    """The run's folder, for `canter.load`, `canter play` and the like; None for a run without one."""
+    ended_by: str | None
+    """The setting that ended it, or `on_iteration`."""
+    score: Evaluation | None
+    """The policy in new episodes, without noise; None where not all of them ended, or it was not asked for."""
+
+    @property
+    def policy(self) -> Policy:
+        """What was learned."""
+        return self.algorithm.policy
+
+    def predict(self, obs: Any, state: Any = None, deterministic: bool = True) -> tuple[np.ndarray, Any]:
+        """As `Policy.predict`."""
+        return self.policy.predict(obs, state, deterministic)
+
+
+def announcement(config: TrainConfig, source: str) -> str:
+    """What is trained, and with which settings."""
+    ends = [] if config.total_steps is None else [f"{config.total_steps:,} steps"]
+    ends += [f"until.{key}={end:g}" for key, end in vars(config.until).items() if end is not None]
+    return (
+        f"Training {title_of(config.algorithm)} on {config.env.id} with {source}: "
+        f"{' or '.join(ends)} in {config.env.num_envs} environments, seed {config.seed}"
+    )
+
+
+def carry_out(
+    config: TrainConfig,
+    folder: RunFolder | None,
+    *,
+    env: Env | None = None,
+    only_env: bool = False,
+    writers: list[MetricWriter],
+    on_iteration: Callable[..., Any] = lambda report: None,
+    final_evaluation: bool = True,
+    init_from: InitFrom | None = None,
+    say: Say = print,
+) -> TrainingResult:
+    """Train, in a run folder if there is one, then say how good the policy is without noise.
+
+    Both happen in `env`, or in an environment that is built here; the score in a new one where the run may have left
+    a trace, unless `env` is the only one that there is.
+    """
+    path = None if folder is None else folder.path
+    if path is not None:
+        say(f"Settings, metrics, checkpoints and policies go to {path}")
+    with emptied(path), built(config) if env is None else nullcontext(env) as env:
+        with Trainer(config, on_iteration, env=env, folder=folder, writers=writers) as trainer:
+            if init_from is not None:
+                say(begin_with(init_from, trainer, folder))
+            algorithm, run = trainer.learn(), trainer.run
+            unsaved = [] if folder is None else folder.unsaved
+        if not world.end_but_first():
+            return TrainingResult(algorithm, path, run.ended_by, None)
+        say(f"Training ended by {run.ended_by}, after {run.env_steps:,} steps in {duration(run.spent)}")
+        score = None
+        if final_evaluation:
+            again = env if only_env or begins_anew(env) else None
+            score, words = final_score(config, algorithm.policy, None if unsaved else path, again, say)
+            say(words)
+    if path is not None:
+        say(report_of(path))
+    if unsaved:
+        raise OSError(f"not all of the run could be written to {path}: {', '.join(unsaved)}; see the log above")
+    if path is not None:
+        say(what_next(config, path, run.ended_by))
+    return TrainingResult(algorithm, path, run.ended_by, score)
+
+
+def begin_with(init_from: InitFrom, trainer: Trainer, folder: RunFolder | None) -> str:
+    """Give a new run the weights of another; says so, and the run's record keeps it."""
+    iteration = init_from.load(trainer.algorithm)
+    if folder is not None:
+        folder.record.note(init_from={"run": str(init_from.run), "iteration": iteration})
+    if iteration is None:
+        return f"It begins with the policy of {init_from.run}; all else begins anew"
+    return f"It begins with the weights of {init_from.run} after {iteration} iterations"
+
+
+@contextmanager
+def emptied(path: Path | None) -> Iterator[None]:
+    """Takes a folder away that was claimed for a run and in which nothing came to be written."""
+    try:
+        yield
+    except BaseException:
+        if path is not None:
+            with suppress(OSError):
+                path.rmdir()  # refuses where there is anything
+        raise
+
+
+def final_score(
+    config: TrainConfig, policy: Policy, run: Path | None, env: Env | None = None, say: Say = print
+) -> tuple[Evaluation | None, str]:
+    """How good the policy is in new episodes, and whether it beats earlier runs; a rate where episodes do not end.
+
+    They are played in `env`, or else in an environment that is built for it. Without a `run` nothing is compared.
+    """
+    with built(config) if env is None else nullcontext(env) as env:
+        seed = derive_seed(config.seed, "eval")
+        try:
+            tell = Told(EVAL_EPISODES, say)
+            result = evaluate(policy, env, EVAL_EPISODES, seed, max_steps=EVAL_STEPS, on_turn=tell)
+        except EpisodesUnfinished as error:
+            rate = error.games.reward_per_step
+            if run is not None:
+                write_score(run, {"reward_per_step": rate, "steps": EVAL_STEPS})
+            return None, (
+                f"Final score: reward {rate:.4g} per step without noise; fewer than {EVAL_EPISODES} episodes ended "
+                f"within {EVAL_STEPS:,} steps"
+            )
+        except Exception as error:  # whatever it raises, what was learned is saved already
+            text = f"Final score: none, as the environment failed while it was played. {failure(error, 'step', None)}"
+            return None, text
+    score = f"Final score: mean return {result.mean:.1f} over {EVAL_EPISODES} new episodes, acting without noise"
+    if run is None:
+        return result, score
+    low, high = result.confidence_interval
+    about = {"mean": result.mean, "std": result.std, "low": low, "high": high, "episodes": EVAL_EPISODES}
+    write_score(run, about)
+    return result, f"{score}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
+
+
+class Told:
+    """Says how far an evaluation is, if it takes long."""
+
+    def __init__(self, episodes: int, say: Say, every: float = 10.0) -> None:
+        self.episodes, self.say, self.every = episodes, say, every
+        self.ended, self.steps, self.last = 0, 0, time.perf_counter()
+
+    def __call__(self, turn: Turn) -> None:
+        """Count a step of all environments."""
+        self.steps += 1
+        self.ended += int((turn.step.terminated | turn.step.truncated).sum())
+        if time.perf_counter() - self.last > self.every:
+            self.last = time.perf_counter()
+            self.say(f"Evaluating: {self.ended:,} episodes have ended after {self.steps:,} steps of each environment")
+
+
+def report_of(run: Path) -> str:
+    """Write the report of a run; says where it is, or why there is none, which is no reason to fail."""
+    try:
+        return f"The report is in {write_report([run])}"
+    except (OSError, ValueError) as error:
+        return f"There is no report: {error}"
+
+
+def what_next(config: TrainConfig, path: Path, ended_by: str | None) -> str:
+    """Commands to go on with, as they can be typed here; a run that a condition ended has no budget to extend."""
+    run, canter = shlex.quote(str(path)), program()
+    commands = {f"{canter} play {run}": "watch it", f"{canter} report {run} --open": "see its curves in the browser"}
+    if ended_by == "total_steps" and config.total_steps is not None:
+        commands[f"{canter} resume {run} --total-steps {2 * config.total_steps}"] = "train it further"
+    width = max(map(len, commands))
+    return "\n".join(["What next?", *(f"  {command:<{width}}  {what}" for command, what in commands.items())])
+
+
+def program() -> str:
+    """How this program is called from here: `canter` where that is it, else its path."""
+    beside = Path(sys.executable).with_name("canter")
+    found = shutil.which("canter")
+    if found is not None and Path(found).resolve() == beside.resolve():
+        return "canter"
+    if beside.is_file():
+        place = os.path.relpath(beside)
+        return shlex.quote(str(beside) if place.startswith("..") else place)
+    return f"{shlex.quote(sys.executable)} -m canter"
+
+
+def built(config: TrainConfig) -> AbstractContextManager[Env]:
+    """The environments of a run, closed at the end."""
+    return closed_quietly(config.env.build(config.device))

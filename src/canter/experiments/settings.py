@@ -1,0 +1,64 @@
+"""Settings of a run, from presets and from what is given by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+from canter.algorithms.base import algorithms
+from canter.compat import task_settings
+from canter.config import TrainConfig
+from canter.plain import ConfigError, from_plain, nest
+from canter.recipes import name_for, preset_for, presets
+
+FREE = ("env.options", "env.wrappers")
+SHORT = {"num_envs": "env.num_envs"}
+"""Settings that have a short name in Python too."""
+
+
+def starting_point(
+    env_id: str | None, preset: str | None, algorithm: str | None = None, device: str | None = None
+) -> tuple[TrainConfig, str]:
+    """The settings to begin with: a named preset, or the environment's own for the algorithm, or the defaults."""
+    if preset is not None:
+        return presets[preset], f"the preset {preset}"
+    defaults = TrainConfig()
+    env_id = env_id or defaults.env.id
+    if algorithm in (None, algorithms.default) and (own := task_settings(env_id, device)) is not None:
+        return own.config, f"the task's own settings for {own.deviations.dialect}"
+    device = device or defaults.device
+    found = preset_for(env_id, algorithm, device)
+    if found is None:
+        env = replace(defaults.env, id=env_id)
+        return replace(defaults, env=env), "the default settings (no preset is known for it)"
+    if algorithm in (None, algorithms.default):
+        return found, "its preset"
+    return replace(found, device=device), f"the preset {name_for(env_id, algorithm, device)}"
+
+
+def _paths(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
+    """Key paths to values; at every level a key may be a path itself."""
+    for name, value in given.items():
+        path = f"{key}.{name}" if key else str(name)
+        if isinstance(value, Mapping) and value and path not in FREE:
+            yield from _paths(value, path)
+        else:
+            yield path, value
+
+
+def free_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
+    """Settings whose keys are the user's own, and what they hold."""
+    return {"env.options": config.env.options, "env.wrappers": config.env.wrappers}
+
+
+def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
+    """`config` with settings put over it: plain ones by their names or paths, and parts such as a `PPOConfig`."""
+    plain = {SHORT.get(name, name): value for name, value in given.items()}
+    parts = {name: value for name, value in plain.items() if is_dataclass(value)}
+    for name, part in parts.items():
+        if not hasattr(config, name):
+            raise ConfigError(f"{name}: a {type(part).__name__} stands for no section of the settings", name)
+    config = replace(config, **parts)
+    rest = dict(_paths({name: value for name, value in plain.items() if name not in parts}, ""))
+    return from_plain(nest(rest, free_settings(config)), config)

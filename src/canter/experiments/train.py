@@ -1,0 +1,199 @@
+"""`canter.train`, `canter.load` and `canter.evaluate`: what Python programs begin with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from canter.config import TrainConfig
+from canter.console.console import ConsoleKind, make_console
+from canter.envs import EnvConfig
+from canter.envs.imports import refuse_while_importing
+from canter.experiments.folders import check_name, new_run, stored_config
+from canter.experiments.init_from import InitFrom
+from canter.experiments.look import check_machine, environment_for
+from canter.experiments.session import LOGS, TrainingResult, announcement, carry_out
+from canter.experiments.settings import starting_point, with_settings
+from canter.experiments.task import task_of
+from canter.nn.actor_critic import Policy
+from canter.play.evaluation import Evaluation
+from canter.play.evaluation import evaluate as evaluate_policy
+from canter.play.player import Acts
+from canter.runs.finding import RUNS, find_run
+from canter.runs.run_folder import RunFolder
+from canter.runs.writers import MetricWriter
+from canter.specs import Env
+from canter.storage.policy_file import load_policy
+
+
+def train(
+    what: Any = None,
+    on_iteration: Callable[..., Any] = lambda report: None,
+    *,
+    env: Any = None,
+    config: TrainConfig | None = None,
+    preset: str | None = None,
+    console: ConsoleKind = "auto",
+    folder: RunFolder | bool = True,
+    run_dir: str | Path = RUNS,
+    name: str | None = None,
+    log: Sequence[str] = (),
+    writers: Sequence[MetricWriter] = (),
+    final_evaluation: bool = True,
+    init_from: str | Path | InitFrom | None = None,
+    **settings: Any,
+) -> TrainingResult:
+    """Train a policy as `canter train` does: the same console, the same run folder, the same score and report.
+
+        canter.train("CartPole-v1")
+        canter.train(MyEnv, seed=1, total_steps=1e6, algorithm={"gamma": 0.995})
+        canter.train(lambda: MyEnv(size=5), num_envs=16, console="quiet")
+
+    `what` is an environment id, a Gymnasium class or a function that makes an environment, one environment, a vector
+    environment, an environment with Canter's own interface, or a whole `TrainConfig`. Settings are those of `config`,
+    or of the environment's preset, or the defaults, changed by what is given under their names; `env` may be a mapping
+    of its settings.
+
+    `on_iteration(report, policy, trainer)`, or with fewer arguments, is called with every row of the log and ends the
+    run by returning `canter.STOP` or False. `console="quiet"` says nothing. `folder=False` leaves nothing on disk;
+    otherwise the run is `run_dir/name`, or in the `RunFolder` given, where a run that was interrupted goes on. `log`
+    names further places for metrics: tensorboard, wandb. `init_from` is a run to take the weights of. Ctrl-C ends the
+    run after the iteration, saves it and raises `RunStopped`.
+    """
+    refuse_while_importing("canter.train")
+    begin = init_from
+    if isinstance(begin, str | Path):
+        begin = InitFrom(find_run(str(begin), Path(run_dir)))
+    what, config = _either(what, env, config)
+    given = {**({"env": dict(env)} if isinstance(env, Mapping) else {}), **settings}
+    if isinstance(given.get("algorithm"), str):
+        given["algorithm"] = {"kind": given["algorithm"]}
+    config, source, own_env, note = _prepare(what, config, preset, given)
+    quiet, say = console == "quiet", (lambda text: None) if console == "quiet" else print
+    check_machine(config)
+    check_name(Path(run_dir), name)
+    say(announcement(config, source))
+    if note:
+        say(note)
+    look = environment_for(config, quiet=quiet) if own_env is None else nullcontext(own_env)
+    with look as built:
+        run = new_run(Path(run_dir), name, config) if folder is True else folder or None
+        if log and run is None:
+            raise ValueError(f"log={list(log)} needs a folder of the run, and folder=False leaves none")
+        shown = [make_console(console), *writers, *(LOGS[place](run.path) for place in log if run is not None)]
+        return carry_out(
+            config,
+            run,
+            env=built,
+            only_env=own_env is not None,
+            writers=shown,
+            on_iteration=on_iteration,
+            final_evaluation=final_evaluation,
+            init_from=InitFrom(find_run(str(init_from), Path(run_dir)))
+            if isinstance(init_from, str | Path)
+            else init_from,
+            say=say,
+        )
+
+
+def _either(what: Any, env: Any, config: TrainConfig | None) -> tuple[Any, TrainConfig | None]:
+    """What to train in, and settings that were given as a whole."""
+    if isinstance(what, TrainConfig):
+        if config is not None:
+            raise TypeError("two configs: give one")
+        what, config = None, what
+    if env is not None and not isinstance(env, Mapping):
+        if what is not None:
+            raise TypeError("two environments: give one, and its settings as env={...}")
+        what = env
+    return what, config
+
+
+def _prepare(
+    what: Any, config: TrainConfig | None, preset: str | None, given: dict[str, Any]
+) -> tuple[TrainConfig, str, Env | None, str]:
+    """Settings, in words where they are from, the environment where it cannot be made again, and a note."""
+    if isinstance(what, EnvConfig):
+        given, what = {"env": what, **given}, None
+    algorithm = given.get("algorithm")
+    kind = algorithm.get("kind") if isinstance(algorithm, Mapping) else None
+    device = given.get("device") or (config.device if config is not None else "cpu")
+    task = None if what is None else task_of(what, device)
+    source = "the settings given"
+    if config is None:
+        part = given.get("env")
+        named = part.id if isinstance(part, EnvConfig) else (part or {}).get("id")
+        config, source = starting_point(named if task is None else task.env_id, preset, kind, given.get("device"))
+    if task is not None:
+        config = replace(config, env=task.settings(config.env))
+    config = with_settings(config, given)
+    if task is None:
+        return config, source, None, ""
+    if task.env is not None:
+        config = replace(config, env=task.settings(config.env))
+    return config, source, task.env, task.note
+
+
+def load(run_or_file: str | Path, *, run_dir: str | Path = RUNS, device: str = "cpu") -> Policy:
+    """A policy that is ready to predict: the best of a run, by its folder, name or `latest`, or that of a policy file.
+
+    policy = canter.load("latest")
+    action, state = policy.predict(observation)
+    """
+    path = Path(run_or_file)
+    if not path.is_file():
+        path = find_run(str(run_or_file), Path(run_dir))
+    return load_policy(path, device=device)
+
+
+def evaluate(
+    policy: Acts | TrainingResult | str | Path,
+    env: Any = None,
+    episodes: int = 100,
+    seed: int = 0,
+    *,
+    num_envs: int | None = None,
+    run_dir: str | Path = RUNS,
+    **options: Any,
+) -> Evaluation:
+    """Play whole episodes; normaliser statistics stay as they are.
+
+    `policy` is a policy, the result of `canter.train`, or what `canter.load` takes; `env` is what `canter.train` takes,
+    by default the environment of the run, in `num_envs` copies. Every environment contributes its first episodes, so
+    short ones are not favoured. For the same reason `EpisodesUnfinished` is raised when some have not ended after
+    `max_steps=1_000_000` steps of every environment. `deterministic=False` acts with noise.
+    """
+    config = None
+    if isinstance(policy, TrainingResult):
+        policy, run = policy.policy, policy.path
+    elif isinstance(policy, str | Path):
+        run = Path(policy) if Path(policy).is_file() else find_run(str(policy), Path(run_dir))
+        policy = load(run)
+    else:
+        run = None
+    if env is None:
+        if run is None or run.is_file():
+            raise TypeError("env: a policy alone does not say in which environment; give one, or a run")
+        config = stored_config(run)
+    with _opened(env, config, num_envs or min(episodes, 8)) as playing:
+        return evaluate_policy(policy, playing, episodes, seed, **options)
+
+
+@contextmanager
+def _opened(what: Any, config: TrainConfig | None, num_envs: int) -> Iterator[Env]:
+    """The environment that is meant; one that is built here is closed in the end."""
+    if config is not None:
+        settings, own = config.env, None
+    elif isinstance(what, EnvConfig):
+        settings, own = what, None
+    else:
+        task = task_of(what)
+        settings, own = EnvConfig(id=task.env_id), task.env
+    if own is not None:
+        yield own
+        return
+    with closing(replace(settings, num_envs=num_envs).build("cpu")) as env:
+        yield env

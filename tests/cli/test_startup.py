@@ -1,0 +1,75 @@
+"""What is answered at once: help, lists and typos, without torch and from an index that is true."""
+
+import subprocess
+import sys
+import time
+from statistics import median
+
+import pytest
+
+from canter.cli import COMMANDS
+from canter.cli.foreign import FOREIGN
+from canter.cli.index import FILE
+from canter.cli.listing import summary_of
+from canter.cli.make_index import make_index, text_of
+
+LIGHT = [
+    ["--help"],
+    ["--version"],
+    ["envs"],
+    ["envs", "cart"],
+    ["presets"],
+    ["runs"],
+    ["trian"],
+    ["train", "CartPole-v1", "--algorithm.gama", "0.9"],
+    ["train", "CartPol-v1"],
+    ["eval", "latest", "--episode", "3"],
+]
+
+
+def test_the_index_is_what_the_code_has():
+    assert FILE.read_text() == text_of(make_index()), "run `make index`"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_commands_is_that_of_their_functions(name):
+    assert COMMANDS[name].summary == summary_of(COMMANDS[name].load())
+
+
+@pytest.mark.parametrize("argv", LIGHT, ids=" ".join)
+def test_nothing_waits_for_torch(argv, tmp_path):
+    code = f"import sys; from canter.cli import main\ntry: main({argv})\nfinally: print('torch' in sys.modules)"
+    call = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert call.stdout.splitlines()[-1] == "False", call.stderr
+
+
+def test_help_takes_less_than_half_a_second(tmp_path):
+    """The median of five: other work on the machine makes some slower. benchmarks/journeys has the others."""
+    spent = []
+    for _ in range(5):
+        before = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "canter", "--help"], capture_output=True, cwd=tmp_path, check=True)
+        spent.append(time.perf_counter() - before)
+    assert median(spent) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("flag", "answer"),
+    [
+        ("--lr", "--algorithm.optimizer.learning-rate (the same number)"),
+        ("--n-steps", "--algorithm.horizon"),
+        ("--batch_size", "--algorithm.num-minibatches (minibatches of a rollout: horizon x num_envs / batch size)"),
+        ("--ent-coef", "--algorithm.entropy-coef"),
+        ("--num-steps-per-env", "--algorithm.horizon"),
+    ],
+)
+def test_names_of_other_libraries_are_answered(flag, answer, tmp_path):
+    call = [sys.executable, "-m", "canter", "train", "CartPole-v1", flag, "3"]
+    refused = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    assert refused.returncode == 2
+    assert f"here it is {answer}" in refused.stderr
+
+
+def test_every_answer_about_other_libraries_is_a_flag_here():
+    flags = {*make_index()["flags"]["train"]}
+    assert {f"--{name}" for name, _ in FOREIGN.values()} <= flags

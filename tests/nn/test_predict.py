@@ -1,0 +1,71 @@
+"""Policies for NumPy: one observation or a batch, an array or a dict, with memory or without."""
+
+import numpy as np
+import pytest
+import torch
+
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.network import NetworkConfig
+from canter.nn.rnn import RNNConfig
+from canter.specs import Continuous, Discrete, EnvSpec, TensorSpec
+
+
+def policy(obs, action, **network):
+    spec = EnvSpec(obs=obs, action=action, num_envs=1, device=torch.device("cpu"))
+    groups = tuple(name for name in obs if name != "action_mask")
+    return ModelConfig(policy=NetworkConfig(obs_groups=groups, **network)).build_policy(spec)
+
+
+def test_one_observation_gives_one_action_and_a_batch_a_batch():
+    torch.manual_seed(0)
+    acting = policy({"policy": TensorSpec((3,))}, Continuous((-1.0, -1.0), (1.0, 1.0)))
+    batch = np.random.default_rng(0).normal(size=(5, 3))  # float64, as NumPy has it
+    actions, state = acting.predict(batch)
+    assert actions.shape == (5, 2)
+    assert state == ()
+    assert np.allclose(acting.predict(batch[2])[0], actions[2], atol=1e-6)
+    assert (acting.predict(batch, deterministic=False)[0] != actions).all()
+    expected, _ = acting.act({"policy": torch.tensor(batch, dtype=torch.float32)})
+    assert np.array_equal(actions, expected.numpy())
+
+
+def test_dicts_nested_ones_choices_and_masks_are_read_as_the_environment_gives_them():
+    specs = {"arm/joints": TensorSpec((2,)), "gear": TensorSpec((4,)), "action_mask": TensorSpec((3,), torch.bool)}
+    acting = policy(specs, Discrete(3))
+    one = {"arm": {"joints": np.ones(2)}, "gear": np.int64(2), "action_mask": np.array([0, 1, 0])}
+    assert acting.predict(one)[0] == 1
+    many = {"arm/joints": np.ones((6, 2)), "gear": np.array([0, 1, 2, 3, 0, 1]), "action_mask": np.eye(3)[[2] * 6]}
+    assert acting.predict(many)[0].tolist() == [2] * 6
+    del one["action_mask"]  # whoever gives none allows everything
+    assert acting.predict(one)[0] in (0, 1, 2)
+
+
+def test_memory_goes_on_with_the_state_and_begins_anew_without_it():
+    torch.manual_seed(0)
+    acting = policy({"policy": TensorSpec((2,))}, Continuous((-1.0,), (1.0,)), memory=RNNConfig(hidden=4))
+    first, state = acting.predict(np.ones(2))
+    second, state = acting.predict(np.ones(2), state)
+    assert not np.allclose(first, second, atol=1e-9)
+    assert np.array_equal(acting.predict(np.ones(2))[0], first)
+    assert np.array_equal(acting.predict(np.ones((1, 2)), state, reset=[True])[0][0], first)
+
+
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        (np.ones(4), r"observation 'policy' has shape \(4,\); expected \(3,\)"),
+        ({"other": np.ones(3)}, "observation 'policy' is missing; given: other"),
+    ],
+)
+def test_what_does_not_fit_is_named(obs, message):
+    with pytest.raises(ValueError, match=message):
+        policy({"policy": TensorSpec((3,))}, Discrete(2)).predict(obs)
+
+
+def test_an_array_for_several_groups_is_refused():
+    acting = policy({"a": TensorSpec((3,)), "b": TensorSpec((1,))}, Discrete(2))
+    with pytest.raises(ValueError, match="an array was given, and the policy knows the observations a, b: give a dict"):
+        acting.predict(np.ones(3))
+    with pytest.raises(ValueError, match="different numbers of environments"):
+        acting.predict({"a": np.ones((2, 3)), "b": np.ones((4, 1))})
+    assert acting.predict({"a": np.ones((2, 3)), "b": np.ones(2)})[0].shape == (2,)
