@@ -1,4 +1,4 @@
-"""Style, curiosity and symmetry in one run with memory, begun with a policy, by two ranks, killed: it ends the same."""
+"""Style, curiosity and symmetry in one run with memory, by two ranks, killed: it ends the same."""
 
 import os
 import signal
@@ -7,9 +7,6 @@ import torch
 import yaml
 from test_runs import outcome, ranks_of, rows_of, wait_for
 from torchrun import launch, torchrun
-
-import canter
-from canter.envs.tensor import Swimmer
 
 MEMORY = {"hidden": [8], "memory": {"cell": "lstm", "hidden": 8}, "obs_groups": ["policy"]}
 STYLE = {"kind": "amp", "motions": ["canter:swimmer_wide.npz"], "hidden": [8], "frames": 3, "batch_size": 16}
@@ -33,13 +30,7 @@ SETTINGS = {
 
 
 def test_all_extensions_with_memory_by_two_ranks_go_on_bit_for_bit_after_a_kill(tmp_path):
-    model = canter.ModelConfig(
-        policy=canter.NetworkConfig(hidden=(8,), memory=canter.RNNConfig(hidden=8), obs_groups=("policy",))
-    )
-    policy = canter.PPOConfig(model=model).build(Swimmer(4, motion=True).spec, 7).policy
-    canter.save_policy(tmp_path / "start.safetensors", policy)
-    settings = SETTINGS | {"start": str(tmp_path / "start.safetensors")}
-    (tmp_path / "all.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump(SETTINGS))
     command = ["-m", "canter", "train", "--config", "all.yaml", "--console", "quiet", "--resume-if-present"]
     command += ["--run-dir", tmp_path, "--name"]
     torchrun(2, *command, "straight", cwd=tmp_path)

@@ -7,12 +7,8 @@ import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-<<<<<<< HEAD
-from pathlib import Path
-=======
 from dataclasses import replace
 from inspect import signature
->>>>>>> main
 from types import TracebackType
 from typing import Any, Self
 
@@ -107,11 +103,7 @@ class Trainer:
                 opened.callback(watcher.close)
             self.folder = NoFolder() if folder is None else opened.enter_context(of_all_ranks(folder))
             self._writers = opened.enter_context(Writers(writers))
-<<<<<<< HEAD
-            self._restore(config.start)
-=======
             self.folder.restore(self._parts)
->>>>>>> main
             self._adapt(self.algorithm.policy)
             self._writers.start(config)
             self._opened = opened.pop_all()
@@ -122,14 +114,6 @@ class Trainer:
         """The signal that ends the run here, on whichever rank it came."""
         self._last = math.inf
         """Iteration at which `learn` is to return."""
-
-    def _restore(self, start: str | None) -> None:
-        """Go on from the newest checkpoint; a run without one begins with the policy in `start`, if that is given."""
-        early = start is not None and Path(start).exists()  # a run that goes on may have lost it
-        if start is not None and early:
-            begin_with(self.algorithm.policy, start)  # before ranks save what they begin with
-        if not self.folder.restore(self._parts) and start is not None and not early:
-            begin_with(self.algorithm.policy, start)
 
     def _log_decisions(self) -> None:
         """Settings that have no part here, as warnings, and which engine computes what."""
