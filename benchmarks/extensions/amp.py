@@ -1,6 +1,6 @@
 """Whether style follows the data: two gaits of equal speed as clips, with and without a task.
 
-    python benchmarks/extensions/amp.py [--seeds 5] [--device cuda] [--study wide]
+    python benchmarks/extensions/amp.py [--seeds 5] [--device cuda] [--study wide] [--steps N] [--num-envs N]
 
 One JSON file, `results/amp.json`; runs in it are not repeated. The gait is that of 32 swimmers, without noise, from
 starts of the environment and not of the clip, after 5 s: the strongest frequency of the joints in the next 15 s, their
@@ -117,11 +117,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--study", choices=STUDIES)
+    parser.add_argument("--steps", type=int, help="instead of the preset's; filed under a name of their own")
+    parser.add_argument("--num-envs", type=int, help="the same")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for seed in range(arguments.seeds):
-        for name, (gait, config) in STUDIES.items():
-            if arguments.study not in (None, name) or seed in [done["seed"] for done in _known(name)["runs"]]:
+        for study, (gait, config) in STUDIES.items():
+            name, config = varied(study, config, arguments)
+            if arguments.study not in (None, study) or seed in [done["seed"] for done in _known(name)["runs"]]:
                 continue
             found = run(replace(config, seed=seed, device=arguments.device), gait)
             print(name, found, flush=True)
@@ -129,6 +132,16 @@ def main() -> None:
             entry |= {"config": to_plain(config), "runs": [*entry["runs"], found]}
             document = (json.loads(RESULTS.read_text()) if RESULTS.exists() else {}) | {name: entry}
             RESULTS.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def varied(name: str, config: canter.TrainConfig, arguments: argparse.Namespace) -> tuple[str, canter.TrainConfig]:
+    """A study with other steps or environments, if the command says so, and its name then."""
+    if arguments.steps is not None:
+        name, config = f"{name}, {arguments.steps:,} steps", replace(config, total_steps=arguments.steps)
+    if arguments.num_envs is not None:
+        env = replace(config.env, num_envs=arguments.num_envs)
+        name, config = f"{name}, {arguments.num_envs:,} environments", replace(config, env=env)
+    return name, config
 
 
 def _known(name: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Draws `docs/_static/gaits.png`: the swimmer's two clips, and what was learned from each.
 
-    python docs/pictures/gaits.py RUN_WIDE RUN_NARROW      runs of the presets swimmer-wide and swimmer-narrow
+    python docs/pictures/gaits.py                          the clips alone, in blue
+    python docs/pictures/gaits.py RUN_WIDE RUN_NARROW      with runs of the presets swimmer-wide and swimmer-narrow
 
-Rows: the wide clip, what was learned from it, the narrow clip, what was learned from it. Pictures are 0.25 s apart.
+Each clip is a row, and what was learned from it, in green, the row below. Pictures are 0.25 s apart.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ STATIC = Path(__file__).parents[1] / "_static"
 COUNT, APART = 9, 0.25
 
 
-def bodies_of_clip(gait: str) -> np.ndarray:
-    """Ends of the links `[COUNT, 5, 2]` in the clip."""
+def bodies_of_clip(gait: str) -> tuple[np.ndarray, np.ndarray]:
+    """Ends of the links `[COUNT, 5, 2]` in the clip, and the way that it covers `[2]`."""
     motions = Motions([load_clip(f"canter:swimmer_{gait}.npz")])
     frames = motions.at(torch.zeros(COUNT, dtype=torch.int64), 2.0 + APART * torch.arange(COUNT))
     rotation = frames["body_rotations"][:, 0]
     heading = 2 * torch.atan2(rotation[:, 3:], rotation[:, :1])
     position = frames["body_positions"][:, 0, :2]
-    return links({"joints": frames["dof_positions"], "heading": heading, "position": position}).numpy()
+    bodies = links({"joints": frames["dof_positions"], "heading": heading, "position": position}).numpy()
+    return bodies, (motions.body_positions[-1, 0, :2] - motions.body_positions[0, 0, :2]).numpy()
 
 
 @torch.no_grad()
-def bodies_of_policy(run: str) -> np.ndarray:
-    """Ends of the links `[COUNT, 5, 2]` as the policy of a run moves them, without noise, after 5 s."""
+def bodies_of_policy(run: str) -> tuple[np.ndarray, np.ndarray]:
+    """The same as the policy of a run moves them, without noise, after 5 s; the way is that of 10 s."""
     policy, env, found = canter.load_policy(run), Swimmer(1, motion=True, max_episode_steps=None), []
     obs = env.reset(0)
-    for step in range(250 + round(COUNT * APART * 50)):
-        if step >= 250 and len(found) <= (step - 250) / 50 / APART:
-            found.append(links(env.state_dict()["state"])[0].numpy())
+    for _ in range(750):
+        found.append(links(env.state_dict()["state"])[0].numpy())
         obs = env.step(policy.act(obs)[0]).obs
-    return np.stack(found[:COUNT])
+    shown = [found[250 + round(50 * APART * number)] for number in range(COUNT)]
+    return np.stack(shown), found[-1].mean(0) - found[250].mean(0)
 
 
-def strip(bodies: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
-    """Pictures side by side, all turned so that the swimmer goes to the right over the ground that it covers."""
-    way = bodies[-1].mean(0) - bodies[0].mean(0)
+def strip(bodies: np.ndarray, way: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
+    """Pictures side by side, all turned so that the swimmer goes to the right."""
     angle = np.arctan2(way[1], way[0])
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     turned = (bodies - bodies[0].mean(0)) @ turn.T
@@ -65,18 +66,17 @@ def strip(bodies: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
     return np.concatenate(pictures, 1)
 
 
-def main(wide: str, narrow: str) -> None:
-    """All four rows."""
-    rows = [
-        strip(bodies_of_clip("wide"), BLUE),
-        strip(bodies_of_policy(wide), GREEN),
-        strip(bodies_of_clip("narrow"), BLUE),
-        strip(bodies_of_policy(narrow), GREEN),
-    ]
+def main(runs: list[str]) -> None:
+    """A row for each clip, and one for each run."""
+    rows = []
+    for number, gait in enumerate(("wide", "narrow")):
+        rows.append(strip(*bodies_of_clip(gait), BLUE))
+        if runs:
+            rows.append(strip(*bodies_of_policy(runs[number]), GREEN))
     Image.fromarray(np.concatenate(rows)).save(STATIC / "gaits.png", optimize=True)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (1, 3):
         sys.exit(__doc__)
-    main(*sys.argv[1:])
+    main(sys.argv[1:])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.registry import nearest
+from canter.seeding import draw_rows
 
 AXES = {
     "dof_positions": "",
@@ -232,7 +233,7 @@ class Motions(nn.Module):
 
     def sample(self, count: int, generator: torch.Generator, span: float = 0.0) -> tuple[Tensor, Tensor]:
         """Clips `[count]` by weight, and times of them: seconds from `span` to the end, all equally likely."""
-        drawn = torch.rand((2, count), generator=generator, device=self.chance.device)
+        drawn = draw_rows(torch.rand, (count, 2), generator=generator, device=self.chance.device).T.contiguous()
         clip = torch.searchsorted(self.chance, drawn[0], right=True).clamp(max=len(self.chance) - 1)
         return clip, span + drawn[1] * (self.last[clip] / self.fps[clip] - span)
 

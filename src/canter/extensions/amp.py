@@ -27,6 +27,7 @@ from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, Normalizer
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
 from canter.registry import nearest
 from canter.schedules import AdaptiveKL, Constant
+from canter.seeding import draw_rows
 from canter.specs import EnvSpec, MotionSpec
 from canter.struct import TensorStruct
 
@@ -259,7 +260,7 @@ class AMP(Extension):
             new = torch.where(there, rows[self._pick(valid, config.replay_rows)], self.ring[places])
             self.ring.index_copy_(0, places, new)
             self.written += config.replay_rows * there
-            share = torch.rand(count, generator=self.generator, device=rows.device)
+            share = draw_rows(torch.rand, (count,), generator=self.generator, device=rows.device)
             before = self.ring[(share * self.written.clamp(max=config.replay)).long().clamp(max=config.replay - 1)]
         self.past.copy_(torch.cat((self.past, rollout.obs[self.group][:-1].flatten(2)))[rollout.horizon :])
         self.age.copy_(age[-1] + 1)
@@ -268,7 +269,8 @@ class AMP(Extension):
     def _pick(self, valid: Tensor, count: int) -> Tensor:
         """Numbers `[count]` of rows that are valid, each equally likely; any where none is."""
         ranks = valid.cumsum(0)
-        share = torch.rand(count, generator=self.generator, device=valid.device, dtype=torch.float64)
+        how = {"generator": self.generator, "device": valid.device, "dtype": torch.float64}
+        share = draw_rows(torch.rand, (count,), **how)
         return torch.searchsorted(ranks, (share * ranks[-1]).long() + 1).clamp(max=len(valid) - 1)
 
     def discriminator_loss(self, batch: AMPBatch) -> LossOutput:

@@ -96,7 +96,7 @@ def swimmer_style(gait: str, *, task: float = 0.0, style: float = 1.0) -> TrainC
         env=EnvConfig(
             id="tensor:swimmer", num_envs=128, options={"motion": True, "reference": clip, "random_start": True}
         ),
-        total_steps=600_000,
+        total_steps=2_000_000,
         algorithm=PPOConfig(
             horizon=32,
             epochs=5,
