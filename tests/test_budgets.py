@@ -22,7 +22,7 @@ UNPICKLED += tuple(f"compat/{parent}.py" for parent in ("rl_games/checkpoint", "
 worker process whose errors may not be sendable."""
 FORBIDDEN = ("pickle", "eval(", "exec(", "yaml.load(", "weights_only=False", "shell=True", "os.system")
 
-CODE_LINES = 24_185
+CODE_LINES = 24_201
 """Of all of `src/canter`, without docstrings, comments and blanks."""
 SLACK = 100
 """How far the code may be below a limit before the limit is lowered."""
@@ -33,7 +33,7 @@ FOLDER = 10
 """Source files of a folder besides `__init__.py`."""
 LARGER_FOLDERS = {
     ".": (15, "contracts and plain data of one file each, and the entry points"),
-    "cli": (20, "a file for each command, what reads flags and files, what answers without torch, and ranks"),
+    "cli": (20, "a file for each command, what reads flags and files, and what answers without torch"),
     "engines/native": (23, "C: headers that are compiled for float and double, and for each kind of x86 processor"),
     "compat/settings": (12, "a file for each parent's part, and what reads and resolves their files"),
     "envs/tensor": (11, "a file for each environment, and one that draws"),

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium
@@ -15,11 +16,21 @@ import torch
 import canter
 from canter import cli
 from canter.cli.parser import Parser
+from canter.envs.robots import mjlab
 from canter.registry import registries
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+RSL_RL = {
+    "num_steps_per_env": 24,
+    "max_iterations": 1500,
+    "policy": {"actor_hidden_dims": [64], "critic_hidden_dims": [64], "activation": "elu", "init_noise_std": 1.0},
+    "algorithm": {"class_name": "PPO", "num_learning_epochs": 5, "num_mini_batches": 4},
+}
+"""What stands for the settings that a task of mjlab brings, where mjlab is not installed."""
 
 
 class Parsed(Exception):
@@ -93,6 +104,8 @@ def test_commands_are_accepted(page, tmp_path, monkeypatch, unregistered):
     for body in blocks(page, "yaml"):
         (tmp_path / body.partition("\n")[0].removeprefix("# ")).write_text(body)
     parse = Parser.parse
+    if find_spec("mjlab") is None:
+        monkeypatch.setattr(mjlab, "rl_settings", lambda task: RSL_RL)
 
     def parse_and_stop(self, argv):
         parse(self, argv)

@@ -196,6 +196,7 @@ class ManagerBasedRLEnv(gymnasium.Env):
         return np.zeros((8, 8, 3), np.uint8) if self.render_mode == "rgb_array" else None
 
     def close(self):
+        assert not self.is_closed
         self.is_closed = True
 
 

@@ -18,7 +18,7 @@ pytest.importorskip("mjlab", reason="mjlab is not installed: make test-mjlab")
 
 from canter.compat import task_settings
 from canter.envs import EnvConfig
-from canter.envs.robots.mjlab import tasks
+from canter.envs.robots.mjlab import attach_metadata, onnx_metadata, tasks
 from canter.runs.run_folder import RunFolder
 from canter.specs import TrainingProgress
 from canter.training.rescue import RunFailed
@@ -158,6 +158,19 @@ def test_nan_in_the_physics_names_the_environment():
         trainer.env.env.sim.data.qpos[3] = torch.nan
         with pytest.raises(RunFailed, match="environment 3 gave"):
             trainer.learn(1)
+
+
+def test_onnx_files_of_a_robot_get_mjlabs_metadata(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    robot = EnvConfig(id="mjlab:Mjlab-Velocity-Flat-Unitree-Go1", num_envs=1).build("cpu")
+    metadata = onnx_metadata(robot, "runs/a")
+    assert len(metadata["joint_names"]) == len(metadata["action_scale"]) == robot.spec.action.dim == 12
+    assert metadata["observation_names"][-1] == "command" and onnx_metadata(build(), "runs/a") == {}
+    graph, file = onnx.helper.make_graph([], "nothing", [], []), tmp_path / "a.onnx"
+    onnx.save(onnx.helper.make_model(graph), file)
+    attach_metadata(str(file), metadata)
+    written = {entry.key: entry.value for entry in onnx.load(file).metadata_props}
+    assert written["run_path"] == "runs/a" and written["joint_names"].count(",") == 11
 
 
 def test_tasks_are_listed(tmp_path):

@@ -53,6 +53,9 @@ COMMANDS: dict[str, Command] = {
     "presets": Command("listing:presets_command", "List the known-good settings.", light=True),
 }
 
+RANKED = ("train", "distill", "resume")
+"""What torchrun may start as several ranks."""
+
 
 HELP = """\
 usage: canter COMMAND ...
@@ -100,7 +103,7 @@ def dispatch(argv: list[str]) -> None:
             check_arguments(rest[0], rest[1:])
         if not command.light:
             load_everything()
-        if rest[0] in ("train", "resume"):
+        if rest[0] in RANKED:
             from canter.cli.ranks import join_ranks
 
             join_ranks()
@@ -127,29 +130,28 @@ def main(argv: list[str] | None = None) -> None:
             dispatch(sys.argv[1:] if argv is None else argv)
             out.flush()
         except KeyboardInterrupt:
-            ended("stopped by SIGINT", 128 + signal.SIGINT)
+            end_with("stopped by SIGINT", 128 + signal.SIGINT)
         except Exception as error:
             if type(error).__name__ == "RankLost":  # whoever knows why has said so
-                ended(None, 1)
+                end_with(None, 1)
             if is_a_mistake(error):
                 # A KeyError's own text is the repr of its message.
                 message = error.args[0] if isinstance(error, KeyError) and error.args else error
-                ended(" ".join(str(message).split()), 2)
+                end_with(" ".join(str(message).split()), 2)
             # Of an environment or another part of the user's own, or a mistake in Canter.
-            ended(unexpected(error), 2 if out_of_memory(error) else 1)
+            end_with(unexpected(error), 2 if out_of_memory(error) else 1)
         if out.lost is not None and not isinstance(out.lost, BrokenPipeError):
             print(f"canter: not all of the output could be written: {out.lost}", file=sys.stderr)
             sys.exit(1)
 
 
-def ended(text: str | None, code: int) -> NoReturn:
-    """Say what ended the program, once for all ranks, and end it."""
-    if "torch" in sys.modules:
-        from canter.cli.ranks import complain, leave
-
+def end_with(text: str | None, code: int) -> NoReturn:
+    """End the program with an error; of several ranks only one says it."""
+    ranks = sys.modules.get("canter.cli.ranks")
+    if ranks is not None:
         if text is not None:
-            complain(text)
-        leave(code)
+            ranks.complain(text)
+        ranks.leave(code)
     print(f"canter: {text}", file=sys.stderr)
     sys.exit(code)
 

@@ -46,17 +46,16 @@ def envs_command(argv: list[str]) -> None:
     print(textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
     print("\nFrom elsewhere, by the scheme before the colon:")
     print(summaries({f"{name}:ID": text for name, text in index["schemes"].items() if name != "tensor"}))
-    if find_spec("mjlab") is not None:
-        from canter.envs.robots import mjlab
-
+    if robots := mjlab_ids():
         print("\nOf mjlab, which is installed here, each with the settings that it is registered with:")
-        print("\n".join(f"  mjlab:{name}" for name in mjlab.tasks()))
+        print("\n".join(f"  {name}" for name in robots))
     print("\n`canter envs FILTER` looks among Gymnasium's too, `canter presets` lists those with known-good settings.")
 
 
 def print_matching(wanted: str, index: dict[str, Any]) -> None:
     """Every id that contains the text."""
-    ids = {**{f"tensor:{name}": text for name, text in index["tensor"].items()}, **dict.fromkeys(gymnasium_ids(), "")}
+    others = dict.fromkeys([*gymnasium_ids(), *mjlab_ids()], "")
+    ids = {f"tensor:{name}": text for name, text in index["tensor"].items()} | others
     preset = {env: name for name, env, _ in index["presets"]}
     found = {
         name: text or (f"preset {preset[name]}" if name in preset else "")
@@ -69,6 +68,15 @@ def print_matching(wanted: str, index: dict[str, Any]) -> None:
             'gymnasium[box2d] (LunarLander-v3), "canter[mujoco]", "canter[envpool]", "canter[pettingzoo]"'
         )
     print(summaries(found))
+
+
+def mjlab_ids() -> list[str]:
+    """Tasks of mjlab, where that is installed; to know them takes torch."""
+    if find_spec("mjlab") is None:
+        return []
+    from canter.envs.robots import mjlab
+
+    return [f"mjlab:{name}" for name in mjlab.tasks()]
 
 
 def summaries(things: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from canter.cli.runs import old_run, spelled
 from canter.config import TrainConfig
 from canter.config_file import dump_config
 from canter.distributed.world import agree_on, from_rank_0, world
-from canter.experiments.folders import new_run
+from canter.experiments.folders import check_name, new_run
 from canter.machine import describe_versions
 from canter.runs.run_folder import CONFIG, RunFolder
 
@@ -53,11 +53,17 @@ def agree(config: TrainConfig) -> None:
         agree_on(versions | spelled(config))
 
 
+def check_folder(arguments: argparse.Namespace) -> None:
+    """Refuse a name that no new run can have."""
+    if arguments.resume_if_present and arguments.name is None:
+        raise UsageError("--resume-if-present needs the --name of the run")
+    if not arguments.resume_if_present and distributed.rank() == 0 and world.kept(RUN) is None:
+        check_name(Path(arguments.run_dir), arguments.name)
+
+
 def folder_of_ranks(arguments: argparse.Namespace, config: TrainConfig) -> RunFolder:
     """A folder for a new run; or that of the run that torchrun restarts, or that is there and may be gone on with."""
     parent, name = Path(arguments.run_dir), arguments.name
-    if arguments.resume_if_present and name is None:
-        raise UsageError("--resume-if-present needs the --name of the run")
     if distributed.rank() > 0:
         return RunFolder(from_rank_0(None), config.checkpoints, settings=dump_config(config))
     before = world.kept(RUN)

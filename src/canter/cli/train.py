@@ -11,24 +11,23 @@ from typing import Any
 from canter.algorithms.base import algorithms
 from canter.cli.importing import add_import_flags, import_with
 from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides
-from canter.cli.ranks import agree, folder_of_ranks
+from canter.cli.ranks import agree, check_folder, folder_of_ranks
 from canter.cli.runs import old_run, resume_parser, resumed_config
 from canter.cli.training import add_output_flags, train_and_evaluate
 from canter.compat import is_foreign
 from canter.config import TrainConfig
 from canter.config_file import ConfigFile, explained_config, read_config
 from canter.distributed.world import world
-from canter.experiments.folders import check_name, stored_config
+from canter.experiments.folders import stored_config
 from canter.experiments.init_from import InitFrom
 from canter.experiments.look import check_machine, environment_for, plan_for
-from canter.experiments.session import announcement, emptied
+from canter.experiments.session import announcement
 from canter.experiments.settings import free_settings, starting_point
 from canter.plain import from_plain, nest
 from canter.runs.finding import RUNS, find_run
 
 SHORT_FLAGS = {
     "--algorithm": ("algorithm.kind", f"what learns: {', '.join(algorithms)}; its preset for the environment is taken"),
-    "--start": ("start", "a policy file or run folder whose policy to begin with"),
     "--seed": ("seed", "start of every random stream"),
     "--total-steps": ("total_steps", "transitions to train for, over all environments"),
     "--num-envs": ("env.num_envs", "environments stepped together, over all ranks"),
@@ -54,7 +53,7 @@ usage: canter distill TEACHER ENV [--KEY VALUE ...]
 A student learns what a teacher would do, where it goes itself. TEACHER is a policy file or a run folder; a checkpoint
 of rl_games or RSL-RL becomes one by `canter import`. What the student sees is --algorithm.policy.obs-groups; where the
 teacher's groups have other names in ENV: --algorithm.teacher-obs '{policy: critic}'. All flags of `canter train` work
-besides. Then PPO goes on: canter train ENV --start STUDENT"""
+besides. Then PPO goes on: canter train ENV --init-from STUDENT"""
 
 
 def train_command(argv: list[str]) -> None:
@@ -68,15 +67,13 @@ def train_command(argv: list[str]) -> None:
     if arguments.dry_run:
         dry_run(config, source)
         return
-    if not arguments.resume_if_present:
-        check_name(Path(arguments.run_dir), arguments.name)
     init_from = init_of(arguments)
     agree(config)
-    folder = folder_of_ranks(arguments, config)
+    check_folder(arguments)
     print(announcement(config, source))
     # Ranks that were restarted have had their look.
-    with emptied(folder.path), nullcontext() if world.attempt else environment_for(config) as env:
-        train_and_evaluate(config, folder, arguments, env, init_from)
+    with nullcontext() if world.attempt else environment_for(config) as env:
+        train_and_evaluate(config, folder_of_ranks(arguments, config), arguments, env, init_from)
 
 
 def init_of(arguments: argparse.Namespace) -> InitFrom | None:
@@ -86,18 +83,17 @@ def init_of(arguments: argparse.Namespace) -> InitFrom | None:
             if getattr(arguments, flag):
                 raise UsageError(f"--{flag.replace('_', '-')} needs --init-from RUN")
         return None
-    run = find_run(arguments.init_from, Path(arguments.run_dir))
+    given = Path(arguments.init_from)
+    run = given if given.is_file() else find_run(arguments.init_from, Path(arguments.run_dir))
     return InitFrom(run, arguments.init_optimizer, arguments.init_fresh_statistics)
 
 
 def distill_command(argv: list[str]) -> None:
     """Train a student to do what a teacher does that sees more."""
-    if not argv or argv[0] in ("-h", "--help"):
+    if argv and argv[0] in ("-h", "--help"):
         print(DISTILL_USAGE)
         return
-    teacher, *rest = argv
-    if teacher.startswith("-"):
-        raise UsageError(f"the teacher comes first, before {teacher}; see `canter distill --help`")
+    teacher, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
     if Path(teacher).suffix in (".pt", ".pth"):
         raise UsageError(
             f"{teacher} is a checkpoint of another library: canter import {teacher} --config SETTINGS --env ENV "
@@ -105,6 +101,8 @@ def distill_command(argv: list[str]) -> None:
         )
     argv = [*rest, "--algorithm", "distillation", "--algorithm.teacher", str(Path(teacher).absolute())]
     train_parser(argv).parse(argv)  # what is misspelt first, then what is missing
+    if not teacher:
+        raise UsageError("the teacher comes first; see `canter distill --help`")
     if not Path(teacher).exists():
         raise UsageError(f"there is no policy file and no run {teacher!r}")
     train_command(argv)
@@ -151,7 +149,12 @@ def train_parser(argv: list[str]) -> Parser:
     parser.flag(
         "--resume-if-present", action="store_true", help="where a run of that --name is there, go on with it instead"
     )
-    parser.flag("--init-from", metavar="RUN", help="begin with the weights of another run with the same networks")
+    parser.flag(
+        "--init-from",
+        metavar="RUN",
+        help="begin with the weights of another run with the same networks; of a run of another algorithm, or of a "
+        "policy file, with its policy",
+    )
     parser.flag("--init-optimizer", action="store_true", help="and with the state of its optimisers")
     parser.flag(
         "--init-fresh-statistics", action="store_true", help="but with new statistics of observations and values"

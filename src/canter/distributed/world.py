@@ -62,6 +62,12 @@ class World:
         activity.on_loss = None
         dist.destroy_process_group()
 
+    def end_but_first(self) -> bool:
+        """Leave the group; whether this process is the one that goes on with what is left to do."""
+        first = distributed.rank() == 0
+        self.end()
+        return first
+
     def limit(self, seconds: float) -> None:
         """From now on a rank may keep the others waiting for so long."""
         if self.watch is not None:

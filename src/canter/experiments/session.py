@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from canter import distributed
 from canter.algorithms.base import Algorithm, title_of
 from canter.config import TrainConfig
 from canter.console.figures import duration
@@ -106,9 +105,7 @@ def carry_out(
                 say(begin_with(init_from, trainer, folder))
             algorithm, run = trainer.learn(), trainer.run
             unsaved = [] if folder is None else folder.unsaved
-            first = distributed.rank() == 0
-        world.end()
-        if not first:  # one of several ranks goes on with what is left to do
+        if not world.end_but_first():
             return TrainingResult(algorithm, path, run.ended_by, None)
         say(f"Training ended by {run.ended_by}, after {run.env_steps:,} steps in {duration(run.spent)}")
         score = None
@@ -130,6 +127,8 @@ def begin_with(init_from: InitFrom, trainer: Trainer, folder: RunFolder | None) 
     iteration = init_from.load(trainer.algorithm)
     if folder is not None:
         folder.record.note(init_from={"run": str(init_from.run), "iteration": iteration})
+    if iteration is None:
+        return f"It begins with the policy of {init_from.run}; all else begins anew"
     return f"It begins with the weights of {init_from.run} after {iteration} iterations"
 
 

@@ -88,10 +88,10 @@ def collect_inputs(policy: Policy, env: Env, count: int, seed: int) -> Inputs:
 def export_policy(policy: Policy, path: Path, format: Format, obs: Obs, state: State = ()) -> ExportResult:
     """Write a policy to a new file and verify it on real `obs` `[M, ...]`, with `state` for a policy with memory.
 
-    An ONNX file has the observation groups and the parts of the memory as inputs by name, and most of the JSON file in
-    its metadata under `canter`. A torch file is called as `torch.export.load(path).module()(obs)` and gives the action;
-    `obs` is a tensor where there is one group, else a dict. With memory it is `(obs, state)`, and gives action and next
-    state. Both take any number of rows.
+    An ONNX file has the observation groups and the parts of the memory as inputs by name, and what the JSON file says
+    in its metadata under `canter`. A torch file is called as `torch.export.load(path).module()(obs)` and gives the
+    action; `obs` is a tensor where there is one group, else a dict. With memory it is `(obs, state)`, and gives action
+    and next state. Both take any number of rows.
     """
     report = path.with_name(f"{path.name}.json")
     for file in (path, report):

@@ -128,7 +128,7 @@ class Filmer:
 def drawn(env: EnvConfig, mode: str = "rgb_array") -> EnvConfig:
     """One environment that draws itself, if it can be asked to, and shows the end of an episode before it restarts."""
     env = replace(env, num_envs=1)
-    if env.id.startswith(ROBOTS):
+    if env.id.startswith(ROBOTS) and mode == "rgb_array":
         return replace(env, options={**env.options, "render_mode": mode})
     if not env.is_gymnasium:
         return env  # some can be drawn as they are

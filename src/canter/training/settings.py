@@ -40,8 +40,6 @@ class RunConfig:
     """Transitions to train for, over all environments; null only where `until` ends the run."""
     until: UntilConfig = field(default_factory=UntilConfig)
     """What else ends the run, before `total_steps` or instead of it."""
-    start: str | None = None
-    """A policy file or run folder whose policy the run begins with, such as a student's; null begins at random."""
     seed: int = 0
     """Start of every random stream of the run."""
     device: str = "cpu"

@@ -28,7 +28,6 @@ from canter.runs.writers import MetricWriter, Writers
 from canter.seeding import derive_seed
 from canter.self_play.self_play import seat_opponents
 from canter.specs import Env, EnvSpec, tell_progress
-from canter.storage.policy_file import begin_with
 from canter.storage.validity import spec_to_plain
 from canter.struct import Metrics, to_dicts
 from canter.training.collector import Collector, EnvironmentFailed
@@ -104,8 +103,7 @@ class Trainer:
                 opened.callback(watcher.close)
             self.folder = NoFolder() if folder is None else opened.enter_context(of_all_ranks(folder))
             self._writers = opened.enter_context(Writers(writers))
-            if not self.folder.restore(self._parts) and config.start is not None:
-                begin_with(self.algorithm.policy, config.start)
+            self.folder.restore(self._parts)
             self._adapt(self.algorithm.policy)
             self._writers.start(config)
             self._opened = opened.pop_all()

@@ -47,12 +47,12 @@ class ManagerEnv:
         self._lengths: Tensor | None = None
         """`[N]`: steps that episodes are to have behind them when training goes on."""
         self._restored: dict[str, Any] = {}
-        self._trained = False
+        self._trained = self._closed = False
         self._seed = 0
         self._first_levels = None if self._terrain is None else self._terrain.terrain_levels.clone()
         self._finite_horizon = bool(getattr(env.cfg, "is_finite_horizon", False))
         obs = flat_groups(self._observe())
-        infinite = (float("inf"),) * int(env.action_manager.total_action_dim if _managed(env) else _width(env))
+        infinite = (float("inf"),) * int(env.single_action_space.shape[0])
         self._spec = EnvSpec(
             {name: TensorSpec(tuple(group.shape[1:]), group.dtype) for name, group in obs.items()},
             Continuous(tuple(-bound for bound in infinite), infinite),
@@ -171,16 +171,9 @@ class ManagerEnv:
 
     def close(self) -> None:
         """Free the simulator; calling it twice is fine."""
-        env, self.env.close = self.env, lambda: None
-        type(env).close(env)
-
-
-def _managed(env: Any) -> bool:
-    return hasattr(env, "action_manager")
-
-
-def _width(env: Any) -> int:
-    return int(env.single_action_space.shape[0])
+        if not self._closed:
+            self._closed = True
+            self.env.close()
 
 
 @contextmanager
