@@ -27,7 +27,7 @@ from canter.training.trainer import Trainer
 pytestmark = pytest.mark.filterwarnings("ignore")  # of mjlab's own packages
 
 TASK = "Mjlab-Cartpole-Balance"
-HORIZON, ITERATIONS = 4, 5
+HORIZON, ITERATIONS = 4, 8
 FLAGS = ["--num-envs", "16", "--until.iterations", ITERATIONS, "--algorithm.horizon", HORIZON, "--env.reset-steps", 10]
 START = TrainingProgress(iteration=0, env_steps=0, fraction=0.0)
 
@@ -55,9 +55,8 @@ def build(**options):
 def test_it_trains_is_killed_resumes_plays_and_exports(tmp_path):
     run = tmp_path / "runs" / "a"
     process = canter(tmp_path, "train", f"mjlab:{TASK}", *FLAGS, "--name", "a", "--checkpoints.save-every", 1)
-    checkpoints = run / "checkpoints"
     deadline = time.monotonic() + 300
-    while not (checkpoints.exists() and any(checkpoints.iterdir())) and process.poll() is None:
+    while not (run.exists() and RunFolder(run).store.steps()) and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGKILL)
