@@ -37,8 +37,10 @@ LARGER_FOLDERS = {
     "engines/native": (23, "C: headers that are compiled for float and double, and for each kind of x86 processor"),
     "compat/settings": (12, "a file for each parent's part, and what reads and resolves their files"),
     "envs/tensor": (11, "a file for each environment, and one that draws"),
-    "envs": (18, "a file for each kind of simulator, and what adapters share"),
+    "envs": (19, "a file for each kind of simulator, and what adapters share"),
     "training": (11, "the loop, and a file for each thing that it counts, times, keeps or watches"),
+    "nn": (11, "a file for each kind of layer and network, and what reads arrays for them"),
+    "runs": (11, "a file for each thing that a run leaves or is found by, and two for ranks"),
     "functional": (12, "a file for each subject of the mathematics"),
 }
 

@@ -81,6 +81,7 @@ def test_json_holds_all_that_is_known(tmp_path, capsys):
             "env": "CartPole-v1",
             "seed": 7,
             "status": "finished",
+            "ranks": 1,
             "env_steps": 500,
             "total_steps": 1000,
             "return": 12.25,

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from canter import distributed
 from canter.machine import describe_machine, describe_versions
 from canter.storage.durable import replace_file
 from canter.storage.lock import is_held
@@ -47,6 +46,8 @@ class RunRecord:
 
         A run that goes on keeps the time of its start.
         """
+        from canter import distributed  # brings torch, for which `canter runs` should not wait
+
         now, before = _now(), read_record(self.path.parent)
         self.content = {
             "id": identity,
