@@ -13,7 +13,7 @@ def queue(tmp_path_factory):
     runs = tmp_path_factory.mktemp("queue")
     flags = ["--env.num-envs", "4", "--algorithm.horizon", "64", "--total-steps", "256", "--console", "quiet"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("canter.cli.training.EVAL_STEPS", 200)
+        patch.setattr("canter.experiments.session.EVAL_STEPS", 200)
         main(["train", "tensor:queue", "--preset", "queue-average-reward", *flags, "--run-dir", str(runs)])
     return str(next(runs.glob("tensor-queue*")))
 

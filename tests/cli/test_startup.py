@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import time
-from statistics import median
 
 import pytest
 
@@ -41,16 +39,6 @@ def test_nothing_waits_for_torch(argv, tmp_path):
     code = f"import sys; from canter.cli import main\ntry: main({argv})\nfinally: print('torch' in sys.modules)"
     call = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert call.stdout.splitlines()[-1] == "False", call.stderr
-
-
-def test_help_takes_less_than_half_a_second(tmp_path):
-    """The median of five: other work on the machine makes some slower. benchmarks/journeys has the others."""
-    spent = []
-    for _ in range(5):
-        before = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "canter", "--help"], capture_output=True, cwd=tmp_path, check=True)
-        spent.append(time.perf_counter() - before)
-    assert median(spent) < 0.5
 
 
 @pytest.mark.parametrize(

@@ -60,13 +60,10 @@ def train(
     `on_iteration(report, policy, trainer)`, or with fewer arguments, is called with every row of the log and ends the
     run by returning `canter.STOP` or False. `console="quiet"` says nothing. `folder=False` leaves nothing on disk;
     otherwise the run is `run_dir/name`, or in the `RunFolder` given, where a run that was interrupted goes on. `log`
-    names further places for metrics: tensorboard, wandb. `init_from` is a run to take the weights of. Ctrl-C ends the
-    run after the iteration, saves it and raises `RunStopped`.
+    names further places for metrics: tensorboard, wandb. `init_from` is a run to take the weights of, or a policy file.
+    Ctrl-C ends the run after the iteration, saves it and raises `RunStopped`.
     """
     refuse_while_importing("canter.train")
-    begin = init_from
-    if isinstance(begin, str | Path):
-        begin = InitFrom(find_run(str(begin), Path(run_dir)))
     what, config = _either(what, env, config)
     given = {**({"env": dict(env)} if isinstance(env, Mapping) else {}), **settings}
     if isinstance(given.get("algorithm"), str):
@@ -92,11 +89,16 @@ def train(
             writers=shown,
             on_iteration=on_iteration,
             final_evaluation=final_evaluation,
-            init_from=InitFrom(find_run(str(init_from), Path(run_dir)))
-            if isinstance(init_from, str | Path)
-            else init_from,
+            init_from=_begin(init_from, Path(run_dir)),
             say=say,
         )
+
+
+def _begin(init_from: str | Path | InitFrom | None, run_dir: Path) -> InitFrom | None:
+    """What a run begins with, from the name of a run or a policy file."""
+    if not isinstance(init_from, str | Path):
+        return init_from
+    return InitFrom(Path(init_from) if Path(init_from).is_file() else find_run(str(init_from), run_dir))
 
 
 def _either(what: Any, env: Any, config: TrainConfig | None) -> tuple[Any, TrainConfig | None]:
