@@ -73,7 +73,7 @@ def kinds(tmp_path, monkeypatch):
     """An id of every kind of environments."""
     (tmp_path / "own_tasks.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(imports, "_allowed", {"own_tasks"})
+    monkeypatch.setattr(imports, "_allowed", {"own_tasks": str(tmp_path)})
     monkeypatch.setattr(schemes, "_items", dict(schemes._items))
     schemes.register("mysim")(MySim)
     yield
@@ -103,10 +103,12 @@ CHANGES = {
     "finite_horizon": True,
     "reset_steps": 5,
     "options": {"warp": 9},
+    "wrappers": {"FrameStackObservation": {"stack_size": 3}},
 }
 REST = {"num_envs": USED, "vectorization": UNUSED, "autoreset": UNUSED, "finite_horizon": USED, "reset_steps": USED}
 REST |= {"step_timeout": USED, "close_timeout": UNUSED}
-GYMNASIUM = {"vectorization": USED, "autoreset": USED, "options": "unexpected keyword argument 'warp'"}
+REST |= {"wrappers": "env.wrappers .* go around Gymnasium's environments, and .* is none"}
+GYMNASIUM = {"wrappers": USED, "vectorization": USED, "autoreset": USED, "options": "unexpected keyword argument 'warp'"}
 TABLE = {
     "Pendulum-v1": REST | GYMNASIUM,
     "gymnasium:Pendulum-v1": REST | GYMNASIUM,
@@ -154,6 +156,8 @@ def test_no_setting_is_silently_without_effect(kinds, env_id, field):
     with closing(config.build("cpu")) as env, closing(EnvConfig(id=env_id).build("cpu")) as usual:
         if field == "num_envs":
             assert env.spec.num_envs == 2 * env.spec.num_agents
+        if field == "wrappers":
+            assert env.spec.obs["policy"].shape[0] == 3
         if field == "finite_horizon":
             assert env.spec.truncates is False
             assert usual.spec.truncates is not False

@@ -277,7 +277,8 @@ class Trainer:
         self.folder.log(row)
         self._writers.write(row)
         answer = self.on_iteration(*(report, self.algorithm.policy, self)[: self._told])
-        run.stopped = run.stopped or answer is False or (isinstance(answer, str) and answer == STOP)
+        stops = answer is False or (isinstance(answer, str) and answer == STOP)
+        run.stopped = run.stopped or distributed.largest(float(stops)) > 0  # one rank stops all
 
     def _watched(self, report: Report) -> Report:
         """The report with what evaluations and the like add to it; their time is not the run's."""
