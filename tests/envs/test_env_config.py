@@ -108,7 +108,12 @@ CHANGES = {
 REST = {"num_envs": USED, "vectorization": UNUSED, "autoreset": UNUSED, "finite_horizon": USED, "reset_steps": USED}
 REST |= {"step_timeout": USED, "close_timeout": UNUSED}
 REST |= {"wrappers": "env.wrappers .* go around Gymnasium's environments, and .* is none"}
-GYMNASIUM = {"wrappers": USED, "vectorization": USED, "autoreset": USED, "options": "unexpected keyword argument 'warp'"}
+GYMNASIUM = {
+    "wrappers": USED,
+    "vectorization": USED,
+    "autoreset": USED,
+    "options": "unexpected keyword argument 'warp'",
+}
 TABLE = {
     "Pendulum-v1": REST | GYMNASIUM,
     "gymnasium:Pendulum-v1": REST | GYMNASIUM,

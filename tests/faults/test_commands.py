@@ -148,7 +148,7 @@ def test_runs_that_begin_in_one_second_or_in_the_past_get_names_of_their_own(tmp
 
             return datetime(2026, 1, 1, tzinfo=zone)
 
-    monkeypatch.setattr("canter.cli.runs.datetime", Clock)
+    monkeypatch.setattr("canter.experiments.folders.datetime", Clock)
     flags = [flag for flag in train(tmp_path, "--console", "quiet", steps=64)[3:] if flag not in ("--name", "run")]
     assert [canter(*flags)[0] for _ in range(2)] == [0, 0]
     names = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("tensor"))

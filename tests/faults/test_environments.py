@@ -55,7 +55,7 @@ def test_a_failure_costs_one_rollout_and_is_named(kind, tmp_path, capsys):
     step = re.search(r"at its step (\d+)", err)
     assert step and abs(int(step[1]) - AT) <= 2, err
     assert f"Only that rollout was lost, and nothing was learned from it: {LAST_GOOD} iterations" in err
-    assert err.endswith(f"Go on with: canter --allow-import misbehaving resume {run}")
+    assert re.search(rf"Go on with: \S*canter resume {run}$", err), err  # the run remembers what it may import
     assert CheckpointStore(run / "checkpoints").steps() == [LAST_GOOD]
     assert metric_rows(run) == list(range(1, LAST_GOOD + 1))
     assert "Traceback" in (run / "traceback.txt").read_text()

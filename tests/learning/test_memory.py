@@ -12,7 +12,7 @@ from canter.optim import OptimizerConfig
 from canter.schedules import Linear
 from canter.training.collector import Collector
 
-SEEDS = 5
+SEEDS = 3
 ITERATIONS = 40
 
 

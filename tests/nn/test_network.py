@@ -148,8 +148,9 @@ def test_images_of_either_layout_become_features(shape, channels):
 
 def test_an_image_too_small_for_the_kernels_is_refused_with_the_numbers():
     with pytest.raises(ValueError, match=r"image of \(10, 10, 3\) is too small .* kernel of 4"):
-        build({"camera": TensorSpec((10, 10, 3), torch.uint8)})
+        build({"camera": TensorSpec((10, 10, 3), torch.uint8)}, cnn=CNNConfig(layers=((8, 8, 4), (8, 4, 2))))
     build({"camera": TensorSpec((10, 10, 3), torch.uint8)}, cnn=CNNConfig(layers=((8, 3, 2),)))
+    build({"camera": TensorSpec((10, 10, 3), torch.uint8)})  # layers that nobody named are chosen by the size
 
 
 def test_a_shared_trunk_is_passed_once_and_gives_what_the_parts_give():

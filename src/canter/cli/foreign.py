@@ -31,7 +31,10 @@ FOREIGN: dict[str, tuple[str, str]] = {
     "clip-param": ("algorithm.clip-ratio", SAME),
     "e-clip": ("algorithm.clip-ratio", SAME),
     "lam": ("algorithm.gae-lambda", SAME),
-    "tau": ("algorithm.gae-lambda", "the same number, if it is rl_games' tau of PPO; SAC's is algorithm.tau"),
+    "tau": (
+        "algorithm.gae-lambda",
+        "the same number, where advantages are meant; for slow copies of critics it is algorithm.tau",
+    ),
     "desired-kl": ("algorithm.optimizer.learning-rate.target-kl", "the same number, with .kind adaptive_kl"),
     "kl-threshold": ("algorithm.optimizer.learning-rate.target-kl", "the same number, with .kind adaptive_kl"),
     "grad-norm": ("algorithm.optimizer.max-grad-norm", SAME),

@@ -53,7 +53,7 @@ usage: canter distill TEACHER ENV [--KEY VALUE ...]
 A student learns what a teacher would do, where it goes itself. TEACHER is a policy file or a run folder; a checkpoint
 of rl_games or RSL-RL becomes one by `canter import`. What the student sees is --algorithm.policy.obs-groups; where the
 teacher's groups have other names in ENV: --algorithm.teacher-obs '{policy: critic}'. All flags of `canter train` work
-besides. Then PPO goes on: canter train ENV --init-from STUDENT"""
+besides. Then it goes on by reward: canter train ENV --init-from STUDENT"""
 
 
 def train_command(argv: list[str]) -> None:

@@ -48,7 +48,6 @@ def train(
 ) -> TrainingResult:
     """Train a policy as `canter train` does: the same console, the same run folder, the same score and report.
 
-        canter.train("CartPole-v1")
         canter.train(MyEnv, seed=1, total_steps=1e6, algorithm={"gamma": 0.995})
         canter.train(lambda: MyEnv(size=5), num_envs=16, console="quiet")
 
@@ -64,7 +63,7 @@ def train(
     Ctrl-C ends the run after the iteration, saves it and raises `RunStopped`.
     """
     refuse_while_importing("canter.train")
-    what, config = _either(what, env, config)
+    begin, (what, config) = _begin(init_from, Path(run_dir)), _either(what, env, config)
     given = {**({"env": dict(env)} if isinstance(env, Mapping) else {}), **settings}
     if isinstance(given.get("algorithm"), str):
         given["algorithm"] = {"kind": given["algorithm"]}
@@ -72,9 +71,7 @@ def train(
     quiet, say = console == "quiet", (lambda text: None) if console == "quiet" else print
     check_machine(config)
     check_name(Path(run_dir), name)
-    say(announcement(config, source))
-    if note:
-        say(note)
+    say("\n".join([announcement(config, source), *([note] if note else [])]))
     look = environment_for(config, quiet=quiet) if own_env is None else nullcontext(own_env)
     with look as built:
         run = new_run(Path(run_dir), name, config) if folder is True else folder or None
@@ -89,7 +86,7 @@ def train(
             writers=shown,
             on_iteration=on_iteration,
             final_evaluation=final_evaluation,
-            init_from=_begin(init_from, Path(run_dir)),
+            init_from=begin,
             say=say,
         )
 

@@ -99,6 +99,8 @@ def export_policy(policy: Policy, path: Path, format: Format, obs: Obs, state: S
             raise ExportError(f"{file} exists already; remove it or export to another name")
     function = _Function(policy)
     inputs = function.select(obs, state)
+    if _rows(inputs) < 2:  # torch takes an axis of length 1 for one that is always 1
+        raise ExportError(f"{_rows(inputs)} observations are too few to export with; at least 2 are needed")
     write, read = _FORMATS[format]
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder, _quiet():
@@ -166,9 +168,6 @@ def _called(inputs: Inputs) -> tuple[Any, ...]:
 
 
 def _trace(function: nn.Module, inputs: Any) -> ExportedProgram:
-    # Two rows: torch takes an axis of length 1 for one that is always 1.
-    if _rows(inputs) < 2:
-        raise ExportError(f"{_rows(inputs)} observations are too few to export with; at least 2 are needed")
     batch = Dim(BATCH, min=1)
     shapes = tree_map(lambda leaf: {0: batch}, inputs)
     return torch.export.export(function, tree_map(lambda leaf: leaf[:2], inputs), dynamic_shapes=shapes)
