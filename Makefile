@@ -37,6 +37,7 @@ test-faults: .venv/installed-dev
 	$(BIN)/python benchmarks/faults/run.py
 	$(BIN)/python benchmarks/ranks/kills.py
 	$(BIN)/python benchmarks/ranks/elastic.py
+	$(BIN)/pytest -n 1 -m long
 
 # mjlab asks for much, so it has an environment of its own; on a CPU its kernels compile for minutes at first.
 test-mjlab: .venv-mjlab/installed

@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pytest
 import torch
 import yaml
 from test_runs import outcome, ranks_of, rows_of, wait_for
@@ -29,6 +30,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.long
 def test_all_extensions_with_memory_by_two_ranks_go_on_bit_for_bit_after_a_kill(tmp_path):
     (tmp_path / "all.yaml").write_text(yaml.safe_dump(SETTINGS))
     command = ["-m", "canter", "train", "--config", "all.yaml", "--console", "quiet", "--resume-if-present"]
