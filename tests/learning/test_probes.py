@@ -13,7 +13,7 @@ from canter.schedules import Linear
 from canter.training.collector import Collector
 
 GAMMA = 0.99
-SEEDS = 5
+SEEDS = 4
 ITERATIONS = 40
 NEEDS_MEMORY = {"recall"}
 NEVER_ENDS = {"cycle"}
