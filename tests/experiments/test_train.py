@@ -169,3 +169,18 @@ def test_it_begins_with_the_weights_of_another_run(capsys):
     weights = [dict(run.policy.actor.named_parameters()) for run in (first, second)]
     for name, value in weights[0].items():
         assert torch.allclose(value, weights[1][name], atol=1e-6), name
+
+
+def test_a_run_that_goes_on_keeps_its_own_weights(capsys):
+    first = canter.train("tensor:cartpole", name="first", **SMALL)
+    begun = ["train", "tensor:cartpole", "--name", "second", "--init-from", "first", "--num-envs=8", "--console=quiet"]
+    begun += ["--algorithm.horizon=16", "--algorithm.num-minibatches=2", "--resume-if-present"]
+    main([*begun, "--total-steps=256"])
+    learned = canter.load("runs/second").actor.state_dict()
+    assert "It begins with the weights of runs/first" in capsys.readouterr().out
+    main([*begun, "--total-steps=256"])  # nothing is left to do, and nothing is taken again
+    assert "It begins with" not in capsys.readouterr().out
+    again = canter.load("runs/second").actor.state_dict()
+    assert all(torch.equal(again[name], weight) for name, weight in learned.items())
+    other = first.policy.actor.state_dict()
+    assert not all(torch.equal(other[name], weight) for name, weight in learned.items())

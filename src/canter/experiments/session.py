@@ -101,7 +101,7 @@ def carry_out(
         say(f"Settings, metrics, checkpoints and policies go to {path}")
     with emptied(path), built(config) if env is None else nullcontext(env) as env:
         with Trainer(config, on_iteration, env=env, folder=folder, writers=writers) as trainer:
-            if init_from is not None:
+            if init_from is not None and trainer.run.iteration == 0:  # a run that goes on has weights of its own
                 say(begin_with(init_from, trainer, folder))
             algorithm, run = trainer.learn(), trainer.run
             unsaved = [] if folder is None else folder.unsaved
