@@ -184,3 +184,8 @@ def test_a_run_that_goes_on_keeps_its_own_weights(capsys):
     assert all(torch.equal(again[name], weight) for name, weight in learned.items())
     other = first.policy.actor.state_dict()
     assert not all(torch.equal(other[name], weight) for name, weight in learned.items())
+
+
+def test_evaluations_that_never_happen_have_no_settings():
+    with pytest.raises(ValueError, match=r"evaluate\.episodes=3 would do nothing without every"):
+        canter.train("tensor:cartpole", evaluate={"episodes": 3}, **SMALL)

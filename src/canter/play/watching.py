@@ -6,7 +6,7 @@ Neither changes what is learned: both play in environments of their own, with ra
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,16 @@ class EvaluateConfig:
     """Steps of each environment after which an evaluation is given up."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
+        """Refuse values outside their range, and those that would do nothing, by name."""
         for name in ("every", "episodes", "max_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
+        changed = [
+            f"{own.name}={getattr(self, own.name)}" for own in fields(self) if getattr(self, own.name) != own.default
+        ]
+        if self.every is None and changed:
+            raise ValueError(f"{', '.join(changed)} would do nothing without every, the steps between evaluations")
 
 
 @dataclass(frozen=True, kw_only=True)
