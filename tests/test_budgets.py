@@ -22,7 +22,7 @@ UNPICKLED += tuple(f"compat/{parent}.py" for parent in ("rl_games/checkpoint", "
 worker process whose errors may not be sendable."""
 FORBIDDEN = ("pickle", "eval(", "exec(", "yaml.load(", "weights_only=False", "shell=True", "os.system")
 
-CODE_LINES = 24_206
+CODE_LINES = 24_211
 """Of all of `src/canter`, without docstrings, comments and blanks."""
 SLACK = 100
 """How far the code may be below a limit before the limit is lowered."""

@@ -135,12 +135,12 @@ class NativeEngine:
 
     def gradients(self, rows: NativeRows, index: Tensor, coefs: Coefs) -> Metrics:
         """Write all gradients of the loss of some rows, `index` int64 `[B]`; returns 0-d means over the valid ones."""
-        count, adv_mean, adv_divisor = -1.0, 0.0, -1.0  # C finds what is negative itself
+        adv_mean, adv_divisor = 0.0, -1.0  # negative: C finds both
         if distributed.world_size() > 1 and self.loss.advantage != "given":
             unbiased = self.loss.advantage == "minibatch_sample"
             adv_mean, adv_divisor = _divisor(rows.advantage[index], rows.valid[index], unbiased)
         entropy = float(coefs.entropy.numpy())
-        means = compiled().gradients(rows.handle, index, entropy, count, adv_mean, adv_divisor)
+        means = compiled().gradients(rows.handle, index, entropy, adv_mean, adv_divisor)
         for view in self._unused:
             view.zero_()
         found = torch.tensor(means, dtype=self.dtype).unbind()

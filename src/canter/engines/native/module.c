@@ -216,8 +216,7 @@ static PyObject *gradients(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *index_;
     Coefs coefs;
-    if (!PyArg_ParseTuple(args, "OOdddd", &capsule, &index_, &coefs.entropy_coef, &coefs.count, &coefs.adv_mean,
-                          &coefs.adv_divisor))
+    if (!PyArg_ParseTuple(args, "OOddd", &capsule, &index_, &coefs.entropy_coef, &coefs.adv_mean, &coefs.adv_divisor))
         return NULL;
     RowsHandle *r = PyCapsule_GetPointer(capsule, ROWS_NAME);
     Handle *h = r ? open_model(r->model) : NULL;

@@ -106,7 +106,7 @@ typedef struct {
 
 typedef struct {
     double entropy_coef;
-    double count;                    /* rows that the means are over; negative: the valid ones of this minibatch */
+    double count;                 /* valid rows of this minibatch, found by `gradients` */
     double adv_mean, adv_divisor; /* of standardised advantages; a negative divisor: find them */
 } Coefs;
 

@@ -94,8 +94,7 @@ static int gradients(Model *model, const Rows *rows, const int64_t *index, long 
         return NO_SUCH_ROW;
     if (model->loss.standardize && coefs.adv_divisor < 0)
         advantage_moments(rows->advantage, model->row, selected, model->loss.standardize == SAMPLE_STD, &coefs);
-    if (coefs.count < 0)
-        coefs.count = (double)selected;
+    coefs.count = (double)selected;
     const double weight = 1.0 / (coefs.count > 1e-9 ? coefs.count : 1e-9); /* without rows every sum is zero */
     const int parts = (model->loss.surrogate ? POLICY : 0) | (model->loss.value ? VALUE : 0);
     pack_model(model, parts, 1);
