@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -186,6 +188,9 @@ class ActorCritic(nn.Module):
 class Policy:
     """Inference view of an actor: what players, evaluation and export see."""
 
+    write: ClassVar[Callable[..., None]]
+    """How one is written; files are a layer above networks, which puts its function here."""
+
     def __init__(self, actor: Actor, distribution: Distribution, config: ModelConfig, spec: EnvSpec) -> None:
         self.actor, self.distribution, self.config, self.spec = actor, distribution, config, spec
 
@@ -238,6 +243,10 @@ class Policy:
         action, state = self.act(on_device, state, begins, deterministic=deterministic)
         array = action.numpy(force=True)
         return (array[0] if single else array), state
+
+    def save(self, path: str | Path, **about: Any) -> None:
+        """Write it as one file, which `canter.load` reads; `about` as for `canter.save_policy`."""
+        Policy.write(path, self, **about)
 
     @property
     def reads(self) -> list[str]:
