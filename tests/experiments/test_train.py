@@ -13,6 +13,7 @@ import canter
 from canter.cli import main
 from canter.envs import imports
 from canter.envs.tensor import CartPole
+from canter.experiments import session
 from canter.storage.policy_file import read_policy_file
 
 SMALL = {"total_steps": 256, "algorithm": {"horizon": 16, "epochs": 1, "num_minibatches": 2}}
@@ -189,3 +190,30 @@ def test_a_run_that_goes_on_keeps_its_own_weights(capsys):
 def test_evaluations_that_never_happen_have_no_settings():
     with pytest.raises(ValueError, match=r"evaluate\.episodes=3 would do nothing without every"):
         canter.train("tensor:cartpole", evaluate={"episodes": 3}, **SMALL)
+
+
+def halls(path):
+    found = [json.loads(index.read_text()) for index in path.glob("hall_of_fame/*/index.json")]
+    return {next((key for key in ("episodes", "average") if key in hall["problem"]), ""): hall for hall in found}
+
+
+def test_where_nothing_ends_the_hall_of_fame_keeps_long_run_averages_also_while_it_trains(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(session, "EVAL_STEPS", 100)
+    runs, during = tmp_path / "runs", []
+
+    def look(report):
+        during.append((report.iteration, [hall["problem"].get("average") for hall in halls(runs).values()]))
+
+    settings = {"env": {"num_envs": 8}, "checkpoints": {"best_by": "lta", "save_every": 2}, "total_steps": 8 * 16 * 26}
+    settings |= {"algorithm": {"horizon": 16, "epochs": 1, "num_minibatches": 2, "objective": "average"}}
+    canter.train("tensor:queue", look, name="first", **settings)
+    assert "First result on tensor:queue by long-run average: -" in capsys.readouterr().out
+    assert dict(during)[20] == [] and dict(during)[26] == ["training"]
+    canter.train("tensor:queue", name="second", seed=1, **settings)
+    assert "on tensor:queue by long-run average: -" in capsys.readouterr().out
+    names = {tuple(sorted(entry["run"] for entry in hall["entries"])) for hall in halls(runs).values()}
+    assert names == {("first", "second")}
+    score = json.loads((runs / "first" / "run.json").read_text())["score"]
+    assert score["long_run_average"] < 0 < score["ci"]

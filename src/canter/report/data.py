@@ -70,9 +70,9 @@ class RunData:
 
     @property
     def score(self) -> float | None:
-        """Mean return of the final policy in new episodes, without noise; None where there is none."""
+        """Mean return of the final policy in new episodes, or its long-run average where none end; without noise."""
         score = self.record.get("score")
-        mean = score.get("mean") if isinstance(score, dict) else None
+        mean = score.get("mean", score.get("long_run_average")) if isinstance(score, dict) else None
         return float(mean) if isinstance(mean, int | float) and math.isfinite(mean) else None
 
     @property

@@ -90,6 +90,8 @@ def final_tile(run: RunData) -> tuple[str, str, str] | None:
     if score is None:
         return None
     about = run.record["score"]
+    if "mean" not in about:
+        return "Long-run average", human(score), f"± {human(about.get('ci'))}, reward per unit of time without noise"
     interval = [about.get(key) for key in ("low", "high")]
     between = f", 95 % interval {human(interval[0])} to {human(interval[1])}" if None not in interval else ""
     return "Final score", human(score), f"mean of {about.get('episodes', '?')} new episodes without noise{between}"
