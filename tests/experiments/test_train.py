@@ -197,9 +197,7 @@ def halls(path):
     return {next((key for key in ("episodes", "average") if key in hall["problem"]), ""): hall for hall in found}
 
 
-def test_where_nothing_ends_the_hall_of_fame_keeps_long_run_averages_also_while_it_trains(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_hall_of_fame_keeps_long_run_averages_also_while_a_run_goes_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(session, "EVAL_STEPS", 100)
     runs, during = tmp_path / "runs", []
 

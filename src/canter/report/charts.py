@@ -35,7 +35,17 @@ EPISODES = (
 )
 TERMINATED = Chart("success_rate", "Terminated", "share of recent episodes; no settings say what a success is")
 TIME = (Chart("time/steps_per_second", "Speed", "env steps per second, by iteration"),)
-COUNTS = {"iteration", "env_steps", "rollouts", "rollout_steps", "episodes", "resets", "updates", "minibatch_updates"}
+COUNTS = {
+    "iteration",
+    "env_steps",
+    "train_steps",
+    "rollouts",
+    "rollout_steps",
+    "episodes",
+    "resets",
+    "updates",
+    "minibatch_updates",
+}
 TOLD_ELSEWHERE = COUNTS | {"seconds", "wall_time", "return", "rollout_return", "rollout_length"}
 """Metrics that are told in other ways than by a chart of their own."""
 
