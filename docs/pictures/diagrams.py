@@ -49,7 +49,7 @@ def rollout():
     """Four environments, eight steps: T + 1 observations, T of all else."""
     left, top, parts = 110, 56, []
     # Each environment: where episodes end, and how; a dead agent's rows are not valid.
-    worlds = [{2: "stop"}, {4: "cut"}, {}, {1: "stop", 6: "cut"}]
+    worlds = [{2: "stop"}, {4: "cut"}, {4: "stop"}, {1: "stop", 6: "cut"}]
     for env, ends in enumerate(worlds):
         shade, y = "a", top + env * (CELL + 6)
         parts.append(text(left - 12, y + 19, f"environment {env}", "end muted"))
@@ -109,19 +109,19 @@ def pipeline():
             206,
             164,
             320,
-            108,
+            92,
             "Phase: epochs x minibatches",
             "shuffled sequences",
             "engine: loss and gradients",
             kind="strong",
         ),
-        text(366, 254, "clip, Adam, learning rates; stop at target_kl", "mid muted"),
+        text(366, 238, "clip, Adam, learning rates; stop at target_kl", "mid muted"),
         arrow((566, 201), (526, 201)),
         box(16, 164, 150, 74, "Statistics move", "observations, once,", "after learning"),
         arrow((206, 201), (166, 201)),
         arrow((91, 164), (91, 118)),
-        arrow((366, 272), (366, 304)),
-        box(206, 304, 320, 56, "Count, log, save", "the only place where the host reads from the device"),
+        arrow((366, 256), (366, 304)),
+        box(186, 304, 360, 56, "Count, log, save", "the only place where the host reads from the device"),
     ]
     picture("iteration.svg", "One iteration of training", 720, 376, *parts)
 
