@@ -1,14 +1,20 @@
 """Wrappers in settings, networks for small images, and ids that need a package."""
 
+from contextlib import closing
+from dataclasses import replace
+from importlib.util import find_spec
+
 import gymnasium
 import pytest
 import torch
 
+from canter.cli import main
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.nn.cnn import FITTING, CNNConfig
 from canter.plain import from_plain, to_plain
 from canter.recipes import preset_for
+from canter.specs import Discrete, TensorSpec
 
 
 def test_wrappers_of_gymnasium_go_around_each_environment_by_name_the_first_innermost():
@@ -49,6 +55,23 @@ def test_a_game_of_atari_has_its_preset_and_names_its_package():
     config = preset_for("ALE/Breakout-v5")
     assert config.env.id == "ALE/Breakout-v5"
     assert list(config.env.wrappers) == ["AtariPreprocessing", "FrameStackObservation"]
-    if "ALE/Breakout-v5" not in gymnasium.registry:
+    if find_spec("ale_py") is None:
         with pytest.raises(ImportError, match='pip install "ale-py" brings ALE/'):
             config.env.build("cpu")
+
+
+@pytest.mark.skipif(find_spec("ale_py") is None, reason="needs ale-py and opencv-python-headless")
+def test_pong_is_grey_small_stacked_and_skips_frames_as_published(capsys):
+    config = preset_for("ALE/Pong-v5")
+    with closing(replace(config.env, num_envs=2).build("cpu")) as env:
+        assert env.spec.obs["policy"] == TensorSpec((4, 84, 84), torch.uint8)
+        assert env.spec.action == Discrete(6)
+        obs = env.reset(seed=0)["policy"]
+        assert obs.shape == (2, 4, 84, 84) and obs.float().std() > 1
+        algorithm = config.algorithm.build(env.spec, seed=0)
+        action, _, _ = algorithm.act({"policy": obs}, algorithm.policy.initial_state(2), torch.ones(2, dtype=torch.bool))
+        step = env.step(action)
+        assert step.obs["policy"].shape == (2, 4, 84, 84)
+        assert torch.equal(step.obs["policy"][:, :3], obs[:, 1:])  # the oldest picture goes
+    main(["envs", "ALE/Pong"])
+    assert capsys.readouterr().out == "  ALE/Pong-v5  preset Atari\n"

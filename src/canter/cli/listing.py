@@ -8,6 +8,7 @@ import os
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ def envs_command(argv: list[str]) -> None:
 
 def print_matching(wanted: str, index: dict[str, Any]) -> None:
     """Every id that contains the text."""
+    for module in index["namespaces"].values():
+        if find_spec(module) is not None:
+            import_module(module)  # which tells Gymnasium its ids
     others = dict.fromkeys([*gymnasium_ids(), *mjlab_ids()], "")
     ids = {f"tensor:{name}": text for name, text in index["tensor"].items()} | others
     preset = {env: name for name, env, _ in index["presets"]}
