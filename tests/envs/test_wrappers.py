@@ -4,7 +4,6 @@ from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 
-import gymnasium
 import pytest
 import torch
 
@@ -69,7 +68,7 @@ def test_pong_is_grey_small_stacked_and_skips_frames_as_published(capsys):
         obs = env.reset(seed=0)["policy"]
         assert obs.shape == (2, 4, 84, 84) and obs.float().std() > 1
         algorithm = config.algorithm.build(env.spec, seed=0)
-        action, _, _ = algorithm.act({"policy": obs}, algorithm.policy.initial_state(2), torch.ones(2, dtype=torch.bool))
+        action, *_ = algorithm.act({"policy": obs}, (), torch.ones(2, dtype=torch.bool))
         step = env.step(action)
         assert step.obs["policy"].shape == (2, 4, 84, 84)
         assert torch.equal(step.obs["policy"][:, :3], obs[:, 1:])  # the oldest picture goes
