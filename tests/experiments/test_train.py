@@ -1,5 +1,6 @@
 """`canter.train`, `canter.load` and `canter.evaluate`, as a program uses them."""
 
+import base64
 import json
 import re
 
@@ -137,7 +138,9 @@ def test_videos_while_training_lie_in_the_run():
         "tensor:maze", env=env, **SMALL, video={"every": 128}, console="quiet", final_evaluation=False
     )
     names = [path.name for path in sorted((result.path / "videos").iterdir())]
-    assert names == ["step-000000128.mp4", "step-000000256.mp4"]
+    assert names == [f"step-000000{step}.{kind}" for step in (128, 256) for kind in ("mp4", "png")]
+    strip = base64.b64encode((result.path / "videos" / names[-1]).read_bytes()).decode()
+    assert f'<img src="data:image/png;base64,{strip}"' in (result.path / "report.html").read_text()
 
 
 def test_a_video_needs_a_folder():

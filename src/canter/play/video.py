@@ -59,9 +59,11 @@ class Recorder:
             self.stack = stack.pop_all()
         return self
 
-    def __call__(self, turn: Turn) -> None:
-        """Add a picture of what there is now."""
-        self.writer.append_data(self.caption(self._picture(), turn))
+    def __call__(self, turn: Turn) -> np.ndarray:
+        """Add a picture of what there is now; gives it `[H, W, 3]`."""
+        picture = self.caption(self._picture(), turn)
+        self.writer.append_data(picture)
+        return picture
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         with self.stack:
@@ -123,6 +125,30 @@ class Caption:
             finite = [(a, max(low, -FAR), min(high, FAR)) for a, low, high in bounds]
             return [(0.0, min(max((a - low) / (high - low), 0.0), 1.0)) for a, low, high in finite]
         return [(choice / n, (choice + 1) / n) for choice, n in zip(action, self.action.nvec, strict=True)]
+
+
+class Strip:
+    """A few small pictures of an episode, evenly spread and side by side; how long it will be need not be known."""
+
+    COUNT, HEIGHT, MOST = 5, 120, 40
+
+    def __init__(self) -> None:
+        self.kept: list[np.ndarray] = []
+        self.seen, self.every = 0, 1
+
+    def add(self, picture: np.ndarray) -> None:
+        """Take note of the next picture `[H, W, 3]`."""
+        if self.seen % self.every == 0:
+            self.kept.append(picture[:: max(1, len(picture) // self.HEIGHT), :: max(1, len(picture) // self.HEIGHT)])
+        self.seen += 1
+        if len(self.kept) > self.MOST:
+            self.kept, self.every = self.kept[::2], 2 * self.every
+
+    def save(self, path: Path) -> None:
+        """Write it as one picture, if there was anything to see."""
+        if self.kept:
+            places = np.linspace(0, len(self.kept) - 1, min(self.COUNT, len(self.kept))).round().astype(int)
+            _import_imageio().v2.imwrite(path, np.concatenate([self.kept[place] for place in places], axis=1))
 
 
 FAR = 3.0

@@ -15,7 +15,7 @@ from typing import Any
 from canter.envs import EnvConfig, closed_quietly
 from canter.play.evaluation import EpisodesUnfinished, evaluate
 from canter.play.player import Player
-from canter.play.video import Recorder, check_video, draw_without_display, pictures_explained
+from canter.play.video import Recorder, Strip, check_video, draw_without_display, pictures_explained
 from canter.runs.hall_of_fame import enter_by_average
 from canter.seeding import derive_seed
 from canter.specs import Env
@@ -61,7 +61,7 @@ class VideoConfig:
     """Videos of one episode while training, in the run's folder `videos`; need `canter[video]`."""
 
     every: int | None = None
-    """Steps between videos; null for none."""
+    """Steps between videos; null for none. The report shows pictures of the newest."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
@@ -179,6 +179,8 @@ def drawn(env: EnvConfig, mode: str = "rgb_array") -> EnvConfig:
 
 
 def film(policy: Any, env: Env, path: Path, seed: int) -> None:
-    """Record one episode of a policy."""
+    """Record one episode of a policy, and a strip of pictures from it."""
+    strip = Strip()
     with Recorder(env, path) as recorder:
-        Player(policy, env, seed=seed).play(1, MAX_FILM, recorder)
+        Player(policy, env, seed=seed).play(1, MAX_FILM, lambda turn: strip.add(recorder(turn)))
+    strip.save(path.with_suffix(".png"))

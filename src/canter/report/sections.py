@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shlex
 from collections.abc import Sequence
@@ -82,6 +83,14 @@ def headline(run: RunData, threshold: float | None) -> Markup:
         when = "never" if reached is None else f"after {duration(reached.seconds)}"
         pairs.append((f"Steps to {human(threshold)}", human(reached.steps if reached else None), when))
     return tiles([pair for pair in pairs if pair is not None])
+
+
+def film_strip(run: RunData) -> Markup | None:
+    """Pictures of the newest video; None without one."""
+    if run.strip is None:
+        return None
+    source = f"data:image/png;base64,{base64.b64encode(run.strip).decode()}"
+    return element("img", src=source, alt="Pictures of an episode, from its beginning to its end", class_="strip")
 
 
 def final_tile(run: RunData) -> tuple[str, str, str] | None:
