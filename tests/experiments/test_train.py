@@ -15,6 +15,7 @@ from canter.cli import main
 from canter.envs import imports
 from canter.envs.tensor import CartPole
 from canter.experiments import session
+from canter.self_play.self_play import SelfPlayEnv
 from canter.storage.policy_file import read_policy_file
 
 SMALL = {"total_steps": 256, "algorithm": {"horizon": 16, "epochs": 1, "num_minibatches": 2}}
@@ -218,3 +219,9 @@ def test_the_hall_of_fame_keeps_long_run_averages_also_while_a_run_goes_on(tmp_p
     assert names == {("first", "second")}
     score = json.loads((runs / "first" / "run.json").read_text())["score"]
     assert score["long_run_average"] < 0 < score["ci"]
+
+
+def test_a_game_that_has_its_opponents_gets_no_others_from_a_preset():
+    env = SelfPlayEnv(canter.EnvConfig(id="tensor:rps", num_envs=8).build("cpu"), canter.SelfPlayConfig(), seed=0)
+    canter.train(env, console="quiet", final_evaluation=False, total_steps=64)
+    assert len(env.pool) > 0

@@ -25,6 +25,7 @@ from canter.play.player import Acts
 from canter.runs.finding import RUNS, find_run
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter
+from canter.self_play.self_play import SelfPlayEnv
 from canter.specs import Env
 from canter.storage.policy_file import load_policy
 
@@ -133,6 +134,8 @@ def _prepare(
         return config, source, None, ""
     if task.env is not None:
         config = replace(config, env=task.settings(config.env))
+        if isinstance(task.env, SelfPlayEnv) and "self_play" not in given:
+            config = replace(config, self_play=None)  # a preset's; this one has its opponents already
     return config, source, task.env, task.note
 
 

@@ -64,10 +64,11 @@ def learning_curve(
 
 def _return_lines(group: Group, color: int, x: str, alone: bool) -> list[Line]:
     behind = [Line("", *run.points("return", x), color, faint=True) for run in group.runs]
-    if len(group.runs) == 1:
-        # Beside other groups the returns of single rollouts would only be noise.
-        behind = [Line("", *group.runs[0].points("rollout_return", x), color, faint=True)] if alone else []
-    return [*behind, *_lines(curve(group, "return", x), group.label, color)]
+    own = curve(group, "rollout_return", x) if alone and len(group.runs) == 1 else None
+    if own is not None:  # what each rollout had; the mean of recent episodes lags behind it
+        return [*behind, *_lines(own, group.label, color)]
+    # Beside other groups the returns of single rollouts would only be noise.
+    return [*(behind if len(group.runs) > 1 else []), *_lines(curve(group, "return", x), group.label, color)]
 
 
 def _lines(found: Curve | None, label: str, color: int) -> list[Line]:
