@@ -138,8 +138,11 @@ class Strip:
 
     def add(self, picture: np.ndarray) -> None:
         """Take note of the next picture `[H, W, 3]`."""
+        from PIL import Image  # comes with imageio
+
         if self.seen % self.every == 0:
-            self.kept.append(picture[:: max(1, len(picture) // self.HEIGHT), :: max(1, len(picture) // self.HEIGHT)])
+            size = max(1, round(picture.shape[1] * self.HEIGHT / len(picture))), self.HEIGHT
+            self.kept.append(np.asarray(Image.fromarray(picture).resize(size)))
         self.seen += 1
         if len(self.kept) > self.MOST:
             self.kept, self.every = self.kept[::2], 2 * self.every
