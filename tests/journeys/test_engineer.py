@@ -29,7 +29,7 @@ assert "canter" not in sys.modules and "torch" not in sys.modules
 print(json.dumps(actions))
 """
 
-FLAGS = ("--total-steps", "4096", "--algorithm.horizon", "64")
+FLAGS = ("--total-steps", "2048", "--algorithm.horizon", "64")
 
 
 def test_from_seeds_to_a_controller_that_needs_no_canter(user):
@@ -44,7 +44,7 @@ def test_from_seeds_to_a_controller_that_needs_no_canter(user):
     told = user.types("report", "runs/seeds", "--out", "comparison.html")
     assert (user.folder / "comparison.html").is_file()
 
-    user.types("resume", best["path"], "--total-steps", "8192", "--console", "lines")
+    user.types("resume", best["path"], "--total-steps", "3072", "--console", "lines")
     user.types("eval", best["path"], "--episodes", "20", "--json", "scores.json")
     assert json.loads((user.folder / "scores.json").read_text())["episodes"] == 20
     told = user.types("export", best["path"], "--output", "controller.onnx")

@@ -52,25 +52,25 @@ def test_from_a_simulator_to_runs_that_stop_go_on_and_are_fine_tuned(user):
     user.writes("slide.py", SLIDE)
     assert "arithmetic" in user.types("check", "slide:Slide", "--allow-import", "slide", *SMALL)
     train = ["train", "slide:Slide", "--allow-import", "slide", *SMALL, "--console", "lines"]
-    user.types(*train, "--total-steps", "20480", "--name", "whole")
+    user.types(*train, "--total-steps", "10240", "--name", "whole")
     last = json.loads((user.folder / "runs/whole/metrics.jsonl").read_text().splitlines()[-1])
-    assert last["env/distance"] < 1.0 and last["env_steps"] == 20480
+    assert last["env/distance"] < 1.0 and last["env_steps"] == 10240
 
     # Stopped half way and gone on with: the same bits.
-    user.types(*train, "--total-steps", "10240", "--name", "halves")
-    user.types("resume", "halves", "--total-steps", "20480")
+    user.types(*train, "--total-steps", "5120", "--name", "halves")
+    user.types("resume", "halves", "--total-steps", "10240")
     for name, weight in weights("runs/whole").items():
         assert torch.equal(weight, weights("runs/halves")[name]), name
 
     # What may change does, and is written down; what may not is refused with the reason.
-    told = user.types("resume", "halves", "--total-steps", "30720", "--algorithm.optimizer.learning-rate", "1e-4")
+    told = user.types("resume", "halves", "--total-steps", "12288", "--algorithm.optimizer.learning-rate", "1e-4")
     assert "algorithm.optimizer.learning_rate" in told
     assert "learning_rate" in (user.folder / "runs/halves/edits.jsonl").read_text()
     code, told = user.tries("resume", "halves", "--env.num-envs", "128")
     assert code == 2 and "the checkpoint holds what each of them was doing" in told
 
     # A weaker motor, beginning with what was learned.
-    told = user.types(*train, "--env.options.force", "0.05", "--init-from", "whole", "--total-steps", "10240")
+    told = user.types(*train, "--env.options.force", "0.05", "--init-from", "whole", "--total-steps", "2048")
     assert "It begins with the weights of runs/whole" in told
 
 
