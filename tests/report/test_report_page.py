@@ -1,3 +1,4 @@
+import json
 import re
 from html.parser import HTMLParser
 
@@ -220,5 +221,7 @@ def test_pictures_of_the_newest_video_and_an_average_are_on_top(tmp_path):
     text = write_report([path]).read_text()
     assert text.count("data:image/png;base64,iVBORw0KGgpuZXc=") == 1 and text.count("data:image/png") == 1
     assert "Long-run average" in text and "\N{MINUS SIGN}2.5" in text
+    strange = {"mean": 3.0, "low": "x", "high": [1], "ci": {}}
+    (path / "run.json").write_text(json.dumps(RECORD | {"score": strange}))
     (path / "videos" / "step-000000002.png").write_bytes(b"<svg onload=alert(1)>")
     assert "data:image" not in write_report([path]).read_text()

@@ -99,10 +99,10 @@ def final_tile(run: RunData) -> tuple[str, str, str] | None:
     if score is None:
         return None
     about = run.record["score"]
+    low, high, ci = (about[key] if isinstance(about.get(key), int | float) else None for key in ("low", "high", "ci"))
     if "mean" not in about:
-        return "Long-run average", human(score), f"± {human(about.get('ci'))}, reward per unit of time without noise"
-    interval = [about.get(key) for key in ("low", "high")]
-    between = f", 95 % interval {human(interval[0])} to {human(interval[1])}" if None not in interval else ""
+        return "Long-run average", human(score), f"± {human(ci)}, reward per unit of time without noise"
+    between = f", 95 % interval {human(low)} to {human(high)}" if low is not None and high is not None else ""
     return "Final score", human(score), f"mean of {about.get('episodes', '?')} new episodes without noise{between}"
 
 
