@@ -72,5 +72,7 @@ def test_pong_is_grey_small_stacked_and_skips_frames_as_published(capsys):
         step = env.step(action)
         assert step.obs["policy"].shape == (2, 4, 84, 84)
         assert torch.equal(step.obs["policy"][:, :3], obs[:, 1:])  # the oldest picture goes
+    with pytest.raises(ValueError, match=r"unknown Gymnasium environment 'ALE/Pogn-v5': did you mean ALE/Pong-v5"):
+        replace(config.env, id="ALE/Pogn-v5").build("cpu")
     main(["envs", "ALE/Pong"])
     assert capsys.readouterr().out == "  ALE/Pong-v5  preset Atari\n"
