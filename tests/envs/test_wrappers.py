@@ -10,6 +10,7 @@ import torch
 from canter.cli import main
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
+from canter.envs.imports import allow_import
 from canter.nn.cnn import FITTING, CNNConfig
 from canter.plain import from_plain, to_plain
 from canter.recipes import preset_for
@@ -36,6 +37,19 @@ def test_wrappers_of_gymnasium_go_around_each_environment_by_name_the_first_inne
 def test_what_is_no_wrapper_is_named(wrappers, message):
     with pytest.raises(ValueError, match=message):
         EnvConfig(wrappers=wrappers).build("cpu")
+
+
+def test_a_wrapper_of_ones_own_is_used_once_its_import_is_allowed(tmp_path, monkeypatch):
+    (tmp_path / "my_scale.py").write_text(
+        "import gymnasium\n"
+        "def scaled(env, by):\n"
+        "    return gymnasium.wrappers.TransformReward(env, lambda reward: by * float(reward))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    allow_import("my_scale", str(tmp_path))
+    with closing(EnvConfig(num_envs=2, wrappers={"my_scale:scaled": {"by": 3}}).build("cpu")) as env:
+        env.reset(seed=0)
+        assert env.step(torch.zeros(2, dtype=torch.int64)).reward.tolist() == [3.0, 3.0]
 
 
 def test_other_environments_have_no_wrappers():

@@ -1,6 +1,7 @@
 """`canter.train`, `canter.load` and `canter.evaluate`, as a program uses them."""
 
 import base64
+import functools
 import json
 import re
 
@@ -225,3 +226,11 @@ def test_a_game_that_has_its_opponents_gets_no_others_from_a_preset():
     env = SelfPlayEnv(canter.EnvConfig(id="tensor:rps", num_envs=8).build("cpu"), canter.SelfPlayConfig(), seed=0)
     canter.train(env, console="quiet", final_evaluation=False, total_steps=64)
     assert len(env.pool) > 0
+
+
+def test_a_long_evaluation_says_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(session, "Told", functools.partial(session.Told, every=0.0))
+    canter.train("tensor:probe-recall", **SMALL | {"total_steps": 128})
+    said = capsys.readouterr().out
+    assert "Evaluating: 0 episodes have ended after 1 steps of each environment" in said
+    assert "Evaluating: 8 episodes have ended after 5 steps of each environment" in said

@@ -33,7 +33,7 @@ FLAGS = ("--total-steps", "2048", "--algorithm.horizon", "64")
 
 
 def test_from_seeds_to_a_controller_that_needs_no_canter(user):
-    told = user.runs("-m", "canter", "sweep", "CartPole-v1", "--seed", "0,1", *FLAGS, "--jobs", "2", "--name", "seeds")
+    told = user.types("sweep", "CartPole-v1", "--seed", "0,1", *FLAGS, "--jobs", "2", "--name", "seeds")
     assert "0 of 2 to go" in told
     assert (user.folder / "runs/seeds/report.html").is_file()
     assert "seeds/seed1" in user.types("runs")

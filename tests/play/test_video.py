@@ -139,7 +139,7 @@ def test_mujoco_is_drawn(tmp_path, monkeypatch):
 
 
 def test_without_a_display_mujoco_is_told_not_to_look_for_a_window(monkeypatch):
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "XDG_RUNTIME_DIR"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "platform", "linux")
@@ -147,6 +147,7 @@ def test_without_a_display_mujoco_is_told_not_to_look_for_a_window(monkeypatch):
     assert not has_display()
     draw_without_display()
     assert os.environ["MUJOCO_GL"] == "osmesa"
+    assert os.path.isdir(os.environ["XDG_RUNTIME_DIR"])  # or SDL complains on every start
     monkeypatch.setenv("MUJOCO_GL", "egl")
     draw_without_display()
     assert os.environ["MUJOCO_GL"] == "egl"
