@@ -75,6 +75,26 @@ def test_a_wrong_object_is_named_with_what_is_expected():
         canter.train("CartPole-v1", env=Walk)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        ({"console": "verbos"}, ValueError, "console='verbos': there is none of that name, did you mean verbose"),
+        ({"log": ["tensorbord"]}, ValueError, "log='tensorbord': there is none of that name, did you mean tensorboard"),
+        ({"folder": "runs/mine"}, TypeError, "folder='runs/mine': expected True, False or a canter.RunFolder"),
+    ],
+)
+def test_what_is_misspelt_is_refused_before_anything_is_made(wrong, kind, message, tmp_path, capsys):
+    with pytest.raises(kind, match=message):
+        canter.train(Walk, **SMALL, **wrong)
+    assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
+
+
+def test_an_environment_that_does_not_fit_the_policy_is_refused():
+    result = canter.train(Walk, **SMALL, console="quiet", folder=False, final_evaluation=False)
+    with pytest.raises(ValueError, match=r"the policy .*obs"):
+        canter.evaluate(result, "CartPole-v1", episodes=2)
+
+
 def test_settings_are_keywords_by_their_names_and_may_be_parts():
     algorithm = canter.PPOConfig(horizon=8, epochs=1, num_minibatches=2)
     result = canter.train(Walk, seed=3, total_steps=128.0, num_envs=4, algorithm=algorithm, console="quiet")

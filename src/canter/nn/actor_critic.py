@@ -231,7 +231,8 @@ class Policy:
             action, state = policy.predict(observation)
             action, state = policy.predict(observation, state)
 
-        `obs` is an array, or a (nested) dict of arrays by key, each as the environment gives it or with N in front.
+        `obs` is an array, or a (nested) dict of arrays by key, each as the environment gives it or with N in front; N
+        choices of a Discrete space may also be `[N, 1]`, which nothing else can be taken for.
         Give `state` back while the episode lasts and None when a new one begins; it is `()` without memory. In a batch
         `reset` `[N]` marks rows that begin anew.
         """
