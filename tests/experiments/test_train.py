@@ -103,6 +103,14 @@ def test_settings_are_keywords_by_their_names_and_may_be_parts():
         assert re.search(rf"^ *{line}$", text, re.MULTILINE), line
     with pytest.raises(ValueError, match=r"algorithm\.gama: unknown key, did you mean gamma"):
         canter.train(Walk, algorithm={"gama": 0.9})
+    for theirs, ours in (
+        ({"lr": 1e-3}, r"lr: unknown key, here it is algorithm\.optimizer\.learning_rate \(the same number\)"),
+        ({"algorithm": {"learning_rate": 1e-3}}, r"here it is algorithm\.optimizer\.learning_rate"),
+        ({"algorithm": {"n_steps": 8}}, r"algorithm\.n_steps: unknown key, here it is algorithm\.horizon"),
+        ({"algorithm": {"normalize_obs": False}}, r"did you mean algorithm\.model\.policy\.normalize_obs or"),
+    ):
+        with pytest.raises(ValueError, match=ours):
+            canter.train(Walk, **theirs)
 
 
 def test_quiet_says_nothing_and_without_a_folder_nothing_is_left(tmp_path, capsys):

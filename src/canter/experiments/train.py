@@ -181,6 +181,8 @@ def evaluate(
     short ones are not favoured. For the same reason `EpisodesUnfinished` is raised when some have not ended after
     `max_steps=1_000_000` steps of every environment. `deterministic=False` acts with noise.
     """
+    if episodes < 1:
+        raise ValueError(f"episodes={episodes} must be at least 1")
     config = None
     if isinstance(policy, TrainingResult):
         policy, run = policy.policy, policy.path
