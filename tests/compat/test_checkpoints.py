@@ -132,6 +132,19 @@ def test_a_deviation_in_another_form_keeps_its_value_and_forgets_its_moments(tmp
     assert moments_in(ppo)["actor.head.raw_std"] == 0
 
 
+def test_a_deviation_that_does_not_learn_comes_from_the_file_and_goes_back():
+    theirs = Rsl(normalize=False)
+    changes = {"actor.distribution_cfg.learn_std": False, "actor.obs_normalization": False, "critic.activation": "elu"}
+    ppo = import_config(changed(RSL_RL, changes), parity=True).config.algorithm.build(spec_of(), 0)
+    tree = theirs.file(5)
+    del tree["optimizer_state_dict"]["state"][0]  # torch keeps no moments of what has no gradient
+    rsl_rl.load(ppo, rsl_rl.weights_in(tree, None))
+    assert torch.equal(ppo.model.actor.head.raw_std, theirs.std)
+    written = rsl_rl.dump(ppo, 1)
+    assert torch.equal(written["actor_state_dict"]["distribution.std_param"], theirs.std)
+    assert written["optimizer_state_dict"]["state"].keys() == tree["optimizer_state_dict"]["state"].keys()
+
+
 def test_memory_and_a_deviation_from_the_network():
     torch.manual_seed(1)
     rnn, mlp = nn.LSTM(OBS, 6, num_layers=2), layers(6, 8, 2 * ACTIONS)

@@ -80,6 +80,22 @@ def test_a_recurrent_policy_trains_with_the_length_that_rl_games_really_used():
     ).config.algorithm.model.policy.memory.concat_input
 
 
+def test_forms_of_the_deviation_keep_the_parents_start():
+    at = "network__space__continuous__"
+    changes = {f"{at}min_sigma": 0.15, f"{at}sigma_parametrization": "softplus", f"{at}learn_sigma": False}
+    theirs = import_config(rl_games(**changes), parity=True).config.algorithm.model.std
+    ours = import_config(rl_games(**changes)).config.algorithm.model.std
+    start = 0.15 + math.log(2)  # softplus(0) and the floor
+    assert (theirs.form, theirs.floor, theirs.learn, theirs.initial) == ("softplus", 0.15, False, pytest.approx(start))
+    assert (ours.form, ours.floor, ours.minimum, ours.initial) == ("bounded", 0.0, 0.15, pytest.approx(start))
+
+
+def test_only_the_first_layer_may_be_normalised():
+    changes = {"network__mlp__normalization": "layer_norm", "network__mlp__norm_only_first_layer": True}
+    policy = import_config(rl_games(**changes)).config.algorithm.model.policy
+    assert (policy.layer_norm, policy.layer_norm_layers) == (True, "first")
+
+
 def test_central_value_becomes_the_critic_with_its_own_loss():
     central = {
         "minibatch_size": 64,

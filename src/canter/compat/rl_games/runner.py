@@ -112,7 +112,7 @@ class Runner:
 def set_sigma(ppo: Any, log_std: float) -> None:
     """Give a policy another deviation, as rl_games' `sigma` does; only one that does not depend on the observation."""
     head = ppo.model.actor.head
-    if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, torch.nn.Parameter):
+    if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, torch.Tensor):
         raise ConfigError(f"sigma={log_std}: the policy has no deviation of its own to set")
     head.raw_std.fill_(head.log_std._inverse(math.exp(log_std)))
 

@@ -126,7 +126,7 @@ def _actor_head(actor: nn.Module, behind: str, std: str) -> tuple[list[Link], li
     if not isinstance(head, GaussianHead):
         raise ConfigError("RSL-RL's policies are Gaussian: there are no other actions in its files")
     dim = head.mean.out_features
-    if isinstance(head.raw_std, nn.Parameter):
+    if isinstance(head.raw_std, Tensor):
         of = "log" if std == LOG_STD else "scalar"
         return linear_links(behind, "actor.head.mean"), [Link(std, "actor.head.raw_std", std=of)]
     if head.log_std.form not in ("scalar", "log"):

@@ -51,7 +51,7 @@ class InferencePolicy(nn.Module):
     def output_std(self) -> Tensor:
         """`[A]`, where it does not depend on the observation."""
         head = self.network.head
-        if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, nn.Parameter):
+        if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, Tensor):
             raise ConfigError("the deviation depends on the observation: see policy.params")
         return head.log_std(head.raw_std).exp().detach()
 

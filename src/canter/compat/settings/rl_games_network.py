@@ -137,8 +137,9 @@ def _normalization(t: Translation, place: Place) -> None:
         else:
             t.refuse(key, "there is no such normalisation here; use layer_norm")
     only_first = f"{place.key}.mlp.norm_only_first_layer"
-    if t.raw(only_first) is True:
-        t.judge(only_first, "differs", f"{place.setting}.layer_norm", "every layer is normalised here")
+    if t.has(only_first):
+        which = "first" if t.flag(only_first) else "all"
+        t.to(only_first, f"{place.setting}.layer_norm_layers", which)
 
 
 def _encoder(t: Translation, place: Place, name: str) -> None:
