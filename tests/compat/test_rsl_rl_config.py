@@ -80,7 +80,6 @@ def test_memory_of_both_networks_runs_over_the_whole_rollout():
     [
         ({"algorithm.clip_parm": 0.2}, ("algorithm.clip_parm=0.2", "did you mean clip_param")),
         ({"algorithm.class_name": "MyPPO"}, ("algorithm.class_name='MyPPO'", "PPO")),
-        ({"algorithm.symmetry_cfg": {"use_data_augmentation": True}}, ("symmetry_cfg", "--without")),
         ({"algorithm.optimizer": "sgd"}, ("algorithm.optimizer='sgd'", "Adam")),
         ({"actor.class_name": "mine:Net"}, ("actor.class_name='mine:Net'", "canter.register")),
     ],
@@ -120,6 +119,19 @@ def test_the_input_is_left_as_it_was():
     before = changed(RSL_RL, {})
     import_config(before, num_envs=4, parity=True)
     assert before == RSL_RL
+
+
+def test_symmetry_becomes_the_extension_and_asks_for_mirrors():
+    section = {"use_data_augmentation": True, "use_mirror_loss": True, "mirror_loss_coeff": 0.2}
+    section |= {"data_augmentation_func": "robots.mdp:compute_symmetric_states"}
+    imported = import_config(changed(RSL_RL, {"algorithm.symmetry_cfg": section}), parity=True, env="Pendulum-v1")
+    (symmetry,) = imported.config.algorithm.extensions
+    assert (symmetry.augment, symmetry.mirror_loss, symmetry.old_log_prob) == (True, 0.2, "repeated")
+    assert any("EnvSpec.symmetries" in entry.why for entry in imported.deviations.of("differs"))
+    with pytest.raises(ValueError, match="Pendulum-v1 declares none; give"):
+        Trainer(imported.config)
+    logged = import_config(changed(RSL_RL, {"algorithm.symmetry_cfg": section | dict.fromkeys(section, False)}))
+    assert logged.config.algorithm.extensions == ()
 
 
 def test_curiosity_becomes_the_extension_and_trains():

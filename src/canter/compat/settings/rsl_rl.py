@@ -12,7 +12,7 @@ from canter.compat.settings.translation import Translation
 RATE = "algorithm.optimizer.learning_rate"
 OLD_DEFAULTS = {"gamma": 0.998, "num_learning_epochs": 1, "num_mini_batches": 1, "entropy_coef": 0.0}
 NEW_DEFAULTS = {"gamma": 0.99, "num_learning_epochs": 5, "num_mini_batches": 4, "entropy_coef": 0.01}
-RND = "algorithm.rnd_cfg"
+RND, SYMMETRY = "algorithm.rnd_cfg", "algorithm.symmetry_cfg"
 
 
 def dialect_of(tree: Mapping[str, Any]) -> Dialect | None:
@@ -115,11 +115,9 @@ def _extras(t: Translation) -> None:
     """Parts of RSL-RL's PPO that are off in nearly all files."""
     if t.section(RND):
         _curiosity(t)
-    symmetry = "algorithm.symmetry_cfg"
-    if t.section(symmetry):
-        remedy = "its function is not read: declare EnvSpec.symmetries and add the extension symmetry"
-        t.refuse(symmetry, f"{remedy}; --without {symmetry} trains without it")
-    for key in (RND, symmetry):
+    if t.section(SYMMETRY):
+        _symmetry(t)
+    for key in (RND, SYMMETRY):
         t.judge(key, "mapped", "off")
     if t.raw("algorithm.share_cnn_encoders") is True:
         t.refuse("algorithm.share_cnn_encoders", "model.shared_trunk shares the whole network, not the encoder alone")
@@ -127,6 +125,31 @@ def _extras(t: Translation) -> None:
     t.judge("algorithm.use_mixed_precision", "mapped", f"{POLICY}.precision=float32")
     for name in ("grad_reduce_bucket_mb", "multi_gpu_cfg", "device"):
         t.judge(f"algorithm.{name}", "mapped", "torchrun")
+
+
+def _extend(t: Translation, own: dict[str, Any]) -> None:
+    t.put("algorithm.extensions", [*t.settings.get("algorithm.extensions", ()), own])
+
+
+def _symmetry(t: Translation) -> None:
+    """`symmetry_cfg` as the extension `symmetry`; what is mirrored how, a file does not say."""
+    augment = t.flag(f"{SYMMETRY}.use_data_augmentation", False)
+    coef = t.number(f"{SYMMETRY}.mirror_loss_coeff", 0.0) if t.flag(f"{SYMMETRY}.use_mirror_loss", False) else 0.0
+    if not augment and not coef:
+        t.judge(SYMMETRY, "differs", why="the parent learns nothing from it and only logs how symmetric the policy is")
+        return
+    own: dict[str, Any] = {"kind": "symmetry", "augment": augment, "mirror_loss": coef}
+    t.judge(f"{SYMMETRY}.mirror_loss_coeff", "mapped", f"mirror_loss={coef:g} of the extension symmetry")
+    key, remedy = f"{SYMMETRY}.data_augmentation_func", "declare EnvSpec.symmetries in the environment, or mirrors here"
+    why = f"a file's function is not run: {remedy}; OnPolicyRunner takes the function itself"
+    t.judge(key, "differs", "algorithm.extensions[].mirrors", why)
+    if t.parity:
+        own["old_log_prob"] = "repeated"
+    elif augment:
+        why = "the ratio of an image is measured from what the acting policy gives the image; RSL-RL: the original"
+        t.judge(f"{SYMMETRY}.use_data_augmentation", "differs", "old_log_prob=evaluated", why)
+    _extend(t, own)
+    t.judge(SYMMETRY, "mapped", f"augment={augment} of the extension symmetry")
 
 
 def _curiosity(t: Translation) -> None:
@@ -156,7 +179,7 @@ def _curiosity(t: Translation) -> None:
     if groups is not None:
         own["obs_groups"] = list(groups)
         t.judge("obs_groups.rnd_state", "mapped", f"obs_groups={list(groups)} of the extension rnd")
-    t.put("algorithm.extensions", [own])
+    _extend(t, own)
     why = "without the factor of the environment's time step, and of the observation that a step truly led to"
     t.judge(f"{RND}.weight", "differs", f"weight={weight:g} of the extension rnd", why)
     t.judge(RND, "mapped", "the extension rnd")
