@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from test_rsl_rl_runner import scalars
 from theirs import rl_games
 
 from canter.compat.pickled_file import read_pickled
@@ -113,6 +114,10 @@ def test_a_script_trains_saves_where_it_looks_restores_and_plays(tmp_path, point
     best, epochs = runner.run({"train": True, "play": False, "checkpoint": None})
     files = sorted(path.name for path in (tmp_path / "exp" / "nn").iterdir())
     assert epochs == 4 and "small.pth" in files and any(name.startswith("last_small_ep_4_rew_") for name in files)
+    tags = scalars(tmp_path / "exp" / "summaries")
+    assert {"rewards/step", "rewards/iter", "rewards/time", "episode_lengths/step", "losses/a_loss"} <= set(tags)
+    assert {"losses/c_loss", "losses/bounds_loss", "info/last_lr", "info/kl"} <= set(tags)
+    assert len(tags["info/epochs"]) == 4
     assert observer.calls[:2] == [("before_init", "exp"), "after_init"] and observer.calls.count("after_steps") == 4
     assert observer.infos == 4 * 16 and (4 * 16 * N, 4) in observer.calls
     assert (

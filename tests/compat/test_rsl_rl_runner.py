@@ -128,9 +128,46 @@ def test_what_subclasses_of_mjlab_touch(tmp_path):
     runner = Mine(Robots(), settings(), log_dir=str(tmp_path), device="cpu")
     runner.add_git_repo_to_log(__file__)
     assert runner.logger.git_status_repos == [__file__] and runner.alg.rnd is None
+    assert not list(tmp_path.iterdir()), "who only loads writes nothing"
     runner.learn(2)
     assert runner.saved == 3 and runner.logger.log_dir == str(tmp_path)
     assert runner.alg.get_policy().output_std.shape == (2,)
+
+
+def scalars(folder):
+    """All scalars in the event files of a folder, by their tags."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = events.EventAccumulator(str(folder))
+    found.Reload()
+    return {tag: [event.value for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def test_the_event_file_has_rsl_rls_tags_and_code_is_kept(tmp_path):
+    repository = tmp_path / "project"
+    repository.mkdir()
+    (repository / "train.py").write_text("first\n")
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", str(repository), *words], check=True)
+    (repository / "train.py").write_text("second\n")
+    runner = OnPolicyRunner(Robots(), settings(), log_dir=str(tmp_path / "logs"), device="cpu")
+    runner.add_git_repo_to_log(str(repository / "train.py"))
+    reports = []
+    count, runner.trainer.on_iteration = runner.trainer.on_iteration, lambda r: (reports.append(r), count(r))
+    runner.learn(3)
+    found = scalars(tmp_path / "logs")
+    tags = {
+        "Loss/value",
+        "Loss/surrogate",
+        "Loss/entropy",
+        "Loss/learning_rate",
+        "Policy/mean_std",
+        "Train/mean_reward",
+    }
+    assert tags | {"Perf/total_fps", "reward/distance", "Episode/count"} <= set(found)
+    expected = [2 * report.metrics["loss/value"] for report in reports]
+    assert found["Loss/value"] == pytest.approx(expected), "RSL-RL's is the whole square"
+    kept = (tmp_path / "logs" / "git" / "project.diff").read_text()
+    assert "--- git commit ---" in kept and "-first\n+second" in kept
 
 
 @pytest.mark.parametrize("memory", [None, "lstm", "gru"])

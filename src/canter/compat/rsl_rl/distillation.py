@@ -57,8 +57,11 @@ class DistillationAlg:
     rnd = None
     teacher_loaded = False
 
-    def __init__(self, algorithm: Distillation, stand_ins: Mapping[str, PPO], policy: InferencePolicy) -> None:
+    def __init__(
+        self, algorithm: Distillation, stand_ins: Mapping[str, PPO], policy: InferencePolicy, *, teacher_has_std: bool
+    ) -> None:
         self.algorithm, self.stand_ins, self.policy = algorithm, stand_ins, policy
+        self.teacher_has_std = teacher_has_std
         self.student, self.teacher = algorithm.actor, algorithm.teacher.actor
 
     @property
@@ -95,7 +98,9 @@ class DistillationAlg:
         optimizer = tree["optimizer_state_dict"]
         optimizer["state"] = {i: moments for i, moments in optimizer["state"].items() if i < count}
         optimizer["param_groups"][0]["params"] = list(range(count))
-        other = {n: tensor for n, tensor in taught["actor_state_dict"].items() if not n.startswith("distribution.")}
+        other = taught["actor_state_dict"]
+        if not self.teacher_has_std:
+            other = {name: tensor for name, tensor in other.items() if not name.startswith("distribution.")}
         return {"student_state_dict": own, "teacher_state_dict": other, "optimizer_state_dict": optimizer}
 
     def load(
@@ -181,7 +186,8 @@ class DistillationRunner(OnPolicyRunner):
             trainer = Trainer(config, self._after_iteration, env=self.adapter)
         assert isinstance(trainer.algorithm, Distillation)
         policy = InferencePolicy(trainer.algorithm.policy, self.adapter.groups)
-        return trainer, DistillationAlg(trainer.algorithm, stand_ins, policy)
+        teacher_has_std = bool((self.cfg.get("teacher") or {}).get("distribution_cfg"))
+        return trainer, DistillationAlg(trainer.algorithm, stand_ins, policy, teacher_has_std=teacher_has_std)
 
     def _stand_in(self, role: str) -> PPO:
         groups = dict.fromkeys(("actor", "critic"), self.groups[role])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from canter.algorithms.ppo import PPO
+from canter.compat.logs import NoWriter, open_writer, store_code_state
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rsl_rl import checkpoint
 from canter.compat.rsl_rl.env import RslRlEnv
@@ -33,56 +34,50 @@ PARTS = ("actor", "critic", "optimizer", "iteration")
 """What a file holds, by the names that `load_cfg` has for it."""
 
 
-class NoWriter:
-    """A writer of scalars that forgets them."""
-
-    def add_scalar(self, tag: str, value: Any, step: int) -> None:
-        """Forget it."""
-
-
 class Logger:
-    """What scripts and subclasses ask RSL-RL's logger for."""
+    """What scripts and subclasses ask RSL-RL's logger for; it writes under RSL-RL's tags."""
 
     def __init__(self, log_dir: str | None) -> None:
         self.log_dir, self.logger_type, self.disable_logs = log_dir, "tensorboard", log_dir is None
         self.git_status_repos: list[str] = []
-        self.writer: Any = NoWriter() if log_dir is None else _writer(log_dir)
+        self.writer: Any = NoWriter()
 
     def save_model(self, path: str, it: int) -> None:
         """Nothing: files stay where they are."""
 
     def init_logging_writer(self) -> None:
-        """Nothing: it is there."""
+        """Open the event file, and keep what the noted repositories have that is not committed."""
+        if self.log_dir is not None and isinstance(self.writer, NoWriter):
+            self.writer = open_writer(self.log_dir)
+            store_code_state(Path(self.log_dir) / "git", self.git_status_repos)
 
     def stop_logging_writer(self) -> None:
         """Write what is left."""
-        getattr(self.writer, "flush", lambda: None)()
+        self.writer.flush()
 
     def write(self, report: Report, it: int) -> None:
-        """A row of the log under RSL-RL's tags."""
+        """A row of the log."""
+        metrics, times = report.metrics, report.times
+        rate = next((v for name, v in metrics.items() if name.startswith("optim/learning_rate")), None)
         rows = {
             "Train/mean_reward": report.return_,
             "Train/mean_episode_length": report.length,
-            "Loss/behavior": report.metrics.get("loss/distillation"),
-            "Loss/value": report.metrics.get("value/loss"),
-            "Loss/surrogate": report.metrics.get("policy/loss"),
-            "Loss/entropy": report.metrics.get("policy/entropy"),
-            "Loss/learning_rate": next((v for n, v in report.metrics.items() if n.startswith("learning_rate/")), None),
-            "Policy/mean_std": report.metrics.get("policy/std"),
+            "Loss/behavior": metrics.get("loss/distillation"),
+            "Loss/value": 2 * metrics["loss/value"] if "loss/value" in metrics else None,  # half the square here
+            "Loss/surrogate": metrics.get("loss/policy"),
+            "Loss/entropy": metrics.get("policy/entropy"),
+            "Loss/symmetry": metrics.get("policy/asymmetry"),
+            "Loss/learning_rate": rate,
+            "Policy/mean_std": metrics.get("policy/std"),
+            "Perf/total_fps": report.rollout_steps / max(sum(times.values()), 1e-9),
+            "Perf/collection_time": sum(seconds for part, seconds in times.items() if part != "update"),
+            "Perf/learning_time": times.get("update"),
         }
-        rows |= {name.removeprefix("env/"): v for name, v in report.metrics.items() if name.startswith("env/")}
+        told = {name.removeprefix("env/"): v for name, v in metrics.items() if name.startswith("env/")}
+        rows |= {name if "/" in name else f"Episode/{name}": value for name, value in told.items()}
         for tag, value in rows.items():
             if value is not None and value == value:  # NaN is what was not reported
                 self.writer.add_scalar(tag, value, it)
-
-
-def _writer(log_dir: str) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        _log.warning('no scalars are written to %s: pip install "canter[tensorboard]"', log_dir)
-        return NoWriter()
-    return SummaryWriter(log_dir=log_dir, flush_secs=10)
 
 
 class Alg:
@@ -181,6 +176,7 @@ class OnPolicyRunner:
             lengths = self.env.episode_length_buf
             self.env.episode_length_buf = torch.randint_like(lengths, high=int(self.env.max_episode_length))
         self._next = self.current_learning_iteration
+        self.logger.init_logging_writer()
         self.alg.policy.reset()
         self.trainer.learn(num_learning_iterations)
         if self.logger.log_dir is not None:
@@ -249,7 +245,7 @@ class OnPolicyRunner:
             )
 
     def add_git_repo_to_log(self, repo_file_path: str) -> None:
-        """Take note of a repository; Canter's run.json has the versions instead."""
+        """Take note of a repository, whose state `learn` keeps in `log_dir/git`."""
         self.logger.git_status_repos.append(repo_file_path)
 
     def train_mode(self) -> None:
