@@ -204,6 +204,7 @@ SINCE_4 = {key: value for key, value in STUDENT.items() if key != "policy"} | {
         "rnn_hidden_dim": 24,
         "rnn_num_layers": 2,
         "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.2},
+        "state_dependent_std": False,
     },
     "teacher": {"class_name": "MLPModel", "hidden_dims": [64]},
 }

@@ -20,7 +20,7 @@ SINCE_4 = RUN | {
         "obs_normalization": True,
         "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.1, "std_type": "scalar"},
     },
-    "teacher": TEACHER,
+    "teacher": TEACHER | {"distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.0}},
     "obs_groups": {"student": ["seen"], "teacher": ["policy"]},
 }
 STUDENT_TEACHER = {

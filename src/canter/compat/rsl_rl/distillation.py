@@ -35,7 +35,8 @@ def section_of(train_cfg: Mapping[str, Any], role: str) -> dict[str, Any]:
     """The settings of student or teacher in the form of 5.x, from those of any generation."""
     if train_cfg.get("student"):
         own = dict(train_cfg[role])
-        old = {key: own.pop(key) for key in ("init_noise_std", "noise_std_type", "stochastic") if key in own}
+        before_5 = ("init_noise_std", "noise_std_type", "stochastic", "state_dependent_std")
+        old = {key: own.pop(key) for key in before_5 if key in own}
     else:
         old = dict(train_cfg["policy"])
         usual = train_cfg.get("empirical_normalization", False)
@@ -48,7 +49,10 @@ def section_of(train_cfg: Mapping[str, Any], role: str) -> dict[str, Any]:
             own |= {key: old[key] for key in ("rnn_type", "rnn_hidden_dim", "rnn_num_layers") if key in old}
             own["class_name"] = "RNNModel"
     std = {"init_std": old.get("init_noise_std", 0.1), "std_type": old.get("noise_std_type", "scalar")}
-    return {"distribution_cfg": {"class_name": "GaussianDistribution", **std}} | own
+    own["distribution_cfg"] = {"class_name": "GaussianDistribution", **std, **(own.get("distribution_cfg") or {})}
+    if role == "teacher":  # which adds no noise, and so may begin with none
+        own["distribution_cfg"]["init_std"] = 1.0
+    return own
 
 
 class DistillationAlg:

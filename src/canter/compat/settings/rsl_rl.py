@@ -220,10 +220,12 @@ def _distillation(t: Translation, dialect: Dialect) -> None:
         t.put("algorithm.policy.memory", memory | {"layers": t.integer(f"{own}.rnn_num_layers", 1)})
         for key in ("rnn_type", "rnn_hidden_dim", "rnn_hidden_size", "rnn_num_layers"):
             t.judge(f"{own}.{key}", "mapped", "algorithm.policy.memory")
-    std = f"{own}.init_noise_std" if old else f"{own}.distribution_cfg.init_std"
+    std = f"{own}.init_noise_std" if t.has(f"{own}.init_noise_std") else f"{own}.distribution_cfg.init_std"
     t.to(std, "algorithm.std.initial", t.number(std, 0.1))
-    for key in (f"{own}.class_name", f"{own}.noise_std_type", f"{own}.distribution_cfg"):
-        t.judge(key, "mapped", "algorithm.policy, algorithm.std")
+    if t.flag(f"{own}.state_dependent_std", False):
+        t.to(f"{own}.state_dependent_std", "algorithm.std.kind", "network")
+    for key in ("class_name", "noise_std_type", "distribution_cfg", "stochastic", "state_dependent_std"):
+        t.judge(f"{own}.{key}", "mapped", "algorithm.policy, algorithm.std")
     t.judge("teacher", "mapped", "the teacher's file says it")
     for key in ("hidden_dims", "obs_normalization", "recurrent"):
         t.judge(f"policy.teacher_{key}", "mapped", "the teacher's file says it")
