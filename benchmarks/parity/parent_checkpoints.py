@@ -331,7 +331,7 @@ def reload(folder: Path) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             trained = new_runner(generation, row["settings"], folder)
             trained.logger_type, trained.disable_logs = "tensorboard", True
-            if generation == 4:
+            if generation >= 4:
                 trained.logger.writer = None  # which only `learn` makes
             trained.load(str(folder / f"ours_{path.name}"))
             obs = Env(generation).draw()

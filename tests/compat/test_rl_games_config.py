@@ -166,6 +166,10 @@ def test_what_cannot_be_done_is_refused_by_key_and_remedy(changes, words):
         ({"network__mlp__activation": "relo"}, ("params.network.mlp.activation", "did you mean relu")),
         ({"network__mlp__units": "256"}, ("params.network.mlp.units", "list of whole numbers")),
         ({"network__mlp": 3}, ("params.network.mlp", "a mapping", "3")),
+        ({"config": [1, 2]}, ("params.config", "a mapping", "[1, 2]")),
+        ({"algo": None}, ("params.algo", "a mapping", "required")),
+        ({"config__horizon_length": -4}, ("params.config.horizon_length", "above 0", "-4")),
+        ({"config__num_actors": 0}, ("params.config.num_actors", "above 0", "0")),
     ],
 )
 def test_broken_values_name_key_value_and_remedy(changes, words):

@@ -99,14 +99,29 @@ def test_what_cannot_be_done_is_refused_by_key_and_remedy(changes, words):
         ({"actor.activation": "eli"}, ("actor.activation", "did you mean elu")),
         ({"actor.distribution_cfg.std_type": "exp"}, ("std_type", "scalar, log", "'exp'")),
         ({"obs_groups.actor": "policy"}, ("obs_groups.actor", "a list of observation groups")),
+        ({"actor": "mlp"}, ("actor: expected a mapping, got 'mlp'",)),
+        ({"algorithm.num_mini_batches": 5}, ("algorithm.num_mini_batches", "= 32, got 5", "--parity")),
+        ({"algorithm.num_mini_batches": 3, "actor.rnn_type": "gru"}, ("with memory, = 4, got 3",)),
+        ({"num_steps_per_env": 0}, ("num_steps_per_env", "above 0, got 0")),
         ({"algorithm.learning_rate": 0.5}, ("adaptive_kl", "0.5")),
     ],
 )
 def test_broken_values_name_key_value_and_remedy(changes, words):
     with pytest.raises(ConfigError) as broken:
-        import_config(changed(RSL_RL, changes))
+        import_config(changed(RSL_RL, changes), num_envs=4)
     for word in words:
         assert word.lower() in str(broken.value).lower().replace("adaptivekl", "adaptive_kl")
+
+
+def test_words_for_nothing_and_numbers_as_words_are_understood():
+    found = import_config(changed(RSL_RL, {"algorithm.desired_kl": "None", "algorithm.learning_rate": "5e-4"}))
+    assert found.config.algorithm.optimizer.learning_rate.initial == 5e-4
+    assert not hasattr(found.config.algorithm.optimizer.learning_rate, "target_kl"), "it stays"
+
+
+def test_with_memory_environments_that_are_left_over_are_dropped_as_in_the_parent():
+    tree = changed(RSL_RL, {"algorithm.num_mini_batches": 3, "actor.rnn_type": "gru"})
+    assert import_config(tree, parity=True, num_envs=4).config.algorithm.uneven_minibatches == "drop"
 
 
 def test_canters_own_settings_are_not_taken_for_a_parents():

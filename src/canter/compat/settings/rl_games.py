@@ -34,6 +34,9 @@ def is_rl_games(tree: Mapping[str, Any]) -> bool:
 
 def translate(t: Translation, env: str | None, num_envs: int | None, agents: int) -> None:
     """All of a file; `env`, `num_envs` and `agents` are what the caller knows of the environment."""
+    for key in ("params.algo", "params.config", "params.network"):
+        if not t.section(key):
+            raise t.error(key, "a mapping", "it is required")
     name = t.word("params.algo.name")
     if name == "sac":
         _run(t, env)
@@ -156,8 +159,8 @@ def _rows(t: Translation, num_envs: int | None, agents: int) -> int | None:
         if value is None:
             raise t.error(key, "the number of environments", "say --num-envs N")
         return None
-    t.to(key, "env.num_envs", t.integer(key))
-    return t.integer(key) * agents
+    t.to(key, "env.num_envs", t.count(key))
+    return t.count(key) * agents
 
 
 def _run(t: Translation, env: str | None) -> None:

@@ -19,7 +19,7 @@ def translate_algorithm(t: Translation, rows: int | None, continuous: bool, recu
     central = t.section(CENTRAL)
     for key, setting in (("gamma", "gamma"), ("tau", "gae_lambda")):
         t.to(f"{CONFIG}.{key}", f"algorithm.{setting}", t.number(f"{CONFIG}.{key}"))
-    horizon = t.integer(f"{CONFIG}.horizon_length")
+    horizon = t.count(f"{CONFIG}.horizon_length")
     t.to(f"{CONFIG}.horizon_length", "algorithm.horizon", horizon)
     t.to(f"{CONFIG}.mini_epochs", "algorithm.epochs", t.integer(f"{CONFIG}.mini_epochs"))
     _minibatches(t, CONFIG, "algorithm.num_minibatches", horizon, rows)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from canter.compat.settings.rsl_rl_network import CRITIC, POLICY, Dialect, translate_network, translate_std
-from canter.compat.settings.translation import Translation
+from canter.compat.settings.translation import NONE, Translation
 
 RATE = "algorithm.optimizer.learning_rate"
 OLD_DEFAULTS = {"gamma": 0.998, "num_learning_epochs": 1, "num_mini_batches": 1, "entropy_coef": 0.0}
@@ -52,6 +52,8 @@ def translate(t: Translation, dialect: Dialect, num_envs: int | None) -> None:
         for key in t.tree:
             t.judge(str(key), "refused", why=f"belongs to {algorithm}, which was refused")
         return
+    for key in (dialect.actor, dialect.critic):
+        t.section(key)  # an error where it is no mapping
     t.put("algorithm.kind", "ppo")
     t.judge("algorithm.class_name", "mapped", "algorithm.kind=ppo")
     t.judge("runner.algorithm_class_name", "mapped", "algorithm.kind=ppo")
@@ -72,9 +74,14 @@ def _algorithm(t: Translation, dialect: Dialect) -> None:
     count = _int(t, "num_mini_batches", usual)
     setting = "algorithm.num_minibatches"
     t.to("algorithm.num_mini_batches", setting, count)
-    rows = t.integer(f"{dialect.runner}num_steps_per_env") * t.settings.get("env.num_envs", count)
-    if t.parity and rows % count:
+    recurrent = _recurrent(t)
+    rows = (1 if recurrent else t.count(f"{dialect.runner}num_steps_per_env")) * t.settings.get("env.num_envs", count)
+    if rows % count and t.parity:
         t.choose("", "algorithm.uneven_minibatches", "drop")
+    elif rows % count:
+        what = "environments, with memory," if recurrent else "num_steps_per_env * environments"
+        remedy = "RSL-RL drops the rest: --parity does too; or give another --num-envs"
+        raise t.error("algorithm.num_mini_batches", f"a number that divides {what} = {rows}", remedy)
     for key, ours, default in (
         ("gamma", "gamma", usual["gamma"]),
         ("lam", "gae_lambda", 0.95),
@@ -96,8 +103,6 @@ def _algorithm(t: Translation, dialect: Dialect) -> None:
     t.put("algorithm.advantage_normalization", "minibatch" if per_minibatch else "rollout")
     t.judge("algorithm.normalize_advantage_per_mini_batch", "mapped", "algorithm.advantage_normalization")
     t.choose("advantages are divided by the root of the mean square, not by n - 1", "algorithm.advantage_std", "sample")
-    recurrent = t.raw("runner.policy_class_name", t.raw("policy.class_name", "")).endswith("Recurrent")
-    recurrent = recurrent or any(t.has(f"{name}.rnn_type") for name in ("policy", "actor", "critic"))
     ours = "samples are shuffled anew for each epoch; RSL-RL keeps one order, or none with memory"
     t.choose(ours, "algorithm.shuffle", "none" if recurrent else "rollout")
     if t.flag("algorithm.use_mixed_precision", False):
@@ -108,7 +113,13 @@ def _algorithm(t: Translation, dialect: Dialect) -> None:
 
 
 def _int(t: Translation, name: str, usual: Mapping[str, float]) -> int:
-    return t.integer(f"algorithm.{name}", int(usual[name]))
+    return t.count(f"algorithm.{name}", int(usual[name]))
+
+
+def _recurrent(t: Translation) -> bool:
+    """Whether a network has memory: then minibatches are of whole environments."""
+    named = str(t.raw("runner.policy_class_name", t.raw("policy.class_name", "")))
+    return named.endswith("Recurrent") or any(t.has(f"{name}.rnn_type") for name in ("policy", "actor", "critic"))
 
 
 def _extras(t: Translation) -> None:
@@ -252,7 +263,7 @@ def _optimizer(t: Translation, dialect: Dialect) -> None:
     t.judge("algorithm.optimizer", "mapped", "algorithm.optimizer")
     old = dialect.generation < 3
     adaptive = t.raw("algorithm.schedule", "fixed" if old else "adaptive") == "adaptive"
-    if not adaptive or (not t.has("algorithm.desired_kl") and t.raw("algorithm.desired_kl", 0.01) is None):
+    if not adaptive or t.raw("algorithm.desired_kl", 0.01) in NONE:
         t.put(RATE, rate, "algorithm.learning_rate")
         t.judge("algorithm.schedule", "mapped", f"{RATE} stays")
         t.dead("only an adaptive rate reads it", "algorithm.desired_kl")

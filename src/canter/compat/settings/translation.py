@@ -125,6 +125,13 @@ class Translation:
             raise self.error(key, "a list of whole numbers")
         return list(value)
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0."""
+        number = self.integer(key, default)
+        if number < 1:
+            raise self.error(key, "a whole number above 0")
+        return number
+
     def section(self, key: str) -> bool:
         """Whether there is a mapping at a path; anything else there is an error."""
         value = self.raw(key)
