@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from canter.algorithms.ppo import PPO
 from canter.compat.logs import open_writer
 from canter.compat.rl_games import checkpoint
 from canter.compat.rl_games.env import RlGamesEnv
@@ -127,8 +126,7 @@ class Agent:
             os.makedirs(folder, exist_ok=True)
         config = replace(self.imported.config, device=self.device)
         self.trainer = Trainer(config, self._after_iteration, env=self.vec_env)
-        assert isinstance(self.trainer.algorithm, PPO)
-        self.ppo = self.trainer.algorithm
+        self.algorithm: Any = self.trainer.algorithm
         self.writer: Any = open_writer(self.summaries_dir)
         self.games_to_track = int(self.config.get("games_to_track", 100))
         self.epoch_num, self.frame, self.begun_at = 0, 0, 0
@@ -188,14 +186,22 @@ class Agent:
 
     def save(self, fn: str) -> None:
         """Write `fn.pth` in rl_games' layout."""
-        torch.save(checkpoint.dump(self.ppo, self.epoch_num, self.frame, float(self.last_mean_rewards)), f"{fn}.pth")
+        torch.save(self._tree(), f"{fn}.pth")
+
+    def _tree(self) -> dict[str, Any]:
+        return checkpoint.dump(self.algorithm, self.epoch_num, self.frame, float(self.last_mean_rewards))
 
     def restore(self, fn: str, set_epoch: bool = True) -> None:
         """Continue from a file of rl_games, or of this class, without running anything in it."""
-        weights = checkpoint.read_weights(_with_suffix(fn))
-        checkpoint.load(self.ppo, weights)
+        epoch = self._load(with_suffix(fn))
         if set_epoch:
-            self.begun_at = self.epoch_num = weights.iteration
+            self.begun_at = self.epoch_num = epoch
+
+    def _load(self, path: Path) -> int:
+        """Take everything from a file; gives its epoch."""
+        weights = checkpoint.read_weights(path)
+        checkpoint.load(self.algorithm, weights)
+        return weights.iteration
 
     def get_param(self, name: str) -> Any:
         """A setting of the file."""
@@ -208,7 +214,8 @@ class Agent:
         )
 
 
-def _with_suffix(fn: str) -> Path:
+def with_suffix(fn: str) -> Path:
+    """A file by its name, with or without `.pth`."""
     path = Path(fn)
     with suppress(OSError):
         if not path.exists() and path.with_name(f"{path.name}.pth").exists():

@@ -126,7 +126,7 @@ class DistillationAlg:
         tree = _as_actor(tree, role) if of_student else dict(tree)
         weights = checkpoint.weights_in(tree, Path("loaded_dict"))
         if not {checkpoint.STD, checkpoint.LOG_STD} & weights.parameters.keys():  # a teacher need not have one
-            weights.parameters[checkpoint.STD] = torch.ones(ppo.spec.action.dim)
+            weights.parameters[checkpoint.STD] = torch.ones(ppo.distribution.param_dim // 2)
         takes = optimizer and role == "student" and bool(weights.moments)
         checkpoint.load(ppo, weights, ("actor", "optimizer") if takes else ("actor",), strict=strict)
         getattr(self, role).load_state_dict(ppo.model.actor.state_dict())
