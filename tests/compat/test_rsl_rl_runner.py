@@ -132,6 +132,10 @@ def test_what_subclasses_of_mjlab_touch(tmp_path):
     runner.learn(2)
     assert runner.saved == 3 and runner.logger.log_dir == str(tmp_path)
     assert runner.alg.get_policy().output_std.shape == (2,)
+    assert runner.logger_type == "tensorboard" and runner.alg.policy.actor_obs_normalization
+    obs = torch.randn(3, OBS)
+    exported = runner.alg.actor_critic.actor(runner.alg.policy.actor_obs_normalizer(obs))
+    torch.testing.assert_close(exported, runner.get_inference_policy()(obs), atol=1e-6, rtol=0)
 
 
 def scalars(folder):

@@ -88,6 +88,8 @@ class Alg:
     def __init__(self, ppo: PPO, policy: InferencePolicy, generation: int) -> None:
         self.ppo, self.policy, self.generation = ppo, policy, generation
         self.actor, self.critic = ppo.model.actor, ppo.model.critic
+        self.actor_critic = policy
+        """What 1.x calls the policy; its `actor` is what scripts of that time export."""
 
     @property
     def learning_rate(self) -> float:
@@ -147,6 +149,8 @@ class OnPolicyRunner:
         config = replace(imported.config, device=str(device), seed=seed, total_steps=ENDLESS, until=UntilConfig())
         self.trainer, self.alg = self._build(config)
         self.logger = Logger(log_dir)
+        self.logger_type, self.disable_logs = self.logger.logger_type, self.logger.disable_logs
+        """Where subclasses for 3.x and before look for them."""
         self.current_learning_iteration = 0
         section = train_cfg.get("runner", train_cfg)
         self.save_interval = int(section.get("save_interval", 50))
