@@ -13,12 +13,17 @@ LAYOUT = (
 
 
 def code_lines(path):
-    """Lines of one file that hold code."""
+    """How many lines of one file hold code."""
+    return len(lines_of_code(path))
+
+
+def lines_of_code(path):
+    """Numbers of the lines of one file that hold code."""
     text = path.read_text()
     strings = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr) and _is_text(node.value)]
     docstrings = {line for node in strings for line in range(node.lineno, node.end_lineno + 1)}
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    return len({token.start[0] for token in tokens if token.type not in LAYOUT} - docstrings)
+    return {token.start[0] for token in tokens if token.type not in LAYOUT} - docstrings
 
 
 def lines_under(path):

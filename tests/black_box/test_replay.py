@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from canter.algorithms.extension import Extension
-from canter.algorithms.ppo import PPOConfig
+from canter.algorithms.ppo import CentralValueConfig, PPOConfig
 from canter.algorithms.ppo.rewards import RewardConfig
 from canter.black_box.replay import explain
 from canter.cli import main
@@ -17,9 +17,11 @@ from canter.envs.tensor import Pendulum
 from canter.envs.tensor.base import Outcome
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
+from canter.nn.rnn import RNNConfig
 from canter.registry import register
 from canter.runs.run_folder import BLACK_BOX, RunFolder
 from canter.storage.checkpoint import load_checkpoint
+from canter.training.execution import ExecutionConfig
 from canter.training.rescue import RunFailed
 from canter.training.trainer import Trainer
 
@@ -74,6 +76,29 @@ def test_a_division_in_an_environment(kind, row, at, tmp_path):
     assert found.operation == ("div" if kind == "reward" else "log")
     assert "test_replay.py" in found.place
     assert f"environment {row} gave" in found.text
+
+
+@pytest.mark.parametrize("engine", ["native", "autograd"])
+def test_a_division_beside_a_policy_with_memory_and_by_each_engine(engine, tmp_path):
+    memory = NetworkConfig(hidden=(8,), memory=RNNConfig(cell="lstm", hidden=8) if engine == "autograd" else None)
+    config = replace(CONFIG, algorithm=replace(CONFIG.algorithm, model=ModelConfig(policy=memory), sequence_length=4))
+    config = replace(config, execution=ExecutionConfig(engine=engine))
+    box, failed = run(tmp_path, config, Divides(3, 29))
+    assert failed is not None
+    found = explain(config, box, Divides(3, 29))
+    assert (found.kind, found.env, found.step, found.operation) == ("environment", 3, 29, "div")
+
+
+def test_a_central_value_network_that_explodes(tmp_path):
+    algorithm = replace(CONFIG.algorithm, central_value=CentralValueConfig(epochs=1))
+    config = replace(CONFIG, algorithm=algorithm)
+
+    def explode(trainer):
+        for parameter in trainer.algorithm.model.critic.parameters():
+            parameter.data.sign_().mul_(3e38)
+
+    box, _ = run(tmp_path, config, prepare=explode)
+    assert explain(config, box).kind == "update"
 
 
 def test_an_action_that_follows_from_an_observation_is_not_the_culprit(tmp_path):

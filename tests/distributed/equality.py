@@ -31,6 +31,8 @@ CASES = {
     "tensor": {"env": PENDULUM, "algorithm": LEARN | ADAPTIVE},
     "tensor_lstm": {"env": PENDULUM, "algorithm": LEARN | {"sequence_length": 8, "model": LSTM}},
     "phases": {"env": CARTPOLE | {"id": "tensor:cartpole"}, "algorithm": LEARN | CURIOUS},
+    "agents": {"env": {"id": "tensor:rendezvous", "num_envs": 8, "reset_steps": 40}, "algorithm": LEARN},
+    "self_play": {"env": {"id": "tensor:rps", "num_envs": 8}, "algorithm": LEARN},
     "native": {"env": CARTPOLE, "algorithm": LEARN, "execution": {"engine": "native"}, "iterations": 2},
 }
 

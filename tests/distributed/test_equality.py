@@ -14,22 +14,28 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Where the runs of all cases are, by one process and by two ranks."""
+    """Where the runs of all cases by one process are."""
     folder = tmp_path_factory.mktemp("equality")
     subprocess.run([sys.executable, str(HERE / "equality.py"), str(folder)], check=True, timeout=300)
-    torchrun(2, HERE / "equality.py", folder)
     return folder
 
 
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)])
+def ranks(request, runs):
+    """How many ranks have run all cases too."""
+    torchrun(request.param, HERE / "equality.py", runs)
+    return request.param
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_learn_what_one_process_learns(case, runs):
-    one, two = (torch.load(runs / f"{case}-{ranks}.pt") for ranks in (1, 2))
+def test_ranks_learn_what_one_process_learns(case, runs, ranks):
+    one, many = (torch.load(runs / f"{case}-{count}.pt") for count in (1, ranks))
     # float64 but for observations and rewards, which a simulator may round to the other side.
     tolerance = 1e-5 if case != "native" else 1e-3
     for name, weight in one["weights"].items():
-        torch.testing.assert_close(two["weights"][name], weight, rtol=tolerance, atol=tolerance)
-    assert len(one["rows"]) == len(two["rows"])
-    for mine, theirs in zip(one["rows"], two["rows"], strict=True):
+        torch.testing.assert_close(many["weights"][name], weight, rtol=tolerance, atol=tolerance)
+    assert len(one["rows"]) == len(many["rows"])
+    for mine, theirs in zip(one["rows"], many["rows"], strict=True):
         assert mine.keys() == theirs.keys()
         for key in [key for key in mine if key != "seconds" and not key.startswith("time/")]:
             expected = mine[key] if mine[key] is None else pytest.approx(mine[key], rel=10 * tolerance, abs=tolerance)

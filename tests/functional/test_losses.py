@@ -11,7 +11,6 @@ from canter.functional.losses import (
     clipped_mse,
     clipped_surrogate,
     huber,
-    k3_kl,
     mse,
     smooth_clipped_surrogate,
     vanilla_surrogate,
@@ -129,27 +128,6 @@ def test_value_losses_agree_near_the_target():
     value, old = f64(1.0), f64(1.1)
     losses = [loss(value, old, f64(1.3), 0.5).item() for loss in VALUE_LOSSES.values()]
     assert losses == pytest.approx([0.045, 0.045, 0.045])
-
-
-@pytest.mark.parametrize(("shift", "exact"), [(0.1, 0.005), (0.5, 0.125)])
-def test_k3_estimates_kl_of_old_to_new(shift, exact):
-    x = torch.randn(400_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    estimate = k3_kl(-0.5 * (x - shift).square(), -0.5 * x.square())
-    assert estimate.min() >= 0
-    assert estimate.mean().item() == pytest.approx(exact, rel=0.02)
-
-
-def test_k3_has_the_direction_old_to_new():
-    """Two outcomes, old (1/2, 1/2), new (0.9, 0.1): the exact expectation under old is KL(old || new)."""
-    old, new = f64(0.5, 0.5), f64(0.9, 0.1)
-    expected = (old * (old / new).log()).sum()
-    torch.testing.assert_close((old * k3_kl(new.log(), old.log())).sum(), expected)
-
-
-def test_k3_is_zero_for_the_same_policy_and_accurate_for_close_ones():
-    assert k3_kl(f64(-3.0), f64(-3.0)).item() == 0.0
-    tiny = k3_kl(torch.tensor([1e-3]), torch.tensor([0.0]))  # float32: exp would leave no digits
-    assert tiny.item() == pytest.approx(5.0017e-7, rel=1e-3)
 
 
 def test_bound_losses_by_hand():

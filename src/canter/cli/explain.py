@@ -32,12 +32,14 @@ def explain_command(argv: list[str]) -> None:
     if not (path / BLACK_BOX).is_dir():
         raise UsageError(f"{path} has no {BLACK_BOX}: nothing in this run was NaN or infinite")
     box, config = load_checkpoint(path / BLACK_BOX), replace(stored_config(path), device="cpu")
-    print(box["about"]["what"])
     try:
         env = config.env.build("cpu")
     except Exception as error:
         print(f"(its environment cannot be made here, so only the update is played again: {error})", file=sys.stderr)
-        print(explain(config, box).text)
-        return
-    with closed_quietly(env):
-        print(explain(config, box, env).text)
+        found = explain(config, box)
+    else:
+        with closed_quietly(env):
+            found = explain(config, box, env)
+    if box["about"]["what"] not in found.text:
+        print(box["about"]["what"])
+    print(found.text)

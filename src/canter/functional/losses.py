@@ -82,13 +82,3 @@ def mean_square(mean: Tensor, limit: float) -> Tensor:
 
 BOUND_LOSSES: dict[str, Callable[[Tensor, float], Tensor]] = {"soft": soft_bound, "regularisation": mean_square}
 """`(mean, limit) -> loss`, for means in units in which the bounds of an action are -1 and 1."""
-
-
-def k3_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-    """Non-negative estimate of KL(old || new) from actions of the old policy: `(r - 1) - log r`, r = new / old.
-
-    Unbiased, and far less noisy than `-log r` (Schulman, "Approximating KL divergence", 2020). Prefer the exact
-    `Distribution.kl` where the distribution's parameters were kept.
-    """
-    log_ratio = log_prob - old_log_prob
-    return torch.expm1(log_ratio) - log_ratio
