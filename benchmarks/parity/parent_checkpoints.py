@@ -265,7 +265,7 @@ def further(trained: Any, generation: int) -> None:
         model.train()
         model.update_normalization = lambda obs: None
     if generation == 2:
-        trained.obs_normalizer.eval(), trained.privileged_obs_normalizer.eval()
+        trained.obs_normalizer.train(False), trained.privileged_obs_normalizer.train(False)
 
     def at(t: int) -> Any:
         policy, critic = torch.from_numpy(data["obs"][t]), torch.from_numpy(data["states"][t])
@@ -340,7 +340,7 @@ def reload(folder: Path) -> None:
         flat = []
         for file in (path, folder / "again.pt"):
             flat.append({})
-            walk(torch.load(file, weights_only=False), "", flat[-1])
+            walk(torch.load(file, weights_only=True), "", flat[-1])
         state = difference(*({name: tensor.double() for name, tensor in each.items()} for each in flat))
         found[path.stem] = max(state, float((action - torch.tensor(row["action"])).abs().max()))
     (folder / f"reloaded_{version}.json").write_text(json.dumps(found))
