@@ -249,6 +249,18 @@ def test_rl_games_acts_and_values_as_it_did(action, separate, tmp_path):
         assert torch.equal(written["optimizer"]["state"][i]["exp_avg"], entry["exp_avg"])
 
 
+@pytest.mark.parametrize(("form", "of"), [("exp", torch.exp), ("softplus", nn.functional.softplus)])
+def test_rl_games_forms_of_the_deviation_and_its_floor_are_kept(form, of):
+    tree, _, _ = rl_games_model()
+    at = "network__space__continuous__"
+    settings = rl_games_settings(**{f"{at}sigma_parametrization": form, f"{at}min_sigma": 0.15})
+    ppo = import_config(settings, parity=True).config.algorithm.build(spec_of(), 0)
+    rl_games.load(ppo, rl_games.weights_in(tree, None))
+    params, _ = ppo.policy.params({"policy": torch.zeros(1, OBS)}, ())
+    torch.testing.assert_close(ppo.distribution.std(params)[0], 0.15 + of(torch.tensor([-0.5, 0.2])))
+    assert torch.equal(rl_games.dump(ppo, 1, 1, 0.0)["model"]["a2c_network.sigma"], torch.tensor([-0.5, 0.2]))
+
+
 def test_what_is_written_is_read_without_running_anything_and_by_another_algorithm(tmp_path):
     config = import_config(RSL_RL, parity=True).config.algorithm
     first, second = config.build(spec_of(), 0), config.build(spec_of(), 1)
