@@ -124,7 +124,8 @@ def plant(runs: Path, case: int, rng: random.Random) -> tuple[str, list[str], bo
     shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
     KINDS[kind](target)
     same = kind == "folder" and target.name in ("checkpoints", POLICIES)  # an empty one is a strange one at most
-    must = (target.name, command) in MUST_REFUSE and not (same and target.name == POLICIES)
+    harmless = kind == "absurd sizes" and command == "eval"  # it plays a policy of its own size in two environments
+    must = (target.name, command) in MUST_REFUSE and not (same and target.name == POLICIES) and not harmless
     return f"{kind} as {target.name} under {command}", commands(run)[command], must
 
 

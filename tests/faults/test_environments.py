@@ -88,6 +88,11 @@ def test_close_that_raises_spoils_nothing(tmp_path, caplog):
     assert read_record(tmp_path / "run")["status"] == "finished"
 
 
+def test_close_that_raises_in_worker_processes_spoils_nothing_either(tmp_path):
+    assert train(tmp_path, "close_raises", "--total-steps=320", "--env.vectorization=async") == 0
+    assert read_record(tmp_path / "run")["status"] == "finished"
+
+
 def test_the_run_goes_on_once_the_environment_is_mended(tmp_path, monkeypatch):
     assert train(tmp_path, "raise_value_error") == 1
     monkeypatch.setenv("MENDED", "yes")

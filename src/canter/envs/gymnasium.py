@@ -25,7 +25,7 @@ from canter.envs.gymnasium_contract import CheckContract, check_obs
 from canter.envs.gymnasium_state import StateUnavailable, capture, obstacle, restore
 from canter.envs.gymnasium_sync import SyncSteps, threads_for
 from canter.envs.spaces import ObsBuffer, ObsReader, TupleActions, action_codec, copy_info_
-from canter.envs.workers import Workers, work
+from canter.envs.workers import ClosesQuietly, Workers, work
 from canter.specs import ACTION_MASK, ContractBroken, EnvFailed, EnvSpec, Step
 from canter.struct import Obs, tree_copy_
 
@@ -305,9 +305,9 @@ def env_seeds(seed: int, num_envs: int, bits: int = 32) -> list[int]:
 
 def _own_wrappers(vectorization: Vectorization, mode: AutoresetMode) -> list[Any]:
     """What goes around each environment, besides the caller's: in `same_step` mode `SyncSteps` does most of it."""
-    if mode is AutoresetMode.SAME_STEP:
-        return [TupleActions.if_needed, *[CopyLastObs] * (vectorization == "async")]
-    return [TupleActions.if_needed, *[CheckContract] * (vectorization != "async")]
+    if vectorization == "async":
+        return [TupleActions.if_needed, *[CopyLastObs] * (mode is AutoresetMode.SAME_STEP), ClosesQuietly]
+    return [TupleActions.if_needed, *[CheckContract] * (mode is not AutoresetMode.SAME_STEP)]
 
 
 def make_gymnasium(

@@ -28,8 +28,17 @@ class InEnvironment(RuntimeError):
     """An error of an environment as text, which every process can read."""
 
 
+class ClosesQuietly(gymnasium.Wrapper):
+    """An error in `close` has no consequence; Gymnasium makes one more environment, to look at, and closes that too."""
+
+    def close(self) -> None:
+        """As the environment's own."""
+        with suppress(Exception):
+            super().close()
+
+
 class Reports(CheckContract):
-    """Whatever the environment raises becomes an `InEnvironment`; an error in `close` has no consequence."""
+    """Whatever the environment raises becomes an `InEnvironment`."""
 
     def reset(self, **kwargs: Any) -> Any:
         """As the environment's own."""
@@ -44,11 +53,6 @@ class Reports(CheckContract):
             return super().step(action)
         except BaseException as error:
             raise InEnvironment(f"step() {_said(error)}") from error
-
-    def close(self) -> None:
-        """As the environment's own."""
-        with suppress(Exception):
-            super().close()
 
 
 def work(index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, errors: Any, *rest: Any) -> None:
