@@ -47,7 +47,7 @@ from canter.specs import (
     Symmetry,
     TensorSpec,
 )
-from canter.storage.policy_file import load_critic, load_policy, save_critic, save_policy
+from canter.storage.policy_file import ValueFunction, load_critic, load_policy, save_critic, save_policy
 from canter.training.execution import ExecutionConfig
 from canter.training.progress import SuccessConfig, UntilConfig
 from canter.training.trainer import STOP, Report, RunStopped, Trainer
@@ -119,6 +119,7 @@ __all__ = [
     "Trainer",
     "TrainingResult",
     "UntilConfig",
+    "ValueFunction",
     "VideoConfig",
     "allow_import",
     "evaluate",

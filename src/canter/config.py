@@ -9,7 +9,7 @@ from canter import extensions as extensions  # enters them into their registry
 from canter.algorithms import sac as sac  # and this one into that of algorithms
 from canter.algorithms.base import AnyAlgorithmConfig
 from canter.algorithms.ppo import PPOConfig
-from canter.play.watching import EvaluateConfig, Evaluator, Filmer, VideoConfig
+from canter.play.watching import Contender, EvaluateConfig, Evaluator, Filmer, VideoConfig
 from canter.training.settings import RunConfig, Watcher
 
 
@@ -37,4 +37,6 @@ class TrainConfig(RunConfig):
             made.append(Evaluator(self.evaluate, self.env, self.device, self.seed))
         if self.video.every is not None:
             made.append(Filmer(self.video, self.env, self.device, self.seed, folder))
+        if self.checkpoints.best and self.checkpoints.best_by == "lta" and folder is not None:
+            made.append(Contender(self.env, self.seed, folder))
         return made

@@ -168,9 +168,9 @@ def _merge(
     for name, value in plain.items():
         path = _join(key, name)
         if name not in hints:
-            raise ConfigError(
-                f"{path}: unknown key, {_where_else(name, kinds or {}) or nearest(_name(name), hints)}", path
-            )
+            deeper = [_join(key, inner) for inner in config_keys(cls) if inner.endswith(f".{name}")]
+            meant = f"did you mean {' or '.join(deeper[:3])}?" if deeper else nearest(_name(name), hints)
+            raise ConfigError(f"{path}: unknown key, {_where_else(name, kinds or {}) or meant}", path)
         current = values[name] if base is not None else _default(_fields(cls)[name])
         values[name] = _convert(value, hints[name], current, path)
     missing = [name for name in hints if name not in values and _default(_fields(cls)[name]) is MISSING]

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from canter.cli import COMMANDS
-from canter.cli.foreign import FOREIGN
 from canter.cli.index import FILE
 from canter.cli.listing import summary_of
 from canter.cli.make_index import make_index, text_of
+from canter.experiments.foreign import FOREIGN
 
 LIGHT = [
     ["--help"],

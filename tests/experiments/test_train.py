@@ -1,5 +1,7 @@
 """`canter.train`, `canter.load` and `canter.evaluate`, as a program uses them."""
 
+import base64
+import functools
 import json
 import re
 
@@ -13,6 +15,8 @@ import canter
 from canter.cli import main
 from canter.envs import imports
 from canter.envs.tensor import CartPole
+from canter.experiments import session
+from canter.self_play.self_play import SelfPlayEnv
 from canter.storage.policy_file import read_policy_file
 
 SMALL = {"total_steps": 256, "algorithm": {"horizon": 16, "epochs": 1, "num_minibatches": 2}}
@@ -71,6 +75,26 @@ def test_a_wrong_object_is_named_with_what_is_expected():
         canter.train("CartPole-v1", env=Walk)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        ({"console": "verbos"}, ValueError, "console='verbos': there is none of that name, did you mean verbose"),
+        ({"log": ["tensorbord"]}, ValueError, "log='tensorbord': there is none of that name, did you mean tensorboard"),
+        ({"folder": "runs/mine"}, TypeError, "folder='runs/mine': expected True, False or a canter.RunFolder"),
+    ],
+)
+def test_what_is_misspelt_is_refused_before_anything_is_made(wrong, kind, message, tmp_path, capsys):
+    with pytest.raises(kind, match=message):
+        canter.train(Walk, **SMALL, **wrong)
+    assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
+
+
+def test_an_environment_that_does_not_fit_the_policy_is_refused():
+    result = canter.train(Walk, **SMALL, console="quiet", folder=False, final_evaluation=False)
+    with pytest.raises(ValueError, match=r"the policy .*obs"):
+        canter.evaluate(result, "CartPole-v1", episodes=2)
+
+
 def test_settings_are_keywords_by_their_names_and_may_be_parts():
     algorithm = canter.PPOConfig(horizon=8, epochs=1, num_minibatches=2)
     result = canter.train(Walk, seed=3, total_steps=128.0, num_envs=4, algorithm=algorithm, console="quiet")
@@ -79,6 +103,14 @@ def test_settings_are_keywords_by_their_names_and_may_be_parts():
         assert re.search(rf"^ *{line}$", text, re.MULTILINE), line
     with pytest.raises(ValueError, match=r"algorithm\.gama: unknown key, did you mean gamma"):
         canter.train(Walk, algorithm={"gama": 0.9})
+    for theirs, ours in (
+        ({"lr": 1e-3}, r"lr: unknown key, here it is algorithm\.optimizer\.learning_rate \(the same number\)"),
+        ({"algorithm": {"learning_rate": 1e-3}}, r"here it is algorithm\.optimizer\.learning_rate"),
+        ({"algorithm": {"n_steps": 8}}, r"algorithm\.n_steps: unknown key, here it is algorithm\.horizon"),
+        ({"algorithm": {"normalize_obs": False}}, r"did you mean algorithm\.model\.policy\.normalize_obs or"),
+    ):
+        with pytest.raises(ValueError, match=ours):
+            canter.train(Walk, **theirs)
 
 
 def test_quiet_says_nothing_and_without_a_folder_nothing_is_left(tmp_path, capsys):
@@ -136,7 +168,9 @@ def test_videos_while_training_lie_in_the_run():
         "tensor:maze", env=env, **SMALL, video={"every": 128}, console="quiet", final_evaluation=False
     )
     names = [path.name for path in sorted((result.path / "videos").iterdir())]
-    assert names == ["step-000000128.mp4", "step-000000256.mp4"]
+    assert names == [f"step-000000{step}.{kind}" for step in (128, 256) for kind in ("mp4", "png")]
+    strip = base64.b64encode((result.path / "videos" / names[-1]).read_bytes()).decode()
+    assert f'<img src="data:image/png;base64,{strip}"' in (result.path / "report.html").read_text()
 
 
 def test_a_video_needs_a_folder():
@@ -189,3 +223,42 @@ def test_a_run_that_goes_on_keeps_its_own_weights(capsys):
 def test_evaluations_that_never_happen_have_no_settings():
     with pytest.raises(ValueError, match=r"evaluate\.episodes=3 would do nothing without every"):
         canter.train("tensor:cartpole", evaluate={"episodes": 3}, **SMALL)
+
+
+def halls(path):
+    found = [json.loads(index.read_text()) for index in path.glob("hall_of_fame/*/index.json")]
+    return {next((key for key in ("episodes", "average") if key in hall["problem"]), ""): hall for hall in found}
+
+
+def test_the_hall_of_fame_keeps_long_run_averages_also_while_a_run_goes_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(session, "EVAL_STEPS", 100)
+    runs, during = tmp_path / "runs", []
+
+    def look(report):
+        during.append((report.iteration, [hall["problem"].get("average") for hall in halls(runs).values()]))
+
+    settings = {"env": {"num_envs": 8}, "checkpoints": {"best_by": "lta", "save_every": 2}, "total_steps": 8 * 16 * 26}
+    settings |= {"algorithm": {"horizon": 16, "epochs": 1, "num_minibatches": 2, "objective": "average"}}
+    canter.train("tensor:queue", look, name="first", **settings)
+    assert "First result on tensor:queue by long-run average: -" in capsys.readouterr().out
+    assert dict(during)[20] == [] and dict(during)[26] == ["training"]
+    canter.train("tensor:queue", name="second", seed=1, **settings)
+    assert "on tensor:queue by long-run average: -" in capsys.readouterr().out
+    names = {tuple(sorted(entry["run"] for entry in hall["entries"])) for hall in halls(runs).values()}
+    assert names == {("first", "second")}
+    score = json.loads((runs / "first" / "run.json").read_text())["score"]
+    assert score["long_run_average"] < 0 < score["ci"]
+
+
+def test_a_game_that_has_its_opponents_gets_no_others_from_a_preset():
+    env = SelfPlayEnv(canter.EnvConfig(id="tensor:rps", num_envs=8).build("cpu"), canter.SelfPlayConfig(), seed=0)
+    canter.train(env, console="quiet", final_evaluation=False, total_steps=64)
+    assert len(env.pool) > 0
+
+
+def test_a_long_evaluation_says_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(session, "Told", functools.partial(session.Told, every=0.0))
+    canter.train("tensor:probe-recall", **SMALL | {"total_steps": 128})
+    said = capsys.readouterr().out
+    assert "Evaluating: 0 episodes have ended after 1 steps of each environment" in said
+    assert "Evaluating: 8 episodes have ended after 5 steps of each environment" in said

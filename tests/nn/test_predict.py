@@ -40,6 +40,19 @@ def test_dicts_nested_ones_choices_and_masks_are_read_as_the_environment_gives_t
     assert acting.predict(one)[0] in (0, 1, 2)
 
 
+def test_as_many_choices_as_there_are_to_choose_from_are_a_batch():
+    torch.manual_seed(0)
+    acting = policy({"joints": TensorSpec((2,)), "gear": TensorSpec((3,))}, Continuous((-1.0,), (1.0,)))
+    single = [acting.predict({"joints": np.ones(2), "gear": gear})[0] for gear in range(3)]
+    together, _ = acting.predict({"joints": np.ones((3, 2)), "gear": np.arange(3)})
+    assert np.allclose(together, single, atol=1e-6)
+    alone = policy({"policy": TensorSpec((3,))}, Discrete(2))
+    assert alone.predict(np.arange(3)[:, None])[0].shape == (3,)
+    assert alone.predict(np.array([7, 5, 6]))[0].shape == ()  # three numbers of one observation
+    with pytest.raises(ValueError, match="observation 'policy' is 7; expected a choice from 0 to 2"):
+        alone.predict(7)
+
+
 def test_memory_goes_on_with_the_state_and_begins_anew_without_it():
     torch.manual_seed(0)
     acting = policy({"policy": TensorSpec((2,))}, Continuous((-1.0,), (1.0,)), memory=RNNConfig(hidden=4))

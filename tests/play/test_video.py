@@ -1,5 +1,7 @@
+import math
 import os
 import sys
+from contextlib import closing
 
 import gymnasium
 import imageio.v3 as imageio
@@ -10,7 +12,8 @@ from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import CartPole, Maze, Swimmer
 from canter.nn.actor_critic import ModelConfig
 from canter.play.player import Player
-from canter.play.video import CannotRender, Recorder, draw_without_display, has_display
+from canter.play.video import CannotRender, Caption, Recorder, draw_without_display, has_display
+from canter.specs import Continuous, Discrete, MultiDiscrete
 
 # imageio-ffmpeg leaves the pipes of its process to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -136,7 +139,7 @@ def test_mujoco_is_drawn(tmp_path, monkeypatch):
 
 
 def test_without_a_display_mujoco_is_told_not_to_look_for_a_window(monkeypatch):
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "XDG_RUNTIME_DIR"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr(sys, "platform", "linux")
@@ -144,6 +147,7 @@ def test_without_a_display_mujoco_is_told_not_to_look_for_a_window(monkeypatch):
     assert not has_display()
     draw_without_display()
     assert os.environ["MUJOCO_GL"] == "osmesa"
+    assert os.path.isdir(os.environ["XDG_RUNTIME_DIR"])  # or SDL complains on every start
     monkeypatch.setenv("MUJOCO_GL", "egl")
     draw_without_display()
     assert os.environ["MUJOCO_GL"] == "egl"
@@ -155,3 +159,32 @@ def test_environments_in_torch_that_offer_pictures_are_recorded(env, tmp_path):
         Player(ModelConfig().build_policy(env.spec), env).play(1, 5, recorder)
     frames = imageio.imread(tmp_path / "a.gif", index=None)
     assert len(frames) >= 5 and (frames[0] != frames[-1]).any()
+
+
+def test_a_caption_tells_step_return_and_action_below_the_picture(tmp_path):
+    env = make_gymnasium("Brighter-v0", 1, autoreset="next_step", render_mode="rgb_array")
+    told = []
+    with closing(env), Recorder(env, tmp_path / "told.gif", caption=True) as recorder:
+
+        def look(turn):
+            recorder(turn)
+            told.append((recorder.caption.step, recorder.caption.return_))
+
+        Player(ModelConfig().build_policy(env.spec), env).play(2, None, look)
+    assert told == [*((float(t), float(t)) for t in range(1, 6)), (0, 0.0), *((t, float(t)) for t in range(1, 6))]
+    pictures = imageio.imread(tmp_path / "told.gif")
+    assert pictures.shape[1:3] == (SIZE[0] + Caption.HEIGHT, Caption.WIDTH)
+    assert pictures[0, SIZE[0] :].max() > 200  # something is written
+
+
+@pytest.mark.parametrize(
+    ("action", "taken", "bars"),
+    [
+        (Continuous((-2.0, 0.0), (2.0, 1.0)), [1.0, 5.0], [(0.0, 0.75), (0.0, 1.0)]),
+        (Continuous((-math.inf,), (math.inf,)), [0.0], [(0.0, 0.5)]),
+        (Discrete(4), [2], [(0.5, 0.75)]),
+        (MultiDiscrete((2, 5)), [1, 0], [(0.5, 1.0), (0.0, 0.2)]),
+    ],
+)
+def test_bars_show_where_an_action_lies_between_its_bounds(action, taken, bars):
+    assert Caption(action).bars(taken) == bars

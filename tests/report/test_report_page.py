@@ -1,3 +1,4 @@
+import json
 import re
 from html.parser import HTMLParser
 
@@ -186,3 +187,41 @@ def test_a_run_named_twice_is_one_run(tmp_path):
     assert write_report([path, path]) == path / "report.html"
     with pytest.raises(ValueError, match="at least one run"):
         write_report([])
+
+
+def test_runs_that_differ_in_one_setting_become_a_table_of_what_each_change_did(tmp_path, page_of):
+    def scored(name, score, **algorithm):
+        return make_run(tmp_path, name, rows=rising(1, 2), record=RECORD | {"score": {"mean": score}}, **algorithm)
+
+    plain = [scored(f"plain{seed}", score) for seed, score in enumerate((10.0, 20.0))]
+    changed = [scored("short", 5.0, gamma=0.9), scored("narrow", 16.0, clip_ratio=0.1)]
+    both = scored("both", 99.0, gamma=0.9, clip_ratio=0.1)
+    texts = page_of(*plain, *changed, both).texts
+    begin = texts.index("One setting at a time")
+    told = texts[begin : texts.index("Settings that differ")]
+    for cells in (["as it is", "15"], ["algorithm.gamma", "0.9"], ["algorithm.clip_ratio", "0.1"]):
+        place = told.index(cells[0])
+        assert told[place + 1] == cells[1]
+    assert {"-10", "+1"} <= set(told) and "99" not in told
+
+
+def test_the_returns_of_each_rollout_are_in_front_of_the_mean_that_lags(tmp_path):
+    rows = [row(number, float(number), rollout_return=10.0 * number) for number in range(1, 6)]
+    text = write_report([make_run(tmp_path, "run", rows=rows)]).read_text()
+    assert "Thin: of the last 100 episodes, which lags" in text
+    assert re.search(r"from 10(\.0)? to 50", text)  # what a line that is not faint is described by
+
+
+def test_pictures_of_the_newest_video_and_an_average_are_on_top(tmp_path):
+    record = RECORD | {"score": {"reward_per_step": -3.0, "long_run_average": -2.5, "ci": 0.25}}
+    path = make_run(tmp_path, "run", rows=rising(1, 2), record=record)
+    (path / "videos").mkdir()
+    (path / "videos" / "step-000000001.png").write_bytes(b"\x89PNG\r\n\x1a\nold")
+    (path / "videos" / "step-000000002.png").write_bytes(b"\x89PNG\r\n\x1a\nnew")
+    text = write_report([path]).read_text()
+    assert text.count("data:image/png;base64,iVBORw0KGgpuZXc=") == 1 and text.count("data:image/png") == 1
+    assert "Long-run average" in text and "\N{MINUS SIGN}2.5" in text
+    strange = {"mean": 3.0, "low": "x", "high": [1], "ci": {}}
+    (path / "run.json").write_text(json.dumps(RECORD | {"score": strange}))
+    (path / "videos" / "step-000000002.png").write_bytes(b"<svg onload=alert(1)>")
+    assert "data:image" not in write_report([path]).read_text()

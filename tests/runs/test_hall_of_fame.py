@@ -15,7 +15,7 @@ import torch
 
 from canter.algorithms.ppo import PPOConfig
 from canter.envs import EnvConfig
-from canter.runs.hall_of_fame import PLACES, Hall, enter_hall_of_fame, problem_of
+from canter.runs.hall_of_fame import PLACES, Hall, enter_by_average, enter_hall_of_fame, problem_of
 from canter.specs import Discrete, EnvSpec, TensorSpec
 from canter.storage.policy_file import load_policy, save_policy
 
@@ -100,6 +100,31 @@ def test_other_settings_are_another_problem(change, tmp_path):
 def test_another_number_of_episodes_is_another_yardstick(tmp_path):
     finish(tmp_path, "first", 1)
     assert enter_hall_of_fame(tmp_path / "first", ENV, [1.0] * 11, 0).startswith("First result")
+
+
+def average(runs, name, mean, ci=0.0, *, env=ENV, training=False):
+    policy = some_policy()
+    policy.actor.head.linear.bias.data[0] = mean
+    policy.save(runs / name / "policies" / f"{'best' if training else 'final_actor'}.safetensors")
+    return enter_by_average(runs / name, env, (mean, ci), 0, training=training)
+
+
+def test_long_run_averages_have_halls_of_their_own_in_which_resets_make_no_other_problem(tmp_path):
+    finish(tmp_path, "first", 100)
+    assert average(tmp_path, "first", -2.9154) == "First result on CartPole-v1 by long-run average: -2.915"
+    assert average(tmp_path, "first", -3.1, training=True).startswith("First result")
+    said = average(tmp_path, "second", -2.9, 0.1, env=replace(ENV, reset_steps=1000))
+    assert said.endswith("by long-run average: -2.9, beating -2.915 of run first (the difference may be noise)")
+    assert len(os.listdir(tmp_path / "hall_of_fame")) == 3
+
+
+def test_while_training_a_run_has_one_place(tmp_path):
+    for mean in (1.0, 2.0, 3.0):
+        average(tmp_path, "first", mean, training=True)
+    assert average(tmp_path, "second", 2.5, training=True).startswith("Not the best")
+    (folder,) = (tmp_path / "hall_of_fame").iterdir()
+    entries = json.loads((folder / "index.json").read_text())["entries"]
+    assert [(entry["run"], entry["return_"]) for entry in entries] == [("first", 3.0), ("second", 2.5)]
 
 
 def contend(runs, barrier, number):

@@ -124,7 +124,7 @@ def actions(policy, spec, *, deterministic):
 def test_a_policy_loaded_alone_acts_as_the_one_that_was_saved(case, tmp_path):
     policy = trained(case).policy
     path = tmp_path / "policy.safetensors"
-    save_policy(path, policy, env_steps=123, return_=-4.5)
+    policy.save(path, env_steps=123, return_=-4.5)
     random_state = torch.random.get_rng_state()
     loaded = load_policy(path)
     assert torch.equal(torch.random.get_rng_state(), random_state)
@@ -140,7 +140,7 @@ def test_a_policy_loaded_alone_acts_as_the_one_that_was_saved(case, tmp_path):
 @pytest.mark.parametrize("case", ["gaussian", "lstm", "shared trunk", "critic of its own", "nothing normalised"])
 def test_a_critic_loaded_alone_values_in_the_units_of_the_reward(case, tmp_path):
     algorithm = trained(case)
-    algorithm.artefacts()["final_critic.safetensors"](tmp_path / "critic.safetensors")
+    algorithm.critic.save(tmp_path / "critic.safetensors")
     loaded, spec, critic = load_critic(tmp_path / "critic.safetensors"), algorithm.policy.spec, algorithm.model.critic
     rows = [observations(spec, step) for step in range(4)]
     resets = torch.tensor([[step in (0, 2)] * N for step in range(4)])

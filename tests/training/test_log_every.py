@@ -52,7 +52,7 @@ def test_what_is_learned_and_counted_does_not_depend_on_how_often_is_logged(conf
         assert set(range(log_every, every[-1].iteration, log_every)) <= {row.iteration for row in some}
         assert len(some) < len(every)
         assert some[-1].iteration == every[-1].iteration
-        for name in ("env_steps", "rollouts", "episodes", "resets", "updates", "minibatch_updates"):
+        for name in ("env_steps", "train_steps", "rollouts", "episodes", "resets", "updates", "minibatch_updates"):
             assert [getattr(row, name) for row in some] == [getattr(row, name) for row in kept], name
         for name in ("return_", "length", "success_rate"):  # of the last 100 episodes: none was lost
             assert [getattr(row, name) for row in some] == [getattr(row, name) for row in kept], name

@@ -48,6 +48,7 @@ def test_everything_that_happens_is_counted_under_its_name():
     report = count(run, METRICS, episodes([5.0], env_steps=60, resets=1))
     assert asdict(run.counters) == {
         "env_steps": 124,
+        "train_steps": 16,
         "rollouts": 2,
         "episodes": 3,
         "resets": 9,
@@ -61,7 +62,8 @@ def test_everything_that_happens_is_counted_under_its_name():
 def test_a_row_is_the_whole_report_and_nothing_but_numbers():
     row = count(new_run(), METRICS, episodes([1.0])).row()
     assert set(row) == {
-        *("iteration", "env_steps", "rollouts", "episodes", "resets", "updates", "minibatch_updates", "seconds"),
+        *("iteration", "env_steps", "train_steps", "rollouts", "episodes", "resets", "updates", "minibatch_updates"),
+        "seconds",
         *("return", "length", "success_rate", "rollout_return", "rollout_length", "rollout_reward", "rollout_steps"),
         *("time/env", "time/policy", "time/update", "time/other", "time/steps_per_second"),
         *METRICS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from canter.cli.foreign import translated
+from canter.experiments.foreign import translated
 from canter.registry import nearest
 
 

@@ -8,6 +8,7 @@ import os
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,9 @@ def envs_command(argv: list[str]) -> None:
 
 def print_matching(wanted: str, index: dict[str, Any]) -> None:
     """Every id that contains the text."""
+    for module in index["namespaces"].values():
+        if find_spec(module) is not None:
+            import_module(module)  # which tells Gymnasium its ids
     others = dict.fromkeys([*gymnasium_ids(), *mjlab_ids()], "")
     ids = {f"tensor:{name}": text for name, text in index["tensor"].items()} | others
     preset = {env: name for name, env, _ in index["presets"]}
@@ -104,7 +108,7 @@ def runs_command(argv: list[str]) -> None:
         "runs",
         usage="[--run-dir DIR] [--json]",
         description="List the runs, the newest first: how far they have come, how they do, and how good the final\n"
-        "policy was in new episodes without noise (SCORE).",
+        "policy was in new episodes without noise (SCORE), or its reward per unit of time where none end.",
     )
     parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where runs are looked for (default {RUNS})")
     parser.flag("--json", action="store_true", help="print all that is known of them as JSON")
@@ -176,7 +180,8 @@ def shown_run(run: dict[str, Any]) -> tuple[str, ...]:
 
 def shown_score(run: dict[str, Any]) -> str:
     """The final score as a number; a hyphen for none."""
-    value = (run["score"] or {}).get("mean")
+    score = run["score"] or {}
+    value = score.get("mean", score.get("long_run_average"))
     return number(value) if isinstance(value, int | float) else "-"
 
 

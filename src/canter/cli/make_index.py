@@ -13,6 +13,7 @@ from canter.cli import COMMANDS, Command
 from canter.cli.index import FILE, gymnasium_ids
 from canter.cli.listing import summary_of
 from canter.cli.parser import Parser
+from canter.envs.gymnasium_about import NAMESPACES
 from canter.envs.schemes import schemes
 from canter.envs.tensor import tensor_envs
 from canter.recipes import presets
@@ -25,6 +26,7 @@ def make_index() -> dict[str, Any]:
         "tensor": {name: summary_of(tensor_envs[name]) for name in tensor_envs},
         "schemes": {name: summary_of(schemes[name]) for name in schemes},
         "presets": [[name, presets[name].env.id, presets[name].total_steps] for name in presets],
+        "namespaces": {space: module for space, (module, _) in NAMESPACES.items()},
         "gymnasium": [name for name in gymnasium_ids() if _is_own(name)],
     }
 

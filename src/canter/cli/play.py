@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from canter.cli.parser import Parser
+from canter.cli.parser import Parser, UsageError
 from canter.cli.trained import add_acting_flags, count, open_trained, trained_parser
 from canter.envs import EnvConfig
 from canter.play.player import FixedStd, Games, players
@@ -22,6 +22,8 @@ def play_command(argv: list[str]) -> None:
     """Watch a policy in a window, or record a video of it."""
     arguments = play_parser().parse(argv)
     video = None if arguments.video is None else Path(arguments.video)
+    if arguments.caption and video is None:
+        raise UsageError("--caption goes below the pictures of a video: give --video FILE.mp4 too")
     noisy = arguments.stochastic or arguments.override_std is not None
     if video is not None:
         draw_without_display()
@@ -31,7 +33,11 @@ def play_command(argv: list[str]) -> None:
             policy = FixedStd(policy, arguments.override_std)
         player = players[arguments.player](policy, trained.env, deterministic=not noisy, seed=trained.stream)
         print(f"Playing {trained.source} in {trained.env.spec.env_id}, {'with' if noisy else 'without'} noise")
-        with nullcontext(lambda turn: None) if video is None else Recorder(trained.env, video) as on_turn:
+        with (
+            nullcontext(lambda turn: None)
+            if video is None
+            else Recorder(trained.env, video, caption=arguments.caption) as on_turn
+        ):
             games = player.play(arguments.episodes, arguments.max_steps, on_turn)
     print_games(games)
     if video is not None:
@@ -42,10 +48,11 @@ def play_parser() -> Parser:
     """The arguments of `canter play`."""
     parser = trained_parser(
         "play",
-        usage="[--video FILE.mp4] [--episodes N] [--max-steps N] [--stochastic] [--policy NAME] [--env ID]",
+        usage="[--video FILE.mp4 [--caption]] [--episodes N] [--max-steps N] [--stochastic] [--policy NAME] [--env ID]",
         description="Watch a policy in a window, or record a video of it.",
     )
     parser.flag("--video", metavar="FILE", help="record to this new .mp4 or .gif file instead of opening a window")
+    parser.flag("--caption", action="store_true", help="with step, return and action in a strip below the picture")
     parser.flag("--episodes", metavar="N", type=count, default=1, help="episodes to play (default 1)")
     parser.flag(
         "--max-steps",

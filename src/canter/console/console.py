@@ -111,7 +111,7 @@ class VerboseConsole:
                 **({"long_run_average": long_run(row)} if self.pace.by_average else {}),
                 **{line.block: number(row.get(line.metric)) for line in self.pace.headlines(row) if line.block},
                 "rollout_len": f"{row['rollout_steps']:,}",
-                "time_elapsed": duration(sum(row[f"time/{part}"] for part in PARTS)),
+                "time_elapsed": f"{sum(row[f'time/{part}'] for part in PARTS):,.2f}s",
             },
             f"recent {min(row['episodes'], self.pace.recent)} episodes{which}": {
                 "mean_ep_len": number(row["length"]),

@@ -117,16 +117,16 @@ def topics(row: dict[str, Any], pace: Pace) -> dict[str, Topic]:
             "resets": f"{row['resets']:,}",
             "updates": f"{row['updates']:,}",
             "minibatch updates": f"{row['minibatch_updates']:,}",
-            **counts(row, pace.learning),
+            "train steps": f"{row['train_steps']:,}",
+            **epochs(row, pace.learning),
         },
     }
 
 
-def counts(row: dict[str, Any], algorithm: dict[str, Any]) -> Topic:
-    """Steps in each environment and passes over rollouts, as far as the settings tell."""
-    horizon, minibatches = algorithm.get("horizon"), algorithm.get("num_minibatches")
-    found = {} if horizon is None else {"train steps": f"{row['rollouts'] * horizon:,}"}
-    return found | ({} if not minibatches else {"epochs": f"{row['minibatch_updates'] / minibatches:,.6g}"})
+def epochs(row: dict[str, Any], algorithm: dict[str, Any]) -> Topic:
+    """Passes over rollouts, as far as the settings tell."""
+    minibatches = algorithm.get("num_minibatches")
+    return {} if not minibatches else {"epochs": f"{row['minibatch_updates'] / minibatches:,.6g}"}
 
 
 def environment(row: dict[str, Any]) -> dict[str, Topic]:

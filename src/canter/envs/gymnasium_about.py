@@ -50,8 +50,10 @@ def explained(env_id: str) -> Iterator[None]:
         name = env_id.rpartition(":")[2]
         if name in gymnasium.registry:
             raise
-        if (space := name.partition("/")[0]) in NAMESPACES:
-            raise ImportError(f'{env_id}: pip install "{NAMESPACES[space][1]}" brings {space}/... ({error})') from error
+        space = name.partition("/")[0]
+        module, package = NAMESPACES.get(space, ("gymnasium", ""))
+        if find_spec(module) is None:
+            raise ImportError(f'{env_id}: pip install "{package}" brings {space}/... ({error})') from error
         raise ValueError(
             f"unknown Gymnasium environment {env_id!r}: {nearest(name, gymnasium.registry)} ({error})"
         ) from error

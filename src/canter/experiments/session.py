@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from canter.envs import closed_quietly
 from canter.experiments.init_from import InitFrom
 from canter.nn.actor_critic import Policy
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
+from canter.play.lta import long_run_average
 from canter.play.player import Turn
 from canter.report import write_report
-from canter.runs.hall_of_fame import enter_hall_of_fame
+from canter.runs.hall_of_fame import enter_by_average, enter_hall_of_fame
 from canter.runs.run_folder import RunFolder
 from canter.runs.run_record import write_score
 from canter.runs.writers import MetricWriter, TensorBoardWriter, WandbWriter
@@ -37,6 +38,8 @@ from canter.training.trainer import Trainer
 EVAL_EPISODES = 100
 EVAL_STEPS = 20_000
 """Steps after which the final evaluation gives up on a task that does not end."""
+AVERAGE_STEPS = 2_000
+"""Steps of every environment behind a long-run average, and a tenth as many before."""
 
 LOGS: dict[str, Callable[[Path], MetricWriter]] = {
     "tensorboard": lambda path: TensorBoardWriter(path / "tensorboard"),
@@ -151,6 +154,7 @@ def final_score(
 
     They are played in `env`, or else in an environment that is built for it. Without a `run` nothing is compared.
     """
+    given = env
     with built(config) if env is None else nullcontext(env) as env:
         seed = derive_seed(config.seed, "eval")
         try:
@@ -158,12 +162,12 @@ def final_score(
             result = evaluate(policy, env, EVAL_EPISODES, seed, max_steps=EVAL_STEPS, on_turn=tell)
         except EpisodesUnfinished as error:
             rate = error.games.reward_per_step
-            if run is not None:
-                write_score(run, {"reward_per_step": rate, "steps": EVAL_STEPS})
-            return None, (
+            about = {"reward_per_step": rate, "steps": EVAL_STEPS}
+            words = (
                 f"Final score: reward {rate:.4g} per step without noise; fewer than {EVAL_EPISODES} episodes ended "
                 f"within {EVAL_STEPS:,} steps"
             )
+            return None, words if run is None else f"{words}\n{average_score(config, policy, run, env, about)}"
         except Exception as error:  # whatever it raises, what was learned is saved already
             text = f"Final score: none, as the environment failed while it was played. {failure(error, 'step', None)}"
             return None, text
@@ -172,8 +176,30 @@ def final_score(
         return result, score
     low, high = result.confidence_interval
     about = {"mean": result.mean, "std": result.std, "low": low, "high": high, "episodes": EVAL_EPISODES}
+    score = f"{score}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
+    if config.checkpoints.best_by == "lta":
+        uncut = given if config.env.reset_steps is None else None
+        return result, f"{score}\n{average_score(config, policy, run, uncut, about)}"
     write_score(run, about)
-    return result, f"{score}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
+    return result, score
+
+
+def average_score(config: TrainConfig, policy: Policy, run: Path, env: Env | None, about: dict[str, Any]) -> str:
+    """The reward per unit of time without noise, and whether it beats earlier runs; the run's record keeps both scores.
+
+    In `env`, or else in an environment that is built for it, whose episodes nothing cuts.
+    """
+    forever = replace(config, env=replace(config.env, reset_steps=None))
+    try:
+        with built(forever) if env is None else nullcontext(env) as env:
+            seed = derive_seed(config.seed, "eval")
+            average = long_run_average(policy, env, AVERAGE_STEPS, warm_up=AVERAGE_STEPS // 10, seed=seed)
+    except Exception as error:  # whatever it raises, what was learned is saved already
+        write_score(run, about)
+        return f"Long-run average: none. {failure(error, 'step', None)}"
+    write_score(run, {**about, "long_run_average": average.mean, "ci": average.ci})
+    words = f"Long-run average: {average.mean:.4g} ± {average.ci:.2g} per unit of time, acting without noise"
+    return f"{words}\n{enter_by_average(run, config.env, (average.mean, average.ci), config.seed)}"
 
 
 class Told:

@@ -9,6 +9,7 @@ from typing import Any
 from canter.algorithms.base import algorithms
 from canter.compat import task_settings
 from canter.config import TrainConfig
+from canter.experiments.foreign import translated_key
 from canter.plain import ConfigError, from_plain, nest
 from canter.recipes import name_for, preset_for, presets
 
@@ -61,4 +62,10 @@ def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
             raise ConfigError(f"{name}: a {type(part).__name__} stands for no section of the settings", name)
     config = replace(config, **parts)
     rest = dict(_paths({name: value for name, value in plain.items() if name not in parts}, ""))
-    return from_plain(nest(rest, free_settings(config)), config)
+    try:
+        return from_plain(nest(rest, free_settings(config)), config)
+    except ConfigError as error:
+        theirs = translated_key(error.key) if "unknown key" in str(error) else None
+        if theirs is None:
+            raise
+        raise ConfigError(f"{error.key}: unknown key, {theirs}", error.key) from error

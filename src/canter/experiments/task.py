@@ -56,7 +56,8 @@ def task_of(what: Any, device: str = "cpu") -> Task:
         return Task(what.spec.env_id or _unnamed(what), what)
     if callable(what):
         return _named(what)
-    raise TypeError(f"{what!r} ({type(what).__name__}) is nothing to train in: expected {EXPECTED}")
+    shown = repr(what) if len(repr(what)) <= 60 else f"{repr(what)[:60]}..."
+    raise TypeError(f"{shown} ({type(what).__name__}) is nothing to train in: expected {EXPECTED}")
 
 
 def _unnamed(env: Any) -> str:

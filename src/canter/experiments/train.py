@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from canter.config import TrainConfig
-from canter.console.console import ConsoleKind, make_console
+from canter.console.console import CONSOLES, ConsoleKind, make_console
 from canter.envs import EnvConfig
 from canter.envs.imports import refuse_while_importing
 from canter.experiments.folders import check_name, new_run, stored_config
@@ -22,11 +22,13 @@ from canter.nn.actor_critic import Policy
 from canter.play.evaluation import Evaluation
 from canter.play.evaluation import evaluate as evaluate_policy
 from canter.play.player import Acts
+from canter.registry import nearest
 from canter.runs.finding import RUNS, find_run
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter
+from canter.self_play.self_play import SelfPlayEnv
 from canter.specs import Env
-from canter.storage.policy_file import load_policy
+from canter.storage.policy_file import check_fits, load_policy
 
 
 def train(
@@ -63,6 +65,7 @@ def train(
     Ctrl-C ends the run after the iteration, saves it and raises `RunStopped`.
     """
     refuse_while_importing("canter.train")
+    _refuse_misspelt(console, log, folder)
     begin, (what, config) = _begin(init_from, Path(run_dir)), _either(what, env, config)
     given = {**({"env": dict(env)} if isinstance(env, Mapping) else {}), **settings}
     if isinstance(given.get("algorithm"), str):
@@ -88,6 +91,17 @@ def train(
             final_evaluation=final_evaluation,
             init_from=begin,
             say=say,
+        )
+
+
+def _refuse_misspelt(console: str, log: Sequence[str], folder: Any) -> None:
+    """Refuse what is no console, no place for metrics and no folder, before anything is made."""
+    for what, name, known in (("console", console, ("auto", *CONSOLES)), *(("log", place, LOGS) for place in log)):
+        if name not in known:
+            raise ValueError(f"{what}={name!r}: there is none of that name, {nearest(str(name), known)}")
+    if not isinstance(folder, RunFolder | bool):
+        raise TypeError(
+            f"folder={folder!r}: expected True, False or a canter.RunFolder; run_dir= and name= say where a run goes"
         )
 
 
@@ -133,6 +147,8 @@ def _prepare(
         return config, source, None, ""
     if task.env is not None:
         config = replace(config, env=task.settings(config.env))
+        if isinstance(task.env, SelfPlayEnv) and "self_play" not in given:
+            config = replace(config, self_play=None)  # a preset's; this one has its opponents already
     return config, source, task.env, task.note
 
 
@@ -165,6 +181,8 @@ def evaluate(
     short ones are not favoured. For the same reason `EpisodesUnfinished` is raised when some have not ended after
     `max_steps=1_000_000` steps of every environment. `deterministic=False` acts with noise.
     """
+    if episodes < 1:
+        raise ValueError(f"episodes={episodes} must be at least 1")
     config = None
     if isinstance(policy, TrainingResult):
         policy, run = policy.policy, policy.path
@@ -178,6 +196,8 @@ def evaluate(
             raise TypeError("env: a policy alone does not say in which environment; give one, or a run")
         config = stored_config(run)
     with _opened(env, config, num_envs or min(episodes, 8)) as playing:
+        if isinstance(policy, Policy):
+            check_fits(policy, playing.spec, "the policy")
         return evaluate_policy(policy, playing, episodes, seed, **options)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -186,6 +188,9 @@ class ActorCritic(nn.Module):
 class Policy:
     """Inference view of an actor: what players, evaluation and export see."""
 
+    write: ClassVar[Callable[..., None]]
+    """How one is written; files are a layer above networks, which puts its function here."""
+
     def __init__(self, actor: Actor, distribution: Distribution, config: ModelConfig, spec: EnvSpec) -> None:
         self.actor, self.distribution, self.config, self.spec = actor, distribution, config, spec
 
@@ -226,7 +231,8 @@ class Policy:
             action, state = policy.predict(observation)
             action, state = policy.predict(observation, state)
 
-        `obs` is an array, or a (nested) dict of arrays by key, each as the environment gives it or with N in front.
+        `obs` is an array, or a (nested) dict of arrays by key, each as the environment gives it or with N in front; N
+        choices of a Discrete space may also be `[N, 1]`, which nothing else can be taken for.
         Give `state` back while the episode lasts and None when a new one begins; it is `()` without memory. In a batch
         `reset` `[N]` marks rows that begin anew.
         """
@@ -238,6 +244,10 @@ class Policy:
         action, state = self.act(on_device, state, begins, deterministic=deterministic)
         array = action.numpy(force=True)
         return (array[0] if single else array), state
+
+    def save(self, path: str | Path, **about: Any) -> None:
+        """Write it as one file, which `canter.load` reads; `about` as for `canter.save_policy`."""
+        Policy.write(path, self, **about)
 
     @property
     def reads(self) -> list[str]:

@@ -26,6 +26,8 @@ def read_arrays(obs: Any, specs: Mapping[str, TensorSpec], reads: Iterable[str])
     if missing:
         raise ValueError(f"observation {missing[0]!r} is missing; given: {', '.join(given)}")
     read = {name: _group(name, given[name], specs[name]) for name in wanted if name in given}
+    if len({single for _, single in read.values()}) > 1:  # n choices among n look like one observation of n numbers
+        read = {name: _group(name, given[name], specs[name], choices=name != ACTION_MASK) for name in read}
     counts = {name: len(array) for name, (array, _) in read.items()}
     if len({*counts.values()}) > 1 or len({single for _, single in read.values()}) > 1:
         raise ValueError(f"observations of different numbers of environments: {counts}")
@@ -44,11 +46,17 @@ def _flat(obs: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield from _flat(part, f"{key}/{name}" if key else str(name))
 
 
-def _group(name: str, raw: Any, spec: TensorSpec) -> tuple[np.ndarray, bool]:
+def _group(name: str, raw: Any, spec: TensorSpec, *, choices: bool = False) -> tuple[np.ndarray, bool]:
+    """One group, and whether it was a single observation; with `choices`, integers `[N]` are N of them in any case."""
     array = raw.numpy(force=True) if isinstance(raw, torch.Tensor) else np.asarray(raw)
     shape = tuple(spec.shape)
-    if array.dtype.kind in "iu" and len(shape) == 1 and array.ndim < 2 and array.shape != shape:
-        array = np.eye(shape[0], dtype=np.float32)[array] if shape != (1,) else array  # a choice becomes one-hot
+    integers = array.dtype.kind in "iu" and len(shape) == 1 and shape != (1,)
+    if integers and array.ndim == 2 and array.shape[1] == 1:
+        array, choices = array[:, 0], True
+    if integers and array.ndim < 2 and (choices or array.shape != shape):  # a choice becomes one-hot
+        if np.any((array < 0) | (array >= shape[0])):
+            raise ValueError(f"observation {name!r} is {array}; expected a choice from 0 to {shape[0] - 1}")
+        array = np.eye(shape[0], dtype=np.float32)[array]
     if shape == (1,) and array.ndim <= 1 and array.shape != (1,):
         array = array[..., None]  # a number becomes a vector of length 1
     if array.shape != shape and array.shape[1:] != shape:

@@ -85,7 +85,7 @@ def collect_inputs(policy: Policy, env: Env, count: int, seed: int) -> Inputs:
     return tree_map(lambda *parts: torch.cat(parts)[:count], *rows)
 
 
-def export_policy(policy: Policy, path: Path, format: Format, obs: Obs, state: State = ()) -> ExportResult:
+def export_policy(policy: Policy, path: str | Path, format: Format, obs: Obs, state: State = ()) -> ExportResult:
     """Write a policy to a new file and verify it on real `obs` `[M, ...]`, with `state` for a policy with memory.
 
     An ONNX file has the observation groups and the parts of the memory as inputs by name, and what the JSON file says
@@ -93,6 +93,7 @@ def export_policy(policy: Policy, path: Path, format: Format, obs: Obs, state: S
     action; `obs` is a tensor where there is one group, else a dict. With memory it is `(obs, state)`, and gives action
     and next state. Both take any number of rows.
     """
+    path = Path(path)
     report = path.with_name(f"{path.name}.json")
     for file in (path, report):
         if file.exists():

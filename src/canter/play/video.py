@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 
 from canter.play.player import Turn
-from canter.specs import Env
+from canter.specs import ActionSpec, Continuous, Env
 
 
 class CannotRender(ValueError):
@@ -39,14 +39,16 @@ class Renders(Protocol):
 class Recorder:
     """Writes what the first environment looks like to a new `.mp4` or `.gif` file; to be called after every turn.
 
-    The file gets its name when it is complete; what an error interrupts is removed.
+    The file gets its name when it is complete; what an error interrupts is removed. With a `caption`, a strip below
+    each picture tells step, return and action.
     """
 
-    def __init__(self, env: Env, path: Path) -> None:
+    def __init__(self, env: Env, path: Path, *, caption: bool = False) -> None:
         check_video(env, path)
         if not isinstance(env, Renders):
             raise CannotRender(f"{env.spec.env_id} cannot be drawn")
         self.env, self.env_id, self.path = env, env.spec.env_id, path
+        self.caption = Caption(env.spec.action) if caption else lambda picture, turn: picture
 
     def __enter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,9 +59,11 @@ class Recorder:
             self.stack = stack.pop_all()
         return self
 
-    def __call__(self, turn: Turn) -> None:
-        """Add a picture of what there is now."""
-        self.writer.append_data(self._picture())
+    def __call__(self, turn: Turn) -> np.ndarray:
+        """Add a picture of what there is now; gives it `[H, W, 3]`."""
+        picture = self.caption(self._picture(), turn)
+        self.writer.append_data(picture)
+        return picture
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
         with self.stack:
@@ -80,6 +84,78 @@ class Recorder:
         if not pictures or pictures[0].ndim != 3:
             raise CannotRender(f'{self.env_id} gave no picture; make it with the option render_mode="rgb_array"')
         return pictures[0]
+
+
+class Caption:
+    """A strip below each picture: step and return of the episode, and a bar for each part of the action."""
+
+    HEIGHT, WIDTH, MARGIN = 40, 160, 6
+
+    def __init__(self, action: ActionSpec) -> None:
+        self.action = action
+        self.step, self.return_, self.over = 0, 0.0, False
+
+    def __call__(self, picture: np.ndarray, turn: Turn) -> np.ndarray:
+        """The picture `[H, W, 3]` with its strip."""
+        from PIL import Image, ImageDraw  # comes with imageio
+
+        if self.over:
+            self.step, self.return_ = 0, 0.0
+        step = turn.step
+        if step.valid[0]:
+            self.step, self.return_ = self.step + 1, self.return_ + float(step.reward[0])
+        self.over = bool(step.terminated[0] | step.truncated[0])
+        width = max(picture.shape[1], self.WIDTH)
+        whole = Image.new("RGB", (width, picture.shape[0] + self.HEIGHT))
+        whole.paste(Image.fromarray(picture), ((width - picture.shape[1]) // 2, 0))
+        draw, top = ImageDraw.Draw(whole), picture.shape[0]
+        draw.text((self.MARGIN, top + 4), f"step {self.step}   return {self.return_:.1f}", fill="white")
+        bars = self.bars(turn.action[0].reshape(-1).tolist())
+        room = (width - self.MARGIN) / len(bars)
+        for place, (begin, end) in enumerate(bars):
+            left, wide = self.MARGIN + place * room, room - self.MARGIN
+            draw.rectangle((left, top + 24, left + wide, top + 34), fill="#333b45")
+            draw.rectangle((left + begin * wide, top + 24, left + end * wide, top + 34), fill="#56b4e9")
+        return np.asarray(whole)
+
+    def bars(self, action: list[float]) -> list[tuple[float, float]]:
+        """Where each bar is filled, 0..1: up from the lower bound, or the chosen of as many parts as choices."""
+        if isinstance(self.action, Continuous):
+            bounds = zip(action, self.action.low, self.action.high, strict=True)
+            finite = [(a, max(low, -FAR), min(high, FAR)) for a, low, high in bounds]
+            return [(0.0, min(max((a - low) / (high - low), 0.0), 1.0)) for a, low, high in finite]
+        return [(choice / n, (choice + 1) / n) for choice, n in zip(action, self.action.nvec, strict=True)]
+
+
+class Strip:
+    """A few small pictures of an episode, evenly spread and side by side; how long it will be need not be known."""
+
+    COUNT, HEIGHT, MOST = 5, 120, 40
+
+    def __init__(self) -> None:
+        self.kept: list[np.ndarray] = []
+        self.seen, self.every = 0, 1
+
+    def add(self, picture: np.ndarray) -> None:
+        """Take note of the next picture `[H, W, 3]`."""
+        from PIL import Image  # comes with imageio
+
+        if self.seen % self.every == 0:
+            size = max(1, round(picture.shape[1] * self.HEIGHT / len(picture))), self.HEIGHT
+            self.kept.append(np.asarray(Image.fromarray(picture).resize(size)))
+        self.seen += 1
+        if len(self.kept) > self.MOST:
+            self.kept, self.every = self.kept[::2], 2 * self.every
+
+    def save(self, path: Path) -> None:
+        """Write it as one picture, if there was anything to see."""
+        if self.kept:
+            places = np.linspace(0, len(self.kept) - 1, min(self.COUNT, len(self.kept))).round().astype(int)
+            _import_imageio().v2.imwrite(path, np.concatenate([self.kept[place] for place in places], axis=1))
+
+
+FAR = 3.0
+"""Where a bar ends whose action has no bounds."""
 
 
 def check_video(env: Env, path: Path) -> None:

@@ -5,7 +5,9 @@ Neither changes what is learned: both play in environments of their own, with ra
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import logging
+import math
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,14 @@ from typing import Any
 from canter.envs import EnvConfig, closed_quietly
 from canter.play.evaluation import EpisodesUnfinished, evaluate
 from canter.play.player import Player
-from canter.play.video import Recorder, check_video, draw_without_display, pictures_explained
+from canter.play.video import Recorder, Strip, check_video, draw_without_display, pictures_explained
+from canter.runs.hall_of_fame import enter_by_average
 from canter.seeding import derive_seed
 from canter.specs import Env
+from canter.storage.policy_file import BEST, POLICIES, read_policy_file
 from canter.training.progress import Report
+
+_log = logging.getLogger(__name__)
 
 ROBOTS = ("mjlab:", "isaaclab:")
 """Simulators that draw only if they were made to."""
@@ -55,7 +61,7 @@ class VideoConfig:
     """Videos of one episode while training, in the run's folder `videos`; need `canter[video]`."""
 
     every: int | None = None
-    """Steps between videos; null for none."""
+    """Steps between videos; null for none. The report shows pictures of the newest."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
@@ -130,6 +136,37 @@ class Filmer:
         """Nothing is held."""
 
 
+class Contender:
+    """Enters the best policy by long-run average into the hall of fame while the run goes on.
+
+    It is the one that the run itself keeps: whenever a checkpoint is due, what was written with the one before.
+    """
+
+    def __init__(self, env: EnvConfig, seed: int, folder: Path) -> None:
+        self.env, self.seed, self.folder = env, seed, folder
+        self.entered = -math.inf
+        self.ci = 0.0
+
+    def __call__(self, trainer: Any, report: Report) -> dict[str, float]:
+        """Enter it, where it is time."""
+        self.ci = report.metrics.get("lta/ci", self.ci)
+        if trainer.folder.saves_at(report.iteration):
+            self._enter()
+        return {}
+
+    def _enter(self) -> None:
+        with suppress(ValueError, OSError):  # none yet, or one that cannot be read, which the run says itself
+            average = read_policy_file(self.folder / POLICIES / BEST)[0].lta
+            if average is not None and average > self.entered:
+                self.entered = average
+                verdict = enter_by_average(self.folder, self.env, (average, self.ci), self.seed, training=True)
+                _log.info("%s", verdict)
+
+    def close(self) -> None:
+        """Enter what was written at the end."""
+        self._enter()
+
+
 def drawn(env: EnvConfig, mode: str = "rgb_array") -> EnvConfig:
     """One environment that draws itself, if it can be asked to, and shows the end of an episode before it restarts."""
     env = replace(env, num_envs=1)
@@ -142,6 +179,8 @@ def drawn(env: EnvConfig, mode: str = "rgb_array") -> EnvConfig:
 
 
 def film(policy: Any, env: Env, path: Path, seed: int) -> None:
-    """Record one episode of a policy."""
+    """Record one episode of a policy, and a strip of pictures from it."""
+    strip = Strip()
     with Recorder(env, path) as recorder:
-        Player(policy, env, seed=seed).play(1, MAX_FILM, recorder)
+        Player(policy, env, seed=seed).play(1, MAX_FILM, lambda turn: strip.add(recorder(turn)))
+    strip.save(path.with_suffix(".png"))

@@ -35,7 +35,17 @@ EPISODES = (
 )
 TERMINATED = Chart("success_rate", "Terminated", "share of recent episodes; no settings say what a success is")
 TIME = (Chart("time/steps_per_second", "Speed", "env steps per second, by iteration"),)
-COUNTS = {"iteration", "env_steps", "rollouts", "rollout_steps", "episodes", "resets", "updates", "minibatch_updates"}
+COUNTS = {
+    "iteration",
+    "env_steps",
+    "train_steps",
+    "rollouts",
+    "rollout_steps",
+    "episodes",
+    "resets",
+    "updates",
+    "minibatch_updates",
+}
 TOLD_ELSEWHERE = COUNTS | {"seconds", "wall_time", "return", "rollout_return", "rollout_length"}
 """Metrics that are told in other ways than by a chart of their own."""
 
@@ -54,10 +64,11 @@ def learning_curve(
 
 def _return_lines(group: Group, color: int, x: str, alone: bool) -> list[Line]:
     behind = [Line("", *run.points("return", x), color, faint=True) for run in group.runs]
-    if len(group.runs) == 1:
-        # Beside other groups the returns of single rollouts would only be noise.
-        behind = [Line("", *group.runs[0].points("rollout_return", x), color, faint=True)] if alone else []
-    return [*behind, *_lines(curve(group, "return", x), group.label, color)]
+    own = curve(group, "rollout_return", x) if alone and len(group.runs) == 1 else None
+    if own is not None:  # what each rollout had; the mean of recent episodes lags behind it
+        return [*behind, *_lines(own, group.label, color)]
+    # Beside other groups the returns of single rollouts would only be noise.
+    return [*(behind if len(group.runs) > 1 else []), *_lines(curve(group, "return", x), group.label, color)]
 
 
 def _lines(found: Curve | None, label: str, color: int) -> list[Line]:

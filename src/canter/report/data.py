@@ -13,10 +13,12 @@ import numpy as np
 
 from canter.runs.reading import Row, flatten, read_rows, read_settings
 from canter.runs.run_record import CONFIG, METRICS, Status, read_record, run_status
+from canter.storage.untrusted import read_untrusted
 
 __all__ = ["RunData", "flatten", "read_run"]
 
-MAX_COLUMNS = 300
+MAX_COLUMNS, MAX_STRIP = 300, 4 << 20
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,20 @@ class RunData:
 
     @property
     def score(self) -> float | None:
-        """Mean return of the final policy in new episodes, without noise; None where there is none."""
+        """Mean return of the final policy in new episodes, or its long-run average where none end; without noise."""
         score = self.record.get("score")
-        mean = score.get("mean") if isinstance(score, dict) else None
+        mean = score.get("mean", score.get("long_run_average")) if isinstance(score, dict) else None
         return float(mean) if isinstance(mean, int | float) and math.isfinite(mean) else None
+
+    @cached_property
+    def strip(self) -> bytes | None:
+        """Pictures of the newest video, as a PNG file; None without one."""
+        newest = max((self.path / "videos").glob("step-*.png"), default=None)
+        try:
+            data = b"" if newest is None else read_untrusted(newest, MAX_STRIP, within=self.path)
+        except OSError:
+            return None
+        return data if data.startswith(PNG) else None
 
     @property
     def speed(self) -> float | None:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_VOID = frozenset({"meta", "br", "rect", "line", "path", "circle"})
+_VOID = frozenset({"meta", "br", "img", "rect", "line", "path", "circle"})
 """Elements without content, written `<br/>`, which is right in HTML and in SVG."""
 
 

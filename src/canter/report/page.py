@@ -23,6 +23,7 @@ from canter.report.sections import (
     baseline,
     comparison,
     differences,
+    film_strip,
     headline,
     machines,
     origin,
@@ -45,12 +46,14 @@ def run_page(run: RunData, threshold: float | None) -> str:
     groups = group_runs([run])
     error = run.record.get("error")
     _, base = baseline(run.env_id)
-    words = f"Bold: mean of the last {run.settings.get('recent_episodes', 100)} episodes. Thin: of each rollout."
+    recent = run.settings.get("recent_episodes", 100)
+    words = f"Bold: mean of the episodes that ended in each rollout. Thin: of the last {recent} episodes, which lags."
     facts = joined([f"{run.env_id}, seed {run.seed} ", status(run)])
     body = [
         heading(run.name, facts),
         element("p", str(error), class_="failure") if error else None,
         headline(run, threshold),
+        film_strip(run),
         section("Return", words, curves(groups, threshold)),
         *chart_sections(groups),
         section("Time", "What the training time was spent on.", time_split([run]), small_charts(TIME, groups)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import shlex
 from collections.abc import Sequence
@@ -84,14 +85,24 @@ def headline(run: RunData, threshold: float | None) -> Markup:
     return tiles([pair for pair in pairs if pair is not None])
 
 
+def film_strip(run: RunData) -> Markup | None:
+    """Pictures of the newest video; None without one."""
+    if run.strip is None:
+        return None
+    source = f"data:image/png;base64,{base64.b64encode(run.strip).decode()}"
+    return element("img", src=source, alt="Pictures of an episode, from its beginning to its end", class_="strip")
+
+
 def final_tile(run: RunData) -> tuple[str, str, str] | None:
     """The score of the final policy in new episodes; None where there is none."""
     score = run.score
     if score is None:
         return None
     about = run.record["score"]
-    interval = [about.get(key) for key in ("low", "high")]
-    between = f", 95 % interval {human(interval[0])} to {human(interval[1])}" if None not in interval else ""
+    low, high, ci = (about[key] if isinstance(about.get(key), int | float) else None for key in ("low", "high", "ci"))
+    if "mean" not in about:
+        return "Long-run average", human(score), f"± {human(ci)}, reward per unit of time without noise"
+    between = f", 95 % interval {human(low)} to {human(high)}" if low is not None and high is not None else ""
     return "Final score", human(score), f"mean of {about.get('episodes', '?')} new episodes without noise{between}"
 
 

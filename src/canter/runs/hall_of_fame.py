@@ -6,6 +6,10 @@ also tell how much noise a policy explores with, and the best of many checkpoint
 plays episodes of its own, so a mean is as sure as its standard error says; a lead within twice that of the difference
 is called noise. Results over another number of episodes are in a hall of their own.
 
+Where episodes never end, or a run is judged by its long-run average (`checkpoints.best_by: lta`), there are two further
+halls of the problem: by the average of the final policy without noise, and by that of the best policy while training,
+which the run enters as it goes and where each run has one place.
+
     runs/hall_of_fame/CartPole-v1-1f3a9c02/index.json
     runs/hall_of_fame/CartPole-v1-1f3a9c02/<run>-<hash>.safetensors
 """
@@ -19,7 +23,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,7 @@ from canter.envs import EnvConfig
 from canter.plain import to_plain
 from canter.storage.durable import replace_file
 from canter.storage.lock import guard
-from canter.storage.policy_file import FINAL_ACTOR, POLICIES, read_policy_file
+from canter.storage.policy_file import BEST, FINAL_ACTOR, POLICIES, read_policy_file
 from canter.storage.strict_json import Malformed, parse_json
 from canter.storage.untrusted import read_untrusted
 
@@ -74,20 +78,22 @@ class Verdict:
     entry: Entry
     best_before: Entry | None
     """The best of the others; None if there is none."""
+    form: str = ".1f"
+    """How results are written."""
 
     def __str__(self) -> str:
         new, old = self.entry, self.best_before
+        mine = format(new.return_, self.form)
         if old is None:
-            return f"First result on {self.problem}: {new.return_:.1f}"
+            return f"First result on {self.problem}: {mine}"
         if new.return_ == old.return_:
-            return f"As good as the best on {self.problem}: {new.return_:.1f}, like run {old.run}"
+            return f"As good as the best on {self.problem}: {mine}, like run {old.run}"
         noise = abs(new.return_ - old.return_) <= 2 * math.hypot(new.error, old.error)
         remark = " (the difference may be noise)" if noise else ""
+        theirs = format(old.return_, self.form)
         if new.return_ > old.return_:
-            return (
-                f"Best so far on {self.problem}: {new.return_:.1f}, beating {old.return_:.1f} of run {old.run}{remark}"
-            )
-        return f"Not the best on {self.problem}: {new.return_:.1f}, run {old.run} has {old.return_:.1f}{remark}"
+            return f"Best so far on {self.problem}: {mine}, beating {theirs} of run {old.run}{remark}"
+        return f"Not the best on {self.problem}: {mine}, run {old.run} has {theirs}{remark}"
 
 
 def enter_hall_of_fame(run: Path, env: EnvConfig, returns: Sequence[float], seed: int) -> str:
@@ -101,23 +107,48 @@ def enter_hall_of_fame(run: Path, env: EnvConfig, returns: Sequence[float], seed
         return f"The hall of fame was not updated: {error}"
 
 
+def enter_by_average(
+    run: Path, env: EnvConfig, average: tuple[float, float], seed: int, *, training: bool = False
+) -> str:
+    """The same by the reward per unit of time and half the width of its 95 % interval.
+
+    It is that of the final policy without noise or, while `training`, of the best policy that the run has written.
+    """
+    mean, error = average[0], average[1] / 1.96
+    # Resets only help to learn where a task never ends; its average is that without them.
+    problem = problem_of(replace(env, reset_steps=None)) | {"average": "training" if training else "final"}
+    try:
+        entry, data = _entry(run, BEST if training else FINAL_ACTOR, mean, error, seed)
+        verdict = Hall(run.parent / HALL, problem).enter(entry, data, one_per_run=training)
+    except (OSError, ValueError) as failure:
+        return f"The hall of fame was not updated: {failure}"
+    return str(replace(verdict, problem=f"{env.id} by long-run average", form=".4g"))
+
+
 def _enter(run: Path, env: EnvConfig, returns: Sequence[float], seed: int) -> Verdict:
-    policy = run / POLICIES / FINAL_ACTOR
+    mean = math.fsum(returns) / len(returns)
+    error = math.sqrt(math.fsum((x - mean) ** 2 for x in returns) / max(1, len(returns) - 1) / len(returns))
+    entry, data = _entry(run, FINAL_ACTOR, mean, error, seed)
+    return Hall(run.parent / HALL, {**problem_of(env), "episodes": len(returns)}).enter(entry, data)
+
+
+def _entry(run: Path, file: str, mean: float, error: float, seed: int) -> tuple[Entry, bytes]:
+    """A policy of a run that did so well, and its file's content."""
+    policy = run / POLICIES / file
     info, _ = read_policy_file(policy, "actor")
     data = policy.read_bytes()
-    if not all(map(math.isfinite, returns)):
+    if not math.isfinite(mean) or not math.isfinite(error):
         raise ValueError("a return is NaN or infinite")
-    mean = math.fsum(returns) / len(returns)
     entry = Entry(
         return_=mean,
-        error=math.sqrt(math.fsum((x - mean) ** 2 for x in returns) / max(1, len(returns) - 1) / len(returns)),
+        error=error,
         run=run.name,
         seed=seed,
         env_steps=info.env_steps,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         file=f"{run.name[:200]}-{hashlib.sha256(data).hexdigest()[:8]}.safetensors",
     )
-    return Hall(run.parent / HALL, {**problem_of(env), "episodes": len(returns)}).enter(entry, data)
+    return entry, data
 
 
 def problem_of(env: EnvConfig) -> dict[str, Any]:
@@ -136,8 +167,8 @@ class Hall:
         text = json.dumps(self.problem, sort_keys=True)
         self.folder = parent / f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
-    def enter(self, entry: Entry, policy: bytes) -> Verdict:
-        """Take a policy up if it is among the best; says how it compares.
+    def enter(self, entry: Entry, policy: bytes, *, one_per_run: bool = False) -> Verdict:
+        """Take a policy up if it is among the best, perhaps in the place of another of its run; says how it compares.
 
         The file comes before the index that names it, and files that no index names go last: a kill at any moment
         leaves an index whose files are there.
@@ -145,6 +176,8 @@ class Hall:
         self.folder.mkdir(parents=True, exist_ok=True)
         with guard(self.folder):
             others = [other for other in self._readable() if other.file != entry.file]
+            if one_per_run:
+                others = [other for other in others if other.run != entry.run]
             kept = sorted([*others, entry], key=lambda other: -other.return_)[:PLACES]
             if entry in kept:
                 replace_file(self.folder / entry.file, policy)

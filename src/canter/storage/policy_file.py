@@ -90,6 +90,10 @@ class ValueFunction:
         value, state = self.critic(tree_map(lambda group: group.unsqueeze(0), obs), state, row)
         return self.critic.head.normalizer.inverse(value).squeeze(0), state
 
+    def save(self, path: str | Path, **about: Any) -> None:
+        """Write it as one file, which `canter.load_critic` reads; `about` as for `canter.save_policy`."""
+        save_critic(path, self, **about)
+
 
 def load_policy(path: str | Path, *, env: EnvSpec | None = None, device: str = "cpu") -> Policy:
     """The policy in a file, or of a run folder: its best, else its final, else its newest numbered one.
@@ -134,6 +138,9 @@ def save_policy(
     """Write a policy; if this raises, the file that was there before is there still."""
     info = describe(policy, env_steps, return_, lta, evaluation)
     write_policy_file(Path(path), info, policy.actor.state_dict())
+
+
+Policy.write = save_policy
 
 
 def save_critic(path: str | Path, critic: ValueFunction, **about: Any) -> None:

@@ -79,6 +79,8 @@ class Counters:
 
     env_steps: int = 0
     """Transitions, over all environments; rows in which an environment only resets are not counted."""
+    train_steps: int = 0
+    """Steps of each environment."""
     rollouts: int = 0
     """Rollouts collected."""
     episodes: int = 0
@@ -263,7 +265,10 @@ class Run:
         self.unread = numbers if self.unread is None else self.unread + numbers
         self.unread_after.append(self.unread)
         self.unread_rows += valid.numel() * distributed.world_size()
-        self.counters = replace(self.counters, rollouts=self.iteration + 1, updates=self.counters.updates + 1)
+        done = self.counters
+        self.counters = replace(
+            done, rollouts=done.rollouts + 1, updates=done.updates + 1, train_steps=done.train_steps + len(valid)
+        )
         self.spent = self._now()
 
     def _now(self) -> float:
@@ -308,7 +313,14 @@ class Run:
         lost = len(self.unread_after) - good
         self.unread_after = self.unread_after[:good]
         self.unread = self.unread_after[-1] if good else None
-        self.counters = replace(self.counters, rollouts=self.iteration - lost, updates=self.counters.updates - lost)
+        done = self.counters
+        steps = done.train_steps // max(done.rollouts, 1)
+        self.counters = replace(
+            done,
+            rollouts=done.rollouts - lost,
+            updates=done.updates - lost,
+            train_steps=done.train_steps - lost * steps,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, recent episodes and the time spent."""

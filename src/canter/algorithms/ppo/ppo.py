@@ -35,7 +35,7 @@ from canter.nn.actor_critic import ActorCritic
 from canter.optim import Optimizer, ParameterGroup
 from canter.seeding import derive_seed
 from canter.specs import EnvSpec, Symmetry
-from canter.storage.policy_file import FINAL_CRITIC, ValueFunction, save_critic
+from canter.storage.policy_file import FINAL_CRITIC, ValueFunction
 from canter.struct import Metrics, Obs, State, tree_copy_, tree_map
 
 
@@ -255,10 +255,14 @@ class PPO(Algorithm[PPORecord]):
         words = {phase: choice.in_words() for phase, choice in self.engines.items()}
         return {"engine": ", ".join(words.values() if len(words) == 1 else map(": ".join, words.items()))}
 
+    @property
+    def critic(self) -> ValueFunction:
+        """What values are judged by, to be asked or saved."""
+        return ValueFunction(self.model.critic, self.policy.config, self.policy.spec)
+
     def artefacts(self) -> dict[str, Callable[..., None]]:
         """The critic, usable alone, in a file at the end of a run."""
-        critic = ValueFunction(self.model.critic, self.policy.config, self.policy.spec)
-        return {FINAL_CRITIC: lambda path, **about: save_critic(path, critic, **about)}
+        return {FINAL_CRITIC: self.critic.save}
 
     def living(self) -> dict[str, Any]:
         """Weights, statistics, memory, moments, learning rates and coefficients, where they live."""

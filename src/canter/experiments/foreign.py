@@ -23,9 +23,11 @@ FOREIGN: dict[str, tuple[str, str]] = {
     "ent-coef": ("algorithm.entropy-coef", SAME),
     "vf-coef": (
         "algorithm.value-coef",
-        "the same number, if values are not normalised (algorithm.model.normalize-value false); else 1 is usual",
+        "the same number from CleanRL, twice that from Stable-Baselines3, whose loss has no half; 1 is usual where "
+        "values are normalised, as they are unless algorithm.model.normalize-value is false",
     ),
-    "critic-coef": ("algorithm.value-coef", "half the number: rl_games halves its value loss"),
+    "critic-coef": ("algorithm.value-coef", "the same number: both halve the square"),
+    "value-loss-coef": ("algorithm.value-coef", "twice the number: half the square is the loss here"),
     "clip-range": ("algorithm.clip-ratio", SAME),
     "clip-coef": ("algorithm.clip-ratio", SAME),
     "clip-param": ("algorithm.clip-ratio", SAME),
@@ -55,8 +57,11 @@ FOREIGN: dict[str, tuple[str, str]] = {
 
 def translated(flag: str) -> str | None:
     """What to type instead of another library's flag; None for one that is not known."""
-    word = flag.lstrip("-").replace("_", "-").lower()
-    if word not in FOREIGN:
-        return None
-    name, how = FOREIGN[word]
-    return f"here it is --{name} ({how})"
+    name, how = FOREIGN.get(flag.lstrip("-").replace("_", "-").lower(), ("", ""))
+    return f"here it is --{name} ({how})" if name else None
+
+
+def translated_key(key: str) -> str | None:
+    """The same for a setting from Python, wherever it was put."""
+    name, how = FOREIGN.get(key.rpartition(".")[2].replace("_", "-").lower(), ("", ""))
+    return f"here it is {name.replace('-', '_')} ({how})" if name else None

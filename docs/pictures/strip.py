@@ -1,0 +1,27 @@
+"""Draws `docs/_static/play.png`: pictures of an episode of a run on CartPole-v1, as `canter play --caption` films it.
+
+python docs/pictures/strip.py RUN
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import canter
+from canter.envs import EnvConfig
+from canter.play.video import Recorder, Strip, draw_without_display
+from canter.play.watching import drawn
+
+PICTURE = Path(__file__).parents[1] / "_static" / "play.png"
+
+if __name__ == "__main__":
+    draw_without_display()
+    strip = Strip()
+    strip.HEIGHT, strip.COUNT = 330, 3
+    env = drawn(EnvConfig(id="CartPole-v1")).build("cpu")
+    with tempfile.TemporaryDirectory() as folder, Recorder(env, Path(folder) / "episode.mp4", caption=True) as recorder:
+        player = canter.Player(canter.load(sys.argv[1]), env, seed=0)
+        player.play(1, 200, lambda turn: strip.add(recorder(turn)))
+    strip.save(PICTURE)

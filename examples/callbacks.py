@@ -1,0 +1,31 @@
+"""Callbacks: look at a run while it trains, and end it when you have seen enough.
+
+    python examples/callbacks.py
+
+What most callbacks are written for are settings, here `evaluate` and `checkpoints`; the command line has them too:
+`canter train CartPole-v1 --evaluate.every 4096 --until.mean-return 100`.
+"""
+
+import canter
+
+LEANING_RIGHT = [0.0, 0.0, 0.05, 0.0]
+
+
+def watch(report, policy, trainer):
+    """Called with every row of the log; a function of fewer arguments gets only the first ones."""
+    push = ("left", "right")[policy.predict(LEANING_RIGHT)[0]]
+    print(f"{report.env_steps:>6,} steps  return {report.return_:5.1f}  a pole that leans right is pushed {push}")
+    return canter.STOP if report.return_ > 100 else None  # False ends the run too
+
+
+if __name__ == "__main__":
+    result = canter.train(
+        "CartPole-v1",
+        watch,
+        total_steps=50_000,
+        evaluate={"every": 4096, "episodes": 5},  # a curve of its own, `eval/return`, in separate environments
+        checkpoints={"best_by": "evaluation"},  # what `canter.load` gives is the best by that curve
+        console="quiet",
+        final_evaluation=False,
+    )
+    print(f"ended by {result.ended_by}; the best policy is in {result.path / 'policies'}")
