@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("reference/*.py"), *ROOT.glob("benchmarks/**/*.py")])
 FOLDERS = sorted({path.parent for path in SOURCE.rglob("*.py")})
 UNPICKLED = ("compat/pickled_file.py", "compat/import_run.py", "envs/workers.py")
-UNPICKLED += tuple(f"compat/{parent}.py" for parent in ("rl_games/checkpoint", "rsl_rl/checkpoint", "rsl_rl/runner"))
+UNPICKLED += tuple(f"compat/rl_games/{name}.py" for name in ("checkpoint", "sac"))
+UNPICKLED += tuple(f"compat/rsl_rl/{name}.py" for name in ("checkpoint", "runner"))
 """Files that name pickles and never load one: what reads the parents' checkpoints by a closed list of types, and a
 worker process whose errors may not be sendable."""
 FORBIDDEN = ("pickle", "eval(", "exec(", "yaml.load(", "weights_only=False", "shell=True", "os.system")

@@ -9,7 +9,9 @@ repository only).
 For every update case the parent saves a checkpoint after the first of two updates. Canter loads it, makes the second
 update and compares all parameters and statistics with the parent's; then it writes the checkpoint in the parent's
 layout, which the parent loads by its own functions, strictly, and compares with its own, moments included. For other
-versions of RSL-RL their own runner trains and saves, and Canter's actions are compared with the runner's policy.
+versions of RSL-RL their own runner trains and saves, then makes one further update of a recorded rollout; Canter's
+actions, and its parameters and moments after the same update, are compared with the runner's. The file that Canter
+writes in that version's layout goes through the runner's `load` and `save` again.
 """
 
 from __future__ import annotations
@@ -82,23 +84,43 @@ def spoil(algorithm: canter.PPO) -> None:
                 tensor.fill_(0.0)
 
 
-def old_versions(folder: Path) -> dict[str, float]:
-    """The largest difference between the actions of each version's runner and Canter's."""
-    found = {}
+def versions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, float]]:
+    """For each version's own file: differences of actions, and of parameters and moments after a further update."""
+    found: dict[str, dict[str, float]] = {"actions_of_versions": {}, "further_update_of_versions": {}}
     for path in sorted(folder.glob("rsl_rl_*.json")):
         row = json.loads(path.read_text())
-        config = import_config(row["settings"], parity=True).config.algorithm
+        row["settings"]["algorithm"]["schedule"] = "fixed"
+        config = import_config(row["settings"], parity=True, num_envs=N).config.algorithm
         obs = {name: torch.tensor(value) for name, value in row["obs"].items()}
         specs = {name: canter.TensorSpec(tuple(value.shape[1:])) for name, value in obs.items()}
         action = canter.Continuous((-float("inf"),) * 2, (float("inf"),) * 2)
-        algorithm = config.build(canter.EnvSpec(specs, action, 8, final_obs="unknown"), 0)
+        spec = canter.EnvSpec(specs, action, N, final_obs="unknown", truncates=True)
+        mine, theirs = config.build(spec, 0), config.build(spec, 0)
+        mine.use_engine("autograd")
         weights = rsl_rl.read_weights(path.with_suffix(".pt"))
-        rsl_rl.load(algorithm, weights)
+        rsl_rl.load(mine, weights)
+        rsl_rl.load(theirs, rsl_rl.read_weights(folder / f"after_{path.stem}.pt"))
+        written = rsl_rl.dump(mine, weights.iteration, generation=row["generation"])
+        torch.save(written, folder / f"ours_{path.stem}.pt")
         taken = weights.optimizers["policy"]
         assert weights.iteration >= 1 and taken.steps > 0 and taken.learning_rate
-        acted, _ = algorithm.policy.act(obs, algorithm.policy.initial_state(8), torch.ones(8, dtype=torch.bool))
-        found[path.stem] = float((acted - torch.tensor(row["action"])).abs().max())
+        acted, _ = mine.policy.act(obs, mine.policy.initial_state(N), torch.ones(N, dtype=torch.bool))
+        found["actions_of_versions"][path.stem] = float((acted - torch.tensor(row["action"])).abs().max())
+        rollout, _ = collect(mine, rollouts(CASES["rsl_rl scalar"]), 0, mine.policy.initial_state(N), None)
+        monkeypatch.setattr(functional_order, "permutation", drawn(0, config.num_minibatches))
+        before = torch.cat([parameter.detach().flatten().clone() for parameter in mine.model.parameters()])
+        mine.update(rollout)
+        assert (torch.cat([p.detach().flatten() for p in mine.model.parameters()]) - before).abs().max() > 1e-4
+        found["further_update_of_versions"][path.stem] = max(
+            float((a - b).abs().max().detach()) for a, b in zip(numbers(mine), numbers(theirs), strict=True)
+        )
     return found
+
+
+def numbers(algorithm: canter.PPO) -> list[torch.Tensor]:
+    """Parameters, and what the optimiser keeps of them."""
+    groups = [group for optimizer in algorithm.optimizers.values() for group in optimizer.groups.values()]
+    return [*algorithm.model.parameters(), *(tensor for group in groups for tensor in group.state().values())]
 
 
 def main(python: str, *rsl_rl_folders: str) -> None:
@@ -106,8 +128,7 @@ def main(python: str, *rsl_rl_folders: str) -> None:
     folder = Path(tempfile.mkdtemp())
     subprocess.run([python, SCRIPT, "make", folder], check=True)
     for other in ("", *rsl_rl_folders):
-        env = os.environ | ({"PYTHONPATH": other} if other else {"PYTHONPATH": ""})
-        subprocess.run([python, SCRIPT, "runner", folder], check=True, env=env)
+        subprocess.run([python, SCRIPT, "runner", folder], check=True, env=os.environ | {"PYTHONPATH": other})
     expected = json.loads((folder / "expected.json").read_text())
     updates = {}
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -118,10 +139,16 @@ def main(python: str, *rsl_rl_folders: str) -> None:
             updates[name] = max(float(np.abs(found[key] - wanted[key]).max()) for key in wanted)
     subprocess.run([python, SCRIPT, "verify", folder], check=True)
     written = json.loads((folder / "verified.json").read_text())
-    results = {"further_update": updates, "written_and_loaded": written, "actions_of_versions": old_versions(folder)}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        results = {"further_update": updates, "written_and_loaded": written, **versions(folder, monkeypatch)}
+    results["written_for_versions"] = {}
+    for other in ("", *rsl_rl_folders):
+        subprocess.run([python, SCRIPT, "reload", folder], check=True, env=os.environ | {"PYTHONPATH": other})
+    for path in sorted(folder.glob("reloaded_*.json")):
+        results["written_for_versions"] |= json.loads(path.read_text())
     for what, rows in results.items():
         for name, difference in rows.items():
-            print(f"{what:20} {name:60} {difference:.1e}")
+            print(f"{what:28} {name:56} {difference:.1e}")
     (HERE / "checkpoints.json").write_text(json.dumps(results, indent=1) + "\n")
 
 

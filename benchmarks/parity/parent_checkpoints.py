@@ -3,8 +3,9 @@
     python benchmarks/parity/parent_checkpoints.py make FOLDER      RSL-RL 5.5.1 and rl_games 1.6.5, all update cases
     python benchmarks/parity/parent_checkpoints.py runner FOLDER    whichever RSL-RL is on the path, by its own runner
     python benchmarks/parity/parent_checkpoints.py verify FOLDER    what Canter wrote, loaded by the parents
+    python benchmarks/parity/parent_checkpoints.py reload FOLDER    the same by whichever RSL-RL's runner is on the path
 
-`benchmarks/parity/checkpoints.py` calls all three.
+`benchmarks/parity/checkpoints.py` calls all four.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "parity"))
 import parents
-from update_cases import CASES, OBS, STATES
+from update_cases import CASES, OBS, STATES, N, T, order, rollouts
 
 
 def file_name(case: str) -> str:
@@ -220,42 +221,131 @@ def settings(generation: int, recurrent: bool) -> Any:
     return top | {"obs_groups": {"policy": ["policy"], "critic": ["critic"]}, "policy": policy, "algorithm": named}
 
 
-def runner(folder: Path) -> None:
+def installed() -> str:
+    """The version of the RSL-RL on the path."""
     import rsl_rl
 
     beside = [*Path(str(rsl_rl.__file__)).parents[1].glob("rsl_rl_lib-*.dist-info")]
-    installed = beside[0].name.removeprefix("rsl_rl_lib-").removesuffix(".dist-info") if beside else "1.0.2"
-    generation = int(installed[0])
+    return beside[0].name.removeprefix("rsl_rl_lib-").removesuffix(".dist-info") if beside else "1.0.2"
+
+
+def new_runner(generation: int, config: Any, folder: Path) -> Any:
     from rsl_rl.runners import OnPolicyRunner
 
+    logs = None if generation >= 4 else str(folder / "logs")  # older ones cannot do without
+    return OnPolicyRunner(Env(generation), config, log_dir=logs, device="cpu")
+
+
+def networks_of(trained: Any) -> list[Any]:
+    """The modules that act and value, whatever the generation calls them."""
+    names = ("actor", "critic", "policy", "actor_critic")
+    return [model for name in names if (model := getattr(trained.alg, name, None)) is not None]
+
+
+def acted(trained: Any, obs: Any) -> torch.Tensor:
+    """What the runner's policy does without noise."""
+    policy = trained.get_inference_policy("cpu")
+    with torch.inference_mode():
+        return policy(obs)
+
+
+@torch.inference_mode()
+def forget(trained: Any) -> None:
+    """Begin new episodes."""
+    for model in networks_of(trained):
+        model.reset(torch.ones(N, dtype=torch.bool))
+
+
+def further(trained: Any, generation: int) -> None:
+    """One update more, of a recorded rollout. Statistics stay: generations move them at different moments."""
+    data, alg, step = rollouts(CASES["rsl_rl scalar"]), trained.alg, 0
+    noise = torch.from_numpy(data["noise"])
+    alg.schedule = "fixed"  # before 5.0 an epsilon in the KL moves an adaptive rate, which is not imitated
+    for model in networks_of(trained):
+        model.train()
+        model.update_normalization = lambda obs: None
+    if generation == 2:
+        trained.obs_normalizer.train(False), trained.privileged_obs_normalizer.train(False)
+
+    def at(t: int) -> Any:
+        policy, critic = torch.from_numpy(data["obs"][t]), torch.from_numpy(data["states"][t])
+        if generation >= 3:
+            from tensordict import TensorDict
+
+            return (TensorDict({"policy": policy, "critic": critic}, batch_size=[N]),)
+        if generation == 2:
+            return trained.obs_normalizer(policy), trained.privileged_obs_normalizer(critic)
+        return policy, critic
+
+    forget(trained)
+    with torch.inference_mode():
+        for step in range(T):
+            drawn = noise[step]
+            with mock.patch.object(torch.distributions.Normal, "sample", lambda d, *_, z=drawn: d.mean + d.stddev * z):
+                alg.act(*at(step))
+            ended = torch.from_numpy(data["terminated"][step] | data["truncated"][step])
+            # 1.x takes ends that are no mask for indices of environments; legged_gym's are a mask.
+            came = (torch.from_numpy(data["reward"][step]), ended if generation == 1 else ended.long())
+            after = at(step + 1) if generation >= 3 else ()
+            alg.process_env_step(*after, *came, {"time_outs": torch.from_numpy(data["truncated"][step])})
+        alg.compute_returns(at(T)[-1])
+    with mock.patch("torch.randperm", lambda count, **_: torch.from_numpy(order(0, count))):
+        alg.update()
+
+
+def runner(folder: Path) -> None:
+    version = installed()
+    generation = int(version[0])
     for recurrent in (False, True):
         torch.manual_seed(1)
         config = settings(generation, recurrent)
         text = json.dumps(config)
+        path = folder / f"rsl_rl_{version}_{'lstm' if recurrent else 'mlp'}.pt"
         with contextlib.redirect_stdout(io.StringIO()):
-            logs = None if generation >= 4 else str(folder / "logs")  # older ones cannot do without
-            trained = OnPolicyRunner(Env(generation), config, log_dir=logs, device="cpu")
+            trained = new_runner(generation, config, folder)
             trained.learn(2)
             # 2.x tells a writer of the model unless logs are off.
             trained.logger_type, trained.disable_logs = "tensorboard", True
-            path = folder / f"rsl_rl_{installed}_{'lstm' if recurrent else 'mlp'}.pt"
             trained.save(str(path))
-            policy = trained.get_inference_policy("cpu")
             obs = Env(generation).draw()
-            models = [getattr(trained.alg, name, None) for name in ("actor", "policy", "actor_critic")]
-            with torch.inference_mode():
-                next(model for model in models if model is not None).reset(torch.ones(8, dtype=torch.bool))
-                action = policy(obs if generation >= 3 else obs[0])
+            forget(trained)
+            action = acted(trained, obs if generation >= 3 else obs[0])
+            further(trained, generation)
+            trained.save(str(folder / f"after_{path.name}"))
         given = (
             {"policy": obs["policy"], "critic": obs["critic"]}
             if generation >= 3
             else dict(zip(("policy", "critic"), obs, strict=True))
         )
         state = {name: tensor.tolist() for name, tensor in given.items()}
-        row = {"settings": json.loads(text), "obs": state, "action": action.tolist(), "version": installed}
+        row = {"settings": json.loads(text), "obs": state, "action": action.tolist(), "generation": generation}
         path.with_suffix(".json").write_text(json.dumps(row))
+
+
+def reload(folder: Path) -> None:
+    """What Canter wrote, loaded by a new runner: its actions, and all that it saves again, beside the parent's own."""
+    version = installed()
+    generation, found = int(version[0]), {}
+    for path in sorted(folder.glob(f"rsl_rl_{version}_*.pt")):
+        row = json.loads(path.with_suffix(".json").read_text())
+        with contextlib.redirect_stdout(io.StringIO()):
+            trained = new_runner(generation, row["settings"], folder)
+            trained.logger_type, trained.disable_logs = "tensorboard", True
+            if generation >= 4:
+                trained.logger.writer = None  # which only `learn` makes
+            trained.load(str(folder / f"ours_{path.name}"))
+            obs = Env(generation).draw()
+            action = acted(trained, obs if generation >= 3 else obs[0])
+            trained.save(str(folder / "again.pt"))
+        flat = []
+        for file in (path, folder / "again.pt"):
+            flat.append({})
+            walk(torch.load(file, weights_only=True), "", flat[-1])
+        state = difference(*({name: tensor.double() for name, tensor in each.items()} for each in flat))
+        found[path.stem] = max(state, float((action - torch.tensor(row["action"])).abs().max()))
+    (folder / f"reloaded_{version}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"make": make, "verify": verify, "runner": runner}[sys.argv[1]](Path(sys.argv[2]))
+    {"make": make, "verify": verify, "runner": runner, "reload": reload}[sys.argv[1]](Path(sys.argv[2]))

@@ -84,6 +84,7 @@ def rsl_rl(case: Case) -> Numbers:
     data, settings = rollouts(case), dict(case["theirs"])
     noise = torch.from_numpy(data["noise"])
     normalize, std_type = settings.pop("obs_normalization", False), settings.pop("std_type", "scalar")
+    learn_std = settings.pop("learn_std", True)
     rnn = {"rnn_type": settings.pop("rnn_type", None), "rnn_num_layers": settings.pop("rnn_num_layers", 1)}
     kind, own = (RNNModel, rnn | {"rnn_hidden_dim": MEMORY}) if rnn["rnn_type"] else (MLPModel, {})
 
@@ -92,7 +93,7 @@ def rsl_rl(case: Case) -> Numbers:
         return TensorDict(groups, batch_size=[N])
 
     own |= {"hidden_dims": HIDDEN, "activation": "elu", "obs_normalization": normalize}
-    gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": std_type}
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": std_type, "learn_std": learn_std}
     groups = {"actor": ["policy"], "critic": ["critic"]}
     actor = kind(at(0), groups, "actor", ACTIONS, distribution_cfg=gaussian, **own)
     critic = kind(at(0), groups, "critic", 1, **own)

@@ -2,7 +2,9 @@
 
     python benchmarks/parity/scripts.py PARENTS_PYTHON
 
-PARENTS_PYTHON is a Python with rsl-rl-lib 5.5.1, rl_games 1.6.5 and Gymnasium. Both runs of a script train in the
+PARENTS_PYTHON is a Python with rsl-rl-lib 5.5.1 and rl_games 1.6.5; so must be the one that runs this, as scripts keep
+what else they import from the parents.
+Both runs of a script train in the
 same environment, save, load and play; the files that they leave are compared, and each library's file is played by the
 other: Canter's by the parent's script and the parent's by Canter's.
 """
@@ -15,10 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-RSL_RL = """
+ROBOTS = """
 import json, sys
 import torch
-from {runners} import OnPolicyRunner
+from {runners} import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 torch.manual_seed(1)
 
@@ -43,24 +45,75 @@ gaussian = {{"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": 
 cfg = {{"num_steps_per_env": 24, "save_interval": 20, "obs_groups": {{"actor": ["policy"], "critic": ["policy"]}},
        "actor": model | {{"distribution_cfg": gaussian}}, "critic": model, "algorithm": {{"class_name": "PPO"}}}}
 folder, other = sys.argv[1], sys.argv[2]
+
+def play(player):
+    torch.manual_seed(1)
+    env, policy, total = Env(), player.get_inference_policy(device="cpu"), 0.0
+    with torch.inference_mode():
+        obs = env.get_observations()
+        for _ in range(40):
+            obs, reward, _, _ = env.step(policy(obs))
+            total += reward.mean().item()
+    print("RESULT", total)
+"""
+RSL_RL = (
+    ROBOTS
+    + """
 runner = OnPolicyRunner(Env(), dict(cfg), log_dir=folder, device="cpu")
 if other == "-":
     runner.learn(num_learning_iterations=60, init_at_random_ep_len=True)
     other = folder + "/model_59.pt"
 player = OnPolicyRunner(Env(), dict(cfg), log_dir=None, device="cpu")
 player.load(other)
-policy = player.get_inference_policy(device="cpu")
-env, total = Env(), 0.0
-with torch.inference_mode():
-    obs = env.get_observations()
-    for _ in range(40):
-        obs, reward, _, _ = env.step(policy(obs))
-        total += reward.mean().item()
-print("RESULT", total)
+play(player)
 """
+)
+STUDENT = (
+    ROBOTS
+    + """
+student = {{key: cfg[key] for key in ("num_steps_per_env", "save_interval")}} | {{
+    "obs_groups": {{"student": ["policy"], "teacher": ["policy"]}},
+    "student": model | {{"hidden_dims": [16], "distribution_cfg": gaussian | {{"init_std": 0.1}}}},
+    "teacher": model | {{"distribution_cfg": gaussian}},
+    "algorithm": {{"class_name": "Distillation", "gradient_length": 6, "num_learning_epochs": 2}}}}
+if other == "-":
+    runner = OnPolicyRunner(Env(), dict(cfg), log_dir=folder, device="cpu")
+    runner.learn(60)
+    learner = DistillationRunner(Env(), dict(student), log_dir=folder + "/student", device="cpu")
+    learner.load(folder + "/model_59.pt")
+    learner.learn(60)
+    other = folder + "/student/model_59.pt"
+player = DistillationRunner(Env(), dict(student), log_dir=None, device="cpu")
+player.load(other)
+play(player)
+"""
+)
 RL_GAMES = """
 import json, os, sys
+import gymnasium, torch
 from {runners} import Runner
+from rl_games.common import env_configurations, vecenv
+
+class Points(vecenv.IVecEnv):
+    def __init__(self, name="points", num_actors=64, **options):
+        self.place, self.age = torch.randn(num_actors, 4), torch.zeros(num_actors)
+    def get_env_info(self):
+        box = gymnasium.spaces.Box
+        return {{"observation_space": box(-9, 9, (4,)), "action_space": box(-1, 1, (2,)), "agents": 1}}
+    def get_number_of_agents(self):
+        return 1
+    def reset(self):
+        return self.place.clone()
+    def step(self, action):
+        self.place[:, :2] += 0.3 * action.clamp(-1, 1)
+        reward = -self.place[:, :2].square().sum(-1)
+        self.age += 1
+        cut = self.age >= 40
+        self.place[cut], self.age[cut] = torch.randn(int(cut.sum()), 4), 0.0
+        return self.place.clone(), reward, cut, {{"time_outs": cut}}
+
+vecenv.register("POINTS", lambda name, num_actors, **options: Points(name, num_actors))
+env_configurations.register("points", {{"vecenv_type": "POINTS", "env_creator": lambda **options: None}})
 folder, other = sys.argv[1], sys.argv[2]
 params = json.loads(open(os.path.join(os.path.dirname(folder), "params.json")).read())
 params["config"] |= {{"train_dir": os.path.dirname(folder), "full_experiment_name": os.path.basename(folder)}}
@@ -68,21 +121,18 @@ runner = Runner()
 runner.load({{"params": params}})
 if other == "-":
     runner.run({{"train": True, "play": False}})
-    other = os.path.join(folder, "nn", "pendulum.pth")
+    other = os.path.join(folder, "nn", "points.pth")
 player = runner.create_player()
 player.restore(other)
-returns = []
-import gymnasium, torch
-env = gymnasium.make("Pendulum-v1")
-for seed in range(20):
-    obs, total = env.reset(seed=seed)[0], 0.0
-    for _ in range(200):
-        with torch.no_grad():
-            action = player.get_action(torch.as_tensor(obs).float(), is_deterministic=True)
-        obs, reward, *_ = env.step(action.cpu().numpy().reshape(-1))
-        total += float(reward)
-    returns.append(total)
-print("RESULT", sum(returns) / len(returns))
+player.has_batch_dimension = True
+torch.manual_seed(1)
+env, total = Points(), 0.0
+obs = env.reset()
+with torch.no_grad():
+    for _ in range(40):
+        obs, reward, _, _ = env.step(player.get_action(obs, is_deterministic=True))
+        total += reward.mean().item()
+print("RESULT", total)
 """
 PARAMS = {
     "seed": 7,
@@ -103,13 +153,13 @@ PARAMS = {
         "mlp": {"units": [64, 64], "activation": "elu", "initializer": {"name": "default"}},
     },
     "config": {
-        "name": "pendulum",
-        "env_name": "gymnasium",
-        "env_config": {"env_name": "Pendulum-v1"},
+        "name": "points",
+        "env_name": "points",
+        "player": {"use_vecenv": True},
         "device": "cpu",
         "device_name": "cpu",
         "torch_compile": False,
-        "num_actors": 16,
+        "num_actors": 64,
         "reward_shaper": {"scale_value": 0.1},
         "normalize_input": True,
         "normalize_value": True,
@@ -126,16 +176,17 @@ PARAMS = {
         "bounds_loss_coef": 0.0001,
         "grad_norm": 1.0,
         "truncate_grads": True,
-        "horizon_length": 64,
-        "minibatch_size": 256,
+        "horizon_length": 24,
+        "minibatch_size": 384,
         "mini_epochs": 8,
-        "max_epochs": 100,
+        "max_epochs": 60,
         "save_best_after": 5,
     },
 }
 SCRIPTS = {
     "rsl_rl": (RSL_RL, "rsl_rl.runners", "canter.compat.rsl_rl", "model_59.pt"),
-    "rl_games": (RL_GAMES, "rl_games.torch_runner", "canter.compat.rl_games", "nn/pendulum.pth"),
+    "student": (STUDENT, "rsl_rl.runners", "canter.compat.rsl_rl", "student/model_59.pt"),
+    "rl_games": (RL_GAMES, "rl_games.torch_runner", "canter.compat.rl_games", "nn/points.pth"),
 }
 
 

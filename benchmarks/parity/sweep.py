@@ -5,8 +5,9 @@
 CHECKOUT is a folder with a checkout of one of the four; rl_games' files are YAML with `params`, RSL-RL's are Python and
 are read without running them. Each file is imported twice, in Canter's forms and with parity. An import counts when the
 algorithm is built from it, networks, optimiser and engine, for a stand-in environment with the file's kind of
-observation and action. No key may be missing in the report. `--write` keeps the table in sweep.json beside this file
-and in docs/imported_configs.md.
+observation and action. What no file holds is added, as its user has to: a teacher for a student, clips for AMP, and
+a mirror image that the environment declares. No key may be missing in the report. `--write` keeps the table in
+sweep.json beside this file and in docs/imported_configs.md.
 
 Where a file leaves the number of environments to a script, or the number of agents to the environment, the smallest
 number is taken for which the file's minibatches come out even, from 4096 environments or one agent on.
@@ -16,22 +17,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from canter.algorithms.distillation import DistillationConfig
+from canter.algorithms.ppo import PPOConfig
 from canter.algorithms.sac import SACConfig
 from canter.compat import Imported, ImportRefused, import_config
 from canter.compat.settings.importing import read_source
 from canter.compat.settings.python_config import runs_in
 from canter.compat.settings.rl_games import is_rl_games
 from canter.config_file import ConfigError, read_config
-from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
+from canter.extensions.amp import AMPConfig
+from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mirror, MultiDiscrete, Symmetry, TensorSpec
+from canter.storage.policy_file import save_policy
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "sweep.json", HERE.parents[1] / "docs" / "imported_configs.md"
@@ -97,6 +103,10 @@ def options_for(tree: Mapping[str, Any]) -> dict[str, int]:
 def stand_in(imported: Imported, tree: Mapping[str, Any], agents: int) -> EnvSpec:
     """An environment with the observations and actions that the networks are for."""
     algorithm = imported.config.algorithm
+    if isinstance(algorithm, DistillationConfig):
+        groups = dict.fromkeys((*(algorithm.policy.obs_groups or ()), "policy"), TensorSpec((24,)))
+        action = Continuous((-1.0,) * 6, (1.0,) * 6)
+        return EnvSpec(groups, action, imported.config.env.num_envs, torch.device("cpu"), final_obs="unknown")
     if isinstance(algorithm, SACConfig):
         action = Continuous((-1.0,) * 6, (1.0,) * 6)
         return EnvSpec({"policy": TensorSpec((24,))}, action, imported.config.env.num_envs, torch.device("cpu"))
@@ -114,8 +124,23 @@ def stand_in(imported: Imported, tree: Mapping[str, Any], agents: int) -> EnvSpe
         action = Discrete(6)
     elif model.distribution == "multi_categorical":
         action = MultiDiscrete((3, 4))
-    obs = {name: TensorSpec(shape) for name in sorted(groups)}
-    return EnvSpec(obs, action, imported.config.env.num_envs * agents, torch.device("cpu"), final_obs="unknown")
+    obs = {name: TensorSpec(shape) for name in sorted(groups)} | {"amp": TensorSpec((1,))}
+    num_envs = imported.config.env.num_envs * agents
+    same = {name: Mirror((1,) * shape[-1]) for name in groups}
+    symmetries = (Symmetry("none", same, Mirror((1,) * 6)),) if isinstance(action, Continuous) else ()
+    return EnvSpec(obs, action, num_envs, torch.device("cpu"), final_obs="unknown", symmetries=symmetries)
+
+
+def completed(algorithm: Any, spec: EnvSpec, folder: Path) -> Any:
+    """Settings with what no file holds."""
+    if isinstance(algorithm, DistillationConfig):
+        save_policy(folder / "teacher.safetensors", PPOConfig().build(spec, 0).policy)
+        return replace(algorithm, teacher=str(folder / "teacher.safetensors"))
+    clips = {"motions": ("canter:swimmer_wide.npz",), "columns": ("dof_positions/joint_1",), "time_step": 0.02}
+    own = [
+        replace(each, **clips) if isinstance(each, AMPConfig) else each for each in getattr(algorithm, "extensions", ())
+    ]
+    return replace(algorithm, extensions=tuple(own)) if own else algorithm
 
 
 def look(case: Case, *, parity: bool) -> dict[str, Any]:
@@ -141,9 +166,10 @@ def look(case: Case, *, parity: bool) -> dict[str, Any]:
     if "verdict" in row:
         return row
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
             warnings.simplefilter("ignore")
-            imported.config.algorithm.build(stand_in(imported, tree, options.get("agents", 1)), seed=0)
+            spec = stand_in(imported, tree, options.get("agents", 1))
+            completed(imported.config.algorithm, spec, Path(folder)).build(spec, seed=0)
     except ValueError as error:
         return row | {"verdict": "not built", "reason": str(error)}
     differences = [entry for entry in report.of("differs") if not entry.key.endswith(".score_to_win")]
@@ -174,12 +200,20 @@ def main() -> None:
         PAGE.write_text(page(rows))
 
 
-EXISTING = ("a2c_continuous", "a2c_discrete", "PPO", "sac")
+EXISTING = ("a2c_continuous", "a2c_discrete", "PPO", "sac", "amp_continuous", "Distillation")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """How many files run as they are, with a difference and not at all."""
-    heads = ("checkout", "files", "PPO, SAC", "as they are (parity)", "with a difference", "not at all", "importable")
+    heads = (
+        "checkout",
+        "files",
+        "algorithm exists",
+        "as they are (parity)",
+        "with a difference",
+        "not at all",
+        "importable",
+    )
     lines = [f"| {' | '.join(heads)} |"]
     lines.append("| --- | --- | --- | --- | --- | --- | --- |")
     plain = [row for row in rows if not row["parity"]]
@@ -208,7 +242,8 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 What the importers make of every settings file that rl_games, IsaacGymEnvs, Isaac Lab and mjlab ship. A file counts as
 importable when the algorithm is built from the result, for a stand-in environment with its kind of observation and
-action. Every key of every file is in its report. Reproduce it with
+action. What no file holds is added, as its user has to: a teacher for a student, clips for AMP, and a mirror image that
+the environment declares. Every key of every file is in its report. Reproduce it with
 `python benchmarks/parity/sweep.py CHECKOUT... --write`, which also writes
 `benchmarks/parity/sweep.json` with a row for each file.
 

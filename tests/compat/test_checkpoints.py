@@ -132,6 +132,19 @@ def test_a_deviation_in_another_form_keeps_its_value_and_forgets_its_moments(tmp
     assert moments_in(ppo)["actor.head.raw_std"] == 0
 
 
+def test_a_deviation_that_does_not_learn_comes_from_the_file_and_goes_back():
+    theirs = Rsl(normalize=False)
+    changes = {"actor.distribution_cfg.learn_std": False, "actor.obs_normalization": False, "critic.activation": "elu"}
+    ppo = import_config(changed(RSL_RL, changes), parity=True).config.algorithm.build(spec_of(), 0)
+    tree = theirs.file(5)
+    del tree["optimizer_state_dict"]["state"][0]  # torch keeps no moments of what has no gradient
+    rsl_rl.load(ppo, rsl_rl.weights_in(tree, None))
+    assert torch.equal(ppo.model.actor.head.raw_std, theirs.std)
+    written = rsl_rl.dump(ppo, 1)
+    assert torch.equal(written["actor_state_dict"]["distribution.std_param"], theirs.std)
+    assert written["optimizer_state_dict"]["state"].keys() == tree["optimizer_state_dict"]["state"].keys()
+
+
 def test_memory_and_a_deviation_from_the_network():
     torch.manual_seed(1)
     rnn, mlp = nn.LSTM(OBS, 6, num_layers=2), layers(6, 8, 2 * ACTIONS)
@@ -234,6 +247,18 @@ def test_rl_games_acts_and_values_as_it_did(action, separate, tmp_path):
         torch.testing.assert_close(written["model"][name].reshape(-1), tensor.reshape(-1), atol=1e-6, rtol=0)
     for i, entry in tree["optimizer"]["state"].items():
         assert torch.equal(written["optimizer"]["state"][i]["exp_avg"], entry["exp_avg"])
+
+
+@pytest.mark.parametrize(("form", "of"), [("exp", torch.exp), ("softplus", nn.functional.softplus)])
+def test_rl_games_forms_of_the_deviation_and_its_floor_are_kept(form, of):
+    tree, _, _ = rl_games_model()
+    at = "network__space__continuous__"
+    settings = rl_games_settings(**{f"{at}sigma_parametrization": form, f"{at}min_sigma": 0.15})
+    ppo = import_config(settings, parity=True).config.algorithm.build(spec_of(), 0)
+    rl_games.load(ppo, rl_games.weights_in(tree, None))
+    params, _ = ppo.policy.params({"policy": torch.zeros(1, OBS)}, ())
+    torch.testing.assert_close(ppo.distribution.std(params)[0], 0.15 + of(torch.tensor([-0.5, 0.2])))
+    assert torch.equal(rl_games.dump(ppo, 1, 1, 0.0)["model"]["a2c_network.sigma"], torch.tensor([-0.5, 0.2]))
 
 
 def test_what_is_written_is_read_without_running_anything_and_by_another_algorithm(tmp_path):

@@ -80,6 +80,22 @@ def test_a_recurrent_policy_trains_with_the_length_that_rl_games_really_used():
     ).config.algorithm.model.policy.memory.concat_input
 
 
+def test_forms_of_the_deviation_keep_the_parents_start():
+    at = "network__space__continuous__"
+    changes = {f"{at}min_sigma": 0.15, f"{at}sigma_parametrization": "softplus", f"{at}learn_sigma": False}
+    theirs = import_config(rl_games(**changes), parity=True).config.algorithm.model.std
+    ours = import_config(rl_games(**changes)).config.algorithm.model.std
+    start = 0.15 + math.log(2)  # softplus(0) and the floor
+    assert (theirs.form, theirs.floor, theirs.learn, theirs.initial) == ("softplus", 0.15, False, pytest.approx(start))
+    assert (ours.form, ours.floor, ours.minimum, ours.initial) == ("bounded", 0.0, 0.15, pytest.approx(start))
+
+
+def test_only_the_first_layer_may_be_normalised():
+    changes = {"network__mlp__normalization": "layer_norm", "network__mlp__norm_only_first_layer": True}
+    policy = import_config(rl_games(**changes)).config.algorithm.model.policy
+    assert (policy.layer_norm, policy.layer_norm_layers) == (True, "first")
+
+
 def test_central_value_becomes_the_critic_with_its_own_loss():
     central = {
         "minibatch_size": 64,
@@ -150,6 +166,10 @@ def test_what_cannot_be_done_is_refused_by_key_and_remedy(changes, words):
         ({"network__mlp__activation": "relo"}, ("params.network.mlp.activation", "did you mean relu")),
         ({"network__mlp__units": "256"}, ("params.network.mlp.units", "list of whole numbers")),
         ({"network__mlp": 3}, ("params.network.mlp", "a mapping", "3")),
+        ({"config": [1, 2]}, ("params.config", "a mapping", "[1, 2]")),
+        ({"algo": None}, ("params.algo", "a mapping", "required")),
+        ({"config__horizon_length": -4}, ("params.config.horizon_length", "above 0", "-4")),
+        ({"config__num_actors": 0}, ("params.config.num_actors", "above 0", "0")),
     ],
 )
 def test_broken_values_name_key_value_and_remedy(changes, words):

@@ -4,9 +4,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from test_rl_games_config import sac
+from test_rsl_rl_runner import scalars
 from theirs import rl_games
 
-from canter.compat.pickled_file import read_pickled
+from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rl_games import Agent, AlgoObserver, PpoPlayer, Runner, env_configurations, model_builder, vecenv
 from canter.compat.rl_games.env import RlGamesEnv
 from canter.plain import ConfigError
@@ -113,6 +115,10 @@ def test_a_script_trains_saves_where_it_looks_restores_and_plays(tmp_path, point
     best, epochs = runner.run({"train": True, "play": False, "checkpoint": None})
     files = sorted(path.name for path in (tmp_path / "exp" / "nn").iterdir())
     assert epochs == 4 and "small.pth" in files and any(name.startswith("last_small_ep_4_rew_") for name in files)
+    tags = scalars(tmp_path / "exp" / "summaries")
+    assert {"rewards/step", "rewards/iter", "rewards/time", "episode_lengths/step", "losses/a_loss"} <= set(tags)
+    assert {"losses/c_loss", "losses/bounds_loss", "info/last_lr", "info/kl"} <= set(tags)
+    assert len(tags["info/epochs"]) == 4
     assert observer.calls[:2] == [("before_init", "exp"), "after_init"] and observer.calls.count("after_steps") == 4
     assert observer.infos == 4 * 16 and (4 * 16 * N, 4) in observer.calls
     assert (
@@ -218,6 +224,32 @@ def test_players_and_agents_of_the_users(tmp_path):
     runner.load(settings(tmp_path, algo__name="amp"))
     with pytest.raises(ConfigError, match=r"train_epoch: .*phases.*play_steps: .*reward"):
         runner.run({"train": True})
+
+
+def test_sac_trains_saves_restores_and_plays(tmp_path):
+    own = {"train_dir": str(tmp_path), "full_experiment_name": "exp", "device": "cpu", "env_name": "points"}
+    own |= {"save_best_after": 1, "player": {"games_num": 4}, "env_config": {}, "max_epochs": 20}
+    config = sac(**own)
+    runner = Runner()
+    runner.load(config)
+    runner.run({"train": True})
+    file = tmp_path / "exp" / "nn" / "pendulum.pth"
+    assert file.is_file() and runner.agent.algorithm.updates > 0
+    player = runner.create_player()
+    player.restore(str(file.with_suffix("")))
+    trained, obs, begun = runner.agent.algorithm, torch.randn(4, OBS), read_pickled(file)["epoch"]
+    again = Runner()
+    again.load(config)
+    again.run({"train": True, "checkpoint": str(file)})
+    assert again.agent.epoch_num == begun + 20
+    last = next(file.parent.glob(f"last_pendulum_ep_{runner.agent.epoch_num}_*.pth"))
+    player.restore(str(last))
+    wanted, _ = trained.policy.act({"policy": obs}, deterministic=True)
+    torch.testing.assert_close(player.get_action(obs, is_deterministic=True), wanted)
+    assert isinstance(runner.run({"play": True, "checkpoint": str(file)}), float)
+    torch.save({"actor": {}, "critic": {}, "epoch": 1}, tmp_path / "theirs.pth")
+    with pytest.raises(CheckpointRefused, match="rl_games' SAC is not read"):
+        player.restore(str(tmp_path / "theirs.pth"))
 
 
 def test_what_is_not_there_is_named(tmp_path):

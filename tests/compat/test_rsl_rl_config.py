@@ -80,7 +80,6 @@ def test_memory_of_both_networks_runs_over_the_whole_rollout():
     [
         ({"algorithm.clip_parm": 0.2}, ("algorithm.clip_parm=0.2", "did you mean clip_param")),
         ({"algorithm.class_name": "MyPPO"}, ("algorithm.class_name='MyPPO'", "PPO")),
-        ({"algorithm.symmetry_cfg": {"use_data_augmentation": True}}, ("symmetry_cfg", "--without")),
         ({"algorithm.optimizer": "sgd"}, ("algorithm.optimizer='sgd'", "Adam")),
         ({"actor.class_name": "mine:Net"}, ("actor.class_name='mine:Net'", "canter.register")),
     ],
@@ -100,14 +99,29 @@ def test_what_cannot_be_done_is_refused_by_key_and_remedy(changes, words):
         ({"actor.activation": "eli"}, ("actor.activation", "did you mean elu")),
         ({"actor.distribution_cfg.std_type": "exp"}, ("std_type", "scalar, log", "'exp'")),
         ({"obs_groups.actor": "policy"}, ("obs_groups.actor", "a list of observation groups")),
+        ({"actor": "mlp"}, ("actor: expected a mapping, got 'mlp'",)),
+        ({"algorithm.num_mini_batches": 5}, ("algorithm.num_mini_batches", "= 32, got 5", "--parity")),
+        ({"algorithm.num_mini_batches": 3, "actor.rnn_type": "gru"}, ("with memory, = 4, got 3",)),
+        ({"num_steps_per_env": 0}, ("num_steps_per_env", "above 0, got 0")),
         ({"algorithm.learning_rate": 0.5}, ("adaptive_kl", "0.5")),
     ],
 )
 def test_broken_values_name_key_value_and_remedy(changes, words):
     with pytest.raises(ConfigError) as broken:
-        import_config(changed(RSL_RL, changes))
+        import_config(changed(RSL_RL, changes), num_envs=4)
     for word in words:
         assert word.lower() in str(broken.value).lower().replace("adaptivekl", "adaptive_kl")
+
+
+def test_words_for_nothing_and_numbers_as_words_are_understood():
+    found = import_config(changed(RSL_RL, {"algorithm.desired_kl": "None", "algorithm.learning_rate": "5e-4"}))
+    assert found.config.algorithm.optimizer.learning_rate.initial == 5e-4
+    assert not hasattr(found.config.algorithm.optimizer.learning_rate, "target_kl"), "it stays"
+
+
+def test_with_memory_environments_that_are_left_over_are_dropped_as_in_the_parent():
+    tree = changed(RSL_RL, {"algorithm.num_mini_batches": 3, "actor.rnn_type": "gru"})
+    assert import_config(tree, parity=True, num_envs=4).config.algorithm.uneven_minibatches == "drop"
 
 
 def test_canters_own_settings_are_not_taken_for_a_parents():
@@ -120,6 +134,19 @@ def test_the_input_is_left_as_it_was():
     before = changed(RSL_RL, {})
     import_config(before, num_envs=4, parity=True)
     assert before == RSL_RL
+
+
+def test_symmetry_becomes_the_extension_and_asks_for_mirrors():
+    section = {"use_data_augmentation": True, "use_mirror_loss": True, "mirror_loss_coeff": 0.2}
+    section |= {"data_augmentation_func": "robots.mdp:compute_symmetric_states"}
+    imported = import_config(changed(RSL_RL, {"algorithm.symmetry_cfg": section}), parity=True, env="Pendulum-v1")
+    (symmetry,) = imported.config.algorithm.extensions
+    assert (symmetry.augment, symmetry.mirror_loss, symmetry.old_log_prob) == (True, 0.2, "repeated")
+    assert any("EnvSpec.symmetries" in entry.why for entry in imported.deviations.of("differs"))
+    with pytest.raises(ValueError, match="Pendulum-v1 declares none; give"):
+        Trainer(imported.config)
+    logged = import_config(changed(RSL_RL, {"algorithm.symmetry_cfg": section | dict.fromkeys(section, False)}))
+    assert logged.config.algorithm.extensions == ()
 
 
 def test_curiosity_becomes_the_extension_and_trains():
@@ -192,6 +219,7 @@ SINCE_4 = {key: value for key, value in STUDENT.items() if key != "policy"} | {
         "rnn_hidden_dim": 24,
         "rnn_num_layers": 2,
         "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.2},
+        "state_dependent_std": False,
     },
     "teacher": {"class_name": "MLPModel", "hidden_dims": [64]},
 }

@@ -10,7 +10,7 @@ from theirs import GENERATIONS, changed
 
 from canter.cli import main
 from canter.compat.pickled_file import read_pickled
-from canter.compat.rsl_rl import DistillationRunner, OnPolicyRunner, RslRlEnv
+from canter.compat.rsl_rl import OnPolicyRunner, RslRlEnv
 from canter.config_file import dump_plain
 from canter.plain import ConfigError
 
@@ -128,9 +128,50 @@ def test_what_subclasses_of_mjlab_touch(tmp_path):
     runner = Mine(Robots(), settings(), log_dir=str(tmp_path), device="cpu")
     runner.add_git_repo_to_log(__file__)
     assert runner.logger.git_status_repos == [__file__] and runner.alg.rnd is None
+    assert not list(tmp_path.iterdir()), "who only loads writes nothing"
     runner.learn(2)
     assert runner.saved == 3 and runner.logger.log_dir == str(tmp_path)
     assert runner.alg.get_policy().output_std.shape == (2,)
+    assert runner.logger_type == "tensorboard" and runner.alg.policy.actor_obs_normalization
+    obs = torch.randn(3, OBS)
+    exported = runner.alg.actor_critic.actor(runner.alg.policy.actor_obs_normalizer(obs))
+    torch.testing.assert_close(exported, runner.get_inference_policy()(obs), atol=1e-6, rtol=0)
+
+
+def scalars(folder):
+    """All scalars in the event files of a folder, by their tags."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = events.EventAccumulator(str(folder))
+    found.Reload()
+    return {tag: [event.value for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def test_the_event_file_has_rsl_rls_tags_and_code_is_kept(tmp_path):
+    repository = tmp_path / "project"
+    repository.mkdir()
+    (repository / "train.py").write_text("first\n")
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
+        subprocess.run(["git", "-C", str(repository), *words], check=True)
+    (repository / "train.py").write_text("second\n")
+    runner = OnPolicyRunner(Robots(), settings(), log_dir=str(tmp_path / "logs"), device="cpu")
+    runner.add_git_repo_to_log(str(repository / "train.py"))
+    reports = []
+    count, runner.trainer.on_iteration = runner.trainer.on_iteration, lambda r: (reports.append(r), count(r))
+    runner.learn(3)
+    found = scalars(tmp_path / "logs")
+    tags = {
+        "Loss/value",
+        "Loss/surrogate",
+        "Loss/entropy",
+        "Loss/learning_rate",
+        "Policy/mean_std",
+        "Train/mean_reward",
+    }
+    assert tags | {"Perf/total_fps", "reward/distance", "Episode/count"} <= set(found)
+    expected = [2 * report.metrics["loss/value"] for report in reports]
+    assert found["Loss/value"] == pytest.approx(expected), "RSL-RL's is the whole square"
+    kept = (tmp_path / "logs" / "git" / "project.diff").read_text()
+    assert "--- git commit ---" in kept and "-first\n+second" in kept
 
 
 @pytest.mark.parametrize("memory", [None, "lstm", "gru"])
@@ -164,9 +205,43 @@ def test_onnx_runs_without_canter(tmp_path):
     torch.testing.assert_close(torch.as_tensor(actions), runner.get_inference_policy()(obs), atol=1e-5, rtol=0)
 
 
-def test_distillation_is_refused_with_what_there_is():
-    with pytest.raises(ConfigError, match="canter distill"):
-        DistillationRunner(None, {})
+def mirrored(env, obs, actions, obs_type=None):
+    """The four images of points in a plane: x and y may change their signs."""
+    signs = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]])
+
+    def of(x):
+        return None if x is None else torch.cat([x * sign.repeat(x.shape[-1] // 2) for sign in signs])
+
+    return ({name: of(group) for name, group in obs.items()} if isinstance(obs, dict) else of(obs)), of(actions)
+
+
+@pytest.mark.parametrize("generation", [2, 5])
+def test_a_function_that_mirrors_is_learned_from(generation):
+    section = {"use_data_augmentation": True, "use_mirror_loss": False, "mirror_loss_coeff": 0.0}
+    section["data_augmentation_func"] = mirrored if generation == 2 else f"{__name__}:mirrored"
+    runner = OnPolicyRunner(Robots(generation), settings(generation, algorithm__symmetry_cfg=section), device="cpu")
+    (extension,) = runner.trainer.algorithm.extensions
+    assert [image.name for image in extension.each] == ["image 1", "image 2", "image 1 and image 2"]
+    obs = torch.randn(3, 5, OBS)
+    signs = torch.tensor([-1.0, -1.0, -1.0, -1.0])
+    torch.testing.assert_close(extension.each[2].obs({"policy": obs, "critic": obs})["policy"], obs * signs)
+    reports = []
+    runner.trainer.on_iteration = reports.append
+    runner.learn(2)
+    assert reports[-1].metrics["policy/asymmetry"] > 0
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("nowhere.at_all:mirrored", "of a module that was imported before"),
+        (lambda env, obs, actions: (obs, torch.cat([actions] * 3)), "3 blocks"),
+    ],
+)
+def test_functions_that_do_not_mirror_are_refused(function, words):
+    section = {"use_data_augmentation": True, "data_augmentation_func": function}
+    with pytest.raises(ConfigError, match=words):
+        OnPolicyRunner(Robots(), settings(algorithm__symmetry_cfg=section), device="cpu")
 
 
 TAKE_OVER = """

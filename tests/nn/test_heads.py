@@ -14,6 +14,35 @@ def test_a_gaussian_starts_at_its_initial_std(kind):
     assert torch.allclose(params[:, 3:].exp(), torch.tensor(0.3), atol=0.01 if kind == "network" else 1e-5)
 
 
+@pytest.mark.parametrize("form", ["bounded", "log", "scalar", "softplus"])
+def test_a_floor_is_added_to_the_std_and_counts_in_its_start(form):
+    head = GaussianHead(4, 3, StdConfig(form=form, initial=0.3, floor=0.1), "orthogonal", 0.01)
+    torch.testing.assert_close(head(torch.randn(5, 4), None)[:, 3:].exp(), torch.full((5, 3), 0.3))
+    raw = torch.tensor([-30.0, 0.25, 2.0])
+    plain = LogStd(StdConfig(form=form, initial=0.2))
+    torch.testing.assert_close(head.log_std(raw).exp(), 0.1 + plain(raw).exp())
+
+
+def test_a_std_that_does_not_learn_is_no_parameter_but_is_saved():
+    frozen, other = (GaussianHead(4, 2, StdConfig(initial=std, learn=False), "orthogonal", 0.01) for std in (0.3, 0.7))
+    assert [name for name, _ in frozen.named_parameters()] == ["mean.weight", "mean.bias"]
+    other.load_state_dict(frozen.state_dict())
+    torch.testing.assert_close(other(torch.zeros(1, 4), None)[:, 2:].exp(), torch.full((1, 2), 0.3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"floor": 1.0}, "floor=1.0"),
+        ({"floor": 0.995}, "without the floor"),
+        ({"learn": False, "kind": "network"}, "kind=parameter"),
+    ],
+)
+def test_a_std_that_cannot_be_is_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        StdConfig(**settings)
+
+
 def test_log_std_stays_within_bounds_and_keeps_a_gradient_at_both():
     bound = LogStd(StdConfig(minimum=0.01, maximum=10.0))
     raw = torch.tensor([-1e3, -50.0, 0.0, 50.0, 1e3], requires_grad=True)

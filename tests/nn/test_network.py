@@ -77,6 +77,14 @@ def test_a_layer_norm_may_stand_behind_the_activation():
     assert torch.allclose(layers(x), layers[2](torch.tanh(layers[0](x))))
 
 
+def test_only_the_first_layer_may_have_a_layer_norm():
+    network = build({"policy": VECTOR}, hidden=(4, 5), layer_norm=True, layer_norm_layers="first")
+    kinds = [type(layer).__name__ for layer in network.hidden]
+    assert kinds == ["Linear", "LayerNorm", "Tanh", "Linear", "Tanh"]
+    with pytest.raises(ValueError, match="d2rl"):
+        NetworkConfig(d2rl=True, layer_norm_layers="first")
+
+
 def test_in_a_d2rl_network_every_later_layer_reads_the_input_too():
     network = build({"policy": VECTOR}, hidden=(8, 6, 5), activation="elu", d2rl=True, normalize_obs=False)
     first, second, third = (block[0] for block in network.hidden)

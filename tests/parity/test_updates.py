@@ -34,6 +34,7 @@ NEEDED = [
     ("rsl_rl scalar", {"shuffle": "none"}),
     ("rsl_rl scalar", {"advantage_std": "population"}),
     ("rsl_rl log", {"model.std.form": "bounded"}),
+    ("rsl_rl std that does not learn", {"model.std.learn": True}),
     ("rsl_rl normalisers, adaptive", {"model.policy.normalizer.eps_on": "variance"}),
     ("rsl_rl normalisers, adaptive", {"model.policy.normalizer.clip": 1.0}),
     ("rsl_rl lstm, two layers, adaptive", {"optimizer.learning_rate.every": "step"}),

@@ -205,6 +205,7 @@ LEGACY = {"lr_schedule": "adaptive", "kl_threshold": 0.008, "schedule_type": "le
 CASES = {
     "rsl_rl scalar": _rsl({}, {}),
     "rsl_rl log": _rsl({"std_type": "log"}, {"model.std.form": "log"}),
+    "rsl_rl std that does not learn": _rsl({"learn_std": False}, {"model.std.learn": False}),
     "rsl_rl adaptive": _rsl(ADAPTIVE, RSL_RL_ADAPTIVE),
     "rsl_rl normalisers, adaptive": _rsl({"obs_normalization": True} | ADAPTIVE, NORMALIZED | RSL_RL_ADAPTIVE),
     "rsl_rl unclipped value, minibatch advantages": _rsl(

@@ -116,7 +116,7 @@ def load_weights(
     `parts` may leave out the actor or the critic, and have `optimizer` besides. Without `strict`, what the file does
     not have stays as it is.
     """
-    parts, own = set(parts), dict(ppo.model.named_parameters())
+    parts, own = set(parts), _learned(ppo)
     links = [link for link in links if link.ours in own and _part_of(link.ours) in parts]
     if not strict:
         links = [link for link in links if link.theirs in weights.parameters]
@@ -133,6 +133,12 @@ def load_weights(
         _set_statistics(normalizers, weights.statistics.get(name))
     if "optimizer" in parts and weights.moments:
         _set_moments(ppo, weights, links, own)
+
+
+def _learned(ppo: PPO) -> dict[str, Tensor]:
+    """Parameters by name, and a standard deviation that does not learn, which the parents have among them."""
+    buffers = {name: tensor for name, tensor in ppo.model.named_buffers() if name == "actor.head.raw_std"}
+    return dict(ppo.model.named_parameters()) | buffers
 
 
 def _part_of(name: str) -> str:
@@ -177,6 +183,7 @@ def _std_of(value: Tensor, of: StdOf) -> Tensor:
 
 def raw_std(std: Tensor, form: LogStd) -> Tensor:
     """The learned number that means a standard deviation, in this form."""
+    std = std - form.floor
     if not bool((std > 0).all()):
         raise ConfigError(
             f"a standard deviation of {std.min().item():g} in the file is not above 0: it died in training"
@@ -293,7 +300,7 @@ def statistics_of(parts: list[Normalizer]) -> Statistics | None:
 @torch.no_grad()
 def take_weights(ppo: PPO, links: list[Link]) -> Weights:
     """PPO's weights by a parent's names, in the order of the links."""
-    own = {name: parameter.detach().cpu() for name, parameter in ppo.model.named_parameters()}
+    own = {name: parameter.detach().cpu() for name, parameter in _learned(ppo).items()}
     statistics = {name: found for parts, name in normalizers_of(ppo) if (found := statistics_of(parts)) is not None}
     weights = Weights(statistics=statistics)
     for phase, group, _ in groups_of(ppo):
@@ -301,6 +308,8 @@ def take_weights(ppo: PPO, links: list[Link]) -> Weights:
     moments = moments_of(ppo)
     for name, of in _by_theirs(links).items():
         weights.parameters[name] = torch.cat([_taken(link, own[link.ours], ppo) for link in of]).clone()
+        if any(link.ours not in moments for link in of):  # a deviation that does not learn
+            continue
         plain = [Link(link.theirs, link.ours, link.their_rows, link.our_rows) for link in of]
         pairs = [[_taken(link, moments[link.ours][k], ppo) for link in plain] for k in (0, 1)]
         weights.moments[name] = (torch.cat(pairs[0]).clone(), torch.cat(pairs[1]).clone())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
@@ -30,16 +30,22 @@ class StdConfig:
     """For `form="bounded"`: lower bound, approached but never reached."""
     maximum: float = 10.0
     """For `form="bounded"`: upper bound, approached but never reached."""
+    floor: float = 0.0
+    """Added to what the learned number means; it is in `initial`."""
+    learn: bool = True
+    """Off: for `kind="parameter"`, it stays at `initial`."""
 
     def __post_init__(self) -> None:
-        """Refuse bounds that do not hold the initial value between them."""
-        if not self.initial > 0:
-            raise ValueError(f"std: initial={self.initial} must be above 0")
-        if self.form == "bounded" and not 0 < self.minimum < self.initial < self.maximum:
+        """Refuse bounds and a floor that do not hold the initial value, and a network that does not learn."""
+        if not 0 <= self.floor < self.initial:
+            raise ValueError(f"std: 0 <= floor < initial must hold, not floor={self.floor}, initial={self.initial}")
+        if self.form == "bounded" and not 0 < self.minimum < self.initial - self.floor < self.maximum:
             raise ValueError(
-                f"std: 0 < minimum < initial < maximum must hold, "
-                f"not minimum={self.minimum}, initial={self.initial}, maximum={self.maximum}"
+                f"std: 0 < minimum < initial (without the floor) < maximum must hold, not minimum={self.minimum}, "
+                f"initial={self.initial}, floor={self.floor}, maximum={self.maximum}"
             )
+        if self.kind == "network" and not self.learn:
+            raise ValueError("std: learn=false is for kind=parameter; an output of the network always learns")
 
 
 class LogStd(nn.Module):
@@ -49,6 +55,9 @@ class LogStd(nn.Module):
     only like `x^-3`, so a std that was driven to a bound still has a gradient to come back by; a clamp has none, a bare
     std crosses zero.
     """
+
+    floor = 0.0
+    """What is added to the standard deviation."""
 
     def __init__(self, config: StdConfig) -> None:
         super().__init__()
@@ -79,23 +88,45 @@ class LogStd(nn.Module):
         return gaussian_params(mean, raw, self.mid, self.half_range, self.form)
 
 
+class FlooredLogStd(LogStd):
+    """The same with a constant added to the standard deviation. No other engine knows it: they look at the type."""
+
+    def __init__(self, config: StdConfig) -> None:
+        super().__init__(replace(config, initial=config.initial - config.floor, floor=0.0))
+        self.floor = config.floor
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Log-std of the same shape as `raw`."""
+        return torch.log(super().forward(raw).exp() + self.floor)
+
+    def params(self, mean: Tensor, raw: Tensor) -> Tensor:
+        """Mean `[..., A]` and log-std side by side, `[..., 2A]`."""
+        return torch.cat([mean, self(raw).expand_as(mean)], dim=-1)
+
+
 class GaussianHead(nn.Module):
     """Features `[..., F]` to mean and log-std `[..., 2A]`."""
+
+    raw_std: Tensor | nn.Module
+    """A parameter, a buffer where it does not learn, or a layer where it depends on the observation."""
 
     def __init__(self, features: int, dim: int, std: StdConfig, init: Init, gain: float) -> None:
         super().__init__()
         self.mean = init_layer(Linear(features, dim), init, gain)
-        self.log_std = LogStd(std)
-        self.raw_std: nn.Parameter | nn.Module
+        self.log_std = FlooredLogStd(std) if std.floor else LogStd(std)
         if std.kind == "parameter":
-            self.raw_std = nn.Parameter(torch.full((dim,), self.log_std.initial))
+            initial = torch.full((dim,), self.log_std.initial)
+            if std.learn:
+                self.raw_std = nn.Parameter(initial)
+            else:
+                self.register_buffer("raw_std", initial)
         else:
             self.raw_std = init_layer(Linear(features, dim), init, gain)
             nn.init.constant_(cast(nn.Linear, self.raw_std).bias, self.log_std.initial)
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """Distribution parameters; continuous actions have no mask."""
-        raw = self.raw_std if isinstance(self.raw_std, nn.Parameter) else self.raw_std(features)
+        raw = self.raw_std if isinstance(self.raw_std, Tensor) else self.raw_std(features)
         return self.log_std.params(self.mean(features), raw)
 
 

@@ -90,14 +90,16 @@ class MLP(nn.Sequential):
         init: Init,
         gain: float,
         layer_norm: NormPosition | None = None,
+        first_norm_only: bool = False,
     ) -> None:
         layers: list[nn.Module] = []
-        for width in hidden:
+        for i, width in enumerate(hidden):
+            norm = None if first_norm_only and i else layer_norm
             layers.append(init_layer(nn.Linear(input_dim, width), init, gain))
-            if layer_norm == "before_activation":
+            if norm == "before_activation":
                 layers.append(nn.LayerNorm(width))
             layers.append(activations[activation]())
-            if layer_norm == "after_activation":
+            if norm == "after_activation":
                 layers.append(nn.LayerNorm(width))
             input_dim = width
         super().__init__(*layers)

@@ -86,6 +86,8 @@ class NetworkConfig:
     """Layer norm in each hidden layer."""
     layer_norm_position: NormPosition = "before_activation"
     """Where in the layer it stands."""
+    layer_norm_layers: Literal["all", "first"] = "all"
+    """Which hidden layers have it."""
     d2rl: bool = False
     """Let every hidden layer after the first read the input beside what the layer before it gave."""
     init: Init = "orthogonal"
@@ -110,6 +112,8 @@ class NetworkConfig:
             raise ValueError(f"hidden={self.hidden} must be widths of at least 1")
         if not self.init_gain > 0:
             raise ValueError(f"init_gain={self.init_gain} must be above 0")
+        if self.d2rl and self.layer_norm_layers == "first":
+            raise ValueError("layer_norm_layers=first is for layers in a row, not for d2rl")
 
     def build(self, obs: dict[str, TensorSpec], role: str) -> Network:
         """The network for these observation groups; `role` is "policy" or "critic"."""
@@ -162,7 +166,8 @@ class Network(nn.Module):
             self.memory = Memory(config.memory, reads_memory, config.init)
         norm = config.layer_norm_position if config.layer_norm else None
         hidden = D2RL if config.d2rl else MLP
-        self.hidden = hidden(reads_layers, config.hidden, config.activation, config.init, config.init_gain, norm)
+        settings = (config.activation, config.init, config.init_gain, norm, config.layer_norm_layers == "first")
+        self.hidden = hidden(reads_layers, config.hidden, *settings)
 
     def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Features `[L, B, features]` of observations `[L, B, ...]`, and the state after the last row.

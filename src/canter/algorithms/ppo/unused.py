@@ -104,6 +104,9 @@ def _of_model(config: PPOSettings, spec: EnvSpec) -> Iterator[tuple[str, str]]:
             yield f"model.{role}.d2rl", "it has no second hidden layer"
         if not network.layer_norm:
             yield f"model.{role}.layer_norm_position", "it has no layer norm"
+            yield f"model.{role}.layer_norm_layers", "it has no layer norm"
+        elif len(network.hidden) < 2:
+            yield f"model.{role}.layer_norm_layers", "it has no second hidden layer"
         if not network.hidden:
             yield f"model.{role}.layer_norm", "it has no hidden layers"
             if not convolved:

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from canter.algorithms.ppo import PPO
+from canter.compat.logs import open_writer
 from canter.compat.rl_games import checkpoint
 from canter.compat.rl_games.env import RlGamesEnv
 from canter.compat.rl_games.observer import looks_at_infos
 from canter.compat.rl_games.registries import create_vec_env, find_environment, refuse_user_network
-from canter.compat.rsl_rl.runner import NoWriter
 from canter.compat.settings.importing import Imported, import_config
 from canter.envs import EnvConfig
 from canter.envs.imports import registered_id
@@ -37,6 +36,15 @@ HOOKS = {
     "_eval_disc": "an extension with a phase and a reward of its own",
 }
 """Methods that subclasses of rl_games' agents change, and what does their work here."""
+
+
+TAGS = {
+    "losses/a_loss": "loss/policy",
+    "losses/entropy": "policy/entropy",
+    "losses/bounds_loss": "loss/bound",
+    "info/kl": "policy/kl",
+}
+"""rl_games' names of metrics, and ours."""
 
 
 def refuse_overrides(cls: type, own: type | None = None) -> None:
@@ -113,13 +121,13 @@ class Agent:
         self.experiment_dir = os.path.join(str(self.config.get("train_dir", "runs")), self.experiment_name)
         self.nn_dir = os.path.join(self.experiment_dir, "nn")
         self._call("before_init", base_name, self.config, self.experiment_name)
-        for folder in (self.nn_dir, os.path.join(self.experiment_dir, "summaries")):
+        self.summaries_dir = os.path.join(self.experiment_dir, "summaries")
+        for folder in (self.nn_dir, self.summaries_dir):
             os.makedirs(folder, exist_ok=True)
         config = replace(self.imported.config, device=self.device)
         self.trainer = Trainer(config, self._after_iteration, env=self.vec_env)
-        assert isinstance(self.trainer.algorithm, PPO)
-        self.ppo = self.trainer.algorithm
-        self.writer: Any = NoWriter()
+        self.algorithm: Any = self.trainer.algorithm
+        self.writer: Any = open_writer(self.summaries_dir)
         self.games_to_track = int(self.config.get("games_to_track", 100))
         self.epoch_num, self.frame, self.begun_at = 0, 0, 0
         self.mean_rewards = self.last_mean_rewards = -1e9
@@ -136,16 +144,15 @@ class Agent:
     def train(self) -> tuple[float, int]:
         """Train to the end of the run; gives the best mean reward and the number of epochs."""
         self.trainer.learn()
-        self.save(os.path.join(self.nn_dir, f"last_{self.name}_ep_{self.epoch_num}_rew_{self.mean_rewards:g}"))
+        self.save(os.path.join(self.nn_dir, f"last_{self.name}_ep_{self.epoch_num}_rew__{self.mean_rewards:g}_"))
         self.trainer.close()
+        self.writer.flush()
         return self.last_mean_rewards, self.epoch_num
 
     def _after_iteration(self, report: Report) -> None:
         self.epoch_num, self.frame = self.begun_at + report.iteration, report.env_steps
         self._call("after_steps")
-        for name, value in report.metrics.items():
-            if value == value:
-                self.writer.add_scalar(name, value, self.frame)
+        self._write(report)
         self._call("after_print_stats", self.frame, self.epoch_num, report.seconds)
         if report.return_ is None:
             return
@@ -160,16 +167,41 @@ class Agent:
             self.last_mean_rewards = self.mean_rewards
             self.save(os.path.join(self.nn_dir, self.name))
 
+    def _write(self, report: Report) -> None:
+        """A row of the log under rl_games' tags, and all metrics under their own."""
+        times, x_axes = report.times, {"step": self.frame, "iter": self.epoch_num, "time": int(report.seconds)}
+        rows = {tag: report.metrics.get(name) for tag, name in TAGS.items()}
+        rate = next((v for name, v in report.metrics.items() if name.startswith("optim/learning_rate")), None)
+        rows |= {"info/last_lr": rate, "info/epochs": self.epoch_num, "performance/step_time": times.get("env")}
+        if "loss/value" in report.metrics:
+            rows["losses/c_loss"] = 2 * report.metrics["loss/value"]  # half the square here
+        rows["performance/rl_update_time"] = times.get("update")
+        rows["performance/step_inference_rl_update_fps"] = report.rollout_steps / max(sum(times.values()), 1e-9)
+        for tag, value in (rows | report.metrics).items():
+            if value is not None and value == value:  # NaN is what was not reported
+                self.writer.add_scalar(tag, value, self.frame)
+        for tag, value in (("rewards", report.return_), ("episode_lengths", report.length)):
+            for axis, x in x_axes.items() if value is not None else ():
+                self.writer.add_scalar(f"{tag}/{axis}", value, x)
+
     def save(self, fn: str) -> None:
         """Write `fn.pth` in rl_games' layout."""
-        torch.save(checkpoint.dump(self.ppo, self.epoch_num, self.frame, float(self.last_mean_rewards)), f"{fn}.pth")
+        torch.save(self._tree(), f"{fn}.pth")
+
+    def _tree(self) -> dict[str, Any]:
+        return checkpoint.dump(self.algorithm, self.epoch_num, self.frame, float(self.last_mean_rewards))
 
     def restore(self, fn: str, set_epoch: bool = True) -> None:
         """Continue from a file of rl_games, or of this class, without running anything in it."""
-        weights = checkpoint.read_weights(_with_suffix(fn))
-        checkpoint.load(self.ppo, weights)
+        epoch = self._load(with_suffix(fn))
         if set_epoch:
-            self.begun_at = self.epoch_num = weights.iteration
+            self.begun_at = self.epoch_num = epoch
+
+    def _load(self, path: Path) -> int:
+        """Take everything from a file; gives its epoch."""
+        weights = checkpoint.read_weights(path)
+        checkpoint.load(self.algorithm, weights)
+        return weights.iteration
 
     def get_param(self, name: str) -> Any:
         """A setting of the file."""
@@ -182,7 +214,8 @@ class Agent:
         )
 
 
-def _with_suffix(fn: str) -> Path:
+def with_suffix(fn: str) -> Path:
+    """A file by its name, with or without `.pth`."""
     path = Path(fn)
     with suppress(OSError):
         if not path.exists() and path.with_name(f"{path.name}.pth").exists():

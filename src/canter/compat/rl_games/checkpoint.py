@@ -121,9 +121,10 @@ def _head(ppo: PPO, head: nn.Module) -> tuple[list[Link], list[Link]]:
     """The last layer, and what stands before all others: the deviation where it is a parameter."""
     if isinstance(head, GaussianHead):
         mean = linear_links(f"{NET}.mu", "actor.head.mean")
-        if isinstance(head.raw_std, nn.Parameter):
-            return mean, [Link(f"{NET}.sigma", "actor.head.raw_std", std="log")]
-        if head.log_std.form != "log":
+        theirs = head.log_std.form in ("log", "softplus")
+        if isinstance(head.raw_std, Tensor):
+            return mean, [Link(f"{NET}.sigma", "actor.head.raw_std", std=None if theirs else "log")]
+        if not theirs:
             raise ConfigError(f"std.form={head.log_std.form} of a deviation from the network is not rl_games': use log")
         return [*mean, *linear_links(f"{NET}.sigma", "actor.head.raw_std")], []
     if not isinstance(ppo.spec.action, MultiDiscrete):

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from canter.algorithms.ppo import PPO
 from canter.compat.rl_games import checkpoint
-from canter.compat.rl_games.agent import _with_suffix, imported_settings, make_env
+from canter.compat.rl_games.agent import imported_settings, make_env, with_suffix
 from canter.compat.rl_games.env import RlGamesEnv
+from canter.config import TrainConfig
+from canter.nn.actor_critic import Policy
 from canter.play.player import Player as Plays
-from canter.specs import ACTION_MASK
+from canter.specs import ACTION_MASK, EnvSpec
 from canter.struct import Obs, State
 
 NO_LIMIT = 10**9
@@ -43,8 +45,7 @@ class PpoPlayer:
         self.num_agents = self.env.spec.num_agents
         imported = imported_settings(params, self.parity, count, self.num_agents)
         spec = replace(self.env.spec, num_envs=count * self.num_agents)
-        self.ppo: PPO = imported.config.algorithm.build(spec, imported.config.seed)
-        self.policy = self.ppo.policy
+        self.policy = self._build(imported.config, spec)
         self.is_rnn = self.policy.initial_state(1) != ()
         self.states: list[Tensor] | None = None
         self.batch_size, self.has_batch_dimension = 1, False
@@ -60,9 +61,15 @@ class PpoPlayer:
         """How many environments to play in: all of a simulator that has them in any case, one of others."""
         return int(self.player_config.get("num_actors", self.config["num_actors"]))
 
+    def _build(self, config: TrainConfig, spec: EnvSpec) -> Policy:
+        self.ppo = config.algorithm.build(spec, config.seed)
+        assert isinstance(self.ppo, PPO)
+        return self.ppo.policy
+
     def restore(self, fn: str) -> None:
         """Take the policy from a file, without running anything in it."""
-        checkpoint.load(self.ppo, checkpoint.read_weights(_with_suffix(fn)), ("actor", "critic"))
+        assert isinstance(self.ppo, PPO)
+        checkpoint.load(self.ppo, checkpoint.read_weights(with_suffix(fn)), ("actor", "critic"))
 
     def reset(self) -> None:
         """Forget everything."""

@@ -18,6 +18,8 @@ import torch
 from canter.compat.rl_games.agent import Agent, plain, refuse_overrides
 from canter.compat.rl_games.observer import DefaultAlgoObserver
 from canter.compat.rl_games.player import PpoPlayer
+from canter.compat.rl_games.sac import SacAgent, SacPlayer
+from canter.nn.actor_critic import Policy
 from canter.nn.heads import GaussianHead
 from canter.plain import ConfigError
 from canter.registry import nearest
@@ -53,6 +55,8 @@ class Runner:
         for name in ("a2c_continuous", "a2c_discrete"):
             self.algo_factory.register_builder(name, lambda **arguments: Agent(**arguments))
             self.player_factory.register_builder(name, lambda **arguments: PpoPlayer(**arguments))
+        self.algo_factory.register_builder("sac", lambda **arguments: SacAgent(**arguments))
+        self.player_factory.register_builder("sac", lambda **arguments: SacPlayer(**arguments))
         self.params: dict[str, Any] = {}
         self.agent: Any = None
 
@@ -105,14 +109,15 @@ class Runner:
         if args.get("checkpoint"):
             made.restore(args["checkpoint"])
         if args.get("sigma") is not None:
-            set_sigma(made.ppo, float(args["sigma"]))
+            policy = made.policy if isinstance(made, PpoPlayer) else made.algorithm.policy
+            set_sigma(policy, float(args["sigma"]))
 
 
 @torch.no_grad()
-def set_sigma(ppo: Any, log_std: float) -> None:
+def set_sigma(policy: Policy, log_std: float) -> None:
     """Give a policy another deviation, as rl_games' `sigma` does; only one that does not depend on the observation."""
-    head = ppo.model.actor.head
-    if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, torch.nn.Parameter):
+    head = policy.actor.head
+    if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, torch.Tensor):
         raise ConfigError(f"sigma={log_std}: the policy has no deviation of its own to set")
     head.raw_std.fill_(head.log_std._inverse(math.exp(log_std)))
 

@@ -3,7 +3,8 @@
 from canter.compat.rsl_rl import OnPolicyRunner
 """
 
+from canter.compat.rsl_rl.distillation import DistillationRunner
 from canter.compat.rsl_rl.env import RslRlEnv
-from canter.compat.rsl_rl.runner import DistillationRunner, OnPolicyRunner
+from canter.compat.rsl_rl.runner import OnPolicyRunner
 
 __all__ = ["DistillationRunner", "OnPolicyRunner", "RslRlEnv"]

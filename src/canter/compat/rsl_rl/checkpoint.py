@@ -1,4 +1,4 @@
-"""RSL-RL's `model_N.pt` files of all generations, and Canter's PPO written as one of 5.x."""
+"""RSL-RL's `model_N.pt` files of all generations, read and written."""
 
 from __future__ import annotations
 
@@ -47,6 +47,12 @@ OLD_STATISTICS = {
     "privileged_obs_norm_state_dict": "critic",
 }
 """Where 2.x has the statistics of observations."""
+ORDERS = {
+    3: ("actor.distribution.", "actor.rnn.", "actor.mlp.", "critic.rnn.", "critic.mlp."),
+    2: ("actor.distribution.", "actor.mlp.", "critic.mlp.", "actor.rnn.", "critic.rnn."),
+    1: ("actor.distribution.", "actor.mlp.", "critic.mlp.", "actor.rnn.", "critic.rnn."),
+}
+"""The order of parameters, by which an optimiser's state is kept, where it is not that of 4.0 and later."""
 
 
 def is_rsl_rl(tree: Mapping[str, Any]) -> bool:
@@ -126,7 +132,7 @@ def _actor_head(actor: nn.Module, behind: str, std: str) -> tuple[list[Link], li
     if not isinstance(head, GaussianHead):
         raise ConfigError("RSL-RL's policies are Gaussian: there are no other actions in its files")
     dim = head.mean.out_features
-    if isinstance(head.raw_std, nn.Parameter):
+    if isinstance(head.raw_std, Tensor):
         of = "log" if std == LOG_STD else "scalar"
         return linear_links(behind, "actor.head.mean"), [Link(std, "actor.head.raw_std", std=of)]
     if head.log_std.form not in ("scalar", "log"):
@@ -152,26 +158,54 @@ def load(
     load_weights(ppo, weights, links_of(ppo, std), parts, strict)
 
 
-def dump(ppo: PPO, iteration: int, infos: Any = None) -> dict[str, Any]:
-    """PPO as RSL-RL 5.x saves it: tensors, numbers and None only."""
+def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5) -> dict[str, Any]:
+    """PPO as a generation of RSL-RL saves it: tensors, numbers and None only."""
     log = isinstance(ppo.model.actor.head, GaussianHead) and log_std_of(ppo).form == "log"
     links = links_of(ppo, LOG_STD if log else STD)
     weights = take_weights(ppo, links)
-    states: dict[str, dict[str, Tensor]] = {"actor": {}, "critic": {}}
-    for role, parts in (("actor", ppo.model.actor), ("critic", ppo.model.critic)):
-        if role in weights.statistics:
-            states[role] |= _normalizer(weights.statistics[role], network_of(parts, role).normalizers)
-    for name, tensor in weights.parameters.items():
-        role, _, own = name.partition(".")
-        states[role][own] = tensor
-    optimizer = torch_adam(weights, list(weights.parameters), "policy", ppo.config.optimizer)
+    names = [name for first in ORDERS.get(generation, ("",)) for name in weights.parameters if name.startswith(first)]
+    if len(names) < len(weights.parameters):
+        raise ConfigError(f"generation={generation}: RSL-RL has had policies with this encoder since 4.0")
+    models = {name: weights.parameters[name] for name in names}
+    statistics = {
+        f"{role}.obs_normalizer.{name}": tensor
+        for role, part in (("actor", ppo.model.actor), ("critic", ppo.model.critic))
+        if role in weights.statistics
+        for name, tensor in _normalizer(weights.statistics[role], network_of(part, role).normalizers).items()
+    }
     return {
-        "actor_state_dict": states["actor"],
-        "critic_state_dict": states["critic"],
-        "optimizer_state_dict": optimizer,
+        **_layout(models, statistics, generation),
+        "optimizer_state_dict": torch_adam(weights, names, "policy", ppo.config.optimizer),
         "iter": iteration,
         "infos": infos,
     }
+
+
+def _layout(models: dict[str, Tensor], statistics: dict[str, Tensor], generation: int) -> dict[str, Any]:
+    """Tensors by the names of 5.x in the mappings, and by the names, of a generation."""
+    if generation >= 4:
+        both = statistics | models
+        old = {} if generation >= 5 else {STD: "actor.std", LOG_STD: "actor.log_std"}
+        return {
+            f"{role}_state_dict": {
+                old.get(name, name).removeprefix(f"{role}."): tensor
+                for name, tensor in both.items()
+                if name.startswith(f"{role}.")
+            }
+            for role in ("actor", "critic")
+        }
+    beside = statistics if generation < 3 else {}
+    tree: dict[str, Any] = {
+        "model_state_dict": {
+            next(old + name[len(new) :] for old, new in OLD_NAMES.items() if name.startswith(new)): tensor
+            for name, tensor in (models | ({} if beside else statistics)).items()
+        }
+    }
+    for key, role in (("obs_norm_state_dict", "actor"), ("privileged_obs_norm_state_dict", "critic")):
+        start = f"{role}.obs_normalizer."
+        own = {name.removeprefix(start): tensor for name, tensor in beside.items() if name.startswith(start)}
+        tree |= {key: own} if own else {}
+    return tree
 
 
 def _normalizer(found: Statistics, parts: Any) -> dict[str, Tensor]:
@@ -184,6 +218,6 @@ def _normalizer(found: Statistics, parts: Any) -> dict[str, Tensor]:
             "train with model.policy.normalizer.eps_on=deviation, eps=0.01 to export it"
         )
     row = {"_mean": found.mean, "_var": found.variance, "_std": std}
-    return {f"obs_normalizer.{name}": value.float().reshape(1, -1) for name, value in row.items()} | {
-        "obs_normalizer.count": torch.tensor(int(found.count))
+    return {name: value.float().reshape(1, -1) for name, value in row.items()} | {
+        "count": torch.tensor(int(found.count))
     }

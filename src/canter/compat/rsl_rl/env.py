@@ -5,13 +5,16 @@ N environments, A action components.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from canter.envs.robots.adapter import flat_groups, scalars
-from canter.specs import Continuous, EnvSpec, Step, TensorSpec
+from canter.specs import Continuous, EnvSpec, Step, Symmetry, TensorSpec
 from canter.struct import Obs
 
 
@@ -41,21 +44,25 @@ class RslRlEnv:
         """Shapes and conventions."""
         return self._spec
 
+    def declare(self, symmetries: tuple[Symmetry, ...]) -> None:
+        """Say how the world can be mirrored; its settings know, the environment does not."""
+        self._spec = replace(self._spec, symmetries=symmetries)
+
     def observe(self) -> Obs:
         """The observations of now; the environment was reset by whoever made it."""
-        found = self.env.get_observations()
-        privileged = None
+        found, more = self.env.get_observations(), {}
         if isinstance(found, tuple):
             found, extras = found
-            privileged = (extras.get("observations") or {}).get("critic")
+            more = extras.get("observations") or {}
         elif isinstance(found, Tensor) and hasattr(self.env, "get_privileged_observations"):
-            privileged = self.env.get_privileged_observations()
-        return self.groups(found, privileged)
+            more = {"critic": self.env.get_privileged_observations()}
+        return self.groups(found, more)
 
-    def groups(self, obs: Any, privileged: Any = None) -> Obs:
-        """Observations of any generation as groups on the learner's device."""
+    def groups(self, obs: Any, more: Mapping[str, Any] = MappingProxyType({})) -> Obs:
+        """Observations of any generation as groups on the learner's device; `more` are those beside a bare tensor."""
         if isinstance(obs, Tensor):
-            named = {"policy": obs} | ({} if privileged is None else {"critic": privileged})
+            beside = {name: more[name] for name in ("critic", "teacher") if more.get(name) is not None}
+            named = {"policy": obs} | beside
         else:
             named = flat_groups(obs)
         return {name: group.to(self.device) for name, group in named.items()}
@@ -69,14 +76,15 @@ class RslRlEnv:
         result = self.env.step(action.to(self.env.device))
         if len(result) == 5:  # 1.x: observations, privileged ones, rewards, ends, infos
             obs, privileged, reward, done, extras = result
+            more = {"critic": privileged}
         else:
             obs, reward, done, extras = result
-            privileged = (extras.get("observations") or {}).get("critic")
+            more = extras.get("observations") or {}
         done = done.to(self.device).bool().reshape(-1)
         cut = extras.get("time_outs")
         truncated = torch.zeros_like(done) if cut is None else done & cut.to(self.device).bool().reshape(-1)
         return Step(
-            obs=self.groups(obs, privileged),
+            obs=self.groups(obs, more),
             reward=reward.to(self.device).float().reshape(-1),
             terminated=done & ~truncated,
             truncated=truncated,

@@ -16,6 +16,7 @@ from canter.compat.rsl_rl.deployed import Deployed, DeployedLSTM, DeployedMemory
 from canter.compat.weights import network_of
 from canter.nn.actor_critic import Policy
 from canter.nn.heads import GaussianHead
+from canter.nn.normalizer import Normalizer
 from canter.nn.rnn import Memory
 from canter.plain import ConfigError
 from canter.struct import Obs, State, tree_map
@@ -51,7 +52,7 @@ class InferencePolicy(nn.Module):
     def output_std(self) -> Tensor:
         """`[A]`, where it does not depend on the observation."""
         head = self.network.head
-        if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, nn.Parameter):
+        if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, Tensor):
             raise ConfigError("the deviation depends on the observation: see policy.params")
         return head.log_std(head.raw_std).exp().detach()
 
@@ -59,6 +60,11 @@ class InferencePolicy(nn.Module):
     def actor(self) -> nn.Sequential:
         """A copy of its layers, where scripts for RSL-RL before 4.0 look for what they export."""
         return deployed(self.policy).layers
+
+    @property
+    def actor_obs_normalization(self) -> bool:
+        """Whether any of them is standardised."""
+        return any(isinstance(part, Normalizer) for part in network_of(self.policy.actor, "actor").normalizers)
 
     @property
     def actor_obs_normalizer(self) -> nn.Module:

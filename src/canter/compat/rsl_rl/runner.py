@@ -13,11 +13,15 @@ from typing import Any
 import torch
 
 from canter.algorithms.ppo import PPO
+from canter.compat.logs import NoWriter, open_writer, store_code_state
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rsl_rl import checkpoint
 from canter.compat.rsl_rl.env import RslRlEnv
 from canter.compat.rsl_rl.policy import InferencePolicy
+from canter.compat.rsl_rl.symmetry import symmetries_in
 from canter.compat.settings.importing import import_config
+from canter.compat.settings.rsl_rl import dialect_of
+from canter.config import TrainConfig
 from canter.plain import ConfigError
 from canter.training.progress import Report, UntilConfig
 from canter.training.trainer import Trainer
@@ -30,55 +34,50 @@ PARTS = ("actor", "critic", "optimizer", "iteration")
 """What a file holds, by the names that `load_cfg` has for it."""
 
 
-class NoWriter:
-    """A writer of scalars that forgets them."""
-
-    def add_scalar(self, tag: str, value: Any, step: int) -> None:
-        """Forget it."""
-
-
 class Logger:
-    """What scripts and subclasses ask RSL-RL's logger for."""
+    """What scripts and subclasses ask RSL-RL's logger for; it writes under RSL-RL's tags."""
 
     def __init__(self, log_dir: str | None) -> None:
         self.log_dir, self.logger_type, self.disable_logs = log_dir, "tensorboard", log_dir is None
         self.git_status_repos: list[str] = []
-        self.writer: Any = NoWriter() if log_dir is None else _writer(log_dir)
+        self.writer: Any = NoWriter()
 
     def save_model(self, path: str, it: int) -> None:
         """Nothing: files stay where they are."""
 
     def init_logging_writer(self) -> None:
-        """Nothing: it is there."""
+        """Open the event file, and keep what the noted repositories have that is not committed."""
+        if self.log_dir is not None and isinstance(self.writer, NoWriter):
+            self.writer = open_writer(self.log_dir)
+            store_code_state(Path(self.log_dir) / "git", self.git_status_repos)
 
     def stop_logging_writer(self) -> None:
         """Write what is left."""
-        getattr(self.writer, "flush", lambda: None)()
+        self.writer.flush()
 
     def write(self, report: Report, it: int) -> None:
-        """A row of the log under RSL-RL's tags."""
+        """A row of the log."""
+        metrics, times = report.metrics, report.times
+        rate = next((v for name, v in metrics.items() if name.startswith("optim/learning_rate")), None)
         rows = {
             "Train/mean_reward": report.return_,
             "Train/mean_episode_length": report.length,
-            "Loss/value": report.metrics.get("value/loss"),
-            "Loss/surrogate": report.metrics.get("policy/loss"),
-            "Loss/entropy": report.metrics.get("policy/entropy"),
-            "Loss/learning_rate": next((v for n, v in report.metrics.items() if n.startswith("learning_rate/")), None),
-            "Policy/mean_std": report.metrics.get("policy/std"),
+            "Loss/behavior": metrics.get("loss/distillation"),
+            "Loss/value": 2 * metrics["loss/value"] if "loss/value" in metrics else None,  # half the square here
+            "Loss/surrogate": metrics.get("loss/policy"),
+            "Loss/entropy": metrics.get("policy/entropy"),
+            "Loss/symmetry": metrics.get("policy/asymmetry"),
+            "Loss/learning_rate": rate,
+            "Policy/mean_std": metrics.get("policy/std"),
+            "Perf/total_fps": report.rollout_steps / max(sum(times.values()), 1e-9),
+            "Perf/collection_time": sum(seconds for part, seconds in times.items() if part != "update"),
+            "Perf/learning_time": times.get("update"),
         }
-        rows |= {name.removeprefix("env/"): v for name, v in report.metrics.items() if name.startswith("env/")}
+        told = {name.removeprefix("env/"): v for name, v in metrics.items() if name.startswith("env/")}
+        rows |= {name if "/" in name else f"Episode/{name}": value for name, value in told.items()}
         for tag, value in rows.items():
             if value is not None and value == value:  # NaN is what was not reported
                 self.writer.add_scalar(tag, value, it)
-
-
-def _writer(log_dir: str) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        _log.warning('no scalars are written to %s: pip install "canter[tensorboard]"', log_dir)
-        return NoWriter()
-    return SummaryWriter(log_dir=log_dir, flush_secs=10)
 
 
 class Alg:
@@ -86,9 +85,11 @@ class Alg:
 
     rnd = None
 
-    def __init__(self, ppo: PPO, policy: InferencePolicy) -> None:
-        self.ppo, self.policy = ppo, policy
+    def __init__(self, ppo: PPO, policy: InferencePolicy, generation: int) -> None:
+        self.ppo, self.policy, self.generation = ppo, policy, generation
         self.actor, self.critic = ppo.model.actor, ppo.model.critic
+        self.actor_critic = policy
+        """What 1.x calls the policy; its `actor` is what scripts of that time export."""
 
     @property
     def learning_rate(self) -> float:
@@ -106,9 +107,9 @@ class Alg:
         """Nothing: networks here behave alike in both."""
 
     def save(self) -> dict[str, Any]:
-        """RSL-RL 5.x's mapping of networks and optimiser."""
-        tree = checkpoint.dump(self.ppo, 0)
-        return {key: tree[key] for key in ("actor_state_dict", "critic_state_dict", "optimizer_state_dict")}
+        """RSL-RL's mapping of networks and optimiser, of the generation of the settings."""
+        tree = checkpoint.dump(self.ppo, 0, generation=self.generation)
+        return {key: value for key, value in tree.items() if key not in ("iter", "infos")}
 
     def load(
         self, loaded_dict: Mapping[str, Any], load_cfg: Mapping[str, Any] | None = None, strict: bool = True
@@ -124,8 +125,8 @@ class OnPolicyRunner:
     """`rsl_rl.runners.OnPolicyRunner` over Canter's PPO.
 
     `train_cfg` may be of any generation. `parity` (of the class, or of one object's constructor) says whether the
-    parent's numbers are kept; they are, so that files go on both ways. A run writes `model_N.pt` files of RSL-RL 5.x to
-    `log_dir`, where scripts look for them.
+    parent's numbers are kept; they are, so that files go on both ways. A run writes `model_N.pt` files to `log_dir`,
+    where scripts look for them, in the layout of the generation of RSL-RL that the settings are written for.
     """
 
     parity = True
@@ -138,22 +139,40 @@ class OnPolicyRunner:
         if options:
             raise TypeError(f"unexpected arguments {', '.join(options)}")
         self.adapter = RslRlEnv(env, device)
-        imported = import_config(_with_groups(train_cfg, self.adapter), parity=parity, num_envs=int(env.num_envs))
+        self.adapter.declare(symmetries_in(train_cfg, self.adapter))
+        imported = import_config(self._with_groups(train_cfg), parity=parity, num_envs=int(env.num_envs))
         self.deviations = imported.deviations
         for entry in imported.deviations.of("differs"):
             _log.info("%s", entry.line())
         seed = train_cfg.get("seed")
         seed = seed if isinstance(seed, int) and seed >= 0 else torch.initial_seed() % 2**31
         config = replace(imported.config, device=str(device), seed=seed, total_steps=ENDLESS, until=UntilConfig())
-        self.trainer = Trainer(config, self._after_iteration, env=self.adapter)
-        assert isinstance(self.trainer.algorithm, PPO)
-        policy = InferencePolicy(self.trainer.algorithm.policy, self.adapter.groups)
-        self.alg, self.logger = Alg(self.trainer.algorithm, policy), Logger(log_dir)
+        self.trainer, self.alg = self._build(config)
+        self.logger = Logger(log_dir)
+        self.logger_type, self.disable_logs = self.logger.logger_type, self.logger.disable_logs
+        """Where subclasses for 3.x and before look for them."""
         self.current_learning_iteration = 0
         section = train_cfg.get("runner", train_cfg)
         self.save_interval = int(section.get("save_interval", 50))
         self._next = 0
         """Number of the next iteration, in RSL-RL's way of counting: that of a file is run once more."""
+
+    def _with_groups(self, train_cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Settings with the observation groups that RSL-RL would choose: those of the set's name, or else `policy`."""
+        known, groups = self.adapter.spec.obs, dict(train_cfg.get("obs_groups") or {})
+        if train_cfg.get("obs_groups") is None and "policy" in known:
+            return train_cfg
+        actor = "actor" if "actor" in train_cfg else "policy"
+        for name in (actor, "critic"):
+            if name not in groups:
+                groups[name] = [name if name in known else "policy"]
+        return {**train_cfg, "obs_groups": groups}
+
+    def _build(self, config: TrainConfig) -> tuple[Trainer, Any]:
+        trainer = Trainer(config, self._after_iteration, env=self.adapter)
+        assert isinstance(trainer.algorithm, PPO)
+        policy, dialect = InferencePolicy(trainer.algorithm.policy, self.adapter.groups), dialect_of(self.cfg)
+        return trainer, Alg(trainer.algorithm, policy, dialect.generation if dialect else 5)
 
     def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
         """Train for so many iterations; may be called again."""
@@ -161,6 +180,7 @@ class OnPolicyRunner:
             lengths = self.env.episode_length_buf
             self.env.episode_length_buf = torch.randint_like(lengths, high=int(self.env.max_episode_length))
         self._next = self.current_learning_iteration
+        self.logger.init_logging_writer()
         self.alg.policy.reset()
         self.trainer.learn(num_learning_iterations)
         if self.logger.log_dir is not None:
@@ -175,7 +195,7 @@ class OnPolicyRunner:
                 self.save(os.path.join(self.logger.log_dir, f"model_{self.current_learning_iteration}.pt"))
 
     def save(self, path: str, infos: dict[str, Any] | None = None) -> None:
-        """Write a file in the layout of RSL-RL 5.x."""
+        """Write a file that RSL-RL loads."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         torch.save({**self.alg.save(), "iter": self.current_learning_iteration, "infos": infos}, path)
         self.logger.save_model(path, self.current_learning_iteration)
@@ -194,7 +214,7 @@ class OnPolicyRunner:
         if old:
             raise TypeError(f"load: unexpected arguments {', '.join(old)}")
         tree = read_pickled(path)
-        if not checkpoint.is_rsl_rl(tree):
+        if not checkpoint.is_rsl_rl(tree) and "student_state_dict" not in tree:
             raise CheckpointRefused(Path(path), f"no file of RSL-RL: it has {', '.join(map(str, list(tree)[:8]))}")
         if self.alg.load(tree, load_cfg, strict):
             self.current_learning_iteration = int(tree["iter"])
@@ -203,7 +223,7 @@ class OnPolicyRunner:
     def get_inference_policy(self, device: str | None = None) -> InferencePolicy:
         """What acts without noise; call it with observations. It moves to `device`, and so does training."""
         self.alg.policy.reset()
-        if device is not None and torch.device(device) != next(self.alg.actor.parameters()).device:
+        if device is not None and torch.device(device) != next(self.alg.policy.network.parameters()).device:
             raise ConfigError(f"the policy lives on {self.device}: make the runner with device={device!r}")
         return self.alg.policy
 
@@ -229,7 +249,7 @@ class OnPolicyRunner:
             )
 
     def add_git_repo_to_log(self, repo_file_path: str) -> None:
-        """Take note of a repository; Canter's run.json has the versions instead."""
+        """Take note of a repository, whose state `learn` keeps in `log_dir/git`."""
         self.logger.git_status_repos.append(repo_file_path)
 
     def train_mode(self) -> None:
@@ -243,25 +263,3 @@ class OnPolicyRunner:
     def close(self) -> None:
         """Free what the trainer holds; the environment stays open."""
         self.trainer.close()
-
-
-class DistillationRunner:
-    """RSL-RL's runner for students, which has no counterpart here yet; `canter distill` has."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        raise ConfigError(
-            "DistillationRunner has no counterpart here yet: `canter distill` trains students (docs/distillation.md); "
-            "RSL-RL's own runner is still at rsl_rl.runners.distillation_runner, and takes teachers that Canter wrote"
-        )
-
-
-def _with_groups(train_cfg: Mapping[str, Any], adapter: RslRlEnv) -> Mapping[str, Any]:
-    """Settings with the observation groups that RSL-RL would choose: those of the set's name, or else `policy`."""
-    known, groups = adapter.spec.obs, dict(train_cfg.get("obs_groups") or {})
-    if train_cfg.get("obs_groups") is None and "policy" in known:
-        return train_cfg
-    actor = "actor" if "actor" in train_cfg else "policy"
-    for name in (actor, "critic"):
-        if name not in groups:
-            groups[name] = [name if name in known else "policy"]
-    return {**train_cfg, "obs_groups": groups}

@@ -10,7 +10,8 @@ import sys
 import types
 from typing import Any
 
-from canter.compat.rsl_rl.runner import DistillationRunner, OnPolicyRunner
+from canter.compat.rsl_rl.distillation import DistillationRunner
+from canter.compat.rsl_rl.runner import OnPolicyRunner
 
 RUNNERS = {"OnPolicyRunner": OnPolicyRunner, "DistillationRunner": DistillationRunner}
 

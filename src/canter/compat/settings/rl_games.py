@@ -34,6 +34,9 @@ def is_rl_games(tree: Mapping[str, Any]) -> bool:
 
 def translate(t: Translation, env: str | None, num_envs: int | None, agents: int) -> None:
     """All of a file; `env`, `num_envs` and `agents` are what the caller knows of the environment."""
+    for key in ("params.algo", "params.config", "params.network"):
+        if not t.section(key):
+            raise t.error(key, "a mapping", "it is required")
     name = t.word("params.algo.name")
     if name == "sac":
         _run(t, env)
@@ -98,9 +101,6 @@ def _amp_verdicts(t: Translation) -> None:
     """What IsaacGymEnvs' AMP agent does in another way than rl_games' PPO."""
     coef = 2 * t.number(f"{CONFIG}.critic_coef")
     t.judge(f"{CONFIG}.critic_coef", "mapped", f"algorithm.value_coef={coef:g} (half the square here)")
-    key = "params.network.space.continuous.learn_sigma"
-    if t.raw(key) is False:
-        t.judge(key, "differs", "algorithm.model.std", "the deviation learns here, from the same start")
     t.judge("params.network.disc.initializer", "differs", "orthogonal", "only the start of a run differs")
 
 
@@ -159,8 +159,8 @@ def _rows(t: Translation, num_envs: int | None, agents: int) -> int | None:
         if value is None:
             raise t.error(key, "the number of environments", "say --num-envs N")
         return None
-    t.to(key, "env.num_envs", t.integer(key))
-    return t.integer(key) * agents
+    t.to(key, "env.num_envs", t.count(key))
+    return t.count(key) * agents
 
 
 def _run(t: Translation, env: str | None) -> None:

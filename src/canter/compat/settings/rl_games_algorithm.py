@@ -19,7 +19,7 @@ def translate_algorithm(t: Translation, rows: int | None, continuous: bool, recu
     central = t.section(CENTRAL)
     for key, setting in (("gamma", "gamma"), ("tau", "gae_lambda")):
         t.to(f"{CONFIG}.{key}", f"algorithm.{setting}", t.number(f"{CONFIG}.{key}"))
-    horizon = t.integer(f"{CONFIG}.horizon_length")
+    horizon = t.count(f"{CONFIG}.horizon_length")
     t.to(f"{CONFIG}.horizon_length", "algorithm.horizon", horizon)
     t.to(f"{CONFIG}.mini_epochs", "algorithm.epochs", t.integer(f"{CONFIG}.mini_epochs"))
     _minibatches(t, CONFIG, "algorithm.num_minibatches", horizon, rows)
@@ -271,27 +271,28 @@ def _standard_deviation(t: Translation) -> None:
         t.judge(f"{space}.{name}", "mapped")
     start = t.raw(f"{space}.sigma_init.val", t.raw(f"{space}.sigma_init.value"))
     key = f"{space}.sigma_init.val" if t.raw(f"{space}.sigma_init.val") is not None else f"{space}.sigma_init.value"
-    initial = math.exp(t.number(key, 0.0)) if start is not None else 1.0
+    form, floor = _form(t, space)
+    raw = t.number(key, 0.0) if start is not None else 0.0
+    initial = floor + (math.exp(raw) if form == "log" else math.log1p(math.exp(raw)))
     t.put("algorithm.model.std.initial", initial, key)
     t.judge(key, "mapped", f"algorithm.model.std.initial={initial:.4g}")
     t.judge(f"{space}.sigma_init", "mapped", f"algorithm.model.std.initial={initial:.4g}")
     kind = "parameter" if t.flag(f"{space}.fixed_sigma", True) else "network"
     t.put("algorithm.model.std.kind", kind)
-    form = {"exp": "log", "softplus": "softplus"}.get(t.raw(f"{space}.sigma_parametrization", "exp"))
-    if form is None:
-        t.refuse(f"{space}.sigma_parametrization", "exp and softplus are known")
     ours = "keeps between 0.01 and 10, with a gradient everywhere; rl_games' is exp(parameter), without bounds"
     t.choose(ours, "algorithm.model.std.form", form, f"{space}.fixed_sigma")
     t.judge(f"{space}.sigma_parametrization", "differs", f"algorithm.model.std.form={form}", "with --parity only")
-    if t.has(f"{space}.min_sigma") and t.number(f"{space}.min_sigma") > 0:
-        least = t.number(f"{space}.min_sigma")
-        t.to(f"{space}.min_sigma", "algorithm.model.std.minimum", least, "a bound that is approached, not added")
+    if floor and t.parity:
+        t.to(f"{space}.min_sigma", "algorithm.model.std.floor", floor)
+    elif floor:
+        t.to(f"{space}.min_sigma", "algorithm.model.std.minimum", floor, "a bound that is approached, not added")
     for name in ("min_sigma", "max_sigma", "logstd_bounds"):
         if t.raw(f"{space}.{name}") in (*NONE, 0, 0.0):
             t.judge(f"{space}.{name}", "mapped", why="")
         t.refuse(f"{space}.{name}", "use algorithm.model.std.minimum and maximum")
-    if t.raw(f"{space}.learn_sigma") is False:
-        t.refuse(f"{space}.learn_sigma", "a deviation that does not learn: give --without and a small std.maximum")
+    learn = f"{space}.learn_sigma"
+    if t.has(learn):
+        t.to(learn, "algorithm.model.std.learn", t.flag(learn))
     mean = f"{space}.mu_init"
     if t.raw(f"{mean}.name") not in (None, "default"):
         gain = t.number(f"{mean}.gain", t.number(f"{mean}.scale", t.number(f"{mean}.std", 1.0)))
@@ -299,6 +300,15 @@ def _standard_deviation(t: Translation) -> None:
         t.judge(mean, "differs", f"algorithm.model.policy_gain={gain:g}", "only the start of a run differs")
     t.judge(mean, "mapped", "algorithm.model.policy_gain")
     t.dead("no code reads it", f"{space}.scale", f"{space}.sigma_init.name")
+
+
+def _form(t: Translation, space: str) -> tuple[str, float]:
+    """What rl_games' learned number is, and what is added to the deviation."""
+    key = f"{space}.sigma_parametrization"
+    form = {"exp": "log", "softplus": "softplus"}.get(t.raw(key, "exp"))
+    if form is None:
+        t.refuse(key, "exp and softplus are known")
+    return form or "log", t.number(f"{space}.min_sigma", 0.0) if t.has(f"{space}.min_sigma") else 0.0
 
 
 def _central_value(t: Translation, horizon: int, rows: int | None, continuous: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from canter.compat.settings.translation import NONE, Translation, allows, known_settings
+from canter.compat.settings.translation import NONE, Translation
 from canter.nn.network import networks
 
 ACTIVATIONS = {
@@ -111,7 +111,7 @@ def _initializer(t: Translation, place: Place, mlp: str) -> None:
     if init == "variance_scaling":
         gain = t.number(f"{key}.scale", 2.0)
         t.judge(f"{key}.scale", "mapped", f"{place.setting}.init_gain={gain:g}")
-    if init is None or not allows(setting, init):
+    if init is None:
         t.put(setting, DEFAULT)
         t.judge(f"{key}.name", "differs", f"{setting}={DEFAULT}", f"no {name} here; {OTHER_START}")
         gain = GAIN
@@ -132,13 +132,13 @@ def _normalization(t: Translation, place: Place) -> None:
             t.judge(key, "mapped", f"{place.setting}.layer_norm=False")
         elif kind == "layer_norm":
             t.to(key, f"{place.setting}.layer_norm", True, "released rl_games 1.6.5 ignores it in plain layers")
-            if "algorithm.model.policy.layer_norm_position" in known_settings():
-                t.put(f"{place.setting}.layer_norm_position", "after_activation")
+            t.put(f"{place.setting}.layer_norm_position", "after_activation")
         else:
             t.refuse(key, "there is no such normalisation here; use layer_norm")
     only_first = f"{place.key}.mlp.norm_only_first_layer"
-    if t.raw(only_first) is True:
-        t.judge(only_first, "differs", f"{place.setting}.layer_norm", "every layer is normalised here")
+    if t.has(only_first):
+        which = "first" if t.flag(only_first) else "all"
+        t.to(only_first, f"{place.setting}.layer_norm_layers", which)
 
 
 def _encoder(t: Translation, place: Place, name: str) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from canter.compat.settings.rsl_rl_network import CRITIC, POLICY, Dialect, translate_network, translate_std
-from canter.compat.settings.translation import Translation
+from canter.compat.settings.translation import NONE, Translation
 
 RATE = "algorithm.optimizer.learning_rate"
 OLD_DEFAULTS = {"gamma": 0.998, "num_learning_epochs": 1, "num_mini_batches": 1, "entropy_coef": 0.0}
 NEW_DEFAULTS = {"gamma": 0.99, "num_learning_epochs": 5, "num_mini_batches": 4, "entropy_coef": 0.01}
-RND = "algorithm.rnd_cfg"
+RND, SYMMETRY = "algorithm.rnd_cfg", "algorithm.symmetry_cfg"
 
 
 def dialect_of(tree: Mapping[str, Any]) -> Dialect | None:
@@ -52,6 +52,8 @@ def translate(t: Translation, dialect: Dialect, num_envs: int | None) -> None:
         for key in t.tree:
             t.judge(str(key), "refused", why=f"belongs to {algorithm}, which was refused")
         return
+    for key in (dialect.actor, dialect.critic):
+        t.section(key)  # an error where it is no mapping
     t.put("algorithm.kind", "ppo")
     t.judge("algorithm.class_name", "mapped", "algorithm.kind=ppo")
     t.judge("runner.algorithm_class_name", "mapped", "algorithm.kind=ppo")
@@ -72,9 +74,14 @@ def _algorithm(t: Translation, dialect: Dialect) -> None:
     count = _int(t, "num_mini_batches", usual)
     setting = "algorithm.num_minibatches"
     t.to("algorithm.num_mini_batches", setting, count)
-    rows = t.integer(f"{dialect.runner}num_steps_per_env") * t.settings.get("env.num_envs", count)
-    if t.parity and rows % count:
+    recurrent = _recurrent(t)
+    rows = (1 if recurrent else t.count(f"{dialect.runner}num_steps_per_env")) * t.settings.get("env.num_envs", count)
+    if rows % count and t.parity:
         t.choose("", "algorithm.uneven_minibatches", "drop")
+    elif rows % count:
+        what = "environments, with memory," if recurrent else "num_steps_per_env * environments"
+        remedy = "RSL-RL drops the rest: --parity does too; or give another --num-envs"
+        raise t.error("algorithm.num_mini_batches", f"a number that divides {what} = {rows}", remedy)
     for key, ours, default in (
         ("gamma", "gamma", usual["gamma"]),
         ("lam", "gae_lambda", 0.95),
@@ -96,8 +103,6 @@ def _algorithm(t: Translation, dialect: Dialect) -> None:
     t.put("algorithm.advantage_normalization", "minibatch" if per_minibatch else "rollout")
     t.judge("algorithm.normalize_advantage_per_mini_batch", "mapped", "algorithm.advantage_normalization")
     t.choose("advantages are divided by the root of the mean square, not by n - 1", "algorithm.advantage_std", "sample")
-    recurrent = t.raw("runner.policy_class_name", t.raw("policy.class_name", "")).endswith("Recurrent")
-    recurrent = recurrent or any(t.has(f"{name}.rnn_type") for name in ("policy", "actor", "critic"))
     ours = "samples are shuffled anew for each epoch; RSL-RL keeps one order, or none with memory"
     t.choose(ours, "algorithm.shuffle", "none" if recurrent else "rollout")
     if t.flag("algorithm.use_mixed_precision", False):
@@ -108,18 +113,22 @@ def _algorithm(t: Translation, dialect: Dialect) -> None:
 
 
 def _int(t: Translation, name: str, usual: Mapping[str, float]) -> int:
-    return t.integer(f"algorithm.{name}", int(usual[name]))
+    return t.count(f"algorithm.{name}", int(usual[name]))
+
+
+def _recurrent(t: Translation) -> bool:
+    """Whether a network has memory: then minibatches are of whole environments."""
+    named = str(t.raw("runner.policy_class_name", t.raw("policy.class_name", "")))
+    return named.endswith("Recurrent") or any(t.has(f"{name}.rnn_type") for name in ("policy", "actor", "critic"))
 
 
 def _extras(t: Translation) -> None:
     """Parts of RSL-RL's PPO that are off in nearly all files."""
     if t.section(RND):
         _curiosity(t)
-    symmetry = "algorithm.symmetry_cfg"
-    if t.section(symmetry):
-        remedy = "its function is not read: declare EnvSpec.symmetries and add the extension symmetry"
-        t.refuse(symmetry, f"{remedy}; --without {symmetry} trains without it")
-    for key in (RND, symmetry):
+    if t.section(SYMMETRY):
+        _symmetry(t)
+    for key in (RND, SYMMETRY):
         t.judge(key, "mapped", "off")
     if t.raw("algorithm.share_cnn_encoders") is True:
         t.refuse("algorithm.share_cnn_encoders", "model.shared_trunk shares the whole network, not the encoder alone")
@@ -127,6 +136,31 @@ def _extras(t: Translation) -> None:
     t.judge("algorithm.use_mixed_precision", "mapped", f"{POLICY}.precision=float32")
     for name in ("grad_reduce_bucket_mb", "multi_gpu_cfg", "device"):
         t.judge(f"algorithm.{name}", "mapped", "torchrun")
+
+
+def _extend(t: Translation, own: dict[str, Any]) -> None:
+    t.put("algorithm.extensions", [*t.settings.get("algorithm.extensions", ()), own])
+
+
+def _symmetry(t: Translation) -> None:
+    """`symmetry_cfg` as the extension `symmetry`; what is mirrored how, a file does not say."""
+    augment = t.flag(f"{SYMMETRY}.use_data_augmentation", False)
+    coef = t.number(f"{SYMMETRY}.mirror_loss_coeff", 0.0) if t.flag(f"{SYMMETRY}.use_mirror_loss", False) else 0.0
+    if not augment and not coef:
+        t.judge(SYMMETRY, "differs", why="the parent learns nothing from it and only logs how symmetric the policy is")
+        return
+    own: dict[str, Any] = {"kind": "symmetry", "augment": augment, "mirror_loss": coef}
+    t.judge(f"{SYMMETRY}.mirror_loss_coeff", "mapped", f"mirror_loss={coef:g} of the extension symmetry")
+    key, remedy = f"{SYMMETRY}.data_augmentation_func", "declare EnvSpec.symmetries in the environment, or mirrors here"
+    why = f"a file's function is not run: {remedy}; OnPolicyRunner takes the function itself"
+    t.judge(key, "differs", "algorithm.extensions[].mirrors", why)
+    if t.parity:
+        own["old_log_prob"] = "repeated"
+    elif augment:
+        why = "the ratio of an image is measured from what the acting policy gives the image; RSL-RL: the original"
+        t.judge(f"{SYMMETRY}.use_data_augmentation", "differs", "old_log_prob=evaluated", why)
+    _extend(t, own)
+    t.judge(SYMMETRY, "mapped", f"augment={augment} of the extension symmetry")
 
 
 def _curiosity(t: Translation) -> None:
@@ -156,7 +190,7 @@ def _curiosity(t: Translation) -> None:
     if groups is not None:
         own["obs_groups"] = list(groups)
         t.judge("obs_groups.rnd_state", "mapped", f"obs_groups={list(groups)} of the extension rnd")
-    t.put("algorithm.extensions", [own])
+    _extend(t, own)
     why = "without the factor of the environment's time step, and of the observation that a step truly led to"
     t.judge(f"{RND}.weight", "differs", f"weight={weight:g} of the extension rnd", why)
     t.judge(RND, "mapped", "the extension rnd")
@@ -197,10 +231,12 @@ def _distillation(t: Translation, dialect: Dialect) -> None:
         t.put("algorithm.policy.memory", memory | {"layers": t.integer(f"{own}.rnn_num_layers", 1)})
         for key in ("rnn_type", "rnn_hidden_dim", "rnn_hidden_size", "rnn_num_layers"):
             t.judge(f"{own}.{key}", "mapped", "algorithm.policy.memory")
-    std = f"{own}.init_noise_std" if old else f"{own}.distribution_cfg.init_std"
+    std = f"{own}.init_noise_std" if t.has(f"{own}.init_noise_std") else f"{own}.distribution_cfg.init_std"
     t.to(std, "algorithm.std.initial", t.number(std, 0.1))
-    for key in (f"{own}.class_name", f"{own}.noise_std_type", f"{own}.distribution_cfg"):
-        t.judge(key, "mapped", "algorithm.policy, algorithm.std")
+    if t.flag(f"{own}.state_dependent_std", False):
+        t.to(f"{own}.state_dependent_std", "algorithm.std.kind", "network")
+    for key in ("class_name", "noise_std_type", "distribution_cfg", "stochastic", "state_dependent_std"):
+        t.judge(f"{own}.{key}", "mapped", "algorithm.policy, algorithm.std")
     t.judge("teacher", "mapped", "the teacher's file says it")
     for key in ("hidden_dims", "obs_normalization", "recurrent"):
         t.judge(f"policy.teacher_{key}", "mapped", "the teacher's file says it")
@@ -227,7 +263,7 @@ def _optimizer(t: Translation, dialect: Dialect) -> None:
     t.judge("algorithm.optimizer", "mapped", "algorithm.optimizer")
     old = dialect.generation < 3
     adaptive = t.raw("algorithm.schedule", "fixed" if old else "adaptive") == "adaptive"
-    if not adaptive or (not t.has("algorithm.desired_kl") and t.raw("algorithm.desired_kl", 0.01) is None):
+    if not adaptive or t.raw("algorithm.desired_kl", 0.01) in NONE:
         t.put(RATE, rate, "algorithm.learning_rate")
         t.judge("algorithm.schedule", "mapped", f"{RATE} stays")
         t.dead("only an adaptive rate reads it", "algorithm.desired_kl")

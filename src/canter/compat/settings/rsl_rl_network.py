@@ -181,9 +181,8 @@ def translate_std(t: Translation, dialect: Dialect) -> None:
                 f"{section}.class_name", "mapped", f"algorithm.model.std.kind={'network' if by_state else 'parameter'}"
             )
         t.refuse(f"{section}.class_name", f"known: {', '.join(known)}; for Beta set algorithm.model.distribution=beta")
-        if t.raw(f"{section}.learn_std", True) is not True:
-            t.refuse(f"{section}.learn_std", "the deviation always learns here")
-        t.judge(f"{section}.learn_std", "mapped")
+        if t.has(f"{section}.learn_std"):
+            t.to(f"{section}.learn_std", "algorithm.model.std.learn", t.flag(f"{section}.learn_std"))
         if t.has(f"{section}.std_range"):
             low, high = (float(bound) for bound in t.raw(f"{section}.std_range"))
             t.put("algorithm.model.std.minimum", max(low, 1e-6), f"{section}.std_range")

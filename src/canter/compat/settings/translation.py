@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal
 
 from canter.compat.settings.deviations import Deviations
 from canter.config import TrainConfig
-from canter.plain import ConfigError, config_keys, from_plain
+from canter.plain import ConfigError, from_plain
 from canter.registry import nearest
 
 NONE = (None, "None", "none", "null", "")
@@ -125,6 +124,13 @@ class Translation:
             raise self.error(key, "a list of whole numbers")
         return list(value)
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number above 0."""
+        number = self.integer(key, default)
+        if number < 1:
+            raise self.error(key, "a whole number above 0")
+        return number
+
     def section(self, key: str) -> bool:
         """Whether there is a mapping at a path; anything else there is an error."""
         value = self.raw(key)
@@ -173,18 +179,13 @@ class Translation:
         """A difference that comes from no key."""
         self.report.add("", None, "differs", to, why)
 
-    def choose(self, ours: str, setting: str, theirs: Any, key: str = "", otherwise: str = "") -> None:
-        """What the parent does in its own way: its form with `parity`, else Canter's, in the words of `ours`.
-
-        A setting that this version does not have is a difference in either case; `otherwise` is then what happens.
-        """
+    def choose(self, ours: str, setting: str, theirs: Any, key: str = "") -> None:
+        """What the parent does in its own way: its form with `parity`, else Canter's, in the words of `ours`."""
         if not self.parity:
             self._tell(key, "", ours)
-        elif allows(setting, theirs):
-            self.put(setting, theirs, key)
-            self._tell(key, f"{setting}={_show(theirs)}", "")
-        else:
-            self._tell(key, "", f"{otherwise or ours} (this version has no {setting}={_show(theirs)})")
+            return
+        self.put(setting, theirs, key)
+        self._tell(key, f"{setting}={_show(theirs)}", "")
 
     def _tell(self, key: str, to: str, why: str) -> None:
         if key:
@@ -235,19 +236,6 @@ class Translation:
 
 
 _ABSENT = object()
-
-
-@cache
-def known_settings() -> Mapping[str, Any]:
-    """All settings of this version by path, with their type hints."""
-    return config_keys(TrainConfig)
-
-
-def allows(setting: str, value: Any) -> bool:
-    """Whether this version has a setting, and this value among its choices."""
-    hint = known_settings().get(setting)
-    choices = get_args(hint) if get_origin(hint) is Literal else None
-    return hint is not None and (choices is None or value in choices)
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -108,7 +108,8 @@ class Description:
             return
         self.numbers.append(compiled().STD_FORMS.index(head.log_std.form))
         self.settings += [head.log_std.mid, head.log_std.half_range]
-        self._parameter(head.raw_std if isinstance(head.raw_std, nn.Parameter) else None, learns)
+        std = head.raw_std if isinstance(head.raw_std, Tensor) else None
+        self._parameter(std, learns and isinstance(std, nn.Parameter))
         self.numbers.append(int(distribution.bounds != "none"))
         columns = [torch.tensor(column, dtype=dtype) for column in distribution.interval()]
         bound = self.loss.bound
@@ -128,7 +129,7 @@ def _policy_heads(model: ActorCritic) -> list[tuple[int, Any]]:
     head: Any = model.actor.head
     if not isinstance(head, GaussianHead):
         return [(OUTPUT_HEAD, head.linear)]
-    std = [] if isinstance(head.raw_std, nn.Parameter) else [(STD_HEAD, head.raw_std)]
+    std = [] if isinstance(head.raw_std, Tensor) else [(STD_HEAD, head.raw_std)]
     return [(OUTPUT_HEAD, head.mean), *std]
 
 

@@ -50,7 +50,7 @@ def declines(loss: PPOLoss, model: ActorCritic) -> str | None:
         return "it multiplies in TF32, which execution.tf32=false forbids"
     head = model.actor.head
     if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, nn.Parameter):
-        return "it knows Gaussian policies whose std is a parameter"
+        return "it knows Gaussian policies whose std is a parameter that learns"
     if type(head.log_std) is not LogStd or head.log_std.form not in FORMS:
         return f"it knows the forms {', '.join(FORMS)} of the std"
     for network, heads in _networks(model):

@@ -1,0 +1,208 @@
+"""RSL-RL's runner for students, over Canter's distillation.
+
+RSL-RL's files know layers by the names of actors and critics. So student and teacher have a stand-in each: a PPO that
+never learns, whose actor is the same, and by which weights are read and written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from canter.algorithms.distillation import Distillation, DistillationConfig
+from canter.algorithms.ppo import PPO
+from canter.compat.rsl_rl import checkpoint
+from canter.compat.rsl_rl.policy import InferencePolicy
+from canter.compat.rsl_rl.runner import OnPolicyRunner
+from canter.compat.settings.importing import import_config
+from canter.config import TrainConfig
+from canter.optim import ParameterGroup
+from canter.plain import ConfigError
+from canter.storage.policy_file import save_policy
+from canter.struct import tree_copy_
+from canter.training.trainer import Trainer
+
+ROLES = ("student", "teacher")
+PARTS = (*ROLES, "optimizer", "iteration")
+
+
+def section_of(train_cfg: Mapping[str, Any], role: str) -> dict[str, Any]:
+    """The settings of student or teacher in the form of 5.x, from those of any generation."""
+    if train_cfg.get("student"):
+        own = dict(train_cfg[role])
+        before_5 = ("init_noise_std", "noise_std_type", "stochastic", "state_dependent_std")
+        old = {key: own.pop(key) for key in before_5 if key in own}
+    else:
+        old = dict(train_cfg["policy"])
+        usual = train_cfg.get("empirical_normalization", False)
+        own = {
+            "hidden_dims": old.get(f"{role}_hidden_dims", [256, 256, 256]),
+            "activation": old.get("activation", "elu"),
+            "obs_normalization": old.get(f"{role}_obs_normalization", usual),
+        }
+        if str(old.get("class_name")).endswith("Recurrent") and (role == "student" or old.get("teacher_recurrent")):
+            own |= {key: old[key] for key in ("rnn_type", "rnn_hidden_dim", "rnn_num_layers") if key in old}
+            own["class_name"] = "RNNModel"
+    std = {"init_std": old.get("init_noise_std", 0.1), "std_type": old.get("noise_std_type", "scalar")}
+    own["distribution_cfg"] = {"class_name": "GaussianDistribution", **std, **(own.get("distribution_cfg") or {})}
+    if role == "teacher":  # which adds no noise, and so may begin with none
+        own["distribution_cfg"]["init_std"] = 1.0
+    return own
+
+
+class DistillationAlg:
+    """Distillation as RSL-RL's scripts see it."""
+
+    rnd = None
+    teacher_loaded = False
+
+    def __init__(
+        self, algorithm: Distillation, stand_ins: Mapping[str, PPO], policy: InferencePolicy, *, teacher_has_std: bool
+    ) -> None:
+        self.algorithm, self.stand_ins, self.policy = algorithm, stand_ins, policy
+        self.teacher_has_std = teacher_has_std
+        self.student, self.teacher = algorithm.actor, algorithm.teacher.actor
+
+    @property
+    def _group(self) -> ParameterGroup:
+        return self.algorithm.phase.optimizer.groups["student"]
+
+    @property
+    def learning_rate(self) -> float:
+        """The student's, now."""
+        return float(self._group.learning_rate)
+
+    def get_policy(self) -> InferencePolicy:
+        """The student."""
+        return self.policy
+
+    def train_mode(self) -> None:
+        """Nothing: networks here behave alike in both."""
+
+    def eval_mode(self) -> None:
+        """Nothing: networks here behave alike in both."""
+
+    def save(self) -> dict[str, Any]:
+        """RSL-RL 5.x's mapping of both networks and the optimiser."""
+        student, teacher = (self.stand_ins[role] for role in ROLES)
+        groups = student.optimizers["policy"].groups
+        tree_copy_(groups["policy"].state(), self._group.state())
+        for name in ("step", "learning_rate"):  # one optimiser in the file, with one of each
+            groups["critic"].state()[name].copy_(self._group.state()[name])
+        for role in ROLES:
+            self.stand_ins[role].model.actor.load_state_dict(getattr(self, role).state_dict())
+        tree, taught = checkpoint.dump(student, 0), checkpoint.dump(teacher, 0)
+        own = tree["actor_state_dict"]
+        count = sum(not name.startswith("obs_normalizer.") for name in own)
+        optimizer = tree["optimizer_state_dict"]
+        optimizer["state"] = {i: moments for i, moments in optimizer["state"].items() if i < count}
+        optimizer["param_groups"][0]["params"] = list(range(count))
+        other = taught["actor_state_dict"]
+        if not self.teacher_has_std:
+            other = {name: tensor for name, tensor in other.items() if not name.startswith("distribution.")}
+        return {"student_state_dict": own, "teacher_state_dict": other, "optimizer_state_dict": optimizer}
+
+    def load(
+        self, loaded_dict: Mapping[str, Any], load_cfg: Mapping[str, Any] | None = None, strict: bool = True
+    ) -> bool:
+        """Take a teacher from a file of PPO, or all from one of distillation; gives whether the iteration counts."""
+        of_student = "student_state_dict" in loaded_dict or any(
+            name.startswith("student.") for name in loaded_dict.get("model_state_dict", ())
+        )
+        wanted = dict(load_cfg) if load_cfg is not None else dict.fromkeys(PARTS if of_student else ("teacher",), True)
+        for role in ROLES:
+            if wanted.get(role):
+                self._load(role, loaded_dict, of_student, bool(wanted.get("optimizer")), strict)
+        self.teacher_loaded |= bool(wanted.get("teacher"))
+        return bool(wanted.get("iteration", False))
+
+    def _load(self, role: str, tree: Mapping[str, Any], of_student: bool, optimizer: bool, strict: bool) -> None:
+        ppo = self.stand_ins[role]
+        tree = _as_actor(tree, role) if of_student else dict(tree)
+        weights = checkpoint.weights_in(tree, Path("loaded_dict"))
+        if not {checkpoint.STD, checkpoint.LOG_STD} & weights.parameters.keys():  # a teacher need not have one
+            weights.parameters[checkpoint.STD] = torch.ones(ppo.distribution.param_dim // 2)
+        takes = optimizer and role == "student" and bool(weights.moments)
+        checkpoint.load(ppo, weights, ("actor", "optimizer") if takes else ("actor",), strict=strict)
+        getattr(self, role).load_state_dict(ppo.model.actor.state_dict())
+        if takes:
+            tree_copy_(self._group.state(), ppo.optimizers["policy"].groups["policy"].state())
+
+
+def _as_actor(tree: Mapping[str, Any], role: str) -> dict[str, Any]:
+    """What a file of distillation has of one network, as a file of PPO would have it of its actor.
+
+    Up to 3.x one optimiser had the parameters of both in an order of its own: its moments are left out.
+    """
+    rest = {"iter": tree.get("iter", 0)}
+    if "student_state_dict" in tree:
+        own = {"optimizer_state_dict": tree.get("optimizer_state_dict")} if role == "student" else {}
+        return {"actor_state_dict": tree[f"{role}_state_dict"], "critic_state_dict": {}, **own, **rest}
+    names = {f"{role}.": "actor.", f"memory_{role[0]}.": "memory_a.", "std": "std", "log_std": "log_std"}
+    names[f"{role}_obs_normalizer."] = "actor_obs_normalizer."
+    model = {
+        new + name[len(old) :]: tensor
+        for name, tensor in tree["model_state_dict"].items()
+        for old, new in names.items()
+        if name.startswith(old)
+    }
+    key = "obs_norm_state_dict" if role == "student" else "privileged_obs_norm_state_dict"
+    return {"model_state_dict": model, **rest} | ({"obs_norm_state_dict": tree[key]} if key in tree else {})
+
+
+class DistillationRunner(OnPolicyRunner):
+    """`rsl_rl.runners.DistillationRunner` over Canter's distillation.
+
+    `load` takes the teacher from any file of RSL-RL's PPO, as RSL-RL's does, or goes on from one of distillation.
+    Files are written in the layout of 5.x.
+    """
+
+    alg: DistillationAlg
+
+    def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
+        """Train for so many iterations; there must be a teacher."""
+        if not self.alg.teacher_loaded:
+            raise ConfigError("no teacher was loaded: runner.load(FILE) takes one from a file of RSL-RL's PPO")
+        super().learn(num_learning_iterations, init_at_random_ep_len)
+
+    def _with_groups(self, train_cfg: Mapping[str, Any]) -> Mapping[str, Any]:
+        given = dict(train_cfg.get("obs_groups") or {})
+        student = "student" if train_cfg.get("student") else "policy"
+        known = self.adapter.spec.obs
+        sets = {name: given.get(name) or [name if name in known else "policy"] for name in (student, "teacher")}
+        self.groups = {"student": sets[student], "teacher": sets["teacher"]}
+        return {**train_cfg, "obs_groups": given | sets}
+
+    def _build(self, config: TrainConfig) -> tuple[Trainer, DistillationAlg]:
+        assert isinstance(config.algorithm, DistillationConfig)
+        stand_ins = {role: self._stand_in(role) for role in ROLES}
+        model = stand_ins["student"].config.model
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "teacher.safetensors"
+            save_policy(path, stand_ins["teacher"].policy)
+            own = replace(config.algorithm, policy=model.policy, std=model.std, policy_gain=model.policy_gain)
+            config = replace(config, algorithm=replace(own, teacher=str(path)))
+            trainer = Trainer(config, self._after_iteration, env=self.adapter)
+        assert isinstance(trainer.algorithm, Distillation)
+        policy = InferencePolicy(trainer.algorithm.policy, self.adapter.groups)
+        teacher_has_std = bool((self.cfg.get("teacher") or {}).get("distribution_cfg"))
+        return trainer, DistillationAlg(trainer.algorithm, stand_ins, policy, teacher_has_std=teacher_has_std)
+
+    def _stand_in(self, role: str) -> PPO:
+        groups = dict.fromkeys(("actor", "critic"), self.groups[role])
+        tree = {
+            "num_steps_per_env": 1,
+            "obs_groups": groups,
+            "actor": section_of(self.cfg, role),
+            "critic": {"hidden_dims": [1]},
+            "algorithm": {"class_name": "PPO", "num_mini_batches": 1, "schedule": "fixed"},
+        }
+        config = import_config(tree, parity=True, num_envs=int(self.env.num_envs)).config.algorithm
+        built = config.build(self.adapter.spec, 0)
+        assert isinstance(built, PPO)
+        return built
