@@ -1,6 +1,6 @@
-"""Runs of a few iterations, by one process or as a rank: `python equality.py FOLDER`, or the same under torchrun.
+"""Runs of a few iterations, by one process or as a rank: `python equality.py FOLDER CASE...`, or that under torchrun.
 
-Rank 0 leaves weights and rows of the log of every case in FOLDER, as `<case>-<ranks>.pt`.
+Rank 0 leaves weights and rows of the log of these cases in FOLDER, as `<case>-<ranks>.pt`.
 """
 
 import sys
@@ -35,6 +35,9 @@ CASES = {
     "self_play": {"env": {"id": "tensor:rps", "num_envs": 8}, "algorithm": LEARN},
     "native": {"env": CARTPOLE, "algorithm": LEARN, "execution": {"engine": "native"}, "iterations": 2},
 }
+
+RARE = ("agents", "self_play")
+"""Cases that only the long tests run."""
 
 
 class InDouble:
@@ -76,6 +79,6 @@ def run(case, folder):
 
 if __name__ == "__main__":
     world.start()
-    for name in CASES:
+    for name in sys.argv[2:]:
         run(name, Path(sys.argv[1]))
     world.end()

@@ -6,30 +6,47 @@ from pathlib import Path
 
 import pytest
 import torch
-from equality import CASES
+from equality import CASES, RARE
 from torchrun import torchrun
 
-HERE = Path(__file__).parent
+SCRIPT = str(Path(__file__).parent / "equality.py")
+USUAL = [case for case in CASES if case not in RARE]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Where the runs of all cases by one process are."""
-    folder = tmp_path_factory.mktemp("equality")
-    subprocess.run([sys.executable, str(HERE / "equality.py"), str(folder)], check=True, timeout=300)
+    """Where the runs of the usual cases by one process and by two ranks are."""
+    return made(tmp_path_factory.mktemp("equality"), USUAL, 2)
+
+
+@pytest.fixture(scope="module")
+def long_runs(tmp_path_factory):
+    """Where those of all cases by one process, two and four ranks are."""
+    return made(tmp_path_factory.mktemp("equality"), CASES, 2, 4)
+
+
+def made(folder, cases, *groups):
+    subprocess.run([sys.executable, SCRIPT, str(folder), *cases], check=True, timeout=300)
+    for ranks in groups:
+        torchrun(ranks, SCRIPT, folder, *cases)
     return folder
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.long)])
-def ranks(request, runs):
-    """How many ranks have run all cases too."""
-    torchrun(request.param, HERE / "equality.py", runs)
-    return request.param
+@pytest.mark.parametrize("case", USUAL)
+def test_two_ranks_learn_what_one_process_learns(case, runs):
+    compare(runs, case, 2)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_learn_what_one_process_learns(case, runs, ranks):
-    one, many = (torch.load(runs / f"{case}-{count}.pt") for count in (1, ranks))
+def test_ranks_learn_what_one_process_learns(case, ranks, long_runs):
+    compare(long_runs, case, ranks)
+
+
+def compare(folder, case, ranks):
+    """Weights and rows of the log of one process and of so many ranks."""
+    one, many = (torch.load(folder / f"{case}-{count}.pt") for count in (1, ranks))
     # float64 but for observations and rewards, which a simulator may round to the other side.
     tolerance = 1e-5 if case != "native" else 1e-3
     for name, weight in one["weights"].items():
@@ -43,7 +60,7 @@ def test_ranks_learn_what_one_process_learns(case, runs, ranks):
 
 
 def test_the_cases_have_what_they_are_there_for(runs):
-    rows = {case: torch.load(runs / f"{case}-1.pt")["rows"] for case in CASES}
+    rows = {case: torch.load(runs / f"{case}-1.pt")["rows"] for case in USUAL}
     assert rows["uneven"][-1]["env_steps"] < 10 * 32 * 8, "all rows are valid"
     assert rows["uneven"][-1]["minibatch_updates"] < 10 * 8, "no update stopped early"
     rates = [row["optim/learning_rate/model"] for row in rows["tensor"]]

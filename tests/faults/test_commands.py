@@ -113,7 +113,7 @@ def mounts():
 
 
 @pytest.mark.skipif(not mounts(), reason="needs a small file system of its own, which is not permitted here")
-@pytest.mark.parametrize("kilobytes", [8, 40, 120, 260])
+@pytest.mark.parametrize("kilobytes", [8, 120, *(pytest.param(size, marks=pytest.mark.long) for size in (40, 260))])
 def test_a_disk_that_fills_at_any_write_is_told_and_what_was_written_stays(kilobytes, tmp_path):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
