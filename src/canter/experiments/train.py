@@ -78,8 +78,6 @@ def train(
     look = environment_for(config, quiet=quiet) if own_env is None else nullcontext(own_env)
     with look as built:
         run = new_run(Path(run_dir), name, config) if folder is True else folder or None
-        if log and run is None:
-            raise ValueError(f"log={list(log)} needs a folder of the run, and folder=False leaves none")
         shown = [make_console(console), *writers, *(LOGS[place](run.path) for place in log if run is not None)]
         return carry_out(
             config,
@@ -103,6 +101,8 @@ def _refuse_misspelt(console: str, log: Sequence[str], folder: Any) -> None:
         raise TypeError(
             f"folder={folder!r}: expected True, False or a canter.RunFolder; run_dir= and name= say where a run goes"
         )
+    if log and folder is False:
+        raise ValueError(f"log={list(log)} needs a folder of the run, and folder=False leaves none")
 
 
 def _begin(init_from: str | Path | InitFrom | None, run_dir: Path) -> InitFrom | None:
