@@ -38,7 +38,7 @@ def mean_return(seed, memory):
     return sum(returns) / len(returns)
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", ["lstm", pytest.param("gru", marks=pytest.mark.long)])
 def test_memory_solves_recall_on_every_seed(cell):
     returns = [mean_return(seed, RNNConfig(cell=cell, hidden=16)) for seed in range(SEEDS)]
     assert min(returns) > 0.9, returns

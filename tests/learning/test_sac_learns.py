@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+
 import canter
 from canter.envs.tensor import tensor_envs
 from canter.training.trainer import train
 
 
+@pytest.mark.long
 def test_pendulum_is_swung_up_within_six_thousand_steps():
     preset = canter.presets["Pendulum-sac"]
     algorithm = replace(

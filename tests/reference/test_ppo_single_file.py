@@ -194,6 +194,7 @@ def test_minibatches_must_divide_the_rollout():
         ppo.train(ppo.Config(num_minibatches=7))
 
 
+@pytest.mark.long  # that it and the library are equal to 1e-5 is tested in tests/parity
 def test_cartpole_preset_learns():
     _, returns = ppo.train(ppo.PRESETS["CartPole-v1"])
     assert np.mean(returns[-20:]) >= 400
