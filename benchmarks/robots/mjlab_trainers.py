@@ -201,7 +201,9 @@ def main() -> None:
     if options.part:
         one(options)
         return
-    jobs = [(part, seed) for part in options.only for seed in (options.seeds if part in ("canter", "theirs") else [1])]
+    trainers = [part for part in options.only if part != "endings"]
+    jobs = [("endings", 1)] if "endings" in options.only else []
+    jobs += [(part, seed) for seed in options.seeds for part in trainers]  # in turns: the budget may end them
     end = time.monotonic() + options.budget
     for part, seed in jobs:
         label = f"{part}_{seed}" if part in ("canter", "theirs") else part

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rerun import rerun
 
 pytest.importorskip("mjlab", reason="mjlab is not installed: make test-mjlab")
 
 from canter.compat import task_settings
 from canter.envs import EnvConfig
+from canter.envs.robots.captured import CapturedStep
 from canter.envs.robots.mjlab import attach_metadata, onnx_metadata, tasks
 from canter.runs.run_folder import RunFolder
 from canter.specs import TrainingProgress
@@ -185,3 +187,28 @@ def test_mjlabs_own_trainer_runs_on_canter_by_one_import(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert [path.name for path in Path(tmp_path).rglob("model_*.pt")], "no model was written"
+
+
+def steps_of(task, recorded):
+    """What 60 steps with short episodes give, and how they were run."""
+    env = EnvConfig(id=f"mjlab:{task}", num_envs=8, options={"max_episode_steps": 20}).build("cpu")
+    if recorded:
+        env._step = CapturedStep(env.env, rerun)
+    env.reset(seed=0)
+    env.set_progress(START)
+    noise, steps = torch.Generator().manual_seed(1), []
+    for _ in range(60):
+        taken = env.step(torch.randn(8, env.spec.action.dim, generator=noise))
+        found = {**taken.obs, **taken.metrics, "reward": taken.reward, "ended": taken.terminated | taken.truncated}
+        steps.append({name: tensor.clone() for name, tensor in found.items()})
+    env.close()
+    return steps, env.about()
+
+
+@pytest.mark.parametrize("task", [TASK, "Mjlab-Velocity-Flat-Unitree-Go1"])
+def test_a_step_in_recorded_parts_is_mjlabs_own_to_the_bit(task):
+    """With the stand-in for CUDA graphs; on a GPU `benchmarks/robots/mjlab_captured.py` checks every replay."""
+    (eager, _), (replayed, about) = steps_of(task, recorded=False), steps_of(task, recorded=True)
+    torch.testing.assert_close(eager, replayed, rtol=0, atol=0, equal_nan=True)
+    assert "eagerly" not in about and "rewards" in about
+    assert sum(int(step["ended"].sum()) for step in eager) >= 16

@@ -11,7 +11,7 @@ from canter.envs.gymnasium import GymnasiumEnv
 from canter.recipes import preset_for
 from canter.runs.run_folder import CheckpointConfig, RunFolder
 from canter.runs.run_record import read_record
-from canter.training.trainer import Trainer, train
+from canter.training.trainer import Trainer, _count_parameters, train
 
 
 def short(env_id, steps=2000, seed=0, **env):
@@ -28,6 +28,19 @@ def test_a_run_counts_every_step_and_ends_at_its_budget():
     assert reports[-1].episodes > 20
     assert reports[-1].return_ == reports[-1].length
     assert all(isinstance(value, float) for value in reports[-1].metrics.values())
+
+
+@pytest.mark.parametrize(
+    ("callback", "taken"),
+    [
+        (lambda report, rows=(): None, 1),
+        (lambda report, policy, *, x=1: None, 2),
+        (lambda *given: None, 3),
+        ([].append, 1),
+    ],
+)
+def test_a_callback_gets_as_many_arguments_as_it_asks_for(callback, taken):
+    assert _count_parameters(callback) == taken
 
 
 class Curriculum:

@@ -50,6 +50,8 @@ def preflight(config: RunConfig, plan: Plan, env: Env | None = None) -> list[Fin
         found, trial = _examine(env, config.seed)
         plan = replace(plan, num_agents=env.spec.num_agents if config.self_play is None else 1)
         spec = replace(env.spec, num_envs=plan.rows // distributed.world_size())
+        about = getattr(env, "about", None)
+        found += [] if about is None else [Finding("ok", "step", about())]
         lengths = [length for _, length, _ in trial.episodes()] if trial else []
         found += check_plan(plan)
         found += [check_foresight(plan, sum(lengths) / len(lengths) if lengths else None), check_truncation(spec)]

@@ -98,7 +98,7 @@ def swimmer_style(gait: str, *, task: float = 0.0, style: float = 1.0) -> TrainC
         env=EnvConfig(
             id="tensor:swimmer", num_envs=128, options={"motion": True, "reference": clip, "random_start": True}
         ),
-        total_steps=1_000_000,
+        total_steps=2_000_000,
         algorithm=PPOConfig(
             horizon=16,
             epochs=5,

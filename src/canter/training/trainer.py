@@ -317,7 +317,9 @@ def _count_parameters(function: Callable[..., Any]) -> int:
         return 1
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return 3
-    return min(max(sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters), 1), 3)
+    # One with a default is left alone: `lambda report, rows=rows: ...` binds a name.
+    taken = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
+    return min(max(len(taken), 1), 3)
 
 
 def train(

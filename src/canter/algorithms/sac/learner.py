@@ -75,21 +75,27 @@ class Learner:
         self.metrics: Metrics = {name: torch.zeros((), device=device) for name in METRICS}
         """Of the last update of each kind, at addresses that stay."""
 
-    def update(self, batch: Transitions, noise: Tensor, learn_policy: bool) -> None:
-        """Learn from rows `[B, ...]`; `noise` `[2, B, A]` is that of the successors' and of the policy's actions."""
-        self.learn_critics(batch, noise[0])
+    def update(
+        self, batch: Transitions, noise: Tensor, learn_policy: bool, tell: tuple[bool, bool] = (True, True)
+    ) -> None:
+        """Learn from rows `[B, ...]`; `noise` `[2, B, A]` is that of the successors' and of the policy's actions.
+
+        `tell` says whether the metrics of the critics and of the policy are those of this update: only the last ones of
+        an iteration are read, and they cost as much as a tenth of it.
+        """
+        self.learn_critics(batch, noise[0], tell[0])
         if learn_policy:
-            self.learn_policy(batch, noise[1])
+            self.learn_policy(batch, noise[1], tell[1])
         with torch.no_grad():
             self.slow_flat.lerp_(self.flat, self.config.tau)
 
-    def learn_critics(self, batch: Transitions, noise: Tensor) -> None:
+    def learn_critics(self, batch: Transitions, noise: Tensor, tell: bool = True) -> None:
         """Move the critics towards reward plus what their slow copies expect of the policy's next action."""
         with torch.no_grad():
             next_action, next_log_prob = squashed_sample(self.params(batch.next_obs), noise)
         out, next_out = self._judge(batch, next_action)
         with torch.no_grad():
-            target, spread = self._target(batch, next_out, next_log_prob)
+            target = self._target(batch, next_out, next_log_prob)
         if self.critics.atoms == 1:
             errors = 0.5 * (out - target).square()
         else:
@@ -97,7 +103,8 @@ class Learner:
         loss = masked_mean(errors, batch.valid).sum()
         if self.critics.atoms > 1:
             loss = loss / self.critics.members
-        self._step("critic", loss, {"loss/critic": loss, "value/target_std": spread})
+        means = target if self.critics.atoms == 1 or not tell else (target * self.critics.support).sum(-1)
+        self._step("critic", loss, {"loss/critic": loss, "value/target_std": means.std()} if tell else {})
 
     def _judge(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         """What the critics say of the rows, and their slow copies of the successors.
@@ -116,20 +123,18 @@ class Learner:
                 next_out = self.slow(obs, action)[:, rows:]
             return self.critics(obs, action)[:, :rows], next_out
 
-    def _target(self, batch: Transitions, next_out: Tensor, next_log_prob: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns `[B]` or distributions of returns `[B, K]` to learn, and the spread of their means."""
+    def _target(self, batch: Transitions, next_out: Tensor, next_log_prob: Tensor) -> Tensor:
+        """Returns `[B]` or distributions of returns `[B, K]` to learn."""
         critics, temperature = self.critics, self.temperature()
         if critics.atoms == 1:
-            target = soft_target(batch.reward, batch.discount, self._agree(next_out), temperature, next_log_prob)
-            return target, target.std()
+            return soft_target(batch.reward, batch.discount, self._agree(next_out), temperature, next_log_prob)
         probs = next_out.softmax(-1)
         probs = lowest(probs, critics.support) if self.config.pessimism == "min" else probs.mean(0)
         reward, discount, log_prob = (x.unsqueeze(-1) for x in (batch.reward, batch.discount, next_log_prob))
         atoms = soft_target(reward, discount, critics.support, temperature, log_prob)
-        target = project(probs, atoms, *critics.ends)
-        return target, (target * critics.support).sum(-1).std()
+        return project(probs, atoms, *critics.ends)
 
-    def learn_policy(self, batch: Transitions, noise: Tensor) -> None:
+    def learn_policy(self, batch: Transitions, noise: Tensor, tell: bool = True) -> None:
         """Move the policy towards actions of higher value and the temperature towards the target entropy."""
         if self.joint_actor:
             with batch_statistics(self.actor):
@@ -139,14 +144,16 @@ class Learner:
         action, log_prob = squashed_sample(params, noise)
         value = self._agree(self.critics.values(self.critics(batch.obs, action)))
         loss = policy_loss(self.temperature(), log_prob, value).mean()
-        with torch.no_grad():
-            about = {
-                "loss/policy": loss,
-                "policy/entropy": -log_prob.mean(),
-                "policy/std": params.chunk(2, -1)[1].exp().mean(),
-                "policy/temperature": self.temperature().squeeze(),
-                "value/mean": value.mean(),
-            }
+        about: Metrics = {}
+        if tell:
+            with torch.no_grad():
+                about = {
+                    "loss/policy": loss,
+                    "policy/entropy": -log_prob.mean(),
+                    "policy/std": params.chunk(2, -1)[1].exp().mean(),
+                    "policy/temperature": self.temperature().squeeze(),
+                    "value/mean": value.mean(),
+                }
         self._step("policy", loss, about)
         if self.config.temperature.learned:
             error = temperature_loss(self.temperature.log, log_prob, self.target_entropy).mean()
@@ -165,10 +172,10 @@ class Learner:
         optimizer.backward(loss)
         metrics = optimizer.exchange_({name: x.detach() for name, x in metrics.items()}, torch.ones_like(loss.detach()))
         done = optimizer.step(self.never)
-        if name != "temperature":
+        if metrics:
             rate = optimizer.adams[0].learning_rate
             metrics |= {f"optim/grad_norm/{name}": done["grad_norm"], f"optim/learning_rate/{name}": rate}
-        copy_all_([self.metrics[key] for key in metrics], [value.detach() for value in metrics.values()])
+            copy_all_([self.metrics[key] for key in metrics], [value.detach() for value in metrics.values()])
         self.metrics[BLOCKED].add_(done["nonfinite_steps"])
 
     def schedule_(self, progress: Tensor) -> None:

@@ -131,7 +131,8 @@ class SAC(Algorithm[SACRecord]):
         for number in range(config.updates):
             batch = drawn[number * config.batch_size : (number + 1) * config.batch_size]
             learn_policy = (self.stage.turn + number + 1) % config.policy_delay == 0
-            self.learner.update(batch, noise[number], learn_policy)
+            last = number + 1 == config.updates, number + config.policy_delay >= config.updates
+            self.learner.update(batch, noise[number], learn_policy, last)
         updates = torch.full((), float(config.updates), device=self.spec.device)
         metrics |= {"replay/lost": 1.0 - drawn.valid.float().mean(), "optim/minibatch_updates": updates}
         if isinstance(self.rewards, ReturnScale):

@@ -6,7 +6,7 @@ parts, `extras["log"]` for what they report, and counters that curricula read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -24,8 +24,8 @@ class ManagerEnv:
 
     `clip_actions` bounds each action component on both sides. `resets_itself` says whether the simulator restarts ended
     environments within its step; where it does not, this does, so that the last observations are known. `final_obs`
-    tells where the others keep them, see `EnvSpec`. In training, and only there, the first episodes begin at random
-    lengths, so that time limits do not cut all of them at once.
+    tells where the others keep them, see `EnvSpec`. `step` is called in place of the simulator's own. In training, and
+    only there, the first episodes begin at random lengths, so that time limits do not cut all of them at once.
     """
 
     resumes = "partial"
@@ -39,9 +39,10 @@ class ManagerEnv:
         resets_itself: bool = True,
         final_obs: Literal["separate", "unknown"] = "unknown",
         random_start: bool = True,
+        step: Callable[[Tensor], Any] | None = None,
     ) -> None:
         self.env, self.clip_actions, self.resets_itself = env, clip_actions, resets_itself
-        self.random_start = random_start
+        self.random_start, self._step = random_start, step or env.step
         self.device = torch.device(env.device)
         self._log: Mapping[str, Any] | None = None
         self._lengths: Tensor | None = None
@@ -79,6 +80,11 @@ class ManagerEnv:
         terrain = getattr(getattr(self.env, "scene", None), "terrain", None)
         return None if getattr(terrain, "terrain_levels", None) is None else terrain
 
+    def about(self) -> str:
+        """How a step is run, for `canter check`."""
+        captured = getattr(self._step, "about", None)
+        return "a step runs eagerly" if captured is None else captured()
+
     def _observe(self) -> Any:
         return self.env.reset(seed=0)[0]
 
@@ -111,7 +117,7 @@ class ManagerEnv:
         """Apply one action per environment; nothing here waits for the device, except to restart by hand."""
         if self.clip_actions is not None:
             action = action.clamp(-self.clip_actions, self.clip_actions)
-        found, reward, terminated, cut, extras = self.env.step(action)
+        found, reward, terminated, cut, extras = self._step(action)
         obs = flat_groups(found)
         terminated, cut, log = terminated.bool(), cut.bool(), extras.get("log")
         final_obs = extras.get("final_obs")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from canter.envs.robots.adapter import FinalObsOption, ManagerEnv
+from canter.envs.robots.captured import CapturedStep
 from canter.registry import nearest
 
 HOW = 'pip install "canter[mjlab]"'
@@ -33,6 +34,7 @@ def make_mjlab(
     *,
     final_obs: FinalObsOption = "approximate",
     clip_actions: float | None = None,
+    capture: bool = True,
     random_start: bool = True,
     play: bool = False,
     max_episode_steps: int | None = None,
@@ -42,8 +44,9 @@ def make_mjlab(
     """Environments of a task.
 
     `final_obs` "exact" restarts ended environments here, after their last observations were read; "approximate" leaves
-    it to mjlab, which loses them. `clip_actions` None takes the task's own. `play` takes the task's settings for
-    watching. `overrides` are settings of the task by their dotted path, such as `rewards.air_time.weight`.
+    it to mjlab, which loses them. `clip_actions` None takes the task's own. `capture` lets parts of a step run as CUDA
+    graphs on a GPU. `play` takes the task's settings for watching. `overrides` are settings of the task by their dotted
+    path, such as `rewards.air_time.weight`.
     """
     registry = _known(task)
     if final_obs not in ("exact", "approximate"):
@@ -64,6 +67,7 @@ def make_mjlab(
         resets_itself=cfg.auto_reset,
         final_obs="unknown" if cfg.auto_reset else "separate",
         random_start=random_start,
+        step=CapturedStep(env) if capture and torch.device(device).type == "cuda" else None,
     )
 
 

@@ -1,0 +1,208 @@
+"""mjlab on one GPU: parts of a step as CUDA graphs, held against the eager ones, and what they save.
+
+    python benchmarks/robots/mjlab_captured.py --out benchmarks/robots/results/mjlab_captured.json
+
+`verified`: in consecutive steps, with episodes that end, every part that has a graph is run twice from the same state,
+eagerly and as the graph, and all tensors of the simulator's managers, the part's result and the random stream must be
+equal to the bit. `apart`: how far the observations of whole steps are from those of mjlab's own step, same seed and
+actions, and for comparison those of mjlab's own from themselves. `ms`: milliseconds of a step, mjlab's own and in
+captured parts, in turns, of the physics alone, and of each part with the device waited for after it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+if importlib.util.find_spec("mjlab_stubs") is not None:
+    import mjlab_stubs  # noqa: F401  # pyright: ignore - stands in for viewers on a machine without them
+
+import torch
+from torch import Tensor
+
+from canter.envs.robots.host_state import name_of
+from canter.envs.robots.mjlab import make_mjlab
+from canter.envs.robots.segments import Segment, Segments
+
+RESULTS = Path(__file__).parent / "results" / "mjlab_captured.json"
+
+
+class Verifying(Segments):
+    """`Segments` whose replays are held against the eager part each time; takes over those of a captured step."""
+
+    @staticmethod
+    def over(step: Any) -> Verifying:
+        """Put it in the place of a step's segments."""
+        own = Verifying.__new__(Verifying)
+        vars(own).update(vars(step.segments))
+        own.found, own.tensors = {}, None
+        step.segments = own
+        return own
+
+    found: dict[str, dict[str, Any]]
+    tensors: dict[str, Tensor] | None
+
+    def _replayed(self, name: str, part: Callable[[], Any], segment: Segment) -> Any:
+        tensors = self._tensors()
+        generator = torch.cuda.default_generators[self.device.index or 0]
+        random, log, start = generator.get_state(), dict(self.log()), [t.clone() for t in tensors.values()]
+        wanted = [t.clone() for t in leaves(self._plainly(part))]
+        wanted = {**dict(zip(tensors, [t.clone() for t in tensors.values()], strict=True)), "its result": wanted}
+        random_after = generator.get_state()
+        for tensor, content in zip(tensors.values(), start, strict=True):
+            tensor.copy_(content)
+        generator.set_state(random)
+        self.log_is(log)
+        result = super()._replayed(name, part, segment)
+        pairs = [(label, wanted[label], t) for label, t in tensors.items()]
+        pairs += [("its result", a, b) for a, b in zip(wanted["its result"], leaves(result), strict=True)]
+        same = torch.stack([((a == b) | ((a != a) & (b != b))).all() for _, a, b in pairs]).tolist()
+        wrong = [label for (label, _, _), equal in zip(pairs, same, strict=True) if not equal]
+        wrong += [] if torch.equal(random_after, generator.get_state()) else ["the random stream"]
+        entry = self.found.setdefault(name, {"replays": 0, "differ": 0, "where": []})
+        entry["replays"] += 1
+        if wrong:
+            entry["differ"], entry["where"] = entry["differ"] + 1, wrong[:3]
+        return result
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All tensors that the managers hold, each piece of memory once."""
+        if self.tensors is None:
+            seen: dict[tuple[Any, ...], tuple[str, Tensor]] = {}
+            for path, slot in self.roots.slots().items():
+                tensor = slot.value
+                if isinstance(tensor, Tensor) and tensor.is_cuda and tensor.numel() and 0 not in tensor.stride():
+                    seen.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), (name_of(path), tensor))
+            self.tensors = dict(seen.values())
+        return self.tensors
+
+
+def leaves(tree: Any) -> list[Tensor]:
+    """All tensors in it, in order."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = list(tree.values())
+    return [t for part in tree for t in leaves(part)] if isinstance(tree, list | tuple) else []
+
+
+def ready(options: argparse.Namespace, *, capture: bool) -> tuple[Any, Callable[[], Any]]:
+    """Environments with episodes of different ages, and a step of them with actions of an untrained policy."""
+    env: Any = make_mjlab(options.task, options.num_envs, "cuda:0", capture=capture)
+    env.reset(seed=0)
+    env.set_progress(None)
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = (options.num_envs, env.spec.action.dim)
+    return env, lambda: env.step(torch.randn(shape, generator=generator, device="cuda"))
+
+
+def verify(options: argparse.Namespace) -> dict[str, Any]:
+    """Every replay against the eager part."""
+    env, step = ready(options, capture=True)
+    parts, ended, start, done = Verifying.over(env._step), 0, time.perf_counter(), 0
+    while done < options.steps and time.perf_counter() - start < options.seconds:
+        taken, done = step(), done + 1
+        ended += int((taken.terminated | taken.truncated).sum())
+    return {"steps": done, "episodes_ended": ended, "about": env.about(), "parts": parts.found}
+
+
+def apart(options: argparse.Namespace, count: int = 40) -> dict[str, list[float]]:
+    """Greatest difference of an observation in each step; what is chaotic grows from any rounding."""
+    kinds = {"mjlab": False, "mjlab again": False, "captured": True}
+    found = {}
+    for name, capture in kinds.items():
+        env, step = ready(options, capture=capture)
+        found[name] = [torch.cat([group.flatten() for group in step().obs.values()]).cpu() for _ in range(count)]
+        env.close()
+    return {
+        name: [round(float((a - b).abs().max()), 7) for a, b in zip(found["mjlab"], obs, strict=True)]
+        for name, obs in found.items()
+        if name != "mjlab"
+    }
+
+
+def speed(options: argparse.Namespace) -> dict[str, Any]:
+    """Both kinds of a step in turns, so that both see the same machine."""
+    envs = {name: ready(options, capture=name == "captured") for name in ("mjlab", "captured")}
+    times: dict[str, list[float]] = {name: [] for name in envs}
+    for turn in range(8):
+        for name, (_, step) in envs.items():
+            spent = timed(step, 30 if turn >= 3 else 80)
+            if turn >= 3:
+                times[name].append(spent)
+    env, step = envs["captured"]
+    found = {name: round(median(spent), 2) for name, spent in times.items()}
+    found["physics alone"] = round(timed(lambda: physics(env.env), 50), 2)
+    return {**found, "parts": profile(env, step), "about": env.about(), "graphs": dict(env._step.segments._graphs)}
+
+
+def physics(env: Any) -> None:
+    """What the simulator itself does in a step."""
+    for _ in range(env.cfg.decimation):
+        env.sim.step()
+    env.sim.forward()
+    env.sim.sense()
+
+
+def timed(work: Callable[[], Any], count: int) -> float:
+    """Milliseconds."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(count):
+        work()
+    torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - start) / count
+
+
+def profile(env: Any, step: Callable[[], Any], count: int = 50) -> dict[str, float]:
+    """Milliseconds of each part, the device waited for after each: their sum is more than a step takes."""
+    inner, spent = env._step, {}
+
+    def clocked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **given: Any) -> Any:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            result = function(*arguments, **given)
+            torch.cuda.synchronize()
+            label = arguments[0] if name == "run" else name
+            spent[label] = spent.get(label, 0.0) + 1000 * (time.perf_counter() - start) / count
+            return result
+
+        return run
+
+    inner.segments.run = clocked("run", inner.segments.run)
+    for name in ("step", "forward", "reset"):
+        setattr(env.env.sim, name, clocked(f"sim.{name}", getattr(env.env.sim, name)))
+    env.env.curriculum_manager.compute = clocked("curriculum", env.env.curriculum_manager.compute)
+    for _ in range(count):
+        step()
+    return {name: round(ms, 3) for name, ms in sorted(spent.items(), key=lambda item: -item[1])}
+
+
+@torch.no_grad()
+def main() -> None:
+    """Both, in one file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", default="Mjlab-Velocity-Flat-Unitree-Go1")
+    parser.add_argument("--num-envs", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=300.0, help="at most, for the steps that are verified")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    found = {"task": options.task, "num_envs": options.num_envs, "gpu": torch.cuda.get_device_name()}
+    for name, look in (("ms", speed), ("apart", apart), ("verified", verify)):
+        found[name] = look(options)
+        print(json.dumps({name: found[name]}, indent=1), flush=True)
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

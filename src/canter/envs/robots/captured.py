@@ -1,0 +1,209 @@
+"""mjlab's step in parts that are captured as CUDA graphs, around the physics, which has graphs of its own.
+
+N environments. The order of things is that of mjlab's own `step` (1.6); what each manager does stays mjlab's and the
+task's. `tests/envs/test_mjlab.py` holds both steps against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canter.envs.robots.host_state import Roots
+from canter.envs.robots.masks import use_masks
+from canter.envs.robots.segments import CudaRecorder, Declined, Segments
+
+COUNTERS = ("common_step_counter", "_sim_step_counter")
+MANAGERS = ("action", "observation", "reward", "termination", "command", "event", "metrics")
+
+
+class CapturedStep:
+    """Steps a `ManagerBasedRlEnv` as its own `step` does; called with actions `[N, A]`. Tests have another recorder."""
+
+    def __init__(self, env: Any, recorder: Callable[[Roots, torch.device], Any] = lambda *_: CudaRecorder()) -> None:
+        self.env, self.device = env, torch.device(env.device)
+        use_masks(env)
+        objects = {name: getattr(env, f"{name}_manager") for name in MANAGERS}
+        objects |= {"scene": env.scene, "data": env.sim._data_bridge, "model": env.sim._model_bridge, "env": vars(env)}
+        skipped = {id(env), id(env.sim), id(env.extras), id(env.cfg)}
+        keys = frozenset((*COUNTERS, "_env", "extras"))
+        roots = Roots(objects, skipped, keys)
+        record = recorder(roots, self.device)
+        self.segments = Segments(roots, self.device, lambda: env.extras["log"], self._watched, record)
+        self.action = torch.zeros(env.num_envs, env.action_manager.total_action_dim, device=self.device)
+        self.count = torch.zeros((), dtype=torch.int32, device=self.device)
+        """Steps of the environment so far, where a graph can read them."""
+        self._results: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
+        """As mjlab's `step`; the results are overwritten by the next one."""
+        env, run = self.env, self.segments.run
+        if not env.cfg.auto_reset and bool(env._manual_reset_pending.any()):
+            raise RuntimeError("ended environments must be reset before the next step (auto_reset=False)")
+        self.segments.look()
+        env.extras["log"] = {}
+        self.action.copy_(action)
+        run("actions", self._actions)
+        for i in range(env.cfg.decimation):
+            env._sim_step_counter += 1
+            env.sim.step()
+            if i + 1 < env.cfg.decimation:
+                run("substeps", self._substep)
+        env.common_step_counter += 1
+        self.count.fill_(env._sim_step_counter // env.cfg.decimation)
+        for name, value in zip(("reset_buf", "reward_buf"), run("rewards", self._rewards), strict=True):
+            setattr(env, name, self._results.setdefault(name, value.clone()).copy_(value))
+        env.reset_terminated, env.reset_time_outs = (
+            env.termination_manager.terminated,
+            env.termination_manager.time_outs,
+        )
+        self._events()
+        ended = env.reset_buf.nonzero().squeeze(-1)
+        self._reset(ended)
+        env.sim.forward()
+        self._commands(ended)
+        self._sense()
+        env.obs_buf = run("observations", self._observations)
+        if len(ended) and env.cfg.auto_reset:
+            env.recorder_manager.record_post_reset(ended)
+        elif len(ended):
+            env._manual_reset_pending[ended] = True
+        env.recorder_manager.record_post_step()
+        return env.obs_buf, env.reward_buf, env.reset_terminated, env.reset_time_outs, env.extras
+
+    def about(self) -> str:
+        """Which parts are captured, and why the others are not."""
+        parts = [f"captured: {', '.join(self.segments.captured()) or 'nothing yet'}"]
+        parts += [f"{name} eagerly ({why})" for name, why in self.segments.dropped.items()]
+        return "; ".join(parts)
+
+    # parts of a step --------------------------------------------------------------------------------------------------
+
+    def _actions(self) -> None:
+        self.env.action_manager.process_action(self.action)
+        self._controls()
+
+    def _controls(self) -> None:
+        self.env.action_manager.apply_action()
+        self.env.scene.write_data_to_sim()
+
+    def _substep(self) -> None:
+        self._update()
+        self._controls()
+
+    def _update(self) -> None:
+        self.env.scene.update(dt=self.env.physics_dt)
+        self.env.metrics_manager.compute_substep()
+
+    def _rewards(self) -> tuple[Tensor, Tensor]:
+        env = self.env
+        self._update()
+        env.episode_length_buf += 1
+        ended = env.termination_manager.compute()
+        reward = env.reward_manager.compute(dt=env.step_dt)
+        env.metrics_manager.compute()
+        return ended, reward
+
+    def _events(self) -> None:
+        """Events of every step, and those whose time has come: for each term, its rows."""
+        env, manager = self.env, self.env.event_manager
+        if "step" in manager.available_modes:
+            manager.apply(mode="step", dt=env.step_dt)
+        if "interval" not in manager.available_modes:
+            return
+        terms = manager._mode_term_cfgs["interval"]
+        apply = lambda: manager.apply(mode="interval", dt=env.step_dt)  # noqa: E731
+        if any(term.is_global_time or getattr(term.func, "recompute", 0) for term in terms):
+            apply()
+            return
+        left = manager._interval_term_time_left
+        self.segments.run("interval events", apply, tuple(_rows(time - env.step_dt < 1e-6) for time in left), asks=True)
+
+    def _reset(self, ended: Tensor) -> None:
+        """Restart what ended. Curricula may change settings, and so run in Python every time."""
+        env = self.env
+        if not env.cfg.auto_reset or not len(ended):
+            return
+        env.recorder_manager.record_pre_reset(ended)
+        env.curriculum_manager.compute(env_ids=ended)
+        self.segments.look()
+        env.sim.reset(ended)
+        self.segments.run("reset events", self._reset_events, (ended,))
+        self.segments.run("resets", self._reset_managers, (ended,))
+        env.extras["log"].update(env.curriculum_manager.reset(ended))
+
+    def _reset_events(self) -> None:
+        env, rows = self.env, self.segments.rows[0]
+        env.scene.reset(rows)
+        if "reset" in env.event_manager.available_modes:
+            env.event_manager.apply(mode="reset", env_ids=rows, global_env_step_count=self.count)
+
+    def _reset_managers(self) -> None:
+        env, rows = self.env, self.segments.rows[0]
+        for name in ("observation", "action", "reward", "metrics", "command", "event", "termination"):
+            env.extras["log"].update(getattr(env, f"{name}_manager").reset(rows))
+        env.episode_length_buf[rows] = 0
+        env._manual_reset_pending[rows] = False
+        env.scene.write_data_to_sim()
+
+    def _commands(self, ended: Tensor) -> None:
+        """Commands go on by a step; where an episode has just begun, by nothing."""
+        env, dt = self.env, self.env._command_dt
+        dt.fill_(env.step_dt)
+        if env.cfg.auto_reset:
+            dt[ended] = 0.0
+        terms = getattr(env.command_manager, "_terms", {}).values()
+        if not terms:
+            return
+        rows = tuple(_rows(term.time_left - dt <= 0.0) for term in terms)
+        self.segments.run("commands", lambda: env.command_manager.compute(dt=dt), rows, asks=True)
+
+    def _sense(self) -> None:
+        """Cast rays and draw cameras; what comes of it is put together with the observations."""
+        sim, context = self.env.sim, self.env.sim._sensor_context
+        if context is None:
+            return
+        self.segments.run("rays", context.prepare)
+        warp = import_module("warp")
+        with warp.ScopedDevice(sim.wp_device):
+            if sim.use_cuda_graph and sim.sense_graph is not None:
+                warp.capture_launch(sim.sense_graph)
+            else:
+                sim._sense_kernel()
+
+    def _observations(self) -> Any:
+        if self.env.sim._sensor_context is not None:
+            self.env.sim._sensor_context.finalize()
+        return self.env.observation_manager.compute(update_history=True)
+
+    # what Python holds ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Refuse a part that reads a counter: a graph would go on with the number of today."""
+        cls, setitem = type(self.env), None
+
+        def counter(name: str) -> property:
+            def read(env: Any) -> Any:
+                raise Declined(f"it reads {name}")
+
+            return property(read)
+
+        self.env.__class__ = type(cls.__name__, (cls,), {name: counter(name) for name in COUNTERS})
+        array = type(self.env.sim.data.qpos)
+        setitem, array.__setitem__ = array.__setitem__, lambda own, index, value: own._tensor.__setitem__(index, value)
+        try:
+            yield
+        finally:
+            self.env.__class__, array.__setitem__ = cls, setitem
+
+
+def _rows(mask: Tensor) -> Tensor:
+    """Indices `[K]` of rows that hold; waits for the device, as the simulator's own step does."""
+    return mask.nonzero().squeeze(-1)

@@ -1,0 +1,420 @@
+"""Parts of a simulator's step as CUDA graphs: captured, checked against the eager ones, replayed, or dropped.
+
+A part is any function over tensors that stay where they are. What keeps one from being captured as it stands is often
+small and harmless: constants copied from the host, lists as indices, numbers read for a log. `Capturing` does these on
+the device while a part is recorded. What it cannot replace ends the attempt, and the part runs eagerly.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import pathlib
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from canter.envs.robots.host_state import SCALARS, Effects, Moment, Path, Roots, Slot, place_of
+
+_log = logging.getLogger(__name__)
+
+OWN = (str(pathlib.Path(__file__).parent), str(pathlib.Path(torch.__file__).parent))
+"""Folders whose code is not to blame."""
+
+WARM_UP = 3
+"""Eager runs of a part before it is captured: they fill caches and show which flags move."""
+PATIENCE = 500
+"""Eager runs after which a part whose flags never come back is given up."""
+CHECKED = 4
+"""Graphs of one part that are held against the eager one; others are the same function for another number of rows."""
+VARIANTS = 4
+"""Graphs of one part for one number of rows: what it reads of other parts lies where their graphs put it."""
+MOST = 96
+"""Graphs of one part in all; for further numbers of rows it runs eagerly."""
+
+
+class Declined(RuntimeError):
+    """A part of a step cannot be captured; the message says why."""
+
+
+class Capturing(TorchFunctionMode):
+    """Replaces, while a part is recorded, what would wait for the device or copy from the host."""
+
+    def __init__(self, constants: dict[Any, Tensor], rows: list[Tensor], device: torch.device) -> None:
+        super().__init__()
+        self.constants, self.rows, self.device = constants, rows, device
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called for every operation of torch."""
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if function in (torch.tensor, torch.as_tensor) and args and isinstance(args[0], list | tuple | int | float):
+            return self._constant(function, args, kwargs).clone()
+        if name == "item" and args[0].device.type == self.device.type:
+            return args[0].reshape(())
+        if name == "nonzero":
+            if not self.rows:
+                raise Declined("it asks which rows hold something a second time")
+            rows = self.rows.pop(0)
+            return (rows,) if kwargs.get("as_tuple") else rows.unsqueeze(1)
+        if name in ("__getitem__", "__setitem__") and isinstance(args[0], Tensor):
+            args = (args[0], self._index(args[1], args[0].device), *args[2:])
+            if len(args) > 2 and isinstance(args[2], int | float):  # else copied from the host for each index
+                form = {"dtype": args[0].dtype, "device": self.device}
+                args = (*args[:2], self._constant(torch.tensor, args[2:], form))
+        return function(*args, **kwargs)
+
+    def _constant(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+        key = (repr(args), repr(kwargs))
+        if key not in self.constants:
+            if _is_capturing():
+                raise Declined(f"it makes a constant that was not there before: {key[0][:60]}")
+            self.constants[key] = function(*args, **kwargs)
+        return self.constants[key]
+
+    def _index(self, index: Any, device: torch.device) -> Any:
+        if isinstance(index, tuple):
+            return tuple(self._index(part, device) for part in index)
+        if isinstance(index, list):
+            return self._constant(torch.tensor, (index,), {"device": device})
+        return index
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+class CudaRecorder:
+    """Records functions as CUDA graphs, all with one pool of memory."""
+
+    def __init__(self) -> None:
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+
+    def __call__(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        """What replays the function, and its output, the same tensors every time."""
+        graph, collecting = torch.cuda.CUDAGraph(), gc.isenabled()
+        torch.cuda.synchronize()
+        gc.disable()  # memory that is freed by chance would end the recording
+        try:
+            with torch.cuda.stream(self.stream):
+                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+                try:
+                    output = function()
+                except BaseException:
+                    self._abandon(graph)
+                    raise
+                graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return graph.replay, output
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a recording that failed, and record nothing once more: torch's random stream believes to be recorded."""
+        with suppress(RuntimeError):
+            graph.capture_end()
+        self.pool, empty = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        with suppress(RuntimeError):
+            empty.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            torch.zeros(1, device="cuda")
+            empty.capture_end()
+
+
+@contextmanager
+def _refusing_to_wait(device: torch.device) -> Iterator[None]:
+    """An error where something waits for the device, which would spoil a recording."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@dataclass
+class Segment:
+    """A graph of one part of a step."""
+
+    replay: Callable[[], None]
+    output: Any
+    log: dict[str, Any]
+    effects: Effects
+    guards: list[Slot]
+    """Caches that it reads, which must be those of its capture."""
+
+
+@dataclass
+class Wanted:
+    """What an eager run of a part gave: its result, what it reported, and everything as it was then."""
+
+    output: Any
+    log: dict[str, Any]
+    moment: Moment
+
+    def unlike(self, segments: Segments, output: Any) -> list[str]:
+        """What is not so after a replay."""
+        found = self.moment.differences(Moment(segments.roots, segments.device))
+        return found + _unlike(self.output, output) + _unlike(self.log, dict(segments.log()))
+
+
+class Segments:
+    """The parts of one environment's step.
+
+    `log` gives the mapping that the simulator reports in, which parts write to; `watched` is a context in which reading
+    a counter of the environment is noticed. `record` makes a replay of a function.
+    """
+
+    def __init__(
+        self,
+        roots: Roots,
+        device: torch.device,
+        log: Callable[[], dict[str, Any]],
+        watched: Callable[[], Any],
+        record: Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]],
+    ) -> None:
+        self.roots, self.device, self.log, self.watched, self.record = roots, device, log, watched, record
+        self.known: dict[tuple[Any, ...], list[Segment]] = {}
+        """Graphs by name, numbers of rows and state of the flags."""
+        self.dropped: dict[str, str] = {}
+        """Parts that run eagerly, and why."""
+        self.rows: tuple[Tensor, ...] = ()
+        """The rows that the part at hand is run for."""
+        self._seen: Counter[Any] = Counter()
+        self._graphs: Counter[str] = Counter()
+        self._buffers: dict[tuple[str, int], Tensor] = {}
+        self._constants: dict[Any, Tensor] = {}
+        self._caches: dict[str, set[Path]] = {}
+        """Caches of sensors that a part reads, by its name."""
+        self._moving: dict[Path, Slot] = {}
+        """Places whose number or flag was seen to change: a part has a graph for each state of them."""
+        self._still: dict[Path, Slot] | None = None
+        """All other numbers and flags, as graphs have them in them."""
+        self._homes: dict[Path, Slot] = {}
+        """Places where a tensor is put in another's place, with the one that is to stay there."""
+
+    def run(self, name: str, part: Callable[[], Any], rows: tuple[Tensor, ...] = (), *, asks: bool = False) -> Any:
+        """The part's result, from its graph where there is one.
+
+        `rows` are the indices that it works on; a part that `asks` finds them itself, in this order, by `nonzero`.
+        """
+        self.rows = rows
+        if name in self.dropped:
+            return self._plainly(part)
+        key = (name, *map(len, rows), tuple(slot.now() for slot in self._moving.values()))
+        for segment in self.known.get(key, ()):
+            if not any(slot.moved() for slot in segment.guards):
+                for i, found in enumerate(rows):
+                    self._buffers[name, i][: len(found)].copy_(found)
+                return self._replayed(name, part, segment)
+        return self._without_graph(key, part, asks)
+
+    def _without_graph(self, key: tuple[Any, ...], part: Callable[[], Any], asks: bool) -> Any:
+        """Run a part eagerly, or make a graph of it once its like has been seen a few times."""
+        name, graphs, variants = key[0], self._graphs[key[0]], len(self.known.get(key, ()))
+        self._seen[name], self._seen[key] = self._seen[name] + 1, self._seen[key] + 1
+        if self._seen[name] <= WARM_UP:
+            return self._eagerly(part)
+        if variants == VARIANTS:
+            self.drop(name, "it reads what other parts give, each time at another place")
+        elif self._seen[name] >= PATIENCE and not graphs:
+            self.drop(name, f"a number of it is another one in every step, one of {self._moving_names()}")
+        elif self._seen[key] > WARM_UP and graphs < MOST:
+            return self._capture(key, part, asks)
+        return self._plainly(part)
+
+    def _replayed(self, name: str, part: Callable[[], Any], segment: Segment) -> Any:
+        return self._again(segment)
+
+    def _again(self, segment: Segment) -> Any:
+        segment.replay()
+        segment.effects.apply()
+        self.log().update(segment.log)
+        return segment.output
+
+    def drop(self, name: str, why: str) -> None:
+        """Run a part eagerly from now on; one line says so."""
+        self.dropped[name] = why
+        self.known = {key: segments for key, segments in self.known.items() if key[0] != name}
+        _log.warning("%s of the simulator's step runs eagerly, not as a CUDA graph: %s", name, why)
+
+    def look(self) -> None:
+        """Capture everything anew if something outside of the parts, such as a curriculum, has changed a number."""
+        changed = {path: slot for path, slot in (self._still or {}).items() if _changed(slot)}
+        if changed or self._still is None:
+            self._moving |= {path: Slot(slot.holder, slot.key, slot.now()) for path, slot in changed.items()}
+            self._still = {p: s for p, s in self.roots.slots().items() if _is_setting(s) and p not in self._moving}
+            self.known.clear()
+            self._graphs.clear()
+
+    def captured(self) -> list[str]:
+        """Names of the parts that have graphs."""
+        return sorted({str(key[0]) for key in self.known})
+
+    def _eagerly(self, part: Callable[[], Any]) -> Any:
+        """Run a part and see what moves."""
+        before = self.roots.slots()
+        output = part()
+        holders = Counter(place_of(slot.value) for slot in before.values() if isinstance(slot.value, Tensor))
+        for path, slot in before.items():
+            if slot.holder is None or not slot.moved():
+                continue
+            if isinstance(slot.value, SCALARS) and isinstance(slot.now(), SCALARS):
+                self._moving.setdefault(path, slot)
+                (self._still or {}).pop(path, None)
+            elif slot.rehome(isinstance(slot.value, Tensor) and holders[place_of(slot.value)] > 1):
+                self._homes.setdefault(path, slot)
+        return output
+
+    def _plainly(self, part: Callable[[], Any]) -> Any:
+        """Run a part; tensors stay where graphs of other parts look for them."""
+        output = part()
+        for slot in self._homes.values():
+            if slot.moved():
+                slot.rehome()
+        return output
+
+    def _static(self, name: str) -> tuple[Tensor, ...]:
+        """The rows at addresses that stay."""
+        static = []
+        for i, found in enumerate(self.rows):
+            buffer = self._buffers.setdefault((name, i), torch.zeros(65536, dtype=torch.int64, device=self.device))
+            buffer[: len(found)].copy_(found)
+            static.append(buffer[: len(found)])
+        return tuple(static)
+
+    def _capture(self, key: tuple[Any, ...], part: Callable[[], Any], asks: bool) -> Any:
+        """The part's result, by a graph that is kept if it gives what the eager part gives from the same state."""
+        name, check = key[0], self._graphs[key[0]] < CHECKED
+        rows, start, kept = self.rows, Moment(self.roots, self.device, contents=check), dict(self.log())
+        try:
+            wanted = self._rehearsed(name, part, start, asks) if check else None
+            self.rows = self._static(name)
+            asked = list(self.rows) if asks else []
+            replay, (output, told, effects) = self.record(lambda: self._recorded(part, start, asked))
+            read = self._caches.get(name, set())
+            guards = [slot for path, slot in start.slots.items() if path in read and _in_use(slot)]
+            segment = Segment(replay, output, told, effects, guards)
+            self._again(segment)
+            wrong = [] if wanted is None else wanted.unlike(self, segment.output)
+            if wrong:
+                raise Declined(f"it differs from the eager one in {'; '.join(wrong[:3])} ({len(wrong)} in all)")
+        except (Declined, RuntimeError, TypeError) as error:
+            self.rows = rows
+            start.restore()
+            self.log_is(kept)
+            self.drop(name, f"{str(error).strip().partition(chr(10))[0]}{_place(error)}")
+            return self._plainly(part)
+        homes = {id(slot) for slot in segment.effects.homes}
+        self._homes |= {path: slot for path, slot in start.slots.items() if id(slot) in homes}
+        self._graphs[name] += 1
+        self.known.setdefault(key, []).append(segment)
+        return segment.output
+
+    def _rehearsed(self, name: str, part: Callable[[], Any], start: Moment, asks: bool) -> Wanted:
+        """What the eager part gives; then, from the same state, it is run as it will be recorded."""
+        kept = dict(self.log())
+        wanted = Wanted(_copied(part()), dict(self.log()), Moment(self.roots, self.device))
+        start.restore()
+        self.rows = self._static(name)
+        asked = list(self.rows) if asks else []
+        with self._capturing(asked):
+            part()  # makes the constants
+        start.restore()
+        with self.watched(), _refusing_to_wait(self.device), self._capturing(asked):
+            part()  # fails where a recording would, and harms nothing
+        start.restore()
+        self._caches.setdefault(name, set()).update(self._caches_read(part, start, asked))
+        self.log_is(kept)
+        return wanted
+
+    def _caches_read(self, part: Callable[[], Any], start: Moment, asked: list[Tensor]) -> list[Path]:
+        """Caches that the part reads as they are; found by running it without them."""
+        in_use = {path: slot for path, slot in start.slots.items() if _in_use(slot)}
+        for slot in in_use.values():
+            slot.set(None)
+        try:
+            with self._capturing(asked):
+                part()
+        except Exception:  # whatever a part does without its cache
+            return list(in_use)
+        finally:
+            start.restore()
+        return []
+
+    def _moving_names(self) -> str:
+        return ", ".join(str(path[-1]) for path in list(self._moving)[:5])
+
+    def _recorded(self, part: Callable[[], Any], start: Moment, asked: list[Tensor]) -> tuple[Any, dict, Effects]:
+        """The part's result, what it reports and what it does in Python, with tensors back in their places."""
+        kept = dict(self.log())
+        self.log_is({})
+        with self.watched(), self._capturing(asked):
+            output = part()
+        effects, told = Effects.between(start.slots, self.roots.slots()), dict(self.log())
+        self.log_is(kept)
+        return output, told, effects
+
+    def _capturing(self, asked: list[Tensor]) -> Capturing:
+        return Capturing(self._constants, asked.copy(), self.device)
+
+    def log_is(self, content: dict[str, Any]) -> None:
+        """Make this what the simulator has reported so far."""
+        log = self.log()
+        log.clear()
+        log.update(content)
+
+
+def _is_setting(slot: Slot) -> bool:
+    """Whether a place holds a number, a flag, a name or a range of numbers."""
+    value = slot.value
+    span = isinstance(value, tuple) and all(isinstance(part, SCALARS) for part in value)
+    return slot.holder is not None and (span or isinstance(value, SCALARS))
+
+
+def _changed(slot: Slot) -> bool:
+    now = slot.holder.get(slot.key) if isinstance(slot.holder, dict) else slot.now()
+    return now is not slot.value and now != slot.value
+
+
+def _place(error: BaseException) -> str:
+    """Where in the simulator or the task an error came up."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OWN)]
+    return f" ({pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
+
+
+def _in_use(slot: Slot) -> bool:
+    """Whether a place holds a sensor's cache that is valid now: a part may read it instead of working it out."""
+    return slot.key == "_cached_data" and bool(slot.holder.get("_cache_valid"))
+
+
+def _copied(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return tree.clone()
+    if isinstance(tree, dict):
+        return {key: _copied(value) for key, value in tree.items()}
+    return tuple(map(_copied, tree)) if isinstance(tree, tuple | list) else tree
+
+
+def _unlike(wanted: Any, found: Any, name: str = "its result") -> list[str]:
+    """What is not equal in two trees; a number and a tensor with one number may be."""
+    if isinstance(wanted, dict):
+        pairs = [(wanted[key], found.get(key), str(key)) for key in wanted]
+    elif isinstance(wanted, tuple):
+        pairs = [(a, b, f"{name} {i}") for i, (a, b) in enumerate(zip(wanted, found, strict=True))]
+    else:
+        if wanted is None or found is None:
+            return [] if wanted is found else [name]
+        one, other = (torch.as_tensor(x, device="cpu").double().nan_to_num() for x in (wanted, found))
+        return [] if torch.equal(one.float(), other.float()) else [f"{name} by {(one - other).abs().max():.3g}"]
+    return [line for a, b, label in pairs for line in _unlike(a, b, label)]

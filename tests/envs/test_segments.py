@@ -1,0 +1,184 @@
+"""Parts of a simulator's step that are recorded once and then replayed: what is kept, and what is given up.
+
+On a CPU a stand-in records: see rerun.py. mjlab's own step in such parts is in test_mjlab.py.
+"""
+
+import random
+
+import pytest
+import torch
+from rerun import rerun
+
+from canter.envs.robots.host_state import Roots
+from canter.envs.robots.masks import yaw_rotation
+from canter.envs.robots.segments import CHECKED, MOST, PATIENCE, WARM_UP, Declined, Segments
+
+N = 6
+
+
+class Simulator:
+    """Six rows of a counter, with what managers have: buffers, tensors that take others' places, caches, flags."""
+
+    def __init__(self):
+        self.value, self.mean, self.flag = torch.zeros(N), torch.zeros(()), False
+        self.ranges, self.calls = [[0.0, 1.0], [2.0, 3.0]], 0
+        self.log = {}
+        self.segments = Segments(
+            Roots({"simulator": self}, skipped_ids=set(), skipped_keys=frozenset({"segments", "log", "calls"})),
+            torch.device("cpu"),
+            lambda: self.log,
+            self.watched,
+            lambda function: self.record(function),
+        )
+        self.record = rerun(self.segments.roots, torch.device("cpu"))
+
+    def watched(self):
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+    def step(self):
+        self.calls += 1
+        self.value[[0, 2]] = 1.0
+        self.value[:] += torch.tensor(self.ranges)[0, 1] * torch.rand(N)
+        self.mean = self.value.mean()  # a new tensor in the place of the old
+        self.log["mean"] = self.mean.item()
+        return self.value * 2
+
+
+def runs(simulator, part, count, name="step", **given):
+    return [simulator.segments.run(name, part, **given) for _ in range(count)]
+
+
+def eager(count, seed=0):
+    torch.manual_seed(seed)
+    simulator = Simulator()
+    return [simulator.step().clone() for _ in range(count)], simulator
+
+
+def test_a_replay_gives_what_the_part_gives_to_the_bit():
+    wanted, plain = eager(12)
+    torch.manual_seed(0)
+    simulator = Simulator()
+    for expected in wanted:
+        assert torch.equal(simulator.segments.run("step", simulator.step), expected)
+    assert simulator.segments.captured() == ["step"]
+    assert torch.equal(simulator.value, plain.value) and torch.equal(simulator.mean, plain.mean)
+    assert simulator.log["mean"] == pytest.approx(plain.log["mean"])
+
+
+def test_tensors_stay_where_the_graph_looks_for_them():
+    simulator = Simulator()
+    runs(simulator, simulator.step, WARM_UP + 2)
+    place = simulator.mean.data_ptr()
+    runs(simulator, simulator.step, 3)
+    assert simulator.mean.data_ptr() == place
+
+
+def test_a_number_that_others_change_has_a_graph_for_each_state():
+    simulator = Simulator()
+    runs(simulator, simulator.step, WARM_UP + 2)
+    simulator.segments.look()
+    for step in range(40):
+        simulator.flag = step % 2 == 0  # as a curriculum would, outside of all parts
+        simulator.segments.look()
+        before = simulator.value.clone()
+        simulator.segments.run("flagged", lambda: simulator.value.add_(1.0 if simulator.flag else 10.0))
+        assert torch.equal(simulator.value, before + (1.0 if simulator.flag else 10.0)), step
+    assert simulator.segments._graphs["flagged"] == 2
+
+
+def test_a_part_that_asks_gets_the_rows_and_a_graph_for_each_number():
+    simulator = Simulator()
+
+    def part():
+        rows = (simulator.value > 2.5).nonzero().squeeze(-1)
+        simulator.value[rows] = -1.0
+        simulator.value += 1.0
+
+    wanted = torch.zeros(N)
+    for step in range(60):
+        simulator.value[: step % 3] += 1.0
+        wanted[: step % 3] += 1.0
+        rows = (simulator.value > 2.5).nonzero().squeeze(-1)
+        simulator.segments.run("step", part, (rows,), asks=True)
+        wanted[wanted > 2.5] = -1.0
+        wanted += 1.0
+        assert torch.equal(simulator.value, wanted), step
+    assert len({key[1] for key in simulator.segments.known}) > 1
+
+
+def test_what_chance_of_another_kind_decides_is_not_captured():
+    simulator = Simulator()
+
+    def part():
+        simulator.value += random.random()
+
+    runs(simulator, part, WARM_UP + 3)
+    assert "differs from the eager one in simulator.value" in simulator.segments.dropped["step"]
+
+
+def test_a_number_that_is_another_one_in_every_step_is_not_captured():
+    simulator = Simulator()
+    simulator.count = 0
+
+    def part():
+        simulator.count += 1
+
+    runs(simulator, part, PATIENCE)
+    assert "another one in every step, one of count" in simulator.segments.dropped["step"]
+    assert simulator.count == PATIENCE
+
+
+def test_why_a_part_is_given_up_says_where_and_the_result_is_right():
+    simulator = Simulator()
+
+    def part():
+        simulator.value += 1.0
+        if simulator.segments.rows and simulator.segments.rows[0].data_ptr() != given[0].data_ptr():
+            raise Declined("it cannot")  # only while it is being recorded, where rows are copies
+
+    given = (torch.tensor([1]),)
+    runs(simulator, part, WARM_UP + 2, rows=given)
+    assert simulator.segments.dropped["step"].startswith("it cannot (test_segments.py:")
+    assert simulator.value[0] == WARM_UP + 2
+
+
+def test_after_some_that_were_checked_other_numbers_of_rows_are_only_recorded():
+    simulator, ran = Simulator(), []
+
+    def part():
+        ran.append(len(simulator.segments.rows[0]))
+        simulator.value[simulator.segments.rows[0]] += 1.0
+
+    for count in range(1, N + 1):
+        runs(simulator, part, WARM_UP + 1, rows=(torch.arange(count),))
+    assert simulator.segments._graphs["step"] == N - 0 <= MOST and N > CHECKED
+    assert ran.count(N) < ran.count(2)
+    assert simulator.value.tolist() == [(WARM_UP + 1) * (N - i) for i in range(N)]
+
+
+def test_settings_that_change_make_new_graphs():
+    simulator = Simulator()
+    simulator.segments.look()
+    runs(simulator, simulator.step, WARM_UP + 2)
+    simulator.ranges[0][1] = 5.0
+    simulator.segments.look()
+    before = simulator.value.clone()
+    runs(simulator, simulator.step, 2)
+    assert (simulator.value - before).max() > 2.0
+
+
+def test_rotations_about_the_vertical_also_of_what_points_up():
+    """Against the angle itself: of the x axis, or 90 degrees behind the y axis where the x axis points up or down."""
+    torch.manual_seed(0)
+    matrices = torch.linalg.qr(torch.randn(500, 3, 3, dtype=torch.float64))[0]
+    matrices[0] = torch.tensor([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])
+    length = matrices[:, :2, 0].norm(dim=1)
+    assert (length < 0.1).sum() > 1
+    ahead = torch.atan2(matrices[:, 1, 0], matrices[:, 0, 0])
+    beside = torch.atan2(matrices[:, 1, 1], matrices[:, 0, 1]) - torch.pi / 2
+    angle, zero = torch.where(length < 0.1, beside, ahead), torch.zeros(500)
+    cos, sin = angle.cos(), angle.sin()
+    rows = [cos, -sin, zero, sin, cos, zero, zero, zero, zero + 1]
+    torch.testing.assert_close(yaw_rotation(matrices), torch.stack(rows, 1).view(500, 3, 3))
