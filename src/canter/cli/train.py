@@ -39,7 +39,7 @@ EPILOG = """\
 Every setting is a flag by its path, and keys of a file are the same paths:
   --algorithm.gamma 0.995
   --algorithm.optimizer.learning-rate 3e-4            a number that stays
-  --algorithm.optimizer.learning-rate.kind linear     or one that moves (constant, linear, adaptive_kl) ...
+  --algorithm.optimizer.learning-rate.kind linear     or one that moves (constant, linear, step, adaptive_kl) ...
   --algorithm.optimizer.learning-rate.start 1e-3      ... with settings of its own
   --algorithm.model.policy.hidden 256,256             a list
   --env.options.NAME VALUE                            a keyword argument of the environment
