@@ -226,7 +226,6 @@ class Blind(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(2)
 
 
-@pytest.mark.filterwarnings("ignore:.*render_mode='rgb_array' that is not in the possible")
 def test_a_gymnasium_environment_that_cannot_be_drawn_is_refused(run, say, tmp_path):
     gymnasium.register("Blind-v0", Blind)
     try:

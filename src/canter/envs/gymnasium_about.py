@@ -38,6 +38,8 @@ def explained(env_id: str) -> Iterator[None]:
         with warnings.catch_warnings():
             # An undeclared mode is probed or refused later; Gymnasium's warning would promise less than that.
             warnings.filterwarnings("ignore", message=".*missing AutoresetMode metadata")
+            # Asked for a picture; whoever cannot give one is refused in other words.
+            warnings.filterwarnings("ignore", message=".*not in the possible render_modes")
             yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         # Gymnasium's MuJoCo environments need imageio as well, and do not say so.
