@@ -24,4 +24,5 @@ default_role = "code"  # docstrings mark names by single backticks, as Markdown 
 html_theme = "furo"
 html_title = f"Canter {version}"
 html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_show_sphinx = False

@@ -176,6 +176,7 @@ def test_envs_and_presets_are_listed(say):
     envs = say("envs")
     assert re.search(r"tensor:quadrotor +Hover at a target", envs)
     assert "envpool:HalfCheetah-v4" in envs
+    assert re.search(r"CartPole-v1 +preset CartPole\n", say("envs", "cartpole"))  # not one of its further ones
     rows = [line.split() for line in say("presets").splitlines()[1:]]
     assert rows == [[name, presets[name].env.id, f"{presets[name].total_steps:,}"] for name in presets]
 

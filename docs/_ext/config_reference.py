@@ -18,6 +18,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.logging import getLogger
 
+from canter import api as api  # all that can be registered is, when this is imported
 from canter.config import TrainConfig
 from canter.config_file import field_docs
 from canter.plain import config_classes, registry_in, to_plain
@@ -38,16 +39,19 @@ class Section:
 
 def sections(root: type) -> list[Section]:
     """The classes that can be reached from a config class, each once, in the order in which they are met."""
-    found: dict[type, list[str]] = {}
+    found: dict[type, dict[str, None]] = {}
 
     def visit(cls: type, path: str) -> None:
-        found.setdefault(cls, []).append(path)
+        found.setdefault(cls, {})[path] = None
         for name, hint in get_type_hints(cls).items():
-            for inner in config_classes(hint):
+            one = get_args(hint)[0] if get_origin(hint) is tuple else hint
+            registry = registry_in(one)
+            usual = registry and registry.items().get(registry.default or "")
+            for inner in sorted(config_classes(one), key=lambda kind: kind is not usual):  # what most people look for
                 visit(inner, join(path, name))
 
     visit(root, "")
-    return [Section(cls, paths) for cls, paths in found.items()]
+    return [Section(cls, list(paths)) for cls, paths in found.items()]
 
 
 def page(root: type) -> Iterator[str]:
@@ -90,7 +94,9 @@ def plural(hint: Any) -> str:
     """What a list is of."""
     registry = registry_in(hint)
     if registry is not None:
-        return f"{registry.kind}s"
+        return f"{registry.kind}s, each {in_words(hint)}"
+    if is_dataclass(hint):
+        return in_words(hint)
     return f"lists of {plural(get_args(hint)[0])}" if get_origin(hint) is tuple else PLURALS[hint]
 
 

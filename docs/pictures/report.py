@@ -32,8 +32,8 @@ def main() -> None:
             if not path.exists():
                 train(path, seed, flags)
     STATIC.mkdir(exist_ok=True)
-    picture(runs["preset"][:1], STATIC / "report.png", height=1560)
-    picture([path for paths in runs.values() for path in paths], STATIC / "report-comparison.png", height=1120)
+    picture(runs["preset"][:1], STATIC / "report.png", height=1430)
+    picture([path for paths in runs.values() for path in paths], STATIC / "report-comparison.png", height=1180)
 
 
 def train(path: Path, seed: int, flags: list[str]) -> None:

@@ -19,7 +19,7 @@ PICTURE = Path(__file__).parents[1] / "_static" / "play.png"
 if __name__ == "__main__":
     draw_without_display()
     strip = Strip()
-    strip.HEIGHT, strip.COUNT = 330, 3
+    strip.HEIGHT, strip.COUNT = 330, 2
     env = drawn(EnvConfig(id="CartPole-v1")).build("cpu")
     with tempfile.TemporaryDirectory() as folder, Recorder(env, Path(folder) / "episode.mp4", caption=True) as recorder:
         player = canter.Player(canter.load(sys.argv[1]), env, seed=0)

@@ -11,6 +11,7 @@ import math
 import re
 import types
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -67,15 +68,20 @@ def config_keys(cls: type) -> dict[str, Any]:
 
 
 def nest(overrides: Mapping[str, Any], free: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Key paths to nested mappings; keys under a free mapping are added to what `free` says it holds."""
+    """Key paths to nested mappings; keys under a free mapping are added, as ordered, to what `free` says it holds."""
+
+    def stem(key: str) -> str | None:
+        return next((f"{name}." for name in free if key.startswith(f"{name}.")), None)
+
     tree: dict[str, Any] = {}
-    for key, value in sorted(overrides.items()):
-        prefix = next((name for name in free if key.startswith(f"{name}.")), None)
-        parts = [*prefix.split("."), key[len(prefix) + 1 :]] if prefix else key.split(".")
+    for key, value in sorted(overrides.items(), key=lambda item: stem(item[0]) or item[0]):
+        start = stem(key) or ""
+        # Dots in `my.module:NAME` are part of the name.
+        parts = [*start.split(".")[:-1], *re.split(r"\.(?!.*:)", key[len(start) :])]
         here = tree
         for i, part in enumerate(parts[:-1]):
             path = ".".join(parts[: i + 1])
-            here = here.setdefault(part, dict(free[path]) if path in free else {})
+            here = here.setdefault(part, deepcopy(free.get(path, {})))
             if not isinstance(here, dict):
                 raise ConfigError(f"{key}: contradicts the value given for {path}", key)
         here[parts[-1]] = dict(value) if isinstance(value, Mapping) else value

@@ -136,6 +136,22 @@ def test_a_policy_can_be_taken_to_another_environment_that_it_fits(run, say):
     assert "obs.policy.shape is [4] in what was saved and [6] here" in say("eval", "first", "--env", "Acrobot-v1").err
 
 
+def test_settings_of_the_environment_can_be_changed_and_that_is_said(run, say):
+    flags = ["--env.options.max-episode-steps", 3, "--env.num-envs", 2]
+    plain = json.loads(say("eval", "first", "--episodes", 2, *flags, "--json").out)
+    assert plain["lengths"] == [3, 3]
+    assert plain["changes"] == {
+        "env.num_envs": ["4", "2"],
+        "env.options.max_episode_steps": ["(absent)", "3"],
+    }
+    said = "tensor:cartpole with env.options.max_episode_steps (absent) -> 3,"
+    assert f"{said} acting without noise" in say("eval", "first", "--episodes", 2, *flags[:2]).out
+    printed = say("play", "first", *flags[:2])
+    assert f"{said} without noise" in printed.out
+    assert "length 3" in printed.out
+    assert json.loads(say("eval", "first", "--episodes", 2, "--json").out)["changes"] == {}
+
+
 def test_of_a_task_without_end_the_reward_per_step_is_told(tmp_path, say):
     path = trained(tmp_path / "endless", "tensor:queue", max_episode_steps=None)
     plain = json.loads(say("eval", path, "--episodes", 2, "--max-steps", 30, "--json").out)
@@ -159,6 +175,11 @@ def test_of_a_task_without_end_the_reward_per_step_is_told(tmp_path, say):
         (["eval", "first", "--device", "gpu"], "device: 'gpu' is no device"),
         (["eval", "runs/first/config.yaml"], "config.yaml cannot be used"),
         (["eval", "runs/first/policies/final_critic.safetensors"], "it holds the critic, not the actor"),
+        (["eval", "first", "--algorithm.gamma", "0.9"], "unknown flag --algorithm.gamma"),
+        (["eval", "first", "--num-envs", "0"], "env.num_envs=0 must be at least 1"),
+        (["eval", "first", "--env.autoreset", "disabled"], "env.autoreset=disabled has no part here"),
+        (["eval", "first", "--average", "9", "--env.reset-steps", "5"], "--env.reset-steps 5 cannot be: this command"),
+        (["play", "first", "--env.num-envs", "3"], "--env.num-envs 3 cannot be: this command needs 1"),
         (["play", "first", "--override-std", "0.1"], "Categorical has none"),
         (["play", "first", "--video", "a.mp4"], "tensor:cartpole cannot be drawn; Gymnasium's environments can"),
         (["play", "first", "--env", "CartPole-v1", "--video", "a.avi"], "a video is a file in .mp4 or .gif"),
@@ -205,7 +226,6 @@ class Blind(gymnasium.Env):
     action_space = gymnasium.spaces.Discrete(2)
 
 
-@pytest.mark.filterwarnings("ignore:.*render_mode='rgb_array' that is not in the possible")
 def test_a_gymnasium_environment_that_cannot_be_drawn_is_refused(run, say, tmp_path):
     gymnasium.register("Blind-v0", Blind)
     try:

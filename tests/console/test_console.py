@@ -171,13 +171,14 @@ def test_the_table_fills_the_width_of_any_terminal_up_to_120_columns(rows, width
 def test_the_table_shows_how_far_how_well_and_where_the_time_goes(rows, width):
     text = "\n".join(drawn(rows[:4], width))
     for label in (
-        *("return", "length", "success rate", "KL", "clip fraction", "entropy", "std", "policy loss", "value loss"),
+        *("return", "length", "success rate", "KL", "clip fraction", "entropy", "policy loss", "value loss"),
         *("explained var.", "learning rate", "steps/s", "50%", "4,096 of 8,192 steps", "left", "env ", "policy "),
         *("update ", "CartPole-v1 · seed 0"),
     ):
         assert label in text, label
     assert re.search(rf"return +{number(rows[3]['return'])}", text)
     assert re.search(rf"KL +{number(rows[3]['policy/kl'])}", text)
+    assert "std" not in text  # categorical policies have none
 
 
 def test_the_table_has_room_for_counters_on_a_wide_terminal(rows):
@@ -202,6 +203,16 @@ def test_the_shares_of_time_add_up(rows):
     bar, legend = drawn([row], 80)[-4:-2]
     assert bar.count("━") == 66
     assert re.findall(r"\w+ \d+%", legend) == ["env 25%", "policy 50%", "update 25%"]
+
+
+def test_nothing_is_cut_off_where_it_is_narrow(rows):
+    even = {f"time/{part}": 1.0 for part in ("env", "policy", "update", "other")}
+    average = {"lta/mean": -1234.5, "lta/ci": 0.1234}
+    config = replace(CONFIG, checkpoints=CheckpointConfig(best_by="lta"))
+    for width in (100, 60, 44):
+        text = [line.rstrip() for line in drawn([rows[0] | even | average], width, config)]
+        assert sum(line.count("25%") for line in text) == 4
+        assert any(line.endswith((" rollouts", "0.1234")) for line in text)
 
 
 def test_a_live_table_is_drawn_in_place(rows):

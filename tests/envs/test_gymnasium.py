@@ -257,6 +257,15 @@ def test_unknown_module_is_named():
         make_gymnasium("no_such_module:Env-v0", 1)
 
 
+def test_mujoco_says_nothing_about_the_models_of_gymnasium(tmp_path, monkeypatch, capfd):
+    pytest.importorskip("mujoco")
+    monkeypatch.chdir(tmp_path)
+    make_gymnasium("HalfCheetah-v5", 2).close()
+    out, err = capfd.readouterr()
+    assert "WARNING" not in out + err
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_mujoco_names_the_extra(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("gymnasium.envs.mujoco")]:
         monkeypatch.delitem(sys.modules, name)

@@ -12,7 +12,7 @@ from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.envs.imports import allow_import
 from canter.nn.cnn import FITTING, CNNConfig
-from canter.plain import from_plain, to_plain
+from canter.plain import from_plain, nest, to_plain
 from canter.recipes import preset_for
 from canter.specs import Discrete, TensorSpec
 
@@ -24,6 +24,19 @@ def test_wrappers_of_gymnasium_go_around_each_environment_by_name_the_first_inne
     assert env.spec.obs["policy"].shape == (12,)
     env.close()
     assert from_plain(to_plain(TrainConfig(env=config)), TrainConfig()).env.wrappers == wrappers
+
+
+def test_flags_name_wrappers_in_their_order_and_single_arguments_of_them(capsys):
+    flags = ["--env.wrappers.FrameStackObservation.stack-size", "3", "--env.wrappers.FlattenObservation", "null"]
+    main(["train", "CartPole-v1", *flags, "--dry-run"])
+    assert "observations: policy (12,)" in capsys.readouterr().out
+    given = {"env.wrappers.my.module:Scaled.by": 2, "env.wrappers.FrameStackObservation.padding_type": "zero"}
+    preset = {"FrameStackObservation": {"stack_size": 4}}
+    assert nest(given, {"env.wrappers": preset})["env"]["wrappers"] == {
+        "FrameStackObservation": {"stack_size": 4, "padding_type": "zero"},
+        "my.module:Scaled": {"by": 2},
+    }
+    assert preset == {"FrameStackObservation": {"stack_size": 4}}
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.stack, self.tags, self.texts, self.attributes = [], [], [], []
-        self.feed(text)
+        self.feed(text.replace("<wbr/>", ""))  # where a name may be broken
         self.close()
         assert not self.stack
 
@@ -84,7 +84,7 @@ def test_one_run_is_told_in_full(tmp_path, page_of):
     assert page.text.count("Learning rate") == 1
     assert page.texts.count("critic") == 1
     # Which settings differ from the preset.
-    raw = (tmp_path / "out.html").read_text()
+    raw = (tmp_path / "out.html").read_text().replace("<wbr/>", "")
     changed = re.findall(r'<tr class="changed"><td>([\w.]+)</td><td>([^<]+)<span class="was">was ([^<]+)', raw)
     assert ("algorithm.gamma", "0.9", "0.98") in changed
     assert "env.id" not in [key for key, _, _ in changed] and "seed" not in [key for key, _, _ in changed]

@@ -88,6 +88,7 @@ def test_the_curve_begins_where_all_seeds_are_and_goes_on_to_the_end_of_the_last
     assert len(found.steps) == GRID
     by_time = curve(group, "return", "seconds")
     assert (by_time.steps[0], by_time.steps[-1]) == (6, 12)
+    assert set(by_time.center.tolist()) == {3.0}  # the short one keeps its last value
 
 
 def test_one_run_is_its_own_curve_and_none_is_none(run_of):

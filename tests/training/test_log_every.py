@@ -2,12 +2,13 @@
 
 import json
 import math
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 
-from canter.algorithms.ppo import PPOConfig
+from canter.algorithms.ppo import PPO, PPOConfig
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.envs.tensor import CartPole
@@ -70,6 +71,13 @@ def test_a_row_is_about_all_iterations_since_the_row_before():
     ended = [report.episodes - before for report, before in zip(first, [0, *(r.episodes for r in first)], strict=False)]
     returns = [report.rollout_return * count for report, count in zip(first, ended, strict=True) if count]
     assert some[0].rollout_return == pytest.approx(sum(returns) / sum(ended))
+
+
+def test_learning_counts_as_such_in_iterations_without_a_row(monkeypatch):
+    update = PPO.update
+    monkeypatch.setattr(PPO, "update", lambda self, rollout: time.sleep(0.02) or update(self, rollout))
+    rows, _ = trained(replace(CONFIG, log_every=4))
+    assert all(row.times["update"] >= 4 * 0.02 for row in rows[:2])
 
 
 def test_the_device_is_read_once_for_a_row(monkeypatch):

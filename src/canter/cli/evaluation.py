@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from canter.cli.parser import Parser, UsageError
+from canter.cli.parser import Parser, UsageError, config_overrides
 from canter.cli.trained import Trained, add_acting_flags, count, open_trained, trained_parser
 from canter.envs import EnvConfig
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
@@ -18,20 +18,22 @@ from canter.storage.durable import replace_file
 
 STDOUT = "-"
 EPISODES = 100
+NUM_ENVS = "env.num_envs"
 MAX_STEPS = 1_000_000
 
 
 def eval_command(argv: list[str]) -> None:
     """Play many episodes and say how good a policy is."""
-    arguments = eval_parser().parse(argv)
+    arguments = eval_parser(argv).parse(argv)
     file = None if arguments.json in (None, STDOUT) else Path(arguments.json)
     if file is not None and file.exists():
         raise UsageError(f"--json {file} exists already; remove it or give another name")
 
     def sized(env: EnvConfig) -> EnvConfig:
         if arguments.average is not None:
-            return replace(env, num_envs=arguments.num_envs or env.num_envs, reset_steps=None)
-        return replace(env, num_envs=arguments.num_envs or min(env.num_envs, arguments.episodes))
+            return replace(env, reset_steps=None)
+        given = NUM_ENVS in config_overrides(arguments)
+        return env if given else replace(env, num_envs=min(env.num_envs, arguments.episodes))
 
     with open_trained(arguments, sized) as trained:
         result, words = measure(trained, arguments)
@@ -40,7 +42,7 @@ def eval_command(argv: list[str]) -> None:
         print(text)
         return
     noise = "with" if arguments.stochastic else "without"
-    print(f"{trained.source} in {trained.env.spec.env_id}, acting {noise} noise, seed {trained.seed}")
+    print(f"{trained.source} in {trained.where}, acting {noise} noise, seed {trained.seed}")
     print(words)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -48,10 +50,11 @@ def eval_command(argv: list[str]) -> None:
         print(f"All of it is in {file}")
 
 
-def eval_parser() -> Parser:
+def eval_parser(argv: list[str]) -> Parser:
     """The arguments of `canter eval`."""
     parser = trained_parser(
         "eval",
+        argv,
         usage="[--episodes N] [--json [FILE]] [--stochastic] [--num-envs N] [--policy NAME] [--env ID]",
         description="Play many episodes and say how good a policy is; the first ones of every environment count.",
     )
@@ -70,7 +73,12 @@ def eval_parser() -> Parser:
         help="for tasks that never end: reward per unit of time over so many steps of every environment",
     )
     add_acting_flags(parser)
-    parser.flag("--num-envs", metavar="N", type=count, help="environments stepped together; by default as in the run")
+    parser.flag(
+        "--num-envs",
+        dest=f"key:{NUM_ENVS}",
+        metavar="N",
+        help="environments stepped together; by default as in the run, and no more than episodes",
+    )
     parser.flag(
         "--max-steps", metavar="N", type=count, default=MAX_STEPS, help=f"steps of each to stop after ({MAX_STEPS:,})"
     )
@@ -85,6 +93,7 @@ def circumstances(trained: Trained, arguments: argparse.Namespace) -> dict[str, 
         "deterministic": not arguments.stochastic,
         "seed": trained.seed,
         "num_envs": trained.env.spec.num_envs,
+        "changes": trained.changes,
     }
 
 

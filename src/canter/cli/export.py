@@ -16,12 +16,12 @@ NUM_ENVS = 8
 
 def export_command(argv: list[str]) -> None:
     """Write a policy as ONNX and torch.export files that run without Canter."""
-    arguments = export_parser().parse(argv)
+    arguments = export_parser(argv).parse(argv)
     output = None if arguments.output is None else Path(arguments.output)
     if output is not None and output.suffix not in SUFFIXES.values():
         raise UsageError(f"--output {output}: must end in {' or '.join(SUFFIXES.values())}")
     with open_trained(arguments, lambda env: replace(env, num_envs=min(env.num_envs, NUM_ENVS))) as trained:
-        print(f"Exporting {trained.source}")
+        print(f"Exporting {trained.source}, tried in {trained.where}")
         inputs = collect_inputs(trained.policy, trained.env, arguments.observations, trained.stream)
         metadata = mjlab.onnx_metadata(trained.env, str(trained.run or trained.source))
     for format, path in targets(trained, output).items():
@@ -35,10 +35,11 @@ def export_command(argv: list[str]) -> None:
             print(f"{path}: mjlab's metadata was added ({', '.join(metadata)})")
 
 
-def export_parser() -> Parser:
+def export_parser(argv: list[str]) -> Parser:
     """The arguments of `canter export`."""
     parser = trained_parser(
         "export",
+        argv,
         usage="[--output FILE] [--observations N] [--policy NAME] [--env ID]",
         description="Write a policy as ONNX and torch.export files that run without Canter. Each file is run on real "
         "observations and kept only if it gives the policy's actions.",

@@ -60,7 +60,7 @@ def print_matching(wanted: str, index: dict[str, Any]) -> None:
             import_module(module)  # which tells Gymnasium its ids
     others = dict.fromkeys([*gymnasium_ids(), *mjlab_ids()], "")
     ids = {f"tensor:{name}": text for name, text in index["tensor"].items()} | others
-    preset = {env: name for name, env, _ in index["presets"]}
+    preset = {env: name for name, env, _ in reversed(index["presets"])}  # the shortest name, which `train` takes
     found = {
         name: text or (f"preset {preset[name]}" if name in preset else "")
         for name, text in ids.items()

@@ -66,9 +66,11 @@ def all_keys() -> dict[str, Any]:
     return config_keys(TrainConfig)
 
 
-def add_config_flags(parser: Parser, argv: list[str], short: dict[str, tuple[str, str]], **options: Any) -> None:
-    """Make every setting a flag; `short` gives the flags to show in the help: name -> (key, help)."""
-    keys = all_keys()
+def add_config_flags(
+    parser: Parser, argv: list[str], short: dict[str, tuple[str, str]], *, section: str = "", **options: Any
+) -> None:
+    """Make every setting of a section a flag; `short` gives the flags to show in the help: name -> (key, help)."""
+    keys = {key: hint for key, hint in all_keys().items() if key.startswith(section)}
     for name, (key, text) in short.items():
         metavar = {int: "N", float: "X"}.get(without_none(keys[key]), "NAME")
         parser.flag(name, dest=f"key:{key}", metavar=metavar, help=text, default=None, **options)
@@ -78,7 +80,9 @@ def add_config_flags(parser: Parser, argv: list[str], short: dict[str, tuple[str
             parser.flag(name, dest=f"key:{key}", help=argparse.SUPPRESS, default=None, **options)
     free = tuple(f"--{key}." for key, hint in keys.items() if is_free(hint))
     for token in dict.fromkeys(token.partition("=")[0] for token in argv if token.startswith(free)):
-        parser.add_argument(token, dest=f"key:{token[2:]}", help=argparse.SUPPRESS, default=None, **options)
+        parser.add_argument(
+            token, dest=f"key:{token[2:].replace('-', '_')}", help=argparse.SUPPRESS, default=None, **options
+        )
 
 
 def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:

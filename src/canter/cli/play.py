@@ -20,7 +20,7 @@ MAX_STEPS = 10_000
 
 def play_command(argv: list[str]) -> None:
     """Watch a policy in a window, or record a video of it."""
-    arguments = play_parser().parse(argv)
+    arguments = play_parser(argv).parse(argv)
     video = None if arguments.video is None else Path(arguments.video)
     if arguments.caption and video is None:
         raise UsageError("--caption goes below the pictures of a video: give --video FILE.mp4 too")
@@ -32,7 +32,7 @@ def play_command(argv: list[str]) -> None:
         if arguments.override_std is not None:
             policy = FixedStd(policy, arguments.override_std)
         player = players[arguments.player](policy, trained.env, deterministic=not noisy, seed=trained.stream)
-        print(f"Playing {trained.source} in {trained.env.spec.env_id}, {'with' if noisy else 'without'} noise")
+        print(f"Playing {trained.source} in {trained.where}, {'with' if noisy else 'without'} noise")
         with (
             nullcontext(lambda turn: None)
             if video is None
@@ -44,10 +44,11 @@ def play_command(argv: list[str]) -> None:
         print(f"The video is in {video}")
 
 
-def play_parser() -> Parser:
+def play_parser(argv: list[str]) -> Parser:
     """The arguments of `canter play`."""
     parser = trained_parser(
         "play",
+        argv,
         usage="[--video FILE.mp4 [--caption]] [--episodes N] [--max-steps N] [--stochastic] [--policy NAME] [--env ID]",
         description="Watch a policy in a window, or record a video of it.",
     )

@@ -64,7 +64,7 @@ FIXED = {
 def resumed_config(stored: TrainConfig, overrides: dict[str, Any]) -> TrainConfig:
     """The settings of a run, changed as flags say where that can be."""
     config = from_plain(nest(overrides, free_settings(stored)), stored)
-    for key in _changes(spelled(stored), spelled(config)):
+    for key in differences(spelled(stored), spelled(config)):
         reason = next((why for fixed, why in FIXED.items() if f"{key}.".startswith(f"{fixed}.")), None)
         if reason is not None:
             raise UsageError(f"--{key.replace('_', '-')} cannot change when a run goes on: {reason}")
@@ -83,19 +83,19 @@ def old_run(path: Path, stored: TrainConfig, config: TrainConfig, arguments: arg
         before, wanted = spelled(trained), spelled(config)
         # A kill before the next checkpoint leaves changes that are known, but in no checkpoint.
         noted = before | _noted_edits(path, progress.iteration)
-        edits = {} if spelled(stored) == before else _changes(noted, spelled(stored))
+        edits = {} if spelled(stored) == before else differences(noted, spelled(stored))
         if edits and not arguments.accept_edits:
             raise UsageError(
-                f"{path / CONFIG} was edited since iteration {progress.iteration}: {_in_words(edits)}; to go on with "
+                f"{path / CONFIG} was edited since iteration {progress.iteration}: {in_words(edits)}; to go on with "
                 f"that: canter resume {path} --accept-edits"
             )
-        changes = _changes(noted, wanted)
+        changes = differences(noted, wanted)
         if "total_steps" in changes and (config.total_steps or progress.env_steps) < progress.env_steps:
             raise UsageError(
                 f"total_steps={config.total_steps} is below the {progress.env_steps:,} steps that are done"
             )
         if changes:
-            print(f"From iteration {progress.iteration} on: {_in_words(changes)}")
+            print(f"From iteration {progress.iteration} on: {in_words(changes)}")
             note = {"iteration": progress.iteration, "date": f"{datetime.now(UTC):%FT%TZ}", "changes": changes}
             append(path / EDITS, json.dumps(note).encode() + b"\n")
 
@@ -108,14 +108,15 @@ def spelled(config: TrainConfig) -> dict[str, str]:
     return {key: repr(value) for key, value in flatten(to_plain(config)).items()}
 
 
-def _changes(old: dict[str, str], new: dict[str, str]) -> dict[str, list[str]]:
+def differences(old: dict[str, str], new: dict[str, str]) -> dict[str, list[str]]:
     """Keys whose value differs, with both values."""
     keys = {**old, **new}
     pairs = {key: [old.get(key, ABSENT), new.get(key, ABSENT)] for key in keys}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _in_words(changes: dict[str, list[str]]) -> str:
+def in_words(changes: dict[str, list[str]]) -> str:
+    """Old and new value of each."""
     return ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changes.items())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ EPILOG = """\
 Every setting is a flag by its path, and keys of a file are the same paths:
   --algorithm.gamma 0.995
   --algorithm.optimizer.learning-rate 3e-4            a number that stays
-  --algorithm.optimizer.learning-rate.kind linear     or one that moves (constant, linear, adaptive_kl) ...
+  --algorithm.optimizer.learning-rate.kind linear     or one that moves (constant, linear, step, adaptive_kl) ...
   --algorithm.optimizer.learning-rate.start 1e-3      ... with settings of its own
   --algorithm.model.policy.hidden 256,256             a list
   --env.options.NAME VALUE                            a keyword argument of the environment
@@ -224,5 +225,6 @@ def dry_run(config: TrainConfig, source: str) -> None:
         groups = ", ".join(f"{name} {tuple(spec.shape)}" for name, spec in env.spec.obs.items())
         print(announcement(config, source))
         print(f"observations: {groups}; actions: {env.spec.action}")
-        print(f"{plan_for(config).in_words()}\n{plan_for(config).in_all()}")
+        plan = replace(plan_for(config), num_agents=env.spec.num_agents if config.self_play is None else 1)
+        print(f"{plan.in_words()}\n{plan.in_all()}")
         print("Environment and algorithm were built; nothing was trained (--dry-run)")

@@ -7,15 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from canter.cli.parser import Parser, UsageError
+from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides
+from canter.cli.runs import differences, in_words, spelled
 from canter.config import TrainConfig
-from canter.envs import EnvConfig
+from canter.envs import EnvConfig, unused_settings
 from canter.experiments.folders import stored_config
 from canter.experiments.look import check_device, plan_for
+from canter.experiments.settings import free_settings
 from canter.nn.actor_critic import Policy
+from canter.plain import from_plain, nest
 from canter.preflight.size import check_size
 from canter.registry import nearest
 from canter.runs.finding import RUNS, find_run
@@ -25,6 +29,9 @@ from canter.specs import Env, EnvSpec
 from canter.storage.policy_file import BEST, FINAL_ACTOR, POLICIES, NoPolicy, find_policy, load_policy, read_policy_file
 
 NAMES = {"best": BEST, "final": FINAL_ACTOR}
+EPILOG = """\
+Settings of the environment are flags with the names that they have in training: --env.options.NAME VALUE,
+--env.wrappers.NAME.KEY VALUE, --env.reset-steps N and the others. What is not given is as in the run."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,13 @@ class Trained:
     env: Env
     seed: int
     """The one that was asked for, or the run's."""
+    changes: dict[str, list[str]]
+    """Settings of the environment that are others here than in the run: key -> both values, spelled out."""
+
+    @property
+    def where(self) -> str:
+        """The environment in words, with what was changed about it."""
+        return self.env.spec.env_id + (f" with {in_words(self.changes)}" if self.changes else "")
 
     @property
     def stream(self) -> int:
@@ -46,16 +60,17 @@ class Trained:
         return derive_seed(self.seed, "eval")
 
 
-def trained_parser(command: str, *, usage: str, description: str) -> Parser:
+def trained_parser(command: str, argv: list[str], *, usage: str, description: str) -> Parser:
     """The arguments that say which policy and which environment."""
-    parser = Parser(command, usage=f"RUN {usage}", description=description)
+    parser = Parser(command, usage=f"RUN {usage} [--env.KEY VALUE ...]", description=description, epilog=EPILOG)
     parser.add_argument(
         "run", metavar="RUN", help="folder of a run, `latest`, the beginning of a run's name, or a policy file"
     )
     parser.flag(
         "--policy", metavar="NAME", help="best, final, or a policy file; by default the best that there is, else final"
     )
-    parser.flag("--env", metavar="ID", help="another environment, with the same observations and actions")
+    short = {"--env": ("env.id", "another environment, with the same observations and actions")}
+    add_config_flags(parser, argv, short, section="env.")
     parser.flag("--seed", metavar="N", type=int, help="start of the random streams; by default the run's seed")
     parser.flag("--device", metavar="NAME", help="by default the run's, or cpu where that is not there")
     parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where runs are looked for (default {RUNS})")
@@ -82,12 +97,26 @@ def open_trained(arguments: argparse.Namespace, adapt: Callable[[EnvConfig], Env
     """The policy that the arguments mean, in its environment; `adapt` changes the settings of the latter."""
     run, place = _locate(arguments.run, Path(arguments.run_dir), arguments.policy)
     config = TrainConfig(env=_env_of(place)) if run is None else stored_config(run)
-    if arguments.env is not None:
-        config = replace(config, env=EnvConfig(id=arguments.env, num_envs=config.env.num_envs))
+    overrides = config_overrides(arguments)
+    if "env.id" in overrides:
+        config = replace(config, env=EnvConfig(id=overrides.pop("env.id"), num_envs=config.env.num_envs))
+    changed = from_plain(nest(overrides, free_settings(config)), config)
+    adapted = replace(changed, env=adapt(changed.env))
+    _check(overrides, changed, adapted)
     seed = config.seed if arguments.seed is None else arguments.seed
-    with closing(adapt(config.env).build(_device(arguments.device, config.device))) as env:
+    with closing(adapted.env.build(_device(arguments.device, config.device))) as env:
         policy, source = _load(place, config, env.spec)
-        yield Trained(policy, source, run, env, seed)
+        yield Trained(policy, source, run, env, seed, differences(spelled(config), spelled(changed)))
+
+
+def _check(overrides: dict[str, Any], changed: TrainConfig, adapted: TrainConfig) -> None:
+    """Refuse settings that were given and would be without effect."""
+    for key, (given, used) in differences(spelled(changed), spelled(adapted)).items():
+        if key in overrides:
+            raise UsageError(f"--{key.replace('_', '-')} {given} cannot be: this command needs {used}")
+    for line in unused_settings(changed.env):
+        if line.partition("=")[0] in overrides:
+            raise UsageError(line)
 
 
 def _locate(text: str, run_dir: Path, name: str | None) -> tuple[Path | None, Path]:

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 
-from canter.console.figures import Pace, duration, long_run, number, percent, reported, shown
+from canter.console.figures import Pace, duration, long_run, name_of, number, percent, reported, shown
 from canter.console.printable import printable
 
 MAX_WIDTH = 120
@@ -78,7 +78,9 @@ class Dashboard:
         yield from chart("reward/t" if self.pace.by_average else "return", curve, progress, width)
         yield []
         if self.pace.by_average:
-            yield [("reward per unit of time ", DIM), (long_run(row), STRONG), (", the last 20 rollouts", DIM)]
+            words, average, tail = "reward per unit of time ", long_run(row), ", the last 20 rollouts"
+            fits = len(words + average + tail) <= width
+            yield [(words, DIM), (average, STRONG), (tail if fits else "", DIM)]
             yield []
         yield from grid(topics(row, self.pace), width)
         yield []
@@ -101,7 +103,9 @@ class Dashboard:
 def topics(row: dict[str, Any], pace: Pace) -> dict[str, Topic]:
     """The numbers to show: of episodes, of the algorithm, and counters."""
     about_algorithm: dict[str, Topic] = {}
-    for headline in (line for line in pace.headlines(row) if line.topic):
+    declared = [line for line in pace.headlines(row) if line.topic]
+    # Before the first update there is none of them; after it those that are missing will stay so.
+    for headline in [line for line in declared if name_of(line, row)] or declared:
         about_algorithm.setdefault(headline.topic, {})[headline.label] = shown(headline, row)
     return {
         f"episodes (last {pace.recent})": {
@@ -180,5 +184,11 @@ def shares(fractions: dict[str, float], width: int) -> Iterator[Line]:
     bar = [("━" * length, COLOURS[part]) for part, length in zip(fractions, lengths, strict=True)]
     yield [(f"{'time':<{MARGIN}}", DIM), *bar]
     shown = {part: text for part, fraction in fractions.items() if (text := f"{fraction:.0%}") != "0%"}
-    words = [[("━ ", COLOURS[part]), (f"{part} {text}   ", DIM)] for part, text in shown.items()]
-    yield [(" " * MARGIN, ""), *chain.from_iterable(words)]
+    line: Line = []
+    for part, text in shown.items():
+        words = f"{part} {text}"
+        if line and MARGIN + sum(len(piece) for piece, _ in line) + len(words) + 2 > width:
+            yield [(" " * MARGIN, ""), *line]
+            line = []
+        line += [("━ ", COLOURS[part]), (f"{words}   ", DIM)]
+    yield [(" " * MARGIN, ""), *line]

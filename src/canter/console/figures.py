@@ -86,8 +86,12 @@ def long_run(row: dict[str, Any]) -> str:
     return "-" if "lta/mean" not in row else f"{number(row['lta/mean'])} ± {number(row['lta/ci'])}"
 
 
+def name_of(headline: Headline, row: dict[str, Any]) -> str | None:
+    """The name of a metric in a row, or of the first that begins with it; None where it has none."""
+    return next((name for name in row if f"{name}/".startswith(f"{headline.metric}/")), None)
+
+
 def shown(headline: Headline, row: dict[str, Any]) -> str:
     """The value of a metric, or of the first whose name begins with it; a hyphen for none."""
-    names = (name for name in row if name == headline.metric or name.startswith(f"{headline.metric}/"))
-    value = row.get(next(names, ""))
+    value = row.get(name_of(headline, row) or "")
     return percent(value) if headline.percent else number(value)

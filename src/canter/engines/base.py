@@ -110,6 +110,6 @@ def unknown_part(loss: PPOLoss, known: dict[str, Callable[[Any], bool]]) -> str 
         value = getattr(loss, field.name)
         fits = known.get(field.name, lambda value: value is None or value == ())
         if not fits(value):
-            shown = value if isinstance(value, str | float | int) else type(value).__name__
-            return f"it does not know {field.name}={shown}"
+            shown = f"={value}" if isinstance(value, str | float | int) else ""
+            return f"it does not know {field.name}{shown}"
     return None

@@ -32,12 +32,30 @@ NAMESPACES = {"ALE": ("ale_py", "ale-py"), "minigrid": ("minigrid", "minigrid")}
 
 
 @contextmanager
+def _quiet_mujoco(env_id: str) -> Iterator[None]:
+    """Without MuJoCo's warnings about Gymnasium's own models: one for each environment, and all in a file."""
+    spec = gymnasium.registry.get(env_id)
+    if spec is None or "gymnasium.envs.mujoco" not in str(spec.entry_point) or find_spec("mujoco") is None:
+        yield
+        return
+    mujoco = importlib.import_module("mujoco")
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(lambda text: None)
+    try:
+        yield
+    finally:
+        mujoco.set_mju_user_warning(before)
+
+
+@contextmanager
 def explained(env_id: str) -> Iterator[None]:
     """Say what is missing when Gymnasium cannot make an environment."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _quiet_mujoco(env_id):
             # An undeclared mode is probed or refused later; Gymnasium's warning would promise less than that.
             warnings.filterwarnings("ignore", message=".*missing AutoresetMode metadata")
+            # Asked for a picture; whoever cannot give one is refused in other words.
+            warnings.filterwarnings("ignore", message=".*not in the possible render_modes")
             yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         # Gymnasium's MuJoCo environments need imageio as well, and do not say so.

@@ -25,6 +25,7 @@ from canter.nn.actor_critic import Policy
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
 from canter.play.lta import long_run_average
 from canter.play.player import Turn
+from canter.preflight.plan import counted
 from canter.report import write_report
 from canter.runs.hall_of_fame import enter_by_average, enter_hall_of_fame
 from canter.runs.run_folder import RunFolder
@@ -78,7 +79,7 @@ def announcement(config: TrainConfig, source: str) -> str:
     ends += [f"until.{key}={end:g}" for key, end in vars(config.until).items() if end is not None]
     return (
         f"Training {title_of(config.algorithm)} on {config.env.id} with {source}: "
-        f"{' or '.join(ends)} in {config.env.num_envs} environments, seed {config.seed}"
+        f"{' or '.join(ends)} in {counted(config.env.num_envs, 'environment')}, seed {config.seed}"
     )
 
 

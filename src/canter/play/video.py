@@ -109,7 +109,8 @@ class Caption:
         whole = Image.new("RGB", (width, picture.shape[0] + self.HEIGHT))
         whole.paste(Image.fromarray(picture), ((width - picture.shape[1]) // 2, 0))
         draw, top = ImageDraw.Draw(whole), picture.shape[0]
-        draw.text((self.MARGIN, top + 4), f"step {self.step}   return {self.return_:.1f}", fill="white")
+        text = f"step {self.step}   return {self.return_:.1f}"
+        draw.text((self.MARGIN, top + 3), text, fill="white", font_size=min(15, width // 16))
         bars = self.bars(turn.action[0].reshape(-1).tolist())
         room = (width - self.MARGIN) / len(bars)
         for place, (begin, end) in enumerate(bars):
@@ -130,7 +131,7 @@ class Caption:
 class Strip:
     """A few small pictures of an episode, evenly spread and side by side; how long it will be need not be known."""
 
-    COUNT, HEIGHT, MOST = 5, 120, 40
+    COUNT, HEIGHT, MOST, GAP = 5, 160, 40, 4
 
     def __init__(self) -> None:
         self.kept: list[np.ndarray] = []
@@ -151,7 +152,9 @@ class Strip:
         """Write it as one picture, if there was anything to see."""
         if self.kept:
             places = np.linspace(0, len(self.kept) - 1, min(self.COUNT, len(self.kept))).round().astype(int)
-            _import_imageio().v2.imwrite(path, np.concatenate([self.kept[place] for place in places], axis=1))
+            # Grey between them, as many pictures are white up to their edges.
+            apart = [np.pad(self.kept[i], ((0, 0), (0, self.GAP), (0, 0)), constant_values=128) for i in places]
+            _import_imageio().v2.imwrite(path, np.concatenate(apart, axis=1)[:, : -self.GAP])
 
 
 FAR = 3.0

@@ -72,7 +72,7 @@ class Plan(RolloutPlan):
     def in_words(self) -> str:
         """How a rollout is cut up."""
         agents = f" x {self.num_agents} agents" if self.num_agents > 1 else ""
-        rows = f"{self.horizon:,} steps x {self.num_envs:,} envs{agents} = {self.batch:,}"
+        rows = f"{counted(self.horizon, 'step')} x {counted(self.num_envs, 'env')}{agents} = {self.batch:,}"
         if self.drawn:
             return (
                 f"rollout = {rows}, then {counted(self.updates, 'update')} on {self.drawn:,} remembered transitions "

@@ -15,9 +15,7 @@ from canter.schedules import Constant, Linear
 
 def atari(env_id: str = "ALE/Pong-v5") -> TrainConfig:
     """PPO's settings for Atari (Schulman et al., 2017) on what ALE recommends (Machado et al., 2018)."""
-    network = NetworkConfig(
-        hidden=(512,), activation="relu", normalize_obs=False, cnn=CNNConfig(features=None, layout="channels_first")
-    )
+    network = NetworkConfig(hidden=(512,), activation="relu", cnn=CNNConfig(features=None, layout="channels_first"))
     return TrainConfig(
         env=EnvConfig(
             id=env_id,

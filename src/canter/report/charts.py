@@ -34,7 +34,7 @@ EPISODES = (
     Chart("eval/return", "Evaluation", "mean return of new episodes while training"),
 )
 TERMINATED = Chart("success_rate", "Terminated", "share of recent episodes; no settings say what a success is")
-TIME = (Chart("time/steps_per_second", "Speed", "env steps per second, by iteration"),)
+TIME = (Chart("time/steps_per_second", "Speed", "env steps per second of each iteration"),)
 COUNTS = {
     "iteration",
     "env_steps",

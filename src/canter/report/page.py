@@ -101,7 +101,11 @@ def comparison_sections(groups: Sequence[Group], threshold: float | None) -> lis
         section("Comparison", words, comparison(groups, goal)),
         section("One setting at a time", ABLATION, ablation(groups)),
         section("Settings that differ", "", differences(groups)),
-        section("Return by time", "The same curves over the seconds of training.", curves(groups, goal, "seconds")),
+        section(
+            "Return by time",
+            "The same over the seconds of training; a run that has ended keeps its last value.",
+            curves(groups, goal, "seconds"),
+        ),
         *chart_sections(groups),
     ]
 

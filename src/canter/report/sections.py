@@ -15,7 +15,7 @@ from canter.config import TrainConfig
 from canter.plain import to_plain
 from canter.recipes import preset_for
 from canter.report.data import RunData, flatten
-from canter.report.html import Markup, element, joined
+from canter.report.html import Markup, element, escaped, joined
 from canter.report.numbers import duration, human
 from canter.report.stats import Group, Reached, differing_settings, final_score, shown, time_to
 from canter.report.svg import key_mark, stacked_bar
@@ -132,7 +132,7 @@ def settings_table(run: RunData) -> Markup:
     for key, value in run.settings.items():
         changed = key != "seed" and shown(value) != shown(base.get(key))
         was = element("span", f"was {shown(base.get(key))}", class_="was") if changed else None
-        cells = element("td", key), element("td", shown(value), was)
+        cells = element("td", setting(key)), element("td", shown(value), was)
         rows.append(element("tr", *cells, class_="changed" if changed else None))
     marked = [row for row in rows if 'class="changed"' in row]
     folded = element("details", element("summary", f"All {len(rows)} settings"), _settings(rows))
@@ -141,6 +141,11 @@ def settings_table(run: RunData) -> Markup:
 
 def _settings(rows: Sequence[Markup]) -> Markup:
     return element("div", element("table", element("tbody", *rows)), class_="settings")
+
+
+def setting(key: str) -> Markup:
+    """The name of a setting, which may be broken after its dots."""
+    return Markup(escaped(key).replace(".", ".<wbr/>"))
 
 
 def baseline(env_id: str) -> tuple[dict[str, Any], str]:
@@ -155,8 +160,9 @@ def origin(run: RunData) -> Markup:
     command = run.record.get("command")
     facts = {name.capitalize(): _moment(run.record.get(name)) for name in ("started", "resumed", "ended", "host")}
     if isinstance(command, list) and command:
-        # The path of the program is private.
-        facts["Command"] = shlex.join([Path(str(command[0])).name, *map(str, command[1:])])
+        path = Path(str(command[0]))  # which is private
+        name = path.parent.name if path.name == "__main__.py" else path.name
+        facts["Command"] = shlex.join([name, *map(str, command[1:])])
     counted = {**COUNTERS, **declared_under(run.settings.get("algorithm.kind")).counters}
     counters = {text: f"{value:,.0f}" for name, text in counted.items() if (value := run.last(name)) is not None}
     return lists({"Run": {name: fact for name, fact in facts.items() if fact}, "Counters": counters, **machine(run)})
@@ -255,7 +261,9 @@ def ablation(groups: Sequence[Group]) -> Markup | None:
         after = mean_score(group)
         change = None if before is None or after is None else after - before
         was = element("span", f"was {shown(groups[base].settings.get(key))}", class_="was")
-        rows.append([key, joined([shown(value), was]), human(after), "" if change is None else f"{change:+.4g}"])
+        rows.append(
+            [setting(key), joined([shown(value), was]), human(after), "" if change is None else f"{change:+.4g}"]
+        )
     return table(["Setting", "Value", "Final score", "Difference"], rows, class_="numbers")
 
 
@@ -267,7 +275,7 @@ def _one_apart(group: Group, groups: Sequence[Group]) -> list[tuple[str, Any, Gr
 
 def differences(groups: Sequence[Group]) -> Markup | None:
     """The settings in which groups differ; None if in none."""
-    rows = [[key, *map(shown, values)] for key, values in differing_settings(groups).items()]
+    rows = [[setting(key), *map(shown, values)] for key, values in differing_settings(groups).items()]
     return table(["Setting", *(group.label for group in groups)], rows, class_="plain") if rows else None
 
 

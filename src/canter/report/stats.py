@@ -114,7 +114,11 @@ def shown(value: Any) -> str:
 
 
 def curve(group: Group, metric: str, x: str = "env_steps") -> Curve | None:
-    """The metric over what runs of the group have seen, at first all of them; None where they share no steps."""
+    """The metric over what runs of the group have seen; None where they share no steps.
+
+    Over steps, those that have ended leave the others to go on by themselves: a curve that stopped with the first would
+    hide them. Over seconds they keep their last value, as the fastest run is no other than the rest.
+    """
     points = [points for run in group.runs if len((points := run.points(metric, x))[0])]
     if not points:
         return None
@@ -123,13 +127,13 @@ def curve(group: Group, metric: str, x: str = "env_steps") -> Curve | None:
     start, common = max(steps[0] for steps, _ in points), min(steps[-1] for steps, _ in points)
     if common <= start:
         return None
-    # Where some have ended, the others go on by themselves: a curve that stopped with the first would hide them.
     grid = np.linspace(start, max(steps[-1] for steps, _ in points), GRID)
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    counts = np.array([sum(steps[-1] >= x for steps, _ in points) for x in grid])
+    ends = [np.inf if x == "seconds" else steps[-1] for steps, _ in points]
+    counts = np.array([sum(end >= here for end in ends) for here in grid])
     for count in dict.fromkeys(counts.tolist()):
         here = grid[counts == count]
-        there = [np.interp(here, steps, value) for steps, value in points if steps[-1] >= here[-1]]
+        there = [np.interp(here, *point) for point, end in zip(points, ends, strict=True) if end >= here[-1]]
         values = np.stack(there)
         parts.append((interquartile_mean(values), *bootstrap_interval(values)) if count > 1 else (there[0],) * 3)
     center, low, high = (np.concatenate(part) for part in zip(*parts, strict=True))

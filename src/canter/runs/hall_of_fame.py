@@ -86,14 +86,15 @@ class Verdict:
         mine = format(new.return_, self.form)
         if old is None:
             return f"First result on {self.problem}: {mine}"
+        rival = f"run {old.run}" if old.run != new.run else "this run earlier"
         if new.return_ == old.return_:
-            return f"As good as the best on {self.problem}: {mine}, like run {old.run}"
+            return f"As good as the best on {self.problem}: {mine}, like {rival}"
         noise = abs(new.return_ - old.return_) <= 2 * math.hypot(new.error, old.error)
         remark = " (the difference may be noise)" if noise else ""
         theirs = format(old.return_, self.form)
         if new.return_ > old.return_:
-            return f"Best so far on {self.problem}: {mine}, beating {theirs} of run {old.run}{remark}"
-        return f"Not the best on {self.problem}: {mine}, run {old.run} has {theirs}{remark}"
+            return f"Best so far on {self.problem}: {mine}, beating {theirs} of {rival}{remark}"
+        return f"Not the best on {self.problem}: {mine}, {rival} has {theirs}{remark}"
 
 
 def enter_hall_of_fame(run: Path, env: EnvConfig, returns: Sequence[float], seed: int) -> str:

@@ -270,6 +270,7 @@ class Run:
             done, rollouts=done.rollouts + 1, updates=done.updates + 1, train_steps=done.train_steps + len(valid)
         )
         self.spent = self._now()
+        self.clock.lap("update")
 
     def _now(self) -> float:
         """Seconds of training, alike on all ranks, as a run may end by them."""
@@ -280,7 +281,7 @@ class Run:
         assert self.unread is not None
         values = [*metrics.values(), self.unread[1]]
         *values, steps = torch.stack([value.float() for value in values]).tolist()  # one read for all
-        self.clock.lap("update")  # only now is it known to be done
+        self.clock.lap("update")  # only now is it known to be done on a GPU
         self.spent = self._now()
         self.unread, self.unread_after, self.unread_rows = None, [], 0
         read, before = dict(zip(metrics, values, strict=True)), self.counters
