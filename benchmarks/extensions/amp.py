@@ -30,6 +30,7 @@ from canter.envs.tensor.swimmer import JOINTS, TIME_STEP, body
 from canter.plain import to_plain
 from canter.recipes.extensions import swimmer_style
 from canter.seeding import derive_seed
+from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results" / "amp.json"
 STUDIES = {
@@ -100,7 +101,7 @@ def run(config: canter.TrainConfig, gait: str) -> dict[str, Any]:
         reports.append({name: float(report.metrics[name]) for name in names if name in report.metrics})
 
     start = time.perf_counter()
-    algorithm = canter.train(config, follow)
+    algorithm = train(config, follow)
     seconds = round(time.perf_counter() - start, 1)
     last = reports[-max(1, len(reports) // 10) :]
     env = Swimmer(100, config.device, motion=True)

@@ -28,6 +28,7 @@ from canter.recipes.classic import cartpole
 from canter.recipes.memory import cartpole_distillation, cartpole_positions
 from canter.recipes.quadrotor import quadrotor_central_value
 from canter.seeding import derive_seed
+from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results" / "distillation.json"
 SHARE = 0.95
@@ -104,7 +105,7 @@ TASKS = {"cart-pole": cart_pole(), "quadrotor": quadrotor()}
 
 def teacher_of(task: Task, seed: int, device: str) -> tuple[canter.Policy, float]:
     """A policy that sees everything, and what it earns."""
-    policy = canter.train(replace(task.teacher, seed=seed, device=device)).policy
+    policy = train(replace(task.teacher, seed=seed, device=device)).policy
     options = {name: value for name, value in task.teacher.env.options.items() if name != "random_start"}
     return policy, task.evaluate(policy, options, seed, device)
 
