@@ -34,8 +34,10 @@ def policy_terms(loss: PPOLoss, distribution: Distribution, batch: PPOBatch, par
     log_prob = distribution.log_prob(params, batch.action)
     with torch.no_grad():
         kl = distribution.kl(batch.dist_params, params)
-        if loss.moving_kl:
-            kl = _rl_games_kl(distribution, batch, params, log_prob)
+        if loss.moving_kl and isinstance(distribution, DiagGaussian | TanhGaussian):
+            kl = rl_games_kl(batch.dist_params, params)
+        elif loss.moving_kl:  # of choices it has an estimate
+            kl = 0.5 * (log_prob - batch.log_prob).square()
         clipped = ((torch.exp(log_prob - batch.log_prob) - 1).abs() > loss.clip_ratio).to(kl.dtype)
     terms = {
         "loss/policy": SURROGATES[loss.surrogate](log_prob, batch.log_prob, advantage, loss.clip_ratio),
@@ -46,15 +48,12 @@ def policy_terms(loss: PPOLoss, distribution: Distribution, batch: PPOBatch, par
     return terms if loss.bound is None else terms | {"loss/bound": loss.bound(params)}
 
 
-def _rl_games_kl(distribution: Distribution, batch: PPOBatch, params: Tensor, log_prob: Tensor) -> Tensor:
-    """KL(new || last seen) of Gaussians with constants where a std stands below; of choices an estimate."""
-    if not isinstance(distribution, DiagGaussian | TanhGaussian):
-        return 0.5 * (log_prob - batch.log_prob).square()
-    mean, log_std = params.chunk(2, -1)
-    old_mean, old_log_std = batch.dist_params.chunk(2, -1)
-    std, old_std = torch.exp(log_std), torch.exp(old_log_std)
-    squares = std.square() + (old_mean - mean).square()
-    return (torch.log(old_std / std + 1e-5) + squares / (2 * (old_std.square() + 1e-5)) - 0.5).sum(-1)
+def rl_games_kl(last_params: Tensor, params: Tensor) -> Tensor:
+    """KL(new || last seen) of Gaussians, by parameters `[..., 2A]`, with constants where a std stands below."""
+    (mean, log_std), (last_mean, last_log_std) = params.chunk(2, -1), last_params.chunk(2, -1)
+    std, last_std = torch.exp(log_std), torch.exp(last_log_std)
+    squares = std.square() + (last_mean - mean).square()
+    return (torch.log(last_std / std + 1e-5) + squares / (2 * (last_std.square() + 1e-5)) - 0.5).sum(-1)
 
 
 def value_terms(loss: PPOLoss, batch: PPOBatch, value: Tensor, bonus: Tensor | None) -> Metrics:

@@ -6,18 +6,20 @@ any GPU that Triton supports.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from canter.distributions import DiagGaussian
-from canter.engines.autograd import AutogradEngine, LossOutput
+from canter.engines.autograd import AutogradEngine, LossOutput, rl_games_kl
 from canter.engines.base import Coefs, PPOLoss, unknown_part
 from canter.engines.batch import PPOBatch
 from canter.engines.triton.gaussian_loss import BOUND_FORMS, bound_of, count_true, gaussian_loss
+from canter.functional.stats import masked_mean
 from canter.nn.actor_critic import ActorCritic
 from canter.optim import Optimizer
 from canter.struct import Metrics
 
-KNOWN = {
+KERNELS = {
     "surrogate": lambda name: name == "clipped",
     "clip_ratio": lambda number: True,
     "value_loss": lambda name: name in ("mse", "clipped"),
@@ -27,6 +29,8 @@ KNOWN = {
     "bound": lambda bound: bound is None or bound.config.form in BOUND_FORMS,
 }
 """What the kernels of the loss know."""
+KNOWN = KERNELS | {"moving_kl": lambda yes: True, "moves_statistics": lambda yes: True}
+"""Besides, what is done as the definition does it."""
 NAMES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction", "loss/bound")
 """What they give the means of, in their order."""
 
@@ -80,4 +84,8 @@ class LayersEngine(AutogradEngine):
             entropy_coef=coefs.entropy,
             bound=self.bound,
         )
-        return LossOutput(loss, named(means, self.loss))
+        metrics = named(means, self.loss)
+        if self.loss.moving_kl:
+            with torch.no_grad():
+                metrics["policy/kl"] = masked_mean(rl_games_kl(batch.dist_params, params), batch.valid)
+        return LossOutput(loss, metrics, params)

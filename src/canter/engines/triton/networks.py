@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from canter.distributions import DiagGaussian
-from canter.engines.base import Acted, Coefs, PPOLoss, Valued
+from canter.engines.base import Acted, Coefs, PPOLoss, Valued, unknown_part
 from canter.engines.batch import PPOBatch
 from canter.engines.triton import layers
 from canter.engines.triton.chain import Layers
 from canter.engines.triton.gaussian_loss import bound_of
-from canter.engines.triton.layers import clip_of, named
+from canter.engines.triton.layers import KERNELS, clip_of, named
 from canter.engines.triton.learn import COUNT, Learner, Rows
 from canter.kernels.gaussian_params import FORMS, draw
 from canter.kernels.linear import kind_of
@@ -57,7 +57,7 @@ def declines(loss: PPOLoss, model: ActorCritic) -> str | None:
         reason = _unknown_network(network, *heads)
         if reason:
             return reason
-    return layers.declines(loss, model)
+    return layers.declines(loss, model) or unknown_part(loss, KERNELS)
 
 
 def _networks(model: ActorCritic) -> list[tuple[AnyNetwork, list[nn.Module]]]:
