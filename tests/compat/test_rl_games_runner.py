@@ -8,9 +8,13 @@ from test_rl_games_config import sac
 from test_rsl_rl_runner import scalars
 from theirs import rl_games
 
+import canter
+from canter.cli import main
+from canter.compat import import_config, import_run
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rl_games import Agent, AlgoObserver, PpoPlayer, Runner, env_configurations, model_builder, vecenv
 from canter.compat.rl_games.env import RlGamesEnv
+from canter.experiments import session
 from canter.plain import ConfigError
 from canter.specs import ACTION_MASK, MultiDiscrete
 
@@ -226,7 +230,7 @@ def test_players_and_agents_of_the_users(tmp_path):
         runner.run({"train": True})
 
 
-def test_sac_trains_saves_restores_and_plays(tmp_path):
+def test_sac_trains_saves_restores_and_plays(tmp_path, monkeypatch):
     own = {"train_dir": str(tmp_path), "full_experiment_name": "exp", "device": "cpu", "env_name": "points"}
     own |= {"save_best_after": 1, "player": {"games_num": 4}, "env_config": {}, "max_epochs": 20}
     config = sac(**own)
@@ -247,8 +251,13 @@ def test_sac_trains_saves_restores_and_plays(tmp_path):
     wanted, _ = trained.policy.act({"policy": obs}, deterministic=True)
     torch.testing.assert_close(player.get_action(obs, is_deterministic=True), wanted)
     assert isinstance(runner.run({"play": True, "checkpoint": str(file)}), float)
+    run = tmp_path / "run"  # a pendulum has as many observations and actions
+    assert import_run(last, import_config(sac(), parity=True).config, run) == runner.agent.epoch_num
+    torch.testing.assert_close(torch.from_numpy(canter.load(run).predict(obs.numpy())[0]), wanted)
+    monkeypatch.setattr(session, "EVAL_EPISODES", 2)
+    main(["resume", str(run), "--console", "lines"])
     torch.save({"actor": {}, "critic": {}, "epoch": 1}, tmp_path / "theirs.pth")
-    with pytest.raises(CheckpointRefused, match="rl_games' SAC is not read"):
+    with pytest.raises(CheckpointRefused, match="no file of rl_games' SAC: it has actor, critic, epoch"):
         player.restore(str(tmp_path / "theirs.pth"))
 
 

@@ -14,7 +14,7 @@ def test_a_gaussian_starts_at_its_initial_std(kind):
     assert torch.allclose(params[:, 3:].exp(), torch.tensor(0.3), atol=0.01 if kind == "network" else 1e-5)
 
 
-@pytest.mark.parametrize("form", ["bounded", "log", "scalar", "softplus"])
+@pytest.mark.parametrize("form", ["bounded", "tanh", "log", "scalar", "softplus"])
 def test_a_floor_is_added_to_the_std_and_counts_in_its_start(form):
     head = GaussianHead(4, 3, StdConfig(form=form, initial=0.3, floor=0.1), "orthogonal", 0.01)
     torch.testing.assert_close(head(torch.randn(5, 4), None)[:, 3:].exp(), torch.full((5, 3), 0.3))
@@ -73,7 +73,7 @@ def test_a_std_driven_to_its_bound_for_long_comes_back(direction):
     assert math.log(back / extreme) * -direction > 1.0
 
 
-@pytest.mark.parametrize("form", ["bounded", "log", "scalar", "softplus"])
+@pytest.mark.parametrize("form", ["bounded", "tanh", "log", "scalar", "softplus"])
 @pytest.mark.parametrize("initial", [0.05, 1.0, 4.0])
 def test_every_form_of_the_std_begins_where_it_should(form, initial):
     std = LogStd(StdConfig(form=form, initial=initial))

@@ -126,11 +126,11 @@ def load_weights(
         raise ConfigError(f"the file has nothing for {', '.join(missing)}: it was made with other settings")
     normalized = [pair for pair in normalizers_of(ppo) if ("actor" if pair[1] == "actor" else "critic") in parts]
     for normalizers, name in normalized:
-        _check_statistics(normalizers, weights.statistics.get(name), name)
+        check_statistics(normalizers, weights.statistics.get(name), name)
     for name, value in values.items():
         own[name].copy_(value)
     for normalizers, name in normalized:
-        _set_statistics(normalizers, weights.statistics.get(name))
+        set_statistics(normalizers, weights.statistics.get(name))
     if "optimizer" in parts and weights.moments:
         _set_moments(ppo, weights, links, own)
 
@@ -199,7 +199,7 @@ def raw_std(std: Tensor, form: LogStd) -> Tensor:
     if not bool((share.abs() < 1).all()):
         low, high = math.exp(form.mid - form.half_range), math.exp(form.mid + form.half_range)
         raise ConfigError(f"std.minimum, std.maximum = {low:g}, {high:g} do not hold the file's {std.tolist()}")
-    return form.half_range * share / torch.sqrt(1 - share**2)
+    return torch.atanh(share) if form.form == "tanh" else form.half_range * share / torch.sqrt(1 - share**2)
 
 
 def normalizers_of(ppo: PPO) -> Iterator[tuple[list[Normalizer], str]]:
@@ -210,7 +210,8 @@ def normalizers_of(ppo: PPO) -> Iterator[tuple[list[Normalizer], str]]:
     yield [head] if isinstance(head, Normalizer) else [], "value"
 
 
-def _check_statistics(parts: list[Normalizer], found: Statistics | None, name: str) -> None:
+def check_statistics(parts: list[Normalizer], found: Statistics | None, name: str) -> None:
+    """Refuse statistics that the settings have no use for, and the lack of those that they need."""
     width = sum(part.mean.numel() for part in parts)
     if (found is None) != (not parts):
         raise ConfigError(
@@ -221,7 +222,8 @@ def _check_statistics(parts: list[Normalizer], found: Statistics | None, name: s
         raise ConfigError(f"{name}: statistics of {found.mean.numel()} numbers in the file, {width} by the settings")
 
 
-def _set_statistics(parts: list[Normalizer], found: Statistics | None) -> None:
+def set_statistics(parts: list[Normalizer], found: Statistics | None) -> None:
+    """Put a parent's statistics into the normalisers of a network."""
     start = 0
     for part in parts:
         assert found is not None

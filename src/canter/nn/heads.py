@@ -14,6 +14,9 @@ from canter.functional.densities import StdForm, gaussian_params, log_std_of
 from canter.nn.mlp import Init, Linear, init_layer
 from canter.nn.normalizer import IdentityNormalizer, NormalizerConfig
 
+BOUNDED: tuple[StdForm, ...] = ("bounded", "tanh")
+"""Forms of the standard deviation that have bounds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StdConfig:
@@ -22,14 +25,14 @@ class StdConfig:
     kind: Literal["parameter", "network"] = "parameter"
     """One learned number per action component, or an output of the network (state-dependent)."""
     form: StdForm = "bounded"
-    """What the learned number is: a logarithm kept within bounds, the logarithm, the standard deviation itself (not
-    below 1e-6), or that before a softplus."""
+    """What the learned number is: a logarithm kept within bounds, the same by a tanh, as rl_games' SAC has it, the
+    logarithm, the standard deviation itself (not below 1e-6), or that before a softplus."""
     initial: float = 1.0
     """Standard deviation at the start."""
     minimum: float = 0.01
-    """For `form="bounded"`: lower bound, approached but never reached."""
+    """For the first two forms: lower bound, approached but never reached."""
     maximum: float = 10.0
-    """For `form="bounded"`: upper bound, approached but never reached."""
+    """For the first two forms: upper bound, approached but never reached."""
     floor: float = 0.0
     """Added to what the learned number means; it is in `initial`."""
     learn: bool = True
@@ -39,7 +42,7 @@ class StdConfig:
         """Refuse bounds and a floor that do not hold the initial value, and a network that does not learn."""
         if not 0 <= self.floor < self.initial:
             raise ValueError(f"std: 0 <= floor < initial must hold, not floor={self.floor}, initial={self.initial}")
-        if self.form == "bounded" and not 0 < self.minimum < self.initial - self.floor < self.maximum:
+        if self.form in BOUNDED and not 0 < self.minimum < self.initial - self.floor < self.maximum:
             raise ValueError(
                 f"std: 0 < minimum < initial (without the floor) < maximum must hold, not minimum={self.minimum}, "
                 f"initial={self.initial}, floor={self.floor}, maximum={self.maximum}"
@@ -69,9 +72,10 @@ class LogStd(nn.Module):
     def _inverse(self, std: float) -> float:
         """The learned number that means this standard deviation."""
         match self.form:
-            case "bounded":
+            case "bounded" | "tanh":
                 fraction = (math.log(std) - self.mid) / self.half_range
-                return self.half_range * fraction / math.sqrt(1 - fraction**2)
+                bounded = self.half_range * fraction / math.sqrt(1 - fraction**2)
+                return bounded if self.form == "bounded" else math.atanh(fraction)
             case "log":
                 return math.log(std)
             case "scalar":

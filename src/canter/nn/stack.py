@@ -18,6 +18,7 @@ from canter import distributed
 from canter.nn.cnn import CNNConfig
 from canter.nn.mlp import Activation, Init, activations
 from canter.nn.network import Network, NetworkConfig, networks, select_groups
+from canter.nn.normalizer import NormalizerConfig
 from canter.specs import TensorSpec
 from canter.struct import Obs, State
 
@@ -31,7 +32,9 @@ class StackConfig:
     obs_groups: tuple[str, ...] | None = None
     """Observation groups to read; None takes "policy" (for a critic: "critic") or, failing that, all that there are."""
     normalize_obs: bool = False
-    """Standardise vector observations by running statistics, clipped at 10 standard deviations."""
+    """Standardise vector observations by running statistics."""
+    normalizer: NormalizerConfig = field(default_factory=NormalizerConfig)
+    """How that is done."""
     cnn: CNNConfig = field(default_factory=CNNConfig)
     """Encoder for image groups (three axes)."""
     hidden: tuple[int, ...] = (256, 256)
@@ -63,7 +66,8 @@ class StackConfig:
 
     def encoder(self, obs: dict[str, TensorSpec], role: str) -> Network:
         """What reads the observation groups: normalisers, image encoders, everything side by side."""
-        config = NetworkConfig(hidden=(), activation=self.activation, normalize_obs=self.normalize_obs, cnn=self.cnn)
+        reads = {"normalize_obs": self.normalize_obs, "normalizer": self.normalizer, "cnn": self.cnn}
+        config = NetworkConfig(hidden=(), activation=self.activation, **reads)
         return Network(config, select_groups(self.obs_groups, obs, role))
 
 

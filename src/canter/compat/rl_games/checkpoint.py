@@ -64,12 +64,14 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
     where = {"actor": "running_mean_std", "critic": f"{CENTRAL if central else ''}running_mean_std"}
     for role, prefix in (where | {"value": f"{CENTRAL if central else ''}value_mean_std"}).items():
         if f"{prefix}.running_mean" in both:
-            weights.statistics[role] = Statistics(
-                both[f"{prefix}.running_mean"].double().reshape(-1),
-                both[f"{prefix}.running_var"].double().reshape(-1),
-                float(both[f"{prefix}.count"]),
-            )
+            weights.statistics[role] = statistics_in(both, f"{prefix}.")
     return weights
+
+
+def statistics_in(buffers: Mapping[str, Tensor], prefix: str = "") -> Statistics:
+    """Those that rl_games keeps in the buffers of such names."""
+    mean, variance = (buffers[f"{prefix}{name}"].double().reshape(-1) for name in ("running_mean", "running_var"))
+    return Statistics(mean, variance, float(buffers[f"{prefix}count"]))
 
 
 def links_of(ppo: PPO) -> list[Link]:
@@ -206,10 +208,11 @@ def _statistics(weights: Weights, *roles: tuple[str, str]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for role, name in roles:
         if role in weights.statistics:
-            statistics = weights.statistics[role]
-            found |= {
-                f"{name}.running_mean": statistics.mean,
-                f"{name}.running_var": statistics.variance,
-                f"{name}.count": torch.tensor(statistics.count, dtype=torch.float64),
-            }
+            found |= {f"{name}.{key}": buffer for key, buffer in buffers_of(weights.statistics[role]).items()}
     return found
+
+
+def buffers_of(statistics: Statistics) -> dict[str, Tensor]:
+    """rl_games' names of them."""
+    count = torch.tensor(statistics.count, dtype=torch.float64)
+    return {"running_mean": statistics.mean, "running_var": statistics.variance, "count": count}

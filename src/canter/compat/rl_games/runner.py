@@ -18,7 +18,7 @@ import torch
 from canter.compat.rl_games.agent import Agent, plain, refuse_overrides
 from canter.compat.rl_games.observer import DefaultAlgoObserver
 from canter.compat.rl_games.player import PpoPlayer
-from canter.compat.rl_games.sac import SacAgent, SacPlayer
+from canter.compat.rl_games.sac_agent import SacAgent, SacPlayer
 from canter.nn.actor_critic import Policy
 from canter.nn.heads import GaussianHead
 from canter.plain import ConfigError

@@ -240,7 +240,7 @@ def _normalizers(t: Translation) -> None:
     if on:
         ours = "moves once an iteration after learning, clipped at 10; rl_games' in every minibatch, clipped at 5"
         t.choose(ours, "algorithm.obs_statistics", "minibatch", f"{CONFIG}.normalize_input")
-        _normalizer_form(t, f"{POLICY}.normalizer")
+        normalizer_form(t, f"{POLICY}.normalizer")
     t.judge(f"{CONFIG}.normalize_input", "mapped", f"{POLICY}.normalize_obs={on}")
     values = t.flag(f"{CONFIG}.normalize_value", False)
     t.put("algorithm.model.normalize_value", values)
@@ -249,14 +249,14 @@ def _normalizers(t: Translation) -> None:
         t.choose(ours, "algorithm.model.value_normalizer.rescale", False, f"{CONFIG}.normalize_value")
         if t.parity:
             t.choose("", "algorithm.model.value_normalizer.of", "values_and_returns")
-            _normalizer_form(t, "algorithm.model.value_normalizer")
+            normalizer_form(t, "algorithm.model.value_normalizer")
     t.judge(f"{CONFIG}.normalize_value", "mapped", f"algorithm.model.normalize_value={values}")
     if t.raw(f"{CONFIG}.freeze_critic") is True:
         t.refuse(f"{CONFIG}.freeze_critic", "nothing is frozen here: leave it out")
     t.judge(f"{CONFIG}.freeze_critic", "mapped")
 
 
-def _normalizer_form(t: Translation, setting: str) -> None:
+def normalizer_form(t: Translation, setting: str) -> None:
     """rl_games' running mean and deviation: 1e-5 on the variance, cut off at 5, begun with one row of 0 +- 1."""
     if t.parity:
         for name, value in (("eps", 1e-5), ("eps_on", "variance"), ("clip", 5.0), ("prior_count", 1.0)):
@@ -325,7 +325,7 @@ def _central_value(t: Translation, horizon: int, rows: int | None, continuous: b
     on = t.flag(f"{CENTRAL}.normalize_input")
     t.to(f"{CENTRAL}.normalize_input", f"{CRITIC}.normalize_obs", on)
     if on:
-        _normalizer_form(t, f"{CRITIC}.normalizer")
+        normalizer_form(t, f"{CRITIC}.normalizer")
     t.dead(
         "no code reads it here",
         *(f"{CENTRAL}.{name}" for name in ("use_smooth_clamp", "kl_threshold", "schedule_type")),
