@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from canter.compat.logs import open_writer
+from canter.compat.logs import is_first, open_writer
 from canter.compat.rl_games import checkpoint
 from canter.compat.rl_games.env import RlGamesEnv
 from canter.compat.rl_games.observer import looks_at_infos
@@ -108,7 +108,9 @@ class Agent:
         self.params, self.config = params, params["config"]
         network = params.get("network") or {}
         refuse_user_network(str(network.get("name")), str((params.get("model") or {}).get("name")))
-        self.ppo_device = self.device = str(self.config.get("device", "cuda:0" if torch.cuda.is_available() else "cpu"))
+        own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+        taken = "cuda" in own and self.config.get("multi_gpu")  # as rl_games does, whatever the file says
+        self.ppo_device = self.device = own if taken else str(self.config.get("device", own))
         num_actors = int(self.config["num_actors"])
         self.vec_env = make_env(params, num_actors, self.device, self.parity)
         self.num_actors, self.num_agents = num_actors, self.vec_env.spec.num_agents
@@ -122,7 +124,7 @@ class Agent:
         self.nn_dir = os.path.join(self.experiment_dir, "nn")
         self._call("before_init", base_name, self.config, self.experiment_name)
         self.summaries_dir = os.path.join(self.experiment_dir, "summaries")
-        for folder in (self.nn_dir, self.summaries_dir):
+        for folder in (self.nn_dir, self.summaries_dir) if is_first() else ():
             os.makedirs(folder, exist_ok=True)
         config = replace(self.imported.config, device=self.device)
         self.trainer = Trainer(config, self._after_iteration, env=self.vec_env)
@@ -185,8 +187,9 @@ class Agent:
                 self.writer.add_scalar(f"{tag}/{axis}", value, x)
 
     def save(self, fn: str) -> None:
-        """Write `fn.pth` in rl_games' layout."""
-        torch.save(self._tree(), f"{fn}.pth")
+        """Write `fn.pth` in rl_games' layout; of several ranks the first does."""
+        if is_first():
+            torch.save(self._tree(), f"{fn}.pth")
 
     def _tree(self) -> dict[str, Any]:
         return checkpoint.dump(self.algorithm, self.epoch_num, self.frame, float(self.last_mean_rewards))

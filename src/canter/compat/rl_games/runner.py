@@ -6,6 +6,7 @@ from canter.compat.rl_games import Runner
 from __future__ import annotations
 
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -74,9 +75,10 @@ class Runner:
         seed = params.get("seed")
         self.seed = int(time.time()) if seed is None or seed == -1 else int(seed)
         params["seed"] = self.seed
-        torch.manual_seed(self.seed)
-        np.random.seed(self.seed % 2**32)
-        random.seed(self.seed)
+        own = self.seed + int(os.environ.get("RANK", "0"))  # what environments draw differs, as in rl_games
+        torch.manual_seed(own)
+        np.random.seed(own % 2**32)
+        random.seed(own)
         params["config"].setdefault("features", {})["observer"] = self.algo_observer
 
     def run(self, args: Mapping[str, Any]) -> Any:
