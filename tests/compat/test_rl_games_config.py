@@ -334,3 +334,10 @@ def test_amp_becomes_the_extension_of_that_name_and_asks_for_clips():
     assert any("name their files here" in entry.line() for entry in entries)
     with pytest.raises(ValueError, match="motions names no clips"):
         Trainer(imported.config)
+    named = {"motions": ["walk.csv"], "time_step": 0.02, "columns": ["dof_positions/hip"]}
+    imported = import_config(rl_games(**AMP, config__amp=named))
+    (amp,) = imported.config.algorithm.extensions
+    assert (amp.motions, amp.time_step, amp.columns) == (("walk.csv",), 0.02, ("dof_positions/hip",))
+    assert not any("name their files here" in entry.line() for entry in imported.deviations.entries)
+    with pytest.raises(ImportRefused, match="did you mean motions"):
+        import_config(rl_games(**AMP, config__amp={"motion": ["walk.csv"]}))

@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from test_rl_games_config import sac
+from test_rl_games_config import AMP, sac
 from test_rsl_rl_runner import scalars
 from theirs import rl_games
 
@@ -13,6 +13,7 @@ from canter.cli import main
 from canter.compat import import_config, import_run
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rl_games import Agent, AlgoObserver, PpoPlayer, Runner, env_configurations, model_builder, vecenv
+from canter.compat.rl_games.discriminator import discriminator_of
 from canter.compat.rl_games.env import RlGamesEnv
 from canter.experiments import session
 from canter.plain import ConfigError
@@ -259,6 +260,47 @@ def test_sac_trains_saves_restores_and_plays(tmp_path, monkeypatch):
     torch.save({"actor": {}, "critic": {}, "epoch": 1}, tmp_path / "theirs.pth")
     with pytest.raises(CheckpointRefused, match="no file of rl_games' SAC: it has actor, critic, epoch"):
         player.restore(str(tmp_path / "theirs.pth"))
+
+
+class Styled(VecEnv):
+    """The same points, which show a frame to compare with clips."""
+
+    def _obs(self):
+        obs = super()._obs()
+        return {"obs": obs, "amp": obs[:, :2].clone()}
+
+
+CLIPS = {"motions": ["canter:swimmer_wide.npz"], "columns": ["dof_positions/joint_1", "dof_positions/joint_2"]}
+
+
+def test_amp_trains_saves_its_discriminator_restores_and_plays(tmp_path):
+    vecenv.register("STYLED", lambda name, num_actors, **options: Styled(num_actors))
+    env_configurations.register("styled", {"vecenv_type": "STYLED", "env_creator": None})
+    model_builder.register_network("amp", object)  # as IsaacGymEnvs' script does
+    changes = AMP | {"config__amp": CLIPS | {"time_step": 0.02}, "config__max_epochs": 2}
+    runner = Runner()
+    runner.load(settings(tmp_path, **changes, config__env_name="styled"))
+    runner.run({"train": True})
+    trained = discriminator_of(runner.agent.algorithm)
+    assert trained.told[0] > 0, "there is a reward for style"
+    file = next((tmp_path / "exp" / "nn").glob("last_small_ep_2_*.pth"))
+    tree, width = read_pickled(file), trained.trunk[0].weight.shape[1]
+    first = tree["model"]["a2c_network._disc_mlp.0.weight"]
+    newest = [2, 3, 0, 1]  # two frames of two components; the parent has the newest first
+    assert width == 4 and torch.equal(first, trained.trunk[0].weight[:, newest])
+    assert torch.equal(tree["amp_input_mean_std"]["running_mean"], trained.normalizer.mean[newest])
+    assert len(tree["optimizer"]["param_groups"][0]["params"]) == len(tree["model"]) - 6, "all but the statistics"
+    again = runner.algo_factory.create("amp_continuous", base_name="run", params=runner.params)
+    again.restore(str(file))
+    other, rows = discriminator_of(again.algorithm), torch.randn(5, 4)
+    torch.testing.assert_close(other.style(rows), trained.style(rows))
+    mine, theirs = (each.phase.optimizer.groups["discriminator"].state() for each in (trained, other))
+    for name in ("step", "exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(theirs[name], mine[name])
+    assert isinstance(runner.run({"play": True, "checkpoint": str(file)}), float)
+    runner.load(settings(tmp_path, **changes))
+    with pytest.raises(ConfigError, match=r"no observation group 'amp'.*fetch_amp_obs_demo.*config\.amp\.motions"):
+        runner.run({"train": True})
 
 
 def test_what_is_not_there_is_named(tmp_path):

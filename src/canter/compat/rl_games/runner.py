@@ -18,8 +18,8 @@ import torch
 
 from canter.compat.rl_games.agent import Agent, plain, refuse_overrides
 from canter.compat.rl_games.observer import DefaultAlgoObserver
+from canter.compat.rl_games.other_agents import AmpAgent, SacAgent, SacPlayer
 from canter.compat.rl_games.player import PpoPlayer
-from canter.compat.rl_games.sac_agent import SacAgent, SacPlayer
 from canter.nn.actor_critic import Policy
 from canter.nn.heads import GaussianHead
 from canter.plain import ConfigError
@@ -58,6 +58,8 @@ class Runner:
             self.player_factory.register_builder(name, lambda **arguments: PpoPlayer(**arguments))
         self.algo_factory.register_builder("sac", lambda **arguments: SacAgent(**arguments))
         self.player_factory.register_builder("sac", lambda **arguments: SacPlayer(**arguments))
+        self.algo_factory.register_builder("amp_continuous", lambda **arguments: AmpAgent(**arguments))
+        self.player_factory.register_builder("amp_continuous", lambda **arguments: PpoPlayer(**arguments))
         self.params: dict[str, Any] = {}
         self.agent: Any = None
 

@@ -1,4 +1,4 @@
-"""rl_games' `sac` over Canter's SAC: training, files and playing."""
+"""rl_games' `sac` over Canter's SAC, and IsaacGymEnvs' `amp_continuous` over PPO with the extension `amp`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,22 @@ from canter.compat.rl_games.agent import Agent, with_suffix
 from canter.compat.rl_games.player import PpoPlayer
 from canter.config import TrainConfig
 from canter.nn.actor_critic import Policy
+from canter.plain import ConfigError
 from canter.specs import EnvSpec
+
+
+class AmpAgent(Agent):
+    """What `algo_factory` makes for `amp_continuous`; its clips are named by `config.amp`."""
+
+    def _check_env(self) -> None:
+        group, spec = (self.config.get("amp") or {}).get("obs_group") or "amp", self.vec_env.spec
+        if group not in spec.obs and spec.motion is None:
+            raise ConfigError(
+                f"amp_continuous: the environment shows no observation group {group!r}. Give the frame that is "
+                f"compared with clips beside obs, as {{'obs': ..., {group!r}: [N, D]}}, and reset within the step: "
+                "infos['amp_obs'], fetch_amp_obs_demo and reset_done, which IsaacGymEnvs' agent asks for, are not "
+                "asked for here. Clips are named by config.amp.motions"
+            )
 
 
 class SacAgent(Agent):
