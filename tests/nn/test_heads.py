@@ -23,6 +23,13 @@ def test_a_floor_is_added_to_the_std_and_counts_in_its_start(form):
     torch.testing.assert_close(head.log_std(raw).exp(), 0.1 + plain(raw).exp())
 
 
+def test_a_linear_std_is_the_number_itself_well_above_its_floor():
+    head = GaussianHead(4, 3, StdConfig(form="linear", initial=0.3, floor=0.1), "orthogonal", 0.01)
+    torch.testing.assert_close(head(torch.randn(5, 4), None)[:, 3:].exp(), torch.full((5, 3), 0.3))
+    std = head.log_std(torch.tensor([-30.0, 20.0])).exp()
+    torch.testing.assert_close(std, torch.tensor([0.1, 20.0]))
+
+
 def test_a_std_that_does_not_learn_is_no_parameter_but_is_saved():
     frozen, other = (GaussianHead(4, 2, StdConfig(initial=std, learn=False), "orthogonal", 0.01) for std in (0.3, 0.7))
     assert [name for name, _ in frozen.named_parameters()] == ["mean.weight", "mean.bias"]
@@ -36,6 +43,7 @@ def test_a_std_that_does_not_learn_is_no_parameter_but_is_saved():
         ({"floor": 1.0}, "floor=1.0"),
         ({"floor": 0.995}, "without the floor"),
         ({"learn": False, "kind": "network"}, "kind=parameter"),
+        ({"form": "linear"}, "form=linear needs a floor"),
     ],
 )
 def test_a_std_that_cannot_be_is_refused(settings, words):

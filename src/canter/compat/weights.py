@@ -193,8 +193,8 @@ def raw_std(std: Tensor, form: LogStd) -> Tensor:
             return std.log()
         case "scalar":
             return std.clone()
-        case "softplus":
-            return std + torch.log(-torch.expm1(-std))
+        case "softplus" | "linear":
+            return std + torch.log(-torch.expm1(-std)) + (form.floor if form.form == "linear" else 0.0)
     share = (std.log() - form.mid) / form.half_range
     if not bool((share.abs() < 1).all()):
         low, high = math.exp(form.mid - form.half_range), math.exp(form.mid + form.half_range)

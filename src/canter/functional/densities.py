@@ -17,7 +17,7 @@ from canter.dispatch import has_kernels
 from canter.seeding import draw_rows
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-StdForm = Literal["bounded", "tanh", "log", "scalar", "softplus"]
+StdForm = Literal["bounded", "tanh", "log", "scalar", "softplus", "linear"]
 LEAST_STD = 1e-6
 """Where a standard deviation that is itself the learned number stops falling."""
 
@@ -72,7 +72,7 @@ def log_std_of(raw: Tensor, mid: float, half: float, form: StdForm) -> Tensor:
             return raw
         case "scalar":
             return torch.log(raw.clamp(min=LEAST_STD))
-        case "softplus":
+        case "softplus" | "linear":
             return torch.log(F.softplus(raw))
 
 

@@ -26,7 +26,8 @@ class StdConfig:
     """One learned number per action component, or an output of the network (state-dependent)."""
     form: StdForm = "bounded"
     """What the learned number is: a logarithm kept within bounds, the same by a tanh, as rl_games' SAC has it, the
-    logarithm, the standard deviation itself (not below 1e-6), or that before a softplus."""
+    logarithm, the standard deviation itself (not below 1e-6), that before a softplus, or, with a `floor`, itself where
+    it is well above that, as rl_games' linear form."""
     initial: float = 1.0
     """Standard deviation at the start."""
     minimum: float = 0.01
@@ -47,6 +48,8 @@ class StdConfig:
                 f"std: 0 < minimum < initial (without the floor) < maximum must hold, not minimum={self.minimum}, "
                 f"initial={self.initial}, floor={self.floor}, maximum={self.maximum}"
             )
+        if self.form == "linear" and not self.floor:
+            raise ValueError("std: form=linear needs a floor above 0, which is smoothly approached")
         if self.kind == "network" and not self.learn:
             raise ValueError("std: learn=false is for kind=parameter; an output of the network always learns")
 
@@ -80,7 +83,7 @@ class LogStd(nn.Module):
                 return math.log(std)
             case "scalar":
                 return std
-            case "softplus":
+            case "softplus" | "linear":
                 return std + math.log(-math.expm1(-std))
 
     def forward(self, raw: Tensor) -> Tensor:
@@ -96,12 +99,15 @@ class FlooredLogStd(LogStd):
     """The same with a constant added to the standard deviation. No other engine knows it: they look at the type."""
 
     def __init__(self, config: StdConfig) -> None:
-        super().__init__(replace(config, initial=config.initial - config.floor, floor=0.0))
-        self.floor = config.floor
+        form = "softplus" if config.form == "linear" else config.form
+        super().__init__(replace(config, form=form, initial=config.initial - config.floor, floor=0.0))
+        self.form, self.floor = config.form, config.floor
+        self.shift = config.floor if config.form == "linear" else 0.0
+        self.initial += self.shift
 
     def forward(self, raw: Tensor) -> Tensor:
         """Log-std of the same shape as `raw`."""
-        return torch.log(super().forward(raw).exp() + self.floor)
+        return torch.log(super().forward(raw - self.shift).exp() + self.floor)
 
     def params(self, mean: Tensor, raw: Tensor) -> Tensor:
         """Mean `[..., A]` and log-std side by side, `[..., 2A]`."""

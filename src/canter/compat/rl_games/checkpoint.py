@@ -129,7 +129,7 @@ def _head(ppo: PPO, head: nn.Module) -> tuple[list[Link], list[Link]]:
     """The last layer, and what stands before all others: the deviation where it is a parameter."""
     if isinstance(head, GaussianHead):
         mean = linear_links(f"{NET}.mu", "actor.head.mean")
-        theirs = head.log_std.form in ("log", "softplus")
+        theirs = head.log_std.form in ("log", "softplus", "linear")
         if isinstance(head.raw_std, Tensor):
             return mean, [Link(f"{NET}.sigma", "actor.head.raw_std", std=None if theirs else "log")]
         if not theirs:

@@ -123,7 +123,8 @@ def set_sigma(policy: Policy, log_std: float) -> None:
     head = policy.actor.head
     if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, torch.Tensor):
         raise ConfigError(f"sigma={log_std}: the policy has no deviation of its own to set")
-    head.raw_std.fill_(head.log_std._inverse(math.exp(log_std)))
+    own = head.log_std.form in ("log", "softplus", "linear")  # the number is rl_games' parameter
+    head.raw_std.fill_(log_std if own else head.log_std._inverse(math.exp(log_std)))
 
 
 def _copied(params: Mapping[str, Any]) -> dict[str, Any]:

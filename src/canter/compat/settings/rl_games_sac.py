@@ -78,9 +78,7 @@ def _networks(t: Translation) -> None:
 
 def _std(t: Translation) -> None:
     key = f"{NETWORK}.log_std_bounds"
-    bounds = t.raw(key)
-    if not isinstance(bounds, list) or len(bounds) != 2 or not all(isinstance(b, int | float) for b in bounds):
-        raise t.error(key, "two numbers, such as [-5, 2]")
+    bounds = t.pair(key, "two numbers, such as [-5, 2]")
     t.put("algorithm.std.kind", "network")
     for name, bound in zip(("minimum", "maximum"), bounds, strict=True):
         t.put(f"algorithm.std.{name}", math.exp(bound), key)
