@@ -160,6 +160,7 @@ def test_masks_and_discrete_actions(tmp_path):
     player.get_batch_size(torch.zeros(4, OBS), 1)
     action = player.get_masked_action(torch.randn(4, OBS), np.array([[False, True, False]] * 4), is_deterministic=True)
     assert action.tolist() == [1, 1, 1, 1]
+    assert isinstance(player.run(), float)
 
 
 def test_actions_are_stretched_to_the_bounds_or_left_alone(tmp_path):
@@ -191,6 +192,8 @@ def test_states_of_a_player_may_be_zeroed_in_place(tmp_path):
     assert not torch.allclose(third[1], first[1])
     player.reset()
     torch.testing.assert_close(player.get_action(obs, is_deterministic=True), first)
+    player.run()
+    assert player.states[0].shape == (2, N, 6)
 
 
 def test_one_observation_without_rows():
@@ -205,10 +208,26 @@ def test_players_and_agents_of_the_users(tmp_path):
         def run(self):
             return "mine"
 
+    asked = []
+
+    class Still(PpoPlayer):
+        def get_action(self, obs, is_deterministic=False):
+            asked.append(is_deterministic)
+            return torch.zeros_like(super().get_action(obs, is_deterministic))
+
     runner = Runner()
     runner.player_factory.register_builder("a2c_continuous", lambda **arguments: Mine(**arguments))
     runner.load(settings(tmp_path))
     assert runner.run({"play": True}) == "mine"
+    runner.player_factory.register_builder("a2c_continuous", lambda **arguments: Still(**arguments))
+    player = runner.create_player()
+    obs = player.env_reset(player.env)
+    assert player.get_batch_size(obs, 1) == N
+    after, reward, done, infos = player.env_step(player.env, player.get_action(obs))
+    assert torch.equal(after, obs) and torch.equal(reward, -obs[:, 0].abs()) and not done.any() and infos == {}
+    player.games_num, player.max_steps = 4, 1
+    player.run()
+    assert asked == [False, *[True] * 4], "once above, and then for as many steps as four games may take"
     with pytest.raises(ConfigError, match=r"calc_gradients: canter\.Extension\.loss"):
 
         class Changed(Agent):
@@ -315,6 +334,17 @@ def test_what_is_not_there_is_named(tmp_path):
     runner.load(settings(tmp_path, network__name="my_net"))
     with pytest.raises(ConfigError, match=r"canter\.register\('network', 'my_net'\)"):
         runner.run({"train": True})
+
+
+def test_weights_go_from_agent_to_agent(tmp_path):
+    runner = Runner()
+    runner.load(settings(tmp_path, config__max_epochs=1))
+    runner.run({"train": True})
+    other = runner.algo_factory.create("a2c_continuous", base_name="run", params=runner.params)
+    other.set_full_state_weights(runner.agent.get_full_state_weights())
+    obs = {"policy": torch.randn(3, OBS)}
+    assert other.epoch_num == 1 and other.train_dir == str(tmp_path)
+    assert torch.equal(other.algorithm.policy.act(obs)[0], runner.agent.algorithm.policy.act(obs)[0])
 
 
 def test_the_settings_of_the_caller_are_left_alone(tmp_path):

@@ -18,6 +18,7 @@ from canter.compat.rl_games.env import RlGamesEnv
 from canter.compat.rl_games.observer import looks_at_infos
 from canter.compat.rl_games.registries import create_vec_env, find_environment, refuse_user_network
 from canter.compat.settings.importing import Imported, import_config
+from canter.compat.weights import Weights
 from canter.envs import EnvConfig
 from canter.envs.imports import registered_id
 from canter.plain import ConfigError
@@ -98,6 +99,8 @@ class Agent:
     """
 
     parity = True
+    files: Any = checkpoint
+    """The module that reads and writes them."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse a subclass for the inside of another core."""
@@ -121,7 +124,8 @@ class Agent:
         self.experiment_name = str(
             self.config.get("full_experiment_name") or f"{self.name}{time.strftime('_%d-%H-%M-%S')}"
         )
-        self.experiment_dir = os.path.join(str(self.config.get("train_dir", "runs")), self.experiment_name)
+        self.train_dir = str(self.config.get("train_dir", "runs"))
+        self.experiment_dir = os.path.join(self.train_dir, self.experiment_name)
         self.nn_dir = os.path.join(self.experiment_dir, "nn")
         self._call("before_init", base_name, self.config, self.experiment_name)
         self.summaries_dir = os.path.join(self.experiment_dir, "summaries")
@@ -193,22 +197,24 @@ class Agent:
     def save(self, fn: str) -> None:
         """Write `fn.pth` in rl_games' layout; of several ranks the first does."""
         if is_first():
-            torch.save(self._tree(), f"{fn}.pth")
+            torch.save(self.get_full_state_weights(), f"{fn}.pth")
 
-    def _tree(self) -> dict[str, Any]:
-        return checkpoint.dump(self.algorithm, self.epoch_num, self.frame, float(self.last_mean_rewards))
+    def get_full_state_weights(self) -> dict[str, Any]:
+        """What a file holds, in rl_games' layout."""
+        return self.files.dump(self.algorithm, self.epoch_num, self.frame, float(self.last_mean_rewards))
 
     def restore(self, fn: str, set_epoch: bool = True) -> None:
         """Continue from a file of rl_games, or of this class, without running anything in it."""
-        epoch = self._load(with_suffix(fn))
-        if set_epoch:
-            self.begun_at = self.epoch_num = epoch
+        self._take(self.files.read_weights(with_suffix(fn)), set_epoch)
 
-    def _load(self, path: Path) -> int:
-        """Take everything from a file; gives its epoch."""
-        weights = checkpoint.read_weights(path)
-        checkpoint.load(self.algorithm, weights)
-        return weights.iteration
+    def set_full_state_weights(self, weights: Mapping[str, Any], set_epoch: bool = True) -> None:
+        """The same from what a file holds."""
+        self._take(self.files.weights_in(weights, Path("weights")), set_epoch)
+
+    def _take(self, weights: Weights, set_epoch: bool) -> None:
+        self.files.load(self.algorithm, weights)
+        if set_epoch:
+            self.begun_at = self.epoch_num = weights.iteration
 
     def get_param(self, name: str) -> Any:
         """A setting of the file."""

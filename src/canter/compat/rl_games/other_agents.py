@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from canter.algorithms.sac import SACConfig
 from canter.compat.rl_games import sac
 from canter.compat.rl_games.agent import Agent, with_suffix
@@ -33,14 +30,7 @@ class SacAgent(Agent):
     """What `algo_factory` makes for `sac`. Files have no remembered transitions: a restored agent collects anew."""
 
     parity = True  # the files' deviation has no other form
-
-    def _tree(self) -> dict[str, Any]:
-        return sac.dump(self.algorithm, self.epoch_num, self.frame, float(self.last_mean_rewards))
-
-    def _load(self, path: Path) -> int:
-        weights = sac.read_weights(path)
-        sac.load(self.algorithm, weights)
-        return weights.iteration
+    files = sac
 
 
 class SacPlayer(PpoPlayer):

@@ -223,7 +223,7 @@ class OnPolicyRunner:
         return tree.get("infos")
 
     def get_inference_policy(self, device: str | None = None) -> InferencePolicy:
-        """What acts without noise; call it with observations. It moves to `device`, and so does training."""
+        """What acts without noise; call it with observations. `device` can only be the runner's."""
         self.alg.policy.reset()
         if device is not None and torch.device(device) != next(self.alg.policy.network.parameters()).device:
             raise ConfigError(f"the policy lives on {self.device}: make the runner with device={device!r}")
