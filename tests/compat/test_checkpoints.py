@@ -51,8 +51,8 @@ def adam_state(tensors, rate=3e-4, steps=7):
 def moments_in(ppo):
     """The mean of each parameter's first moment, by name."""
     found = {}
-    for _, group, places in groups_of(ppo):
-        found |= {name: group.adam.exp_avg[a:b].mean().item() for name, (a, b) in places.items()}
+    for _, _, moments in groups_of(ppo):
+        found |= {name: mean.mean().item() for name, (mean, _) in moments.items()}
     return found
 
 

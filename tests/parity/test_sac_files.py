@@ -49,7 +49,7 @@ def test_what_is_in_no_file_of_the_parent_is_collected_anew():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"parity": False}, r"algorithm\.std\.form=bounded: rl_games' SAC has tanh"),
+        ({"parity": False}, r"algorithm\.std: form=bounded, .* rl_games' SAC has form=tanh"),
         ({"units": [6, 5]}, r"actor\.trunk\.2\.weight: \(4, 6\) in the file, \(5, 6\) by the settings"),
         ({"units": [6, 4, 4]}, r"do not have the same layers: actor\.trunk\.6\.bias"),
     ],
@@ -60,3 +60,13 @@ def test_other_settings_are_refused_and_change_nothing(options, message):
     with pytest.raises(ConfigError, match=message):
         files.load(sac, files.read_weights(FILE))
     assert all(map(torch.equal, before, sac.policy.actor.parameters()))
+
+
+def test_broken_moments_are_refused_before_anything_is_changed():
+    sac, weights = build(), files.read_weights(FILE)
+    mean, square = weights.moments["critic.Q1.0.weight"]
+    weights.moments["critic.Q1.0.weight"] = mean, square[:, :1]
+    before = sac.learner.flat.clone()
+    with pytest.raises(ConfigError, match=r"critic\.Q1\.0\.weight: \(6, 1\) in the file, \(6, 5\) by the settings"):
+        files.load(sac, weights)
+    assert torch.equal(before, sac.learner.flat)

@@ -10,17 +10,19 @@ from torch import Tensor
 
 from canter.algorithms.ppo import PPO
 from canter.compat.weights import (
-    Moments,
     Statistics,
-    Taken,
     Weights,
+    check_moments,
+    check_same,
     check_statistics,
+    moments_in,
     set_statistics,
     statistics_of,
+    taken_of,
 )
 from canter.extensions.amp import AMP
 from canter.nn.normalizer import Normalizer
-from canter.plain import ConfigError
+from canter.optim import ParameterGroup
 
 PREFIX, ROLE = "a2c_network._disc_", "amp"
 """How its parameters' names begin; whose statistics are those of the frames."""
@@ -38,14 +40,9 @@ def _parameters(amp: AMP) -> dict[str, Tensor]:
     return {f"{PREFIX}{name}": parameter for name, parameter in named.items()}
 
 
-def _moments(amp: AMP) -> dict[str, Moments]:
-    """Adam's moments of each of them, where they live."""
+def _group(amp: AMP) -> ParameterGroup:
     (group,) = amp.phase.optimizer.groups.values()
-    sizes = [parameter.numel() for parameter in group.parameters]
-    mean, square = group.adam.exp_avg.split(sizes), group.adam.exp_avg_sq.split(sizes)
-    places = {id(parameter): i for i, parameter in enumerate(group.parameters)}
-    named = {name: (parameter, places[id(parameter)]) for name, parameter in _parameters(amp).items()}
-    return {name: (mean[i].view_as(like), square[i].view_as(like)) for name, (like, i) in named.items()}
+    return group
 
 
 def _turned(amp: AMP, value: Tensor, name: str = f"{PREFIX}mlp.0.weight") -> Tensor:
@@ -61,22 +58,18 @@ def _normalizers(amp: AMP) -> list[Normalizer]:
 
 def check(amp: AMP, weights: Weights) -> None:
     """Refuse a file with another discriminator, or none."""
-    own, theirs = _parameters(amp), {name for name in weights.parameters if name.startswith(PREFIX)}
-    odd = sorted(theirs ^ set(own))
-    if odd:
-        raise ConfigError(f"file and settings do not have the same discriminator: {', '.join(odd)} in only one of them")
-    for name, parameter in own.items():
-        found, wanted = tuple(weights.parameters[name].shape), tuple(parameter.shape)
-        if found != wanted:
-            raise ConfigError(f"{name}: {found} in the file, {wanted} by the settings")
+    theirs = {name: tensor for name, tensor in weights.parameters.items() if name.startswith(PREFIX)}
+    check_same(_parameters(amp), theirs)
+    check_moments(_parameters(amp), weights)
     check_statistics(_normalizers(amp), weights.statistics.get(ROLE), ROLE)
 
 
 @torch.no_grad()
 def load(amp: AMP, weights: Weights) -> None:
     """Take it from a file that was checked; remembered transitions are in none."""
-    moments, (group,) = _moments(amp), amp.phase.optimizer.groups.values()
-    for name, parameter in _parameters(amp).items():
+    own, group = _parameters(amp), _group(amp)
+    moments = moments_in(group, own.items())
+    for name, parameter in own.items():
         parameter.copy_(_turned(amp, weights.parameters[name], name))
         for here, value in zip(moments[name], weights.moments.get(name, ()), strict=False):
             here.copy_(_turned(amp, value, name))
@@ -89,11 +82,10 @@ def load(amp: AMP, weights: Weights) -> None:
 @torch.no_grad()
 def take(amp: AMP) -> Weights:
     """It by the parent's names, and in the parent's order of frames."""
-    (group,) = amp.phase.optimizer.groups.values()
-    weights = Weights(optimizers={"policy": Taken(int(group.adam.step.item()), None)})
-    for name, parameter in _parameters(amp).items():
-        weights.parameters[name] = _turned(amp, parameter.detach(), name).cpu()
-    for name, (mean, square) in _moments(amp).items():
+    own, group = _parameters(amp), _group(amp)
+    weights = Weights(optimizers={"policy": taken_of(group)})
+    for name, (mean, square) in moments_in(group, own.items()).items():
+        weights.parameters[name] = _turned(amp, own[name].detach(), name).cpu()
         weights.moments[name] = _turned(amp, mean, name).cpu(), _turned(amp, square, name).cpu()
     if (found := statistics_of(_normalizers(amp))) is not None:
         weights.statistics[ROLE] = Statistics(_turned(amp, found.mean), _turned(amp, found.variance), found.count)

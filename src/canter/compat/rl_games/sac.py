@@ -6,6 +6,7 @@ Its critics read actions in the environment's units and Canter's in -1..1, so th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,26 @@ from canter.algorithms.sac import SAC
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
 from canter.compat.rl_games.checkpoint import buffers_of, statistics_in
 from canter.compat.weights import (
-    Taken,
     Weights,
+    check_moments,
+    check_same,
     check_statistics,
+    moments_in,
     positional,
     set_statistics,
+    set_taken,
     statistics_of,
+    taken_of,
     torch_adam,
 )
 from canter.distributions import interval
 from canter.nn.actor_critic import Actor
 from canter.nn.critics import Critics
+from canter.nn.heads import GaussianHead
 from canter.nn.network import Network
 from canter.nn.normalizer import Normalizer
 from canter.nn.stack import Stack, StackedLinear, StackNetwork
-from canter.optim import OptimizerConfig
+from canter.optim import ParameterGroup
 from canter.plain import ConfigError
 from canter.specs import Continuous
 
@@ -85,9 +91,14 @@ def views_of(part: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> Vie
         return {part: [tensors["log"][0]]}
     if not isinstance(module.network, StackNetwork):
         raise ConfigError(f"algorithm.policy: rl_games' form is kind=stack, not a {type(module.network).__name__}")
-    form = getattr(getattr(module.head, "log_std", None), "form", "other")
-    if form != "tanh":
-        raise ConfigError(f"algorithm.std.form={form}: rl_games' SAC has tanh; import its settings with parity")
+    head = module.head
+    assert isinstance(head, GaussianHead)
+    if head.log_std.form != "tanh" or not isinstance(head.raw_std, nn.Module):
+        kind = "network" if isinstance(head.raw_std, nn.Module) else "parameter"
+        raise ConfigError(
+            f"algorithm.std: form={head.log_std.form}, kind={kind}, but rl_games' SAC has form=tanh, kind=network: "
+            "import its settings with parity"
+        )
     views, last = _layers("network.stack.", module.network.stack, "actor.trunk", 0, tensors)
     for kind in ("weight", "bias"):
         views[f"{last}.{kind}"] = [tensors[f"head.mean.{kind}"], tensors[f"head.raw_std.{kind}"]]
@@ -125,21 +136,15 @@ def _normalizers(module: nn.Module) -> list[Normalizer]:
     return [each for part in encoders for each in part.normalizers if isinstance(each, Normalizer)]
 
 
-def _moments(sac: SAC) -> Iterator[tuple[str, str, nn.Module, list[dict[str, Tensor]]]]:
-    """Each optimiser, what it moves, and Adam's two moments by the names of our parameters."""
-    modules = modules_of(sac)
+def _moments(sac: SAC) -> Iterator[tuple[str, ParameterGroup, list[tuple[Views, float]]]]:
+    """Each optimiser with Adam's two moments, where they live, and what rl_games' are of ours."""
     for phase, part in OPTIMIZERS.items():
-        (group,) = sac.learner.optimizers[phase].groups.values()
-        names = {id(parameter): name for name, parameter in modules[part].named_parameters()}
-        sizes = [parameter.numel() for parameter in group.parameters]
-        pair = [
-            {
-                names[id(parameter)]: flat.view_as(parameter)
-                for parameter, flat in zip(group.parameters, moment.split(sizes), strict=True)
-            }
-            for moment in (group.adam.exp_avg, group.adam.exp_avg_sq)
-        ]
-        yield phase, part, modules[part], pair
+        (group,), module = sac.learner.optimizers[phase].groups.values(), modules_of(sac)[part]
+        found = moments_in(group, module.named_parameters())
+        pair = [views_of(part, module, {name: moments[k] for name, moments in found.items()}) for k in (0, 1)]
+        # rl_games' gradient is by the temperature, ours by its logarithm.
+        slope = sac.learner.temperature().item() if part == "log_alpha" else 1.0
+        yield phase, group, [(pair[0], slope), (pair[1], slope**2)]
 
 
 def _units(sac: SAC) -> tuple[Tensor, Tensor]:
@@ -152,7 +157,7 @@ def _units(sac: SAC) -> tuple[Tensor, Tensor]:
 
 def _in_units(weights: Weights, scale: Tensor, centre: Tensor) -> Weights:
     """The same critics for actions `a` where they read `scale * a + centre` before."""
-    columns = len(scale)
+    columns, weights = len(scale), replace(weights, parameters=dict(weights.parameters), moments=dict(weights.moments))
     for part in NETWORKS[1:]:
         for name in [name for name in weights.parameters if name.startswith(part) and name.endswith(".0.weight")]:
             weight, bias = weights.parameters[name], name.replace("weight", "bias")
@@ -174,63 +179,48 @@ def _scaled(weight: Tensor, scale: Tensor) -> Tensor:
 @torch.no_grad()
 def load_networks(modules: Mapping[str, nn.Module], weights: Weights) -> None:
     """Put a file's networks and statistics into these modules, all or none: names and shapes are compared first."""
-    statistics, views = weights.statistics.get("observations"), Views()
     for part, module in modules.items():
-        own = dict(module.named_parameters())
-        found = views_of(part, module, own)
-        _check(part, own, found, weights)
-        views |= found
-        if part in ("actor", "critic"):  # the slow critics look through the same statistics
-            check_statistics(_normalizers(module), statistics, part)
-    for name, parts in views.items():
-        if name in weights.parameters:
-            _put(parts, weights.parameters[name])
-    for part in ("actor", "critic"):
-        if part in modules:
-            set_statistics(_normalizers(modules[part]), statistics)
+        _check(part, module, weights)
+    for part, module in modules.items():
+        for name, parts in views_of(part, module, dict(module.named_parameters())).items():
+            if name in weights.parameters:
+                _put(parts, weights.parameters[name])
+        if part != "critic_target":  # which looks through the critics' statistics
+            set_statistics(_normalizers(module), weights.statistics.get("observations"))
 
 
-def _check(part: str, own: Mapping[str, Tensor], views: Views, weights: Weights) -> None:
-    theirs = {name for name in weights.parameters if name.split(".")[0] == part}
-    if part == "log_alpha" and not theirs:
-        return
-    covered = sum(view.numel() for parts in views.values() for view in parts)
-    if covered != sum(tensor.numel() for tensor in own.values()):
+def _check(part: str, module: nn.Module, weights: Weights) -> None:
+    own = dict(module.named_parameters())
+    views = {name: _joined(parts) for name, parts in views_of(part, module, own).items()}
+    theirs = {name: tensor for name, tensor in weights.parameters.items() if name.split(".")[0] == part}
+    if sum(view.numel() for view in views.values()) != sum(tensor.numel() for tensor in own.values()):
         raise ConfigError(f"{part}: rl_games' form has plain layers only, without norms, blocks and images")
-    odd = sorted(theirs ^ set(views))
-    if odd:
-        raise ConfigError(f"file and settings do not have the same layers: {', '.join(odd)} in only one of them")
-    for name, parts in views.items():
-        wanted = torch.Size((sum(view.shape[0] for view in parts), *parts[0].shape[1:])) if parts[0].ndim else ()
-        if weights.parameters[name].shape != wanted and weights.parameters[name].numel() != 1:
-            shape = tuple(weights.parameters[name].shape)
-            raise ConfigError(f"{name}: {shape} in the file, {tuple(wanted)} by the settings")
+    if theirs or part != "log_alpha":
+        check_same(views, theirs)
+    check_moments(views, weights)
+    if part in ("actor", "critic"):
+        check_statistics(_normalizers(module), weights.statistics.get("observations"), part)
 
 
 def _put(parts: list[Tensor], value: Tensor) -> None:
-    start = 0
-    for view in parts:
-        stop = start + (view.shape[0] if view.ndim else 1)
-        view.copy_(value.reshape(-1)[0] if not view.ndim else value[start:stop])
-        start = stop
+    rows = [value] if len(parts) == 1 else value.split([len(view) for view in parts])
+    for view, own in zip(parts, rows, strict=True):
+        view.copy_(own)
 
 
 @torch.no_grad()
 def load(sac: SAC, weights: Weights) -> None:
     """Continue from a file; remembered transitions are not in it, and are collected anew by its policy."""
+    for part, module in modules_of(sac).items():
+        _check(part, module, weights)
     weights = _in_units(weights, *_units(sac))
     load_networks(modules_of(sac), weights)
-    slope = sac.learner.temperature().item()  # rl_games' gradient is by the temperature, ours by its logarithm
-    for phase, part, module, pair in _moments(sac):
-        (group,) = sac.learner.optimizers[phase].groups.values()
-        for k, tensors in enumerate(pair):
-            for name, parts in views_of(part, module, tensors).items():
+    for phase, group, pair in _moments(sac):
+        for k, (views, factor) in enumerate(pair):
+            for name, parts in views.items():
                 if name in weights.moments:
-                    _put(parts, weights.moments[name][k] / (slope ** (k + 1) if part == "log_alpha" else 1.0))
-        taken = weights.optimizers[phase]
-        group.adam.step.fill_(taken.steps)
-        if taken.learning_rate is not None:
-            group.learning_rate.fill_(taken.learning_rate)
+                    _put(parts, weights.moments[name][k] / factor)
+        set_taken(group, weights.optimizers[phase])
     sac.rollouts, sac.refilled = weights.iteration, 0
 
 
@@ -241,33 +231,29 @@ def load(sac: SAC, weights: Weights) -> None:
 def dump(sac: SAC, epoch: int, frame: int, best: float) -> dict[str, Any]:
     """SAC as rl_games saves it: tensors, numbers and None only."""
     scale, centre = _units(sac)
-    weights, slope = Weights(), sac.learner.temperature().item()
+    weights = Weights()
     for part, module in modules_of(sac).items():
-        own = {name: parameter.detach() for name, parameter in module.named_parameters()}
-        weights.parameters |= {name: _joined(parts) for name, parts in views_of(part, module, own).items()}
-    for phase, part, module, pair in _moments(sac):
-        mean, square = ({n: _joined(v) for n, v in views_of(part, module, own).items()} for own in pair)
-        factor = slope if part == "log_alpha" else 1.0
-        weights.moments |= {name: (mean[name] * factor, square[name] * factor**2) for name in mean}
-        (group,) = sac.learner.optimizers[phase].groups.values()
-        weights.optimizers[phase] = Taken(int(group.adam.step.item()), group.learning_rate.item())
+        views = views_of(part, module, dict(module.named_parameters()))
+        weights.parameters |= {name: _joined(parts) for name, parts in views.items()}
+    for phase, group, pair in _moments(sac):
+        mean, square = ({n: _joined(parts) * factor for n, parts in views.items()} for views, factor in pair)
+        weights.moments |= {name: (mean[name], square[name]) for name in mean}
+        weights.optimizers[phase] = taken_of(group)
     weights = _in_units(weights, 1 / scale, -centre / scale)
-    config, tree = sac.config, dict[str, Any]()
+    tree: dict[str, Any] = {"log_alpha": weights.parameters["log_alpha"]}
     for part in NETWORKS:
         tree[part] = {n.removeprefix(f"{part}."): x for n, x in weights.parameters.items() if n.split(".")[0] == part}
     found = statistics_of(_normalizers(sac.learner.actor))
     if found is not None:
         tree["running_mean_std"] = buffers_of(found)
-    tree |= {"epoch": epoch, "frame": frame, "log_alpha": weights.parameters["log_alpha"]}
-    critic = config.critic_optimizer or config.optimizer
-    adams: dict[str, OptimizerConfig] = {"policy": config.optimizer, "critic": critic}
-    for phase, settings in (adams | {"temperature": config.temperature.optimizer}).items():
-        part = OPTIMIZERS[phase]
-        names = [name for name in weights.parameters if name.split(".")[0] == part]
-        tree[f"{part}_optimizer"] = torch_adam(weights, names, phase, settings)
-    return tree | {"last_mean_rewards": best, "env_state": None}
+    for phase, group, _ in _moments(sac):
+        names = [name for name in weights.parameters if name.split(".")[0] == OPTIMIZERS[phase]]
+        tree[f"{OPTIMIZERS[phase]}_optimizer"] = torch_adam(weights, names, phase, group.config)
+    return tree | {"epoch": epoch, "frame": frame, "last_mean_rewards": best, "env_state": None}
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
     """On the CPU, and not a part of anything of ours."""
-    return (torch.cat(parts) if parts[0].ndim else parts[0]).cpu().clone(memory_format=torch.contiguous_format)
+    return (
+        (torch.cat(parts) if len(parts) > 1 else parts[0]).detach().cpu().clone(memory_format=torch.contiguous_format)
+    )
