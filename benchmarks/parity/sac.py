@@ -85,7 +85,7 @@ def make(folder: Path) -> None:
             agent.save(str(folder / case))
             agent = new_agent(case)
             agent.restore(str(folder / f"{case}.pth"))
-        agent.set_eval()
+        agent.model.train(False)
         obs = torch.from_numpy(batches(9)["obs"])
         with torch.no_grad():
             seen, action = agent.preproc_obs(obs), agent.act(obs, None)
