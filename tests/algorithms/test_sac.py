@@ -166,6 +166,7 @@ NESTED = {
         replace(SMALL.critic, blocks=1, expansion=2),
         replace(SMALL.critic, activation="tanh"),
         replace(SMALL.critic, init="orthogonal"),
+        replace(SMALL.critic, init="default_zero_bias"),
         replace(SMALL.critic, normalize_obs=True),
         replace(SMALL.critic, normalize_obs=True, normalizer=NormalizerConfig(clip=0.1)),
         replace(SMALL.critic, precision="bfloat16"),
@@ -328,6 +329,8 @@ def test_scale_of_rewards_is_that_of_all_returns_seen():
 def test_values_without_sense_are_refused_by_name(change, message):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **change)
+    with pytest.raises(ValueError, match="init=glorot_normal: stacks begin by default"):
+        replace(SMALL.critic, init="glorot_normal")
     with pytest.raises(ValueError, match="give one of them"):
         TemperatureConfig(target_std=0.1, target_entropy=-1.0)
 

@@ -347,6 +347,27 @@ def test_weights_go_from_agent_to_agent(tmp_path):
     assert torch.equal(other.algorithm.policy.act(obs)[0], runner.agent.algorithm.policy.act(obs)[0])
 
 
+def test_the_central_value_alone_comes_from_a_file(tmp_path):
+    network = {"name": "actor_critic", "central_value": True}
+    network["mlp"] = {"units": [8], "activation": "elu", "initializer": {"name": "default"}}
+    central = {"minibatch_size": 32, "mini_epochs": 1, "learning_rate": 1e-3, "clip_value": True}
+    central |= {"normalize_input": True, "network": network}
+    changes = {"config__env_config": {"states": True}, "config__central_value_config": central}
+    runner = Runner()
+    runner.load(settings(tmp_path, **changes, config__max_epochs=2))
+    runner.run({"train": True})
+    file = next((tmp_path / "exp" / "nn").glob("last_*.pth"))
+    runner.load(settings(tmp_path, **changes, seed=9))
+    made = runner.algo_factory.create("a2c_continuous", base_name="run", params=runner.params)
+    runner._prepare(made, {"train": True, "checkpoint": str(file), "load_critic_only": True})
+    taken, own = made.algorithm.model, runner.agent.algorithm.model
+    assert torch.equal(taken.critic.head.linear.weight, own.critic.head.linear.weight)
+    assert not torch.equal(taken.actor.head.mean.weight, own.actor.head.mean.weight) and made.epoch_num == 0
+    runner.load(settings(tmp_path))
+    with pytest.raises(ConfigError, match="load_critic_only=True: the settings have no central_value_config"):
+        runner.run({"train": True, "checkpoint": str(file), "load_critic_only": True})
+
+
 def test_the_settings_of_the_caller_are_left_alone(tmp_path):
     config = settings(tmp_path)
     before = repr(config)

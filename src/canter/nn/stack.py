@@ -52,7 +52,7 @@ class StackConfig:
     output_norm: Norm = "none"
     """Of what the last layer gives."""
     init: Init = "default"
-    """How weights begin: torch's default, or orthogonal matrices."""
+    """How weights begin: torch's default, with or without its random biases, or orthogonal matrices."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the products in layers and blocks."""
 
@@ -60,6 +60,8 @@ class StackConfig:
         """Refuse layers without width."""
         if not self.hidden or any(width < 1 for width in self.hidden):
             raise ValueError(f"hidden={self.hidden} must be one or more widths of at least 1")
+        if self.init not in ("default", "default_zero_bias", "orthogonal"):
+            raise ValueError(f"init={self.init}: stacks begin by default, default_zero_bias or orthogonal")
         for name, least in (("blocks", 0), ("expansion", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
@@ -93,7 +95,7 @@ class StackedLinear(nn.Module):
                 nn.init.orthogonal_(matrix)
         else:  # as torch begins a linear layer
             nn.init.uniform_(self.weight, -1 / math.sqrt(width), 1 / math.sqrt(width))
-            if self.bias is not None:
+            if self.bias is not None and init == "default":
                 nn.init.uniform_(self.bias, -1 / math.sqrt(width), 1 / math.sqrt(width))
 
     def forward(self, x: Tensor) -> Tensor:

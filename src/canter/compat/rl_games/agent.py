@@ -207,6 +207,12 @@ class Agent:
         """Continue from a file of rl_games, or of this class, without running anything in it."""
         self._take(self.files.read_weights(with_suffix(fn)), set_epoch)
 
+    def restore_central_value_function(self, fn: str) -> None:
+        """Take the central value alone from a file; rl_games' `load_critic_only`."""
+        if getattr(self.algorithm.config, "central_value", None) is None:
+            raise ConfigError("load_critic_only=True: the settings have no central_value_config")
+        self.files.load(self.algorithm, self.files.read_weights(with_suffix(fn)), ("critic",))
+
     def set_full_state_weights(self, weights: Mapping[str, Any], set_epoch: bool = True) -> None:
         """The same from what a file holds."""
         self._take(self.files.weights_in(weights, Path("weights")), set_epoch)

@@ -94,8 +94,6 @@ class Runner:
         self.agent = self.algo_factory.create(self.algo_name, base_name="run", params=self.params)
         if not isinstance(self.agent, Agent):
             refuse_overrides(type(self.agent))
-        if args.get("load_critic_only"):
-            raise ConfigError("load_critic_only: a file is taken whole here")
         self._prepare(self.agent, args)
         return self.agent.train()
 
@@ -110,7 +108,9 @@ class Runner:
         return self.player_factory.create(self.algo_name, params=self.params)
 
     def _prepare(self, made: Any, args: Mapping[str, Any]) -> None:
-        if args.get("checkpoint"):
+        if args.get("checkpoint") and args.get("train") and args.get("load_critic_only"):
+            made.restore_central_value_function(args["checkpoint"])
+        elif args.get("checkpoint"):
             made.restore(args["checkpoint"])
         if args.get("sigma") is not None:
             policy = made.policy if isinstance(made, PpoPlayer) else made.algorithm.policy

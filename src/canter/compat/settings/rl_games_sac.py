@@ -50,6 +50,7 @@ def _networks(t: Translation) -> None:
         t.refuse(f"{NETWORK}.normalization", "layer_norm is known")
     t.put("algorithm.policy.kind", "stack")
     for network in NETWORKS:
+        t.put(f"{network}.init", "default_zero_bias")
         t.put(f"{network}.hidden", widths, f"{mlp}.units")
         t.put(f"{network}.activation", activation, f"{mlp}.activation")
         t.put(f"{network}.normalize_obs", normalized, f"{CONFIG}.normalize_input")
@@ -65,8 +66,8 @@ def _networks(t: Translation) -> None:
     why = "" if norm in NONE else "before each activation; rl_games' comes after it"
     t.judge(f"{NETWORK}.normalization", "differs" if why else "mapped", "norm of policy and critics", why)
     initializer = t.word(f"{mlp}.initializer.name", default="default")
-    why = "biases begin as torch's default, not at 0" if initializer == "default" else f"no {initializer} here"
-    t.judge(f"{mlp}.initializer", "differs", "init=default", f"{why}; only the start of a run differs")
+    why = "" if initializer == "default" else f"no {initializer} here; only the start of a run differs"
+    t.judge(f"{mlp}.initializer", "differs" if why else "mapped", "init=default_zero_bias", why)
     if t.flag(f"{mlp}.d2rl", False):
         t.refuse(f"{mlp}.d2rl", "SAC's networks are plain stacks here; residual blocks are algorithm.critic.blocks")
     t.judge(f"{mlp}.d2rl", "mapped", "a plain stack of layers")
