@@ -135,6 +135,9 @@ class OnPolicyRunner:
         self, env: Any, train_cfg: Mapping[str, Any], log_dir: str | None = None, device: str = "cpu", **options: Any
     ) -> None:
         self.env, self.cfg, self.device, self.log_dir = env, train_cfg, device, log_dir
+        told = (int(os.environ.get(name, usual)) for name, usual in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
+        self.gpu_world_size, self.gpu_global_rank, self.gpu_local_rank = told
+        self.is_distributed = self.gpu_world_size > 1
         parity = options.pop("parity", self.parity)
         if options:
             raise TypeError(f"unexpected arguments {', '.join(options)}")
