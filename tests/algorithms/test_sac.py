@@ -18,6 +18,7 @@ from canter.nn.actor_critic import ModelConfig
 from canter.nn.critics import CriticConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
+from canter.nn.normalizer import NormalizerConfig
 from canter.nn.stack import StackNetworkConfig, batch_statistics
 from canter.optim import OptimizerConfig
 from canter.schedules import AdaptiveKL, Constant, Linear
@@ -165,7 +166,9 @@ NESTED = {
         replace(SMALL.critic, blocks=1, expansion=2),
         replace(SMALL.critic, activation="tanh"),
         replace(SMALL.critic, init="orthogonal"),
+        replace(SMALL.critic, init="default_zero_bias"),
         replace(SMALL.critic, normalize_obs=True),
+        replace(SMALL.critic, normalize_obs=True, normalizer=NormalizerConfig(clip=0.1)),
         replace(SMALL.critic, precision="bfloat16"),
         replace(SMALL.critic, atoms=11),
         replace(SMALL.critic, atoms=11, support=(-50.0, 0.0)),
@@ -326,6 +329,8 @@ def test_scale_of_rewards_is_that_of_all_returns_seen():
 def test_values_without_sense_are_refused_by_name(change, message):
     with pytest.raises(ValueError, match=message):
         replace(SMALL, **change)
+    with pytest.raises(ValueError, match="init=glorot_normal: stacks begin by default"):
+        replace(SMALL.critic, init="glorot_normal")
     with pytest.raises(ValueError, match="give one of them"):
         TemperatureConfig(target_std=0.1, target_entropy=-1.0)
 
@@ -349,10 +354,13 @@ def test_actions_that_cannot_be_squashed_are_refused(action, message):
 def test_settings_without_a_part_are_said():
     spec = Training(SMALL).env.spec
     assert unused_by(SMALL, spec) == [] and unused_by(SACConfig(), spec) == []
-    config = replace(SMALL, return_limit=3.0, temperature=TemperatureConfig(learned=False, target_std=0.2))
+    critic = replace(SMALL.critic, normalizer=NormalizerConfig(clip=5.0))
+    temperature = TemperatureConfig(learned=False, target_std=0.2)
+    config = replace(SMALL, critic=critic, return_limit=3.0, temperature=temperature)
     lines = "\n".join(unused_by(config, spec))
     assert "algorithm.return_limit=3.0 has no part here: scale_rewards is off" in lines
     assert "algorithm.temperature.target_std=0.2 has no part here" in lines
+    assert "algorithm.critic.normalizer.clip=5.0 has no part here: nothing is standardised" in lines
     assert algorithms["sac"] is SACConfig
 
 

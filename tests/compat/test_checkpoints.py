@@ -51,8 +51,8 @@ def adam_state(tensors, rate=3e-4, steps=7):
 def moments_in(ppo):
     """The mean of each parameter's first moment, by name."""
     found = {}
-    for _, group, places in groups_of(ppo):
-        found |= {name: group.adam.exp_avg[a:b].mean().item() for name, (a, b) in places.items()}
+    for _, _, moments in groups_of(ppo):
+        found |= {name: mean.mean().item() for name, (mean, _) in moments.items()}
     return found
 
 
@@ -249,7 +249,14 @@ def test_rl_games_acts_and_values_as_it_did(action, separate, tmp_path):
         assert torch.equal(written["optimizer"]["state"][i]["exp_avg"], entry["exp_avg"])
 
 
-@pytest.mark.parametrize(("form", "of"), [("exp", torch.exp), ("softplus", nn.functional.softplus)])
+@pytest.mark.parametrize(
+    ("form", "of"),
+    [
+        ("exp", torch.exp),
+        ("softplus", nn.functional.softplus),
+        ("linear", lambda raw: nn.functional.softplus(raw - 0.15)),
+    ],
+)
 def test_rl_games_forms_of_the_deviation_and_its_floor_are_kept(form, of):
     tree, _, _ = rl_games_model()
     at = "network__space__continuous__"

@@ -90,6 +90,21 @@ def test_forms_of_the_deviation_keep_the_parents_start():
     assert (ours.form, ours.floor, ours.minimum, ours.initial) == ("bounded", 0.0, 0.15, pytest.approx(start))
 
 
+def test_a_linear_deviation_has_the_parents_floor_and_bounds_are_those_of_ours():
+    at = "network__space__continuous__"
+    linear = {f"{at}sigma_parametrization": "linear", f"{at}sigma_init": {"name": "const_initializer", "val": 0.5}}
+    std = import_config(rl_games(**linear), parity=True).config.algorithm.model.std
+    start = 1e-3 + math.log1p(math.exp(0.5 - 1e-3))
+    assert (std.form, std.floor, std.initial) == ("linear", 1e-3, pytest.approx(start))
+    for parity in (True, False):
+        imported = import_config(rl_games(**{f"{at}logstd_bounds": [-2, 1], f"{at}max_sigma": 1.5}), parity=parity)
+        std = imported.config.algorithm.model.std
+        assert (std.form, std.minimum, std.maximum) == ("bounded", pytest.approx(math.exp(-2)), 1.5)
+        assert "cuts off" in entry(imported, "network.space.continuous.logstd_bounds").why
+    with pytest.raises(ConfigError, match=r"logstd_bounds: expected two numbers.*\[1, -2\]"):
+        import_config(rl_games(**{f"{at}logstd_bounds": [1, -2]}))
+
+
 def test_only_the_first_layer_may_be_normalised():
     changes = {"network__mlp__normalization": "layer_norm", "network__mlp__norm_only_first_layer": True}
     policy = import_config(rl_games(**changes)).config.algorithm.model.policy
@@ -334,3 +349,10 @@ def test_amp_becomes_the_extension_of_that_name_and_asks_for_clips():
     assert any("name their files here" in entry.line() for entry in entries)
     with pytest.raises(ValueError, match="motions names no clips"):
         Trainer(imported.config)
+    named = {"motions": ["walk.csv"], "time_step": 0.02, "columns": ["dof_positions/hip"]}
+    imported = import_config(rl_games(**AMP, config__amp=named))
+    (amp,) = imported.config.algorithm.extensions
+    assert (amp.motions, amp.time_step, amp.columns) == (("walk.csv",), 0.02, ("dof_positions/hip",))
+    assert not any("name their files here" in entry.line() for entry in imported.deviations.entries)
+    with pytest.raises(ImportRefused, match="did you mean motions"):
+        import_config(rl_games(**AMP, config__amp={"motion": ["walk.csv"]}))

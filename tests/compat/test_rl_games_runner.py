@@ -4,13 +4,18 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from test_rl_games_config import sac
+from test_rl_games_config import AMP, sac
 from test_rsl_rl_runner import scalars
 from theirs import rl_games
 
+import canter
+from canter.cli import main
+from canter.compat import import_config, import_run
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rl_games import Agent, AlgoObserver, PpoPlayer, Runner, env_configurations, model_builder, vecenv
+from canter.compat.rl_games.discriminator import discriminator_of
 from canter.compat.rl_games.env import RlGamesEnv
+from canter.experiments import session
 from canter.plain import ConfigError
 from canter.specs import ACTION_MASK, MultiDiscrete
 
@@ -155,6 +160,7 @@ def test_masks_and_discrete_actions(tmp_path):
     player.get_batch_size(torch.zeros(4, OBS), 1)
     action = player.get_masked_action(torch.randn(4, OBS), np.array([[False, True, False]] * 4), is_deterministic=True)
     assert action.tolist() == [1, 1, 1, 1]
+    assert isinstance(player.run(), float)
 
 
 def test_actions_are_stretched_to_the_bounds_or_left_alone(tmp_path):
@@ -186,6 +192,8 @@ def test_states_of_a_player_may_be_zeroed_in_place(tmp_path):
     assert not torch.allclose(third[1], first[1])
     player.reset()
     torch.testing.assert_close(player.get_action(obs, is_deterministic=True), first)
+    player.run()
+    assert player.states[0].shape == (2, N, 6)
 
 
 def test_one_observation_without_rows():
@@ -200,10 +208,26 @@ def test_players_and_agents_of_the_users(tmp_path):
         def run(self):
             return "mine"
 
+    asked = []
+
+    class Still(PpoPlayer):
+        def get_action(self, obs, is_deterministic=False):
+            asked.append(is_deterministic)
+            return torch.zeros_like(super().get_action(obs, is_deterministic))
+
     runner = Runner()
     runner.player_factory.register_builder("a2c_continuous", lambda **arguments: Mine(**arguments))
     runner.load(settings(tmp_path))
     assert runner.run({"play": True}) == "mine"
+    runner.player_factory.register_builder("a2c_continuous", lambda **arguments: Still(**arguments))
+    player = runner.create_player()
+    obs = player.env_reset(player.env)
+    assert player.get_batch_size(obs, 1) == N
+    after, reward, done, infos = player.env_step(player.env, player.get_action(obs))
+    assert torch.equal(after, obs) and torch.equal(reward, -obs[:, 0].abs()) and not done.any() and infos == {}
+    player.games_num, player.max_steps = 4, 1
+    player.run()
+    assert asked == [False, *[True] * 4], "once above, and then for as many steps as four games may take"
     with pytest.raises(ConfigError, match=r"calc_gradients: canter\.Extension\.loss"):
 
         class Changed(Agent):
@@ -226,7 +250,7 @@ def test_players_and_agents_of_the_users(tmp_path):
         runner.run({"train": True})
 
 
-def test_sac_trains_saves_restores_and_plays(tmp_path):
+def test_sac_trains_saves_restores_and_plays(tmp_path, monkeypatch):
     own = {"train_dir": str(tmp_path), "full_experiment_name": "exp", "device": "cpu", "env_name": "points"}
     own |= {"save_best_after": 1, "player": {"games_num": 4}, "env_config": {}, "max_epochs": 20}
     config = sac(**own)
@@ -247,9 +271,55 @@ def test_sac_trains_saves_restores_and_plays(tmp_path):
     wanted, _ = trained.policy.act({"policy": obs}, deterministic=True)
     torch.testing.assert_close(player.get_action(obs, is_deterministic=True), wanted)
     assert isinstance(runner.run({"play": True, "checkpoint": str(file)}), float)
+    run = tmp_path / "run"  # a pendulum has as many observations and actions
+    assert import_run(last, import_config(sac(), parity=True).config, run) == runner.agent.epoch_num
+    torch.testing.assert_close(torch.from_numpy(canter.load(run).predict(obs.numpy())[0]), wanted)
+    monkeypatch.setattr(session, "EVAL_EPISODES", 2)
+    main(["resume", str(run), "--console", "lines"])
     torch.save({"actor": {}, "critic": {}, "epoch": 1}, tmp_path / "theirs.pth")
-    with pytest.raises(CheckpointRefused, match="rl_games' SAC is not read"):
+    with pytest.raises(CheckpointRefused, match="no file of rl_games' SAC: it has actor, critic, epoch"):
         player.restore(str(tmp_path / "theirs.pth"))
+
+
+class Styled(VecEnv):
+    """The same points, which show a frame to compare with clips."""
+
+    def _obs(self):
+        obs = super()._obs()
+        return {"obs": obs, "amp": obs[:, :2].clone()}
+
+
+CLIPS = {"motions": ["canter:swimmer_wide.npz"], "columns": ["dof_positions/joint_1", "dof_positions/joint_2"]}
+
+
+def test_amp_trains_saves_its_discriminator_restores_and_plays(tmp_path):
+    vecenv.register("STYLED", lambda name, num_actors, **options: Styled(num_actors))
+    env_configurations.register("styled", {"vecenv_type": "STYLED", "env_creator": None})
+    model_builder.register_network("amp", object)  # as IsaacGymEnvs' script does
+    changes = AMP | {"config__amp": CLIPS | {"time_step": 0.02}, "config__max_epochs": 2}
+    runner = Runner()
+    runner.load(settings(tmp_path, **changes, config__env_name="styled"))
+    runner.run({"train": True})
+    trained = discriminator_of(runner.agent.algorithm)
+    assert trained.told[0] > 0, "there is a reward for style"
+    file = next((tmp_path / "exp" / "nn").glob("last_small_ep_2_*.pth"))
+    tree, width = read_pickled(file), trained.trunk[0].weight.shape[1]
+    first = tree["model"]["a2c_network._disc_mlp.0.weight"]
+    newest = [2, 3, 0, 1]  # two frames of two components; the parent has the newest first
+    assert width == 4 and torch.equal(first, trained.trunk[0].weight[:, newest])
+    assert torch.equal(tree["amp_input_mean_std"]["running_mean"], trained.normalizer.mean[newest])
+    assert len(tree["optimizer"]["param_groups"][0]["params"]) == len(tree["model"]) - 6, "all but the statistics"
+    again = runner.algo_factory.create("amp_continuous", base_name="run", params=runner.params)
+    again.restore(str(file))
+    other, rows = discriminator_of(again.algorithm), torch.randn(5, 4)
+    torch.testing.assert_close(other.style(rows), trained.style(rows))
+    mine, theirs = (each.phase.optimizer.groups["discriminator"].state() for each in (trained, other))
+    for name in ("step", "exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(theirs[name], mine[name])
+    assert isinstance(runner.run({"play": True, "checkpoint": str(file)}), float)
+    runner.load(settings(tmp_path, **changes))
+    with pytest.raises(ConfigError, match=r"no observation group 'amp'.*fetch_amp_obs_demo.*config\.amp\.motions"):
+        runner.run({"train": True})
 
 
 def test_what_is_not_there_is_named(tmp_path):
@@ -264,6 +334,38 @@ def test_what_is_not_there_is_named(tmp_path):
     runner.load(settings(tmp_path, network__name="my_net"))
     with pytest.raises(ConfigError, match=r"canter\.register\('network', 'my_net'\)"):
         runner.run({"train": True})
+
+
+def test_weights_go_from_agent_to_agent(tmp_path):
+    runner = Runner()
+    runner.load(settings(tmp_path, config__max_epochs=1))
+    runner.run({"train": True})
+    other = runner.algo_factory.create("a2c_continuous", base_name="run", params=runner.params)
+    other.set_full_state_weights(runner.agent.get_full_state_weights())
+    obs = {"policy": torch.randn(3, OBS)}
+    assert other.epoch_num == 1 and other.train_dir == str(tmp_path)
+    assert torch.equal(other.algorithm.policy.act(obs)[0], runner.agent.algorithm.policy.act(obs)[0])
+
+
+def test_the_central_value_alone_comes_from_a_file(tmp_path):
+    network = {"name": "actor_critic", "central_value": True}
+    network["mlp"] = {"units": [8], "activation": "elu", "initializer": {"name": "default"}}
+    central = {"minibatch_size": 32, "mini_epochs": 1, "learning_rate": 1e-3, "clip_value": True}
+    central |= {"normalize_input": True, "network": network}
+    changes = {"config__env_config": {"states": True}, "config__central_value_config": central}
+    runner = Runner()
+    runner.load(settings(tmp_path, **changes, config__max_epochs=2))
+    runner.run({"train": True})
+    file = next((tmp_path / "exp" / "nn").glob("last_*.pth"))
+    runner.load(settings(tmp_path, **changes, seed=9))
+    made = runner.algo_factory.create("a2c_continuous", base_name="run", params=runner.params)
+    runner._prepare(made, {"train": True, "checkpoint": str(file), "load_critic_only": True})
+    taken, own = made.algorithm.model, runner.agent.algorithm.model
+    assert torch.equal(taken.critic.head.linear.weight, own.critic.head.linear.weight)
+    assert not torch.equal(taken.actor.head.mean.weight, own.actor.head.mean.weight) and made.epoch_num == 0
+    runner.load(settings(tmp_path))
+    with pytest.raises(ConfigError, match="load_critic_only=True: the settings have no central_value_config"):
+        runner.run({"train": True, "checkpoint": str(file), "load_critic_only": True})
 
 
 def test_the_settings_of_the_caller_are_left_alone(tmp_path):

@@ -245,3 +245,13 @@ def test_students_are_imported_and_ask_for_their_teacher(tree):
     assert any("name its file" in entry.line() for entry in entries)
     with pytest.raises(ValueError, match="teacher names none"):
         Trainer(imported.config)
+
+
+def test_a_range_of_the_deviation_is_kept_with_parity_too():
+    changes = {"actor.distribution_cfg.std_range": (0.1, 2.0)}
+    for parity in (True, False):
+        imported = import_config(changed(RSL_RL, changes), parity=parity)
+        std = imported.config.algorithm.model.std
+        assert (std.form, std.minimum, std.maximum) == ("bounded", 0.1, 2.0)
+    with pytest.raises(ConfigError, match="std_range: expected two numbers"):
+        import_config(changed(RSL_RL, {"actor.distribution_cfg.std_range": [2.0]}))

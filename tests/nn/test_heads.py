@@ -14,13 +14,20 @@ def test_a_gaussian_starts_at_its_initial_std(kind):
     assert torch.allclose(params[:, 3:].exp(), torch.tensor(0.3), atol=0.01 if kind == "network" else 1e-5)
 
 
-@pytest.mark.parametrize("form", ["bounded", "log", "scalar", "softplus"])
+@pytest.mark.parametrize("form", ["bounded", "tanh", "log", "scalar", "softplus"])
 def test_a_floor_is_added_to_the_std_and_counts_in_its_start(form):
     head = GaussianHead(4, 3, StdConfig(form=form, initial=0.3, floor=0.1), "orthogonal", 0.01)
     torch.testing.assert_close(head(torch.randn(5, 4), None)[:, 3:].exp(), torch.full((5, 3), 0.3))
     raw = torch.tensor([-30.0, 0.25, 2.0])
     plain = LogStd(StdConfig(form=form, initial=0.2))
     torch.testing.assert_close(head.log_std(raw).exp(), 0.1 + plain(raw).exp())
+
+
+def test_a_linear_std_is_the_number_itself_well_above_its_floor():
+    head = GaussianHead(4, 3, StdConfig(form="linear", initial=0.3, floor=0.1), "orthogonal", 0.01)
+    torch.testing.assert_close(head(torch.randn(5, 4), None)[:, 3:].exp(), torch.full((5, 3), 0.3))
+    std = head.log_std(torch.tensor([-30.0, 20.0])).exp()
+    torch.testing.assert_close(std, torch.tensor([0.1, 20.0]))
 
 
 def test_a_std_that_does_not_learn_is_no_parameter_but_is_saved():
@@ -36,6 +43,7 @@ def test_a_std_that_does_not_learn_is_no_parameter_but_is_saved():
         ({"floor": 1.0}, "floor=1.0"),
         ({"floor": 0.995}, "without the floor"),
         ({"learn": False, "kind": "network"}, "kind=parameter"),
+        ({"form": "linear"}, "form=linear needs a floor"),
     ],
 )
 def test_a_std_that_cannot_be_is_refused(settings, words):
@@ -73,7 +81,7 @@ def test_a_std_driven_to_its_bound_for_long_comes_back(direction):
     assert math.log(back / extreme) * -direction > 1.0
 
 
-@pytest.mark.parametrize("form", ["bounded", "log", "scalar", "softplus"])
+@pytest.mark.parametrize("form", ["bounded", "tanh", "log", "scalar", "softplus"])
 @pytest.mark.parametrize("initial", [0.05, 1.0, 4.0])
 def test_every_form_of_the_std_begins_where_it_should(form, initial):
     std = LogStd(StdConfig(form=form, initial=initial))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from canter.algorithms.ppo import PPO
+from canter.algorithms.sac import SAC
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rl_games import checkpoint as rl_games
+from canter.compat.rl_games import sac as rl_games_sac
 from canter.compat.rsl_rl import checkpoint as rsl_rl
 from canter.config import TrainConfig
 from canter.config_file import dump_config
@@ -26,17 +29,19 @@ def import_run(path: str | Path, config: TrainConfig, folder: str | Path) -> int
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: a checkpoint becomes a run of its own")
     tree = read_pickled(path)
-    theirs = rsl_rl if rsl_rl.is_rsl_rl(tree) else rl_games
-    if theirs is rl_games and not rl_games.is_rl_games(tree):
+    known = ((rsl_rl, rsl_rl.is_rsl_rl), (rl_games, rl_games.is_rl_games), (rl_games_sac, rl_games_sac.is_sac))
+    theirs = next((module for module, is_its_own in known if is_its_own(tree)), None)
+    if theirs is None:
         raise CheckpointRefused(path, f"neither RSL-RL's nor rl_games': it has {', '.join(map(str, list(tree)[:8]))}")
     weights = theirs.weights_in(tree, path)
     if config.until.iterations is not None:
         further = weights.iteration + config.until.iterations
         config = replace(config, until=replace(config.until, iterations=further))
     with Trainer(config, folder=RunFolder(folder, config.checkpoints, settings=dump_config(config))) as trainer:
-        if not isinstance(trainer.algorithm, PPO):
-            raise ConfigError(f"algorithm: {type(trainer.algorithm).__name__} is not what made {path}")
-        theirs.load(trainer.algorithm, weights)
+        algorithm: Any = trainer.algorithm
+        if not isinstance(algorithm, SAC if theirs is rl_games_sac else PPO):
+            raise ConfigError(f"algorithm: {type(algorithm).__name__} is not what made {path}")
+        theirs.load(algorithm, weights)
         counters = trainer.run.counters
         trainer.run.counters = replace(counters, rollouts=weights.iteration, updates=weights.iteration)
     return weights.iteration

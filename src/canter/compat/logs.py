@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 from collections.abc import Iterable
 from functools import cache
@@ -10,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 _log = logging.getLogger(__name__)
+
+
+def is_first() -> bool:
+    """Whether this process writes files: the only one or torchrun's first, also before and after they train."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 class NoWriter:
@@ -23,7 +29,9 @@ class NoWriter:
 
 
 def open_writer(folder: str) -> Any:
-    """A writer of TensorBoard's event files to a folder; where TensorBoard is missing, one that forgets."""
+    """A writer of TensorBoard's event files; one that forgets where TensorBoard is missing, and on other ranks."""
+    if not is_first():
+        return NoWriter()
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -126,11 +126,11 @@ def load_weights(
         raise ConfigError(f"the file has nothing for {', '.join(missing)}: it was made with other settings")
     normalized = [pair for pair in normalizers_of(ppo) if ("actor" if pair[1] == "actor" else "critic") in parts]
     for normalizers, name in normalized:
-        _check_statistics(normalizers, weights.statistics.get(name), name)
+        check_statistics(normalizers, weights.statistics.get(name), name)
     for name, value in values.items():
         own[name].copy_(value)
     for normalizers, name in normalized:
-        _set_statistics(normalizers, weights.statistics.get(name))
+        set_statistics(normalizers, weights.statistics.get(name))
     if "optimizer" in parts and weights.moments:
         _set_moments(ppo, weights, links, own)
 
@@ -193,13 +193,13 @@ def raw_std(std: Tensor, form: LogStd) -> Tensor:
             return std.log()
         case "scalar":
             return std.clone()
-        case "softplus":
-            return std + torch.log(-torch.expm1(-std))
+        case "softplus" | "linear":
+            return std + torch.log(-torch.expm1(-std)) + (form.floor if form.form == "linear" else 0.0)
     share = (std.log() - form.mid) / form.half_range
     if not bool((share.abs() < 1).all()):
         low, high = math.exp(form.mid - form.half_range), math.exp(form.mid + form.half_range)
         raise ConfigError(f"std.minimum, std.maximum = {low:g}, {high:g} do not hold the file's {std.tolist()}")
-    return form.half_range * share / torch.sqrt(1 - share**2)
+    return torch.atanh(share) if form.form == "tanh" else form.half_range * share / torch.sqrt(1 - share**2)
 
 
 def normalizers_of(ppo: PPO) -> Iterator[tuple[list[Normalizer], str]]:
@@ -210,7 +210,26 @@ def normalizers_of(ppo: PPO) -> Iterator[tuple[list[Normalizer], str]]:
     yield [head] if isinstance(head, Normalizer) else [], "value"
 
 
-def _check_statistics(parts: list[Normalizer], found: Statistics | None, name: str) -> None:
+def check_same(own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    """Refuse tensors of other names or shapes than ours."""
+    odd = sorted(own.keys() ^ theirs.keys())
+    if odd:
+        raise ConfigError(f"file and settings do not have the same layers: {', '.join(odd)} in only one of them")
+    for name, tensor in own.items():
+        if theirs[name].shape != tensor.shape:
+            found, wanted = tuple(theirs[name].shape), tuple(tensor.shape)
+            raise ConfigError(f"{name}: {found} in the file, {wanted} by the settings")
+
+
+def check_moments(own: Mapping[str, Tensor], weights: Weights) -> None:
+    """Refuse moments of other shapes than those of our parameters."""
+    for k in (0, 1):
+        moments = {name: pair[k] for name, pair in weights.moments.items() if name in own}
+        check_same({name: own[name] for name in moments}, moments)
+
+
+def check_statistics(parts: list[Normalizer], found: Statistics | None, name: str) -> None:
+    """Refuse statistics that the settings have no use for, and the lack of those that they need."""
     width = sum(part.mean.numel() for part in parts)
     if (found is None) != (not parts):
         raise ConfigError(
@@ -221,7 +240,8 @@ def _check_statistics(parts: list[Normalizer], found: Statistics | None, name: s
         raise ConfigError(f"{name}: statistics of {found.mean.numel()} numbers in the file, {width} by the settings")
 
 
-def _set_statistics(parts: list[Normalizer], found: Statistics | None) -> None:
+def set_statistics(parts: list[Normalizer], found: Statistics | None) -> None:
+    """Put a parent's statistics into the normalisers of a network."""
     start = 0
     for part in parts:
         assert found is not None
@@ -236,32 +256,44 @@ def _set_statistics(parts: list[Normalizer], found: Statistics | None) -> None:
 
 def _set_moments(ppo: PPO, weights: Weights, links: list[Link], own: Mapping[str, Tensor]) -> None:
     """Moments by name; those of a deviation in another form start anew, as they are of another number."""
-    for phase, group, places in groups_of(ppo):
-        for name, (start, stop) in places.items():
+    for phase, group, moments in groups_of(ppo):
+        for name, pair in moments.items():
             of = [link for link in links if link.ours == name and link.theirs in weights.moments]
             if not of or (of[0].std is not None and of[0].std != log_std_of(ppo).form):
                 continue
-            for flat, k in ((group.adam.exp_avg, 0), (group.adam.exp_avg_sq, 1)):
+            for k, moment in enumerate(pair):
                 theirs = {link.theirs: weights.moments[link.theirs][k] for link in of}
                 plain = [Link(link.theirs, link.ours, link.their_rows, link.our_rows) for link in of]
-                flat[start:stop].copy_(_joined(name, plain, theirs, ppo, own).reshape(-1))
-        taken = weights.optimizers.get(phase)
-        if taken is not None:
-            group.adam.step.fill_(taken.steps)
-        if taken is not None and taken.learning_rate is not None:
-            group.learning_rate.fill_(taken.learning_rate)
+                moment.copy_(_joined(name, plain, theirs, ppo, own))
+        if phase in weights.optimizers:
+            set_taken(group, weights.optimizers[phase])
 
 
-def groups_of(ppo: PPO) -> Iterator[tuple[str, ParameterGroup, dict[str, Rows]]]:
-    """Each group of parameters and its phase, with the place of each parameter in the flat vectors by name."""
-    names = {id(parameter): name for name, parameter in ppo.model.named_parameters()}
+def set_taken(group: ParameterGroup, taken: Taken) -> None:
+    """Let an optimiser be as far as a parent's."""
+    group.adam.step.fill_(taken.steps)
+    if taken.learning_rate is not None:
+        group.learning_rate.fill_(taken.learning_rate)
+
+
+def taken_of(group: ParameterGroup) -> Taken:
+    """How far an optimiser has come."""
+    return Taken(int(group.adam.step.item()), group.learning_rate.item())
+
+
+def groups_of(ppo: PPO) -> Iterator[tuple[str, ParameterGroup, dict[str, Moments]]]:
+    """Each group of parameters and its phase, with Adam's moments of each parameter by name, where they live."""
     for phase, optimizer in ppo.optimizers.items():
         for group in optimizer.groups.values():
-            start, places = 0, {}
-            for parameter in group.parameters:
-                places[names[id(parameter)]] = (start, start + parameter.numel())
-                start += parameter.numel()
-            yield phase, group, places
+            yield phase, group, moments_in(group, ppo.model.named_parameters())
+
+
+def moments_in(group: ParameterGroup, named: Iterable[tuple[str, Tensor]]) -> dict[str, Moments]:
+    """Adam's moments of those parameters that a group has, by their names, where they live."""
+    sizes = [parameter.numel() for parameter in group.parameters]
+    rows = zip(group.parameters, group.adam.exp_avg.split(sizes), group.adam.exp_avg_sq.split(sizes), strict=True)
+    found = {id(parameter): (mean.view_as(parameter), square.view_as(parameter)) for parameter, mean, square in rows}
+    return {name: found[id(parameter)] for name, parameter in named if id(parameter) in found}
 
 
 def positional(state: Any, names: list[str]) -> tuple[dict[str, Moments], Taken]:
@@ -303,9 +335,10 @@ def take_weights(ppo: PPO, links: list[Link]) -> Weights:
     own = {name: parameter.detach().cpu() for name, parameter in _learned(ppo).items()}
     statistics = {name: found for parts, name in normalizers_of(ppo) if (found := statistics_of(parts)) is not None}
     weights = Weights(statistics=statistics)
-    for phase, group, _ in groups_of(ppo):
-        weights.optimizers[phase] = Taken(int(group.adam.step.item()), group.learning_rate.item())
-    moments = moments_of(ppo)
+    moments: dict[str, Moments] = {}
+    for phase, group, found in groups_of(ppo):
+        weights.optimizers[phase] = taken_of(group)
+        moments |= {name: (mean.cpu(), square.cpu()) for name, (mean, square) in found.items()}
     for name, of in _by_theirs(links).items():
         weights.parameters[name] = torch.cat([_taken(link, own[link.ours], ppo) for link in of]).clone()
         if any(link.ours not in moments for link in of):  # a deviation that does not learn
@@ -328,16 +361,6 @@ def _taken(link: Link, value: Tensor, ppo: PPO) -> Tensor:
         log_std = log_std_of(ppo)(value)
         return log_std if link.std == "log" else log_std.exp()
     return value if link.our_rows is None else value[slice(*link.our_rows)]
-
-
-def moments_of(ppo: PPO) -> dict[str, Moments]:
-    """Adam's moments by the names of parameters."""
-    shapes = {name: parameter.shape for name, parameter in ppo.model.named_parameters()}
-    return {
-        name: (group.adam.exp_avg[a:b].view(shapes[name]).cpu(), group.adam.exp_avg_sq[a:b].view(shapes[name]).cpu())
-        for _, group, places in groups_of(ppo)
-        for name, (a, b) in places.items()
-    }
 
 
 def torch_adam(weights: Weights, names: list[str], phase: str, config: OptimizerConfig) -> dict[str, Any]:

@@ -33,6 +33,8 @@ class World:
         self.watch: Watch | None = None
         self.attempt = 0
         """How often torchrun has restarted the ranks."""
+        self.joined = 0
+        """How many groups this process has been in: one for each `Trainer` after another."""
 
     def start(self) -> bool:
         """Join the group of ranks, if there is one to join; False where there is none, or it was joined before."""
@@ -42,7 +44,8 @@ class World:
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         prefix = f"canter/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
         self.notes = PrefixStore(prefix, _connect(server=rank == 0))
-        here = PrefixStore(f"group/{self.attempt}", self.notes)
+        self.joined += 1  # a later group of the same processes must not find what the first one left there
+        here = PrefixStore(f"group/{self.attempt}/{self.joined}", self.notes)
         # The watch has a connection of its own: the first may be kept busy by a group that is being made.
         self.watch = Watch(PrefixStore(prefix, _connect(server=False)), rank, size, self.attempt)
         self.watch.beat()

@@ -17,7 +17,7 @@ from canter.dispatch import has_kernels
 from canter.seeding import draw_rows
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-StdForm = Literal["bounded", "log", "scalar", "softplus"]
+StdForm = Literal["bounded", "tanh", "log", "scalar", "softplus", "linear"]
 LEAST_STD = 1e-6
 """Where a standard deviation that is itself the learned number stops falling."""
 
@@ -62,15 +62,17 @@ def bounded(raw: Tensor, mid: float, half: float) -> Tensor:
 
 
 def log_std_of(raw: Tensor, mid: float, half: float, form: StdForm) -> Tensor:
-    """The log-std that learned numbers mean; `mid` and `half` are those of the bounded form."""
+    """The log-std that learned numbers mean; `mid` and `half` are those of the forms with bounds."""
     match form:
         case "bounded":
             return bounded(raw, mid, half)
+        case "tanh":
+            return mid + half * torch.tanh(raw)
         case "log":
             return raw
         case "scalar":
             return torch.log(raw.clamp(min=LEAST_STD))
-        case "softplus":
+        case "softplus" | "linear":
             return torch.log(F.softplus(raw))
 
 

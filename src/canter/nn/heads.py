@@ -14,6 +14,9 @@ from canter.functional.densities import StdForm, gaussian_params, log_std_of
 from canter.nn.mlp import Init, Linear, init_layer
 from canter.nn.normalizer import IdentityNormalizer, NormalizerConfig
 
+BOUNDED: tuple[StdForm, ...] = ("bounded", "tanh")
+"""Forms of the standard deviation that have bounds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StdConfig:
@@ -22,14 +25,15 @@ class StdConfig:
     kind: Literal["parameter", "network"] = "parameter"
     """One learned number per action component, or an output of the network (state-dependent)."""
     form: StdForm = "bounded"
-    """What the learned number is: a logarithm kept within bounds, the logarithm, the standard deviation itself (not
-    below 1e-6), or that before a softplus."""
+    """What the learned number is: a logarithm kept within bounds, the same by a tanh, as rl_games' SAC has it, the
+    logarithm, the standard deviation itself (not below 1e-6), that before a softplus, or, with a `floor`, itself where
+    it is well above that, as rl_games' linear form."""
     initial: float = 1.0
     """Standard deviation at the start."""
     minimum: float = 0.01
-    """For `form="bounded"`: lower bound, approached but never reached."""
+    """For the first two forms: lower bound, approached but never reached."""
     maximum: float = 10.0
-    """For `form="bounded"`: upper bound, approached but never reached."""
+    """For the first two forms: upper bound, approached but never reached."""
     floor: float = 0.0
     """Added to what the learned number means; it is in `initial`."""
     learn: bool = True
@@ -39,11 +43,13 @@ class StdConfig:
         """Refuse bounds and a floor that do not hold the initial value, and a network that does not learn."""
         if not 0 <= self.floor < self.initial:
             raise ValueError(f"std: 0 <= floor < initial must hold, not floor={self.floor}, initial={self.initial}")
-        if self.form == "bounded" and not 0 < self.minimum < self.initial - self.floor < self.maximum:
+        if self.form in BOUNDED and not 0 < self.minimum < self.initial - self.floor < self.maximum:
             raise ValueError(
                 f"std: 0 < minimum < initial (without the floor) < maximum must hold, not minimum={self.minimum}, "
                 f"initial={self.initial}, floor={self.floor}, maximum={self.maximum}"
             )
+        if self.form == "linear" and not self.floor:
+            raise ValueError("std: form=linear needs a floor above 0, which is smoothly approached")
         if self.kind == "network" and not self.learn:
             raise ValueError("std: learn=false is for kind=parameter; an output of the network always learns")
 
@@ -69,14 +75,15 @@ class LogStd(nn.Module):
     def _inverse(self, std: float) -> float:
         """The learned number that means this standard deviation."""
         match self.form:
-            case "bounded":
+            case "bounded" | "tanh":
                 fraction = (math.log(std) - self.mid) / self.half_range
-                return self.half_range * fraction / math.sqrt(1 - fraction**2)
+                bounded = self.half_range * fraction / math.sqrt(1 - fraction**2)
+                return bounded if self.form == "bounded" else math.atanh(fraction)
             case "log":
                 return math.log(std)
             case "scalar":
                 return std
-            case "softplus":
+            case "softplus" | "linear":
                 return std + math.log(-math.expm1(-std))
 
     def forward(self, raw: Tensor) -> Tensor:
@@ -92,12 +99,15 @@ class FlooredLogStd(LogStd):
     """The same with a constant added to the standard deviation. No other engine knows it: they look at the type."""
 
     def __init__(self, config: StdConfig) -> None:
-        super().__init__(replace(config, initial=config.initial - config.floor, floor=0.0))
-        self.floor = config.floor
+        form = "softplus" if config.form == "linear" else config.form
+        super().__init__(replace(config, form=form, initial=config.initial - config.floor, floor=0.0))
+        self.form, self.floor = config.form, config.floor
+        self.shift = config.floor if config.form == "linear" else 0.0
+        self.initial += self.shift
 
     def forward(self, raw: Tensor) -> Tensor:
         """Log-std of the same shape as `raw`."""
-        return torch.log(super().forward(raw).exp() + self.floor)
+        return torch.log(super().forward(raw - self.shift).exp() + self.floor)
 
     def params(self, mean: Tensor, raw: Tensor) -> Tensor:
         """Mean `[..., A]` and log-std side by side, `[..., 2A]`."""

@@ -18,6 +18,7 @@ from canter import distributed
 from canter.nn.cnn import CNNConfig
 from canter.nn.mlp import Activation, Init, activations
 from canter.nn.network import Network, NetworkConfig, networks, select_groups
+from canter.nn.normalizer import NormalizerConfig
 from canter.specs import TensorSpec
 from canter.struct import Obs, State
 
@@ -31,7 +32,9 @@ class StackConfig:
     obs_groups: tuple[str, ...] | None = None
     """Observation groups to read; None takes "policy" (for a critic: "critic") or, failing that, all that there are."""
     normalize_obs: bool = False
-    """Standardise vector observations by running statistics, clipped at 10 standard deviations."""
+    """Standardise vector observations by running statistics."""
+    normalizer: NormalizerConfig = field(default_factory=NormalizerConfig)
+    """How that is done."""
     cnn: CNNConfig = field(default_factory=CNNConfig)
     """Encoder for image groups (three axes)."""
     hidden: tuple[int, ...] = (256, 256)
@@ -49,7 +52,7 @@ class StackConfig:
     output_norm: Norm = "none"
     """Of what the last layer gives."""
     init: Init = "default"
-    """How weights begin: torch's default, or orthogonal matrices."""
+    """How weights begin: torch's default, with or without its random biases, or orthogonal matrices."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of the products in layers and blocks."""
 
@@ -57,13 +60,16 @@ class StackConfig:
         """Refuse layers without width."""
         if not self.hidden or any(width < 1 for width in self.hidden):
             raise ValueError(f"hidden={self.hidden} must be one or more widths of at least 1")
+        if self.init not in ("default", "default_zero_bias", "orthogonal"):
+            raise ValueError(f"init={self.init}: stacks begin by default, default_zero_bias or orthogonal")
         for name, least in (("blocks", 0), ("expansion", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
 
     def encoder(self, obs: dict[str, TensorSpec], role: str) -> Network:
         """What reads the observation groups: normalisers, image encoders, everything side by side."""
-        config = NetworkConfig(hidden=(), activation=self.activation, normalize_obs=self.normalize_obs, cnn=self.cnn)
+        reads = {"normalize_obs": self.normalize_obs, "normalizer": self.normalizer, "cnn": self.cnn}
+        config = NetworkConfig(hidden=(), activation=self.activation, **reads)
         return Network(config, select_groups(self.obs_groups, obs, role))
 
 
@@ -89,7 +95,7 @@ class StackedLinear(nn.Module):
                 nn.init.orthogonal_(matrix)
         else:  # as torch begins a linear layer
             nn.init.uniform_(self.weight, -1 / math.sqrt(width), 1 / math.sqrt(width))
-            if self.bias is not None:
+            if self.bias is not None and init == "default":
                 nn.init.uniform_(self.bias, -1 / math.sqrt(width), 1 / math.sqrt(width))
 
     def forward(self, x: Tensor) -> Tensor:

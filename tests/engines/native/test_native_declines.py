@@ -11,6 +11,7 @@ from torch import nn
 
 from canter.engines.bound import BoundLossConfig
 from canter.engines.native import AVAILABLE, declines
+from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.specs import TensorSpec
@@ -60,6 +61,7 @@ def test_losses_are_declined_by_the_field(loss, named):
         ({"network": NetworkConfig(layer_norm=True, layer_norm_position="after_activation")}, "order of layers"),
         ({"distribution": "tanh_gaussian", "action": "one_gaussian"}, "TanhGaussian"),
         ({"distribution": "beta", "action": "one_gaussian"}, "Beta"),
+        ({"std": StdConfig(form="tanh"), "action": "one_gaussian"}, "LogStd"),
         ({"groups": {"policy": TensorSpec((3, 64, 64))}}, "CNN"),
         ({"groups": {"policy": TensorSpec((5,), torch.float64)}}, "float64"),
     ],

@@ -8,6 +8,7 @@ from canter.algorithms.ppo.settings import PPOSettings
 from canter.algorithms.unused import changed_below
 from canter.distributions import DiagGaussian, TanhGaussian
 from canter.nn.action_distribution import make_distribution
+from canter.nn.heads import BOUNDED
 from canter.nn.network import NetworkConfig, select_groups
 from canter.specs import Continuous, EnvSpec
 
@@ -78,7 +79,7 @@ def _of_model(config: PPOSettings, spec: EnvSpec) -> Iterator[tuple[str, str]]:
         yield "model.bounds", "the action has none"
     if not isinstance(distribution, DiagGaussian | TanhGaussian):
         yield "model.std", f"{name} has no standard deviation to set"
-    elif model.std.form != "bounded":
+    elif model.std.form not in BOUNDED:
         for key in ("minimum", "maximum"):
             yield f"model.std.{key}", f"form={model.std.form} has no bounds"
     for role, network in (("policy", model.policy), ("critic", model.critic)):

@@ -54,6 +54,9 @@ def _rules(config: SACSettings, spec: EnvSpec) -> Iterator[tuple[str, Any]]:
     if not config.temperature.learned:
         for key in ("target_entropy", "target_std", "optimizer"):
             yield f"temperature.{key}", "temperature.learned is off"
+    for role in ("policy", "critic"):
+        if getattr(getattr(config, role), "normalize_obs", True) is False:
+            yield f"{role}.normalizer", "nothing is standardised"
     images = any(len(group.shape) == 3 for group in spec.obs.values())
     if not images:
         yield "critic.cnn", "it reads no images"

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
-from canter.compat.logs import open_writer
+from canter.compat.logs import is_first, open_writer
 from canter.compat.rl_games import checkpoint
 from canter.compat.rl_games.env import RlGamesEnv
 from canter.compat.rl_games.observer import looks_at_infos
 from canter.compat.rl_games.registries import create_vec_env, find_environment, refuse_user_network
 from canter.compat.settings.importing import Imported, import_config
+from canter.compat.weights import Weights
 from canter.envs import EnvConfig
 from canter.envs.imports import registered_id
 from canter.plain import ConfigError
@@ -33,7 +34,7 @@ HOOKS = {
     "calc_gradients": "canter.Extension.loss(batch, output)",
     "train_actor_critic": "canter.Extension.loss(batch, output)",
     "update_lr": "a schedule of your own (canter.register('schedule', NAME))",
-    "_eval_disc": "an extension with a phase and a reward of its own",
+    "_eval_disc": "the extension amp: leave the registration of amp_continuous out, which is known here",
 }
 """Methods that subclasses of rl_games' agents change, and what does their work here."""
 
@@ -98,6 +99,8 @@ class Agent:
     """
 
     parity = True
+    files: Any = checkpoint
+    """The module that reads and writes them."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Refuse a subclass for the inside of another core."""
@@ -108,21 +111,25 @@ class Agent:
         self.params, self.config = params, params["config"]
         network = params.get("network") or {}
         refuse_user_network(str(network.get("name")), str((params.get("model") or {}).get("name")))
-        self.ppo_device = self.device = str(self.config.get("device", "cuda:0" if torch.cuda.is_available() else "cpu"))
+        own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+        taken = "cuda" in own and self.config.get("multi_gpu")  # as rl_games does, whatever the file says
+        self.ppo_device = self.device = own if taken else str(self.config.get("device", own))
         num_actors = int(self.config["num_actors"])
         self.vec_env = make_env(params, num_actors, self.device, self.parity)
         self.num_actors, self.num_agents = num_actors, self.vec_env.spec.num_agents
+        self._check_env()
         self.imported = imported_settings(params, self.parity, num_actors, self.num_agents)
         self.observer: Any = (self.config.get("features") or {}).get("observer")
         self.name = str(self.config.get("name", "run"))
         self.experiment_name = str(
             self.config.get("full_experiment_name") or f"{self.name}{time.strftime('_%d-%H-%M-%S')}"
         )
-        self.experiment_dir = os.path.join(str(self.config.get("train_dir", "runs")), self.experiment_name)
+        self.train_dir = str(self.config.get("train_dir", "runs"))
+        self.experiment_dir = os.path.join(self.train_dir, self.experiment_name)
         self.nn_dir = os.path.join(self.experiment_dir, "nn")
         self._call("before_init", base_name, self.config, self.experiment_name)
         self.summaries_dir = os.path.join(self.experiment_dir, "summaries")
-        for folder in (self.nn_dir, self.summaries_dir):
+        for folder in (self.nn_dir, self.summaries_dir) if is_first() else ():
             os.makedirs(folder, exist_ok=True)
         config = replace(self.imported.config, device=self.device)
         self.trainer = Trainer(config, self._after_iteration, env=self.vec_env)
@@ -140,6 +147,9 @@ class Agent:
     def _call(self, name: str, *arguments: Any) -> None:
         """A hook of the observer, if it has it."""
         getattr(self.observer, name, lambda *_: None)(*arguments)
+
+    def _check_env(self) -> None:
+        """Refuse an environment that lacks what the algorithm needs."""
 
     def train(self) -> tuple[float, int]:
         """Train to the end of the run; gives the best mean reward and the number of epochs."""
@@ -185,23 +195,32 @@ class Agent:
                 self.writer.add_scalar(f"{tag}/{axis}", value, x)
 
     def save(self, fn: str) -> None:
-        """Write `fn.pth` in rl_games' layout."""
-        torch.save(self._tree(), f"{fn}.pth")
+        """Write `fn.pth` in rl_games' layout; of several ranks the first does."""
+        if is_first():
+            torch.save(self.get_full_state_weights(), f"{fn}.pth")
 
-    def _tree(self) -> dict[str, Any]:
-        return checkpoint.dump(self.algorithm, self.epoch_num, self.frame, float(self.last_mean_rewards))
+    def get_full_state_weights(self) -> dict[str, Any]:
+        """What a file holds, in rl_games' layout."""
+        return self.files.dump(self.algorithm, self.epoch_num, self.frame, float(self.last_mean_rewards))
 
     def restore(self, fn: str, set_epoch: bool = True) -> None:
         """Continue from a file of rl_games, or of this class, without running anything in it."""
-        epoch = self._load(with_suffix(fn))
-        if set_epoch:
-            self.begun_at = self.epoch_num = epoch
+        self._take(self.files.read_weights(with_suffix(fn)), set_epoch)
 
-    def _load(self, path: Path) -> int:
-        """Take everything from a file; gives its epoch."""
-        weights = checkpoint.read_weights(path)
-        checkpoint.load(self.algorithm, weights)
-        return weights.iteration
+    def restore_central_value_function(self, fn: str) -> None:
+        """Take the central value alone from a file; rl_games' `load_critic_only`."""
+        if getattr(self.algorithm.config, "central_value", None) is None:
+            raise ConfigError("load_critic_only=True: the settings have no central_value_config")
+        self.files.load(self.algorithm, self.files.read_weights(with_suffix(fn)), ("critic",))
+
+    def set_full_state_weights(self, weights: Mapping[str, Any], set_epoch: bool = True) -> None:
+        """The same from what a file holds."""
+        self._take(self.files.weights_in(weights, Path("weights")), set_epoch)
+
+    def _take(self, weights: Weights, set_epoch: bool) -> None:
+        self.files.load(self.algorithm, weights)
+        if set_epoch:
+            self.begun_at = self.epoch_num = weights.iteration
 
     def get_param(self, name: str) -> Any:
         """A setting of the file."""

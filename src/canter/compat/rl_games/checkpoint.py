@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from canter.algorithms.ppo import PPO
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
+from canter.compat.rl_games import discriminator
 from canter.compat.weights import (
     Link,
     Statistics,
@@ -24,12 +25,15 @@ from canter.compat.weights import (
     torch_adam,
 )
 from canter.nn.heads import GaussianHead
+from canter.optim import OptimizerConfig
 from canter.plain import ConfigError
 from canter.specs import MultiDiscrete
 
 NET, CENTRAL = "a2c_network", "central."
 """The policy's network; what stands here before names of the central value's, which is a model of its own."""
 OWN = f"{CENTRAL}{NET}"
+STYLE = "amp_input_mean_std"
+"""Statistics of the frames that a discriminator judges."""
 
 
 def is_rl_games(tree: Mapping[str, Any]) -> bool:
@@ -64,12 +68,16 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
     where = {"actor": "running_mean_std", "critic": f"{CENTRAL if central else ''}running_mean_std"}
     for role, prefix in (where | {"value": f"{CENTRAL if central else ''}value_mean_std"}).items():
         if f"{prefix}.running_mean" in both:
-            weights.statistics[role] = Statistics(
-                both[f"{prefix}.running_mean"].double().reshape(-1),
-                both[f"{prefix}.running_var"].double().reshape(-1),
-                float(both[f"{prefix}.count"]),
-            )
+            weights.statistics[role] = statistics_in(both, f"{prefix}.")
+    if isinstance(tree.get(STYLE), Mapping):
+        weights.statistics[discriminator.ROLE] = statistics_in(tree[STYLE])
     return weights
+
+
+def statistics_in(buffers: Mapping[str, Tensor], prefix: str = "") -> Statistics:
+    """Those that rl_games keeps in the buffers of such names."""
+    mean, variance = (buffers[f"{prefix}{name}"].double().reshape(-1) for name in ("running_mean", "running_var"))
+    return Statistics(mean, variance, float(buffers[f"{prefix}count"]))
 
 
 def links_of(ppo: PPO) -> list[Link]:
@@ -121,7 +129,7 @@ def _head(ppo: PPO, head: nn.Module) -> tuple[list[Link], list[Link]]:
     """The last layer, and what stands before all others: the deviation where it is a parameter."""
     if isinstance(head, GaussianHead):
         mean = linear_links(f"{NET}.mu", "actor.head.mean")
-        theirs = head.log_std.form in ("log", "softplus")
+        theirs = head.log_std.form in ("log", "softplus", "linear")
         if isinstance(head.raw_std, Tensor):
             return mean, [Link(f"{NET}.sigma", "actor.head.raw_std", std=None if theirs else "log")]
         if not theirs:
@@ -141,8 +149,11 @@ def _choices(nvec: tuple[int, ...]) -> Iterator[list[Link]]:
 
 def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic", "optimizer")) -> None:
     """Put the weights of a file into PPO."""
-    links = links_of(ppo)
+    links, learns = links_of(ppo), "optimizer" in parts
     unknown = sorted(set(weights.parameters) - {link.theirs for link in links})
+    amp = discriminator.discriminator_of(ppo) if learns else None
+    if amp is not None or not learns:  # what acts needs no discriminator
+        unknown = [name for name in unknown if not name.startswith(discriminator.PREFIX)]
     # With a central value the actor's own critic judges nothing, and is there only with central_value.actor_value.
     own_critic = (f"{NET}.value.", f"{NET}.critic_", f"{NET}.c_")
     spare = ppo.config.central_value is not None
@@ -153,7 +164,11 @@ def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic"
         weights.statistics.pop("critic", None)
         if "actor" in weights.statistics:
             weights.statistics["critic"] = weights.statistics["actor"]
+    if amp is not None:
+        discriminator.check(amp, weights)
     load_weights(ppo, weights, links, parts)
+    if amp is not None:
+        discriminator.load(amp, weights)
 
 
 def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
@@ -179,7 +194,19 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
         stats = _statistics(weights, ("value", "value_mean_std"), ("critic", "running_mean_std"))
         tree["assymetric_vf_nets"] = {f"model.{name}": tensor for name, tensor in (stats | own).items()}
         tree["assymetric_vf_optimizer"] = torch_adam(weights, list(central), "central_value", config)
-    return tree
+    amp = discriminator.discriminator_of(ppo)
+    return tree if amp is None else _with_style(tree, discriminator.take(amp), ppo.config.optimizer)
+
+
+def _with_style(tree: dict[str, Any], style: Weights, config: OptimizerConfig) -> dict[str, Any]:
+    """A file with AMP's discriminator behind the policy's parameters, in one Adam with them."""
+    policy, adam = tree["optimizer"], torch_adam(style, list(style.parameters), "policy", config)
+    first = len(policy["param_groups"][0]["params"])
+    policy["param_groups"][0]["params"] += [first + place for place in adam["param_groups"][0]["params"]]
+    policy["state"] |= {first + place: state for place, state in adam["state"].items()}
+    tree["model"] |= style.parameters
+    found = style.statistics.get(discriminator.ROLE)
+    return tree if found is None else tree | {STYLE: buffers_of(found)}
 
 
 def _untouched() -> dict[str, Tensor]:
@@ -206,10 +233,11 @@ def _statistics(weights: Weights, *roles: tuple[str, str]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for role, name in roles:
         if role in weights.statistics:
-            statistics = weights.statistics[role]
-            found |= {
-                f"{name}.running_mean": statistics.mean,
-                f"{name}.running_var": statistics.variance,
-                f"{name}.count": torch.tensor(statistics.count, dtype=torch.float64),
-            }
+            found |= {f"{name}.{key}": buffer for key, buffer in buffers_of(weights.statistics[role]).items()}
     return found
+
+
+def buffers_of(statistics: Statistics) -> dict[str, Tensor]:
+    """rl_games' names of them."""
+    count = torch.tensor(statistics.count, dtype=torch.float64)
+    return {"running_mean": statistics.mean, "running_var": statistics.variance, "count": count}

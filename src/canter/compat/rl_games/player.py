@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.algorithms.ppo import PPO
+from canter.algorithms.ppo import PPOConfig
 from canter.compat.rl_games import checkpoint
 from canter.compat.rl_games.agent import imported_settings, make_env, with_suffix
 from canter.compat.rl_games.env import RlGamesEnv
@@ -62,13 +62,12 @@ class PpoPlayer:
         return int(self.player_config.get("num_actors", self.config["num_actors"]))
 
     def _build(self, config: TrainConfig, spec: EnvSpec) -> Policy:
-        self.ppo = config.algorithm.build(spec, config.seed)
-        assert isinstance(self.ppo, PPO)
+        assert isinstance(config.algorithm, PPOConfig)
+        self.ppo = replace(config.algorithm, extensions=()).build(spec, config.seed)  # they learn, and do not play
         return self.ppo.policy
 
     def restore(self, fn: str) -> None:
         """Take the policy from a file, without running anything in it."""
-        assert isinstance(self.ppo, PPO)
         checkpoint.load(self.ppo, checkpoint.read_weights(with_suffix(fn)), ("actor", "critic"))
 
     def reset(self) -> None:
@@ -138,12 +137,24 @@ class PpoPlayer:
     def _ours(states: list[Tensor]) -> State:
         return tuple(tuple(part[k] for part in states) for k in range(states[0].shape[0]))
 
+    def env_reset(self, env: Any) -> Any:
+        """New episodes everywhere; gives what `get_action` takes."""
+        return self._shown(env.reset(None))
+
+    def env_step(self, env: Any, actions: Tensor) -> tuple[Any, Tensor, Tensor, dict[str, Any]]:
+        """Observations, rewards, ends and infos of a step; rewards and ends on the CPU, as rl_games' loops add them."""
+        step = env.step(actions)
+        return self._shown(step.obs), step.reward.cpu(), (step.terminated | step.truncated).cpu(), dict(step.info or {})
+
+    def _shown(self, groups: Obs) -> Any:
+        return groups["policy"] if set(groups) <= {"policy", "critic"} else dict(groups)
+
     def run(self) -> float:
-        """Play the games and print how they went; gives the mean reward."""
+        """Play the games by `get_action` and print how they went; gives the mean reward."""
         games = None if self.games_num >= NO_LIMIT else self.games_num * self.n_game_life
-        steps = self.max_steps if games is None else None
+        steps = self.max_steps * (games or 1)
         begin = time.perf_counter()
-        played = Plays(self.policy, self.env, deterministic=self.is_deterministic).play(games, steps)
+        played = Plays(_Acts(self), self.env, deterministic=self.is_deterministic).play(games, steps)
         episodes = played.finished or played.unfinished
         rewards = [episode.return_ * self.n_game_life for episode in episodes]
         mean = sum(rewards) / max(len(rewards), 1)
@@ -156,3 +167,28 @@ class PpoPlayer:
     def vec_env(self) -> Any:
         """rl_games' own environment inside, where there is one."""
         return self.env.env if isinstance(self.env, RlGamesEnv) else self.env
+
+
+class _Acts:
+    """A player's `get_action`, which a subclass may have changed, as what Canter lets play."""
+
+    def __init__(self, player: PpoPlayer) -> None:
+        self.player = player
+
+    def initial_state(self, num_envs: int) -> State:
+        """None here: the player has it."""
+        self.player.batch_size, self.player.has_batch_dimension = num_envs, True
+        self.player.init_rnn()
+        return ()
+
+    def act(
+        self, obs: Obs, state: State, reset: Tensor | None, *, deterministic: bool, generator: torch.Generator | None
+    ) -> tuple[Tensor, State]:
+        """Actions, once the memory of episodes that begin is empty."""
+        if reset is not None and self.player.states is not None:
+            for part in self.player.states:
+                part.masked_fill_(reset.view(1, -1, 1), 0.0)
+        if ACTION_MASK not in obs:
+            return self.player.get_action(obs, deterministic), state
+        others = {name: group for name, group in obs.items() if name != ACTION_MASK}
+        return self.player.get_masked_action(others, obs[ACTION_MASK], deterministic), state

@@ -59,7 +59,7 @@ def create_vec_env(name: str, num_actors: int, **options: Any) -> Any:
 def refuse_user_network(name: str, model: str) -> None:
     """A NetworkBuilder or model of the user's is code for another core."""
     for kind, wanted, table in (("network", name, _networks), ("model", model, _models)):
-        if wanted in table:
+        if wanted in table and wanted not in ("amp", "continuous_amp"):  # IsaacGymEnvs' own, which are known here
             raise ConfigError(
                 f"{kind} {wanted!r} is a class for rl_games' own agents: write it as a network of Canter, "
                 f"canter.register('network', {wanted!r}), docs/extending.md; the file then names it as before"

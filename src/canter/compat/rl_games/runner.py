@@ -6,6 +6,7 @@ from canter.compat.rl_games import Runner
 from __future__ import annotations
 
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -17,8 +18,8 @@ import torch
 
 from canter.compat.rl_games.agent import Agent, plain, refuse_overrides
 from canter.compat.rl_games.observer import DefaultAlgoObserver
+from canter.compat.rl_games.other_agents import AmpAgent, SacAgent, SacPlayer
 from canter.compat.rl_games.player import PpoPlayer
-from canter.compat.rl_games.sac import SacAgent, SacPlayer
 from canter.nn.actor_critic import Policy
 from canter.nn.heads import GaussianHead
 from canter.plain import ConfigError
@@ -57,6 +58,8 @@ class Runner:
             self.player_factory.register_builder(name, lambda **arguments: PpoPlayer(**arguments))
         self.algo_factory.register_builder("sac", lambda **arguments: SacAgent(**arguments))
         self.player_factory.register_builder("sac", lambda **arguments: SacPlayer(**arguments))
+        self.algo_factory.register_builder("amp_continuous", lambda **arguments: AmpAgent(**arguments))
+        self.player_factory.register_builder("amp_continuous", lambda **arguments: PpoPlayer(**arguments))
         self.params: dict[str, Any] = {}
         self.agent: Any = None
 
@@ -74,9 +77,10 @@ class Runner:
         seed = params.get("seed")
         self.seed = int(time.time()) if seed is None or seed == -1 else int(seed)
         params["seed"] = self.seed
-        torch.manual_seed(self.seed)
-        np.random.seed(self.seed % 2**32)
-        random.seed(self.seed)
+        own = self.seed + int(os.environ.get("RANK", "0"))  # what environments draw differs, as in rl_games
+        torch.manual_seed(own)
+        np.random.seed(own % 2**32)
+        random.seed(own)
         params["config"].setdefault("features", {})["observer"] = self.algo_observer
 
     def run(self, args: Mapping[str, Any]) -> Any:
@@ -90,8 +94,6 @@ class Runner:
         self.agent = self.algo_factory.create(self.algo_name, base_name="run", params=self.params)
         if not isinstance(self.agent, Agent):
             refuse_overrides(type(self.agent))
-        if args.get("load_critic_only"):
-            raise ConfigError("load_critic_only: a file is taken whole here")
         self._prepare(self.agent, args)
         return self.agent.train()
 
@@ -106,7 +108,9 @@ class Runner:
         return self.player_factory.create(self.algo_name, params=self.params)
 
     def _prepare(self, made: Any, args: Mapping[str, Any]) -> None:
-        if args.get("checkpoint"):
+        if args.get("checkpoint") and args.get("train") and args.get("load_critic_only"):
+            made.restore_central_value_function(args["checkpoint"])
+        elif args.get("checkpoint"):
             made.restore(args["checkpoint"])
         if args.get("sigma") is not None:
             policy = made.policy if isinstance(made, PpoPlayer) else made.algorithm.policy
@@ -119,7 +123,8 @@ def set_sigma(policy: Policy, log_std: float) -> None:
     head = policy.actor.head
     if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, torch.Tensor):
         raise ConfigError(f"sigma={log_std}: the policy has no deviation of its own to set")
-    head.raw_std.fill_(head.log_std._inverse(math.exp(log_std)))
+    own = head.log_std.form in ("log", "softplus", "linear")  # the number is rl_games' parameter
+    head.raw_std.fill_(log_std if own else head.log_std._inverse(math.exp(log_std)))
 
 
 def _copied(params: Mapping[str, Any]) -> dict[str, Any]:

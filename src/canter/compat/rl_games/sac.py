@@ -1,55 +1,259 @@
-"""rl_games' `sac` over Canter's SAC: training, files and playing.
+"""The files of rl_games' SAC, read and written.
 
-Its own files are not read: rl_games squashes the deviation by a tanh and Canter does not, so that the policy in them
-would be another one here.
+Its critics read actions in the environment's units and Canter's in -1..1, so their first layers are scaled on the way.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from canter.algorithms.sac import SACConfig
+import torch
+from torch import Tensor, nn
+
+from canter.algorithms.sac import SAC
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
-from canter.compat.rl_games.agent import Agent, with_suffix
-from canter.compat.rl_games.player import PpoPlayer
-from canter.config import TrainConfig
-from canter.nn.actor_critic import Policy
-from canter.specs import EnvSpec
+from canter.compat.rl_games.checkpoint import buffers_of, statistics_in
+from canter.compat.weights import (
+    Weights,
+    check_moments,
+    check_same,
+    check_statistics,
+    moments_in,
+    positional,
+    set_statistics,
+    set_taken,
+    statistics_of,
+    taken_of,
+    torch_adam,
+)
+from canter.distributions import interval
+from canter.nn.actor_critic import Actor
+from canter.nn.critics import Critics
+from canter.nn.heads import GaussianHead
+from canter.nn.network import Network
+from canter.nn.normalizer import Normalizer
+from canter.nn.stack import Stack, StackedLinear, StackNetwork
+from canter.optim import ParameterGroup
+from canter.plain import ConfigError
+from canter.specs import Continuous
+
+OPTIMIZERS = {"policy": "actor", "critic": "critic", "temperature": "log_alpha"}
+"""Canter's names of the optimisers, and rl_games' of what they move."""
+NETWORKS = ("actor", "critic", "critic_target")
+Views = dict[str, list[Tensor]]
+"""For each name in a file, the parts of our tensors that are its rows, in their order."""
 
 
-def read_sac(path: Path) -> dict[str, Any]:
-    """What `SacAgent` wrote, without running anything in it."""
-    tree = read_pickled(path)
-    if "canter_sac" not in tree:
-        raise CheckpointRefused(
-            path, f"no file of this class: it has {', '.join(map(str, list(tree)[:8]))}. rl_games' SAC is not read"
+def is_sac(tree: Mapping[str, Any]) -> bool:
+    """Whether a file was written by rl_games' SAC."""
+    return all(isinstance(tree.get(part), Mapping) for part in NETWORKS)
+
+
+def read_weights(path: Path) -> Weights:
+    """The weights in a file, by the parent's names."""
+    return weights_in(read_pickled(path), path)
+
+
+def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
+    """The same from a mapping that was read."""
+    if not is_sac(tree):
+        raise CheckpointRefused(path, f"no file of rl_games' SAC: it has {', '.join(map(str, list(tree)[:8]))}")
+    weights = Weights(iteration=int(number(tree, "epoch", 0)))
+    named = {part: {str(name).replace("_orig_mod.", ""): x for name, x in tree[part].items()} for part in NETWORKS}
+    for part, tensors in named.items():
+        weights.parameters |= {f"{part}.{name}": x for name, x in tensors.items() if isinstance(x, Tensor)}
+    if isinstance(tree.get("log_alpha"), Tensor):  # 1.6.5 does not save it, and begins anew with init_alpha
+        weights.parameters["log_alpha"] = tree["log_alpha"]
+    for phase, part in OPTIMIZERS.items():
+        names = [f"{part}.{name}" for name in named[part]] if part in named else [part]
+        moments, weights.optimizers[phase] = positional(tree.get(f"{part}_optimizer"), names)
+        weights.moments |= moments
+    if isinstance(tree.get("running_mean_std"), Mapping):
+        weights.statistics["observations"] = statistics_in(tree["running_mean_std"])
+    return weights
+
+
+# what is what --------------------------------------------------------------------------------------------------------
+
+
+def views_of(part: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> Views:
+    """What the file's tensors of a part are of ours, which go by the names of the module's parameters."""
+    if isinstance(module, Critics):
+        views: Views = {}
+        for member in range(module.members):
+            own, last = _layers("stack.", module.stack, f"{part}.Q{member + 1}", member, tensors)
+            views |= own | _layer(last, "head", member, tensors)
+        return views
+    if not isinstance(module, Actor):
+        return {part: [tensors["log"][0]]}
+    if not isinstance(module.network, StackNetwork):
+        raise ConfigError(f"algorithm.policy: rl_games' form is kind=stack, not a {type(module.network).__name__}")
+    head = module.head
+    assert isinstance(head, GaussianHead)
+    if head.log_std.form != "tanh" or not isinstance(head.raw_std, nn.Module):
+        kind = "network" if isinstance(head.raw_std, nn.Module) else "parameter"
+        raise ConfigError(
+            f"algorithm.std: form={head.log_std.form}, kind={kind}, but rl_games' SAC has form=tanh, kind=network: "
+            "import its settings with parity"
         )
-    return tree
+    views, last = _layers("network.stack.", module.network.stack, "actor.trunk", 0, tensors)
+    for kind in ("weight", "bias"):
+        views[f"{last}.{kind}"] = [tensors[f"head.mean.{kind}"], tensors[f"head.raw_std.{kind}"]]
+    return views
 
 
-class SacAgent(Agent):
-    """What `algo_factory` makes for `sac`. Files have no remembered transitions: a restored agent collects anew."""
-
-    def _tree(self) -> dict[str, Any]:
-        counts = {"epoch": self.epoch_num, "frame": self.frame, "last_mean_rewards": float(self.last_mean_rewards)}
-        return {"canter_sac": self.algorithm.state_dict(), **counts}
-
-    def _load(self, path: Path) -> int:
-        tree = read_sac(path)
-        self.algorithm.load_state_dict(tree["canter_sac"])
-        return int(number(tree, "epoch", 0))
+def _layers(prefix: str, stack: Stack, name: str, member: int, tensors: Mapping[str, Tensor]) -> tuple[Views, str]:
+    """A member's layers, each with an activation behind it, and the name of the next."""
+    linear = [f"{prefix}layers.{i}" for i, layer in enumerate(stack.layers) if isinstance(layer, StackedLinear)]
+    views: Views = {}
+    for place, ours in enumerate(linear):
+        views |= _layer(f"{name}.{2 * place}", ours, member, tensors)
+    return views, f"{name}.{2 * len(linear)}"
 
 
-class SacPlayer(PpoPlayer):
-    """What `player_factory` makes for `sac`."""
+def _layer(name: str, ours: str, member: int, tensors: Mapping[str, Tensor]) -> Views:
+    """One layer; ours multiply from the other side."""
+    weight, bias = tensors[f"{ours}.weight"][member].T, tensors.get(f"{ours}.bias")
+    return {f"{name}.weight": [weight]} | ({} if bias is None else {f"{name}.bias": [bias[member, 0]]})
 
-    def _build(self, config: TrainConfig, spec: EnvSpec) -> Policy:
-        assert isinstance(config.algorithm, SACConfig)
-        policy = config.algorithm.model().build_policy(spec)
-        policy.actor.to(spec.device)
-        return policy
 
-    def restore(self, fn: str) -> None:
-        """Take the policy from a file, without running anything in it."""
-        self.policy.actor.load_state_dict(read_sac(with_suffix(fn))["canter_sac"]["modules"]["actor"])
+def modules_of(sac: SAC) -> dict[str, nn.Module]:
+    """What has weights, by rl_games' names."""
+    learner = sac.learner
+    return {
+        "actor": learner.actor,
+        "critic": learner.critics,
+        "critic_target": learner.slow,
+        "log_alpha": learner.temperature,
+    }
+
+
+def _normalizers(module: nn.Module) -> list[Normalizer]:
+    encoders = [part for part in module.modules() if isinstance(part, Network)]
+    return [each for part in encoders for each in part.normalizers if isinstance(each, Normalizer)]
+
+
+def _moments(sac: SAC) -> Iterator[tuple[str, ParameterGroup, list[tuple[Views, float]]]]:
+    """Each optimiser with Adam's two moments, where they live, and what rl_games' are of ours."""
+    for phase, part in OPTIMIZERS.items():
+        (group,), module = sac.learner.optimizers[phase].groups.values(), modules_of(sac)[part]
+        found = moments_in(group, module.named_parameters())
+        pair = [views_of(part, module, {name: moments[k] for name, moments in found.items()}) for k in (0, 1)]
+        # rl_games' gradient is by the temperature, ours by its logarithm.
+        slope = sac.learner.temperature().item() if part == "log_alpha" else 1.0
+        yield phase, group, [(pair[0], slope), (pair[1], slope**2)]
+
+
+def _units(sac: SAC) -> tuple[Tensor, Tensor]:
+    """Half the width and the centre of the actions' bounds, `[A]`."""
+    action = sac.spec.action
+    assert isinstance(action, Continuous)
+    scale, centre = interval(action.low, action.high)[:2]
+    return torch.tensor(scale), torch.tensor(centre)
+
+
+def _in_units(weights: Weights, scale: Tensor, centre: Tensor) -> Weights:
+    """The same critics for actions `a` where they read `scale * a + centre` before."""
+    columns, weights = len(scale), replace(weights, parameters=dict(weights.parameters), moments=dict(weights.moments))
+    for part in NETWORKS[1:]:
+        for name in [name for name in weights.parameters if name.startswith(part) and name.endswith(".0.weight")]:
+            weight, bias = weights.parameters[name], name.replace("weight", "bias")
+            weights.parameters[bias] = weights.parameters[bias] + weight[:, -columns:] @ centre
+            weights.parameters[name] = _scaled(weight, scale)
+            if name in weights.moments:
+                mean, square = weights.moments[name]
+                weights.moments[name] = _scaled(mean, 1 / scale), _scaled(square, 1 / scale**2)
+    return weights
+
+
+def _scaled(weight: Tensor, scale: Tensor) -> Tensor:
+    return torch.cat([weight[:, : -len(scale)], weight[:, -len(scale) :] * scale], 1)
+
+
+# theirs to ours ------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def load_networks(modules: Mapping[str, nn.Module], weights: Weights) -> None:
+    """Put a file's networks and statistics into these modules, all or none: names and shapes are compared first."""
+    for part, module in modules.items():
+        _check(part, module, weights)
+    for part, module in modules.items():
+        for name, parts in views_of(part, module, dict(module.named_parameters())).items():
+            if name in weights.parameters:
+                _put(parts, weights.parameters[name])
+        if part != "critic_target":  # which looks through the critics' statistics
+            set_statistics(_normalizers(module), weights.statistics.get("observations"))
+
+
+def _check(part: str, module: nn.Module, weights: Weights) -> None:
+    own = dict(module.named_parameters())
+    views = {name: _joined(parts) for name, parts in views_of(part, module, own).items()}
+    theirs = {name: tensor for name, tensor in weights.parameters.items() if name.split(".")[0] == part}
+    if sum(view.numel() for view in views.values()) != sum(tensor.numel() for tensor in own.values()):
+        raise ConfigError(f"{part}: rl_games' form has plain layers only, without norms, blocks and images")
+    if theirs or part != "log_alpha":
+        check_same(views, theirs)
+    check_moments(views, weights)
+    if part in ("actor", "critic"):
+        check_statistics(_normalizers(module), weights.statistics.get("observations"), part)
+
+
+def _put(parts: list[Tensor], value: Tensor) -> None:
+    rows = [value] if len(parts) == 1 else value.split([len(view) for view in parts])
+    for view, own in zip(parts, rows, strict=True):
+        view.copy_(own)
+
+
+@torch.no_grad()
+def load(sac: SAC, weights: Weights) -> None:
+    """Continue from a file; remembered transitions are not in it, and are collected anew by its policy."""
+    for part, module in modules_of(sac).items():
+        _check(part, module, weights)
+    weights = _in_units(weights, *_units(sac))
+    load_networks(modules_of(sac), weights)
+    for phase, group, pair in _moments(sac):
+        for k, (views, factor) in enumerate(pair):
+            for name, parts in views.items():
+                if name in weights.moments:
+                    _put(parts, weights.moments[name][k] / factor)
+        set_taken(group, weights.optimizers[phase])
+    sac.rollouts, sac.refilled = weights.iteration, 0
+
+
+# ours to theirs ------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def dump(sac: SAC, epoch: int, frame: int, best: float) -> dict[str, Any]:
+    """SAC as rl_games saves it: tensors, numbers and None only."""
+    scale, centre = _units(sac)
+    weights = Weights()
+    for part, module in modules_of(sac).items():
+        views = views_of(part, module, dict(module.named_parameters()))
+        weights.parameters |= {name: _joined(parts) for name, parts in views.items()}
+    for phase, group, pair in _moments(sac):
+        mean, square = ({n: _joined(parts) * factor for n, parts in views.items()} for views, factor in pair)
+        weights.moments |= {name: (mean[name], square[name]) for name in mean}
+        weights.optimizers[phase] = taken_of(group)
+    weights = _in_units(weights, 1 / scale, -centre / scale)
+    tree: dict[str, Any] = {"log_alpha": weights.parameters["log_alpha"]}
+    for part in NETWORKS:
+        tree[part] = {n.removeprefix(f"{part}."): x for n, x in weights.parameters.items() if n.split(".")[0] == part}
+    found = statistics_of(_normalizers(sac.learner.actor))
+    if found is not None:
+        tree["running_mean_std"] = buffers_of(found)
+    for phase, group, _ in _moments(sac):
+        names = [name for name in weights.parameters if name.split(".")[0] == OPTIMIZERS[phase]]
+        tree[f"{OPTIMIZERS[phase]}_optimizer"] = torch_adam(weights, names, phase, group.config)
+    return tree | {"epoch": epoch, "frame": frame, "last_mean_rewards": best, "env_state": None}
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """On the CPU, and not a part of anything of ours."""
+    return (
+        (torch.cat(parts) if len(parts) > 1 else parts[0]).detach().cpu().clone(memory_format=torch.contiguous_format)
+    )

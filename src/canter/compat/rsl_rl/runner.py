@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from canter.algorithms.ppo import PPO
-from canter.compat.logs import NoWriter, open_writer, store_code_state
+from canter.compat.logs import NoWriter, is_first, open_writer, store_code_state
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rsl_rl import checkpoint
 from canter.compat.rsl_rl.env import RslRlEnv
@@ -47,7 +47,7 @@ class Logger:
 
     def init_logging_writer(self) -> None:
         """Open the event file, and keep what the noted repositories have that is not committed."""
-        if self.log_dir is not None and isinstance(self.writer, NoWriter):
+        if self.log_dir is not None and is_first() and isinstance(self.writer, NoWriter):
             self.writer = open_writer(self.log_dir)
             store_code_state(Path(self.log_dir) / "git", self.git_status_repos)
 
@@ -135,6 +135,9 @@ class OnPolicyRunner:
         self, env: Any, train_cfg: Mapping[str, Any], log_dir: str | None = None, device: str = "cpu", **options: Any
     ) -> None:
         self.env, self.cfg, self.device, self.log_dir = env, train_cfg, device, log_dir
+        told = (int(os.environ.get(name, usual)) for name, usual in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
+        self.gpu_world_size, self.gpu_global_rank, self.gpu_local_rank = told
+        self.is_distributed = self.gpu_world_size > 1
         parity = options.pop("parity", self.parity)
         if options:
             raise TypeError(f"unexpected arguments {', '.join(options)}")
@@ -195,7 +198,9 @@ class OnPolicyRunner:
                 self.save(os.path.join(self.logger.log_dir, f"model_{self.current_learning_iteration}.pt"))
 
     def save(self, path: str, infos: dict[str, Any] | None = None) -> None:
-        """Write a file that RSL-RL loads."""
+        """Write a file that RSL-RL loads; of several ranks the first does."""
+        if not is_first():
+            return
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         torch.save({**self.alg.save(), "iter": self.current_learning_iteration, "infos": infos}, path)
         self.logger.save_model(path, self.current_learning_iteration)
@@ -221,7 +226,7 @@ class OnPolicyRunner:
         return tree.get("infos")
 
     def get_inference_policy(self, device: str | None = None) -> InferencePolicy:
-        """What acts without noise; call it with observations. It moves to `device`, and so does training."""
+        """What acts without noise; call it with observations. `device` can only be the runner's."""
         self.alg.policy.reset()
         if device is not None and torch.device(device) != next(self.alg.policy.network.parameters()).device:
             raise ConfigError(f"the policy lives on {self.device}: make the runner with device={device!r}")

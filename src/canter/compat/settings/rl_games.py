@@ -95,6 +95,8 @@ AMP = {
     "disc_reward_w": ("style_weight", 1.0),
 }
 """Numbers of AMP's settings: their name in the extension, and what the parent's files have."""
+CLIPS = ("motions", "motion_weights", "obs_group", "columns", "time_step", "frames")
+"""Settings of the extension that the parent's environment knows; a file may have them as `config.amp`."""
 
 
 def _amp_verdicts(t: Translation) -> None:
@@ -122,8 +124,12 @@ def _amp(t: Translation, rows: int | None) -> None:
         "learning_rate": t.number(f"{CONFIG}.learning_rate"),
         "max_grad_norm": t.settings.get("algorithm.optimizer.max_grad_norm", math.inf),
     }
-    t.put("algorithm.extensions", [own])
     at = "algorithm.extensions[0]"
+    for name in CLIPS:
+        if t.has(f"{CONFIG}.amp.{name}"):
+            own[name] = t.raw(f"{CONFIG}.amp.{name}")
+            t.judge(f"{CONFIG}.amp.{name}", "mapped", f"{at}.{name}")
+    t.put("algorithm.extensions", [own])
     for key in ("units", "activation"):
         t.judge(f"params.network.disc.{key}", "mapped", f"{at}.{'hidden' if key == 'units' else key}")
     for key, name in {**{key: name for key, (name, _) in AMP.items()}, "normalize_amp_input": "normalize_obs"}.items():
@@ -135,7 +141,9 @@ def _amp(t: Translation, rows: int | None) -> None:
     t.judge(f"{CONFIG}.disc_coef", "differs", "", "the discriminator has an Adam of its own, which no factor changes")
     for key in ("amp_obs_demo_buffer_size", "amp_batch_size"):
         t.judge(f"{CONFIG}.{key}", "differs", f"{at}.motions", "clips are drawn anew for every update")
-    t.always("the parent's environment has the clips: name their files here", f"{at}.motions")
+    if "motions" not in own:
+        why = f"the parent's environment has the clips: name their files here, or in the file as {CONFIG}.amp.motions"
+        t.always(why, f"{at}.motions")
 
 
 def _shared_trunk(t: Translation) -> None:

@@ -12,6 +12,8 @@ POLICY, CRITIC = "algorithm.model.policy", "algorithm.model.critic"
 OPTIMIZER = "algorithm.optimizer"
 CENTRAL = f"{CONFIG}.central_value_config"
 MIN_LR, MAX_LR = 1e-6, 1e-2
+LINEAR_FLOOR = 1e-3
+"""What rl_games' linear form of the deviation has for a floor where the file has less."""
 
 
 def translate_algorithm(t: Translation, rows: int | None, continuous: bool, recurrent: bool) -> None:
@@ -240,7 +242,7 @@ def _normalizers(t: Translation) -> None:
     if on:
         ours = "moves once an iteration after learning, clipped at 10; rl_games' in every minibatch, clipped at 5"
         t.choose(ours, "algorithm.obs_statistics", "minibatch", f"{CONFIG}.normalize_input")
-        _normalizer_form(t, f"{POLICY}.normalizer")
+        normalizer_form(t, f"{POLICY}.normalizer")
     t.judge(f"{CONFIG}.normalize_input", "mapped", f"{POLICY}.normalize_obs={on}")
     values = t.flag(f"{CONFIG}.normalize_value", False)
     t.put("algorithm.model.normalize_value", values)
@@ -249,14 +251,14 @@ def _normalizers(t: Translation) -> None:
         t.choose(ours, "algorithm.model.value_normalizer.rescale", False, f"{CONFIG}.normalize_value")
         if t.parity:
             t.choose("", "algorithm.model.value_normalizer.of", "values_and_returns")
-            _normalizer_form(t, "algorithm.model.value_normalizer")
+            normalizer_form(t, "algorithm.model.value_normalizer")
     t.judge(f"{CONFIG}.normalize_value", "mapped", f"algorithm.model.normalize_value={values}")
     if t.raw(f"{CONFIG}.freeze_critic") is True:
         t.refuse(f"{CONFIG}.freeze_critic", "nothing is frozen here: leave it out")
     t.judge(f"{CONFIG}.freeze_critic", "mapped")
 
 
-def _normalizer_form(t: Translation, setting: str) -> None:
+def normalizer_form(t: Translation, setting: str) -> None:
     """rl_games' running mean and deviation: 1e-5 on the variance, cut off at 5, begun with one row of 0 +- 1."""
     if t.parity:
         for name, value in (("eps", 1e-5), ("eps_on", "variance"), ("clip", 5.0), ("prior_count", 1.0)):
@@ -273,23 +275,26 @@ def _standard_deviation(t: Translation) -> None:
     key = f"{space}.sigma_init.val" if t.raw(f"{space}.sigma_init.val") is not None else f"{space}.sigma_init.value"
     form, floor = _form(t, space)
     raw = t.number(key, 0.0) if start is not None else 0.0
-    initial = floor + (math.exp(raw) if form == "log" else math.log1p(math.exp(raw)))
+    initial = floor + (math.exp(raw) if form == "log" else math.log1p(math.exp(raw - floor * (form == "linear"))))
     t.put("algorithm.model.std.initial", initial, key)
     t.judge(key, "mapped", f"algorithm.model.std.initial={initial:.4g}")
     t.judge(f"{space}.sigma_init", "mapped", f"algorithm.model.std.initial={initial:.4g}")
     kind = "parameter" if t.flag(f"{space}.fixed_sigma", True) else "network"
     t.put("algorithm.model.std.kind", kind)
-    ours = "keeps between 0.01 and 10, with a gradient everywhere; rl_games' is exp(parameter), without bounds"
-    t.choose(ours, "algorithm.model.std.form", form, f"{space}.fixed_sigma")
+    if not _std_bounds(t, space, form):
+        ours = "keeps between 0.01 and 10, with a gradient everywhere; rl_games' is exp(parameter), without bounds"
+        t.choose(ours, "algorithm.model.std.form", form, f"{space}.fixed_sigma")
+        if floor and t.parity:
+            t.put("algorithm.model.std.floor", floor)
+            t.judge(f"{space}.min_sigma", "mapped", f"algorithm.model.std.floor={floor:g}")
+    t.judge(f"{space}.fixed_sigma", "mapped", f"algorithm.model.std.kind={kind}")
+    if "algorithm.model.std.form" in t.settings:
+        t.judge(f"{space}.sigma_parametrization", "mapped", f"algorithm.model.std.form={form}")
     t.judge(f"{space}.sigma_parametrization", "differs", f"algorithm.model.std.form={form}", "with --parity only")
-    if floor and t.parity:
-        t.to(f"{space}.min_sigma", "algorithm.model.std.floor", floor)
-    elif floor:
+    if floor and t.has(f"{space}.min_sigma"):
         t.to(f"{space}.min_sigma", "algorithm.model.std.minimum", floor, "a bound that is approached, not added")
     for name in ("min_sigma", "max_sigma", "logstd_bounds"):
-        if t.raw(f"{space}.{name}") in (*NONE, 0, 0.0):
-            t.judge(f"{space}.{name}", "mapped", why="")
-        t.refuse(f"{space}.{name}", "use algorithm.model.std.minimum and maximum")
+        t.judge(f"{space}.{name}", "mapped", "off")
     learn = f"{space}.learn_sigma"
     if t.has(learn):
         t.to(learn, "algorithm.model.std.learn", t.flag(learn))
@@ -305,10 +310,27 @@ def _standard_deviation(t: Translation) -> None:
 def _form(t: Translation, space: str) -> tuple[str, float]:
     """What rl_games' learned number is, and what is added to the deviation."""
     key = f"{space}.sigma_parametrization"
-    form = {"exp": "log", "softplus": "softplus"}.get(t.raw(key, "exp"))
+    form = {"exp": "log", "softplus": "softplus", "linear": "linear", "scalar": "linear"}.get(t.raw(key, "exp"))
     if form is None:
-        t.refuse(key, "exp and softplus are known")
-    return form or "log", t.number(f"{space}.min_sigma", 0.0) if t.has(f"{space}.min_sigma") else 0.0
+        t.refuse(key, "exp, softplus, linear and scalar are known")
+    floor = t.number(f"{space}.min_sigma", 0.0) if t.has(f"{space}.min_sigma") else 0.0
+    return form or "log", max(floor, LINEAR_FLOOR) if form == "linear" else floor
+
+
+def _std_bounds(t: Translation, space: str, form: str) -> bool:
+    """Bounds of the deviation, which only Canter's own form has: whether there are any."""
+    bounds, most = f"{space}.logstd_bounds", f"{space}.max_sigma"
+    if form != "log":
+        t.dead("only sigma_parametrization: exp reads it", bounds)
+    elif t.has(bounds):
+        low, high = t.pair(bounds, "two numbers, such as [-5, 2]")
+        t.put("algorithm.model.std.minimum", math.exp(low), bounds)
+        t.put("algorithm.model.std.maximum", math.exp(high), bounds)
+        to = f"algorithm.model.std.minimum={math.exp(low):.4g}, maximum={math.exp(high):.4g}"
+        t.judge(bounds, "differs", to, "approached, with a gradient everywhere; rl_games cuts off")
+    if t.has(most) and t.number(most) > 0:
+        t.to(most, "algorithm.model.std.maximum", t.number(most), "approached along another curve")
+    return "algorithm.model.std.maximum" in t.settings
 
 
 def _central_value(t: Translation, horizon: int, rows: int | None, continuous: bool) -> None:
@@ -325,7 +347,7 @@ def _central_value(t: Translation, horizon: int, rows: int | None, continuous: b
     on = t.flag(f"{CENTRAL}.normalize_input")
     t.to(f"{CENTRAL}.normalize_input", f"{CRITIC}.normalize_obs", on)
     if on:
-        _normalizer_form(t, f"{CRITIC}.normalizer")
+        normalizer_form(t, f"{CRITIC}.normalizer")
     t.dead(
         "no code reads it here",
         *(f"{CENTRAL}.{name}" for name in ("use_smooth_clamp", "kl_threshold", "schedule_type")),

@@ -147,8 +147,9 @@ def _encoder(t: Translation, place: Place, name: str) -> None:
         t.put(f"{to}.kind", "impala")
         t.to(f"{cnn}.conv_depths", f"{to}.depths", t.widths(f"{cnn}.conv_depths"))
     else:
-        kind = t.word(f"{cnn}.type", ("conv2d", "conv1d", "conv2d_spatial_softmax", "coord_conv2d"))
-        if kind not in ("conv2d", "conv1d"):
+        known = ("conv2d", "conv2d_flatten", "conv1d", "conv2d_spatial_softargmax", "coord_conv2d")
+        kind = t.word(f"{cnn}.type", known)
+        if kind not in known[:3]:
             t.refuse(f"{cnn}.type", "there are plain 1-d and 2-d convolutions here: register an encoder of your own")
         if kind == "conv1d":
             t.put(f"{to}.sequences", True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from canter.compat.settings.rl_games_algorithm import CONFIG
+from canter.compat.settings.rl_games_algorithm import CONFIG, normalizer_form
 from canter.compat.settings.rl_games_network import ACTIVATIONS
 from canter.compat.settings.translation import NONE, Translation
 
@@ -50,20 +50,24 @@ def _networks(t: Translation) -> None:
         t.refuse(f"{NETWORK}.normalization", "layer_norm is known")
     t.put("algorithm.policy.kind", "stack")
     for network in NETWORKS:
+        t.put(f"{network}.init", "default_zero_bias")
         t.put(f"{network}.hidden", widths, f"{mlp}.units")
         t.put(f"{network}.activation", activation, f"{mlp}.activation")
         t.put(f"{network}.normalize_obs", normalized, f"{CONFIG}.normalize_input")
         t.put(f"{network}.norm", "none" if norm in NONE else "layer", f"{NETWORK}.normalization")
+        if normalized:
+            normalizer_form(t, f"{network}.normalizer")
     t.judge(f"{mlp}.units", "mapped", f"hidden={widths} of policy and critics")
     t.judge(f"{mlp}.activation", "mapped", f"activation={activation} of policy and critics")
-    why = "statistics move once an iteration, clipped at 10" if normalized else ""
+    limit = 5 if t.parity else 10
+    why = f"statistics move by new rows, clipped at {limit}; rl_games 1.6.5's by rows drawn to learn, at 5"
     to = f"normalize_obs={normalized} of policy and critics"
-    t.judge(f"{CONFIG}.normalize_input", "differs" if normalized else "mapped", to, why)
+    t.judge(f"{CONFIG}.normalize_input", "differs" if normalized else "mapped", to, why if normalized else "")
     why = "" if norm in NONE else "before each activation; rl_games' comes after it"
     t.judge(f"{NETWORK}.normalization", "differs" if why else "mapped", "norm of policy and critics", why)
     initializer = t.word(f"{mlp}.initializer.name", default="default")
-    why = "biases begin as torch's default, not at 0" if initializer == "default" else f"no {initializer} here"
-    t.judge(f"{mlp}.initializer", "differs", "init=default", f"{why}; only the start of a run differs")
+    why = "" if initializer == "default" else f"no {initializer} here; only the start of a run differs"
+    t.judge(f"{mlp}.initializer", "differs" if why else "mapped", "init=default_zero_bias", why)
     if t.flag(f"{mlp}.d2rl", False):
         t.refuse(f"{mlp}.d2rl", "SAC's networks are plain stacks here; residual blocks are algorithm.critic.blocks")
     t.judge(f"{mlp}.d2rl", "mapped", "a plain stack of layers")
@@ -75,14 +79,17 @@ def _networks(t: Translation) -> None:
 
 def _std(t: Translation) -> None:
     key = f"{NETWORK}.log_std_bounds"
-    bounds = t.raw(key)
-    if not isinstance(bounds, list) or len(bounds) != 2 or not all(isinstance(b, int | float) for b in bounds):
-        raise t.error(key, "two numbers, such as [-5, 2]")
+    bounds = t.pair(key, "two numbers, such as [-5, 2]")
     t.put("algorithm.std.kind", "network")
     for name, bound in zip(("minimum", "maximum"), bounds, strict=True):
         t.put(f"algorithm.std.{name}", math.exp(bound), key)
     why = "approached more slowly than by a tanh, and begun at 1; only the way there differs"
-    t.judge(key, "differs", f"algorithm.std.minimum={math.exp(bounds[0]):.4g}, maximum={math.exp(bounds[1]):.4g}", why)
+    if t.parity:
+        why = ""
+        t.put("algorithm.std.form", "tanh", key)
+        t.put("algorithm.std.initial", math.exp(sum(bounds) / 2), key)
+    to = f"algorithm.std.minimum={math.exp(bounds[0]):.4g}, maximum={math.exp(bounds[1]):.4g}"
+    t.judge(key, "differs" if why else "mapped", to, why)
 
 
 def _updates(t: Translation, num_envs: int | None) -> None:
@@ -119,7 +126,10 @@ def _temperature(t: Translation) -> None:
     if t.number(share, 1.0) != 1.0:
         t.refuse(share, "give the entropy itself, minus this times the actions: --algorithm.temperature.target-entropy")
     t.judge(share, "mapped", f"{to}.target_entropy=null, minus one per action")
-    t.always("entropy is that of actions in -1..1; rl_games' of the environment's; its alpha acts as at least 0.01")
+    t.always(
+        "critics read actions in -1..1, and entropy is that of such actions: rl_games' critics read those of the "
+        "environment, whose entropy it takes after 1.6.5; its alpha acts as at least 0.01"
+    )
 
 
 def _optimizers(t: Translation) -> None:

@@ -184,7 +184,7 @@ def translate_std(t: Translation, dialect: Dialect) -> None:
         if t.has(f"{section}.learn_std"):
             t.to(f"{section}.learn_std", "algorithm.model.std.learn", t.flag(f"{section}.learn_std"))
         if t.has(f"{section}.std_range"):
-            low, high = (float(bound) for bound in t.raw(f"{section}.std_range"))
+            low, high = t.pair(f"{section}.std_range", "two numbers, such as [0.1, 2.0]")
             t.put("algorithm.model.std.minimum", max(low, 1e-6), f"{section}.std_range")
             t.put("algorithm.model.std.maximum", high, f"{section}.std_range")
             t.judge(
@@ -201,7 +201,9 @@ def translate_std(t: Translation, dialect: Dialect) -> None:
     kind = t.word(form, ("scalar", "log"), "scalar")
     theirs = "exp of a parameter" if kind == "log" else "a bare parameter"
     ours = f"keeps between 0.01 and 10, with a gradient everywhere; RSL-RL's is {theirs}"
-    t.choose(ours, "algorithm.model.std.form", kind, form if t.has(form) else "")
+    if "algorithm.model.std.maximum" not in t.settings:  # only Canter's own form has bounds
+        t.choose(ours, "algorithm.model.std.form", kind, form if t.has(form) else "")
+    t.judge(form, "differs", "algorithm.model.std.form=bounded", f"std_range keeps it within; RSL-RL's is {theirs}")
     t.put("algorithm.model.bounds", "none")
     t.put("algorithm.model.normalize_value", False)
     t.put("algorithm.model.policy_gain", math.sqrt(2))

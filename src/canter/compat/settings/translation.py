@@ -76,6 +76,14 @@ class Translation:
         remedy = f"; {advice}" if advice else ""
         return ConfigError(f"{place}: {key}: expected {expected}, got {self.raw(key)!r}{remedy}", key)
 
+    def pair(self, key: str, expected: str) -> tuple[float, float]:
+        """Two numbers, the lower first."""
+        value = self.raw(key)
+        numbers = [float(x) for x in value if type(x) in (int, float)] if isinstance(value, list | tuple) else []
+        if len(numbers) != 2 or len(value) != 2 or not numbers[0] < numbers[1]:
+            raise self.error(key, expected)
+        return numbers[0], numbers[1]
+
     def number(self, key: str, default: float | None = None) -> float:
         """A number, which may be written as a word such as 5e-4."""
         value = self.raw(key, default)
