@@ -11,7 +11,8 @@ from rerun import rerun
 
 from canter.envs.robots.host_state import Roots
 from canter.envs.robots.masks import yaw_rotation
-from canter.envs.robots.segments import CHECKED, MOST, PATIENCE, WARM_UP, Declined, Segments
+from canter.envs.robots.recording import Declined
+from canter.envs.robots.segments import CHECKED, MOST, PATIENCE, WARM_UP, Segments
 
 N = 6
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from canter.envs.robots.host_state import Roots
 from canter.envs.robots.masks import use_masks
-from canter.envs.robots.segments import CudaRecorder, Declined, Segments
+from canter.envs.robots.recording import CudaRecorder, Declined
+from canter.envs.robots.segments import Segments
 
 COUNTERS = ("common_step_counter", "_sim_step_counter")
 MANAGERS = ("action", "observation", "reward", "termination", "command", "event", "metrics")
