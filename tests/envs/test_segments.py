@@ -9,6 +9,7 @@ import pytest
 import torch
 from rerun import rerun
 
+from canter.envs.robots import mjlab
 from canter.envs.robots.host_state import Roots
 from canter.envs.robots.masks import yaw_rotation
 from canter.envs.robots.recording import Declined
@@ -183,3 +184,11 @@ def test_rotations_about_the_vertical_also_of_what_points_up():
     cos, sin = angle.cos(), angle.sin()
     rows = [cos, -sin, zero, sin, cos, zero, zero, zero, zero + 1]
     torch.testing.assert_close(yaw_rotation(matrices), torch.stack(rows, 1).view(500, 3, 3))
+
+
+def test_another_version_of_mjlab_is_not_taken_apart(monkeypatch, caplog):
+    monkeypatch.setattr(mjlab, "version", lambda name: "2.0.1")
+    assert not mjlab._can_capture("cuda:0")
+    assert "known as of 1.6, this is 2.0.1" in caplog.text
+    monkeypatch.setattr(mjlab, "version", lambda name: "1.6.3")
+    assert mjlab._can_capture("cuda:0") and not mjlab._can_capture("cpu")

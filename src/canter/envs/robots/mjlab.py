@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, is_dataclass
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,6 +17,10 @@ from canter.registry import nearest
 
 HOW = 'pip install "canter[mjlab]"'
 EXPORTER = "mjlab.rl.exporter_utils"
+CAPTURED_VERSION = "1.6"
+"""The version of mjlab whose step is run in parts that are CUDA graphs."""
+
+_log = logging.getLogger(__name__)
 
 
 def tasks() -> list[str]:
@@ -67,8 +73,19 @@ def make_mjlab(
         resets_itself=cfg.auto_reset,
         final_obs="unknown" if cfg.auto_reset else "separate",
         random_start=random_start,
-        step=CapturedStep(env) if capture and torch.device(device).type == "cuda" else None,
+        step=CapturedStep(env) if capture and _can_capture(device) else None,
     )
+
+
+def _can_capture(device: str) -> bool:
+    """On a GPU, with a version of mjlab whose step is known from inside."""
+    if torch.device(device).type != "cuda":
+        return False
+    found = version("mjlab")
+    if not found.startswith(f"{CAPTURED_VERSION}."):
+        _log.warning("mjlab's step runs eagerly: its parts are known as of %s, this is %s", CAPTURED_VERSION, found)
+        return False
+    return True
 
 
 def onnx_metadata(env: Any, run: str) -> dict[str, Any]:
