@@ -131,3 +131,15 @@ def test_the_picture_shows_the_links():
     rows, columns = np.nonzero(red)
     assert abs((columns.mean() - 240) / 60 - float(tip[0] - centre[0])) < 0.1
     assert abs((160 - rows.mean()) / 60 - float(tip[1] - centre[1])) < 0.1
+
+
+def test_speed_beyond_the_pace_does_not_pay():
+    steps = {}
+    for pace in (None, 0.1):
+        env = Swimmer(64, pace=pace)
+        env.reset(0)
+        phase = torch.arange(3) * math.radians(60)
+        actions = [0.7 * torch.sin(2 * math.pi * 0.02 * t - phase).expand(64, 3) for t in range(200)]
+        steps[pace] = torch.stack([env.step(action).reward for action in actions])
+    assert steps[None].max() > 0.1
+    assert torch.equal(steps[0.1], steps[None].clamp(max=0.1))

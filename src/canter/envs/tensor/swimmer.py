@@ -125,7 +125,8 @@ class Swimmer(TensorEnv):
     cosine and sine of the angle from the head to the x axis (2). With `motion`, "motion" `[N, 9]` shows the first nine
     alone. With `reference`, a motion clip, episodes begin with its joints and rates at a random time.
 
-    The reward is the velocity of the body's centre along x, in links per second. Truncated after 400 steps.
+    The reward is the velocity of the body's centre along x, in links per second, and `pace` where it is faster than
+    that. Truncated after 400 steps.
     """
 
     render_fps = 1 / TIME_STEP
@@ -137,6 +138,7 @@ class Swimmer(TensorEnv):
         *,
         motion: bool = False,
         reference: str | None = None,
+        pace: float | None = None,
         max_episode_steps: int | None = 400,
         random_start: bool = False,
     ) -> None:
@@ -151,7 +153,7 @@ class Swimmer(TensorEnv):
             symmetries=(LEFT_RIGHT,),
         )
         self.spec = replace(self.spec, motion=MOTION)
-        self._motion, self._reference = motion, None
+        self._motion, self._reference, self._pace = motion, None, math.inf if pace is None else pace
         if reference is not None:
             self._reference = Motions([load_clip(reference)], joints=MOTION.joints, device=self.device)
 
@@ -173,7 +175,7 @@ class Swimmer(TensorEnv):
             middle = _moved(after, _slope(after, target), 0.5 * TIME_STEP / SUBSTEPS)
             after = _moved(after, _slope(middle, target), TIME_STEP / SUBSTEPS)
         advanced = body(after).mean(1) - body(state).mean(1)
-        reward = advanced[:, 0] / TIME_STEP
+        reward = (advanced[:, 0] / TIME_STEP).clamp(max=self._pace)
         return Outcome(after, reward, torch.zeros_like(reward, dtype=torch.bool))
 
     def _observe(self, state: EnvState) -> Obs:
