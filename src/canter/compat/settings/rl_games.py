@@ -209,6 +209,7 @@ def _run(t: Translation, env: str | None) -> None:
 
 def _environment(t: Translation, env: str | None) -> None:
     name, options = t.word(f"{CONFIG}.env_name", default=env or ""), f"{CONFIG}.env_config"
+    given = dict(t.raw(options)) if t.section(options) else {}
     inner = t.raw(f"{options}.env_name", t.raw(f"{options}.name"))
     found, why = name, ""
     if env is not None:
@@ -228,7 +229,7 @@ def _environment(t: Translation, env: str | None) -> None:
     t.judge(f"{CONFIG}.env_name", "differs", "", why)
     for key in ("env_name", "name", "task_name", "device"):
         t.judge(f"{options}.{key}", "mapped", "env.id")
-    for key, value in dict(t.raw(options) or {}).items():
+    for key, value in given.items():
         taken = env is None and found not in ("", name)
         if (
             taken
@@ -279,8 +280,25 @@ def _edges(t: Translation) -> None:
     )
     t.dead("belongs under config", "params.player")
     t.dead("belongs to SAC", *(f"{CONFIG}.{key}" for key in ("num_warmup_steps", "num_seed_steps")))
-    t.judge("params.env", "mapped", "the environment's adapter")
+    t.each(f"{CONFIG}.player", _PLAYER, "mapped", "canter play, Runner")
+    _wrapper(t)
     _beside_params(t)
+
+
+def _wrapper(t: Translation) -> None:
+    """What Isaac Lab's wrapper is told by `params.env`; `isaaclab:` does it itself, under Runner the wrapper does."""
+    own, at = str(t.settings.get("env.id", "")).startswith("isaaclab:"), "params.env"
+    for name in ("clip_actions", "clip_observations"):
+        if own and t.has(f"{at}.{name}"):
+            t.to(f"{at}.{name}", f"env.options.{name}", t.number(f"{at}.{name}"))
+    for name, network in (("obs", POLICY), ("states", CRITIC)):
+        used = name == "obs" or t.section(CENTRAL)
+        if own and used and t.has(f"{at}.obs_groups.{name}"):
+            t.to(f"{at}.obs_groups.{name}", f"{network}.obs_groups", t.groups(f"{at}.obs_groups.{name}"))
+        elif not used:
+            t.dead("nothing reads states without a central value", f"{at}.obs_groups.{name}")
+    t.each(f"{at}.obs_groups", "obs states", "mapped", WRAPPER)
+    t.each(at, "clip_actions clip_observations concate_obs_groups", "mapped", WRAPPER)
 
 
 def _beside_params(t: Translation) -> None:
@@ -292,6 +310,11 @@ def _beside_params(t: Translation) -> None:
             t.dead("rl_games reads params alone", str(key))
 
 
+WRAPPER = "Isaac Lab's wrapper, which a script with Runner has; else --env isaaclab:TASK"
+_PLAYER = (
+    "render render_sleep games_num deterministic determenistic n_game_life print_stats use_vecenv env_config "
+    "device_name num_actors balance_env_rewards evaluation update_checkpoint_freq dir_to_monitor"
+)
 _EDGES = {
     "name full_experiment_name train_dir": "the run's folder (canter train --name, Runner)",
     "print_stats use_diagnostics defer_summaries_sec summaries_interval_sec_min": "--console, --log",
@@ -300,7 +323,6 @@ _EDGES = {
     "torch_compile": "execution",
     "multi_gpu": "torchrun",
     "algo_observer": "Runner(algo_observer)",
-    "player": "canter play, Runner",
     "vecenv_type import_modules": "--allow-import: what is imported is named by the caller",
 }
 """Keys that change nothing that is learned, and what does their work here."""

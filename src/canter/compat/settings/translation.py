@@ -132,6 +132,13 @@ class Translation:
             raise self.error(key, "a list of whole numbers")
         return list(value)
 
+    def groups(self, key: str) -> list[str]:
+        """Names of observation groups."""
+        value = self.raw(key)
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise self.error(key, "a list of observation groups")
+        return list(value)
+
     def count(self, key: str, default: int | None = None) -> int:
         """A whole number above 0."""
         number = self.integer(key, default)
@@ -173,6 +180,13 @@ class Translation:
             if leaf not in self.judged:
                 self.judged.add(leaf)
                 self.report.add(leaf, value, verdict, to, why)
+
+    def each(self, key: str, names: str, verdict: Literal["mapped", "differs"], to: str = "", why: str = "") -> None:
+        """The same verdict for some keys of a section; others that it has stay unknown."""
+        for name in names.split() if isinstance(self.raw(key), Mapping) else ():
+            self.judge(f"{key}.{name}", verdict, to, why)
+        if not self.section(key):
+            self.judge(key, verdict, to, why)
 
     def dead(self, why: str, *keys: str) -> None:
         """No code of the parent reads these keys."""
@@ -239,7 +253,8 @@ class Translation:
         path = error.key
         while path and path not in self.origin:
             path = path.rpartition(".")[0]
-        key = self.origin.get(path, "")
+        inside = (source for setting, source in self.origin.items() if setting.startswith(f"{error.key}."))
+        key = self.origin.get(path) or next(inside, "")
         return f"{self._placed(key)}{key}={self.raw(key)!r} became " if key else ""
 
 
