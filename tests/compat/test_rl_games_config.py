@@ -250,6 +250,11 @@ def test_no_value_of_a_wrong_type_ends_in_another_error():
     assert not crashes(rl_games(**SECTIONS, **{"config.env_config": {"a": 1}, "config.bound_loss_type": "bound"}))
 
 
+def test_files_of_sac_and_amp_keep_that_too():
+    assert not silent(sac(), but=("regularizer", "space", "continuous", "mu_init", "sigma_init", "env_config"))
+    assert not silent(rl_games(**AMP), but=("regularizer",)) and not crashes(sac()) and not crashes(rl_games(**AMP))
+
+
 def test_a_log_reward_gets_the_minimum_that_it_needs():
     imported = import_config(rl_games(config__reward_shaper={"log_val": True}))
     assert imported.config.algorithm.reward.squash == "log"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from canter.compat.settings.rl_games_algorithm import CENTRAL, CONFIG, CRITIC, POLICY, translate_algorithm
-from canter.compat.settings.rl_games_network import Place, translate_network
+from canter.compat.settings.rl_games_network import STARTS, Place, translate_network
 from canter.compat.settings.rl_games_sac import translate_sac
 from canter.compat.settings.translation import NONE, Translation
 
@@ -103,7 +103,7 @@ def _amp_verdicts(t: Translation) -> None:
     """What IsaacGymEnvs' AMP agent does in another way than rl_games' PPO."""
     coef = 2 * t.number(f"{CONFIG}.critic_coef")
     t.judge(f"{CONFIG}.critic_coef", "mapped", f"algorithm.value_coef={coef:g} (half the square here)")
-    t.judge("params.network.disc.initializer", "differs", "orthogonal", "only the start of a run differs")
+    t.each("params.network.disc.initializer", STARTS, "differs", "orthogonal", "only the start of a run differs")
 
 
 def _amp(t: Translation, rows: int | None) -> None:
@@ -117,7 +117,7 @@ def _amp(t: Translation, rows: int | None) -> None:
     own["normalize_obs"] = t.flag(f"{CONFIG}.normalize_amp_input", True)
     own["replay"] = t.integer(f"{CONFIG}.amp_replay_buffer_size", 1_000_000)
     own["batch_size"] = t.integer(f"{CONFIG}.amp_minibatch_size", 4096)
-    horizon, keep = t.settings["algorithm.horizon"], t.number(f"{CONFIG}.amp_replay_keep_prob", 0.01)
+    horizon, keep = t.settings["algorithm.horizon"], t.finite(f"{CONFIG}.amp_replay_keep_prob", 0.01)
     own["replay_rows"] = max(1, min(own["replay"], round(keep * horizon * (rows or 1))))
     own["updates"] = t.settings["algorithm.epochs"] * t.settings.get("algorithm.num_minibatches", 1)
     own["optimizer"] = {

@@ -100,7 +100,7 @@ def _updates(t: Translation, num_envs: int | None) -> None:
     ratio, plain = f"{CONFIG}.utd_ratio", f"{CONFIG}.num_updates_per_step"
     count = t.integer(plain, 1)
     if t.has(ratio):
-        count = max(1, round(t.number(ratio) * (num_envs or 1)))
+        count = max(1, round(t.finite(ratio) * (num_envs or 1)))
         t.dead("utd_ratio wins", plain)
     for key in (ratio, plain):
         t.judge(key, "mapped", f"algorithm.updates_per_step={count}")

@@ -97,10 +97,17 @@ class Translation:
             raise self.error(key, "a number", "" if key in self.lines or self.has(key) else "it is required")
         return number
 
+    def finite(self, key: str, default: float | None = None) -> float:
+        """A number that is not infinite."""
+        number = self.number(key, default)
+        if math.isinf(number):
+            raise self.error(key, "a finite number")
+        return number
+
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number; 1e6 is one."""
-        number = self.number(key, default)
-        if not math.isfinite(number) or number != int(number):
+        number = self.finite(key, default)
+        if number != int(number):
             raise self.error(key, "a whole number")
         return int(number)
 
