@@ -3,12 +3,15 @@
 import json
 
 import pytest
+import torch
 import yaml
 from theirs import RL_GAMES, RSL_RL, changed, rl_games
 
 from canter.cli import main
+from canter.compat.pickled_file import read_pickled
 from canter.config import TrainConfig
 from canter.config_file import read_config
+from canter.storage.policy_file import load_critic, load_policy
 
 
 def write(tmp_path, tree, name="theirs.yaml"):
@@ -55,3 +58,40 @@ def test_refusals_end_with_one_line_and_the_report(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["import", file, "--set", "nonsense"])
     assert "expected KEY=VALUE" in capsys.readouterr().err
+
+
+def test_a_run_becomes_a_file_of_either_parent_that_acts_alike(tmp_path, capsys):
+    run = str(tmp_path / "run")
+    small = ["--algorithm.model.policy.hidden", "[8]", "--algorithm.horizon", "16", "--until.iterations", "2"]
+    free = [
+        "--algorithm.model.bounds",
+        "none",
+        "--run-dir",
+        str(tmp_path),
+        "--name",
+        "run",
+        "--seed",
+        "3",
+        "--console",
+        "quiet",
+    ]
+    main(["train", "Pendulum-v1", "--num-envs", "4", "--algorithm.num-minibatches", "2", *small, *free])
+    obs = torch.randn(5, 3)
+    values, _ = load_critic(run).value({"policy": obs}, ())
+    theirs, others = str(tmp_path / "model_2.pt"), str(tmp_path / "nn" / "pendulum.pth")
+    main(["export", run, "--policy", "final", "--output", theirs])
+    main(["export", run, "--output", others])
+    assert "iteration 2, in the layout of RSL-RL 5.x" in capsys.readouterr().out
+    tree = read_pickled(theirs)
+    for role, expected in (("actor", load_policy(f"{run}/policies/final_actor.safetensors")), ("critic", None)):
+        found = tree[f"{role}_state_dict"]
+        x = (obs - found["obs_normalizer._mean"]) / (found["obs_normalizer._std"] + 0.01)
+        for i in (0, 2):
+            x = torch.nn.functional.linear(x, found[f"mlp.{i}.weight"], found[f"mlp.{i}.bias"])
+            x = torch.tanh(x) if i == 0 else x
+        wanted = values if expected is None else expected.act({"policy": obs})[0]
+        torch.testing.assert_close(x.reshape(wanted.shape), wanted, atol=1e-5, rtol=1e-5)
+    assert tree["iter"] == 2 and "a2c_network.mu.weight" in read_pickled(others)["model"]
+    with pytest.raises(SystemExit):
+        main(["export", run, "--output", theirs])
+    assert "exists already" in capsys.readouterr().err

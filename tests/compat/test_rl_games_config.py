@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from theirs import REMOVED, RL_GAMES, rl_games
+from theirs import REMOVED, RL_GAMES, crashes, rl_games, silent
 
 from canter.compat import ImportRefused, import_config
 from canter.plain import ConfigError
@@ -214,6 +214,45 @@ def rl_games_file(path):
         "  network: {name: actor_critic, mlp: {units: [8], activation: elu}}\n"
     )
     return path
+
+
+def test_what_isaac_labs_wrapper_does_is_done_by_the_environment_or_left_to_it():
+    wrapper = {"clip_actions": 1.0, "clip_observations": 5.0, "obs_groups": {"obs": ["policy", "feet"]}}
+    own = import_config(rl_games(env=wrapper), env="isaaclab:Any", num_envs=8)
+    assert own.config.env.options == {"clip_actions": 1.0, "clip_observations": 5.0}
+    assert own.config.algorithm.model.policy.obs_groups == ("policy", "feet")
+    given = import_config(rl_games(env=wrapper))  # a script with Runner has the wrapper itself
+    assert given.config.env.options == {} and given.config.algorithm.model.policy.obs_groups is None
+
+
+SECTIONS = {
+    "network.cnn": {"type": "conv2d", "convs": [], "initializer": {"name": "default"}},
+    "network.rnn": {"name": "lstm", "units": 8},
+    "config.player": {"games_num": 3},
+    "config.seq_length": 4,
+    "config.central_value_config": {
+        "mini_epochs": 2,
+        "minibatch_size": 32,
+        "learning_rate": "5e-4",
+        "clip_value": True,
+        "normalize_input": True,
+        "network": {"mlp": {"units": [8], "activation": "elu", "initializer": {"name": "default"}}},
+    },
+    "env": {"clip_actions": 1.0, "obs_groups": {"obs": ["policy"]}},
+}
+
+
+def test_a_misspelt_key_is_refused_in_every_section_that_the_parent_reads():
+    assert not silent(rl_games(**SECTIONS), but=("regularizer",))
+
+
+def test_no_value_of_a_wrong_type_ends_in_another_error():
+    assert not crashes(rl_games(**SECTIONS, **{"config.env_config": {"a": 1}, "config.bound_loss_type": "bound"}))
+
+
+def test_files_of_sac_and_amp_keep_that_too():
+    assert not silent(sac(), but=("regularizer", "space", "continuous", "mu_init", "sigma_init", "env_config"))
+    assert not silent(rl_games(**AMP), but=("regularizer",)) and not crashes(sac()) and not crashes(rl_games(**AMP))
 
 
 def test_a_log_reward_gets_the_minimum_that_it_needs():

@@ -1,5 +1,8 @@
 """rl_games' Runner over Canter: environments, observers, players and files as its scripts use them."""
 
+import sys
+from types import SimpleNamespace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -248,6 +251,31 @@ def test_players_and_agents_of_the_users(tmp_path):
     runner.load(settings(tmp_path, algo__name="amp"))
     with pytest.raises(ConfigError, match=r"train_epoch: .*phases.*play_steps: .*reward"):
         runner.run({"train": True})
+
+
+def test_a_subclass_of_the_parents_own_agent_is_refused_before_it_builds_anything(tmp_path, monkeypatch):
+    class A2CBase:
+        def __init__(self, base_name, params):
+            raise AssertionError("it was built")
+
+        def train_epoch(self):
+            pass
+
+    A2CBase.__module__ = "rl_games.common.a2c_common"  # a FAKE of the parent's
+
+    class Mine(A2CBase):
+        def calc_gradients(self, batch):
+            pass
+
+    built = A2CBase.__init__
+    monkeypatch.setitem(sys.modules, "rl_games.common.a2c_common", SimpleNamespace(A2CBase=A2CBase))
+    for agent, words in ((Mine, r"Use calc_gradients: canter\.Extension\.loss[^;]*$"), (A2CBase, "registration")):
+        runner = Runner()
+        runner.algo_factory.register_builder("a2c_continuous", lambda agent=agent, **arguments: agent(**arguments))
+        runner.load(settings(tmp_path))
+        with pytest.raises(ConfigError, match=words):
+            runner.run({"train": True})
+    assert A2CBase.__init__ is built
 
 
 def test_sac_trains_saves_restores_and_plays(tmp_path, monkeypatch):

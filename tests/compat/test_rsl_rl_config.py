@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from test_rl_games_config import leaves
-from theirs import GENERATIONS, RSL_RL, changed
+from theirs import GENERATIONS, RSL_RL, changed, crashes, silent
 
 from canter.algorithms.distillation import DistillationConfig
 from canter.compat import ImportRefused, import_config
@@ -255,3 +255,42 @@ def test_a_range_of_the_deviation_is_kept_with_parity_too():
         assert (std.form, std.minimum, std.maximum) == ("bounded", 0.1, 2.0)
     with pytest.raises(ConfigError, match="std_range: expected two numbers"):
         import_config(changed(RSL_RL, {"actor.distribution_cfg.std_range": [2.0]}))
+
+
+FULL = {
+    "algorithm.rnd_cfg": {
+        "weight": 0.1,
+        "predictor_hidden_dims": [8],
+        "target_hidden_dims": [8],
+        "weight_schedule": {"mode": "step", "final_step": 10, "final_value": 0.0},
+    },
+    "algorithm.symmetry_cfg": {"use_data_augmentation": True, "data_augmentation_func": "a:b"},
+    "actor.cnn_cfg": {"output_channels": [8, 8], "kernel_size": [3, 3], "stride": 1, "padding": "zeros"},
+    "critic.rnn_type": "lstm",
+}
+STUDENT = {
+    "num_steps_per_env": 8,
+    "student": {"hidden_dims": [8], "distribution_cfg": {"init_std": 0.1}},
+    "obs_groups": {"student": ["policy"]},
+    "algorithm": {"class_name": "Distillation", "num_learning_epochs": 2, "gradient_length": 4},
+}
+
+
+@pytest.mark.parametrize("tree", [*GENERATIONS.values(), changed(RSL_RL, FULL), STUDENT])
+def test_nothing_is_dropped_silently_and_nothing_crashes(tree):
+    assert not silent(tree, num_envs=8) and not crashes(tree, num_envs=8)
+
+
+def test_errors_name_the_parents_key_of_a_setting_inside_of_another():
+    for changes, key in (
+        ({"actor.distribution_cfg.init_std": -1.0}, "actor.distribution_cfg.init_std=-1.0 became"),
+        ({"algorithm.desired_kl": -1.0}, "algorithm.desired_kl=-1.0 became"),
+        ({**FULL, "algorithm.rnd_cfg.num_outputs": -1}, "algorithm.rnd_cfg={'weight'"),
+    ):
+        with pytest.raises(ConfigError, match=key):
+            import_config(changed(RSL_RL, changes), num_envs=8)
+
+
+def test_the_files_own_limit_of_actions_reaches_a_robots_environment():
+    own = import_config(changed(RSL_RL, {"clip_actions": 2.0}), num_envs=8, env="mjlab:Any")
+    assert own.config.env.options == {"clip_actions": 2.0}

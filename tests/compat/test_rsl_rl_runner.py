@@ -75,6 +75,7 @@ def test_a_script_of_each_generation_trains_saves_loads_and_plays(generation, tm
     assert again.current_learning_iteration == 3
     obs = Robots(generation).place
     torch.testing.assert_close(again.get_inference_policy()(obs), runner.get_inference_policy("cpu")(obs))
+    assert runner.get_inference_policy("meta")(obs).device.type == "meta", "where it is wanted"
     again.learn(2)
     assert again.current_learning_iteration == 4, "the iteration of the file is run once more, as in RSL-RL"
 

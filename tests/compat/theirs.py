@@ -2,6 +2,9 @@
 
 from copy import deepcopy
 
+from canter.compat import ImportRefused, import_config
+from canter.plain import ConfigError
+
 RL_GAMES = {
     "params": {
         "seed": 7,
@@ -170,3 +173,45 @@ def changed(tree, changes):
         else:
             here[last] = value
     return tree
+
+
+def _paths(tree, at=()):
+    """Every key below a tree, as a path."""
+    for key, value in tree.items():
+        yield (*at, key)
+        if isinstance(value, dict):
+            yield from _paths(value, (*at, key))
+
+
+def silent(tree, but=(), **options):
+    """Sections in which an unknown key is not refused by its name; `but` are those that the parent does not read."""
+    found = []
+    for path in _paths(tree):
+        if not isinstance(value_at(tree, path), dict) or path[-1] in but:
+            continue
+        key = ".".join((*path, "misspelt"))
+        try:
+            import_config(changed(tree, {key: 1}), **options)
+            found.append(key)
+        except ImportRefused as refused:
+            found += [] if key in [entry.key for entry in refused.deviations.of("refused")] else [key]
+    return found
+
+
+def crashes(tree, **options):
+    """Keys with a value that ends in something else than a refusal."""
+    found = []
+    for path in _paths(tree):
+        for value in ("abc", {"a": 1}, [1], [], None, -1, 0, True, "${x.y}", 3.7, float("nan"), float("inf")):
+            try:
+                import_config(changed(tree, {".".join(path): value}), **options)
+            except ConfigError:
+                continue
+            except Exception as error:
+                found.append((path, value, repr(error)))
+    return found
+
+
+def value_at(tree, path):
+    """What is at a path."""
+    return value_at(tree[path[0]], path[1:]) if path else tree

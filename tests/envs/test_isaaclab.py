@@ -228,12 +228,20 @@ def test_mjlab_that_is_not_installed(monkeypatch):
 
 def test_the_tasks_own_settings_are_the_starting_point():
     own = task_settings("isaaclab:Isaac-Points-v0", "cpu")
-    assert own is not None and own.config.env == EnvConfig(id="isaaclab:Isaac-Points-v0", num_envs=16)
+    assert own is not None and own.config.env == EnvConfig(
+        id="isaaclab:Isaac-Points-v0", num_envs=16, options={"clip_actions": 0.5}
+    )
     algorithm = own.config.algorithm
     assert isinstance(algorithm, PPOConfig) and algorithm.horizon == 8
     assert algorithm.model.policy.obs_groups == ("policy", "feet/left")
     assert own.config.until.iterations == 2 and own.config.seed == 42 and own.deviations.dialect == "RSL-RL 3.x"
     assert task_settings("tensor:cartpole", None) is None
+
+
+def test_observations_may_have_a_limit():
+    env = build(clip_observations=0.1)
+    seen = [*env.reset(3).values(), *env.step(torch.full((6, 2), 9.0)).obs.values()]
+    assert max(float(part.abs().max()) for part in seen) == pytest.approx(0.1)
 
 
 def trained(**changes):

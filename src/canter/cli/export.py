@@ -7,7 +7,10 @@ from pathlib import Path
 
 from canter.cli.parser import Parser, UsageError
 from canter.cli.trained import Trained, count, open_trained, trained_parser
+from canter.compat import export_run
+from canter.compat.export_run import FORMS
 from canter.envs.robots import mjlab
+from canter.experiments.folders import stored_config
 from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy
 
 OBSERVATIONS = 1000
@@ -18,9 +21,13 @@ def export_command(argv: list[str]) -> None:
     """Write a policy as ONNX and torch.export files that run without Canter."""
     arguments = export_parser(argv).parse(argv)
     output = None if arguments.output is None else Path(arguments.output)
-    if output is not None and output.suffix not in SUFFIXES.values():
-        raise UsageError(f"--output {output}: must end in {' or '.join(SUFFIXES.values())}")
+    known = (*SUFFIXES.values(), *FORMS)
+    if output is not None and output.suffix not in known:
+        raise UsageError(f"--output {output}: must end in {' or '.join(known)}")
     with open_trained(arguments, lambda env: replace(env, num_envs=min(env.num_envs, NUM_ENVS))) as trained:
+        if output is not None and output.suffix in FORMS:
+            export_for_parent(trained, output)
+            return
         print(f"Exporting {trained.source}, tried in {trained.where}")
         inputs = collect_inputs(trained.policy, trained.env, arguments.observations, trained.stream)
         metadata = mjlab.onnx_metadata(trained.env, str(trained.run or trained.source))
@@ -35,6 +42,14 @@ def export_command(argv: list[str]) -> None:
             print(f"{path}: mjlab's metadata was added ({', '.join(metadata)})")
 
 
+def export_for_parent(trained: Trained, output: Path) -> None:
+    """Write a file that scripts of RSL-RL or rl_games load; it holds the critic and the optimiser too."""
+    if trained.run is None:
+        raise UsageError(f"--output {output}: give the run's folder, as the file has more than the policy")
+    iteration = export_run(trained.run, stored_config(trained.run), trained.policy, output)
+    print(f"{output}: {trained.source} of iteration {iteration}, in the layout of {FORMS[output.suffix]}")
+
+
 def export_parser(argv: list[str]) -> Parser:
     """The arguments of `canter export`."""
     parser = trained_parser(
@@ -47,7 +62,8 @@ def export_parser(argv: list[str]) -> Parser:
     parser.flag(
         "--output",
         metavar="FILE",
-        help="one new file, .onnx or .pt2; by default one of each in the run's exports folder",
+        help="one new file, .onnx or .pt2, by default one of each in the run's exports folder; or .pt for scripts of "
+        "RSL-RL, .pth for those of rl_games",
     )
     parser.flag(
         "--observations",

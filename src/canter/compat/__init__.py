@@ -1,5 +1,6 @@
 """Settings, checkpoints and scripts of rl_games and RSL-RL."""
 
+from canter.compat.export_run import export_run
 from canter.compat.import_run import import_run
 from canter.compat.settings.deviations import Deviations, Entry
 from canter.compat.settings.importing import Imported, import_config, is_foreign
@@ -11,6 +12,7 @@ __all__ = [
     "Entry",
     "ImportRefused",
     "Imported",
+    "export_run",
     "import_config",
     "import_run",
     "is_foreign",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,31 @@ TAGS = {
 
 def refuse_overrides(cls: type, own: type | None = None) -> None:
     """Refuse a class that changes the inside of rl_games' agents, by each method and what stands for it."""
-    changed = [name for name in HOOKS if any(name in vars(base) for base in cls.__mro__ if base is not own)]
+    bases = [base for base in cls.__mro__ if base is not own]
+    users = [base for base in bases if not base.__module__.startswith("rl_games.")]
+    changed = [name for name in HOOKS if any(name in vars(base) for base in users)]
     if changed:
         advice = "; ".join(f"{name}: {HOOKS[name]}" for name in changed)
         raise ConfigError(f"{cls.__name__} changes the inside of rl_games' agent, which is not there. Use {advice}")
+    if len(users) < len(bases):
+        raise ConfigError(
+            f"{cls.__name__} is an agent of rl_games itself: leave its registration with algo_factory out"
+        )
+
+
+@contextmanager
+def parents_agents_refused() -> Iterator[None]:
+    """While a builder runs: agents of rl_games, and subclasses of them, are refused before they build anything."""
+    places = {"common.a2c_common": "A2CBase", "algos_torch.sac_agent": "SACAgent"}
+    found = [getattr(sys.modules.get(f"rl_games.{module}"), name, None) for module, name in places.items()]
+    theirs: list[tuple[Any, Any]] = [(cls, cls.__init__) for cls in found if cls is not None]
+    try:
+        for cls, _ in theirs:
+            cls.__init__ = lambda self, *_, **__: refuse_overrides(type(self))
+        yield
+    finally:
+        for cls, init in theirs:
+            cls.__init__ = init
 
 
 def imported_settings(params: Mapping[str, Any], parity: bool, num_envs: int | None, agents: int = 1) -> Imported:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from canter.compat.rl_games.agent import Agent, plain, refuse_overrides
+from canter.compat.rl_games.agent import Agent, parents_agents_refused, plain, refuse_overrides
 from canter.compat.rl_games.observer import DefaultAlgoObserver
 from canter.compat.rl_games.other_agents import AmpAgent, SacAgent, SacPlayer
 from canter.compat.rl_games.player import PpoPlayer
@@ -91,7 +91,8 @@ class Runner:
 
     def run_train(self, args: Mapping[str, Any]) -> Any:
         """Make the agent, restore it if a file is given, and train; gives the best mean reward and the epochs."""
-        self.agent = self.algo_factory.create(self.algo_name, base_name="run", params=self.params)
+        with parents_agents_refused():
+            self.agent = self.algo_factory.create(self.algo_name, base_name="run", params=self.params)
         if not isinstance(self.agent, Agent):
             refuse_overrides(type(self.agent))
         self._prepare(self.agent, args)

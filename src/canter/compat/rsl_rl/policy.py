@@ -29,6 +29,8 @@ class InferencePolicy(nn.Module):
         super().__init__()
         self.policy, self.groups, self.network = policy, groups, policy.actor
         self.state: State | None = None
+        self.device: str | None = None
+        """Where actions are wanted, if not where the networks are."""
         self.is_recurrent = policy.initial_state(1) != ()
 
     @torch.no_grad()
@@ -38,7 +40,7 @@ class InferencePolicy(nn.Module):
         if self.state is None:
             self.state = self.policy.initial_state(next(iter(groups.values())).shape[0])
         action, self.state = self.policy.act(groups, self.state, deterministic=not stochastic_output)
-        return action
+        return action if self.device is None else action.to(self.device)
 
     def reset(self, dones: Tensor | None = None) -> None:
         """Forget, everywhere or where `dones` `[N]` holds."""

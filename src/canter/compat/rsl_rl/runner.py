@@ -22,7 +22,6 @@ from canter.compat.rsl_rl.symmetry import symmetries_in
 from canter.compat.settings.importing import import_config
 from canter.compat.settings.rsl_rl import dialect_of
 from canter.config import TrainConfig
-from canter.plain import ConfigError
 from canter.training.progress import Report, UntilConfig
 from canter.training.trainer import Trainer
 
@@ -226,10 +225,9 @@ class OnPolicyRunner:
         return tree.get("infos")
 
     def get_inference_policy(self, device: str | None = None) -> InferencePolicy:
-        """What acts without noise; call it with observations. `device` can only be the runner's."""
+        """What acts without noise; call it with observations on any device, and actions are on `device`."""
         self.alg.policy.reset()
-        if device is not None and torch.device(device) != next(self.alg.policy.network.parameters()).device:
-            raise ConfigError(f"the policy lives on {self.device}: make the runner with device={device!r}")
+        self.alg.policy.device = device
         return self.alg.policy
 
     def export_policy_to_jit(self, path: str, filename: str = "policy.pt") -> None:

@@ -60,10 +60,10 @@ def import_config(
         names_env = "env.id" in t.settings
     elif rsl is not None:
         t = Translation(tree, Deviations(name, f"RSL-RL {rsl.generation}.x", parity), lines, without)
-        rsl_rl_config.translate(t, rsl, num_envs)
         names_env = env is not None
         if env is not None:
             t.put("env.id", env)
+        rsl_rl_config.translate(t, rsl, num_envs)
     else:
         found = ", ".join(map(str, list(tree)[:8]))
         raise ConfigError(

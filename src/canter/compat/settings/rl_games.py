@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from canter.compat.settings.rl_games_algorithm import CENTRAL, CONFIG, CRITIC, POLICY, translate_algorithm
-from canter.compat.settings.rl_games_network import Place, translate_network
+from canter.compat.settings.rl_games_network import STARTS, Place, translate_network
 from canter.compat.settings.rl_games_sac import translate_sac
 from canter.compat.settings.translation import NONE, Translation
 
@@ -103,7 +103,7 @@ def _amp_verdicts(t: Translation) -> None:
     """What IsaacGymEnvs' AMP agent does in another way than rl_games' PPO."""
     coef = 2 * t.number(f"{CONFIG}.critic_coef")
     t.judge(f"{CONFIG}.critic_coef", "mapped", f"algorithm.value_coef={coef:g} (half the square here)")
-    t.judge("params.network.disc.initializer", "differs", "orthogonal", "only the start of a run differs")
+    t.each("params.network.disc.initializer", STARTS, "differs", "orthogonal", "only the start of a run differs")
 
 
 def _amp(t: Translation, rows: int | None) -> None:
@@ -117,7 +117,7 @@ def _amp(t: Translation, rows: int | None) -> None:
     own["normalize_obs"] = t.flag(f"{CONFIG}.normalize_amp_input", True)
     own["replay"] = t.integer(f"{CONFIG}.amp_replay_buffer_size", 1_000_000)
     own["batch_size"] = t.integer(f"{CONFIG}.amp_minibatch_size", 4096)
-    horizon, keep = t.settings["algorithm.horizon"], t.number(f"{CONFIG}.amp_replay_keep_prob", 0.01)
+    horizon, keep = t.settings["algorithm.horizon"], t.finite(f"{CONFIG}.amp_replay_keep_prob", 0.01)
     own["replay_rows"] = max(1, min(own["replay"], round(keep * horizon * (rows or 1))))
     own["updates"] = t.settings["algorithm.epochs"] * t.settings.get("algorithm.num_minibatches", 1)
     own["optimizer"] = {
@@ -209,6 +209,7 @@ def _run(t: Translation, env: str | None) -> None:
 
 def _environment(t: Translation, env: str | None) -> None:
     name, options = t.word(f"{CONFIG}.env_name", default=env or ""), f"{CONFIG}.env_config"
+    given = dict(t.raw(options)) if t.section(options) else {}
     inner = t.raw(f"{options}.env_name", t.raw(f"{options}.name"))
     found, why = name, ""
     if env is not None:
@@ -228,7 +229,7 @@ def _environment(t: Translation, env: str | None) -> None:
     t.judge(f"{CONFIG}.env_name", "differs", "", why)
     for key in ("env_name", "name", "task_name", "device"):
         t.judge(f"{options}.{key}", "mapped", "env.id")
-    for key, value in dict(t.raw(options) or {}).items():
+    for key, value in given.items():
         taken = env is None and found not in ("", name)
         if (
             taken
@@ -279,8 +280,25 @@ def _edges(t: Translation) -> None:
     )
     t.dead("belongs under config", "params.player")
     t.dead("belongs to SAC", *(f"{CONFIG}.{key}" for key in ("num_warmup_steps", "num_seed_steps")))
-    t.judge("params.env", "mapped", "the environment's adapter")
+    t.each(f"{CONFIG}.player", _PLAYER, "mapped", "canter play, Runner")
+    _wrapper(t)
     _beside_params(t)
+
+
+def _wrapper(t: Translation) -> None:
+    """What Isaac Lab's wrapper is told by `params.env`; `isaaclab:` does it itself, under Runner the wrapper does."""
+    own, at = str(t.settings.get("env.id", "")).startswith("isaaclab:"), "params.env"
+    for name in ("clip_actions", "clip_observations"):
+        if own and t.has(f"{at}.{name}"):
+            t.to(f"{at}.{name}", f"env.options.{name}", t.number(f"{at}.{name}"))
+    for name, network in (("obs", POLICY), ("states", CRITIC)):
+        used = name == "obs" or t.section(CENTRAL)
+        if own and used and t.has(f"{at}.obs_groups.{name}"):
+            t.to(f"{at}.obs_groups.{name}", f"{network}.obs_groups", t.groups(f"{at}.obs_groups.{name}"))
+        elif not used:
+            t.dead("nothing reads states without a central value", f"{at}.obs_groups.{name}")
+    t.each(f"{at}.obs_groups", "obs states", "mapped", WRAPPER)
+    t.each(at, "clip_actions clip_observations concate_obs_groups", "mapped", WRAPPER)
 
 
 def _beside_params(t: Translation) -> None:
@@ -292,6 +310,11 @@ def _beside_params(t: Translation) -> None:
             t.dead("rl_games reads params alone", str(key))
 
 
+WRAPPER = "Isaac Lab's wrapper, which a script with Runner has; else --env isaaclab:TASK"
+_PLAYER = (
+    "render render_sleep games_num deterministic determenistic n_game_life print_stats use_vecenv env_config "
+    "device_name num_actors balance_env_rewards evaluation update_checkpoint_freq dir_to_monitor"
+)
 _EDGES = {
     "name full_experiment_name train_dir": "the run's folder (canter train --name, Runner)",
     "print_stats use_diagnostics defer_summaries_sec summaries_interval_sec_min": "--console, --log",
@@ -300,7 +323,6 @@ _EDGES = {
     "torch_compile": "execution",
     "multi_gpu": "torchrun",
     "algo_observer": "Runner(algo_observer)",
-    "player": "canter play, Runner",
     "vecenv_type import_modules": "--allow-import: what is imported is named by the caller",
 }
 """Keys that change nothing that is learned, and what does their work here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from canter.compat.settings.rl_games_network import Place, translate_network
+from canter.compat.settings.rl_games_network import OTHER_START, STARTS, Place, translate_network
 from canter.compat.settings.translation import NONE, Translation
 
 CONFIG = "params.config"
@@ -105,7 +105,7 @@ def _bounds_loss(t: Translation, continuous: bool) -> None:
         t.dead("only continuous actions have bounds", coef, form)
         return
     forms = {"bound": "soft", "regularisation": "regularisation"}
-    kind = t.raw(form, "bound")
+    kind = str(t.raw(form, "bound"))
     if kind not in forms:
         t.judge(form, "differs", why="rl_games knows bound and regularisation and reads every other word as no loss")
     elif t.has(coef) and t.number(coef) > 0:
@@ -278,7 +278,10 @@ def _standard_deviation(t: Translation) -> None:
     initial = floor + (math.exp(raw) if form == "log" else math.log1p(math.exp(raw - floor * (form == "linear"))))
     t.put("algorithm.model.std.initial", initial, key)
     t.judge(key, "mapped", f"algorithm.model.std.initial={initial:.4g}")
-    t.judge(f"{space}.sigma_init", "mapped", f"algorithm.model.std.initial={initial:.4g}")
+    constant = t.raw(f"{space}.sigma_init.name", "const_initializer") in ("const_initializer", "default")
+    why = "" if constant else f"begins at a constant; {OTHER_START}"
+    to = f"algorithm.model.std.initial={initial:.4g}"
+    t.each(f"{space}.sigma_init", STARTS, "mapped" if constant else "differs", to, why)
     kind = "parameter" if t.flag(f"{space}.fixed_sigma", True) else "network"
     t.put("algorithm.model.std.kind", kind)
     if not _std_bounds(t, space, form):
@@ -302,9 +305,9 @@ def _standard_deviation(t: Translation) -> None:
     if t.raw(f"{mean}.name") not in (None, "default"):
         gain = t.number(f"{mean}.gain", t.number(f"{mean}.scale", t.number(f"{mean}.std", 1.0)))
         t.put("algorithm.model.policy_gain", gain)
-        t.judge(mean, "differs", f"algorithm.model.policy_gain={gain:g}", "only the start of a run differs")
-    t.judge(mean, "mapped", "algorithm.model.policy_gain")
-    t.dead("no code reads it", f"{space}.scale", f"{space}.sigma_init.name")
+        t.each(mean, STARTS, "differs", f"algorithm.model.policy_gain={gain:g}", OTHER_START)
+    t.each(mean, STARTS, "mapped", "algorithm.model.policy_gain")
+    t.dead("no code reads it", f"{space}.scale")
 
 
 def _form(t: Translation, space: str) -> tuple[str, float]:

@@ -31,6 +31,8 @@ INITIALIZERS = {
     "variance_scaling_initializer": "variance_scaling",
 }
 OTHER_START = "only the start of a run differs, never a checkpoint"
+STARTS = "name gain scale std val value a b mode distribution nonlinearity"
+"""What initialisers of rl_games and torch are told."""
 DEAD = {
     "regularizer": "regularizers are read by nothing",
     "scale": "has no effect beside initializer default",
@@ -118,7 +120,7 @@ def _initializer(t: Translation, place: Place, mlp: str) -> None:
     else:
         t.to(f"{key}.name", setting, init)
     t.judge(f"{key}.gain", "mapped", f"{place.setting}.init_gain={gain:g}")
-    t.judge(key, "differs", why=OTHER_START)
+    t.each(key, STARTS, "differs", why=OTHER_START)
     t.put(f"{place.setting}.init_gain", gain)
     if place.setting == "algorithm.model.policy":
         t.put("algorithm.model.policy_gain", gain)
@@ -154,7 +156,10 @@ def _encoder(t: Translation, place: Place, name: str) -> None:
         if kind == "conv1d":
             t.put(f"{to}.sequences", True)
         t.judge(f"{cnn}.type", "mapped", f"{to}.layers")
-        layers = [_convolution(t, f"{cnn}.convs", i, conv) for i, conv in enumerate(t.raw(f"{cnn}.convs") or ())]
+        convs = t.raw(f"{cnn}.convs", [])
+        if not isinstance(convs, list) or not all(isinstance(conv, dict) for conv in convs):
+            raise t.error(f"{cnn}.convs", "a list of mappings with filters, kernel_size, strides and padding")
+        layers = [_convolution(t, f"{cnn}.convs", i, conv) for i, conv in enumerate(convs)]
         t.to(f"{cnn}.convs", f"{to}.layers", layers)
         t.put(f"{to}.features", None)
     activation = t.word(f"{cnn}.activation", ACTIVATIONS, default="relu")
@@ -165,7 +170,7 @@ def _encoder(t: Translation, place: Place, name: str) -> None:
     own, of_layers = t.raw(f"{cnn}.initializer.name"), t.raw(f"{place.key}.mlp.initializer.name")
     same = own in (of_layers, None)
     why = "" if same else f"begins as the hidden layers do; {OTHER_START}"
-    t.judge(f"{cnn}.initializer", "mapped" if same else "differs", f"{place.setting}.init", why)
+    t.each(f"{cnn}.initializer", STARTS, "mapped" if same else "differs", f"{place.setting}.init", why)
     layout = "channels_last" if t.flag(f"{cnn}.permute_input", True) else "channels_first"
     if t.raw(f"{cnn}.permute_input") is not None:
         t.to(f"{cnn}.permute_input", f"{to}.layout", layout)

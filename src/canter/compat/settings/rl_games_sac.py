@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from canter.compat.settings.rl_games_algorithm import CONFIG, normalizer_form
-from canter.compat.settings.rl_games_network import ACTIVATIONS
+from canter.compat.settings.rl_games_network import ACTIVATIONS, STARTS
 from canter.compat.settings.translation import NONE, Translation
 
 NETWORK = "params.network"
@@ -67,7 +67,7 @@ def _networks(t: Translation) -> None:
     t.judge(f"{NETWORK}.normalization", "differs" if why else "mapped", "norm of policy and critics", why)
     initializer = t.word(f"{mlp}.initializer.name", default="default")
     why = "" if initializer == "default" else f"no {initializer} here; only the start of a run differs"
-    t.judge(f"{mlp}.initializer", "differs" if why else "mapped", "init=default_zero_bias", why)
+    t.each(f"{mlp}.initializer", STARTS, "differs" if why else "mapped", "init=default_zero_bias", why)
     if t.flag(f"{mlp}.d2rl", False):
         t.refuse(f"{mlp}.d2rl", "SAC's networks are plain stacks here; residual blocks are algorithm.critic.blocks")
     t.judge(f"{mlp}.d2rl", "mapped", "a plain stack of layers")
@@ -95,12 +95,12 @@ def _std(t: Translation) -> None:
 def _updates(t: Translation, num_envs: int | None) -> None:
     """Steps between updates, updates for each, and what comes before the first."""
     horizon = t.integer(f"{CONFIG}.num_steps_per_episode", 1)
-    t.put("algorithm.horizon", horizon)
+    t.put("algorithm.horizon", horizon, f"{CONFIG}.num_steps_per_episode")
     t.judge(f"{CONFIG}.num_steps_per_episode", "mapped", f"algorithm.horizon={horizon}")
     ratio, plain = f"{CONFIG}.utd_ratio", f"{CONFIG}.num_updates_per_step"
     count = t.integer(plain, 1)
     if t.has(ratio):
-        count = max(1, round(t.number(ratio) * (num_envs or 1)))
+        count = max(1, round(t.finite(ratio) * (num_envs or 1)))
         t.dead("utd_ratio wins", plain)
     for key in (ratio, plain):
         t.judge(key, "mapped", f"algorithm.updates_per_step={count}")
@@ -155,7 +155,7 @@ def _rewards(t: Translation) -> None:
     for name in ("min_val", "max_val"):
         if t.has(f"{shaper}.{name}"):
             t.refuse(f"{shaper}.{name}", "SAC does not cut rewards off here")
-    t.judge(shaper, "mapped", "rewards as they are")
+    t.each(shaper, "scale_value shift_value log_val min_val max_val", "mapped", "rewards as they are")
     bootstrap = f"{CONFIG}.value_bootstrap"
     if not t.flag(bootstrap, True):
         t.refuse(bootstrap, "an episode that is cut off is no end for SAC: leave it out")

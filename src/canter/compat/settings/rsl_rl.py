@@ -25,7 +25,8 @@ def dialect_of(tree: Mapping[str, Any]) -> Dialect | None:
     if isinstance(tree.get("runner"), Mapping):
         return Dialect(1, "runner.", "policy", "policy")
     if any(tree.get(name) for name in ("actor", "student")):
-        actor = tree.get("actor") or {}
+        given = tree.get("actor")
+        actor = given if isinstance(given, Mapping) else {}
         new = "distribution_cfg" in actor and not {"stochastic", "init_noise_std"} & actor.keys()
         return Dialect(5 if new else 4, "", "actor", "critic")
     if isinstance(tree.get("policy"), Mapping):
@@ -124,12 +125,11 @@ def _recurrent(t: Translation) -> bool:
 
 def _extras(t: Translation) -> None:
     """Parts of RSL-RL's PPO that are off in nearly all files."""
-    if t.section(RND):
-        _curiosity(t)
-    if t.section(SYMMETRY):
-        _symmetry(t)
-    for key in (RND, SYMMETRY):
-        t.judge(key, "mapped", "off")
+    for key, part in ((RND, _curiosity), (SYMMETRY, _symmetry)):
+        if t.section(key):
+            part(t)
+        else:
+            t.judge(key, "mapped", "off")
     if t.raw("algorithm.share_cnn_encoders") is True:
         t.refuse("algorithm.share_cnn_encoders", "model.shared_trunk shares the whole network, not the encoder alone")
     t.judge("algorithm.share_cnn_encoders", "mapped", "off")
@@ -138,8 +138,13 @@ def _extras(t: Translation) -> None:
         t.judge(f"algorithm.{name}", "mapped", "torchrun")
 
 
-def _extend(t: Translation, own: dict[str, Any]) -> None:
-    t.put("algorithm.extensions", [*t.settings.get("algorithm.extensions", ()), own])
+def _extend(t: Translation, own: dict[str, Any], key: str) -> None:
+    others = t.settings.get("algorithm.extensions", [])
+    t.origin[f"algorithm.extensions[{len(others)}]"] = key
+    t.put("algorithm.extensions", [*others, own])
+
+
+_MIRRORED = "use_data_augmentation use_mirror_loss"
 
 
 def _symmetry(t: Translation) -> None:
@@ -147,7 +152,8 @@ def _symmetry(t: Translation) -> None:
     augment = t.flag(f"{SYMMETRY}.use_data_augmentation", False)
     coef = t.number(f"{SYMMETRY}.mirror_loss_coeff", 0.0) if t.flag(f"{SYMMETRY}.use_mirror_loss", False) else 0.0
     if not augment and not coef:
-        t.judge(SYMMETRY, "differs", why="the parent learns nothing from it and only logs how symmetric the policy is")
+        why = "the parent learns nothing from it and only logs how symmetric the policy is"
+        t.each(SYMMETRY, f"{_MIRRORED} mirror_loss_coeff data_augmentation_func", "differs", why=why)
         return
     own: dict[str, Any] = {"kind": "symmetry", "augment": augment, "mirror_loss": coef}
     t.judge(f"{SYMMETRY}.mirror_loss_coeff", "mapped", f"mirror_loss={coef:g} of the extension symmetry")
@@ -159,8 +165,8 @@ def _symmetry(t: Translation) -> None:
     elif augment:
         why = "the ratio of an image is measured from what the acting policy gives the image; RSL-RL: the original"
         t.judge(f"{SYMMETRY}.use_data_augmentation", "differs", "old_log_prob=evaluated", why)
-    _extend(t, own)
-    t.judge(SYMMETRY, "mapped", f"augment={augment} of the extension symmetry")
+    _extend(t, own, SYMMETRY)
+    t.each(SYMMETRY, _MIRRORED, "mapped", f"augment={augment} of the extension symmetry")
 
 
 def _curiosity(t: Translation) -> None:
@@ -180,7 +186,7 @@ def _curiosity(t: Translation) -> None:
     weight, mode = t.number(f"{RND}.weight", 0.0), t.raw(f"{RND}.weight_schedule.mode", "constant")
     own["weight"] = weight
     if mode == "step":
-        steps = t.integer("num_steps_per_env", 1) * t.integer("max_iterations", 1500)
+        steps = t.count("num_steps_per_env", 1) * t.count("max_iterations", 1500)
         at = t.number(f"{RND}.weight_schedule.final_step") / steps
         end = t.number(f"{RND}.weight_schedule.final_value")
         own["weight"] = {"kind": "step", "start": weight, "end": end, "at": at}
@@ -188,12 +194,19 @@ def _curiosity(t: Translation) -> None:
         t.refuse(f"{RND}.weight_schedule", "only constant and step fit: linear runs over the whole run here")
     groups = t.raw("obs_groups.rnd_state")
     if groups is not None:
-        own["obs_groups"] = list(groups)
-        t.judge("obs_groups.rnd_state", "mapped", f"obs_groups={list(groups)} of the extension rnd")
-    _extend(t, own)
+        own["obs_groups"] = t.groups("obs_groups.rnd_state")
+        t.judge("obs_groups.rnd_state", "mapped", f"obs_groups={own['obs_groups']} of the extension rnd")
+    _extend(t, own, RND)
     why = "without the factor of the environment's time step, and of the observation that a step truly led to"
     t.judge(f"{RND}.weight", "differs", f"weight={weight:g} of the extension rnd", why)
-    t.judge(RND, "mapped", "the extension rnd")
+    t.each(RND, _CURIOSITY, "mapped", "the extension rnd")
+    t.each(f"{RND}.weight_schedule", "mode final_step final_value", "mapped", "weight of the extension rnd")
+
+
+_CURIOSITY = (
+    "activation num_outputs state_normalization reward_normalization learning_rate predictor_hidden_dims "
+    "target_hidden_dims"
+)
 
 
 def _distillation(t: Translation, dialect: Dialect) -> None:
@@ -203,7 +216,7 @@ def _distillation(t: Translation, dialect: Dialect) -> None:
     t.judge(f"{at}.class_name", "mapped", "algorithm.kind=distillation")
     t.always("the parent's script loads the teacher: name its file", "algorithm.teacher")
     t.to(f"{at}.num_learning_epochs", "algorithm.epochs", t.integer(f"{at}.num_learning_epochs", 1))
-    length, horizon = t.integer(f"{at}.gradient_length", 15), t.integer(f"{dialect.runner}num_steps_per_env")
+    length, horizon = t.count(f"{at}.gradient_length", 15), t.count(f"{dialect.runner}num_steps_per_env")
     t.put("algorithm.num_minibatches", max(1, horizon // length))
     why = "sequences of that length, shuffled, as many minibatches as the parent takes steps; nothing is left over"
     t.to(f"{at}.gradient_length", "algorithm.sequence_length", length, why)
@@ -235,14 +248,15 @@ def _distillation(t: Translation, dialect: Dialect) -> None:
     t.to(std, "algorithm.std.initial", t.number(std, 0.1))
     if t.flag(f"{own}.state_dependent_std", False):
         t.to(f"{own}.state_dependent_std", "algorithm.std.kind", "network")
-    for key in ("class_name", "noise_std_type", "distribution_cfg", "stochastic", "state_dependent_std"):
+    for key in ("class_name", "noise_std_type", "stochastic", "state_dependent_std"):
         t.judge(f"{own}.{key}", "mapped", "algorithm.policy, algorithm.std")
+    t.each(f"{own}.distribution_cfg", "class_name std_type", "mapped", "algorithm.std")
     t.judge("teacher", "mapped", "the teacher's file says it")
     for key in ("hidden_dims", "obs_normalization", "recurrent"):
         t.judge(f"policy.teacher_{key}", "mapped", "the teacher's file says it")
     for key in ("obs_groups.policy", "obs_groups.student"):
         if t.has(key):
-            t.to(key, "algorithm.policy.obs_groups", list(t.raw(key)))
+            t.to(key, "algorithm.policy.obs_groups", t.groups(key))
     t.judge("obs_groups.teacher", "differs", "algorithm.teacher_obs", "the teacher reads its own; name others there")
 
 
@@ -273,7 +287,7 @@ def _optimizer(t: Translation, dialect: Dialect) -> None:
         {"kind": "adaptive_kl", "start": rate, "every": "minibatch", "factor": 1.5, "minimum": 1e-5, "maximum": 1e-2},
     )
     t.settings[RATE]["target_kl"] = t.number("algorithm.desired_kl", 0.01)
-    t.origin[f"{RATE}.start"] = "algorithm.learning_rate"
+    t.origin |= {f"{RATE}.start": "algorithm.learning_rate", f"{RATE}.target_kl": "algorithm.desired_kl"}
     t.judge("algorithm.desired_kl", "mapped", f"{RATE}.target_kl={t.settings[RATE]['target_kl']:g}")
     why = "the exact KL, as since 5.0; before, 1e-5 inside of it raised the rate in each first minibatch"
     t.judge(
@@ -287,13 +301,8 @@ def _optimizer(t: Translation, dialect: Dialect) -> None:
 def _observation_groups(t: Translation, dialect: Dialect) -> None:
     for name, network in (("actor", POLICY), ("policy", POLICY), ("critic", CRITIC)):
         key = f"obs_groups.{name}"
-        groups = t.raw(key)
-        if groups is None:
-            continue
-        if not isinstance(groups, list | tuple) or not all(isinstance(group, str) for group in groups):
-            raise t.error(key, "a list of observation groups")
-        t.put(f"{network}.obs_groups", list(groups), key)
-        t.judge(key, "mapped", f"{network}.obs_groups={list(groups)}")
+        if t.raw(key) is not None:
+            t.to(key, f"{network}.obs_groups", t.groups(key))
     t.dead("no part of PPO reads it", "obs_groups.rnd_state", "obs_groups.teacher", "obs_groups.student")
     if not t.section("obs_groups"):
         t.judge("obs_groups", "mapped", "obs_groups=null")
@@ -327,7 +336,9 @@ def _edges(t: Translation, at: str) -> None:
         for key in keys.split():
             t.judge(f"{at}{key}", "mapped", to)
     clip = f"{at}clip_actions"
-    if t.has(clip):
+    if t.has(clip) and str(t.settings.get("env.id", "")).startswith(("mjlab:", "isaaclab:")):
+        t.to(clip, "env.options.clip_actions", t.number(clip))
+    elif t.has(clip):
         t.judge(clip, "differs", "the environment's adapter", "actions are cut off before the environment sees them")
     t.judge(clip, "mapped", "algorithm.model.bounds=none")
     t.dead("nothing reads it", f"{at}store_code_state", f"{at}runner_class_name", "init_member_classes")

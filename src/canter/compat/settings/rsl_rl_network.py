@@ -73,7 +73,8 @@ def translate_network(t: Translation, dialect: Dialect, network: str) -> None:
     cnn = dialect.shared(network, "cnn_cfg")
     if t.has(cnn):
         _encoder(t, network, cnn)
-    t.judge(cnn, "mapped", "no encoder")
+    else:
+        t.judge(cnn, "mapped", "no encoder")
 
 
 def _normalizer(t: Translation, dialect: Dialect, network: str) -> None:
@@ -137,9 +138,12 @@ def _memory(t: Translation, dialect: Dialect, network: str) -> None:
 def _encoder(t: Translation, network: str, key: str) -> None:
     """Convolutions; RSL-RL's have no linear layer behind them."""
 
-    def each(name: str, default: Any) -> list[Any]:
+    def each(name: str, default: Any) -> list[int]:
         value = t.raw(f"{key}.{name}", default)
-        return list(value) if isinstance(value, list | tuple) else [value] * len(channels)
+        sizes = list(value) if isinstance(value, list | tuple) else [value] * len(channels)
+        if len(sizes) != len(channels) or not all(type(size) is int and size > 0 for size in sizes):
+            raise t.error(f"{key}.{name}", f"a whole number above 0, or {len(channels)} of them")
+        return sizes
 
     channels = t.widths(f"{key}.output_channels")
     kernels, strides = each("kernel_size", None), each("stride", 1)
@@ -212,6 +216,9 @@ def translate_std(t: Translation, dialect: Dialect) -> None:
     for name in ("stochastic", "noise_std_type", "init_noise_std", "state_dependent_std", "distribution_cfg"):
         if dialect.split:
             t.dead(unused, f"{dialect.critic}.{name}")
-        t.dead(
-            "distribution_cfg wins" if dialect.generation >= 5 else "the actor is stochastic", f"{dialect.actor}.{name}"
-        )
+        if dialect.generation < 5:
+            t.dead("the actor is stochastic", f"{dialect.actor}.{name}")
+        elif name != "distribution_cfg":
+            t.dead("distribution_cfg wins", f"{dialect.actor}.{name}")
+    if not t.section(section):
+        t.judge(section, "mapped", "algorithm.model.std")

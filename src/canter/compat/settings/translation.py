@@ -97,10 +97,17 @@ class Translation:
             raise self.error(key, "a number", "" if key in self.lines or self.has(key) else "it is required")
         return number
 
+    def finite(self, key: str, default: float | None = None) -> float:
+        """A number that is not infinite."""
+        number = self.number(key, default)
+        if math.isinf(number):
+            raise self.error(key, "a finite number")
+        return number
+
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number; 1e6 is one."""
-        number = self.number(key, default)
-        if not math.isfinite(number) or number != int(number):
+        number = self.finite(key, default)
+        if number != int(number):
             raise self.error(key, "a whole number")
         return int(number)
 
@@ -130,6 +137,13 @@ class Translation:
         value = self.raw(key, default)
         if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
             raise self.error(key, "a list of whole numbers")
+        return list(value)
+
+    def groups(self, key: str) -> list[str]:
+        """Names of observation groups."""
+        value = self.raw(key)
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise self.error(key, "a list of observation groups")
         return list(value)
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -173,6 +187,13 @@ class Translation:
             if leaf not in self.judged:
                 self.judged.add(leaf)
                 self.report.add(leaf, value, verdict, to, why)
+
+    def each(self, key: str, names: str, verdict: Literal["mapped", "differs"], to: str = "", why: str = "") -> None:
+        """The same verdict for some keys of a section; others that it has stay unknown."""
+        for name in names.split() if isinstance(self.raw(key), Mapping) else ():
+            self.judge(f"{key}.{name}", verdict, to, why)
+        if not self.section(key):
+            self.judge(key, verdict, to, why)
 
     def dead(self, why: str, *keys: str) -> None:
         """No code of the parent reads these keys."""
@@ -239,7 +260,8 @@ class Translation:
         path = error.key
         while path and path not in self.origin:
             path = path.rpartition(".")[0]
-        key = self.origin.get(path, "")
+        inside = (source for setting, source in self.origin.items() if setting.startswith(f"{error.key}."))
+        key = self.origin.get(path) or next(inside, "")
         return f"{self._placed(key)}{key}={self.raw(key)!r} became " if key else ""
 
 

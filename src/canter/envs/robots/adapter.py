@@ -22,10 +22,11 @@ FinalObsOption = Literal["exact", "approximate"]
 class ManagerEnv:
     """N environments of one simulator.
 
-    `clip_actions` bounds each action component on both sides. `resets_itself` says whether the simulator restarts ended
-    environments within its step; where it does not, this does, so that the last observations are known. `final_obs`
-    tells where the others keep them, see `EnvSpec`. `step` is called in place of the simulator's own. In training, and
-    only there, the first episodes begin at random lengths, so that time limits do not cut all of them at once.
+    `clip_actions` bounds each action component on both sides, `clip_observations` each number that is observed.
+    `resets_itself` says whether the simulator restarts ended environments within its step; where it does not, this
+    does, so that the last observations are known. `final_obs` tells where the others keep them, see `EnvSpec`. `step`
+    is called in place of the simulator's own. In training, and only there, the first episodes begin at random lengths,
+    so that time limits do not cut all of them at once.
     """
 
     resumes = "partial"
@@ -36,12 +37,14 @@ class ManagerEnv:
         env_id: str,
         *,
         clip_actions: float | None = None,
+        clip_observations: float | None = None,
         resets_itself: bool = True,
         final_obs: Literal["separate", "unknown"] = "unknown",
         random_start: bool = True,
         step: Callable[[Tensor], Any] | None = None,
     ) -> None:
         self.env, self.clip_actions, self.resets_itself = env, clip_actions, resets_itself
+        self.clip_observations = clip_observations
         self.random_start, self._step = random_start, step or env.step
         self.device = torch.device(env.device)
         self._log: Mapping[str, Any] | None = None
@@ -96,7 +99,7 @@ class ManagerEnv:
         self._lengths, self._log = restored.get("episode_length"), None
         self._seed = self._seed if seed is None else seed
         with _still(getattr(self.env, "curriculum_manager", None)):
-            return flat_groups(self.env.reset(seed=None if seed is None else seed % 2**31)[0])
+            return self._groups(self.env.reset(seed=None if seed is None else seed % 2**31)[0])
 
     def set_progress(self, progress: TrainingProgress) -> None:
         """Before the first rollout, let episodes be of different ages."""
@@ -118,14 +121,14 @@ class ManagerEnv:
         if self.clip_actions is not None:
             action = action.clamp(-self.clip_actions, self.clip_actions)
         found, reward, terminated, cut, extras = self._step(action)
-        obs = flat_groups(found)
+        obs = self._groups(found)
         terminated, cut, log = terminated.bool(), cut.bool(), extras.get("log")
         final_obs = extras.get("final_obs")
         if not self.resets_itself:
             ended = (terminated | cut).nonzero().squeeze(-1)
             if len(ended):
                 terminated, cut, reward = terminated.clone(), cut.clone(), reward.clone()
-                final_obs, obs = obs, flat_groups(self.env.reset(env_ids=ended)[0])
+                final_obs, obs = obs, self._groups(self.env.reset(env_ids=ended)[0])
                 log = {**(log or {}), **self.env.extras.get("log", {})}
         if self._finite_horizon:
             terminated, cut = terminated | cut, torch.zeros_like(cut)
@@ -135,9 +138,15 @@ class ManagerEnv:
             terminated=terminated,
             truncated=cut & ~terminated,
             valid=torch.ones_like(terminated),
-            final_obs=None if final_obs is None else flat_groups(final_obs),
+            final_obs=None if final_obs is None else self._groups(final_obs),
             metrics=self._report(log),
         )
+
+    def _groups(self, found: Any) -> Obs:
+        groups, most = flat_groups(found), self.clip_observations
+        if most is None:
+            return groups
+        return {name: part.clamp(-most, most) if part.is_floating_point() else part for name, part in groups.items()}
 
     def _report(self, log: Mapping[str, Any] | None) -> dict[str, Tensor]:
         """What the simulator says; Isaac Lab leaves the same mapping there until something is reset."""

@@ -42,6 +42,7 @@ def make_isaaclab(
     *,
     final_obs: FinalObsOption = "exact",
     clip_actions: float | None = None,
+    clip_observations: float | None = None,
     random_start: bool = True,
     max_episode_steps: int | None = None,
     render_mode: str | None = None,
@@ -50,7 +51,7 @@ def make_isaaclab(
     """Environments of a task.
 
     `final_obs` "exact" asks Isaac Lab 3 for the last observations; older ones lose them, which the spec then says.
-    `clip_actions` None takes the task's own. `overrides` are settings of the task by their dotted path.
+    `clip_actions` None takes the task's own for RSL-RL. `overrides` are settings of the task by their dotted path.
     """
     if final_obs not in ("exact", "approximate"):
         raise ValueError(f"env.options.final_obs={final_obs!r} must be exact or approximate")
@@ -72,6 +73,7 @@ def make_isaaclab(
         env,
         f"isaaclab:{task}",
         clip_actions=clip_actions,
+        clip_observations=clip_observations,
         final_obs="separate" if exact else "unknown",
         random_start=random_start,
     )

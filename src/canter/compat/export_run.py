@@ -1,0 +1,76 @@
+"""A run's policy as a file that a parent's scripts load: RSL-RL's `model_N.pt`, or rl_games' `nn/NAME.pth`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from canter.algorithms.ppo import PPO
+from canter.algorithms.sac import SAC
+from canter.compat.rl_games import checkpoint as rl_games
+from canter.compat.rl_games import sac as rl_games_sac
+from canter.compat.rsl_rl import checkpoint as rsl_rl
+from canter.config import TrainConfig
+from canter.nn.actor_critic import Policy
+from canter.nn.normalizer import Normalizer
+from canter.plain import ConfigError
+from canter.runs.run_folder import RunFolder
+from canter.specs import Continuous
+
+FORMS = {".pt": "RSL-RL 5.x", ".pth": "rl_games 1.6"}
+
+
+def export_run(run: str | Path, config: TrainConfig, policy: Policy, path: str | Path) -> int:
+    """Write `policy` with the critic and the optimiser of its run's newest checkpoint; gives the iteration of that.
+
+    `config` are the run's settings. A path in `.pt` is for RSL-RL, one in `.pth` for rl_games.
+    """
+    path, store = Path(path), RunFolder(Path(run)).store
+    if path.exists():
+        raise ConfigError(f"{path} exists already; remove it or export to another name")
+    iteration, saved = store.load_latest()
+    spec = replace(policy.spec, num_envs=config.env.num_envs)  # minibatches come out even as in training
+    algorithm: Any = config.algorithm.build(spec, config.seed)
+    algorithm.load_state_dict(saved["algorithm"])
+    algorithm.policy.actor.load_state_dict(policy.actor.state_dict())
+    tree = _written(algorithm, path.suffix, iteration, spec.num_envs)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(tree, path)
+    return iteration
+
+
+def _written(algorithm: Any, suffix: str, iteration: int, num_envs: int) -> dict[str, Any]:
+    if suffix == ".pth" and isinstance(algorithm, SAC):
+        return rl_games_sac.dump(algorithm, iteration, 0, 0.0)
+    if not isinstance(algorithm, PPO):
+        raise ConfigError(f"{FORMS[suffix]} has no file for {type(algorithm).__name__}; .onnx and .pt2 take any policy")
+    if suffix == ".pth":
+        return rl_games.dump(algorithm, iteration, iteration * algorithm.config.horizon * num_envs, 0.0)
+    return _of_rsl_rl(algorithm, iteration)
+
+
+@torch.no_grad()
+def _of_rsl_rl(ppo: PPO, iteration: int) -> dict[str, Any]:
+    """RSL-RL's two networks, whose mean is the action and whose values are in units of the reward."""
+    if ppo.model.shared_trunk:
+        raise ConfigError(
+            "RSL-RL has two networks: train with algorithm.model.shared_trunk=false for a file of its own"
+        )
+    spec, dist = ppo.policy.spec, ppo.policy.distribution
+    probe = torch.full((1, spec.action.dim), 0.1, device=spec.device) if isinstance(spec.action, Continuous) else None
+    if probe is not None and not torch.equal(dist.to_env(probe), probe):
+        raise ConfigError(
+            "RSL-RL gives the mean as it is: train with algorithm.model.bounds=none for a file of its own"
+        )
+    head = ppo.model.critic.head
+    units = head.normalizer if isinstance(head.normalizer, Normalizer) else None
+    if units is not None:  # the last layer gives what it gave behind the statistics
+        head.linear.weight.mul_(units.scale)
+        head.linear.bias.copy_(units.inverse(head.linear.bias))
+    tree = rsl_rl.dump(ppo, iteration)
+    if units is not None:
+        tree["optimizer_state_dict"]["state"] = {}  # moments were of the layer as it was
+    return tree
