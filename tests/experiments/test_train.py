@@ -194,8 +194,10 @@ def test_load_and_evaluate_take_a_run_by_name_and_agree_with_the_command(capsys)
 
 def test_it_begins_with_the_weights_of_another_run(capsys):
     first = canter.train(Walk, **SMALL, console="quiet", name="first")
-    with pytest.raises(ValueError, match=r"--init-from .*model"):
-        canter.train(Walk, init_from="first", algorithm={"model": {"policy": {"hidden": [8]}}}, console="quiet")
+    for begin in (first.path, first.path / "policies/final_actor.safetensors"):  # refused before anything is made
+        with pytest.raises(ValueError, match=r"does not fit: .*network\.hidden\.0\.weight is float32 \[64, 1\]"):
+            canter.train(Walk, init_from=begin, algorithm={"model": {"policy": {"hidden": [8]}}}, console="quiet")
+    assert len(list(first.path.parent.iterdir())) == 3  # it, latest and the hall of fame
     still = SMALL | {"algorithm": {**SMALL["algorithm"], "optimizer.learning_rate": 1e-12}}
     second = canter.train(Walk, init_from="first", name="second", seed=5, **still, final_evaluation=False)
     assert "It begins with the weights of runs/first after 2 iterations" in capsys.readouterr().out

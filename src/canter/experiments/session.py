@@ -101,12 +101,17 @@ def carry_out(
     a trace, unless `env` is the only one that there is.
     """
     path = None if folder is None else folder.path
-    if path is not None:
-        say(f"Settings, metrics, checkpoints and policies go to {path}")
+    if folder is not None and folder.store.steps():
+        init_from = None  # a run that goes on has weights of its own
     with emptied(path), built(config) if env is None else nullcontext(env) as env:
-        with Trainer(config, on_iteration, env=env, folder=folder, writers=writers) as trainer:
-            if init_from is not None and trainer.run.iteration == 0:  # a run that goes on has weights of its own
-                say(begin_with(init_from, trainer, folder))
+        about: dict[str, Any] = {"env": env, "folder": folder, "writers": writers}
+        if init_from is not None:
+            about["begin"] = init_from.load
+        with Trainer(config, on_iteration, **about) as trainer:
+            if path is not None:
+                say(f"Settings, metrics, checkpoints and policies go to {path}")
+            if init_from is not None:
+                say(begun_with(init_from, trainer.begun, folder))
             algorithm, run = trainer.learn(), trainer.run
             unsaved = [] if folder is None else folder.unsaved
         if not world.end_but_first():
@@ -126,9 +131,8 @@ def carry_out(
     return TrainingResult(algorithm, path, run.ended_by, score)
 
 
-def begin_with(init_from: InitFrom, trainer: Trainer, folder: RunFolder | None) -> str:
-    """Give a new run the weights of another; says so, and the run's record keeps it."""
-    iteration = init_from.load(trainer.algorithm)
+def begun_with(init_from: InitFrom, iteration: int | None, folder: RunFolder | None) -> str:
+    """Says with what a new run began, and the run's record keeps it."""
     if folder is not None:
         folder.record.note(init_from={"run": str(init_from.run), "iteration": iteration})
     if iteration is None:
