@@ -20,6 +20,7 @@ from canter.config import TrainConfig
 from canter.console.figures import duration
 from canter.distributed.world import world
 from canter.envs import closed_quietly
+from canter.envs.imports import PYTHON
 from canter.experiments.init_from import InitFrom
 from canter.nn.actor_critic import Policy
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
@@ -232,10 +233,14 @@ def report_of(run: Path) -> str:
 
 
 def what_next(config: TrainConfig, path: Path, ended_by: str | None) -> str:
-    """Commands to go on with, as they can be typed here; a run that a condition ended has no budget to extend."""
-    run, canter = shlex.quote(str(path)), program()
-    commands = {f"{canter} play {run}": "watch it", f"{canter} report {run} --open": "see its curves in the browser"}
-    if ended_by == "total_steps" and config.total_steps is not None:
+    """Commands to go on with, as they can be typed here; a run that a condition ended has no budget to extend.
+
+    What exists only in this program can be neither played nor resumed from another.
+    """
+    run, canter, nameless = shlex.quote(str(path)), program(), config.env.id.startswith(f"{PYTHON}:")
+    commands = {} if nameless else {f"{canter} play {run}": "watch it"}
+    commands[f"{canter} report {run} --open"] = "see its curves in the browser"
+    if ended_by == "total_steps" and config.total_steps is not None and not nameless:
         commands[f"{canter} resume {run} --total-steps {2 * config.total_steps}"] = "train it further"
     width = max(map(len, commands))
     return "\n".join(["What next?", *(f"  {command:<{width}}  {what}" for command, what in commands.items())])
