@@ -104,13 +104,13 @@ def carry_out(
     path = None if folder is None else folder.path
     if folder is not None and folder.store.steps():
         init_from = None  # a run that goes on has weights of its own
+    if path is not None:
+        say(f"Settings, metrics, checkpoints and policies go to {path}")
     with emptied(path), built(config) if env is None else nullcontext(env) as env:
         about: dict[str, Any] = {"env": env, "folder": folder, "writers": writers}
         if init_from is not None:
             about["begin"] = init_from.load
         with Trainer(config, on_iteration, **about) as trainer:
-            if path is not None:
-                say(f"Settings, metrics, checkpoints and policies go to {path}")
             if init_from is not None:
                 say(begun_with(init_from, trainer.begun, folder))
             algorithm, run = trainer.learn(), trainer.run
