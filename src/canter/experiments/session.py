@@ -107,10 +107,8 @@ def carry_out(
     if path is not None:
         say(f"Settings, metrics, checkpoints and policies go to {path}")
     with emptied(path), built(config) if env is None else nullcontext(env) as env:
-        about: dict[str, Any] = {"env": env, "folder": folder, "writers": writers}
-        if init_from is not None:
-            about["begin"] = init_from.load
-        with Trainer(config, on_iteration, **about) as trainer:
+        begin = None if init_from is None else init_from.load
+        with Trainer(config, on_iteration, env=env, folder=folder, writers=writers, begin=begin) as trainer:
             if init_from is not None:
                 say(begun_with(init_from, trainer.begun, folder))
             algorithm, run = trainer.learn(), trainer.run

@@ -76,7 +76,7 @@ class Trainer:
         env: Env | None = None,
         folder: RunFolder | None = None,
         writers: Sequence[MetricWriter] = (),
-        begin: Callable[[Algorithm[Any]], Any] = lambda algorithm: None,
+        begin: Callable[[Algorithm[Any]], Any] | None = None,
     ) -> None:
         self.config, self.on_iteration, self.stop = config, on_iteration, StopSignals()
         self._told = _count_parameters(on_iteration)
@@ -89,7 +89,7 @@ class Trainer:
             self.env, self._adapt = seat_opponents(env, config.self_play, config.seed)
             self.algorithm: Algorithm[Any] = config.algorithm.build(self.env.spec, config.seed)
             self.algorithm.use_engine(config.execution.engine)
-            self.begun = begin(self.algorithm)
+            self.begun = None if begin is None else begin(self.algorithm)
             self._log_decisions()
             patience = min(PATIENCE, config.env.step_timeout)
             self.collector = Collector(self.env, self.algorithm, derive_seed(config.seed, "env"), patience)
