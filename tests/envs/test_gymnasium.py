@@ -257,10 +257,11 @@ def test_unknown_module_is_named():
         make_gymnasium("no_such_module:Env-v0", 1)
 
 
-def test_mujoco_says_nothing_about_the_models_of_gymnasium(tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("kind", [{}, {"vectorization": "async", "vector_kwargs": {"context": "spawn"}}])
+def test_mujoco_says_nothing_about_the_models_of_gymnasium(kind, tmp_path, monkeypatch, capfd):
     pytest.importorskip("mujoco")
     monkeypatch.chdir(tmp_path)
-    make_gymnasium("HalfCheetah-v5", 2).close()
+    make_gymnasium("HalfCheetah-v5", 2, **kind).close()
     out, err = capfd.readouterr()
     assert "WARNING" not in out + err
     assert not list(tmp_path.iterdir())

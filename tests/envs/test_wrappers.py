@@ -44,6 +44,8 @@ def test_flags_name_wrappers_in_their_order_and_single_arguments_of_them(capsys)
     [
         ({"FlatenObservation": None}, r"env\.wrappers\.FlatenObservation: .* did you mean FlattenObservation"),
         ({"FlattenObservation": 3}, r"env\.wrappers\.FlattenObservation=3: expected its keyword arguments"),
+        ({"ClipReward": {"max": 1}}, r"ClipReward: got an unexpected .*'max'; it takes min_reward, max_reward"),
+        ({"TransformReward": None}, r"TransformReward: missing a required argument: 'func'; it takes func"),
         ({"my_wraps:Mine": None}, "say --allow-import my_wraps"),
     ],
 )

@@ -14,6 +14,7 @@ from my_walk import Walk, make_walk
 import canter
 from canter.cli import main
 from canter.envs import imports
+from canter.envs.gymnasium import GymnasiumEnv
 from canter.envs.tensor import CartPole
 from canter.experiments import session
 from canter.self_play.self_play import SelfPlayEnv
@@ -46,8 +47,9 @@ def rows(path):
         (lambda: Walk(), "python:Walk", 1),
         (lambda: gymnasium.vector.SyncVectorEnv([Walk] * 2), "python:SyncVectorEnv", 2),
         (lambda: CartPole(4), "tensor:cartpole", 4),
+        (lambda: GymnasiumEnv(gymnasium.vector.SyncVectorEnv([Walk] * 2)), "python:SyncVectorEnv", 2),
     ],
-    ids=["id", "class", "function", "lambda", "instance", "vector", "canter"],
+    ids=["id", "class", "function", "lambda", "instance", "vector", "canter", "canter_own"],
 )
 def test_it_takes_whatever_there_is_to_train_in_and_leaves_a_whole_run(what, env_id, num_envs, capsys):
     result = canter.train(what(), **SMALL)
@@ -61,6 +63,8 @@ def test_it_takes_whatever_there_is_to_train_in_and_leaves_a_whole_run(what, env
     assert f"num_envs: {num_envs}\n" in settings
     assert result.ended_by == "total_steps"
     assert ("no name that other commands could use" in said) == env_id.startswith("python:")
+    assert (" play runs/" in said and " resume runs/" in said) == (not env_id.startswith("python:"))
+    assert " report runs/" in said
 
 
 def test_one_instance_says_that_one_is_stepped(capsys):
@@ -194,8 +198,10 @@ def test_load_and_evaluate_take_a_run_by_name_and_agree_with_the_command(capsys)
 
 def test_it_begins_with_the_weights_of_another_run(capsys):
     first = canter.train(Walk, **SMALL, console="quiet", name="first")
-    with pytest.raises(ValueError, match=r"--init-from .*model"):
-        canter.train(Walk, init_from="first", algorithm={"model": {"policy": {"hidden": [8]}}}, console="quiet")
+    for begin in (first.path, first.path / "policies/final_actor.safetensors"):  # refused before anything is made
+        with pytest.raises(ValueError, match=r"does not fit: .*network\.hidden\.0\.weight is float32 \[64, 1\]"):
+            canter.train(Walk, init_from=begin, algorithm={"model": {"policy": {"hidden": [8]}}}, console="quiet")
+    assert len(list(first.path.parent.iterdir())) == 3  # it, latest and the hall of fame
     still = SMALL | {"algorithm": {**SMALL["algorithm"], "optimizer.learning_rate": 1e-12}}
     second = canter.train(Walk, init_from="first", name="second", seed=5, **still, final_evaluation=False)
     assert "It begins with the weights of runs/first after 2 iterations" in capsys.readouterr().out

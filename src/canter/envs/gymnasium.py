@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import gymnasium
@@ -347,7 +348,7 @@ def make_gymnasium(
         vector_kwargs["autoreset_mode"] = mode
         around += _own_wrappers(vectorization, mode)
         if vectorization == "async":
-            vector_kwargs.setdefault("worker", work)
+            vector_kwargs.setdefault("worker", partial(work, env_id=env_id))
         if str(registered and registered.entry_point).startswith("gymnasium.envs."):
             # Its checks are for environments that nobody has checked yet; the wrapper around every step would remain.
             kwargs = {"disable_env_checker": True, **kwargs}

@@ -32,7 +32,7 @@ NAMESPACES = {"ALE": ("ale_py", "ale-py"), "minigrid": ("minigrid", "minigrid")}
 
 
 @contextmanager
-def _quiet_mujoco(env_id: str) -> Iterator[None]:
+def quiet_mujoco(env_id: str) -> Iterator[None]:
     """Without MuJoCo's warnings about Gymnasium's own models: one for each environment, and all in a file."""
     spec = gymnasium.registry.get(env_id)
     if spec is None or "gymnasium.envs.mujoco" not in str(spec.entry_point) or find_spec("mujoco") is None:
@@ -51,7 +51,7 @@ def _quiet_mujoco(env_id: str) -> Iterator[None]:
 def explained(env_id: str) -> Iterator[None]:
     """Say what is missing when Gymnasium cannot make an environment."""
     try:
-        with warnings.catch_warnings(), _quiet_mujoco(env_id):
+        with warnings.catch_warnings(), quiet_mujoco(env_id):
             # An undeclared mode is probed or refused later; Gymnasium's warning would promise less than that.
             warnings.filterwarnings("ignore", message=".*missing AutoresetMode metadata")
             # Asked for a picture; whoever cannot give one is refused in other words.

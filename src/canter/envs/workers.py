@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
+from canter.envs.gymnasium_about import quiet_mujoco
 from canter.envs.gymnasium_contract import CheckContract, place_of, text_of
 from canter.envs.watchdog import Watchdog
 from canter.specs import EnvFailed
@@ -55,12 +56,15 @@ class Reports(CheckContract):
             raise InEnvironment(f"step() {_said(error)}") from error
 
 
-def work(index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, errors: Any, *rest: Any) -> None:
+def work(
+    index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, errors: Any, *rest: Any, env_id: str
+) -> None:
     """What a worker process does: Gymnasium's loop, around an environment whose errors can be told."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which finishes the iteration first
 
     def make() -> gymnasium.Env:
-        return Reports(env_fn())
+        with quiet_mujoco(env_id):  # a worker that was not forked warns by itself
+            return Reports(env_fn())
 
     try:
         _async_worker(index, make, pipe, parent_pipe, memory, errors, *rest)

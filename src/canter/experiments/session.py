@@ -20,6 +20,7 @@ from canter.config import TrainConfig
 from canter.console.figures import duration
 from canter.distributed.world import world
 from canter.envs import closed_quietly
+from canter.envs.imports import PYTHON
 from canter.experiments.init_from import InitFrom
 from canter.nn.actor_critic import Policy
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
@@ -101,12 +102,15 @@ def carry_out(
     a trace, unless `env` is the only one that there is.
     """
     path = None if folder is None else folder.path
+    if folder is not None and folder.store.steps():
+        init_from = None  # a run that goes on has weights of its own
     if path is not None:
         say(f"Settings, metrics, checkpoints and policies go to {path}")
     with emptied(path), built(config) if env is None else nullcontext(env) as env:
-        with Trainer(config, on_iteration, env=env, folder=folder, writers=writers) as trainer:
-            if init_from is not None and trainer.run.iteration == 0:  # a run that goes on has weights of its own
-                say(begin_with(init_from, trainer, folder))
+        begin = None if init_from is None else init_from.load
+        with Trainer(config, on_iteration, env=env, folder=folder, writers=writers, begin=begin) as trainer:
+            if init_from is not None:
+                say(begun_with(init_from, trainer.begun, folder))
             algorithm, run = trainer.learn(), trainer.run
             unsaved = [] if folder is None else folder.unsaved
         if not world.end_but_first():
@@ -126,9 +130,8 @@ def carry_out(
     return TrainingResult(algorithm, path, run.ended_by, score)
 
 
-def begin_with(init_from: InitFrom, trainer: Trainer, folder: RunFolder | None) -> str:
-    """Give a new run the weights of another; says so, and the run's record keeps it."""
-    iteration = init_from.load(trainer.algorithm)
+def begun_with(init_from: InitFrom, iteration: int | None, folder: RunFolder | None) -> str:
+    """Says with what a new run began, and the run's record keeps it."""
     if folder is not None:
         folder.record.note(init_from={"run": str(init_from.run), "iteration": iteration})
     if iteration is None:
@@ -228,10 +231,14 @@ def report_of(run: Path) -> str:
 
 
 def what_next(config: TrainConfig, path: Path, ended_by: str | None) -> str:
-    """Commands to go on with, as they can be typed here; a run that a condition ended has no budget to extend."""
-    run, canter = shlex.quote(str(path)), program()
-    commands = {f"{canter} play {run}": "watch it", f"{canter} report {run} --open": "see its curves in the browser"}
-    if ended_by == "total_steps" and config.total_steps is not None:
+    """Commands to go on with, as they can be typed here; a run that a condition ended has no budget to extend.
+
+    What exists only in this program can be neither played nor resumed from another.
+    """
+    run, canter, nameless = shlex.quote(str(path)), program(), config.env.id.startswith(f"{PYTHON}:")
+    commands = {} if nameless else {f"{canter} play {run}": "watch it"}
+    commands[f"{canter} report {run} --open"] = "see its curves in the browser"
+    if ended_by == "total_steps" and config.total_steps is not None and not nameless:
         commands[f"{canter} resume {run} --total-steps {2 * config.total_steps}"] = "train it further"
     width = max(map(len, commands))
     return "\n".join(["What next?", *(f"  {command:<{width}}  {what}" for command, what in commands.items())])

@@ -53,7 +53,10 @@ def task_of(what: Any, device: str = "cpu") -> Task:
         note = "One environment was given, so one is stepped; give its class or a function that makes it to step many"
         return Task(_unnamed(what.unwrapped), GymnasiumEnv(alone, device=device), f"{note}. {_say_unnamed()}")
     if isinstance(what, Env) and not isinstance(what, type):
-        return Task(what.spec.env_id or _unnamed(what), what)
+        name = what.spec.env_id
+        if ":" in name or name in gymnasium.registry:
+            return Task(name, what)
+        return Task(f"{PYTHON}:{name}" if name else _unnamed(what), what, _say_unnamed())
     if callable(what):
         return _named(what)
     shown = repr(what) if len(repr(what)) <= 60 else f"{repr(what)[:60]}..."

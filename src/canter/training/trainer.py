@@ -64,7 +64,8 @@ class Trainer:
     the row as a mapping. An `env`
     given here is used instead of the one that the settings describe, and is left open. With a `folder`, metrics and
     checkpoints are kept there, and a run that was interrupted goes on from its newest checkpoint. Leaving the `with`
-    statement, or `close()`, saves what was learned and frees everything.
+    statement, or `close()`, saves what was learned and frees everything. `begin` may give the algorithm its first
+    weights, before anything is written; `begun` is what it returns.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Trainer:
         env: Env | None = None,
         folder: RunFolder | None = None,
         writers: Sequence[MetricWriter] = (),
+        begin: Callable[[Algorithm[Any]], Any] | None = None,
     ) -> None:
         self.config, self.on_iteration, self.stop = config, on_iteration, StopSignals()
         self._told = _count_parameters(on_iteration)
@@ -87,6 +89,7 @@ class Trainer:
             self.env, self._adapt = seat_opponents(env, config.self_play, config.seed)
             self.algorithm: Algorithm[Any] = config.algorithm.build(self.env.spec, config.seed)
             self.algorithm.use_engine(config.execution.engine)
+            self.begun = None if begin is None else begin(self.algorithm)
             self._log_decisions()
             patience = min(PATIENCE, config.env.step_timeout)
             self.collector = Collector(self.env, self.algorithm, derive_seed(config.seed, "env"), patience)
