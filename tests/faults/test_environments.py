@@ -151,6 +151,7 @@ def test_a_hanging_step_in_the_same_process_is_named(tmp_path):
 
 RARE = """
 import sys
+import time
 from misbehaving import Misbehaving
 
 class Panic(BaseException):
@@ -173,6 +174,8 @@ class Rare(Misbehaving):
     def step(self, action):
         if self.rare == "step_panics" and self.steps + 1 >= self.at:
             raise Panic("unwrap of nothing")
+        if self.rare == "step_sleeps" and self.steps + 1 == self.at:
+            time.sleep(1.5)
         if self.rare == "step_exits" and self.steps + 1 >= self.at:
             sys.exit(0)
         return super().step(action)
@@ -223,6 +226,12 @@ def test_an_error_of_no_usual_class_costs_one_rollout_too(rare, tmp_path, capsys
 def test_check_tells_of_a_step_that_ends_the_program(rare, capsys):
     assert rare("check", "step_exits", at=8) == 1
     assert "random actions ended in SystemExit: 0 (rare.py, line " in capsys.readouterr().out
+
+
+def test_a_step_that_hangs_in_the_look_before_a_run_is_named(rare, monkeypatch, caplog):
+    monkeypatch.setattr("canter.envs.watchdog.PATIENCE", 0.5)
+    assert rare("check", "step_sleeps", at=8) == 0
+    assert "waiting for environment 0, in step" in caplog.text
 
 
 def test_close_that_ends_the_program_spoils_nothing(rare, tmp_path, caplog):

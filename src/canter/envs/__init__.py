@@ -8,11 +8,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -25,7 +23,7 @@ from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.gymnasium_contract import place_of, text_of
 from canter.envs.imports import PYTHON
 from canter.envs.schemes import check_options, find_builder, schemes
-from canter.envs.watchdog import PATIENCE, Watchdog, warn_of_hanging
+from canter.envs.watchdog import watched
 from canter.envs.wrappers import make_wrappers
 from canter.specs import FROM_OUTSIDE, Env, EnvFailed
 
@@ -109,7 +107,8 @@ class EnvConfig:
             taken["wrappers"] = make_wrappers(self.wrappers)
         check_options(builder, self.id, self.keywords)
         try:
-            env = builder(name, num_envs=num_envs, device=device, **taken, **self.keywords)
+            with watched(self.step_timeout):
+                env = builder(name, num_envs=num_envs, device=device, **taken, **self.keywords)
         except BaseException as error:
             if isinstance(error, SAID) or place_of(error).startswith(str(Path(__file__).parents[1])):
                 raise
@@ -127,20 +126,17 @@ class EnvConfig:
 @contextmanager
 def closed_quietly(env: AnyEnv) -> Iterator[AnyEnv]:
     """Closes an environment at the end; what it raises there is said, and spoils nothing."""
-    watchdog = Watchdog(PATIENCE, partial(warn_of_hanging, threading.get_ident()))
     try:
         yield env
     finally:
         try:
-            watchdog.begin()
-            env.close()
+            with watched():
+                env.close()
         except BaseException as error:
             if isinstance(error, FROM_OUTSIDE):
                 raise
             what = f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
             _log.warning("the environment's close() raised %s; nothing is lost by it", what)
-        finally:
-            watchdog.close()
 
 
 def unused_settings(config: EnvConfig) -> list[str]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from canter.distributions import DiagGaussian, TanhGaussian
 from canter.envs.gymnasium_contract import blamed
+from canter.envs.watchdog import watched
 from canter.nn.actor_critic import Policy
 from canter.registry import Registry
 from canter.specs import Env, Step
@@ -96,17 +97,22 @@ class Player:
         """Start every environment anew and play without end; finished episodes are followed by new ones."""
         spec = self.env.spec
         generator = torch.Generator(spec.device).manual_seed(self.seed)
-        with blamed("reset"):
-            obs = self.env.reset(self.seed)
-        state = self.policy.initial_state(spec.num_envs)
         reset = torch.ones(spec.num_envs, dtype=torch.bool, device=spec.device)
-        for number in count():
-            action, state = self.policy.act(obs, state, reset, deterministic=self.deterministic, generator=generator)
-            with blamed("step", number):
-                step = self.env.step(action)
-            obs = step.obs
-            reset = step.restarts(spec.final_obs)
-            yield Turn(action, step, state, reset)
+        with watched() as watchdog:
+            with blamed("reset"):
+                obs = self.env.reset(self.seed)
+            state = self.policy.initial_state(spec.num_envs)
+            for number in count():
+                action, state = self.policy.act(
+                    obs, state, reset, deterministic=self.deterministic, generator=generator
+                )
+                watchdog.begin()
+                with blamed("step", number):
+                    step = self.env.step(action)
+                watchdog.end()
+                obs = step.obs
+                reset = step.restarts(spec.final_obs)
+                yield Turn(action, step, state, reset)
 
     def play(
         self,
