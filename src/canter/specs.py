@@ -334,6 +334,14 @@ class ContractBroken(ValueError):
     """An environment gave something other than this contract promises; the message says what."""
 
 
+class AskedToEnd(SystemExit):
+    """A signal ends the program at once. A plain `SystemExit` that an environment raises is an error of its own."""
+
+
+FROM_OUTSIDE = (KeyboardInterrupt, AskedToEnd)
+"""What may come up in the code of an environment without being an error of it; whatever else does is one."""
+
+
 class EnvFailed(RuntimeError):
     """An environment failed in a way that only its adapter can tell, such as by the death of its process.
 

@@ -20,7 +20,7 @@ from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.registry import register
 from canter.runs.run_folder import BLACK_BOX, RunFolder
-from canter.storage.checkpoint import load_checkpoint
+from canter.storage.checkpoint import CheckpointStore, load_checkpoint
 from canter.training.execution import ExecutionConfig
 from canter.training.rescue import RunFailed
 from canter.training.trainer import Trainer
@@ -39,13 +39,14 @@ CONFIG = TrainConfig(
 class Divides(Pendulum):
     """A reward with a division, by zero in environment `row` at step `at` of all."""
 
-    def __init__(self, row=2, at=21, kind="reward"):
-        super().__init__(4)
+    def __init__(self, row=2, at=21, kind="reward", device="cpu"):
+        super().__init__(4, device)
+        self.rows = torch.arange(4, device=device)
         self.row, self.at, self.kind = row, at, kind
 
     def _advance(self, state, action):
         out = super()._advance(state, action)
-        bad = (self._step_count == self.at) & (torch.arange(4) == self.row)
+        bad = (self._step_count == self.at) & (self.rows == self.row)
         distance = torch.where(bad, 0.0, 1.0)
         if self.kind == "reward":
             return Outcome(out.state, out.reward * 0 / distance, out.terminated)
@@ -202,3 +203,25 @@ def test_a_run_without_a_box_is_refused(tmp_path, capsys):
         main(["explain", str(tmp_path / "run")])
     assert leaving.value.code == 2
     assert "has no black_box: nothing in this run was NaN or infinite" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("log_every", [1, 4])
+@pytest.mark.parametrize("kind", ["reward", "state"])
+def test_a_division_inside_a_captured_iteration(kind, log_every, tmp_path, caplog):
+    config = replace(CONFIG, device="cuda", log_every=log_every, execution=ExecutionConfig(mode="graph", tf32=False))
+    at = 8 * HORIZON + 3  # in the ninth iteration, long after the capture
+    box, failed = run(tmp_path, config, Divides(2, at, kind, "cuda"), iterations=20)
+    assert "not captured" not in caplog.text
+    step = at if kind == "reward" else at + 1
+    assert failed is not None
+    assert failed.what.startswith("environment 2 gave")
+    assert f"at its step {step}" in failed.what
+    assert CheckpointStore(tmp_path / "checkpoints").steps()[-1] == 8, "nothing was learned from it"
+    assert all(torch.isfinite(x).all() for x in box["algorithm"]["model"].values())
+    found = explain(replace(config, device="cpu"), box)
+    if log_every == 1:
+        assert (found.kind, found.env, found.step) == ("environment", 2, step)
+    else:
+        assert "log_every=1 reads each one" in found.text

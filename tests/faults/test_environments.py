@@ -147,3 +147,132 @@ def test_a_hanging_step_in_the_same_process_is_named(tmp_path):
         line = next(line for line in run.stderr if "waiting" in line)
         run.kill()
     assert re.search(r"waiting for environment 0, in hang \(\S+misbehaving\.py:\d+\), which has not come back", line)
+
+
+RARE = """
+import sys
+import time
+from misbehaving import Misbehaving
+
+class Panic(BaseException):
+    pass
+
+class Rare(Misbehaving):
+    def __init__(self, kind="", at=400, render_mode=None):
+        super().__init__("", at)
+        self.rare = kind
+        if kind == "init_raises":
+            raise ValueError("no licence")
+        if kind == "init_exits":
+            sys.exit(4)
+
+    def reset(self, **kwargs):
+        if self.rare == "reset_raises":
+            raise KeyError("scene")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        if self.rare == "step_panics" and self.steps + 1 >= self.at:
+            raise Panic("unwrap of nothing")
+        if self.rare == "step_sleeps" and self.steps + 1 == self.at:
+            time.sleep(1.5)
+        if self.rare == "step_exits" and self.steps + 1 >= self.at:
+            sys.exit(0)
+        return super().step(action)
+
+    def close(self):
+        if self.rare == "close_exits":
+            sys.exit(5)
+"""
+
+
+@pytest.fixture
+def rare(tmp_path, monkeypatch):
+    (tmp_path / "rare.py").write_text(RARE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "rare", raising=False)
+
+    def command(name, kind, *flags, at=AT):
+        own = [f"--env.options.kind={kind}", f"--env.options.at={at}", *flags]
+        return canter("--allow-import", "rare", name, "rare:Rare", *own)
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("init_raises", "ValueError: no licence"),
+        ("init_exits", "SystemExit: 4"),
+        ("reset_raises", "KeyError: 'scene'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_an_environment_that_cannot_even_begin_is_named_with_its_line(command, kind, words, rare, capsys):
+    assert rare(command, kind) == 1
+    err = said(capsys)
+    assert re.search(rf"canter: rare:Rare could not be made: {words} \(\S+rare\.py:\d+\)", err), err
+    assert "Traceback" not in err
+
+
+def test_an_error_of_no_usual_class_costs_one_rollout_too(rare, tmp_path, capsys):
+    assert rare("train", "step_panics", *SMALL, "--run-dir", tmp_path, "--name=run") == 1
+    err = said(capsys)
+    assert "Traceback" not in err
+    assert "environment 0 failed at its step 399: step() raised Panic: unwrap of nothing" in err
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [LAST_GOOD]
+
+
+def test_check_tells_of_a_step_that_ends_the_program(rare, capsys):
+    assert rare("check", "step_exits", at=8) == 1
+    assert "random actions ended in SystemExit: 0 (rare.py, line " in capsys.readouterr().out
+
+
+def test_a_step_that_hangs_in_the_look_before_a_run_is_named(rare, monkeypatch, caplog):
+    monkeypatch.setattr("canter.envs.watchdog.PATIENCE", 0.5)
+    assert rare("check", "step_sleeps", at=8) == 0
+    assert "waiting for environment 0, in step" in caplog.text
+
+
+def test_close_that_ends_the_program_spoils_nothing(rare, tmp_path, caplog):
+    small = [*SMALL, "--total-steps=320", "--run-dir", tmp_path, "--name=run"]
+    assert rare("train", "close_exits", *small) == 0
+    assert "close() raised SystemExit: 5" in caplog.text
+    assert read_record(tmp_path / "run")["status"] == "finished"
+
+
+def test_eval_names_the_environment_that_fails(tmp_path, capsys):
+    assert train(tmp_path, "", "--total-steps=320") == 0
+    capsys.readouterr()
+    assert canter("eval", tmp_path / "run", "--env.options.kind=raise_value_error", "--env.options.at=5") == 1
+    err = said(capsys)
+    place = r"\(\S+misbehaving\.py:\d+\)"
+    assert re.search(rf"environment 0 failed at its step 4: step\(\) raised ValueError: .* {place}", err), err
+    assert "Traceback" not in err
+
+
+SPREADS = """
+from dataclasses import replace
+from canter.envs.tensor import Pendulum
+
+class Spreads(Pendulum):
+    counted = 0
+
+    def step(self, action):
+        step = super().step(action)
+        Spreads.counted += 1
+        if Spreads.counted < 405:
+            return step
+        return replace(step, final_obs={name: group[:, :1] for name, group in step.obs.items()})
+"""
+
+
+def test_a_last_observation_that_is_too_small_is_not_spread(tmp_path, monkeypatch, capsys):
+    (tmp_path / "spreads.py").write_text(SPREADS)
+    monkeypatch.syspath_prepend(tmp_path)
+    small = [*SMALL[:3], "--num-envs=4", "--total-steps=3200", "--console=quiet", "--run-dir", tmp_path, "--name=run"]
+    assert canter("--allow-import", "spreads", "train", "spreads:Spreads", *small) == 1
+    err = said(capsys)
+    assert re.search(
+        r"at its step \d+: step\(\) gave final_obs 'policy' of shape \(4, 1\), it must be \(4, 3\)", err
+    ), err

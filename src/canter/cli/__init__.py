@@ -175,6 +175,9 @@ def unexpected(error: Exception) -> str:
         file.write("".join(traceback.format_exception(error)))
     notes = " ".join(getattr(error, "__notes__", ()))
     from canter.envs.gymnasium_contract import place_of, text_of
+    from canter.specs import EnvFailed
 
-    what = f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
+    what = text_of(error)
+    if not isinstance(error, EnvFailed):  # which says so itself
+        what = f"{type(error).__name__}: {what} ({place_of(error)})"
     return f"{what}. {notes + '. ' if notes else ''}The traceback is in {file.name}"

@@ -20,9 +20,8 @@ from canter.experiments.session import LOGS, carry_out, program
 from canter.registry import nearest
 from canter.runs.permissions import recalled
 from canter.runs.run_folder import RunFolder
-from canter.specs import Env
+from canter.specs import AskedToEnd, Env
 from canter.training.rescue import RunFailed
-from canter.training.signals import AskedToEnd
 from canter.training.trainer import RunStopped
 
 

@@ -133,30 +133,32 @@ class Row(Generic[Record]):
         record, numbers, self.final_obs = tree_map(lambda x: x[t], (rollout.record, columns, rollout.final_obs))
         self.obs, self.duration = rollout.obs_at(t + 1), rollout.duration[t]
         self.places = [*tree_leaves(record), *self.obs.values(), *numbers]
-        self.shapes = [place.shape for place in self.places]
 
     def write(self, record: Record, step: Step) -> Obs:
         """Store the record and the step; gives the next observations."""
         numbers = [step.reward, step.terminated, step.truncated, step.valid]
         # By name: an environment may give its groups in another order than at first.
         places, values = self.places, [*tree_leaves(record), *[step.obs[name] for name in self.obs], *numbers]
-        if [value.shape for value in values] != self.shapes:  # a copy would spread what is too small
-            self._refuse(values)
         if "duration" in step.info:
             places, values = [*places, self.duration], [*values, step.info["duration"]]
         if step.final_obs is not None and self.final_obs is not None:
             places = [*places, *self.final_obs.values()]
             values += [step.final_obs[name] for name in self.final_obs]
+        if [value.shape for value in values] != [place.shape for place in places]:
+            self._refuse(values, places, step)  # a copy would spread what is too small
         # One call for all: on a GPU one launch for each dtype, on a CPU a fraction of the time around the copies.
         copy_all_(places, values)
         return self.obs
 
-    def _refuse(self, values: list[Tensor]) -> None:
+    def _refuse(self, values: list[Tensor], places: list[Tensor], step: Step) -> None:
         names = [f"observation {name!r}" for name in self.obs] + ["reward", "terminated", "truncated", "valid"]
-        names = ["the record"] * (len(values) - len(names)) + names
-        for name, value, shape in zip(names, values, self.shapes, strict=True):
-            if value.shape != shape:
-                raise ContractBroken(f"step() gave {name} of shape {tuple(value.shape)}, it must be {tuple(shape)}")
+        names = ["the record"] * (len(self.places) - len(names)) + names + ["duration"] * ("duration" in step.info)
+        names += [f"final_obs {name!r}" for name in self.final_obs or ()]
+        for name, value, place in zip(names, values, places, strict=False):
+            if value.shape != place.shape:
+                raise ContractBroken(
+                    f"step() gave {name} of shape {tuple(value.shape)}, it must be {tuple(place.shape)}"
+                )
 
 
 def as_sequences(tree: Any, length: int) -> Any:

@@ -8,13 +8,14 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Any, Literal, TypeVar
+
+import gymnasium
 
 from canter import distributed
 from canter.envs import probes as probes
@@ -22,10 +23,12 @@ from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.gymnasium_contract import place_of, text_of
 from canter.envs.imports import PYTHON
 from canter.envs.schemes import check_options, find_builder, schemes
-from canter.envs.watchdog import PATIENCE, Watchdog, warn_of_hanging
+from canter.envs.watchdog import watched
 from canter.envs.wrappers import make_wrappers
-from canter.specs import Env
+from canter.specs import FROM_OUTSIDE, Env, EnvFailed
 
+SAID = (*FROM_OUTSIDE, ImportError, MemoryError, TypeError, gymnasium.error.Error)
+"""What is raised while an environment is made and needs no words about whose error it is; nor do errors of Canter."""
 AnyEnv = TypeVar("AnyEnv", bound=Env)
 _log = logging.getLogger(__name__)
 
@@ -103,7 +106,14 @@ class EnvConfig:
                 raise ValueError(f"env.wrappers ({names}) go around Gymnasium's environments, and {self.id} is none")
             taken["wrappers"] = make_wrappers(self.wrappers)
         check_options(builder, self.id, self.keywords)
-        env = builder(name, num_envs=num_envs, device=device, **taken, **self.keywords)
+        try:
+            with watched(self.step_timeout):
+                env = builder(name, num_envs=num_envs, device=device, **taken, **self.keywords)
+        except BaseException as error:
+            if isinstance(error, SAID) or place_of(error).startswith(str(Path(__file__).parents[1])):
+                raise
+            what = f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
+            raise EnvFailed(f"{self.id} could not be made: {what}") from error
         if not self.finite_horizon:
             return env
         try:
@@ -116,18 +126,17 @@ class EnvConfig:
 @contextmanager
 def closed_quietly(env: AnyEnv) -> Iterator[AnyEnv]:
     """Closes an environment at the end; what it raises there is said, and spoils nothing."""
-    watchdog = Watchdog(PATIENCE, partial(warn_of_hanging, threading.get_ident()))
     try:
         yield env
     finally:
         try:
-            watchdog.begin()
-            env.close()
-        except Exception as error:
+            with watched():
+                env.close()
+        except BaseException as error:
+            if isinstance(error, FROM_OUTSIDE):
+                raise
             what = f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
             _log.warning("the environment's close() raised %s; nothing is lost by it", what)
-        finally:
-            watchdog.close()
 
 
 def unused_settings(config: EnvConfig) -> list[str]:

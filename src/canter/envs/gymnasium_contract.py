@@ -6,6 +6,8 @@ NumPy would take much for granted: `(1,)` numbers spread over three, the text "1
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector import SyncVectorEnv
 
-from canter.specs import ContractBroken
+from canter.specs import FROM_OUTSIDE, ContractBroken, EnvFailed
 
 NUMBERS: tuple[type, ...] = (float, np.float64, np.float32, int)
 """Types of rewards that need no second look."""
@@ -95,6 +97,37 @@ class CheckContract(gymnasium.Wrapper):
     def step(self, action: Any) -> Any:
         """As the environment's own."""
         return checked_step(self.env.step(action), self.observation_space)
+
+
+class EnvironmentFailed(EnvFailed):
+    """An environment raised, died or broke its contract; the message names it, the step, its error and the place."""
+
+
+def failure(error: BaseException, call: str, step: int | None) -> EnvironmentFailed:
+    """What an environment did, in words: its number, the call, its step, its own error and where that was raised."""
+    if isinstance(error, EnvironmentFailed):
+        return error
+    row = error.row if isinstance(error, EnvFailed) else row_of(error.__traceback__)
+    who = "the environment" if row is None else f"environment {row}"
+    when = "" if step is None else f" at its step {step}"
+    if isinstance(error, EnvFailed):
+        what = f"{who} failed{when}: {text_of(error)}"
+    elif isinstance(error, ContractBroken):
+        what = f"{who}{when}: {call}() {text_of(error).removeprefix(f'{call}() ')}"
+    else:
+        what = f"{who} failed{when}: {call}() raised {type(error).__name__}: {text_of(error)} ({place_of(error)})"
+    return EnvironmentFailed(what, row, error.trace if isinstance(error, EnvFailed) else "")
+
+
+@contextmanager
+def blamed(call: str, step: int | None = None) -> Iterator[None]:
+    """What is raised inside becomes an `EnvironmentFailed`, see `failure`, unless it came from outside."""
+    try:
+        yield
+    except FROM_OUTSIDE:
+        raise
+    except BaseException as error:
+        raise failure(error, call, step) from error
 
 
 def row_of(trace: TracebackType | FrameType | None) -> int | None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 from canter.envs.gymnasium_contract import row_of
 
@@ -75,3 +78,14 @@ def where_it_hangs(thread: int) -> str:
 def warn_of_hanging(thread: int, seconds: float) -> None:
     """Say that a call of an environment has not come back."""
     _log.warning("waiting for %s, which has not come back for %.0f s", where_it_hangs(thread), seconds)
+
+
+@contextmanager
+def watched(seconds: float = math.inf) -> Iterator[Watchdog]:
+    """Says so where a call of an environment takes longer, of this thread and from now or the last `begin` on."""
+    watchdog = Watchdog(min(PATIENCE, seconds), partial(warn_of_hanging, threading.get_ident()))
+    watchdog.begin()
+    try:
+        yield watchdog
+    finally:
+        watchdog.close()

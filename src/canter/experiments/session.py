@@ -20,6 +20,7 @@ from canter.config import TrainConfig
 from canter.console.figures import duration
 from canter.distributed.world import world
 from canter.envs import closed_quietly
+from canter.envs.gymnasium_contract import failure
 from canter.envs.imports import PYTHON
 from canter.experiments.init_from import InitFrom
 from canter.nn.actor_critic import Policy
@@ -34,7 +35,6 @@ from canter.runs.run_record import write_score
 from canter.runs.writers import MetricWriter, TensorBoardWriter, WandbWriter
 from canter.seeding import derive_seed
 from canter.specs import Env, begins_anew
-from canter.training.collector import failure
 from canter.training.trainer import Trainer
 
 EVAL_EPISODES = 100

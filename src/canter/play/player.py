@@ -9,12 +9,15 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from canter.distributions import DiagGaussian, TanhGaussian
+from canter.envs.gymnasium_contract import blamed
+from canter.envs.watchdog import watched
 from canter.nn.actor_critic import Policy
 from canter.registry import Registry
 from canter.specs import Env, Step
@@ -94,14 +97,22 @@ class Player:
         """Start every environment anew and play without end; finished episodes are followed by new ones."""
         spec = self.env.spec
         generator = torch.Generator(spec.device).manual_seed(self.seed)
-        obs, state = self.env.reset(self.seed), self.policy.initial_state(spec.num_envs)
         reset = torch.ones(spec.num_envs, dtype=torch.bool, device=spec.device)
-        while True:
-            action, state = self.policy.act(obs, state, reset, deterministic=self.deterministic, generator=generator)
-            step = self.env.step(action)
-            obs = step.obs
-            reset = step.restarts(spec.final_obs)
-            yield Turn(action, step, state, reset)
+        with watched() as watchdog:
+            with blamed("reset"):
+                obs = self.env.reset(self.seed)
+            state = self.policy.initial_state(spec.num_envs)
+            for number in count():
+                action, state = self.policy.act(
+                    obs, state, reset, deterministic=self.deterministic, generator=generator
+                )
+                watchdog.begin()
+                with blamed("step", number):
+                    step = self.env.step(action)
+                watchdog.end()
+                obs = step.obs
+                reset = step.restarts(spec.final_obs)
+                yield Turn(action, step, state, reset)
 
     def play(
         self,
@@ -121,10 +132,10 @@ class Player:
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
         account = _Account(self.env, num_games)
-        for count, turn in enumerate(self.turns(), start=1):
+        for steps, turn in enumerate(self.turns(), start=1):
             account.add(turn.step)
             on_turn(turn)
-            if account.complete or count == max_steps:
+            if account.complete or steps == max_steps:
                 break
         return account.games()
 

@@ -26,7 +26,7 @@ from canter.envs.gymnasium_contract import row_of, text_of
 from canter.preflight.plan import Finding, Plan, check_foresight, check_memory, check_plan, check_truncation, counted
 from canter.preflight.symmetry import prove
 from canter.preflight.trial import Trial, run_trial
-from canter.specs import ACTION_MASK, Continuous, ContractBroken, Env, EnvFailed
+from canter.specs import ACTION_MASK, FROM_OUTSIDE, Continuous, ContractBroken, Env, EnvFailed
 from canter.training.settings import RunConfig
 
 STEPS, SECONDS = 256, 0.3
@@ -93,7 +93,9 @@ def _examine(env: Env, seed: int) -> tuple[list[Finding], Trial | None]:
         trial = run_trial(env, seed, steps=STEPS, seconds=SECONDS)
         again = run_trial(env, seed, steps=min(SEED_STEPS, len(trial.reward)), seconds=SECONDS)
         other = run_trial(env, seed + 1, steps=len(again.reward), seconds=SECONDS)
-    except Exception as error:  # whatever an environment raises is what there is to report
+    except BaseException as error:  # whatever an environment raises is what there is to report
+        if isinstance(error, FROM_OUTSIDE):
+            raise
         return [Finding("error", "environment", _raised(error))], None
     broken = list(_not_finite(trial))
     if broken:
@@ -277,7 +279,7 @@ def _span(values: list[Any]) -> str:
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
 
 
-def _raised(error: Exception) -> str:
+def _raised(error: BaseException) -> str:
     """An error with the environment and the place that it comes from."""
     row = error.row if isinstance(error, EnvFailed) else row_of(error.__traceback__)
     who = "" if row is None else f" (environment {row})"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from canter.envs.contract import check_obs, check_step
+from canter.envs.watchdog import watched
 from canter.specs import ACTION_MASK, Continuous, Discrete, Env, EnvSpec
 from canter.struct import Obs
 
@@ -68,22 +69,24 @@ def run_trial(env: Env, seed: int, *, steps: int, seconds: float) -> Trial:
     """
     spec, act = env.spec, random_actions(env.spec)
     generator = torch.Generator().manual_seed(0)
-    obs = env.reset(seed)
-    check_obs(obs, spec, "reset()")
-    rows = min(spec.num_envs, MAX_ROWS)
-    seen, taken, final_obs = [to_host(obs, rows)], [], []
-    room = MAX_BYTES // max(1, sum(group.nbytes for group in seen[0].values()))
-    start = time.perf_counter()
-    while len(taken) < min(steps, max(room, 2)):
-        if time.perf_counter() - start > seconds and len(taken) >= ENOUGH_STEPS:
-            break
-        step = env.step(act(obs, generator).to(spec.device))
-        check_step(step, spec)
-        columns = (step.reward, step.terminated, step.truncated, step.valid)
-        taken.append([column[:rows].to("cpu", copy=True) for column in columns])
-        final_obs.append(None if step.final_obs is None else to_host(step.final_obs, rows))
-        obs = step.obs
-        seen.append(to_host(obs, rows))
+    with watched() as watchdog:
+        obs = env.reset(seed)
+        check_obs(obs, spec, "reset()")
+        rows = min(spec.num_envs, MAX_ROWS)
+        seen, taken, final_obs = [to_host(obs, rows)], [], []
+        room = MAX_BYTES // max(1, sum(group.nbytes for group in seen[0].values()))
+        start = time.perf_counter()
+        while len(taken) < min(steps, max(room, 2)):
+            if time.perf_counter() - start > seconds and len(taken) >= ENOUGH_STEPS:
+                break
+            watchdog.begin()
+            step = env.step(act(obs, generator).to(spec.device))
+            check_step(step, spec)
+            columns = (step.reward, step.terminated, step.truncated, step.valid)
+            taken.append([column[:rows].to("cpu", copy=True) for column in columns])
+            final_obs.append(None if step.final_obs is None else to_host(step.final_obs, rows))
+            obs = step.obs
+            seen.append(to_host(obs, rows))
     groups = {name: torch.stack([row[name] for row in seen]) for name in seen[0]}
     reward, terminated, truncated, valid = (torch.stack(column) for column in zip(*taken, strict=True))
     return Trial(replace(spec, num_envs=rows), groups, reward, terminated, truncated, valid, final_obs)

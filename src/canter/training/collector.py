@@ -20,23 +20,18 @@ from canter import distributed
 from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
 from canter.envs.contract import check_form, check_obs
-from canter.envs.gymnasium_contract import place_of, row_of, text_of
+from canter.envs.gymnasium_contract import blamed, failure
 from canter.envs.watchdog import PATIENCE, Watchdog, warn_of_hanging
-from canter.specs import LOST_FINAL_OBS, ContractBroken, Env, EnvFailed, Stateful
+from canter.specs import FROM_OUTSIDE, LOST_FINAL_OBS, Env, Stateful
 from canter.struct import Metrics, Obs, tree_copy_, tree_map
 from canter.training.env_metrics import EnvMetrics
 from canter.training.episodes import Episodes, EpisodeTracker
-from canter.training.signals import AskedToEnd
 from canter.training.stopwatch import Stopwatch
 
 _log = logging.getLogger(__name__)
 
 PARTIAL = "the environment saves a part of its state, and no more than that part was loaded"
 """Why episodes do not go on where an environment has `resumes = "partial"`."""
-
-
-class EnvironmentFailed(EnvFailed):
-    """An environment raised, died or broke its contract; the message names it, the step, its error and the place."""
 
 
 class Collector:
@@ -89,8 +84,8 @@ class Collector:
                 if self.reads_reset:
                     reset = self.rollout.mark_resets(spec.final_obs, t)
                 self.reported.write(t, step.metrics)
-        except (Exception, SystemExit) as error:
-            if not stepping or isinstance(error, AskedToEnd):
+        except BaseException as error:
+            if not stepping or isinstance(error, FROM_OUTSIDE):
                 raise
             raise failure(error, "step", self.steps_before + t) from error
         finally:
@@ -110,12 +105,9 @@ class Collector:
             draws = np.random.SeedSequence(seed, spawn_key=(distributed.rank(),)).generate_state(1, np.uint64)
             seed = int(draws[0]) >> 1
         try:
-            obs = self.env.reset(seed)
-            check_obs(obs, self.env.spec, "reset()")
-        except (Exception, SystemExit) as error:
-            if isinstance(error, AskedToEnd):
-                raise
-            raise failure(error, "reset", None) from error
+            with blamed("reset"):
+                obs = self.env.reset(seed)
+                check_obs(obs, self.env.spec, "reset()")
         finally:
             self.watchdog.end()
         return obs
@@ -210,17 +202,3 @@ class Collector:
         self.rollout.reset[self.algorithm.horizon].fill_(True)
         self.tracker.running_return.zero_()
         self.tracker.running_length.zero_()
-
-
-def failure(error: BaseException, call: str, step: int | None) -> EnvironmentFailed:
-    """What an environment did, in words: its number, the call, its step, its own error and where that was raised."""
-    row = error.row if isinstance(error, EnvFailed) else row_of(error.__traceback__)
-    who = "the environment" if row is None else f"environment {row}"
-    when = "" if step is None else f" at its step {step}"
-    if isinstance(error, EnvFailed):
-        what = f"{who} failed{when}: {text_of(error)}"
-    elif isinstance(error, ContractBroken):
-        what = f"{who}{when}: {call}() {text_of(error).removeprefix(f'{call}() ')}"
-    else:
-        what = f"{who} failed{when}: {call}() raised {type(error).__name__}: {text_of(error)} ({place_of(error)})"
-    return EnvironmentFailed(what, row, error.trace if isinstance(error, EnvFailed) else "")

@@ -10,10 +10,6 @@ from typing import Any, Self
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class AskedToEnd(SystemExit):
-    """A signal ends the program at once. A plain `SystemExit` that an environment raises is an error of its own."""
-
-
 class StopSignals:
     """While entered, the first SIGINT or SIGTERM only sets `received`; the second acts as usual.
 

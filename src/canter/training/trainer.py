@@ -20,6 +20,7 @@ from canter.data.rollout import Rollout
 from canter.distributed.activity import activity
 from canter.distributed.world import world
 from canter.envs import closed_quietly, unused_settings
+from canter.envs.gymnasium_contract import EnvironmentFailed
 from canter.envs.watchdog import PATIENCE
 from canter.runs.parts import NoFolder, Parts
 from canter.runs.ranks import of_all_ranks
@@ -30,7 +31,7 @@ from canter.self_play.self_play import seat_opponents
 from canter.specs import Env, EnvSpec, tell_progress
 from canter.storage.validity import spec_to_plain
 from canter.struct import Metrics, to_dicts
-from canter.training.collector import Collector, EnvironmentFailed
+from canter.training.collector import Collector
 from canter.training.episodes import NonFinite
 from canter.training.progress import Report, Run
 from canter.training.rescue import LastGood, RunFailed
