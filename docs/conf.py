@@ -9,6 +9,7 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
 project = "Canter"
 author = "The Canter authors"
+copyright = "2026, the Canter authors; Apache-2.0"
 release = version = canter.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "config_reference"]
 exclude_patterns = ["pictures"]

@@ -183,7 +183,7 @@ def test_of_a_task_without_end_the_reward_per_step_is_told(tmp_path, say):
         (["play", "first", "--override-std", "0.1"], "Categorical has none"),
         (["play", "first", "--video", "a.mp4"], "tensor:cartpole cannot be drawn; Gymnasium's environments can"),
         (["play", "first", "--env", "CartPole-v1", "--video", "a.avi"], "a video is a file in .mp4 or .gif"),
-        (["export", "first", "--output", "a.pt"], "--output a.pt: must end in .onnx or .pt2"),
+        (["export", "first", "--output", "a.bin"], "--output a.bin: must end in .onnx or .pt2 or .pt or .pth"),
         (["export", "first", "--output", "old.onnx"], "old.onnx exists already"),
     ],
 )
