@@ -40,6 +40,7 @@ class CapturedStep:
         self.count = torch.zeros((), dtype=torch.int32, device=self.device)
         """Steps of the environment so far, where a graph can read them."""
         self._results: dict[str, Tensor] = {}
+        """Which environments ended, and rewards: at one place, whichever graph gave them."""
 
     @torch.no_grad()
     def __call__(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
@@ -59,7 +60,9 @@ class CapturedStep:
         env.common_step_counter += 1
         self.count.fill_(env._sim_step_counter // env.cfg.decimation)
         for name, value in zip(("reset_buf", "reward_buf"), run("rewards", self._rewards), strict=True):
-            setattr(env, name, self._results.setdefault(name, value.clone()).copy_(value))
+            if name not in self._results:
+                self._results[name] = torch.empty_like(value)
+            setattr(env, name, self._results[name].copy_(value))
         env.reset_terminated, env.reset_time_outs = (
             env.termination_manager.terminated,
             env.termination_manager.time_outs,
@@ -188,7 +191,7 @@ class CapturedStep:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Refuse a part that reads a counter: a graph would go on with the number of today."""
-        cls, setitem = type(self.env), None
+        cls = type(self.env)
 
         def counter(name: str) -> property:
             def read(env: Any) -> Any:

@@ -128,6 +128,7 @@ class Segments:
         return self._plainly(part)
 
     def _replayed(self, name: str, part: Callable[[], Any], segment: Segment) -> Any:
+        """The result by a graph; `benchmarks/robots/mjlab_captured.py` holds it against the part here."""
         return self._again(segment)
 
     def _again(self, segment: Segment) -> Any:
