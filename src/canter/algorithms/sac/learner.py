@@ -80,8 +80,8 @@ class Learner:
     ) -> None:
         """Learn from rows `[B, ...]`; `noise` `[2, B, A]` is that of the successors' and of the policy's actions.
 
-        `tell` says whether the metrics of the critics and of the policy are those of this update: only the last ones of
-        an iteration are read, and they cost as much as a tenth of it.
+        `tell` says whether the metrics of the critics and of the policy are made: only the last ones of an iteration
+        are read, and making them costs some per cent of an update.
         """
         self.learn_critics(batch, noise[0], tell[0])
         if learn_policy:
@@ -103,8 +103,11 @@ class Learner:
         loss = masked_mean(errors, batch.valid).sum()
         if self.critics.atoms > 1:
             loss = loss / self.critics.members
-        means = target if self.critics.atoms == 1 or not tell else (target * self.critics.support).sum(-1)
-        self._step("critic", loss, {"loss/critic": loss, "value/target_std": means.std()} if tell else {})
+        about: Metrics = {}
+        if tell:
+            means = target if self.critics.atoms == 1 else (target * self.critics.support).sum(-1)
+            about = {"loss/critic": loss, "value/target_std": means.std()}
+        self._step("critic", loss, about)
 
     def _judge(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         """What the critics say of the rows, and their slow copies of the successors.
