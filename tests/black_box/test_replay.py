@@ -225,3 +225,13 @@ def test_a_division_inside_a_captured_iteration(kind, log_every, tmp_path, caplo
         assert (found.kind, found.env, found.step) == ("environment", 2, step)
     else:
         assert "log_every=1 reads each one" in found.text
+
+
+def test_random_states_of_a_gpu_are_left_out_on_a_cpu(tmp_path):
+    box, failed = run(tmp_path, CONFIG, Divides(2, 8 * HORIZON + 3, "reward"), iterations=20)
+    assert failed is not None
+    short = torch.zeros(16, dtype=torch.uint8)  # a GPU's is 16 bytes long
+    box["algorithm"] |= {name: short for name in ("policy_rng", "shuffle_rng", "extensions_rng")}
+    box["random"] = [short for _ in box.get("random", ())]
+    found = explain(CONFIG, box)
+    assert (found.kind, found.env, found.step) == ("environment", 2, 8 * HORIZON + 3)

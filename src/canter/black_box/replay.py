@@ -107,10 +107,19 @@ def first_in(rollout: Rollout[Any]) -> Place | None:
 
 
 def _load(algorithm: Algorithm[Any], box: dict[str, Any]) -> None:
-    algorithm.load_state_dict(box["algorithm"])
+    algorithm.load_state_dict(_fitting(box["algorithm"], algorithm.state_dict()))
     for generator, state in zip(algorithm.generators(), box.get("random", ()), strict=False):
-        generator.set_state(state)
+        generator.set_state(_fitting(state, generator.get_state()))
     algorithm.set_progress(box["about"]["progress"])
+
+
+def _fitting(saved: Any, own: Any) -> Any:
+    """`saved` with random states of `own` for those of another kind of device, which mean nothing to this one."""
+    if isinstance(saved, dict) and isinstance(own, dict):
+        return {name: _fitting(value, own.get(name)) for name, value in saved.items()}
+    if not (isinstance(saved, Tensor) and isinstance(own, Tensor)):
+        return saved
+    return own if saved.dtype == own.dtype == torch.uint8 and saved.shape != own.shape else saved
 
 
 def _rollout(algorithm: Algorithm[Any], spec: EnvSpec, saved: dict[str, Any]) -> Rollout[Any]:
@@ -240,7 +249,8 @@ def _replay_env(
         algorithm.use_engine(config.execution.engine)  # acts by the same bits as the run did
     watched = _Watched(env, max(t - 1, 0))
     collector = Collector(watched, algorithm, derive_seed(config.seed, "env"))
-    collector.load_state_dict(state)
+    fitting = _fitting(state, collector.state_dict())
+    collector.load_state_dict(fitting)
     watched.count = 0
     with Trace() as trace:
         try:
@@ -253,7 +263,9 @@ def _replay_env(
                 return trace.origin_of(cause.tensor) or "it came from code that is not torch's"
             if cause is not None:
                 return f"it began with: {text_of(cause)} ({place_of(cause)})"
-    return "the rollout was played again, and this time everything was finite"
+    before, now = flatten(state), flatten(fitting)
+    drawn = ", with other random numbers than the GPU's" if any(now[k] is not before[k] for k in before) else ""
+    return f"the rollout was played again{drawn}, and this time everything was finite"
 
 
 def _spoilt(leaf: Any) -> bool:
