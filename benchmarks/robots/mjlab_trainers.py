@@ -82,10 +82,11 @@ def now(options: argparse.Namespace) -> float:
 
 
 def canter(options: argparse.Namespace) -> dict[str, Any]:
-    """Canter's trainer with the task's own settings."""
+    """Canter's trainer with the task's own settings; times are from the environment being ready."""
     from dataclasses import replace
 
     from canter.compat import task_settings
+    from canter.storage.policy_file import save_policy
     from canter.training.trainer import Trainer
 
     logging.basicConfig(level=logging.INFO)
@@ -93,10 +94,14 @@ def canter(options: argparse.Namespace) -> dict[str, Any]:
     assert imported is not None
     config = replace(imported.config, seed=options.seed, env=replace(imported.config.env, num_envs=options.num_envs))
     built = time.perf_counter()
+    config.execution.start(config.device)
+    env = config.env.build(config.device)
+    ready = time.perf_counter()
     rows: list[dict[str, float]] = []
-    with Trainer(config, lambda report: rows.append(row(report))) as trainer:
-        ready = time.perf_counter()
+    with Trainer(config, lambda report: rows.append(row(report)), env=env) as trainer:
         trainer.learn(options.iterations)
+        if options.policy:
+            save_policy(options.policy, trainer.algorithm.policy)
     return {"build_seconds": ready - built, "rows": relative(rows, ready)}
 
 
@@ -105,7 +110,7 @@ def row(report: Any) -> dict[str, float]:
 
 
 def theirs(options: argparse.Namespace) -> dict[str, Any]:
-    """Mjlab's own trainer."""
+    """Mjlab's own trainer, timed alike."""
     from dataclasses import asdict
 
     import mjlab.tasks  # noqa: F401
@@ -120,6 +125,7 @@ def theirs(options: argparse.Namespace) -> dict[str, Any]:
     agent.logger, agent.upload_model, agent.save_interval = "tensorboard", False, 10**6
     built = time.perf_counter()
     env = RslRlVecEnvWrapper(ManagerBasedRlEnv(env_cfg, device=options.device), clip_actions=agent.clip_actions)
+    ready = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         runner = MjlabOnPolicyRunner(env, asdict(agent), folder, options.device)
         rows: list[dict[str, float]] = []
@@ -134,7 +140,6 @@ def theirs(options: argparse.Namespace) -> dict[str, Any]:
             rows.append({"at": time.perf_counter(), "return": mean, "length": long, **parts})
 
         runner.logger.log = noted
-        ready = time.perf_counter()
         runner.learn(options.iterations, init_at_random_ep_len=True)
     return {"build_seconds": ready - built, "rows": relative(rows, ready)}
 
@@ -193,6 +198,7 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     parser.add_argument("--budget", type=float, default=540.0, help="seconds for all parts")
+    parser.add_argument("--policy", help="where to keep what Canter has learned")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--label", help=argparse.SUPPRESS)

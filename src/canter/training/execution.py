@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 import torch
 
+from canter import distributed
 from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
 from canter.distributed import cores
 from canter.engines.choose import EngineName
+from canter.kernels.compile_ahead import compile_ahead
 from canter.specs import Capturable
 from canter.struct import Metrics, tree_copy_, tree_map
 from canter.training.collector import Collector
@@ -95,12 +97,23 @@ def capture(
     generators, env = algorithm.generators(), collector.env
     settled = lambda: _settled(algorithm.update(collector.rollout), settle)  # noqa: E731
     update = ByStage(algorithm, lambda: Graph(settled, generators, "the update"))
+    if distributed.world_size() == 1:  # a walk through an exchange would have to be one of all ranks
+        _compile_kernels(collector, algorithm)
     if isinstance(env, Capturable):
         streams = [*generators, *env.generators()]
         collect = ByStage(algorithm, lambda: Graph(collector.collect, streams, "the collection"))
         return Programs(collect, lambda rollout: update())
     act = ByStage(algorithm, lambda: GraphOfAct(algorithm, collector, generators))
     return Programs(lambda: collector.collect(act), lambda rollout: update())
+
+
+def _compile_kernels(collector: Collector, algorithm: Algorithm[Any]) -> None:
+    """Compile what the policy's step and the update launch, all at once."""
+    rollout, state, distribution = collector.rollout, collector.state, algorithm.policy.distribution
+    params = torch.zeros((1, distribution.param_dim), device=rollout.reward.device)
+    distribution.to_env(distribution.mode(params))  # copies its bounds to the device, which no graph can
+    act = lambda: algorithm.act(rollout.obs_at(0), state, rollout.reset[0])  # noqa: E731
+    compile_ahead([act, lambda: algorithm.update(rollout)], algorithm.generators())
 
 
 class ByStage:

@@ -203,10 +203,11 @@ def translate_std(t: Translation, dialect: Dialect) -> None:
     t.judge(initial, "mapped", f"algorithm.model.std.initial={std:g}")
     t.put("algorithm.model.std.kind", "network" if by_state else "parameter")
     kind = t.word(form, ("scalar", "log"), "scalar")
+    if "algorithm.model.std.maximum" not in t.settings:
+        # Also without parity: how fast the noise goes down, and with it the return in training, depends on it.
+        t.put("algorithm.model.std.form", kind, form if t.has(form) else "")
+        t.judge(form, "mapped", f"algorithm.model.std.form={kind}")
     theirs = "exp of a parameter" if kind == "log" else "a bare parameter"
-    ours = f"keeps between 0.01 and 10, with a gradient everywhere; RSL-RL's is {theirs}"
-    if "algorithm.model.std.maximum" not in t.settings:  # only Canter's own form has bounds
-        t.choose(ours, "algorithm.model.std.form", kind, form if t.has(form) else "")
     t.judge(form, "differs", "algorithm.model.std.form=bounded", f"std_range keeps it within; RSL-RL's is {theirs}")
     t.put("algorithm.model.bounds", "none")
     t.put("algorithm.model.normalize_value", False)

@@ -1,0 +1,89 @@
+"""A GPU's kernels compiled side by side before the first iteration, instead of one after another during it.
+
+Triton compiles a kernel when it is first launched, for the types and sizes that it is launched with. Half a second for
+each of some thirty kernels is a long time to wait, and nothing of it needs the kernel before.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from typing import Any
+
+import torch
+
+from canter.distributed import cores
+from canter.kernels import has_triton
+
+logger = logging.getLogger(__name__)
+
+
+def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[torch.Generator]) -> None:
+    """Compile every kernel that the functions launch on the current GPU, without running any of them.
+
+    Each must be one that a CUDA graph can capture. Nothing that they write is written; `generators`, which they draw
+    from, are left as they were.
+    """
+    if not has_triton():
+        return
+    start, generators = time.perf_counter(), list(generators)
+    with _compiling_only() as met:
+        for function in functions:
+            _walk_through(function, generators)
+        if met:
+            logger.info("preparing %d kernels; those that are compiled are kept for the next run", len(met))
+    torch.cuda.empty_cache()  # what the walk had reserved
+    if met:
+        logger.info("kernels ready after %.1f s", time.perf_counter() - start)
+
+
+@contextmanager
+def _compiling_only() -> Iterator[dict[int, Any]]:
+    """Inside, a launch is no more than a task to compile the kernel; at the end all of them are done."""
+    from triton import AsyncCompileMode
+    from triton.runtime.jit import JITFunction
+
+    launch, met = JITFunction.run, dict[int, Any]()
+    workers = ThreadPoolExecutor(cores(), initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),))
+    with workers, AsyncCompileMode(workers):
+        context = copy_context()  # autograd runs backward passes in threads that do not know the mode above
+
+        def compile_only(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+            kernel = context.copy().run(launch, function, *args, grid=grid, warmup=True, **options)
+            met[id(kernel)] = kernel
+            return kernel
+
+        JITFunction.run = compile_only
+        try:
+            yield met
+        finally:
+            JITFunction.run = launch
+        list(workers.map(_load, met.values()))
+
+
+def _load(kernel: Any) -> None:
+    """Put a compiled kernel on the GPU, with what launches it, which is compiled too."""
+    compiled = kernel.result() if hasattr(kernel, "result") else kernel
+    with suppress(Exception):  # one that asks for more than the GPU has says so again when it is launched
+        compiled.run  # noqa: B018
+
+
+def _walk_through(function: Callable[[], Any], generators: list[torch.Generator]) -> None:
+    """Record a function in a CUDA graph that is thrown away."""
+    states = [generator.get_state() for generator in generators]
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    try:
+        # Relaxed: libraries that have not run before set themselves up on the way.
+        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+            function()
+    except RuntimeError as error:  # kernels that would have come later are compiled when they are launched
+        logger.debug("a walk through kernels ended early: %s", error)
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
