@@ -190,7 +190,7 @@ def epochs_in(folder: Path, files: list[str]) -> set[int]:
     import torch
 
     paths = [folder / "work" / file for file in files if file.endswith(".pth")]
-    return {int(torch.load(path, weights_only=False)["epoch"]) for path in paths}
+    return {int(torch.load(path, weights_only=True)["epoch"]) for path in paths}
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from canter.compat.logs import is_first, open_writer
-from canter.compat.rl_games import checkpoint
+from canter.compat.rl_games import checkpoint, sac
 from canter.compat.rl_games.env import RlGamesEnv
 from canter.compat.rl_games.observer import looks_at_infos
 from canter.compat.rl_games.registries import create_vec_env, find_environment, refuse_user_network
@@ -269,6 +269,27 @@ class Agent:
         raise ConfigError(
             f"set_param({name!r}, {value!r}): settings are fixed in a run; see schedules, docs/extending.md"
         )
+
+
+class AmpAgent(Agent):
+    """What `algo_factory` makes for `amp_continuous`; its clips are named by `config.amp`."""
+
+    def _check_env(self) -> None:
+        group, spec = (self.config.get("amp") or {}).get("obs_group") or "amp", self.vec_env.spec
+        if group not in spec.obs and spec.motion is None:
+            raise ConfigError(
+                f"amp_continuous: the environment shows no observation group {group!r}. Give the frame that is "
+                f"compared with clips beside obs, as {{'obs': ..., {group!r}: [N, D]}}, and reset within the step: "
+                "infos['amp_obs'], fetch_amp_obs_demo and reset_done, which IsaacGymEnvs' agent asks for, are not "
+                "asked for here. Clips are named by config.amp.motions"
+            )
+
+
+class SacAgent(Agent):
+    """What `algo_factory` makes for `sac`. Files have no remembered transitions: a restored agent collects anew."""
+
+    parity = True  # the files' deviation has no other form
+    files = sac
 
 
 def with_suffix(fn: str) -> Path:

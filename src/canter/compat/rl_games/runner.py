@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from canter.compat.rl_games.agent import Agent, parents_agents_refused, plain, refuse_overrides
+from canter.compat.rl_games.agent import Agent, AmpAgent, SacAgent, parents_agents_refused, plain, refuse_overrides
 from canter.compat.rl_games.observer import DefaultAlgoObserver
-from canter.compat.rl_games.other_agents import AmpAgent, SacAgent, SacPlayer
-from canter.compat.rl_games.player import PpoPlayer
+from canter.compat.rl_games.player import PpoPlayer, SacPlayer
 from canter.nn.actor_critic import Policy
 from canter.nn.heads import GaussianHead
 from canter.plain import ConfigError
