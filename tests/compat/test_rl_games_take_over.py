@@ -10,6 +10,7 @@ from test_rsl_rl_runner import run_python, scalars
 from theirs import rl_games
 
 from canter.compat.rl_games import IsaacAlgoObserver, RlGamesEnv, Runner, env_configurations, vecenv
+from canter.plain import ConfigError
 
 N = 8
 TAKE_OVER = """
@@ -114,6 +115,12 @@ def test_states_without_a_central_value_are_not_read(tmp_path):
     runner = load(tmp_path, True, network__separate=True)
     runner.run({"train": True})
     assert set(runner.agent.vec_env.spec.obs) == {"policy"}
+
+
+def test_population_based_training_is_refused():
+    with pytest.raises(ConfigError, match=r"pbt\.enabled=True: there is no population based training here"):
+        Runner().load({**rl_games(), "pbt": {"enabled": True, "directory": "."}})
+    Runner().load({**rl_games(), "pbt": {"enabled": False}})
 
 
 def test_time_outs_are_cut_off_and_failures_are_ends():

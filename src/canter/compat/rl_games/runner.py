@@ -67,6 +67,8 @@ class Runner:
 
     def load(self, yaml_config: Mapping[str, Any]) -> None:
         """Take settings, `{"params": ...}`; they are copied and never changed."""
+        if (yaml_config.get("pbt") or {}).get("enabled"):  # Isaac Lab's: it would start rl_games itself again
+            raise ConfigError("pbt.enabled=True: there is no population based training here: start several runs")
         self.default_config = _copied(yaml_config["params"])
         self.load_config(_copied(yaml_config["params"]))
 
