@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 MISSING = dataclasses.MISSING
+GROUPS = {"policy": 3, "critic": 4, "feet": 2}
 LAUNCHED = []
 """Applications that were started."""
 
@@ -93,6 +94,8 @@ class ManagerBasedRLEnvCfg:
     reach: float = 3.0
     """Points that are farther than this have failed."""
     noise: float = 0.01
+    joined: bool = False
+    """Whether the terms of `feet` are one tensor, as wrappers for rl_games need it."""
 
 
 @configclass
@@ -132,6 +135,9 @@ class ManagerBasedRLEnv(gymnasium.Env):
         self.single_action_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, rows)
         self.observation_space = gymnasium.spaces.Dict()
+        self.single_observation_space = gymnasium.spaces.Dict(
+            {name: gymnasium.spaces.Box(-np.inf, np.inf, (size,)) for name, size in GROUPS.items()}
+        )
 
     @property
     def step_dt(self):
@@ -186,10 +192,11 @@ class ManagerBasedRLEnv(gymnasium.Env):
 
     def _observe(self, update_history=False):
         noise = self.cfg.noise * torch.randn(self.num_envs, 2, generator=self.random)
+        feet = {"left": self.place[:, :1].clone(), "right": self.place[:, 1:].clone()}
         return {
             "policy": torch.cat([self.place + noise, self.command], 1),
             "critic": torch.cat([self.place, self.command, self.episode_length_buf.unsqueeze(1) * 0.01], 1),
-            "feet": {"left": self.place[:, :1].clone(), "right": self.place[:, 1:].clone()},
+            "feet": torch.cat(list(feet.values()), 1) if self.cfg.joined else feet,
         }
 
     def render(self, recompute=False):
@@ -249,7 +256,7 @@ def parse_env_cfg(task, device="cuda:0", num_envs=None, use_fabric=None):
 
 def get_checkpoint_path(log_path, run_dir=".*", checkpoint=".*", other_dirs=None, sort_alphabetical=True):
     runs = sorted(path for path in Path(log_path).iterdir() if re.match(run_dir, path.name))
-    files = [path for path in runs[-1].iterdir() if re.match(checkpoint, path.name)]
+    files = [path for path in runs[-1].joinpath(*other_dirs or ()).iterdir() if re.match(checkpoint, path.name)]
     return str(max(files, key=lambda path: f"{path.name:0>15}"))
 
 
@@ -262,7 +269,7 @@ def hydra_task_config(task, agent):
 
 def dump_yaml(path, cfg, sort_keys=False):
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(cfg.to_dict(), default=str))
+    Path(path).write_text(json.dumps(cfg if isinstance(cfg, dict) else cfg.to_dict(), default=str))
 
 
 def modules():

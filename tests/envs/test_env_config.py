@@ -140,6 +140,14 @@ def test_the_table_has_every_field():
     assert CHANGES.keys() == {field.name for field in fields(EnvConfig)} - {"id"}
 
 
+@pytest.mark.parametrize("capture", [True, False])
+def test_an_option_for_gpus_is_named_elsewhere(capture):
+    config = EnvConfig(id="mjlab:Mjlab-Cartpole-Balance", options={"capture": capture})
+    assert unused_settings(config, "cuda:0") == unused_settings(EnvConfig(id=config.id), "cpu") == []
+    [line] = unused_settings(config, "cpu")
+    assert line.startswith(f"env.options.capture={capture} has no part on cpu: parts of a step are recorded as CUDA")
+
+
 @pytest.mark.parametrize("field", CHANGES)
 @pytest.mark.parametrize("env_id", TABLE)
 def test_no_setting_is_silently_without_effect(kinds, env_id, field):
@@ -152,7 +160,7 @@ def test_no_setting_is_silently_without_effect(kinds, env_id, field):
         with pytest.raises((ValueError, TypeError), match=meant):
             config.build("cpu")
         return
-    lines = unused_settings(config)
+    lines = unused_settings(config, "cpu")
     if meant is UNUSED:
         assert len(lines) == 1
         assert lines[0].startswith(f"env.{field}={CHANGES[field]} has no part here: these environments ")

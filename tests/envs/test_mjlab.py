@@ -21,6 +21,9 @@ from canter.compat import task_settings
 from canter.envs import EnvConfig
 from canter.envs.robots.captured import CapturedStep
 from canter.envs.robots.mjlab import attach_metadata, onnx_metadata, tasks
+from canter.play.player import Player
+from canter.play.video import CannotRender
+from canter.play.viewer import Stage, viewed, watch
 from canter.runs.run_folder import RunFolder
 from canter.specs import TrainingProgress
 from canter.training.rescue import RunFailed
@@ -37,6 +40,7 @@ START = TrainingProgress(iteration=0, env_steps=0, fraction=0.0)
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
     monkeypatch.setenv("MUJOCO_GL", "disable")
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
 
 
 def canter(folder, *arguments):
@@ -73,8 +77,70 @@ def test_it_trains_is_killed_resumes_plays_and_exports(tmp_path):
     assert tree["collector"]["env"]["common_step_counter"] == HORIZON * ITERATIONS
 
     assert "episode 1: return" in finished(canter(tmp_path, "play", "a", "--episodes", 1))
+    watched = finished(canter(tmp_path, "play", "a", "--viewer", "viser", "--episodes", 2))
+    assert "listening" in watched and "episode 2: return" in watched
+    endless = canter(tmp_path, "play", "a", "--viewer", "viser")
+    assert all(any(words in line for line in endless.stdout) for words in ("listening", "Setting seed")), "first reset"
+    endless.send_signal(signal.SIGINT)
+    assert "Shutting down viewer" in finished(endless)
     assert "the same actions on" in finished(canter(tmp_path, "export", "a", "--observations", 32))
     assert {path.suffix for path in (run / "exports").iterdir()} >= {".onnx", ".pt2"}
+
+
+class Sees:
+    """A policy that does nothing and remembers what it saw."""
+
+    def initial_state(self, num_envs):
+        return ()
+
+    def act(self, obs, state, reset, *, deterministic, generator):
+        self.obs, self.reset = obs["actor"].clone(), reset.clone()
+        return torch.zeros(4, 1), state
+
+
+def test_an_episode_that_a_viewer_restarts_is_begun_anew():
+    env, policy = build(), Sees()
+    stage = Stage(Player(policy, env), num_games=None, max_steps=8)
+    for _ in range(3):
+        stage.step(stage.act(stage.get_observations()))
+    stage.unwrapped.reset(env_ids=torch.tensor([2]))
+    before = policy.obs
+    stage.step(None)
+    assert policy.reset.tolist() == [False, False, True, False]
+    assert torch.equal(stage.account.length, torch.tensor([4, 4, 1, 4])), "what was played before it is forgotten"
+    assert not torch.allclose(policy.obs[2], before[2], atol=1e-3)
+    stage.reset()
+    stage.step(None)
+    assert bool(policy.reset.all()) and not stage.over
+    for _ in range(5):
+        stage.step(None)
+    assert stage.over and stage.steps == 8
+
+
+def test_what_a_viewer_lacks_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("mjlab.viewer")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "viser", None)
+    with pytest.raises(ImportError, match="--viewer viser needs the package viser: pip install viser"):
+        watch(Player(Sees(), build()), "viser")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    with pytest.raises(CannotRender, match="--viewer native needs a display"):
+        viewed(EnvConfig(id=f"mjlab:{TASK}"), "native")
+    monkeypatch.setenv("DISPLAY", ":987")
+    with pytest.raises(CannotRender, match=r"--viewer native could not open a window .*--viewer viser shows it"):
+        watch(Player(Sees(), build()), "native")
+
+
+def test_an_error_in_a_viewer_is_the_players_own():
+    env = build()
+
+    class Fails(Sees):
+        def act(self, *given, **named):
+            raise ValueError("no action")
+
+    with pytest.raises(ValueError, match="no action"):
+        watch(Player(Fails(), env), "viser", max_steps=3)
 
 
 def test_the_task_brings_its_own_settings():

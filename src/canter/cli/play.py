@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,8 +11,9 @@ from pathlib import Path
 from canter.cli.parser import Parser, UsageError
 from canter.cli.trained import add_acting_flags, count, open_trained, trained_parser
 from canter.envs import EnvConfig
-from canter.play.player import FixedStd, Games, players
+from canter.play.player import FixedStd, Games, Player, players
 from canter.play.video import Recorder, draw_without_display, has_display, pictures_explained
+from canter.play.viewer import OTHERWISE, VIEWERS, viewed, watch
 from canter.play.watching import drawn
 
 MAX_STEPS = 10_000
@@ -24,24 +26,31 @@ def play_command(argv: list[str]) -> None:
     video = None if arguments.video is None else Path(arguments.video)
     if arguments.caption and video is None:
         raise UsageError("--caption goes below the pictures of a video: give --video FILE.mp4 too")
+    if arguments.viewer is not None and video is not None:
+        raise UsageError(f"--viewer {arguments.viewer} and --video {video}: give one of them")
     noisy = arguments.stochastic or arguments.override_std is not None
     if video is not None:
         draw_without_display()
-    with pictures_explained(), open_trained(arguments, lambda env: visible(env, video)) as trained:
+    with pictures_explained(), open_trained(arguments, lambda env: visible(env, video, arguments.viewer)) as trained:
         policy = trained.policy
         if arguments.override_std is not None:
             policy = FixedStd(policy, arguments.override_std)
         player = players[arguments.player](policy, trained.env, deterministic=not noisy, seed=trained.stream)
         print(f"Playing {trained.source} in {trained.where}, {'with' if noisy else 'without'} noise")
-        with (
-            nullcontext(lambda turn: None)
-            if video is None
-            else Recorder(trained.env, video, caption=arguments.caption) as on_turn
-        ):
-            games = player.play(arguments.episodes, arguments.max_steps, on_turn)
+        games = played(player, video, viewer_for(trained.env.spec.env_id, video, arguments.viewer), arguments)
     print_games(games)
     if video is not None:
         print(f"The video is in {video}")
+
+
+def played(player: Player, video: Path | None, viewer: str | None, arguments: argparse.Namespace) -> Games:
+    """The games, in a viewer until it is closed, or else one of them; both end earlier, or later, as was asked for."""
+    if viewer is not None:
+        print(f"In mjlab's viewer {viewer}, until it is closed or Ctrl+C is pressed", flush=True)
+        return watch(player, viewer, arguments.episodes, arguments.max_steps)
+    recorder = None if video is None else Recorder(player.env, video, caption=arguments.caption)
+    with nullcontext(lambda turn: None) if recorder is None else recorder as on_turn:
+        return player.play(arguments.episodes or 1, arguments.max_steps or MAX_STEPS, on_turn)
 
 
 def play_parser(argv: list[str]) -> Parser:
@@ -49,18 +58,21 @@ def play_parser(argv: list[str]) -> Parser:
     parser = trained_parser(
         "play",
         argv,
-        usage="[--video FILE.mp4 [--caption]] [--episodes N] [--max-steps N] [--stochastic] [--policy NAME] [--env ID]",
+        usage="[--video FILE.mp4 [--caption] | --viewer NAME] [--episodes N] [--max-steps N] [--stochastic] [--env ID]",
         description="Watch a policy in a window, or record a video of it.",
     )
     parser.flag("--video", metavar="FILE", help="record to this new .mp4 or .gif file instead of opening a window")
     parser.flag("--caption", action="store_true", help="with step, return and action in a strip below the picture")
-    parser.flag("--episodes", metavar="N", type=count, default=1, help="episodes to play (default 1)")
     parser.flag(
-        "--max-steps",
-        metavar="N",
-        type=count,
-        default=MAX_STEPS,
-        help=f"steps after which to stop (default {MAX_STEPS})",
+        "--viewer",
+        metavar="NAME",
+        choices=VIEWERS,
+        help="a viewer of mjlab: native, a window (what its tasks open where there is a display), or viser, a browser",
+    )
+    until = "no end in a viewer"
+    parser.flag("--episodes", metavar="N", type=count, help=f"episodes to play (default 1; {until})")
+    parser.flag(
+        "--max-steps", metavar="N", type=count, help=f"steps after which to stop (default {MAX_STEPS}; {until})"
     )
     add_acting_flags(parser)
     parser.flag(
@@ -69,13 +81,24 @@ def play_parser(argv: list[str]) -> Parser:
     return parser
 
 
-def visible(env: EnvConfig, video: Path | None) -> EnvConfig:
+def viewer_for(env_id: str, video: Path | None, asked: str | None) -> str | None:
+    """The viewer of mjlab that shows an environment: the one that was asked for, or a window where there can be one."""
+    shown = env_id.startswith("mjlab:") and video is None and has_display()
+    return asked or ("native" if shown else None)
+
+
+def visible(env: EnvConfig, video: Path | None, viewer: str | None) -> EnvConfig:
     """One environment that draws itself, if it can, and shows the end of an episode before it restarts."""
     if video is not None:
         return drawn(env)
+    viewer = viewer_for(env.id, video, viewer)
+    if viewer is not None:
+        return viewed(env, viewer)
     if not (env.is_gymnasium and has_display()):
-        reason = "no display here" if env.is_gymnasium else f"{env.id} has no window"
+        mjlab = env.id.startswith("mjlab:")
+        reason = "no display here" if env.is_gymnasium or mjlab else f"{env.id} has no window"
         hint = "--video FILE.mp4 records one" if env.is_gymnasium else "--video FILE.mp4 records one if it can be drawn"
+        hint = OTHERWISE if mjlab else hint
         print(f"canter: {reason}, so it is played without a picture ({hint})", file=sys.stderr)
         return replace(env, num_envs=1)
     return drawn(env, "human")

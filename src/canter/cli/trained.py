@@ -102,19 +102,20 @@ def open_trained(arguments: argparse.Namespace, adapt: Callable[[EnvConfig], Env
         config = replace(config, env=EnvConfig(id=overrides.pop("env.id"), num_envs=config.env.num_envs))
     changed = from_plain(nest(overrides, free_settings(config)), config)
     adapted = replace(changed, env=adapt(changed.env))
-    _check(overrides, changed, adapted)
+    device = _device(arguments.device, config.device)
+    _check(overrides, changed, adapted, device)
     seed = config.seed if arguments.seed is None else arguments.seed
-    with closing(adapted.env.build(_device(arguments.device, config.device))) as env:
+    with closing(adapted.env.build(device)) as env:
         policy, source = _load(place, config, env.spec)
         yield Trained(policy, source, run, env, seed, differences(spelled(config), spelled(changed)))
 
 
-def _check(overrides: dict[str, Any], changed: TrainConfig, adapted: TrainConfig) -> None:
+def _check(overrides: dict[str, Any], changed: TrainConfig, adapted: TrainConfig, device: str) -> None:
     """Refuse settings that were given and would be without effect."""
     for key, (given, used) in differences(spelled(changed), spelled(adapted)).items():
         if key in overrides:
             raise UsageError(f"--{key.replace('_', '-')} {given} cannot be: this command needs {used}")
-    for line in unused_settings(changed.env):
+    for line in unused_settings(changed.env, device):
         if line.partition("=")[0] in overrides:
             raise UsageError(line)
 

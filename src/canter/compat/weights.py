@@ -71,6 +71,8 @@ class Weights:
     optimizers: dict[str, Taken] = field(default_factory=dict)
     """Steps and rate of the optimiser of each phase, by Canter's names of phases."""
     iteration: int = 0
+    env_steps: int = 0
+    """Transitions up to there, where the file has them."""
 
 
 def network_of(part: nn.Module, role: str) -> Network:

@@ -38,6 +38,8 @@ HOW_GYMNASIUM_STEPS = {
     "close_timeout": "these environments have no worker processes to wait for; vectorization async has",
 }
 """Settings that change how fast transitions come and not which, and why other environments have no use for them."""
+FOR_GPUS = {"mjlab": {"capture": "parts of a step are recorded as CUDA graphs, and a step without a GPU runs eagerly"}}
+"""Options by the scheme that takes them, and why they do nothing elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,15 +141,20 @@ def closed_quietly(env: AnyEnv) -> Iterator[AnyEnv]:
             _log.warning("the environment's close() raised %s; nothing is lost by it", what)
 
 
-def unused_settings(config: EnvConfig) -> list[str]:
-    """What was set and has no part in environments of this id, a line for each.
+def unused_settings(config: EnvConfig, device: str) -> list[str]:
+    """What was set and has no part in environments of this id on this device, a line for each.
 
     Whatever would change the task is refused when the environments are built; these settings would not.
     """
     if config.id.startswith(f"{PYTHON}:"):
         return []  # one that was given: how it is stepped was decided elsewhere
     taken, usual = signature(find_builder(config.id)[0]).parameters, EnvConfig(id=config.id)
+    for_gpus = {} if device.startswith("cuda") else FOR_GPUS.get(config.id.partition(":")[0], {})
     return [
+        f"env.options.{key}={config.options[key]} has no part on {device}: {why}"
+        for key, why in for_gpus.items()
+        if key in config.options
+    ] + [
         f"env.{key}={getattr(config, key)} has no part here: {why}"
         for key, why in HOW_GYMNASIUM_STEPS.items()
         if (key not in taken or (key == "close_timeout" and config.vectorization != "async"))

@@ -131,7 +131,7 @@ class Player:
         for name, value in (("num_games", num_games), ("max_steps", max_steps)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
-        account = _Account(self.env, num_games)
+        account = Account(self.env, num_games)
         for steps, turn in enumerate(self.turns(), start=1):
             account.add(turn.step)
             on_turn(turn)
@@ -146,7 +146,7 @@ players: Registry[Callable[..., Player]] = Registry("player")
 players.register("standard")(Player)
 
 
-class _Account:
+class Account:
     """Returns and lengths of the episodes of N environments, until each has its share of `num_games`."""
 
     def __init__(self, env: Env, num_games: int | None) -> None:
@@ -169,8 +169,12 @@ class _Account:
         done = step.terminated | step.truncated
         for i in done.nonzero().flatten().tolist():
             self.finished[i].append(self._running(i))
-        self.return_.masked_fill_(done, 0.0)
-        self.length.masked_fill_(done, 0)
+        self.forget(done)
+
+    def forget(self, rows: Tensor) -> None:
+        """Take back what was counted of the running episodes of these environments, `[N]` bool."""
+        self.return_.masked_fill_(rows, 0.0)
+        self.length.masked_fill_(rows, 0)
 
     def games(self) -> Games:
         """What was played so far."""

@@ -121,7 +121,8 @@ class Trainer:
 
     def _log_decisions(self) -> None:
         """Settings that have no part here, as warnings, and which engine computes what."""
-        for line in (*unused_settings(self.config.env), *unused_by(self.config.algorithm, self.env.spec)):
+        config = self.config
+        for line in (*unused_settings(config.env, config.device), *unused_by(config.algorithm, self.env.spec)):
             logger.warning("%s", line)
         for what, chosen in self.algorithm.about().items():
             logger.info("%s: %s", what, chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from canter.compat.logs import is_first, open_writer
-from canter.compat.rl_games import checkpoint
+from canter.compat.rl_games import checkpoint, sac
 from canter.compat.rl_games.env import RlGamesEnv
 from canter.compat.rl_games.observer import looks_at_infos
 from canter.compat.rl_games.registries import create_vec_env, find_environment, refuse_user_network
@@ -26,6 +27,8 @@ from canter.plain import ConfigError
 from canter.specs import Env
 from canter.training.progress import Report
 from canter.training.trainer import Trainer
+
+_log = logging.getLogger(__name__)
 
 HOOKS = {
     "train_epoch": "canter.Extension.phases(), or an algorithm of your own (canter.register('algorithm', NAME))",
@@ -95,15 +98,19 @@ def make_env(params: Mapping[str, Any], num_actors: int, device: str, parity: bo
     """The environment that the settings name: a registered one, or one that Canter knows."""
     config = params["config"]
     options = dict(config.get("env_config") or {})
-    clip, masks = bool(config.get("clip_actions", True)), bool(config.get("use_action_masks", False))
+    read = {
+        "clip_actions": bool(config.get("clip_actions", True)),
+        "masks": bool(config.get("use_action_masks", False)),
+        "states": bool(config.get("central_value_config")),
+    }
     name, given = str(config.get("env_name", "")), config.get("vec_env")
     if given is not None:
-        return RlGamesEnv(given, config.get("env_info"), num_actors, device, clip_actions=clip, masks=masks)
+        return RlGamesEnv(given, config.get("env_info"), num_actors, device, **read)
     found = find_environment(name)
     if found is not None:
         made = create_vec_env(name, num_actors, **options)
         if made is not None:
-            return RlGamesEnv(made, None, num_actors, device, clip_actions=clip, masks=masks)
+            return RlGamesEnv(made, None, num_actors, device, **read)
         options.pop("seed", None)
         env_id = registered_id(f"rl_games:{name}", found["env_creator"])
         return EnvConfig(id=env_id, num_envs=num_actors, options=options).build(device)
@@ -158,7 +165,9 @@ class Agent:
         self.algorithm: Any = self.trainer.algorithm
         self.writer: Any = open_writer(self.summaries_dir)
         self.games_to_track = int(self.config.get("games_to_track", 100))
-        self.epoch_num, self.frame, self.begun_at = 0, 0, 0
+        self.epoch_num, self.frame = 0, 0
+        self.episode_infos: dict[str, float] = {}
+        """What the simulator reported as `infos["episode"]` in the last rollout."""
         self.mean_rewards = self.last_mean_rewards = -1e9
         if isinstance(self.vec_env, RlGamesEnv):
             self.vec_env.algo = self
@@ -175,6 +184,9 @@ class Agent:
 
     def train(self) -> tuple[float, int]:
         """Train to the end of the run; gives the best mean reward and the number of epochs."""
+        if self.trainer.finished:
+            most = self.config.get("max_epochs")
+            _log.warning("max_epochs=%s: the file is of epoch %d, so nothing is left to train", most, self.epoch_num)
         self.trainer.learn()
         self.save(os.path.join(self.nn_dir, f"last_{self.name}_ep_{self.epoch_num}_rew__{self.mean_rewards:g}_"))
         self.trainer.close()
@@ -182,7 +194,9 @@ class Agent:
         return self.last_mean_rewards, self.epoch_num
 
     def _after_iteration(self, report: Report) -> None:
-        self.epoch_num, self.frame = self.begun_at + report.iteration, report.env_steps
+        self.epoch_num, self.frame = report.iteration, report.env_steps
+        told = ((name.removeprefix("env/"), value) for name, value in report.metrics.items() if name[:4] == "env/")
+        self.episode_infos = {name: value for name, value in told if value == value}
         self._call("after_steps")
         self._write(report)
         self._call("after_print_stats", self.frame, self.epoch_num, report.seconds)
@@ -242,7 +256,9 @@ class Agent:
     def _take(self, weights: Weights, set_epoch: bool) -> None:
         self.files.load(self.algorithm, weights)
         if set_epoch:
-            self.begun_at = self.epoch_num = weights.iteration
+            self.epoch_num, self.frame = done = weights.iteration, weights.env_steps
+            counts = {"rollouts": done[0], "updates": done[0], "env_steps": done[1]}
+            self.trainer.run.counters = replace(self.trainer.run.counters, **counts)  # max_epochs counts these too
 
     def get_param(self, name: str) -> Any:
         """A setting of the file."""
@@ -253,6 +269,27 @@ class Agent:
         raise ConfigError(
             f"set_param({name!r}, {value!r}): settings are fixed in a run; see schedules, docs/extending.md"
         )
+
+
+class AmpAgent(Agent):
+    """What `algo_factory` makes for `amp_continuous`; its clips are named by `config.amp`."""
+
+    def _check_env(self) -> None:
+        group, spec = (self.config.get("amp") or {}).get("obs_group") or "amp", self.vec_env.spec
+        if group not in spec.obs and spec.motion is None:
+            raise ConfigError(
+                f"amp_continuous: the environment shows no observation group {group!r}. Give the frame that is "
+                f"compared with clips beside obs, as {{'obs': ..., {group!r}: [N, D]}}, and reset within the step: "
+                "infos['amp_obs'], fetch_amp_obs_demo and reset_done, which IsaacGymEnvs' agent asks for, are not "
+                "asked for here. Clips are named by config.amp.motions"
+            )
+
+
+class SacAgent(Agent):
+    """What `algo_factory` makes for `sac`. Files have no remembered transitions: a restored agent collects anew."""
+
+    parity = True  # the files' deviation has no other form
+    files = sac
 
 
 def with_suffix(fn: str) -> Path:

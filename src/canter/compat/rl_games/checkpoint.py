@@ -61,7 +61,7 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
     )
     both = model | central
     weights = Weights(parameters={name: both[name] for name in (*names, *central_names)})
-    weights.iteration = int(number(tree, "epoch", 0))
+    weights.iteration, weights.env_steps = int(number(tree, "epoch", 0)), int(number(tree, "frame", 0))
     weights.moments, weights.optimizers["policy"] = positional(tree.get("optimizer"), names)
     moments, weights.optimizers["central_value"] = positional(tree.get("assymetric_vf_optimizer"), central_names)
     weights.moments |= moments

@@ -35,15 +35,24 @@ Hook = Callable[[Any, Tensor], Any]
 class RlGamesEnv:
     """An `IVecEnv`: `obs` for the policy, `states` for the critic, masks, time-outs and what it says of itself.
 
-    It resets within the step and so loses the last observation of an episode.
+    It resets within the step and so loses the last observation of an episode. Without `states` the critic gets none:
+    rl_games shows them to a central value alone.
     """
 
     begins_anew = False
 
     def __init__(
-        self, env: Any, info: Mapping[str, Any] | None, num_actors: int, device: str, *, clip_actions: bool, masks: bool
+        self,
+        env: Any,
+        info: Mapping[str, Any] | None,
+        num_actors: int,
+        device: str,
+        *,
+        clip_actions: bool,
+        masks: bool,
+        states: bool = True,
     ) -> None:
-        self.env, self.device, self.masks = env, torch.device(device), masks
+        self.env, self.device, self.masks, self.states = env, torch.device(device), masks, states
         self.info = env.get_env_info() if info is None else info
         self.hook: Hook | None = None
         """What looks at the infos of every step, if anybody wants to; it waits for the device."""
@@ -69,13 +78,11 @@ class RlGamesEnv:
         return self._spec
 
     def groups(self, obs: Any) -> Obs:
-        """Observations as groups: `policy`, and `critic` where there are states; other keys keep their names."""
+        """Observations as groups: `policy`, and `critic` where there are states; groups inside keep their names."""
         named = dict(obs) if isinstance(obs, Mapping) else {"obs": obs}
-        inner = named.pop("obs", None)
-        found = dict(inner) if isinstance(inner, Mapping) else {} if inner is None else {"policy": inner}
-        if named.get("states") is not None:
-            found["critic"] = named.pop("states")
-        named.pop("states", None)
+        found = _by_name(named.pop("obs", None), "policy")
+        states = named.pop("states", None)
+        found |= _by_name(states, "critic") if self.states else {}
         groups = {str(name): self.tensor(group) for name, group in (found | named).items()}
         if self.masks:
             mask = torch.as_tensor(np.asarray(self.env.get_action_masks())).bool()
@@ -135,6 +142,11 @@ def action_spec(space: Any, clip_actions: bool) -> ActionSpec:
     if not clip_actions:
         low, high = np.full_like(low, -np.inf), np.full_like(high, np.inf)
     return Continuous(tuple(low.tolist()), tuple(high.tolist()))
+
+
+def _by_name(part: Any, name: str) -> dict[str, Any]:
+    """The groups of a part of an observation; one that is not in groups has the name given."""
+    return {} if part is None else dict(part) if isinstance(part, Mapping) else {name: part}
 
 
 def _any_of(obs: Any) -> Any:

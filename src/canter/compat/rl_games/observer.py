@@ -31,6 +31,19 @@ class DefaultAlgoObserver(AlgoObserver):
     """What Runner takes where none is given."""
 
 
+class IsaacAlgoObserver(AlgoObserver):
+    """Writes what the simulator reports as `infos["episode"]`, averaged over a rollout on the device."""
+
+    def after_init(self, algo: Any) -> None:
+        """Whose numbers to write, and where."""
+        self.algo, self.writer = algo, algo.writer
+
+    def after_print_stats(self, frame: int, epoch_num: int, total_time: float) -> None:
+        """One row under the parent's tags."""
+        for name, value in self.algo.episode_infos.items():
+            self.writer.add_scalar(f"Episode/{name}", value, epoch_num)
+
+
 def looks_at_infos(observer: Any) -> bool:
     """Whether an observer has a `process_infos` that does something."""
     known = ("AlgoObserver", "DefaultAlgoObserver")

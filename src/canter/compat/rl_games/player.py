@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from canter.algorithms.ppo import PPOConfig
-from canter.compat.rl_games import checkpoint
+from canter.algorithms.sac import SACConfig
+from canter.compat.rl_games import checkpoint, sac
 from canter.compat.rl_games.agent import imported_settings, make_env, with_suffix
 from canter.compat.rl_games.env import RlGamesEnv
 from canter.config import TrainConfig
@@ -167,6 +168,23 @@ class PpoPlayer:
     def vec_env(self) -> Any:
         """rl_games' own environment inside, where there is one."""
         return self.env.env if isinstance(self.env, RlGamesEnv) else self.env
+
+
+class SacPlayer(PpoPlayer):
+    """What `player_factory` makes for `sac`."""
+
+    parity = True
+
+    def _build(self, config: TrainConfig, spec: EnvSpec) -> Policy:
+        assert isinstance(config.algorithm, SACConfig)
+        policy = config.algorithm.model().build_policy(spec)
+        policy.actor.to(spec.device)
+        return policy
+
+    def restore(self, fn: str) -> None:
+        """Take the policy from a file, without running anything in it."""
+        weights = sac.read_weights(with_suffix(fn))
+        sac.load_networks({"actor": self.policy.actor}, weights)
 
 
 class _Acts:

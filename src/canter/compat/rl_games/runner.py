@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from canter.compat.rl_games.agent import Agent, parents_agents_refused, plain, refuse_overrides
+from canter.compat.rl_games.agent import Agent, AmpAgent, SacAgent, parents_agents_refused, plain, refuse_overrides
 from canter.compat.rl_games.observer import DefaultAlgoObserver
-from canter.compat.rl_games.other_agents import AmpAgent, SacAgent, SacPlayer
-from canter.compat.rl_games.player import PpoPlayer
+from canter.compat.rl_games.player import PpoPlayer, SacPlayer
 from canter.nn.actor_critic import Policy
 from canter.nn.heads import GaussianHead
 from canter.plain import ConfigError
@@ -68,6 +67,8 @@ class Runner:
 
     def load(self, yaml_config: Mapping[str, Any]) -> None:
         """Take settings, `{"params": ...}`; they are copied and never changed."""
+        if (yaml_config.get("pbt") or {}).get("enabled"):  # Isaac Lab's: it would start rl_games itself again
+            raise ConfigError("pbt.enabled=True: there is no population based training here: start several runs")
         self.default_config = _copied(yaml_config["params"])
         self.load_config(_copied(yaml_config["params"]))
 

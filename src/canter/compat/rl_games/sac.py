@@ -61,7 +61,7 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
     """The same from a mapping that was read."""
     if not is_sac(tree):
         raise CheckpointRefused(path, f"no file of rl_games' SAC: it has {', '.join(map(str, list(tree)[:8]))}")
-    weights = Weights(iteration=int(number(tree, "epoch", 0)))
+    weights = Weights(iteration=int(number(tree, "epoch", 0)), env_steps=int(number(tree, "frame", 0)))
     named = {part: {str(name).replace("_orig_mod.", ""): x for name, x in tree[part].items()} for part in NETWORKS}
     for part, tensors in named.items():
         weights.parameters |= {f"{part}.{name}": x for name, x in tensors.items() if isinstance(x, Tensor)}

@@ -288,12 +288,13 @@ def _edges(t: Translation) -> None:
 def _wrapper(t: Translation) -> None:
     """What Isaac Lab's wrapper is told by `params.env`; `isaaclab:` does it itself, under Runner the wrapper does."""
     own, at = str(t.settings.get("env.id", "")).startswith("isaaclab:"), "params.env"
+    apart = not t.flag(f"{at}.concate_obs_groups", True)  # the wrapper then gives groups by name
     for name in ("clip_actions", "clip_observations"):
         if own and t.has(f"{at}.{name}"):
             t.to(f"{at}.{name}", f"env.options.{name}", t.number(f"{at}.{name}"))
     for name, network in (("obs", POLICY), ("states", CRITIC)):
         used = name == "obs" or t.section(CENTRAL)
-        if own and used and t.has(f"{at}.obs_groups.{name}"):
+        if (own or apart) and used and t.has(f"{at}.obs_groups.{name}"):
             t.to(f"{at}.obs_groups.{name}", f"{network}.obs_groups", t.groups(f"{at}.obs_groups.{name}"))
         elif not used:
             t.dead("nothing reads states without a central value", f"{at}.obs_groups.{name}")
