@@ -87,7 +87,8 @@ class Collector:
         except BaseException as error:
             if not stepping or isinstance(error, FROM_OUTSIDE):
                 raise
-            raise failure(error, "step", self.steps_before + t) from error
+            before = distributed.rank() * spec.num_envs // spec.num_agents
+            raise failure(error, "step", self.steps_before + t, before) from error
         finally:
             self.watchdog.end()
         self.rollout.mark_resets(spec.final_obs)

@@ -36,6 +36,10 @@ class NonFiniteUpdate(NonFinite):
     """An update left NaN or infinity in weights, moments or statistics."""
 
 
+class NonFiniteElsewhere(NonFinite):
+    """NaN or infinity appeared on another rank, and not on this one."""
+
+
 SPOILT = "weights, moments or statistics became NaN or infinite in an update"
 
 
@@ -135,26 +139,28 @@ class EpisodeTracker:
     def read(self, steps: int) -> Episodes:
         """The episodes of all rollouts kept since the last reading; `steps` of each environment were taken till now.
 
-        Raises `NonFiniteObservation` if one of these rollouts holds NaN or infinity.
+        Raises `NonFiniteObservation` if one of these rollouts holds NaN or infinity, and `NonFiniteElsewhere` if one of
+        another rank does: all ranks raise for the same rollout, the first one.
         """
         kept, self.kept = self.kept, []
         forms = {name: tensor.shape for name, tensor in kept[0].items()}
         flat = torch.stack([torch.cat([part.reshape(-1) for part in rollout.values()]) for rollout in kept])
         parts = flat.cpu().split([form.numel() for form in forms.values()], dim=1)  # waits for the device, once
         read = {name: part.unflatten(1, forms[name]) for name, part in zip(forms, parts, strict=True)}
-        horizon = len(self.return_)
-        for number, suspects in enumerate(read["suspects"]):
-            try:
-                refuse_nonfinite(suspects, self.checked, steps - (len(kept) - number) * horizon)
-                if not read["flags"][number, 0]:
-                    raise NonFiniteUpdate(SPOILT)
-            except NonFinite as error:
-                self.kept, error.before = kept[:number], number
-                raise
+        error, bad = self._first_error(read, steps), torch.zeros(len(kept), dtype=torch.float64)
+        if error is not None:
+            bad[error.before] = 1.0
+        sums = distributed.sum_(torch.cat([bad, read["totals"].sum(0)]))  # ranks find an error by what they add anyway
+        if sums[: len(kept)].any():
+            number = int(sums[: len(kept)].nonzero()[0])
+            if error is None or error.before != number:
+                error = NonFiniteElsewhere("NaN or infinity on another rank")
+            self.kept, error.before = kept[:number], number
+            raise error
         self.unclean = int(read["flags"][:, 1].sum()) if not read["flags"][-1, 1] else None
-        env_steps, resets, reward = distributed.sum_(read["totals"].sum(0)).tolist()
+        env_steps, resets, reward = sums[len(kept) :].tolist()
         return_, length, ending = _ended(*(read[name] for name in ("return_", "length", "ending")))
-        sums = distributed.gather_rows(read["gain_and_time"].movedim(-1, 0)).movedim(0, -1)
+        gains = distributed.gather_rows(read["gain_and_time"].movedim(-1, 0)).movedim(0, -1)
         return Episodes(
             return_=return_.tolist(),
             length=length.long().tolist(),
@@ -162,8 +168,21 @@ class EpisodeTracker:
             env_steps=int(env_steps),
             resets=int(resets),
             mean_reward=reward / max(env_steps, 1),
-            gain_and_time=[in_groups(each).tolist() for each in sums],
+            gain_and_time=[in_groups(each).tolist() for each in gains],
         )
+
+    def _first_error(self, read: dict[str, Tensor], steps: int) -> NonFinite | None:
+        """What was not finite first in the rollouts that were `read`, with how many came before that one."""
+        count = len(read["suspects"])
+        for number, suspects in enumerate(read["suspects"]):
+            try:
+                refuse_nonfinite(suspects, self.checked, steps - (count - number) * len(self.return_))
+                if not read["flags"][number, 0]:
+                    raise NonFiniteUpdate(SPOILT)
+            except NonFinite as error:
+                error.before = number
+                return error
+        return None
 
 
 def _ended(return_: Tensor, length: Tensor, ending: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canter import distributed
 from canter.runs.parts import Parts
 from canter.specs import Capturable
 from canter.struct import Metrics, copy_all_, tree_leaves
@@ -20,12 +21,13 @@ NOT_KEPT = "the environment's state from before the failure was not kept"
 class RunFailed(RuntimeError):
     """An environment ended the run; what was learned before its last rollout is saved where there is a folder.
 
-    The message says what the environment did, `kept` what became of the run.
+    The message says what the environment did, `kept` what became of the run, `rank` whose environment it was. Of
+    several ranks all raise it, as all have saved their part.
     """
 
-    def __init__(self, what: str, kept: str) -> None:
+    def __init__(self, what: str, kept: str, rank: int = 0) -> None:
         super().__init__(f"{what}. {kept}")
-        self.what, self.kept = what, kept
+        self.what, self.kept, self.rank = what, kept, rank
 
 
 class LastGood:
@@ -76,6 +78,7 @@ class LastGood:
         """An iteration begins."""
         self.random.append([generator.get_state() for generator in self.parts.algorithm.generators()])
         if not (self.flags.is_cuda and isinstance(self.collector.env, Capturable)):
+            self.env = None  # not that of an earlier iteration, should this fail
             self.env = self.collector.env_state()
         if not self.shown:
             self.algorithm = self.parts.algorithm.state_dict()
@@ -91,7 +94,10 @@ class LastGood:
             raise NonFiniteUpdate(SPOILT)
         told = [value.detach().double() for value in metrics.values()]
         good = state & self.collector.tracker.finite
-        self.flags.logical_and_(torch.stack([good, good & torch.isfinite(torch.stack(told or [state.double()])).all()]))
+        found = torch.stack([good, good & torch.isfinite(torch.stack(told or [state.double()])).all()])
+        if distributed.world_size() > 1 and not self.collector.tracker.reads_at_once:
+            found = distributed.max_((~found).float()) == 0  # ranks must keep the state of the same iteration
+        self.flags.logical_and_(found)
         for dtype, fresh in self.fresh.items():
             for flag, copies in ((self.flags[0], self.kept), (self.flags[1], self.clean)):
                 torch.where(flag, fresh, copies[dtype], out=copies[dtype])
