@@ -235,7 +235,7 @@ def _replay_env(
 ) -> Origin | str | None:
     """Take the steps of the rollout again, watched; None where the environment's state was not kept."""
     state = box.get("collector")
-    if state is None or state["env"] is None or state["episodes_restart"] is not None:
+    if state is None or state.get("env") is None or state["episodes_restart"] is not None:
         return None
     if config.execution.engine != "autograd":
         algorithm.use_engine(config.execution.engine)  # acts by the same bits as the run did

@@ -147,6 +147,7 @@ class EpisodeTracker:
         flat = torch.stack([torch.cat([part.reshape(-1) for part in rollout.values()]) for rollout in kept])
         parts = flat.cpu().split([form.numel() for form in forms.values()], dim=1)  # waits for the device, once
         read = {name: part.unflatten(1, forms[name]) for name, part in zip(forms, parts, strict=True)}
+        self.unclean = int(read["flags"][:, 1].sum()) if not read["flags"][-1, 1] else None
         error, bad = self._first_error(read, steps), torch.zeros(len(kept), dtype=torch.float64)
         if error is not None:
             bad[error.before] = 1.0
@@ -157,7 +158,6 @@ class EpisodeTracker:
                 error = NonFiniteElsewhere("NaN or infinity on another rank")
             self.kept, error.before = kept[:number], number
             raise error
-        self.unclean = int(read["flags"][:, 1].sum()) if not read["flags"][-1, 1] else None
         env_steps, resets, reward = sums[len(kept) :].tolist()
         return_, length, ending = _ended(*(read[name] for name in ("return_", "length", "ending")))
         gains = distributed.gather_rows(read["gain_and_time"].movedim(-1, 0)).movedim(0, -1)

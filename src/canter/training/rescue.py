@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from canter import distributed
+from canter.data.rollout import Rollout
 from canter.runs.parts import Parts
 from canter.specs import Capturable
-from canter.struct import Metrics, copy_all_, tree_leaves
+from canter.struct import Metrics, copy_all_, tree_leaves, tree_map
 from canter.training.collector import Collector
 from canter.training.episodes import SPOILT, NonFiniteUpdate
 
@@ -40,11 +41,14 @@ class LastGood:
     gradients that are not, so the run goes on, and the state before the first one explains it. In all it takes memory
     for the state three times.
 
+    Where the host does not read after every iteration (`reads_late`), a rollout would be overwritten before it is known
+    that something in it was not finite. The first such rollout is copied then, which takes memory for a second one.
+
     The host keeps besides, for each iteration since it last read, the random states at its beginning, and the state of
     the environment where that is no matter of a captured graph.
     """
 
-    def __init__(self, parts: Parts, collector: Collector) -> None:
+    def __init__(self, parts: Parts, collector: Collector, *, reads_late: bool = False) -> None:
         self.parts, self.collector = parts, collector
         living = getattr(parts.algorithm, "living", lambda: None)()
         self.shown = living is not None
@@ -56,6 +60,8 @@ class LastGood:
         self.clean, self.clean_leaves = _side_by_side(self.living)
         self.flags = torch.ones(2, dtype=torch.bool, device=self.living[0].device)
         """Whether state and rollout are finite, and whether metrics are too, in all iterations since the host read."""
+        self.rollout = tree_map(torch.clone, collector.rollout) if reads_late else None
+        """The first since the host read after which not everything was finite; None where the host always reads."""
         self.random: list[list[Tensor]] = []
         self.env: dict[str, Any] | None = None
         self.algorithm: dict[str, Any] | None = None
@@ -97,10 +103,27 @@ class LastGood:
         found = torch.stack([good, good & torch.isfinite(torch.stack(told or [state.double()])).all()])
         if distributed.world_size() > 1 and not self.collector.tracker.reads_at_once:
             found = distributed.max_((~found).float()) == 0  # ranks must keep the state of the same iteration
+        if self.rollout is not None:
+            self._keep_rollout(self.flags[1] & ~found[1], self.rollout)
         self.flags.logical_and_(found)
         for dtype, fresh in self.fresh.items():
             for flag, copies in ((self.flags[0], self.kept), (self.flags[1], self.clean)):
                 torch.where(flag, fresh, copies[dtype], out=copies[dtype])
+
+    def _keep_rollout(self, first: Tensor, kept: Rollout[Any]) -> None:
+        """Copy the last rollout if it is the `first` after which not everything is finite."""
+        pairs = tree_leaves(kept), tree_leaves(self.collector.rollout)
+        if not first.is_cpu:
+            for target, source in zip(*pairs, strict=True):
+                torch.where(first, source, target, out=target)
+        elif first:
+            copy_all_(*pairs)
+
+    def rollout_after(self, good: int) -> Rollout[Any] | None:
+        """The rollout that followed `good` iterations since the last reading, if it is still there."""
+        if good == len(self.random) - 1:
+            return self.collector.rollout
+        return self.rollout if self.collector.tracker.unclean == good else None
 
     def before_unclean(self, good: int) -> dict[str, Any]:
         """State of the algorithm before the first iteration with a metric that is not finite; changes nothing."""

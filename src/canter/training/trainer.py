@@ -101,7 +101,8 @@ class Trainer:
             watched = steps_metric, config.recent_episodes
             self.run = Run(config.total_steps, config.success, self.collector.clock, config.until, *watched)
             self._parts = Parts(self.algorithm, self.collector, self.run, config.seed)
-            self._last_good = LastGood(self._parts, self.collector)
+            reads_late = config.log_every * self.algorithm.pace > 1
+            self._last_good = LastGood(self._parts, self.collector, reads_late=reads_late)
             self.programs = config.execution.prepare(self.collector, self.algorithm, self._last_good.settle)
             path = None if folder is None else folder.path
             self._watchers = config.watchers(path) if distributed.rank() == 0 else []
@@ -239,7 +240,7 @@ class Trainer:
             return self.folder.rescue(self._parts, tree, error)
         counted, self._metrics = run.iteration - last.iteration, self._metrics if good is None else {}
         good = counted if good is None else good
-        rollout = self._seen() if self._under_way or good == counted - 1 else None
+        rollout = to_dicts(last.rollout_after(good))
         tree = last.before(good)
         if isinstance(error, NonFinite):
             self._write_black_box(str(error), tree, rollout, getattr(error, "rank", None))
@@ -254,10 +255,6 @@ class Trainer:
                 raise
             logger.warning("the last row of the log was lost: %s: %s", type(failure).__name__, failure)
         return self.folder.rescue(self._parts, tree | {"run": run.state_dict()}, error)
-
-    def _seen(self) -> dict[str, Any]:
-        """The last rollout, as it is now."""
-        return to_dicts(self.collector.rollout)
 
     def _write_black_box(
         self, what: str, tree: dict[str, Any], rollout: dict[str, Any] | None, rank: int | None = None
@@ -281,8 +278,9 @@ class Trainer:
             self._boxed = True
             names = [name for name, value in report.metrics.items() if not math.isfinite(value)]
             what = f"not finite after iteration {report.iteration}: {', '.join(names[:5]) or 'a metric before that'}"
-            rollout = self._seen() if good == counted - 1 else None
-            self._write_black_box(what, self._last_good.before_unclean(good), rollout)
+            steps = self.collector.steps_before - (counted - good) * self.algorithm.horizon
+            tree = {"collector": {"steps_before": steps}} | self._last_good.before_unclean(good)
+            self._write_black_box(what, tree, to_dicts(self._last_good.rollout_after(good)))
             logger.warning("%s; steps by such gradients are left out. `canter explain` names the cause", what)
         self._last_good.arm()
 
