@@ -103,6 +103,8 @@ class EpisodeTracker:
         Raises `NonFiniteObservation` if `reads_at_once`. Otherwise `read` raises, and `finite` tells the device
         meanwhile.
         """
+        if self.reads_at_once and self.checked and _is_sound(rollout):  # so `suspects` can stay as they are
+            return
         seen = floats_seen(rollout)
         self.checked = {name: values.shape for name, values in seen.items()}
         found = torch.stack([first_nonfinite(values) for values in seen.values()])
@@ -110,7 +112,11 @@ class EpisodeTracker:
             self.suspects = torch.empty_like(found)
         self.suspects.copy_(found)  # where captured graphs look for it
         if self.reads_at_once:
-            refuse_nonfinite(self.suspects, self.checked, steps)
+            try:
+                refuse_nonfinite(self.suspects, self.checked, steps)
+            except NonFinite:
+                self.suspects.zero_()  # nobody learns from that rollout
+                raise
 
     @property
     def finite(self) -> Tensor:
@@ -207,6 +213,19 @@ def floats_seen(rollout: Rollout[Any]) -> dict[str, Tensor]:
         ended = rollout.done.reshape(*rollout.done.shape, *[1] * (group.ndim - 2))
         seen[f"final observation {name!r}"] = torch.where(ended, group, torch.zeros_like(group))
     return {name: values for name, values in seen.items() if values.is_floating_point()}
+
+
+def _is_sound(rollout: Rollout[Any]) -> bool:
+    """Whether all is finite that `floats_seen` would give, and last observations that nobody has seen too."""
+    action = getattr(rollout.record, ACTION, None)
+    seen = [rollout.reward, rollout.duration, *rollout.obs.values(), *(rollout.final_obs or {}).values()]
+    seen += [] if action is None else [action]
+    return all(is_finite(values) for values in seen if values.is_floating_point())
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether all of it is finite, on the host; numbers whose sum is finite are, and that is found soonest."""
+    return math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
 
 
 def first_nonfinite(values: Tensor) -> Tensor:
