@@ -61,6 +61,7 @@ def shares(env: dict[str, Any], algorithm: dict[str, Any], iterations: int) -> d
         keeping, tracker = trainer._last_good, trainer.collector.tracker
         tracker.search = timed("search", tracker.search)
         keeping.begin, keeping.settle = timed("before", keeping.begin), timed("after", keeping.settle)
+        keeping.count = timed("after", keeping.count)
         trainer.programs = config.execution.prepare(trainer.collector, trainer.algorithm, keeping.settle)
         trainer.learn(2)
         spent.clear()

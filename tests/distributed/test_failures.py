@@ -166,12 +166,29 @@ going_on = trainer_of(False, RunFolder(sys.argv[1]))
 assert state_of(going_on) == state_of(straight)
 going_on.learn()
 assert going_on.run.iteration == 9
+
+spoilt = Trainer(config, env=Fails(False), folder=RunFolder(sys.argv[1] + "-spoilt"))
+spoilt.learn(3)
+before, usual = state_of(spoilt), spoilt.algorithm.model.update_statistics
+
+def spoil(*arguments):
+    usual(*arguments)
+    if distributed.rank() == 1:
+        next(spoilt.algorithm.model.parameters()).data.fill_(math.inf)
+
+spoilt.algorithm.model.update_statistics = spoil
+try:
+    spoilt.learn()
+    raise SystemExit("it has not failed")
+except RunFailed as failed:
+    assert failed.rank == 1 and "in an update" in failed.what and "3 iterations" in failed.kept, failed
+assert state_of(spoilt) == before
 print("the same")
 world.end()
 """
 
 
-def test_what_is_read_late_costs_one_rollout_too(tmp_path):
+def test_what_is_read_late_or_spoilt_by_an_update_costs_one_rollout_too(tmp_path):
     (tmp_path / "late.py").write_text(WHEN_READ)
     out, err = torchrun(2, tmp_path / "late.py", tmp_path / "run")
     assert out.count("the same") == 2, out + err

@@ -61,6 +61,8 @@ class LastGood:
         self.fresh, self.kept, self.clean = self.copies
         self.flags = torch.ones(2, dtype=torch.bool, device=self.living[0].device)
         """Whether state and rollout are finite, and whether metrics are too, in all iterations since the host read."""
+        self.told_finite = True
+        """Whether all metrics of the iteration that was settled last are finite, where the host reads at once."""
         self.rollout = tree_map(torch.clone, collector.rollout) if reads_late else None
         """The first since the host read after which not everything was finite; None where the host always reads."""
         self.random: list[list[Tensor]] = []
@@ -92,13 +94,15 @@ class LastGood:
             self.algorithm = self.parts.algorithm.state_dict()
 
     def settle(self, metrics: Metrics) -> None:
-        """An iteration has ended: copy its state, if everything is finite.
+        """An iteration has ended: copy its state, if everything is finite; `count` makes it the last good one.
 
         Raises `NonFiniteUpdate` if the new state is not, where the host reads at once, as on a CPU.
         """
         copy_all_(self.fresh.leaves, self.living)
         if self.collector.tracker.reads_at_once:
-            self._settle_at_once(metrics)
+            if not all(is_finite(x) for x in self.fresh.buffers.values() if x.is_floating_point()):
+                raise NonFiniteUpdate(SPOILT)
+            self.told_finite = all(math.isfinite(value.item()) for value in metrics.values())
             return
         floats = [x for x in self.fresh.buffers.values() if x.is_floating_point()]
         good = (torch.stack([(x - x).sum().double() for x in floats]).sum() == 0) & self.collector.tracker.finite
@@ -115,18 +119,20 @@ class LastGood:
             for flag, copy in ((self.flags[0], self.kept), (self.flags[1], self.clean)):
                 torch.where(flag, fresh, copy.buffers[dtype], out=copy.buffers[dtype])
 
-    def _settle_at_once(self, metrics: Metrics) -> None:
-        """The same where the host may look: nothing is copied a second time, the copies only change places."""
-        if not all(is_finite(x) for x in self.fresh.buffers.values() if x.is_floating_point()):
-            raise NonFiniteUpdate(SPOILT)
+    def count(self) -> None:
+        """The iteration that was settled last counts, on all ranks; on a GPU the device has decided by itself.
+
+        Nothing is copied a second time, the copies only change places.
+        """
+        if not self.collector.tracker.reads_at_once:
+            return
         self.kept = self.fresh
-        if self.flags[1]:
-            if all(math.isfinite(value.item()) for value in metrics.values()):
-                self.clean = self.fresh
-            else:
-                self.flags[1] = False
-                if self.rollout is not None:
-                    copy_all_(tree_leaves(self.rollout), tree_leaves(self.collector.rollout))
+        if self.told_finite and self.flags[1]:
+            self.clean = self.fresh
+        elif self.flags[1]:
+            self.flags[1] = False
+            if self.rollout is not None:
+                copy_all_(tree_leaves(self.rollout), tree_leaves(self.collector.rollout))
         self.fresh = next(copy for copy in self.copies if copy is not self.kept and copy is not self.clean)
 
     def rollout_after(self, good: int) -> Rollout[Any] | None:

@@ -287,6 +287,7 @@ class Trainer:
     def count(self, metrics: Metrics, rollout: Rollout[Any]) -> None:
         """Take note of an iteration; nothing waits for the device."""
         self._metrics, self._under_way = metrics, False
+        self._last_good.count()
         self.run.add(metrics, rollout.valid)
         self.collector.keep_episodes(self._last_good.flags)
 
