@@ -43,8 +43,9 @@ class LastGood:
     gradients that are not, so the run goes on, and the state before the first one explains it. In all it takes memory
     for the state three times.
 
-    Where the host does not read after every iteration (`reads_late`), a rollout would be overwritten before it is known
-    that something in it was not finite. The first such rollout is copied then, which takes memory for a second one.
+    Where the host does not read after every iteration, a rollout is overwritten before it is known that something in it
+    was not finite. With `reads_late` the first such rollout is copied, which takes memory for a second one; not with
+    the short iterations of an algorithm that learns from older rollouts as well, whose last one explains little.
 
     The host keeps besides, for each iteration since it last read, the random states at its beginning, and the state of
     the environment where that is no matter of a captured graph.

@@ -101,8 +101,7 @@ class Trainer:
             watched = steps_metric, config.recent_episodes
             self.run = Run(config.total_steps, config.success, self.collector.clock, config.until, *watched)
             self._parts = Parts(self.algorithm, self.collector, self.run, config.seed)
-            reads_late = config.log_every * self.algorithm.pace > 1
-            self._last_good = LastGood(self._parts, self.collector, reads_late=reads_late)
+            self._last_good = LastGood(self._parts, self.collector, reads_late=config.log_every > 1)
             self.programs = config.execution.prepare(self.collector, self.algorithm, self._last_good.settle)
             path = None if folder is None else folder.path
             self._watchers = config.watchers(path) if distributed.rank() == 0 else []
