@@ -1,6 +1,9 @@
 """What it costs to be ready for a failure: the share of an iteration that keeps the last good state and looks for NaN.
 
 python benchmarks/faults/cost.py            writes cost.json beside it
+
+Each share is one part of a run's processor time. All cases are run several times in turn, and the median is told, with
+the smallest and the largest.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import canter
@@ -31,13 +35,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     ),
 }
 """Environment, algorithm and iterations that are timed."""
+REPEATS = 5
 
 
 def shares(env: dict[str, Any], algorithm: dict[str, Any], iterations: int) -> dict[str, float]:
     """Processor time in ms an iteration, and what part of it is for failures, after two that are not counted.
 
-    `before` keeps random states and the states of the environments, so that a failure costs one rollout; `after` copies
-    the state where everything in it is finite, so that the black box can begin with it.
+    `before` keeps random states and the states of the environments, so that a failure costs one rollout; `search` looks
+    for NaN in a rollout before anything is learned from it; `after` copies the state where everything in it is finite,
+    so that the black box can begin with it.
     """
     config = canter.TrainConfig(env=canter.EnvConfig(**env), algorithm=canter.PPOConfig(**algorithm))
     spent: dict[str, float] = {}
@@ -52,20 +58,29 @@ def shares(env: dict[str, Any], algorithm: dict[str, Any], iterations: int) -> d
         return call
 
     with canter.Trainer(config) as trainer:
-        keeping = trainer._last_good
+        keeping, tracker = trainer._last_good, trainer.collector.tracker
+        tracker.search = timed("search", tracker.search)
         keeping.begin, keeping.settle = timed("before", keeping.begin), timed("after", keeping.settle)
+        keeping.count = timed("after", keeping.count)
         trainer.programs = config.execution.prepare(trainer.collector, trainer.algorithm, keeping.settle)
         trainer.learn(2)
         spent.clear()
         start = time.process_time()
         trainer.learn(iterations)
         whole = time.process_time() - start
-    parts = {f"share {name}": round(seconds / whole, 5) for name, seconds in spent.items()}
-    return {"iteration_ms": round(1000 * whole / iterations, 1)} | parts
+    parts = {f"share {name}": seconds / whole for name, seconds in spent.items()}
+    return {"iteration_ms": 1000 * whole / iterations} | parts | {"share in all": sum(parts.values())}
+
+
+def summary(runs: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Median, smallest and largest of each figure."""
+    figures = {key: sorted(run[key] for run in runs) for key in runs[0]}
+    return {key: [round(x, 5) for x in (median(found), found[0], found[-1])] for key, found in figures.items()}
 
 
 def main() -> None:
-    cases = {name: shares(*case) for name, case in CASES.items()}
+    runs = [{name: shares(*case) for name, case in CASES.items()} for _ in range(REPEATS)]
+    cases = {name: summary([run[name] for run in runs]) for name in CASES}
     document = {"command": "python benchmarks/faults/cost.py", "machine": describe_machine()}
     document |= {"versions": describe_versions(), "cases": cases}
     Path(__file__).with_name("cost.json").write_text(json.dumps(document, indent=1) + "\n")

@@ -256,6 +256,9 @@ class Stateful(Protocol):
     With all of its state an environment goes on bit for bit. One that saves only a part, such as the counter of a
     curriculum, has the attribute `resumes = "partial"` (without it, "exact" is meant): the part is loaded, then `reset`
     starts all episodes anew and must leave the part as it is.
+
+    An environment's state is copied before every rollout. One whose `state_dict` takes long may have a `snapshot()`
+    besides: it takes a quick copy and gives a function that makes of it, if need be, what `state_dict` had given then.
     """
 
     def state_dict(self) -> dict[str, Any]:

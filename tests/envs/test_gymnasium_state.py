@@ -160,3 +160,18 @@ def test_the_adapter_goes_on_bit_for_bit(autoreset):
 def test_the_adapter_says_why_a_state_is_not_to_be_had():
     with pytest.raises(StateUnavailable, match=r"the state of Own cannot be saved: Own is neither"):
         GymnasiumEnv(SyncVectorEnv([Own]), autoreset="next_step", env_id="Own").state_dict()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])
+def test_a_snapshot_gives_the_state_of_when_it_was_taken(env_id):
+    if env_id in MUJOCO:
+        pytest.importorskip("mujoco")
+    env = make_gymnasium(env_id, 2)
+    env.reset(0)
+    action = torch.zeros(2, dtype=torch.int64) if env_id == "CartPole-v1" else torch.zeros(2, 6)
+    env.step(action)
+    state, later = env.state_dict(), env.snapshot()
+    seen = [env.step(action).obs["policy"].clone() for _ in range(40)]
+    assert str(later()) == str(state)
+    env.load_state_dict(later())
+    assert all(torch.equal(env.step(action).obs["policy"], obs) for obs in seen)

@@ -113,6 +113,8 @@ def test_an_infinite_observation_changes_nothing_of_the_algorithm(at_once):
     with pytest.raises(RunFailed, match=r"environment 2 gave .* component \[1\] = inf at its step 61"):
         trainer.learn(1)
     assert same(state_of(trainer), before)
+    trainer.learn(2)  # nothing of it is left that would be found again
+    assert trainer.run.iteration == 9
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "when read"])

@@ -69,7 +69,8 @@ def explain(config: RunConfig, box: dict[str, Any], env: Env | None = None) -> E
     _load(algorithm, box)
     rollout = _rollout(algorithm, spec, box["rollout"])
     steps = box.get("collector", {}).get("steps_before", 0)
-    place = first_in(rollout)
+    first = box["about"].get("rank", 0) * spec.num_envs
+    place = first_in(rollout, first)
     if place is not None and place[0] == ACTION:
         return _replay_act(algorithm, rollout, place, steps)
     if place is not None:
@@ -82,7 +83,7 @@ def explain(config: RunConfig, box: dict[str, Any], env: Env | None = None) -> E
         if isinstance(cause, Origin):
             cause = f"it began with {cause.operation} in {cause.function} ({cause.place})"
         return Explanation("environment", f"{text}\n{cause}", row, steps + t, operation, at)
-    return _replay_update(algorithm, rollout, steps)
+    return _replay_update(algorithm, rollout, steps, first)
 
 
 def box_spec(plain: dict[str, Any]) -> EnvSpec:
@@ -95,14 +96,14 @@ Place = tuple[str, float, int, int, list[int]]
 """Name, value, step, environment and component."""
 
 
-def first_in(rollout: Rollout[Any]) -> Place | None:
-    """The first number of a rollout that is not finite."""
+def first_in(rollout: Rollout[Any], first: int = 0) -> Place | None:
+    """The first number of a rollout that is not finite; its environments are counted from `first` on."""
     found = []
     for name, values in floats_seen(rollout).items():
         place, value = first_nonfinite(values).tolist()
         if not np.isfinite(value):
             t, row, *component = (int(i) for i in np.unravel_index(int(place), values.shape))
-            found.append((name, value, t, row, component))
+            found.append((name, value, t, first + row, component))
     return min(found, key=lambda item: moment(item[0], item[2]), default=None)
 
 
@@ -149,7 +150,7 @@ def _replay_act(algorithm: Algorithm[Any], rollout: Rollout[Any], place: Place, 
     return Explanation("policy", text, row, steps + t, origin.operation, origin.place)
 
 
-def _replay_update(algorithm: Algorithm[Any], rollout: Rollout[Any], steps: int) -> Explanation:
+def _replay_update(algorithm: Algorithm[Any], rollout: Rollout[Any], steps: int, first: int) -> Explanation:
     """Learn from the rollout again, watched, until an optimiser would have to take a step that is not finite."""
     with Trace() as trace, _steps_refused():
         try:
@@ -170,7 +171,7 @@ def _replay_update(algorithm: Algorithm[Any], rollout: Rollout[Any], steps: int)
     text = f"{origin.operation} gave {value} in {origin.function} ({origin.place}), from numbers that were all finite"
     if row is None:
         return Explanation("update", text, None, None, origin.operation, origin.place)
-    t, env = row
+    t, env = row[0], first + row[1]
     text += f"\nthe first row of it is of environment {env} at its step {steps + t}"
     return Explanation("update", text, env, steps + t, origin.operation, origin.place)
 
@@ -243,7 +244,7 @@ def _replay_env(
 ) -> Origin | str | None:
     """Take the steps of the rollout again, watched; None where the environment's state was not kept."""
     state = box.get("collector")
-    if state is None or state["env"] is None or state["episodes_restart"] is not None:
+    if state is None or state.get("env") is None or state["episodes_restart"] is not None:
         return None
     if config.execution.engine != "autograd":
         algorithm.use_engine(config.execution.engine)  # acts by the same bits as the run did

@@ -32,6 +32,8 @@ def explain_command(argv: list[str]) -> None:
     if not (path / BLACK_BOX).is_dir():
         raise UsageError(f"{path} has no {BLACK_BOX}: nothing in this run was NaN or infinite")
     box, config = load_checkpoint(path / BLACK_BOX), replace(stored_config(path), device="cpu")
+    ranks = int(box["about"].get("ranks", 1))  # it is of one of them
+    config = replace(config, env=replace(config.env, num_envs=config.env.num_envs // ranks))
     try:
         env = config.env.build("cpu")
     except Exception as error:

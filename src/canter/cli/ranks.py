@@ -30,10 +30,10 @@ def join_ranks() -> None:
         logging.disable(logging.WARNING)
 
 
-def complain(text: str) -> None:
-    """Print an error, once for all ranks: the first cause is what is shown."""
+def complain(text: str, rank: int | None = None) -> None:
+    """Print an error, once for all ranks: the first cause is what is shown, of this rank or of the one named."""
     if world.first_to_say(text):
-        who = f"rank {distributed.rank()}: " if distributed.world_size() > 1 else ""
+        who = f"rank {distributed.rank() if rank is None else rank}: " if distributed.world_size() > 1 else ""
         print(f"canter: {who}{text}", file=sys.stderr)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 from collections.abc import Callable, Iterator
@@ -10,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from canter import distributed
 from canter.cli.parser import Parser
 from canter.cli.ranks import complain, leave
 from canter.config import TrainConfig
 from canter.console.console import CONSOLES, make_console
+from canter.distributed.world import world
 from canter.envs.imports import allowed_imports
 from canter.experiments.init_from import InitFrom
 from canter.experiments.session import LOGS, carry_out, program
@@ -77,7 +80,8 @@ def train_and_evaluate(
         )
         leave(128 + signal.SIGINT)
     except RunFailed as failed:
-        complain(f"{failed.what}\n{failed.kept}. Go on with: {resume_line(folder.path)}")
+        complain(f"{failed.what}\n{failed.kept}. Go on with: {resume_line(folder.path)}", failed.rank)
+        world.end()  # all ranks come here, and none may leave, and end all, before the folder is closed
         leave(1)
 
 
@@ -89,7 +93,11 @@ def say(text: str) -> None:
 def resume_line(path: Path) -> str:
     """What to type to go on with a run, with the permissions that this command had where the run has not kept them."""
     permissions = [f"--allow-import {module}" for module in sorted(allowed_imports()) if module not in recalled(path)]
-    return " ".join([program(), *permissions, "resume", shlex.quote(str(path))])
+    ranks = distributed.world_size()
+    here = os.environ.get("LOCAL_WORLD_SIZE") == str(ranks)
+    how = f"--standalone --nproc-per-node {ranks}" if here else "(as before)"
+    start = program() if ranks == 1 else f"torchrun {how} -m canter"
+    return " ".join([start, *permissions, "resume", shlex.quote(str(path))])
 
 
 @contextmanager

@@ -107,13 +107,18 @@ def mean(tensor: Tensor) -> Tensor:
 
 def largest(number: float) -> float:
     """The largest of the ranks' numbers on the host."""
-    return float(max_(torch.tensor(number, dtype=torch.float64))) if active() else number
+    return largest_of(number)[0]
 
 
-def broadcast_(tensor: Tensor) -> Tensor:
-    """Rank 0's value on every rank, in place."""
+def largest_of(*numbers: float) -> list[float]:
+    """The largest of the ranks' numbers on the host, of each; one exchange for all."""
+    return max_(torch.tensor(numbers, dtype=torch.float64)).tolist() if active() else list(numbers)
+
+
+def broadcast_(tensor: Tensor, source: int = 0) -> Tensor:
+    """One rank's value on every rank, in place."""
     if active():
-        exchange("hearing from rank 0", dist.broadcast, tensor, src=0)
+        exchange(f"hearing from rank {source}", dist.broadcast, tensor, src=source)
     return tensor
 
 
@@ -139,12 +144,12 @@ def gather_bytes(data: bytes) -> list[bytes]:
     return [part.numpy().tobytes() for part in flat.split(lengths)]
 
 
-def broadcast_bytes(data: bytes) -> bytes:
-    """Rank 0's bytes on every rank, whatever the others give."""
+def broadcast_bytes(data: bytes, source: int = 0) -> bytes:
+    """One rank's bytes on every rank, whatever the others give."""
     if not active():
         return data
-    length = int(broadcast_(torch.tensor([len(data)])))
+    length = int(broadcast_(torch.tensor([len(data)]), source))
     flat = torch.zeros(length, dtype=torch.uint8)
-    if rank() == 0:
+    if rank() == source:
         flat = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[:length].clone()
-    return broadcast_(flat).numpy().tobytes()
+    return broadcast_(flat, source).numpy().tobytes()

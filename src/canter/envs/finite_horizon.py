@@ -12,6 +12,7 @@ from canter.specs import Env, Step
 OFFERED = (
     "state_dict",
     "load_state_dict",
+    "snapshot",
     "resumes",
     "begins_anew",
     "generators",

@@ -23,7 +23,7 @@ from canter.envs.autoreset import CopyLastObs, find_mode, parse_mode
 from canter.envs.courier import Courier
 from canter.envs.gymnasium_about import explained, import_module_of, name_of, refuse_lost_steps, truncates
 from canter.envs.gymnasium_contract import CheckContract, check_obs
-from canter.envs.gymnasium_state import StateUnavailable, capture, obstacle, restore
+from canter.envs.gymnasium_state import StateUnavailable, as_tree, obstacle, restore, snapshot
 from canter.envs.gymnasium_sync import SyncSteps, threads_for
 from canter.envs.spaces import ObsBuffer, ObsReader, TupleActions, action_codec, copy_info_
 from canter.envs.workers import ClosesQuietly, Workers, work
@@ -113,6 +113,8 @@ class GymnasiumEnv:
     def _allocate(self, info_keys: tuple[str, ...]) -> None:
         """Memory for everything that a step hands out, as tensors and as arrays over the same numbers."""
         num_envs = self.spec.num_envs
+        self._known = False
+        """Whether nothing of the state of these environments is unknown, as far as was looked."""
         self._obs, self._final = self._reader.buffer(), self._reader.buffer()
         self._step = Step(
             obs=self._obs.tensors,
@@ -164,14 +166,18 @@ class GymnasiumEnv:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on; `StateUnavailable` where not all of it is known."""
-        reason = obstacle(self._env)
-        if reason is not None:
-            raise StateUnavailable(f"the state of {self.spec.env_id} cannot be saved: {reason}")
-        return {
-            "env": capture(self._env),
-            "pending": torch.from_numpy(self._pending.copy()),
-            "obs": {name: group.clone() for name, group in self._obs.tensors.items()},
-        }
+        return self.snapshot()()
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """Gives the state as it is now, whenever that is asked for; a quick copy until then."""
+        if not self._known:  # nothing changes that later
+            reason = obstacle(self._env)
+            if reason is not None:
+                raise StateUnavailable(f"the state of {self.spec.env_id} cannot be saved: {reason}")
+            self._known = True
+        own, pending = snapshot(self._env), self._pending.copy()
+        obs = {name: group.clone() for name, group in self._obs.tensors.items()}
+        return lambda: {"env": as_tree(own), "pending": torch.from_numpy(pending), "obs": obs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, bit for bit, in an environment made with the same options."""

@@ -103,12 +103,15 @@ class EnvironmentFailed(EnvFailed):
     """An environment raised, died or broke its contract; the message names it, the step, its error and the place."""
 
 
-def failure(error: BaseException, call: str, step: int | None) -> EnvironmentFailed:
-    """What an environment did, in words: its number, the call, its step, its own error and where that was raised."""
+def failure(error: BaseException, call: str, step: int | None, before: int = 0) -> EnvironmentFailed:
+    """What an environment did, in words: its number, the call, its step, its own error and where that was raised.
+
+    `before` environments are those of other ranks, and are counted first.
+    """
     if isinstance(error, EnvironmentFailed):
         return error
     row = error.row if isinstance(error, EnvFailed) else row_of(error.__traceback__)
-    who = "the environment" if row is None else f"environment {row}"
+    who = "the environment" if row is None else f"environment {before + row}"
     when = "" if step is None else f" at its step {step}"
     if isinstance(error, EnvFailed):
         what = f"{who} failed{when}: {text_of(error)}"

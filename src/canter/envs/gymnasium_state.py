@@ -36,6 +36,7 @@ _MUJOCO_DERIVED = (
     *("ten_velocity", "cinert", "cvel", "cfrc_ext", "qfrc_actuator", "qfrc_constraint"),
 )
 _SCALAR = "numpy_scalar"
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 class StateUnavailable(NotImplementedError):
@@ -44,14 +45,24 @@ class StateUnavailable(NotImplementedError):
 
 def capture(env: VectorEnv) -> dict[str, Any] | None:
     """Everything that the next steps of a vector environment depend on, or None if that is not known."""
-    if obstacle(env) is not None:
-        return None
+    return None if obstacle(env) is not None else as_tree(snapshot(env))
+
+
+def snapshot(env: VectorEnv) -> dict[str, Any]:
+    """A copy of what `capture` gives, by the shortest way, as it is taken before every rollout; see `as_tree`."""
     assert isinstance(env, SyncVectorEnv)
     return {
-        "fields": {name: _to_tree(getattr(env, name)) for name in _VECTOR_FIELDS},
-        "action_rng": _to_tree(env.action_space.np_random.bit_generator.state),
-        "envs": [_capture_single(single) for single in env.envs],
+        "fields": {name: _copied(getattr(env, name)) for name in _VECTOR_FIELDS},
+        "action_rng": env.action_space.np_random.bit_generator.state,
+        "envs": [_snapshot_single(single) for single in env.envs],
     }
+
+
+def as_tree(copied: dict[str, Any]) -> dict[str, Any]:
+    """The state of which `snapshot` took a copy."""
+    parts = {"attributes": _plain_attributes}
+    singles = [{key: parts.get(key, _to_tree)(part) for key, part in single.items()} for single in copied["envs"]]
+    return {"fields": _to_tree(copied["fields"]), "action_rng": _to_tree(copied["action_rng"]), "envs": singles}
 
 
 def restore(env: VectorEnv, state: dict[str, Any]) -> None:
@@ -87,18 +98,24 @@ def obstacle(env: VectorEnv) -> str | None:
     return None
 
 
-def _capture_single(env: gymnasium.Env) -> dict[str, Any]:
+def _snapshot_single(env: gymnasium.Env) -> dict[str, Any]:
     wrappers, base = unwrap(env)
+    attributes = dict(vars(base))
+    for name, value in attributes.items():
+        if type(value) not in _PLAIN:
+            attributes[name] = _copied(value)
     state = {
         "wrappers": [
-            [type(wrapper).__name__, {name: _to_tree(getattr(wrapper, name)) for name in _attributes(wrapper) or ()}]
+            [type(wrapper).__name__, {name: _copied(getattr(wrapper, name)) for name in _attributes(wrapper) or ()}]
             for wrapper in wrappers
         ],
         "class": type(base).__name__,
-        "rng": _to_tree(base.np_random.bit_generator.state),
-        "attributes": _plain_attributes(base),
+        "rng": base.np_random.bit_generator.state,
+        "attributes": attributes,
     }
-    return state | {"physics": _capture_physics(base)} if _is_mujoco(base) else state
+    if _is_mujoco(base):
+        state["physics"] = _capture_physics(base)
+    return state
 
 
 def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
@@ -138,14 +155,14 @@ def _attributes(wrapper: gymnasium.Wrapper) -> tuple[str, ...] | None:
     return _WRAPPERS.get(type(wrapper), type(wrapper).__dict__.get("state_attributes"))
 
 
-def _plain_attributes(env: gymnasium.Env) -> dict[str, Any]:
-    attributes = {}
-    for name, value in vars(env).items():
+def _plain_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    plain = {}
+    for name, value in attributes.items():
         # What is no plain data: spaces, generators, windows and the simulation, saved by other means or not state.
         with suppress(TypeError):
             if not name.startswith(_NOT_STATE):
-                attributes[name] = _to_tree(value)
-    return attributes
+                plain[name] = _to_tree(value)
+    return plain
 
 
 def _is_mujoco(env: gymnasium.Env) -> bool:
@@ -157,7 +174,7 @@ def _bindings() -> Any:
     return importlib.import_module("mujoco")
 
 
-def _capture_physics(env: Any) -> dict[str, Tensor]:
+def _capture_physics(env: Any) -> dict[str, np.ndarray]:
     """What MuJoCo integrates, and what it has derived from that.
 
     The latter belongs to the last but one substep, and some rewards take a body's position from there: it is part of
@@ -168,7 +185,7 @@ def _capture_physics(env: Any) -> dict[str, Tensor]:
     integrated = np.zeros(mujoco.mj_stateSize(env.model, kind))
     mujoco.mj_getState(env.model, env.data, integrated, kind)
     derived = np.concatenate([getattr(env.data, name).ravel() for name in _MUJOCO_DERIVED])
-    return {"integrated": torch.from_numpy(integrated), "derived": torch.from_numpy(derived)}
+    return {"integrated": integrated, "derived": derived}
 
 
 def _restore_physics(env: Any, state: dict[str, Tensor]) -> None:
@@ -185,6 +202,17 @@ def _restore_physics(env: Any, state: dict[str, Tensor]) -> None:
     for target in targets:
         target[...] = derived[: target.size].reshape(target.shape)
         derived = derived[target.size :]
+
+
+def _copied(value: Any) -> Any:
+    """A copy of plain data and arrays; what is neither is left as it is, for `_to_tree` to refuse."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(item) for item in value] if isinstance(value, list) else tuple(map(_copied, value))
+    return value
 
 
 def _to_tree(value: Any) -> Any:

@@ -37,11 +37,12 @@ def gathered(own: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
     return own | {RANKS: [_unpack(part)["differs"] for part in parts[1:]]}
 
 
-def broadcast_tree(tree: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Rank 0's tree on every rank."""
+def broadcast_tree(tree: dict[str, Any] | None, source: int = 0) -> dict[str, Any] | None:
+    """One rank's tree on every rank."""
     if distributed.world_size() == 1:
         return tree
-    return _unpack(distributed.broadcast_bytes(_pack({"tree": tree})))["tree"]
+    own = _pack({"tree": tree if distributed.rank() == source else None})
+    return _unpack(distributed.broadcast_bytes(own, source))["tree"]
 
 
 def own_part(tree: dict[str, Any], algorithm: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 
 from canter import distributed
 from canter.runs.parts import NoFolder, Parts
+from canter.runs.rank_state import gathered
 from canter.runs.run_folder import RunFolder
 from canter.storage.lock import is_held
 
@@ -76,8 +77,14 @@ class RanksFolder(NoFolder):
             while _from_rank_0(False):
                 parts.tree()
 
+    def rescue(self, parts: Parts, tree: dict[str, Any], error: BaseException) -> str:
+        """Save the state of all ranks from before an error that all know of; says on each what was saved."""
+        tree = gathered(tree, parts.algorithm.policy.actor.state_dict())
+        told = self.folder.rescue(parts, tree, error) if self.first else ""
+        return distributed.broadcast_bytes(told.encode()).decode()
+
     def black_box(self, tree: dict[str, Any]) -> None:
-        """Keep what explains a NaN on rank 0."""
+        """Keep what explains a NaN; others have told rank 0 before, or are not asked."""
         if self.first:
             self.folder.black_box(tree)
 

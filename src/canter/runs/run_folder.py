@@ -257,9 +257,8 @@ class RunFolder:
         """Write the traceback of what ended the run to a file."""
         chain, lines = error, traceback.format_exception(error)
         while chain is not None:
-            lines += [
-                f"\nin the process of the environment:\n{trace}" for trace in [getattr(chain, "trace", "")] if trace
-            ]
+            where = getattr(chain, "where", "in the process of the environment")
+            lines += [f"\n{where}:\n{trace}" for trace in [getattr(chain, "trace", "")] if trace]
             chain = chain.__cause__
         path = self.path / TRACEBACK
         try:

@@ -55,6 +55,10 @@ class Collector:
         self.steps_before = 0
         self.threads: int | None = None
         """Threads that the run learns with, where that was chosen; a checkpoint's number then takes its place."""
+        self.take: Callable[[], Callable[[], Any]] | None = None
+        """Takes a copy of the environment's state, see `env_snapshot`; None where it has none to give."""
+        if isinstance(env, Stateful):  # which takes long to find out
+            self.take = getattr(env, "snapshot", None) or partial(_whole, env)
         self.clock = Stopwatch()
 
     @torch.no_grad()
@@ -87,7 +91,8 @@ class Collector:
         except BaseException as error:
             if not stepping or isinstance(error, FROM_OUTSIDE):
                 raise
-            raise failure(error, "step", self.steps_before + t) from error
+            before = distributed.rank() * spec.num_envs // spec.num_agents
+            raise failure(error, "step", self.steps_before + t, before) from error
         finally:
             self.watchdog.end()
         self.rollout.mark_resets(spec.final_obs)
@@ -143,14 +148,19 @@ class Collector:
 
     def env_state(self) -> dict[str, Any]:
         """`env`, the state of the environment, and `episodes_restart`."""
-        env, reason = None, "this kind of environment cannot save its state"
-        if isinstance(self.env, Stateful):
+        return self.env_snapshot()()
+
+    def env_snapshot(self) -> Callable[[], dict[str, Any]]:
+        """Gives `env_state` as it is now, whenever that is asked for; see `Stateful` for what makes it quick."""
+        reason = "this kind of environment cannot save its state"
+        if self.take is not None:
             try:
-                env = self.env.state_dict()
+                env = self.take()
                 reason = None if getattr(self.env, "resumes", "exact") == "exact" else PARTIAL
+                return lambda: {"env": env(), "episodes_restart": reason}
             except NotImplementedError as error:
                 reason = str(error)
-        return {"env": env, "episodes_restart": reason}
+        return lambda: {"env": None, "episodes_restart": reason}
 
     def state_after_failure(self, env_state: dict[str, Any] | None, reason: str) -> dict[str, Any]:
         """As `state_dict`, with the environment as it was; None where that is not known: `reason` then says why.
@@ -202,3 +212,9 @@ class Collector:
         self.rollout.reset[self.algorithm.horizon].fill_(True)
         self.tracker.running_return.zero_()
         self.tracker.running_length.zero_()
+
+
+def _whole(env: Stateful) -> Callable[[], dict[str, Any]]:
+    """The state of an environment that knows no quicker copy."""
+    state = env.state_dict()
+    return lambda: state

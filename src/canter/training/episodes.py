@@ -36,6 +36,10 @@ class NonFiniteUpdate(NonFinite):
     """An update left NaN or infinity in weights, moments or statistics."""
 
 
+class NonFiniteElsewhere(NonFinite):
+    """NaN or infinity appeared on another rank, and not on this one."""
+
+
 SPOILT = "weights, moments or statistics became NaN or infinite in an update"
 
 
@@ -99,6 +103,8 @@ class EpisodeTracker:
         Raises `NonFiniteObservation` if `reads_at_once`. Otherwise `read` raises, and `finite` tells the device
         meanwhile.
         """
+        if self.reads_at_once and self.checked and _is_sound(rollout):  # so `suspects` can stay as they are
+            return
         seen = floats_seen(rollout)
         self.checked = {name: values.shape for name, values in seen.items()}
         found = torch.stack([first_nonfinite(values) for values in seen.values()])
@@ -106,7 +112,11 @@ class EpisodeTracker:
             self.suspects = torch.empty_like(found)
         self.suspects.copy_(found)  # where captured graphs look for it
         if self.reads_at_once:
-            refuse_nonfinite(self.suspects, self.checked, steps)
+            try:
+                refuse_nonfinite(self.suspects, self.checked, steps)
+            except NonFinite:
+                self.suspects.zero_()  # nobody learns from that rollout
+                raise
 
     @property
     def finite(self) -> Tensor:
@@ -135,26 +145,28 @@ class EpisodeTracker:
     def read(self, steps: int) -> Episodes:
         """The episodes of all rollouts kept since the last reading; `steps` of each environment were taken till now.
 
-        Raises `NonFiniteObservation` if one of these rollouts holds NaN or infinity.
+        Raises `NonFiniteObservation` if one of these rollouts holds NaN or infinity, and `NonFiniteElsewhere` if one of
+        another rank does: all ranks raise for the same rollout, the first one.
         """
         kept, self.kept = self.kept, []
         forms = {name: tensor.shape for name, tensor in kept[0].items()}
         flat = torch.stack([torch.cat([part.reshape(-1) for part in rollout.values()]) for rollout in kept])
         parts = flat.cpu().split([form.numel() for form in forms.values()], dim=1)  # waits for the device, once
         read = {name: part.unflatten(1, forms[name]) for name, part in zip(forms, parts, strict=True)}
-        horizon = len(self.return_)
-        for number, suspects in enumerate(read["suspects"]):
-            try:
-                refuse_nonfinite(suspects, self.checked, steps - (len(kept) - number) * horizon)
-                if not read["flags"][number, 0]:
-                    raise NonFiniteUpdate(SPOILT)
-            except NonFinite as error:
-                self.kept, error.before = kept[:number], number
-                raise
         self.unclean = int(read["flags"][:, 1].sum()) if not read["flags"][-1, 1] else None
-        env_steps, resets, reward = distributed.sum_(read["totals"].sum(0)).tolist()
+        error, bad = self._first_error(read, steps), torch.zeros(len(kept), dtype=torch.float64)
+        if error is not None:
+            bad[error.before] = 1.0
+        sums = distributed.sum_(torch.cat([bad, read["totals"].sum(0)]))  # ranks find an error by what they add anyway
+        if sums[: len(kept)].any():
+            number = int(sums[: len(kept)].nonzero()[0])
+            if error is None or error.before != number:
+                error = NonFiniteElsewhere("NaN or infinity on another rank")
+            self.kept, error.before = kept[:number], number
+            raise error
+        env_steps, resets, reward = sums[len(kept) :].tolist()
         return_, length, ending = _ended(*(read[name] for name in ("return_", "length", "ending")))
-        sums = distributed.gather_rows(read["gain_and_time"].movedim(-1, 0)).movedim(0, -1)
+        gains = distributed.gather_rows(read["gain_and_time"].movedim(-1, 0)).movedim(0, -1)
         return Episodes(
             return_=return_.tolist(),
             length=length.long().tolist(),
@@ -162,8 +174,21 @@ class EpisodeTracker:
             env_steps=int(env_steps),
             resets=int(resets),
             mean_reward=reward / max(env_steps, 1),
-            gain_and_time=[in_groups(each).tolist() for each in sums],
+            gain_and_time=[in_groups(each).tolist() for each in gains],
         )
+
+    def _first_error(self, read: dict[str, Tensor], steps: int) -> NonFinite | None:
+        """What was not finite first in the rollouts that were `read`, with how many came before that one."""
+        count = len(read["suspects"])
+        for number, suspects in enumerate(read["suspects"]):
+            try:
+                refuse_nonfinite(suspects, self.checked, steps - (count - number) * len(self.return_))
+                if not read["flags"][number, 0]:
+                    raise NonFiniteUpdate(SPOILT)
+            except NonFinite as error:
+                error.before = number
+                return error
+        return None
 
 
 def _ended(return_: Tensor, length: Tensor, ending: Tensor) -> Tensor:
@@ -188,6 +213,19 @@ def floats_seen(rollout: Rollout[Any]) -> dict[str, Tensor]:
         ended = rollout.done.reshape(*rollout.done.shape, *[1] * (group.ndim - 2))
         seen[f"final observation {name!r}"] = torch.where(ended, group, torch.zeros_like(group))
     return {name: values for name, values in seen.items() if values.is_floating_point()}
+
+
+def _is_sound(rollout: Rollout[Any]) -> bool:
+    """Whether all is finite that `floats_seen` would give, and last observations that nobody has seen too."""
+    action = getattr(rollout.record, ACTION, None)
+    seen = [rollout.reward, rollout.duration, *rollout.obs.values(), *(rollout.final_obs or {}).values()]
+    seen += [] if action is None else [action]
+    return all(is_finite(values) for values in seen if values.is_floating_point())
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether all of it is finite, on the host; numbers whose sum is finite are, and that is found soonest."""
+    return math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
 
 
 def first_nonfinite(values: Tensor) -> Tensor:

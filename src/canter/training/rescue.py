@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from canter import distributed
+from canter.data.rollout import Rollout
 from canter.runs.parts import Parts
 from canter.specs import Capturable
-from canter.struct import Metrics, copy_all_, tree_leaves
+from canter.struct import Metrics, copy_all_, tree_leaves, tree_map
 from canter.training.collector import Collector
-from canter.training.episodes import SPOILT, NonFiniteUpdate
+from canter.training.episodes import SPOILT, NonFiniteUpdate, is_finite
 
 NOT_KEPT = "the environment's state from before the failure was not kept"
 """Why episodes start anew after a failure where the state of the environment is not copied before every rollout."""
@@ -20,12 +24,13 @@ NOT_KEPT = "the environment's state from before the failure was not kept"
 class RunFailed(RuntimeError):
     """An environment ended the run; what was learned before its last rollout is saved where there is a folder.
 
-    The message says what the environment did, `kept` what became of the run.
+    The message says what the environment did, `kept` what became of the run, `rank` whose environment it was. Of
+    several ranks all raise it, as all have saved their part.
     """
 
-    def __init__(self, what: str, kept: str) -> None:
+    def __init__(self, what: str, kept: str, rank: int = 0) -> None:
         super().__init__(f"{what}. {kept}")
-        self.what, self.kept = what, kept
+        self.what, self.kept, self.rank = what, kept, rank
 
 
 class LastGood:
@@ -38,32 +43,40 @@ class LastGood:
     gradients that are not, so the run goes on, and the state before the first one explains it. In all it takes memory
     for the state three times.
 
+    Where the host does not read after every iteration, a rollout is overwritten before it is known that something in it
+    was not finite. With `reads_late` the first such rollout is copied, which takes memory for a second one; not with
+    the short iterations of an algorithm that learns from older rollouts as well, whose last one explains little.
+
     The host keeps besides, for each iteration since it last read, the random states at its beginning, and the state of
     the environment where that is no matter of a captured graph.
     """
 
-    def __init__(self, parts: Parts, collector: Collector) -> None:
+    def __init__(self, parts: Parts, collector: Collector, *, reads_late: bool = False) -> None:
         self.parts, self.collector = parts, collector
         living = getattr(parts.algorithm, "living", lambda: None)()
         self.shown = living is not None
         """Whether the algorithm shows its state where it lives; else it is copied by the host, which reads at once."""
         collector.tracker.reads_at_once |= not self.shown
         self.living = tree_leaves((living, collector.tensors()))
-        self.fresh, self.fresh_leaves = _side_by_side(self.living)
-        self.kept, self.kept_leaves = _side_by_side(self.living)
-        self.clean, self.clean_leaves = _side_by_side(self.living)
+        self.copies = [_side_by_side(self.living) for _ in range(3)]
+        self.fresh, self.kept, self.clean = self.copies
         self.flags = torch.ones(2, dtype=torch.bool, device=self.living[0].device)
         """Whether state and rollout are finite, and whether metrics are too, in all iterations since the host read."""
+        self.told_finite = True
+        """Whether all metrics of the iteration that was settled last are finite, where the host reads at once."""
+        self.rollout = tree_map(torch.clone, collector.rollout) if reads_late else None
+        """The first since the host read after which not everything was finite; None where the host always reads."""
         self.random: list[list[Tensor]] = []
-        self.env: dict[str, Any] | None = None
+        self.env: Callable[[], dict[str, Any]] | None = None
         self.algorithm: dict[str, Any] | None = None
         self.iteration = 0
         """The last one that the host has read."""
 
     def arm(self) -> None:
         """Take the state as it is now for a good one, of which the host knows everything."""
-        copy_all_(self.kept_leaves, self.living)
-        copy_all_(self.clean_leaves, self.living)
+        self.fresh, self.kept, self.clean = self.copies
+        copy_all_(self.kept.leaves, self.living)
+        copy_all_(self.clean.leaves, self.living)
         self.flags.fill_(True)
         self.read()
 
@@ -76,51 +89,93 @@ class LastGood:
         """An iteration begins."""
         self.random.append([generator.get_state() for generator in self.parts.algorithm.generators()])
         if not (self.flags.is_cuda and isinstance(self.collector.env, Capturable)):
-            self.env = self.collector.env_state()
+            self.env = None  # not that of an earlier iteration, should this fail
+            self.env = self.collector.env_snapshot()
         if not self.shown:
             self.algorithm = self.parts.algorithm.state_dict()
 
     def settle(self, metrics: Metrics) -> None:
-        """An iteration has ended: copy its state, if everything is finite.
+        """An iteration has ended: copy its state, if everything is finite; `count` makes it the last good one.
 
         Raises `NonFiniteUpdate` if the new state is not, where the host reads at once, as on a CPU.
         """
-        copy_all_(self.fresh_leaves, self.living)
-        state = torch.stack([(x - x).sum().double() for x in self.fresh.values() if x.is_floating_point()]).sum() == 0
-        if self.collector.tracker.reads_at_once and not state:
-            raise NonFiniteUpdate(SPOILT)
+        copy_all_(self.fresh.leaves, self.living)
+        if self.collector.tracker.reads_at_once:
+            if not all(is_finite(x) for x in self.fresh.buffers.values() if x.is_floating_point()):
+                raise NonFiniteUpdate(SPOILT)
+            self.told_finite = all(math.isfinite(value.item()) for value in metrics.values())
+            return
+        floats = [x for x in self.fresh.buffers.values() if x.is_floating_point()]
+        good = (torch.stack([(x - x).sum().double() for x in floats]).sum() == 0) & self.collector.tracker.finite
         told = [value.detach().double() for value in metrics.values()]
-        good = state & self.collector.tracker.finite
-        self.flags.logical_and_(torch.stack([good, good & torch.isfinite(torch.stack(told or [state.double()])).all()]))
-        for dtype, fresh in self.fresh.items():
-            for flag, copies in ((self.flags[0], self.kept), (self.flags[1], self.clean)):
-                torch.where(flag, fresh, copies[dtype], out=copies[dtype])
+        found = torch.stack([good, good & torch.isfinite(torch.stack(told or [good.double()])).all()])
+        if distributed.world_size() > 1:
+            found = distributed.max_((~found).float()) == 0  # ranks must keep the state of the same iteration
+        if self.rollout is not None:
+            first = self.flags[1] & ~found[1]
+            for target, source in zip(tree_leaves(self.rollout), tree_leaves(self.collector.rollout), strict=True):
+                torch.where(first, source, target, out=target)
+        self.flags.logical_and_(found)
+        for dtype, fresh in self.fresh.buffers.items():
+            for flag, copy in ((self.flags[0], self.kept), (self.flags[1], self.clean)):
+                torch.where(flag, fresh, copy.buffers[dtype], out=copy.buffers[dtype])
+
+    def count(self) -> None:
+        """The iteration that was settled last counts, on all ranks; on a GPU the device has decided by itself.
+
+        Nothing is copied a second time, the copies only change places.
+        """
+        if not self.collector.tracker.reads_at_once:
+            return
+        self.kept = self.fresh
+        if self.told_finite and self.flags[1]:
+            self.clean = self.fresh
+        elif self.flags[1]:
+            self.flags[1] = False
+            if self.rollout is not None:
+                copy_all_(tree_leaves(self.rollout), tree_leaves(self.collector.rollout))
+        self.fresh = next(copy for copy in self.copies if copy is not self.kept and copy is not self.clean)
+
+    def rollout_after(self, good: int) -> Rollout[Any] | None:
+        """The rollout that followed `good` iterations since the last reading, if it is still there."""
+        if good == len(self.random) - 1:
+            return self.collector.rollout
+        return self.rollout if self.collector.tracker.unclean == good else None
 
     def before_unclean(self, good: int) -> dict[str, Any]:
         """State of the algorithm before the first iteration with a metric that is not finite; changes nothing."""
-        copy_all_(self.fresh_leaves, self.living)
-        copy_all_(self.living, self.clean_leaves)
+        copy_all_(self.fresh.leaves, self.living)
+        copy_all_(self.living, self.clean.leaves)
         state = self.algorithm or self.parts.algorithm.state_dict()
-        copy_all_(self.living, self.fresh_leaves)
+        copy_all_(self.living, self.fresh.leaves)
         return {"algorithm": state, "random": self.random[good]}
 
     def before(self, good: int) -> dict[str, Any]:
         """State of algorithm and collector after `good` iterations since the last reading; loads it into both."""
-        copy_all_(self.living, self.kept_leaves)
+        copy_all_(self.living, self.kept.leaves)
         counted = self.parts.run.progress().iteration - self.iteration
         if good < len(self.random):
             for generator, state in zip(self.parts.algorithm.generators(), self.random[good], strict=True):
                 generator.set_state(state)
         self.collector.steps_before -= (counted - good) * self.collector.algorithm.horizon
-        env = self.env if good == len(self.random) - 1 else None
+        env = self.env() if self.env is not None and good == len(self.random) - 1 else None
         return {
             "algorithm": self.algorithm or self.parts.algorithm.state_dict(),
             "collector": self.collector.state_after_failure(env, NOT_KEPT),
         }
 
 
-def _side_by_side(leaves: list[Tensor]) -> tuple[dict[torch.dtype, Tensor], list[Tensor]]:
-    """Memory for copies of tensors, one after the other in a buffer for each dtype; the buffers, and the places."""
+class Copy(NamedTuple):
+    """Memory for copies of tensors, side by side."""
+
+    buffers: dict[torch.dtype, Tensor]
+    """One for each dtype."""
+    leaves: list[Tensor]
+    """The place of each tensor."""
+
+
+def _side_by_side(leaves: list[Tensor]) -> Copy:
+    """Memory for copies of tensors, one after the other in a buffer for each dtype."""
     sizes: dict[torch.dtype, int] = {}
     for leaf in leaves:
         sizes[leaf.dtype] = sizes.get(leaf.dtype, 0) + leaf.numel()
@@ -129,4 +184,4 @@ def _side_by_side(leaves: list[Tensor]) -> tuple[dict[torch.dtype, Tensor], list
     for leaf in leaves:
         places.append(rest[leaf.dtype][: leaf.numel()].view(leaf.shape))
         rest[leaf.dtype] = rest[leaf.dtype][leaf.numel() :]
-    return buffers, places
+    return Copy(buffers, places)

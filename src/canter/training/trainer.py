@@ -23,6 +23,7 @@ from canter.envs import closed_quietly, unused_settings
 from canter.envs.gymnasium_contract import EnvironmentFailed
 from canter.envs.watchdog import PATIENCE
 from canter.runs.parts import NoFolder, Parts
+from canter.runs.rank_state import broadcast_tree
 from canter.runs.ranks import of_all_ranks
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter, Writers
@@ -31,8 +32,9 @@ from canter.self_play.self_play import seat_opponents
 from canter.specs import Env, EnvSpec, tell_progress
 from canter.storage.validity import spec_to_plain
 from canter.struct import Metrics, to_dicts
+from canter.training.agreement import RankFailed, agree
 from canter.training.collector import Collector
-from canter.training.episodes import NonFinite
+from canter.training.episodes import Episodes, NonFinite
 from canter.training.progress import Report, Run
 from canter.training.rescue import LastGood, RunFailed
 from canter.training.settings import RunConfig
@@ -99,7 +101,7 @@ class Trainer:
             watched = steps_metric, config.recent_episodes
             self.run = Run(config.total_steps, config.success, self.collector.clock, config.until, *watched)
             self._parts = Parts(self.algorithm, self.collector, self.run, config.seed)
-            self._last_good = LastGood(self._parts, self.collector)
+            self._last_good = LastGood(self._parts, self.collector, reads_late=config.log_every > 1)
             self.programs = config.execution.prepare(self.collector, self.algorithm, self._last_good.settle)
             path = None if folder is None else folder.path
             self._watchers = config.watchers(path) if distributed.rank() == 0 else []
@@ -165,13 +167,15 @@ class Trainer:
         with self.stop, self._rescued():
             self._asked = None
             while not self.finished and self.run.iteration < self._last and self._asked is None:
-                self._begin()
-                tell_progress(self.env, self.run.for_env())
-                self.algorithm.begin_iteration()
-                rollout = self.programs.collect()
+                with self._meeting(Exception):
+                    self._begin()
+                    tell_progress(self.env, self.run.for_env())
+                    self.algorithm.begin_iteration()
+                    rollout = self.programs.collect()
                 activity.begin(f"learning from iteration {self.run.iteration + 1}")
-                metrics = self.programs.update(rollout) | self._adapt(self.algorithm.policy)
-                metrics |= self.collector.env_metrics()
+                with self._meeting(NonFinite):
+                    metrics = self.programs.update(rollout)
+                metrics = metrics | self._adapt(self.algorithm.policy) | self.collector.env_metrics()
                 self.count(metrics, rollout)
                 self.log()
                 self.save()
@@ -191,20 +195,37 @@ class Trainer:
         self._under_way = True
 
     @contextmanager
+    def _meeting(self, kind: type[Exception]) -> Iterator[None]:
+        """What every rank does for itself before all meet and hear of signals, and of errors of that `kind`.
+
+        Where it fails on one rank it so does on all, and they can save together what was before. What is inside must
+        have no exchange that is left out where an error of that kind is raised.
+        """
+        failed: Exception | None = None
+        try:
+            yield
+        except kind as error:
+            if distributed.world_size() == 1 or isinstance(error, distributed.RankLost):
+                raise
+            failed = error
+        if self._hear_signals(failed is not None):
+            self._under_way = True  # also where it failed before it had begun, alike on all ranks
+            raise agree(failed) from None
+
+    @contextmanager
     def _rescued(self) -> Iterator[None]:
-        """Save the state from before an error that is raised inside."""
+        """Save the state from before an error that is raised inside; of several ranks only where all know of it."""
         try:
             yield
         except Exception as error:
-            if distributed.world_size() > 1:  # the others are in the middle of something else
-                if isinstance(error, EnvironmentFailed | NonFinite):
-                    raise RunFailed(str(error), "What was learned since the last checkpoint is lost") from error
+            if distributed.world_size() > 1 and not isinstance(error, RankFailed):
+                error.add_note("What was learned since the last checkpoint is lost")
                 raise
             # On a GPU it is read after some more iterations.
             good = error.before if isinstance(error, NonFinite) and not self._under_way else None
             kept = self._rescue(error, good)
-            if isinstance(error, EnvironmentFailed | NonFinite):
-                raise RunFailed(str(error), kept) from error
+            if isinstance(error, EnvironmentFailed | NonFinite | RankFailed):
+                raise RunFailed(str(error), kept, getattr(error, "rank", 0)) from error
             error.add_note(kept)
             raise
 
@@ -219,10 +240,10 @@ class Trainer:
             return self.folder.rescue(self._parts, tree, error)
         counted, self._metrics = run.iteration - last.iteration, self._metrics if good is None else {}
         good = counted if good is None else good
-        rollout = self._seen() if self._under_way or good == counted - 1 else None
+        rollout = to_dicts(last.rollout_after(good))
         tree = last.before(good)
         if isinstance(error, NonFinite):
-            self._write_black_box(str(error), tree, rollout)
+            self._write_black_box(str(error), tree, rollout, getattr(error, "rank", None))
         run.forget_after(good)
         self._under_way = False
         try:
@@ -230,17 +251,22 @@ class Trainer:
         except NonFinite as earlier:
             return self._rescue(earlier, earlier.before)
         except Exception as failure:  # a console or a writer: no reason to lose the state as well
+            if distributed.world_size() > 1:  # the other ranks have not met it
+                raise
             logger.warning("the last row of the log was lost: %s: %s", type(failure).__name__, failure)
         return self.folder.rescue(self._parts, tree | {"run": run.state_dict()}, error)
 
-    def _seen(self) -> dict[str, Any]:
-        """The last rollout, as it is now."""
-        return to_dicts(self.collector.rollout)
+    def _write_black_box(
+        self, what: str, tree: dict[str, Any], rollout: dict[str, Any] | None, rank: int | None = None
+    ) -> None:
+        """Keep the state before something was not finite, and the rollout, if that is still the one.
 
-    def _write_black_box(self, what: str, tree: dict[str, Any], rollout: dict[str, Any] | None) -> None:
-        """Keep the state before something was not finite, and the rollout, if that is still the one."""
+        `rank` is the one that met it, where all ranks call this.
+        """
         about = {"what": what, "env_spec": environment_of(self.env.spec), "progress": float(self._fraction)}
-        self.folder.black_box({"about": about, "rollout": rollout} | tree)
+        about |= {"rank": distributed.rank(), "ranks": distributed.world_size()}
+        box = {"about": about, "rollout": rollout} | tree
+        self.folder.black_box(box if rank is None else broadcast_tree(box, rank) or box)
 
     def _explain_metrics(self, report: Report) -> None:
         """Keep what explains the first metric that is not finite; the optimiser has left out such steps."""
@@ -252,15 +278,16 @@ class Trainer:
             self._boxed = True
             names = [name for name, value in report.metrics.items() if not math.isfinite(value)]
             what = f"not finite after iteration {report.iteration}: {', '.join(names[:5]) or 'a metric before that'}"
-            rollout = self._seen() if good == counted - 1 else None
-            self._write_black_box(what, self._last_good.before_unclean(good), rollout)
+            steps = self.collector.steps_before - (counted - good) * self.algorithm.horizon
+            tree = {"collector": {"steps_before": steps}} | self._last_good.before_unclean(good)
+            self._write_black_box(what, tree, to_dicts(self._last_good.rollout_after(good)))
             logger.warning("%s; steps by such gradients are left out. `canter explain` names the cause", what)
         self._last_good.arm()
 
     def count(self, metrics: Metrics, rollout: Rollout[Any]) -> None:
         """Take note of an iteration; nothing waits for the device."""
         self._metrics, self._under_way = metrics, False
-        self._hear_signals()
+        self._last_good.count()
         self.run.add(metrics, rollout.valid)
         self.collector.keep_episodes(self._last_good.flags)
 
@@ -275,7 +302,7 @@ class Trainer:
         )
         if not due or run.unread is None:
             return
-        report = run.report(self._metrics, self.collector.read_episodes())
+        report = run.report(self._metrics, self._read_episodes())
         self._explain_metrics(report)
         report = self._watched(report)
         row = report.row()
@@ -284,6 +311,15 @@ class Trainer:
         answer = self.on_iteration(*(report, self.algorithm.policy, self)[: self._told])
         stops = answer is False or (isinstance(answer, str) and answer == STOP)
         run.stopped = run.stopped or distributed.largest(float(stops)) > 0  # one rank stops all
+
+    def _read_episodes(self) -> Episodes:
+        """Episodes since the last row; what is not finite in them on one rank is an error of all."""
+        try:
+            return self.collector.read_episodes()
+        except NonFinite as error:
+            if distributed.world_size() == 1:
+                raise
+            raise agree(error) from None
 
     def _watched(self, report: Report) -> Report:
         """The report with what evaluations and the like add to it; their time is not the run's."""
@@ -300,12 +336,17 @@ class Trainer:
         activity.begin(f"saving iteration {self.run.iteration}")
         if self.run.unread is None:
             self.folder.save(self._parts)
-        self._hear_signals()
+        if distributed.world_size() == 1:  # ranks hear of it where they meet next
+            self._hear_signals()
 
-    def _hear_signals(self) -> None:
-        """Find out whether a signal has come on any rank: all must end after the same iteration."""
-        number = int(distributed.largest(self.stop.received or 0))
-        self._asked = signal.Signals(number) if number else None
+    def _hear_signals(self, failed: bool = False) -> bool:
+        """Find out whether a signal has come on any rank: all must end after the same iteration.
+
+        Also whether any rank has `failed`.
+        """
+        number, failures = distributed.largest_of(self.stop.received or 0, failed)
+        self._asked = signal.Signals(int(number)) if number else None
+        return failures > 0
 
 
 def environment_of(spec: EnvSpec) -> dict[str, Any]:
