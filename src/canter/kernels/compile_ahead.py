@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from importlib import import_module
+from threading import Timer
 from typing import Any
 
 import torch
@@ -21,6 +23,9 @@ from canter.kernels import has_triton
 
 logger = logging.getLogger(__name__)
 
+PATIENCE = 1.5
+"""Seconds after which a line says what takes so long; with kernels from an earlier run it does not."""
+
 
 def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[torch.Generator]) -> None:
     """Compile every kernel that the functions launch on the current GPU, without running any of them.
@@ -28,17 +33,20 @@ def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[t
     Each must be one that a CUDA graph can capture. Nothing that they write is written; `generators`, which they draw
     from, are left as they were.
     """
-    if not has_triton():
+    if not has_triton() or not hasattr(import_module("triton"), "AsyncCompileMode"):  # as before Triton 3.5
         return
     start, generators = time.perf_counter(), list(generators)
-    with _compiling_only() as met:
-        for function in functions:
-            _walk_through(function, generators)
-        if met:
-            logger.info("preparing %d kernels; those that are compiled are kept for the next run", len(met))
+    notice = Timer(PATIENCE, logger.warning, ("compiling kernels for the GPU; they are kept for the next run",))
+    notice.daemon = True
+    notice.start()
+    try:
+        with _compiling_only() as met:
+            for function in functions:
+                _walk_through(function, generators)
+    finally:
+        notice.cancel()
     torch.cuda.empty_cache()  # what the walk had reserved
-    if met:
-        logger.info("kernels ready after %.1f s", time.perf_counter() - start)
+    logger.info("%d kernels are ready after %.1f s", len(met), time.perf_counter() - start)
 
 
 @contextmanager
