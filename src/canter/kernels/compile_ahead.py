@@ -33,7 +33,7 @@ def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[t
     Each must be one that a CUDA graph can capture. Nothing that they write is written; `generators`, which they draw
     from, are left as they were.
     """
-    if not has_triton() or not hasattr(import_module("triton"), "AsyncCompileMode"):  # as before Triton 3.5
+    if not has_triton() or not hasattr(import_module("triton"), "AsyncCompileMode"):  # an older Triton
         return
     start, generators = time.perf_counter(), list(generators)
     notice = Timer(PATIENCE, logger.warning, ("compiling kernels for the GPU; they are kept for the next run",))
