@@ -1,8 +1,10 @@
-"""What is kept of a run in case that its next iteration fails: the state at the end of the one before."""
+"""What is kept of a run in case that its next iteration fails, and how all ranks hear that it has failed on one."""
 
 from __future__ import annotations
 
+import json
 import math
+import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,11 +13,12 @@ from torch import Tensor
 
 from canter import distributed
 from canter.data.rollout import Rollout
+from canter.envs.gymnasium_contract import place_of, text_of
 from canter.runs.parts import Parts
-from canter.specs import Capturable
+from canter.specs import Capturable, EnvFailed
 from canter.struct import Metrics, copy_all_, tree_leaves, tree_map
 from canter.training.collector import Collector
-from canter.training.episodes import SPOILT, NonFiniteUpdate, is_finite
+from canter.training.episodes import SPOILT, NonFinite, NonFiniteElsewhere, NonFiniteUpdate, is_finite
 
 NOT_KEPT = "the environment's state from before the failure was not kept"
 """Why episodes start anew after a failure where the state of the environment is not copied before every rollout."""
@@ -185,3 +188,52 @@ def _side_by_side(leaves: list[Tensor]) -> Copy:
         places.append(rest[leaf.dtype][: leaf.numel()].view(leaf.shape))
         rest[leaf.dtype] = rest[leaf.dtype][leaf.numel() :]
     return Copy(buffers, places)
+
+
+class RankFailed(RuntimeError):
+    """What failed on one rank, as all ranks are told it; `trace` is that rank's traceback."""
+
+    def __init__(self, rank: int, what: str, trace: str) -> None:
+        super().__init__(what)
+        self.rank, self.trace, self.where = rank, trace, f"on rank {rank}"
+
+
+class RankNonFinite(RankFailed, NonFinite):
+    """The same, of NaN or infinity."""
+
+
+def agree(error: Exception | None) -> RankFailed:
+    """The error of the first rank that has one; all ranks must call it, at least one with an error of its own.
+
+    One that an environment began comes before what other ranks have learned from it meanwhile.
+    """
+    parts = distributed.gather_bytes(json.dumps(_told(error)).encode())
+    found = [(rank, told) for rank, told in enumerate(map(json.loads, parts)) if told]
+    rank, told = min(found, key=lambda item: (item[1]["learned"], item[0]))
+    kind = RankFailed if told["before"] is None else RankNonFinite
+    failed = kind(rank, told["what"], told["trace"])
+    if isinstance(failed, NonFinite):
+        failed.before = told["before"]
+    return failed
+
+
+def _told(error: Exception | None) -> dict[str, Any]:
+    """What other ranks need to know of an error; nothing where it is another's."""
+    if error is None or isinstance(error, NonFiniteElsewhere):
+        return {}
+    what = text_of(error)
+    if not isinstance(error, EnvFailed | NonFinite):  # which say so themselves
+        what = f"{type(error).__name__}: {what} ({place_of(error)})"
+    inner = [text for text in (getattr(link, "trace", "") for link in _chain(error)) if text]
+    trace = "\n".join(["".join(traceback.format_exception(error)), *inner])
+    before = error.before if isinstance(error, NonFinite) else None
+    return {"what": what, "trace": trace, "before": before, "learned": isinstance(error, NonFiniteUpdate)}
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """An error and what it came from."""
+    links: list[BaseException] = []
+    while error is not None:
+        links.append(error)
+        error = error.__cause__
+    return links

@@ -32,11 +32,10 @@ from canter.self_play.self_play import seat_opponents
 from canter.specs import Env, EnvSpec, tell_progress
 from canter.storage.validity import spec_to_plain
 from canter.struct import Metrics, to_dicts
-from canter.training.agreement import RankFailed, agree
 from canter.training.collector import Collector
 from canter.training.episodes import Episodes, NonFinite
 from canter.training.progress import Report, Run
-from canter.training.rescue import LastGood, RunFailed
+from canter.training.rescue import LastGood, RankFailed, RunFailed, agree
 from canter.training.settings import RunConfig
 from canter.training.signals import StopSignals
 
