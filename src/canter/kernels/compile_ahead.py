@@ -90,8 +90,18 @@ def _walk_through(function: Callable[[], Any], generators: list[torch.Generator]
         # Relaxed: libraries that have not run before set themselves up on the way.
         with torch.cuda.graph(graph, capture_error_mode="relaxed"):
             function()
-    except RuntimeError as error:  # kernels that would have come later are compiled when they are launched
+    except Exception as error:  # kernels that would have come later are compiled when they are launched
         logger.debug("a walk through kernels ended early: %s", error)
+        _record_nothing(generators)
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+
+
+def _record_nothing(generators: list[torch.Generator]) -> None:
+    """A recording that succeeds: after one that failed, random streams believe that it still goes on."""
+    graph = torch.cuda.CUDAGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    with suppress(RuntimeError), torch.cuda.graph(graph):
+        torch.zeros(1, device="cuda")

@@ -97,7 +97,8 @@ def capture(
     generators, env = algorithm.generators(), collector.env
     settled = lambda: _settled(algorithm.update(collector.rollout), settle)  # noqa: E731
     update = ByStage(algorithm, lambda: Graph(settled, generators, "the update"))
-    if distributed.world_size() == 1:  # a walk through an exchange would have to be one of all ranks
+    # A walk through an exchange would have to be one of all ranks. With memory it has not been tried on a GPU yet.
+    if distributed.world_size() == 1 and not algorithm.reads_reset:
         _compile_kernels(collector, algorithm)
     if isinstance(env, Capturable):
         streams = [*generators, *env.generators()]
