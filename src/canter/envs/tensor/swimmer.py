@@ -33,7 +33,7 @@ TIME_STEP, SUBSTEPS = 0.02, 4
 
 LEFT_RIGHT = Symmetry(
     "left-right",
-    obs={"policy": Mirror.of("--- --- +-- +-"), "motion": Mirror.of("--- --- +--"), "pose": Mirror.of("---")},
+    obs={"policy": Mirror.of("--- --- +-- +-"), "motion": Mirror.of("--- --- +--")},
     action=Mirror.of("---"),
     state={
         "joints": Mirror.of("---"),
@@ -57,7 +57,7 @@ def observe_motion(frames: dict[str, Tensor]) -> Tensor:
 
 MOTION = MotionSpec(
     TIME_STEP,
-    {"motion": observe_motion, "pose": lambda frames: frames["dof_positions"]},
+    {"motion": observe_motion},
     joints=tuple(f"joint_{number}" for number in range(1, JOINTS + 1)),
     bodies=("head",),
     pose=tuple(range(JOINTS)),
@@ -146,8 +146,7 @@ class Swimmer(TensorEnv):
             "tensor:swimmer",
             num_envs,
             device,
-            obs={"policy": TensorSpec((11,))}
-            | ({"motion": TensorSpec((9,)), "pose": TensorSpec((JOINTS,))} if motion else {}),
+            obs={"policy": TensorSpec((11,))} | ({"motion": TensorSpec((9,))} if motion else {}),
             action=Continuous(low=(-1.0,) * JOINTS, high=(1.0,) * JOINTS),
             max_episode_steps=max_episode_steps,
             random_start=random_start,
@@ -183,7 +182,7 @@ class Swimmer(TensorEnv):
         joints, rates, heading = state["joints"], state["rates"], state["heading"]
         motion = torch.cat((joints, rates, body_velocity(joints, rates)), -1)
         seen = {"policy": torch.cat((motion, heading.cos(), -heading.sin()), -1)}
-        return seen | {"motion": motion, "pose": joints} if self._motion else seen
+        return seen | {"motion": motion} if self._motion else seen
 
     def render(self) -> list[np.ndarray]:
         """A picture of every row, from above; the head is red."""
