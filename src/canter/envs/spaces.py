@@ -16,7 +16,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from canter.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec, UnsupportedSpace
-from canter.struct import Obs, copy_all_
+from canter.struct import Obs, row_writer
 
 POLICY = "policy"
 """The observation group that holds an observation which is a single array."""
@@ -32,18 +32,20 @@ class ActionCodec:
     dtype: np.dtype
     start: np.ndarray
     """Added to discrete actions: a space may count from elsewhere than 0."""
-    memory: dict[tuple[torch.Size, torch.dtype], tuple[Tensor, np.ndarray]] = field(default_factory=dict, repr=False)
-    """Where actions of one form are read from, as a tensor and as an array over the same numbers."""
+    memory: dict[tuple[torch.Size, torch.dtype], tuple[Any, Tensor, np.ndarray]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Where actions of one form are read from: how to write there, and a tensor and an array over the same numbers."""
 
     def encode(self, action: Tensor) -> np.ndarray:
         """Action `[N, A]`, `[N]` or `[N, K]` as a new array `[N, *shape]` of the space's dtype; nothing is clipped."""
         form = action.shape, action.dtype
         if form not in self.memory:
-            memory = torch.empty(form[0], dtype=form[1])
-            self.memory[form] = memory, memory.numpy()
-        memory, array = self.memory[form]
-        # Sooner done than making an array of the tensor.
-        copy_all_([memory], [action.detach() if action.requires_grad else action])
+            memory = torch.empty((1, *form[0]), dtype=form[1])
+            self.memory[form] = row_writer([memory]), memory[0], memory[0].numpy()
+        write, memory, array = self.memory[form]
+        if not write(0, [action]):  # sooner done than making an array of the tensor
+            memory.copy_(action.detach())
         if array.dtype.kind != "f":
             array = array + self.start
         elif self.dtype.kind != "f":
