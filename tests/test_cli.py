@@ -111,7 +111,7 @@ def test_a_report_that_cannot_be_written_is_no_failure(say, monkeypatch):
     def fail(paths):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(session, "write_report", fail)
+    monkeypatch.setattr("canter.report.write_report", fail)
     assert "There is no report: [Errno 28] No space left on device" in say("train", *QUICK)
 
 

@@ -44,8 +44,10 @@ def tree_leaves(tree: Any) -> list[Tensor]:
         return [tree]
     if isinstance(tree, TensorStruct):
         tree = tree.__dict__
-    parts = tree.values() if isinstance(tree, dict) else tree or ()
-    return [leaf for part in parts for leaf in tree_leaves(part)]
+    parts, leaves = tree.values() if isinstance(tree, dict) else tree or (), []
+    for part in parts:  # mostly tensors, for which a call would take longer than the rest
+        leaves += [part] if isinstance(part, Tensor) else tree_leaves(part)
+    return leaves
 
 
 def to_dicts(tree: Any) -> Any:
@@ -69,6 +71,16 @@ def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
         of.append(source)
     for into, of in by_dtype.values():
         torch._foreach_copy_(into, of)  # pyright: ignore[reportPrivateImportUsage]
+
+
+@has_kernels
+def row_writer(buffers: list[Tensor]) -> Callable[[int, list[Tensor | None]], bool]:
+    """A quick `write(t, values)` to row t of each buffer `[T, ...]`, where there is one.
+
+    None, and buffers beyond the last value, stay as they are. It gives False where it did nothing, for it does not
+    know such values: then it is up to `copy_all_`.
+    """
+    return lambda t, values: False
 
 
 def tree_copy_(target: Any, source: Any) -> None:

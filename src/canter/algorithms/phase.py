@@ -98,13 +98,14 @@ class Phase(Generic[Batch]):
         `kl` is what adaptive learning rates follow where the loss finds none. `refresh()` gives the batch anew before
         each epoch after the first; None uses the same one throughout.
         """
-        totals, may_stop = WeightedMean(), self.target_kl < float("inf")
+        totals, steps, may_stop = WeightedMean(), WeightedMean(), self.target_kl < float("inf")
         stopped = torch.zeros((), dtype=torch.bool, device=self.generator.device)
         kl = stopped.float() if kl is None else kl
         weight, rows, sequences = (~stopped).float(), self.source.begin(batch), batch_size(batch)
         orders = epoch_orders(self.shuffle, sequences, self.num_envs, self.generator, self.num_minibatches, self.blocks)
         if self.draw is not None and sequences % self.num_minibatches:
             raise ValueError(f"{self.name}: num_minibatches={self.num_minibatches} must divide its {sequences} rows")
+        optimizer, together = self.optimizer, distributed.active()
         for number in range(self.epochs):
             if refresh is not None and number > 0:
                 rows = self.source.begin(refresh())
@@ -113,29 +114,28 @@ class Phase(Generic[Batch]):
             size = len(order) // self.num_minibatches
             for index in order[: size * self.num_minibatches].split(size):
                 metrics = self.source.gradients(rows, index, coefs)
-                metrics = self.optimizer.exchange_(metrics, count_valid(batch, index))
+                if together:
+                    metrics = optimizer.exchange_(metrics, count_valid(batch, index))
                 kl = metrics.get(KL, kl)
                 epoch.add({"kl": kl}, weight)
                 if may_stop:
                     # A tensor that blocks the step, alike on all ranks: nothing waits for the host.
                     stopped = stopped | ~(kl <= self.target_kl)
                     weight = (~stopped).float()
-                if self._host_stops(stopped):
+                if may_stop and self._host_stops(stopped):
                     break
                 if totals.rows:  # before the first step the KL is rounding error only
-                    self.optimizer.observe_(kl, "minibatch")
-                totals.add(metrics | self._named(self.optimizer.step(stopped)), weight)
-                self.optimizer.observe_(kl, "step")
+                    optimizer.observe_(kl, "minibatch")
+                totals.add(metrics, weight)
+                steps.add(optimizer.step(stopped), weight)
+                optimizer.observe_(kl, "step")
             kl = epoch.means()["kl"]
-            self.optimizer.observe_(kl, "epoch")
+            optimizer.observe_(kl, "epoch")
             if self._host_stops(stopped):
                 break
-        self.optimizer.observe_(kl, "update")
-        own = self.optimizer.learning_rates() | {"minibatch_updates": totals.count}
-        return totals.means() | self._named(own)
-
-    def _named(self, metrics: Metrics) -> Metrics:
-        return {f"{self.name}/{key}": value for key, value in metrics.items()}
+        optimizer.observe_(kl, "update")
+        own = steps.means() | optimizer.learning_rates() | {"minibatch_updates": totals.count}
+        return totals.means() | {f"{self.name}/{key}": value for key, value in own.items()}
 
     def _host_stops(self, stopped: Tensor) -> bool:
         """Whether to end the loop: on a CPU, where reading is free. A GPU runs the remaining steps without effect."""
@@ -143,9 +143,9 @@ class Phase(Generic[Batch]):
 
 
 def count_valid(batch: TensorStruct, index: Tensor) -> Tensor:
-    """How many rows of sequences `index` are valid, 0-d: what a rank counts for; only known where there are ranks."""
+    """How many rows of sequences `index` are valid, 0-d: what a rank counts for."""
     valid = getattr(batch, "valid", None)
-    if valid is None or not distributed.active():
+    if valid is None:
         return index.new_ones((), dtype=torch.float32)
     return valid[:, index].sum(dtype=torch.float32)
 

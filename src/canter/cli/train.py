@@ -15,7 +15,6 @@ from canter.cli.parser import Parser, UsageError, add_config_flags, config_overr
 from canter.cli.ranks import agree, check_folder, folder_of_ranks
 from canter.cli.runs import old_run, resume_parser, resumed_config
 from canter.cli.training import add_output_flags, train_and_evaluate
-from canter.compat import is_foreign
 from canter.config import TrainConfig
 from canter.config_file import ConfigFile, explained_config, read_config
 from canter.distributed.world import world
@@ -194,6 +193,8 @@ def with_flags(arguments: argparse.Namespace, flags: list[str]) -> argparse.Name
 
 def is_foreign_file(file: str) -> bool:
     """Whether a file of settings is one of rl_games or RSL-RL."""
+    from canter.compat import is_foreign  # brings all that is known of other libraries
+
     return ".py" in Path(file).suffix or is_foreign(read_config(file, twice=[]).plain)  # FILE.py:NAME too
 
 

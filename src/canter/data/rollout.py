@@ -5,17 +5,20 @@ T steps, N environments, L sequence length, S = T / L * N sequences.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from canter.specs import ContractBroken, EnvSpec, FinalObs, Step, episode_begins
-from canter.struct import Obs, State, TensorStruct, copy_all_, tree_copy_, tree_leaves, tree_map, zeros
+from canter.struct import Obs, State, TensorStruct, copy_all_, row_writer, tree_copy_, tree_leaves, tree_map, zeros
 
 Record = TypeVar("Record", bound=TensorStruct)
+NUMBERS = ("reward", "terminated", "truncated", "valid", "duration")
+"""What every step gives besides observations, in the order in which it is written."""
 
 
 @dataclass
@@ -117,7 +120,11 @@ class Rollout(TensorStruct, Generic[Record]):
 
     def rows(self) -> list[Row[Record]]:
         """Where each of the T steps goes."""
-        return [Row(self, t) for t in range(self.horizon)]
+        after, final = tree_map(lambda x: x[1:], self.obs), self.final_obs or {}
+        numbers = (self.reward, self.terminated, self.truncated, self.valid, self.duration)
+        buffers = [*tree_leaves(self.record), *after.values(), *numbers, *final.values()]
+        quickly, places = row_writer(buffers), zip(*(buffer.unbind() for buffer in buffers), strict=True)
+        return [Row(list(after), list(final), partial(quickly, t), list(views)) for t, views in enumerate(places)]
 
     def mark_resets(self, mode: FinalObs, t: int | slice = slice(None)) -> Tensor:
         """Write `reset` of the rows after t `[N]`, or by default of all `[T, N]`; `mode` is the spec's `final_obs`."""
@@ -128,37 +135,40 @@ class Rollout(TensorStruct, Generic[Record]):
 class Row(Generic[Record]):
     """Step t's place in a rollout: views made once, as making one costs as much as writing to it."""
 
-    def __init__(self, rollout: Rollout[Record], t: int) -> None:
-        columns = (rollout.reward, rollout.terminated, rollout.truncated, rollout.valid)
-        record, numbers, self.final_obs = tree_map(lambda x: x[t], (rollout.record, columns, rollout.final_obs))
-        self.obs, self.duration = rollout.obs_at(t + 1), rollout.duration[t]
-        self.places = [*tree_leaves(record), *self.obs.values(), *numbers]
+    def __init__(
+        self, groups: list[str], final: list[str], quickly: Callable[[list[Tensor | None]], bool], places: list[Tensor]
+    ) -> None:
+        self.final, self.quickly, self.places = final, quickly, places
+        first = len(places) - len(final) - len(NUMBERS) - len(groups)
+        self.obs = dict(zip(groups, places[first:], strict=False))
 
     def write(self, record: Record, step: Step) -> Obs:
         """Store the record and the step; gives the next observations."""
-        numbers = [step.reward, step.terminated, step.truncated, step.valid]
+        obs, final = step.obs, step.final_obs
         # By name: an environment may give its groups in another order than at first.
-        places, values = self.places, [*tree_leaves(record), *[step.obs[name] for name in self.obs], *numbers]
-        if "duration" in step.info:
-            places, values = [*places, self.duration], [*values, step.info["duration"]]
-        if step.final_obs is not None and self.final_obs is not None:
-            places = [*places, *self.final_obs.values()]
-            values += [step.final_obs[name] for name in self.final_obs]
-        if [value.shape for value in values] != [place.shape for place in places]:
-            self._refuse(values, places, step)  # a copy would spread what is too small
-        # One call for all: on a GPU one launch for each dtype, on a CPU a fraction of the time around the copies.
-        copy_all_(places, values)
+        values: list[Tensor | None] = [*tree_leaves(record), *[obs[name] for name in self.obs]]
+        values += [step.reward, step.terminated, step.truncated, step.valid, step.info.get("duration")]
+        if final is not None:
+            values += [final[name] for name in self.final]
+        if not self.quickly(values):
+            self._write(values)
         return self.obs
 
-    def _refuse(self, values: list[Tensor], places: list[Tensor], step: Step) -> None:
-        names = [f"observation {name!r}" for name in self.obs] + ["reward", "terminated", "truncated", "valid"]
-        names = ["the record"] * (len(self.places) - len(names)) + names + ["duration"] * ("duration" in step.info)
-        names += [f"final_obs {name!r}" for name in self.final_obs or ()]
-        for name, value, place in zip(names, values, places, strict=False):
-            if value.shape != place.shape:
+    def _write(self, values: list[Tensor | None]) -> None:
+        names = [f"observation {name!r}" for name in self.obs] + [
+            *NUMBERS,
+            *(f"final_obs {name!r}" for name in self.final),
+        ]
+        names = ["the record"] * (len(self.places) - len(names)) + names
+        items = zip(names, self.places, values, strict=False)
+        given = [(name, place, value) for name, place, value in items if value is not None]
+        for name, place, value in given:
+            if value.shape != place.shape:  # a copy would spread what is too small
                 raise ContractBroken(
                     f"step() gave {name} of shape {tuple(value.shape)}, it must be {tuple(place.shape)}"
                 )
+        # One call for all: on a GPU one launch for each dtype, on a CPU a fraction of the time around the copies.
+        copy_all_([place for _, place, _ in given], [value for *_, value in given])
 
 
 def as_sequences(tree: Any, length: int) -> Any:

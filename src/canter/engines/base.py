@@ -78,7 +78,10 @@ class Engine(Protocol):
     """Where gradients go."""
 
     def act(self, obs: Obs, state: State, reset: Tensor, rng: torch.Generator) -> Acted:
-        """Sample actions; `reset` `[N]` marks environments that begin a new episode with this observation."""
+        """Sample actions; `reset` `[N]` marks environments that begin a new episode with this observation.
+
+        The next call may write over the action as drawn and the parameters, not over what the environment receives.
+        """
         ...
 
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:

@@ -33,6 +33,8 @@ from canter.struct import Obs, tree_copy_
 Autoreset = Literal["next_step", "same_step", "disabled"]
 STEP_TIMEOUT, CLOSE_TIMEOUT = 600.0, 60.0
 """Seconds that a worker process may take for a step or a reset, and to end."""
+GOES_ON = np.array([[False], [False], [True]])
+"""Flags of environments whose episodes go on: not terminated, not truncated, valid."""
 Vectorization = Literal["auto", "sync", "threads", "async", "vector_entry_point"]
 
 
@@ -107,6 +109,8 @@ class GymnasiumEnv:
         """Shapes, dtypes, bounds and conventions."""
         self._allocate(info_keys)
         wanted = (*info_keys, *[ACTION_MASK] * self._mask_in_info)
+        self._tells_ends = SyncSteps.fits(env)
+        """Whether there is `info["final_obs"]` where an episode ended, and only there."""
         if SyncSteps.fits(env):
             self._steps = SyncSteps(env, wanted, threads)
 
@@ -116,16 +120,11 @@ class GymnasiumEnv:
         self._known = False
         """Whether nothing of the state of these environments is unknown, as far as was looked."""
         self._obs, self._final = self._reader.buffer(), self._reader.buffer()
-        self._step = Step(
-            obs=self._obs.tensors,
-            reward=torch.zeros(num_envs),
-            terminated=torch.zeros(num_envs, dtype=torch.bool),
-            truncated=torch.zeros(num_envs, dtype=torch.bool),
-            valid=torch.ones(num_envs, dtype=torch.bool),
-            info={key: torch.zeros(num_envs) for key in info_keys},
-        )
-        self._reward, self._valid = self._step.reward.numpy(), self._step.valid.numpy()
-        self._terminated, self._truncated = self._step.terminated.numpy(), self._step.truncated.numpy()
+        flags = torch.zeros((3, num_envs), dtype=torch.bool)
+        info = {key: torch.zeros(num_envs) for key in info_keys}
+        self._step = Step(self._obs.tensors, torch.zeros(num_envs), flags[0], flags[1], flags[2], info=info)
+        self._reward, self._flags = self._step.reward.numpy(), flags.numpy()
+        self._terminated, self._truncated, self._valid = self._flags
         self._info = {key: column.numpy() for key, column in self._step.info.items()}
         self._pending = np.zeros(num_envs, dtype=bool)
         """Rows whose next step is a filler, in `next_step` mode."""
@@ -150,19 +149,21 @@ class GymnasiumEnv:
         if self._steps is self._env:  # others have looked at each environment
             _check_columns(self.spec.num_envs, reward=reward, terminated=terminated, truncated=truncated)
         self._reward[:] = reward
-        self._terminated[:] = terminated
-        self._truncated[:] = truncated
-        self._truncated &= ~self._terminated
-        self._valid[:] = True
         for key, column in self._info.items():
             column[:] = 0
             copy_info_(column, info, key, self._every)
-        final_obs = self._settle(raw, info, self._terminated | self._truncated)
+        done, self._flags[...] = self._none, GOES_ON
+        if not self._tells_ends or "final_obs" in info:
+            self._terminated[:] = terminated
+            self._truncated[:] = truncated
+            self._truncated &= ~self._terminated
+            done = self._terminated | self._truncated
+        final_obs = self._settle(raw, info, done)
         if self._courier is not None:
             step = self._courier()
             return step if final_obs is not None else replace(step, final_obs=None)
-        own = self._step
-        return replace(own, obs=dict(own.obs), final_obs=final_obs, info=dict(own.info), metrics={})
+        own, flags = self._step, (self._step.terminated, self._step.truncated, self._step.valid)
+        return Step(dict(own.obs), own.reward, *flags, final_obs, dict(own.info))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on; `StateUnavailable` where not all of it is known."""
@@ -218,7 +219,7 @@ class GymnasiumEnv:
     def _settle_same_step(self, raw: Any, info: dict[str, Any], done: np.ndarray) -> Obs | None:
         """Rows that ended show the next episode already; what belongs to the ended one is under `final_`."""
         self._write(self._obs, raw, info, ended=self._none)
-        if not done.any():
+        if done is self._none or not done.any():
             return None
         if info.get("final_obs") is None:
             raise ValueError(

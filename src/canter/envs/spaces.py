@@ -6,7 +6,7 @@ N is the number of environments, A the number of continuous action components, K
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import gymnasium
@@ -16,7 +16,7 @@ from gymnasium import Space, spaces
 from torch import Tensor
 
 from canter.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec, UnsupportedSpace
-from canter.struct import Obs
+from canter.struct import Obs, row_writer
 
 POLICY = "policy"
 """The observation group that holds an observation which is a single array."""
@@ -32,16 +32,26 @@ class ActionCodec:
     dtype: np.dtype
     start: np.ndarray
     """Added to discrete actions: a space may count from elsewhere than 0."""
+    memory: dict[tuple[torch.Size, torch.dtype], tuple[Any, Tensor, np.ndarray]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Where actions of one form are read from: how to write there, and a tensor and an array over the same numbers."""
 
     def encode(self, action: Tensor) -> np.ndarray:
         """Action `[N, A]`, `[N]` or `[N, K]` as a new array `[N, *shape]` of the space's dtype; nothing is clipped."""
-        array = action.numpy(force=True)
+        form = action.shape, action.dtype
+        if form not in self.memory:
+            memory = torch.empty((1, *form[0]), dtype=form[1])
+            self.memory[form] = row_writer([memory]), memory[0], memory[0].numpy()
+        write, memory, array = self.memory[form]
+        if not write(0, [action]):  # sooner done than making an array of the tensor
+            memory.copy_(action.detach())
         if array.dtype.kind != "f":
             array = array + self.start
         elif self.dtype.kind != "f":
             # A cast alone truncates towards zero, which makes the interval around 0 twice as wide as the others.
             array = np.rint(array)
-        # NOTE: astype copies even when nothing changes, so no environment ever holds the policy's own memory.
+        # NOTE: astype copies even when nothing changes, so no environment ever holds memory that is written again.
         return array.reshape(len(array), *self.shape).astype(self.dtype)
 
 
@@ -147,8 +157,8 @@ class ObsReader:
         """New memory for one observation."""
         return ObsBuffer(self.specs, self.num_envs)
 
-    def write(self, target: ObsBuffer, raw: Any, rows: np.ndarray | slice = slice(None)) -> None:
-        """Copy a batched raw observation into `rows` (bool `[N]`) of `target`."""
+    def write(self, target: ObsBuffer, raw: Any, rows: np.ndarray | None = None) -> None:
+        """Copy a batched raw observation into `rows` (bool `[N]`) of `target`, by default into all."""
         for group in self._groups:
             into = target.arrays[group.name]
             value = group.convert(np.asarray(_at(raw, group.path)))
@@ -157,7 +167,10 @@ class ObsReader:
                     f"observation {group.name!r} has shape {value.shape}, its space promises {into.shape}; "
                     "correct the observation space or the observation"
                 )
-            into[rows] = value[rows]
+            if rows is None:
+                into[...] = value
+            else:
+                into[rows] = value[rows]
 
     def write_final(self, target: ObsBuffer, final: Any, rows: np.ndarray) -> None:
         """Copy last observations into `rows` (bool `[N]`): an object array of single ones, or a batched one."""

@@ -28,7 +28,6 @@ from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
 from canter.play.lta import long_run_average
 from canter.play.player import Turn
 from canter.preflight.plan import counted
-from canter.report import write_report
 from canter.runs.hall_of_fame import enter_by_average, enter_hall_of_fame
 from canter.runs.run_folder import RunFolder
 from canter.runs.run_record import write_score
@@ -224,6 +223,8 @@ class Told:
 
 def report_of(run: Path) -> str:
     """Write the report of a run; says where it is, or why there is none, which is no reason to fail."""
+    from canter.report import write_report  # for which the start of a run should not wait
+
     try:
         return f"The report is in {write_report([run])}"
     except (OSError, ValueError) as error:

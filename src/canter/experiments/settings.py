@@ -7,7 +7,6 @@ from dataclasses import is_dataclass, replace
 from typing import Any
 
 from canter.algorithms.base import algorithms
-from canter.compat import task_settings
 from canter.config import TrainConfig
 from canter.experiments.foreign import translated_key
 from canter.plain import ConfigError, from_plain, nest
@@ -26,8 +25,11 @@ def starting_point(
         return presets[preset], f"the preset {preset}"
     defaults = TrainConfig()
     env_id = env_id or defaults.env.id
-    if algorithm in (None, algorithms.default) and (own := task_settings(env_id, device)) is not None:
-        return own.config, f"the task's own settings for {own.deviations.dialect}"
+    if algorithm in (None, algorithms.default) and env_id.startswith(("mjlab:", "isaaclab:")):
+        from canter.compat import task_settings  # brings all that is known of other libraries
+
+        if (own := task_settings(env_id, device)) is not None:
+            return own.config, f"the task's own settings for {own.deviations.dialect}"
     device = device or defaults.device
     found = preset_for(env_id, algorithm, device)
     if found is None:

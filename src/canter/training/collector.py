@@ -71,23 +71,25 @@ class Collector:
         act = act or self.algorithm.act
         self.clock.lap("other")
         obs, state, reset, spec = self.rollout.begin(), self.state, self.rollout.reset[0], self.env.spec
-        t, stepping = 0, False
+        t, stepping, remembers, lap = 0, False, len(self.rollout.state) > 0, self.clock.lap
         try:
             for t, row in enumerate(self.rows):
-                self.rollout.keep_state(t, state, self.algorithm.sequence_length)
+                if remembers:
+                    self.rollout.keep_state(t, state, self.algorithm.sequence_length)
                 action, record, state = act(obs, state, reset)
-                self.clock.lap("policy")
+                lap("policy")
                 stepping = True
                 self.watchdog.begin()
                 step = self.env.step(action)
-                self.clock.lap("env")
+                lap("env")
                 if self.steps_before == 0 or t == 0:
                     check_form(step, spec)
                 obs = row.write(record, step)
                 stepping = False
                 if self.reads_reset:
                     reset = self.rollout.mark_resets(spec.final_obs, t)
-                self.reported.write(t, step.metrics)
+                if step.metrics or self.reported.names:
+                    self.reported.write(t, step.metrics)
         except BaseException as error:
             if not stepping or isinstance(error, FROM_OUTSIDE):
                 raise

@@ -1,11 +1,12 @@
 """Copies and sums backwards in time in C against the plain functions."""
 
+import numpy as np
 import pytest
 import torch
 
 from canter.engines.native import AVAILABLE
 from canter.functional.returns import trace_back_
-from canter.struct import copy_all_
+from canter.struct import copy_all_, row_writer
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 
@@ -42,3 +43,36 @@ def test_a_source_of_another_size_is_refused_and_nothing_is_copied():
     targets = [torch.zeros(2), torch.zeros(3)]
     with pytest.raises(RuntimeError, match="size"):
         copy_all_(targets, [torch.ones(2), torch.ones(2)])
+
+
+def test_a_row_is_written_where_it_belongs_and_what_is_none_or_missing_stays():
+    buffers = [torch.zeros(3, 2), torch.zeros((3, 2, 2), dtype=torch.int64), torch.ones(3, 2)]
+    write = row_writer(buffers)
+    first = torch.tensor([1.5, -2.0])
+    assert write(1, [first, torch.tensor([[1, 2], [3, 4]])])
+    first += 1.0
+    assert write(2, [first, None])
+    assert buffers[0].tolist() == [[0.0, 0.0], [1.5, -2.0], [2.5, -1.0]]
+    assert buffers[1][1].tolist() == [[1, 2], [3, 4]] and not buffers[1][2].any() and buffers[2].all()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.ones(1), torch.ones(2, 1), torch.ones(2).double(), torch.ones(4)[::2], torch.empty(0), np.zeros(2)],
+)
+def test_a_row_of_another_form_is_left_to_others(value):
+    buffers = [torch.zeros(3, 2), torch.zeros(3, 2)]
+    write = row_writer(buffers)
+    assert write(0, [torch.ones(2), torch.ones(2)])
+    assert not write(1, [torch.ones(2), value])
+    assert not buffers[0][1:].any()
+    assert not write(3, [torch.ones(2)]) and not write(-1, [torch.ones(2)]) and not write(0, [torch.ones(2)] * 3)
+
+
+def test_a_source_that_moved_is_found_again():
+    buffers, source = [torch.zeros(2, 2)], torch.ones(2)
+    write = row_writer(buffers)
+    assert write(0, [source])
+    source.data = torch.full((2,), 5.0)
+    assert write(1, [source])
+    assert buffers[0].tolist() == [[1.0, 1.0], [5.0, 5.0]]

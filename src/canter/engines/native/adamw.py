@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from canter.dispatch import kernel
 from canter.engines.native.declines import AVAILABLE, compiled
 from canter.functional.adam import AdamGroup, adam_step_
+
+LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
 
 
 def _on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> bool:
@@ -25,7 +26,7 @@ def adam_step_on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> 
     is_double = dtype == torch.float64
     squares = [square_sum(is_double, group.gradient) for group in groups]
     # Beyond float32 as in the plain function, though C adds up in double; a NaN is not below it either.
-    blocked = not sum(squares) <= torch.finfo(dtype).max
+    blocked = not sum(squares) <= LARGEST[dtype]
     total = math.inf if blocked else math.sqrt(sum(squares))
     if not (blocked or bool(skip.numpy())):
         for group, square in zip(groups, squares, strict=True):
@@ -44,5 +45,4 @@ def adam_step_on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> 
                 group.max_norm,
                 total if joint else math.sqrt(square),
             )
-    norm, nonfinite = torch.from_numpy(np.array([total, blocked], np.float32)).unbind()
-    return norm, nonfinite
+    return torch.scalar_tensor(total, dtype=dtype), torch.scalar_tensor(float(blocked), dtype=dtype)

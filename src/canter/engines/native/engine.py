@@ -6,6 +6,7 @@ The autograd engine stays the definition: tests hold every description that this
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,35 +63,44 @@ class NativeEngine:
         self._gaussian = isinstance(self.distribution, DiagGaussian)
         self._bounded = self._gaussian and self.distribution.bounds != "none"
         self._action_dtype = self.dtype if self._gaussian else torch.int64
-        noises = self.distribution.dim if self._gaussian else self.distribution.param_dim
-        self._noise = torch.empty((0, noises), dtype=self.dtype)
-        self._action_shape: tuple[int, ...] = (noises,) if self._gaussian else ()
-        if isinstance(self.distribution, MultiCategorical):
-            self._action_shape = (len(self.distribution.nvec),)
+        self._params = torch.empty(0, 0)
         self._description = Description(loss, model, gradients)
         written = self._description.written
         self._unused = [view for parameter, view in gradients.items() if parameter not in written]
         self._handle, self._handle_threads = None, 0
         has = {"loss/policy": loss.surrogate, "loss/value": loss.value_loss, "loss/bound": loss.bound}
-        self._reported = [has.get(name, loss.surrogate) is not None for name in NAMES]
-        if loss.surrogate is None:
-            self._reported[NAMES.index("loss/bound")] = False
+        reported = [has.get(name, loss.surrogate) is not None for name in NAMES]
+        reported[NAMES.index("loss/bound")] &= loss.surrogate is not None
+        self._reported = [name if wanted else None for name, wanted in zip(NAMES, reported, strict=True)]
+        self._means = _fresh_numbers(len(NAMES), self.dtype)
 
     def act(self, obs: Obs, state: State, reset: Tensor, rng: Generator) -> Acted:
-        """What the environment receives, the action as drawn, `dist_params` `[N, P]`, and the state as it came."""
+        """What the environment receives, the action as drawn, `dist_params` `[N, P]`, and the state as it came.
+
+        The next call writes over the latter two; an environment may keep what it receives.
+        """
         arrays = [self._checked(obs[name]) for name in self._policy_groups]
         rows = arrays[0].shape[0]
-        if self._noise.shape[0] != rows * distributed.world_size():  # that of all ranks, of which this one's is taken
-            self._noise = torch.empty((rows * distributed.world_size(), self._noise.shape[1]), dtype=self.dtype)
-        noise = self._noise.normal_(generator=rng) if self._gaussian else self._noise.uniform_(generator=rng)
-        noise = noise[distributed.own_rows(rows)]
-        params = torch.empty((rows, self.distribution.param_dim), dtype=self.dtype)
-        action = torch.empty((rows, *self._action_shape), dtype=self._action_dtype)
-        for_env = torch.empty((rows, *self._action_shape), dtype=self._action_dtype) if self._bounded else action
+        if self._params.shape[0] != rows:
+            self._prepare(rows)
+        self._draw(generator=rng)
+        for_env = next(self._for_env)
         arrays += [self._checked(obs[ACTION_MASK], torch.bool)] if self._masked else []
-        arrays += [noise, params, action, for_env] if self._bounded else [noise, params, action]
-        compiled().act(self._model(), rows, tuple(arrays))
-        return for_env, action, params, state
+        compiled().act(self._model(), rows, (*arrays, *self._fixed, for_env))
+        return for_env, self._action if self._bounded else for_env, self._params, state
+
+    def _prepare(self, rows: int) -> None:
+        """Memory for acting on so many rows: noise of all ranks, of which this one's is taken, and results."""
+        noises = self.distribution.dim if self._gaussian else self.distribution.param_dim
+        shape: tuple[int, ...] = (rows, noises) if self._gaussian else (rows,)
+        if isinstance(self.distribution, MultiCategorical):
+            shape = (rows, len(self.distribution.nvec))
+        noise = torch.empty((rows * distributed.world_size(), noises), dtype=self.dtype)
+        self._draw = noise.normal_ if self._gaussian else noise.uniform_
+        self._params = torch.empty((rows, self.distribution.param_dim), dtype=self.dtype)
+        self._action, self._for_env = torch.empty(shape, dtype=self._action_dtype), _fresh(shape, self._action_dtype)
+        fixed = [noise[distributed.own_rows(rows)], self._params, *[self._action] * self._bounded]
+        self._fixed = [tensor.numpy() for tensor in fixed]  # whose addresses are found sooner than those of tensors
 
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
         """Values `[L, B]` in units of the reward, of observations `[L, B, ...]`, and the state as it came.
@@ -140,11 +150,11 @@ class NativeEngine:
             unbiased = self.loss.advantage == "minibatch_sample"
             adv_mean, adv_divisor = _divisor(rows.advantage[index], rows.valid[index], unbiased)
         entropy = float(coefs.entropy.numpy())
-        means = compiled().gradients(rows.handle, index, entropy, adv_mean, adv_divisor)
+        array, means = next(self._means)
+        array[:] = compiled().gradients(rows.handle, index, entropy, adv_mean, adv_divisor)
         for view in self._unused:
             view.zero_()
-        found = torch.tensor(means, dtype=self.dtype).unbind()
-        return {name: mean for name, mean, wanted in zip(NAMES, found, self._reported, strict=True) if wanted}
+        return {name: mean for name, mean in zip(self._reported, means, strict=True) if name}
 
     def _model(self) -> Any:
         """The model in C, with as many workspaces as there may be threads."""
@@ -158,6 +168,19 @@ class NativeEngine:
         if tensor.dtype is not (dtype or self.dtype):
             raise TypeError(f"a tensor of {tensor.dtype} where the native engine needs {dtype or self.dtype}")
         return tensor.contiguous()
+
+
+def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Tensor]:
+    """One new tensor `[N, ...]` after the other, made many at a time: a single one takes half as long as acting."""
+    while True:
+        yield from torch.empty((max(1, 1024 // shape[0]), *shape), dtype=dtype).unbind()
+
+
+def _fresh_numbers(count: int, dtype: torch.dtype) -> Iterator[tuple[np.ndarray, tuple[Tensor, ...]]]:
+    """One array `[count]` after the other, each with its numbers as new 0-d tensors, made many at a time too."""
+    while True:
+        block = torch.empty((64, count), dtype=dtype)
+        yield from zip(block.numpy(), zip(*[iter(block.view(-1).unbind())] * count, strict=True), strict=True)
 
 
 def _divisor(advantage: Tensor, valid: Tensor, unbiased: bool) -> tuple[float, float]:

@@ -36,8 +36,10 @@ typedef struct {
 
 void release(Held *);
 Py_buffer *held_view(Held *, Py_ssize_t number);
-int same_dtype(PyObject *, PyObject *);
 Py_buffer *hold(Held *, PyObject *array, Py_ssize_t bytes, int write);
 PyObject *make_model(PyObject *self, PyObject *args);
+PyObject *copy_tensors(PyObject *self, PyObject *args);
+PyObject *make_places(PyObject *self, PyObject *args);
+PyObject *write_row(PyObject *self, PyObject *args);
 
 #endif

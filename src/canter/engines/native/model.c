@@ -21,18 +21,6 @@ static int is_true(PyObject *answer)
     return truth;
 }
 
-int same_dtype(PyObject *a, PyObject *b)
-{
-    static PyObject *dtype;
-    if (!dtype)
-        dtype = PyUnicode_InternFromString("dtype");
-    PyObject *one = PyObject_GetAttr(a, dtype), *other = PyObject_GetAttr(b, dtype);
-    int same = one && one == other;
-    Py_XDECREF(one);
-    Py_XDECREF(other);
-    return same;
-}
-
 /* The memory of a tensor. Asked for its address it answers in a fraction of the time in which it makes an array. */
 static int tensor_memory(PyObject *tensor, Py_buffer *view)
 {

@@ -308,27 +308,6 @@ static PyObject *trace_back(PyObject *self, PyObject *args)
     return fine ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Bytes of each tensor to where they belong; False, before anything is copied, unless all fit as they are. */
-static PyObject *copy(PyObject *self, PyObject *args)
-{
-    PyObject *targets, *sources;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &targets, &PyList_Type, &sources))
-        return NULL;
-    Held to = {0}, from = {0};
-    const Py_ssize_t count = PyList_Size(targets);
-    int fine = PyList_Size(sources) == count;
-    for (Py_ssize_t i = 0; fine && i < count; i++) {
-        PyObject *target = PyList_GetItem(targets, i), *source = PyList_GetItem(sources, i);
-        fine = same_dtype(target, source) && hold(&to, target, -1, 1) && hold(&from, source, held_view(&to, i)->len, 0);
-    }
-    PyErr_Clear();
-    for (Py_ssize_t i = 0; fine && i < count; i++)
-        memcpy(held_view(&to, i)->buf, held_view(&from, i)->buf, held_view(&to, i)->len);
-    release(&to);
-    release(&from);
-    return PyBool_FromLong(fine);
-}
-
 static PyMethodDef METHODS[] = {
     {"model", make_model, METH_VARARGS, "model(is_double, threads, numbers, settings, arrays) -> model"},
     {"act", act, METH_VARARGS, "act(model, rows, (*obs, mask, noise, params, action, for_env))"},
@@ -342,7 +321,9 @@ static PyMethodDef METHODS[] = {
     {"adamw", adamw, METH_VARARGS,
      "adamw(is_double, flat, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, decay, coupled, max_norm, norm)"},
     {"trace_back", trace_back, METH_VARARGS, "trace_back(is_double, columns, x, decay)"},
-    {"copy", copy, METH_VARARGS, "copy(targets, sources) -> whether they could be copied"},
+    {"copy", copy_tensors, METH_VARARGS, "copy(targets, sources) -> whether they could be copied"},
+    {"places", make_places, METH_VARARGS, "places(tensors of [T, ...]) -> places"},
+    {"write", write_row, METH_VARARGS, "write(places, t, sources or None) -> whether they could be copied to row t"},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, METHODS, NULL, NULL, NULL, NULL};
