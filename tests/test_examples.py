@@ -25,7 +25,8 @@ ELSEWHERE = {"convert_motion": "tests/data/test_motion.py"}
 LINES = 45
 
 
-@pytest.mark.parametrize("name", LAST_LINES)
+# The engineer's journey sweeps too.
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n == "sweep")) for n in LAST_LINES])
 def test_an_example_runs_from_an_empty_folder(name, tmp_path):
     ran = subprocess.run(
         [sys.executable, EXAMPLES / f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300

@@ -78,7 +78,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("kind", WORDS)
+@pytest.mark.parametrize("kind", ["raise", pytest.param("nan", marks=pytest.mark.long)])
 def test_it_costs_one_rollout_and_the_run_ends_like_another(kind, place, undisturbed, monkeypatch, capsys):
     _, err = train(place, kind, fails=True)
     run = place / kind
@@ -108,6 +108,7 @@ def test_it_costs_one_rollout_and_the_run_ends_like_another(kind, place, undistu
     assert str(theirs) == str(others), "rank 1 has other episodes"
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_costs_what_came_after_the_last_checkpoint(place):
     _, err = train(place, "die", fails=True)
     assert re.search(r"canter: rank 1 \(process \d+ on \S+\) has gone; it was ", err), err

@@ -85,6 +85,7 @@ def test_only_rank_0_speaks(undisturbed):
     assert json.loads((run / "run.json").read_text())["ranks"] == 2
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_killed_and_hung_ends_like_one_that_was_not(undisturbed, tmp_path, start):
     run = tmp_path / "run"
     agent = start()

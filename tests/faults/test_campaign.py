@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults"
-COUNTS = {"kills": 4, "every": 13, "checkpoints": 60, "policies": 100, "configs": 60, "records": 60, "disguises": 40}
+COUNTS = {"kills": 2, "every": 26, "checkpoints": 60, "policies": 100, "configs": 60, "records": 60, "disguises": 40}
 COUNTS |= {"hostile": 18, "commands": 3, "misbehaving": 8}
 
 

@@ -71,7 +71,7 @@ def test_a_policy_without_memory_cannot_solve_recall():
     assert not torch.equal(action, asked.action)
 
 
-@pytest.mark.parametrize("distribution", ["tanh_gaussian", "beta"])
+@pytest.mark.parametrize("distribution", [pytest.param("tanh_gaussian", marks=pytest.mark.long), "beta"])
 @pytest.mark.parametrize("name", [pytest.param("action-continuous", marks=pytest.mark.long), "obs-action-continuous"])
 def test_bounded_distributions_solve_the_continuous_probes(name, distribution):
     model = ModelConfig(policy=NetworkConfig(hidden=(16,)), distribution=distribution)

@@ -66,6 +66,7 @@ def test_an_environment_that_asks_is_told_how_far_training_is(wrapped):
 def test_without_a_budget_there_is_no_fraction_of_it():
     algorithm, until = canter.PPOConfig(horizon=16, num_minibatches=2), canter.UntilConfig(mean_return=1.0)
     config = replace(short("tensor:cartpole", num_envs=4), total_steps=None, until=until, algorithm=algorithm)
+    config = replace(config, recent_episodes=5)
     env = Curriculum(config.env.build("cpu"))
     train(config, env=env)
     assert len(env.told) > 1 and all(fraction is None for _, _, fraction in env.told)
