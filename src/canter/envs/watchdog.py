@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -38,7 +39,10 @@ class Watchdog:
         """Something begins that should not take long."""
         self._since = time.monotonic()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="canter-watchdog", daemon=True)
+            pause, own = min(self.seconds / 4, 1.0), weakref.ref(self)  # or the thread would keep it for ever
+            self._thread = threading.Thread(
+                target=_watch, args=(own, self._closed, pause), name="canter-watchdog", daemon=True
+            )
             self._thread.start()
 
     def end(self) -> None:
@@ -51,12 +55,22 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
-    def _watch(self) -> None:
-        while not self._closed.wait(min(self.seconds / 4, 1.0)):
-            since = self._since
-            if since is not None and since != self._told and time.monotonic() - since > self.seconds:
-                self._told = since
-                self.late(time.monotonic() - since)
+    def look(self) -> None:
+        """Say so if what began last takes too long."""
+        since = self._since
+        if since is not None and since != self._told and time.monotonic() - since > self.seconds:
+            self._told = since
+            self.late(time.monotonic() - since)
+
+
+def _watch(own: weakref.ref[Watchdog], closed: threading.Event, pause: float) -> None:
+    """Look from time to time, until it is closed or nobody has it any more."""
+    while not closed.wait(pause):
+        watchdog = own()
+        if watchdog is None:
+            return
+        watchdog.look()
+        del watchdog
 
 
 def where_it_hangs(thread: int) -> str:
