@@ -1,6 +1,8 @@
 """A watchdog's thread, see `tests/faults` for what it says of environments that hang."""
 
 import gc
+import threading
+import time
 
 from canter.envs.watchdog import Watchdog
 
@@ -17,13 +19,10 @@ def test_its_thread_ends_with_it_where_nobody_closes_it():
 
 
 def test_it_is_late_once_for_each_beginning():
-    heard = []
-    watchdog = Watchdog(0.05, heard.append)
+    heard, first = [], threading.Event()
+    watchdog = Watchdog(0.05, lambda seconds: (heard.append(seconds), first.set()))
     watchdog.begin()
-    watchdog.look()
-    assert heard == []
-    while not heard:
-        watchdog.look()
-    watchdog.look()
+    assert first.wait(10.0)
+    time.sleep(0.1)  # for several further looks
     watchdog.close()
-    assert len(heard) == 1
+    assert len(heard) == 1 and heard[0] > 0.05
