@@ -104,7 +104,8 @@ def run(config: canter.TrainConfig, gait: str) -> dict[str, Any]:
     algorithm = train(config, follow)
     seconds = round(time.perf_counter() - start, 1)
     last = reports[-max(1, len(reports) // 10) :]
-    env = Swimmer(100, config.device, motion=True)
+    task = {name: value for name, value in config.env.options.items() if name not in ("reference", "random_start")}
+    env = Swimmer(100, config.device, **task)
     seed = derive_seed(config.seed, "eval")
     evaluation = canter.evaluate(algorithm.policy, env, 100, seed)
     about = {name.removeprefix("amp/"): round(sum(r[name] for r in last) / len(last), 4) for name in last[0]}

@@ -67,11 +67,13 @@ class CapturedStep:
             env.termination_manager.terminated,
             env.termination_manager.time_outs,
         )
-        self._events()
-        ended = env.reset_buf.nonzero().squeeze(-1)
+        *due, ended = _rows(*self._due_events(), env.reset_buf)
+        self._events(tuple(due))
         self._reset(ended)
+        # Asked before the physics is: the device has work while the rest of this step and the next one are sent to it.
+        due = self._due_commands()
         env.sim.forward()
-        self._commands(ended)
+        self._commands(due)
         self._sense()
         env.obs_buf = run("observations", self._observations)
         if len(ended) and env.cfg.auto_reset:
@@ -114,20 +116,26 @@ class CapturedStep:
         env.metrics_manager.compute()
         return ended, reward
 
-    def _events(self) -> None:
-        """Events of every step, and those whose time has come: for each term, its rows."""
+    def _due_events(self) -> list[Tensor]:
+        """For each term whose turn comes after some time, a mask `[N]` of the environments where it comes now."""
+        env, manager = self.env, self.env.event_manager
+        terms = manager._mode_term_cfgs.get("interval", ())
+        if any(term.is_global_time or getattr(term.func, "recompute", 0) for term in terms):
+            return []
+        return [left - env.step_dt < 1e-6 for left in manager._interval_term_time_left] if terms else []
+
+    def _events(self, due: tuple[Tensor, ...]) -> None:
+        """Events of every step, and those whose time has come: for each term, its rows; none if it asks by itself."""
         env, manager = self.env, self.env.event_manager
         if "step" in manager.available_modes:
             manager.apply(mode="step", dt=env.step_dt)
         if "interval" not in manager.available_modes:
             return
-        terms = manager._mode_term_cfgs["interval"]
         apply = lambda: manager.apply(mode="interval", dt=env.step_dt)  # noqa: E731
-        if any(term.is_global_time or getattr(term.func, "recompute", 0) for term in terms):
+        if due:
+            self.segments.run("interval events", apply, due, asks=True)
+        else:
             apply()
-            return
-        left = manager._interval_term_time_left
-        self.segments.run("interval events", apply, tuple(_rows(time - env.step_dt < 1e-6) for time in left), asks=True)
 
     def _reset(self, ended: Tensor) -> None:
         """Restart what ended. Curricula may change settings, and so run in Python every time."""
@@ -156,17 +164,19 @@ class CapturedStep:
         env._manual_reset_pending[rows] = False
         env.scene.write_data_to_sim()
 
-    def _commands(self, ended: Tensor) -> None:
-        """Commands go on by a step; where an episode has just begun, by nothing."""
+    def _due_commands(self) -> tuple[Tensor, ...]:
+        """For each term, the rows that get a new command. Time goes on by a step, but not where an episode begins."""
         env, dt = self.env, self.env._command_dt
         dt.fill_(env.step_dt)
         if env.cfg.auto_reset:
-            dt[ended] = 0.0
+            dt.masked_fill_(env.reset_buf, 0.0)
         terms = getattr(env.command_manager, "_terms", {}).values()
-        if not terms:
-            return
-        rows = tuple(_rows(term.time_left - dt <= 0.0) for term in terms)
-        self.segments.run("commands", lambda: env.command_manager.compute(dt=dt), rows, asks=True)
+        return _rows(*(term.time_left - dt <= 0.0 for term in terms)) if terms else ()
+
+    def _commands(self, due: tuple[Tensor, ...]) -> None:
+        if due:
+            compute = lambda: self.env.command_manager.compute(dt=self.env._command_dt)  # noqa: E731
+            self.segments.run("commands", compute, due, asks=True)
 
     def _sense(self) -> None:
         """Cast rays and draw cameras; what comes of it is put together with the observations."""
@@ -208,6 +218,7 @@ class CapturedStep:
             self.env.__class__, array.__setitem__ = cls, setitem
 
 
-def _rows(mask: Tensor) -> Tensor:
-    """Indices `[K]` of rows that hold; waits for the device, as the simulator's own step does."""
-    return mask.nonzero().squeeze(-1)
+def _rows(*masks: Tensor) -> tuple[Tensor, ...]:
+    """Indices `[K]` of the rows that hold in each mask `[N]`; waits for the device, once for all of them."""
+    device = masks[0].device
+    return tuple(mask.nonzero().squeeze(-1).to(device, non_blocking=True) for mask in torch.stack(masks).cpu())

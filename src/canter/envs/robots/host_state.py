@@ -6,7 +6,9 @@ only if what it does in Python is known: tensors put in another's place, caches 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +16,23 @@ import torch
 from torch import Tensor
 
 SCALARS = (int, float, bool, str, type(None))
+LEAVES = (Tensor, *SCALARS)
 SKIPPED = {"torch", "warp", "mujoco", "mujoco_warp", "numpy", "builtins", "functools", "types", "re", "enum", "random"}
 """Packages whose objects hold nothing that a manager's step would change."""
 
 Path = tuple[Any, ...]
+
+
+@contextmanager
+def not_collecting() -> Iterator[None]:
+    """Leave garbage for later: looking for it takes as long as a walk, and memory freed by chance ends a recording."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 @dataclass
@@ -77,9 +92,12 @@ class Roots:
 
     def slots(self) -> dict[Path, Slot]:
         """All places by their path, each object once."""
-        return dict(self._walk((), self.objects, set()))
+        found: dict[Path, Slot] = {}
+        with not_collecting():
+            self._walk((), self.objects, set(), found)
+        return found
 
-    def _walk(self, path: Path, thing: Any, seen: set[int]) -> Iterator[tuple[Path, Slot]]:
+    def _walk(self, path: Path, thing: Any, seen: set[int], found: dict[Path, Slot]) -> None:
         if id(thing) in seen or id(thing) in self.skipped_ids:
             return
         seen.add(id(thing))
@@ -88,9 +106,10 @@ class Roots:
             if key in self.skipped_keys:
                 continue
             value = _plain(value)
-            yield (*path, key), Slot(holder, key, value)
-            if not isinstance(value, (Tensor, *SCALARS)):
-                yield from self._walk((*path, key), value, seen)
+            here = (*path, key)
+            found[here] = Slot(holder, key, value)
+            if not isinstance(value, LEAVES):
+                self._walk(here, value, seen, found)
 
 
 def _plain(value: Any) -> Any:

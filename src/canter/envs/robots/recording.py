@@ -7,7 +7,6 @@ attempt.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from canter.envs.robots.host_state import not_collecting
 
 
 class Declined(RuntimeError):
@@ -76,21 +77,16 @@ class CudaRecorder:
 
     def __call__(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """What replays the function, and its output, the same tensors every time."""
-        graph, collecting = torch.cuda.CUDAGraph(), gc.isenabled()
+        graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        gc.disable()  # memory that is freed by chance would end the recording
-        try:
-            with torch.cuda.stream(self.stream):
-                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-                try:
-                    output = function()
-                except BaseException:
-                    self._abandon(graph)
-                    raise
-                graph.capture_end()
-        finally:
-            if collecting:
-                gc.enable()
+        with not_collecting(), torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                output = function()
+            except BaseException:
+                self._abandon(graph)
+                raise
+            graph.capture_end()
         torch.cuda.current_stream().wait_stream(self.stream)
         return graph.replay, output
 
