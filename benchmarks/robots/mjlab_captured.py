@@ -134,7 +134,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     times: dict[str, list[float]] = {name: [] for name in envs}
     for turn in range(8):
         for name, (_, step) in envs.items():
-            spent = timed(step, 30 if turn >= 3 else 80)
+            spent = timed(step, 30 if turn >= 3 else 160)
             if turn >= 3:
                 times[name].append(spent)
     env, step = envs["captured"]

@@ -148,16 +148,16 @@ def relative(rows: list[dict[str, float]], start: float) -> list[dict[str, float
     return [{**one, "at": one["at"] - start} for one in rows]
 
 
-def summary(result: dict[str, Any]) -> dict[str, float]:
+def summary(result: dict[str, Any]) -> dict[str, float | None]:
     """Seconds of an iteration in the later two thirds, and until a mean return of 50."""
     rows = result["rows"]
     late = [b["at"] - a["at"] for a, b in pairwise(rows)][len(rows) // 3 :]
     reached = next((one["at"] for one in rows if one["return"] >= 50), None)
     returns = {f"return at {i}": rows[i - 1]["return"] for i in (50, 100, 150) if i <= len(rows)}
     return {
-        "seconds_per_iteration": sorted(late)[len(late) // 2] if late else float("nan"),
-        "seconds_to_50": float("nan") if reached is None else reached,
-        "first_iteration_seconds": rows[0]["at"] if rows else float("nan"),
+        "seconds_per_iteration": sorted(late)[len(late) // 2] if late else None,
+        "seconds_to_50": reached,
+        "first_iteration_seconds": rows[0]["at"] if rows else None,
         **returns,
     }
 

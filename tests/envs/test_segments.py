@@ -86,6 +86,19 @@ def test_a_number_that_others_change_has_a_graph_for_each_state():
     assert simulator.segments._graphs["flagged"] == 2
 
 
+def test_a_flag_in_whose_place_something_else_is_put_has_a_graph_for_that():
+    simulator = Simulator()
+
+    def step():
+        simulator.flag = not simulator.flag
+        return simulator.value + 1.0
+
+    runs(simulator, step, 2)
+    simulator.flag = {}  # G1's sensors keep a dataclass there, which cannot be a key either
+    assert torch.equal(simulator.segments.run("step", step), torch.ones(N))
+    assert torch.equal(runs(simulator, step, 12)[-1], torch.ones(N))
+
+
 def test_a_part_that_asks_gets_the_rows_and_a_graph_for_each_number():
     simulator = Simulator()
 

@@ -105,7 +105,7 @@ class Segments:
         self.rows = rows
         if name in self.dropped:
             return self._plainly(part)
-        key = (name, *map(len, rows), tuple(slot.now() for slot in self._moving.values()))
+        key = (name, *map(len, rows), tuple(map(_state, self._moving.values())))
         for segment in self.known.get(key, ()):
             if not any(slot.moved() for slot in segment.guards):
                 for i, found in enumerate(rows):
@@ -275,6 +275,12 @@ def _is_setting(slot: Slot) -> bool:
     value = slot.value
     span = isinstance(value, tuple) and all(isinstance(part, SCALARS) for part in value)
     return slot.holder is not None and (span or isinstance(value, SCALARS))
+
+
+def _state(slot: Slot) -> Any:
+    """What a graph depends on of a place that moves: the number or flag, or that something else is there."""
+    now = slot.now()
+    return now if isinstance(now, SCALARS) else type(now)
 
 
 def _changed(slot: Slot) -> bool:
