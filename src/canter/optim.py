@@ -119,11 +119,13 @@ class Optimizer:
             return metrics
         gradients = [adam.gradient for adam in self.adams]
         numbers = torch.stack([*metrics.values(), torch.ones_like(weight)]).to(gradients[0])
-        flat = distributed.sum_(torch.cat([*gradients, numbers]) * weight)
-        *means, numbers = (flat / flat[-1].clamp(min=1e-12)).split([*map(len, gradients), len(numbers)])
-        for gradient, mean in zip(gradients, means, strict=True):
-            gradient.copy_(mean)
-        return {name: mean.to(metrics[name].dtype) for name, mean in zip(metrics, numbers.unbind(), strict=False)}
+        flat = distributed.sum_(torch.cat([*gradients, numbers]).mul_(weight))
+        *sums, numbers = flat.split([*map(len, gradients), len(numbers)])
+        total = numbers[-1].clamp(min=1e-12)
+        for gradient, added in zip(gradients, sums, strict=True):
+            torch.div(added, total, out=gradient)
+        means = (numbers / total).unbind()
+        return {name: mean.to(metrics[name].dtype) for name, mean in zip(metrics, means, strict=False)}
 
     def step(self, skip: Tensor) -> dict[str, Tensor]:
         """Clip and step, except where 0-d `skip` holds or the gradients are not finite."""
