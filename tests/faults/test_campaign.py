@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults"
-COUNTS = {"kills": 2, "every": 26, "checkpoints": 60, "policies": 100, "configs": 60, "records": 60, "disguises": 40}
+COUNTS = {"kills": 2, "every": 40, "checkpoints": 40, "policies": 60, "configs": 40, "records": 40, "disguises": 20}
 COUNTS |= {"hostile": 18, "commands": 3, "misbehaving": 8}
 
 

@@ -27,7 +27,10 @@ class StraightToTheCentre:
         return (10 * (position.mean(1, keepdim=True) - position)).clamp(-1, 1).flatten(0, 1), ()
 
 
-@pytest.mark.parametrize("joint_critic", [True, False], ids=["mappo", "ippo"])
+INDEPENDENT = pytest.param(False, id="ippo", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("joint_critic", [pytest.param(True, id="mappo"), INDEPENDENT])
 def test_a_team_comes_together(joint_critic):
     torch.set_num_threads(1)
     preset = rendezvous(joint_critic=joint_critic)
