@@ -15,14 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from curves import BLUE, GREY, chart, svg
 
 STATIC = Path(__file__).parents[1] / "_static"
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "robots" / "results"
 TASK, SPEED = "Mjlab-Velocity-Flat-Unitree-Go1", 0.8
 COUNT, APART, BEFORE = 8, 3, 100
 """Pictures, steps between them, and steps before the first."""
-WIDTH, HEIGHT, EDGE = 640, 300, 44
-COLOURS = {"canter": "#2563eb", "theirs": "#9ca3af"}
 
 
 @torch.no_grad()
@@ -57,30 +56,15 @@ def stride(run: str) -> np.ndarray:
 
 def curve() -> str:
     """Return against seconds since the environment was ready, a line for each seed."""
-    lines, longest, highest = [], 140.0, 65.0
-    across = lambda second: EDGE + (WIDTH - EDGE - 10) * second / longest  # noqa: E731
-    down = lambda value: HEIGHT - EDGE - (HEIGHT - EDGE - 10) * value / highest  # noqa: E731
-    for second in range(0, 141, 20):
-        x = across(second)
-        lines.append(f'<text x="{x:.0f}" y="{HEIGHT - 26}" text-anchor="middle">{second}</text>')
-    for value in range(0, 61, 10):
-        y = down(value)
-        lines.append(f'<path d="M{EDGE} {y:.1f}H{WIDTH - 10}" stroke="#8884"/>')
-        lines.append(f'<text x="{EDGE - 6}" y="{y + 4:.1f}" text-anchor="end">{value}</text>')
-    for name, colour in COLOURS.items():
-        for file in sorted(RESULTS.glob(f"mjlab_{name}_*.json")):
-            rows = json.loads(file.read_text())["rows"]
-            points = [f"{across(row['at']):.1f} {down(max(row['return'], 0)):.1f}" for row in rows]
-            lines.append(f'<path d="M{"L".join(points)}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    labels = {"canter": "Canter", "theirs": "mjlab's trainer"}
-    for number, (name, colour) in enumerate(COLOURS.items()):
-        lines.append(f'<text x="{EDGE + 14}" y="{28 + 18 * number}" fill="{colour}">{labels[name]}</text>')
-    lines.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 8}" text-anchor="middle">seconds</text>')
-    text = "\n".join(lines)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        f'font-size="12" fill="#888">\n{text}\n</svg>\n'
-    )
+    kinds = {"canter": ("Canter", BLUE), "theirs": ("mjlab's trainer", GREY)}
+    curves = {
+        label: [_points(file) for file in sorted(RESULTS.glob(f"mjlab_{n}_*.json"))] for n, label in kinds.items()
+    }
+    return svg(chart(curves, range(0, 121, 20), range(0, 71, 10), "seconds"))
+
+
+def _points(file: Path) -> list[tuple[float, float]]:
+    return [(row["at"], row["return"]) for row in json.loads(file.read_text())["rows"]]
 
 
 if __name__ == "__main__":
