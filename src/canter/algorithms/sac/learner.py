@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from canter.algorithms.sac.settings import SACSettings
 from canter.data.replay import Transitions
+from canter.engines.native.soft import SoftEngine, SoftModel
 from canter.functional.soft import (
     cross_entropy,
     lowest,
@@ -28,6 +29,7 @@ from canter.nn.actor_critic import Actor
 from canter.nn.critics import Critics
 from canter.nn.stack import batch_statistics, has_batch_norm
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
+from canter.specs import EnvSpec
 from canter.struct import Metrics, Obs, copy_all_, tree_map
 
 BLOCKED = "optim/nonfinite_steps"
@@ -74,6 +76,8 @@ class Learner:
         self.never = torch.zeros((), dtype=torch.bool, device=device)
         self.metrics: Metrics = {name: torch.zeros((), device=device) for name in METRICS}
         """Of the last update of each kind, at addresses that stay."""
+        self.engine: SoftEngine | None = None
+        """Writes gradients in place of autograd, which is the definition."""
 
     def update(
         self, batch: Transitions, noise: Tensor, learn_policy: bool, tell: tuple[bool, bool] = (True, True)
@@ -86,11 +90,15 @@ class Learner:
         self.learn_critics(batch, noise[0], tell[0])
         if learn_policy:
             self.learn_policy(batch, noise[1], tell[1])
+        approach_ = Tensor.lerp_ if self.engine is None else self.engine.approach_
         with torch.no_grad():
-            self.slow_flat.lerp_(self.flat, self.config.tau)
+            approach_(self.slow_flat, self.flat, self.config.tau)
 
     def learn_critics(self, batch: Transitions, noise: Tensor, tell: bool = True) -> None:
         """Move the critics towards reward plus what their slow copies expect of the policy's next action."""
+        if self.engine is not None:
+            about = self.engine.learn_critics(batch, noise, self.temperature())
+            return self._take("critic", about if tell else {})
         with torch.no_grad():
             next_action, next_log_prob = squashed_sample(self.params(batch.next_obs), noise)
         out, next_out = self._judge(batch, next_action)
@@ -107,7 +115,7 @@ class Learner:
         if tell:
             means = target if self.critics.atoms == 1 else (target * self.critics.support).sum(-1)
             about = {"loss/critic": loss, "value/target_std": means.std()}
-        self._step("critic", loss, about)
+        return self._step("critic", loss, about)
 
     def _judge(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         """What the critics say of the rows, and their slow copies of the successors.
@@ -139,6 +147,11 @@ class Learner:
 
     def learn_policy(self, batch: Transitions, noise: Tensor, tell: bool = True) -> None:
         """Move the policy towards actions of higher value and the temperature towards the target entropy."""
+        about: Metrics = {"policy/temperature": self.temperature().squeeze()} if tell else {}
+        if self.engine is not None:
+            found, log_prob = self.engine.learn_policy(batch, noise, self.temperature())
+            self._take("policy", found | about if tell else {})
+            return self._learn_temperature(log_prob)
         if self.joint_actor:
             with batch_statistics(self.actor):
                 params = self.params(_both(batch.obs, batch.next_obs))[: len(noise)]
@@ -147,17 +160,19 @@ class Learner:
         action, log_prob = squashed_sample(params, noise)
         value = self._agree(self.critics.values(self.critics(batch.obs, action)))
         loss = policy_loss(self.temperature(), log_prob, value).mean()
-        about: Metrics = {}
         if tell:
             with torch.no_grad():
-                about = {
+                about |= {
                     "loss/policy": loss,
                     "policy/entropy": -log_prob.mean(),
                     "policy/std": params.chunk(2, -1)[1].exp().mean(),
-                    "policy/temperature": self.temperature().squeeze(),
                     "value/mean": value.mean(),
                 }
         self._step("policy", loss, about)
+        return self._learn_temperature(log_prob)
+
+    def _learn_temperature(self, log_prob: Tensor) -> None:
+        """From log-probabilities `[B]`, or their mean."""
         if self.config.temperature.learned:
             error = temperature_loss(self.temperature.log, log_prob, self.target_entropy).mean()
             self._step("temperature", error, {})
@@ -171,9 +186,13 @@ class Learner:
         return values.amin(0) if self.config.pessimism == "min" else values.mean(0)
 
     def _step(self, name: str, loss: Tensor, metrics: Metrics) -> None:
+        self.optimizers[name].backward(loss)
+        self._take(name, {name: x.detach() for name, x in metrics.items()})
+
+    def _take(self, name: str, metrics: Metrics) -> None:
+        """A step by the gradients that are there."""
         optimizer = self.optimizers[name]
-        optimizer.backward(loss)
-        metrics = optimizer.exchange_({name: x.detach() for name, x in metrics.items()}, torch.ones_like(loss.detach()))
+        metrics = optimizer.exchange_(metrics, torch.ones_like(self.metrics[BLOCKED]))
         done = optimizer.step(self.never)
         if metrics:
             rate = optimizer.adams[0].learning_rate
@@ -186,6 +205,11 @@ class Learner:
         self.metrics[BLOCKED].zero_()
         for optimizer in self.optimizers.values():
             optimizer.schedule_(progress)
+
+    def described(self, spec: EnvSpec) -> SoftModel:
+        """What gradients depend on, for an engine."""
+        gradients = self.optimizers["policy"].gradients | self.optimizers["critic"].gradients
+        return SoftModel(spec, self.actor, self.critics, self.slow, self.config.pessimism, gradients)
 
     def modules(self) -> dict[str, nn.Module]:
         """Everything with weights or statistics, by name."""

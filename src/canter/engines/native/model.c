@@ -131,6 +131,7 @@ static void read_tower(Handle *h, Tower *tower)
             activations++;
         layer->activation = (int)read_number(h, activations - 1);
         layer->role = (int)read_number(h, VALUE_HEAD);
+        layer->turned = (int)read_number(h, 1);
         layer->weight = read_parameter(h, layer->outputs * width);
         layer->bias = read_parameter(h, layer->outputs);
         layer->gamma = read_parameter(h, layer->outputs);
@@ -159,6 +160,8 @@ static void read_policy(Handle *h, Policy *policy)
     policy->std_form = (int)read_number(h, 3);
     policy->std_mid = read_setting(h), policy->std_half = read_setting(h);
     policy->raw_std = read_parameter(h, policy->outputs);
+    if (h->model.rows) /* SAC squashes, and its towers do not act */
+        return;
     policy->to_env = (int)read_number(h, 1);
     void **columns[] = {&policy->scale, &policy->centre, &policy->low, &policy->high, &policy->bound_centre,
                         &policy->bound_half};
@@ -172,6 +175,40 @@ static void read_loss(Handle *h, Loss *loss)
     loss->bound = (int)read_number(h, REGULARISATION), loss->standardize = (int)read_number(h, SAMPLE_STD);
     loss->clip_ratio = read_setting(h), loss->value_clip = read_setting(h), loss->value_coef = read_setting(h);
     loss->bound_coef = read_setting(h), loss->bound_limit = read_setting(h);
+}
+
+static void read_critics(Handle *h, Model *model)
+{
+    model->critics = (int)read_number(h, MAX_CRITICS);
+    model->lowest = (int)read_number(h, 1);
+    h->failed |= !model->critics || model->towers != 1 + 2 * model->critics;
+}
+
+/* Whether a critic reads what the first one reads, and has layers of the same shapes. */
+static int same_shape(const Tower *one, const Tower *other)
+{
+    int same = one->inputs == other->inputs && one->hidden == other->hidden && one->heads == 1 && other->heads == 1;
+    for (int i = 0; same && i <= one->hidden; i++)
+        same = one->layer[i].outputs == other->layer[i].outputs && one->layer[i].role == VALUE_HEAD * (i == one->hidden);
+    return same;
+}
+
+/* Whether a model of SAC has the towers that its mathematics goes through. */
+static int critics_fit(const Model *model)
+{
+    const Tower *actor = &model->tower[0], *critic = &model->tower[1];
+    int fit = actor->heads == 2 && critic->hidden > 0 && critic->groups > 1;
+    fit = fit && critic->group[critic->groups - 1].width == model->policy.outputs && model->policy.family == GAUSSIAN;
+    for (int i = 0; fit && i < 2; i++)
+        fit = actor->layer[actor->hidden + i].role == i && actor->layer[actor->hidden + i].outputs == model->policy.outputs;
+    for (int t = 1; fit && t < model->towers; t++)
+        fit = same_shape(critic, &model->tower[t]) && critic->layer[critic->hidden].outputs == 1;
+    for (int t = 0; fit && t < model->towers; t++)
+        for (int i = 0; i < model->tower[t].hidden + model->tower[t].heads; i++) {
+            const Layer *layer = &model->tower[t].layer[i];
+            fit &= !layer->gamma.value && (t > model->critics || (layer->weight.gradient && layer->bias.gradient));
+        }
+    return fit;
 }
 
 /* Whether the heads are those that the policy needs, each once. */
@@ -193,10 +230,10 @@ static void drop_model(PyObject *capsule)
 {
     Handle *h = PyCapsule_GetPointer(capsule, MODEL_NAME);
     Model *model = &h->model;
-    for (int thread = 0; model->workspace && thread < model->threads; thread++)
-        for (int t = 0; t < 2; t++)
-            free(model->workspace[thread].trace[t]);
-    for (int t = 0; t < 2; t++) {
+    for (int number = 0; model->workspace && number < model->workspaces; number++)
+        for (int t = 0; t < MAX_TOWERS; t++)
+            free(model->workspace[number].trace[t]);
+    for (int t = 0; t < MAX_TOWERS; t++) {
         free(model->tower[t].group);
         free(model->tower[t].layer);
     }
@@ -209,11 +246,12 @@ static void drop_model(PyObject *capsule)
 
 static int make_workspaces(Model *model)
 {
-    model->workspace = calloc(model->threads, sizeof *model->workspace);
-    for (int thread = 0; model->workspace && thread < model->threads; thread++)
+    model->workspaces = model->rows ? (int)((model->rows + BLOCK - 1) / BLOCK) : model->threads;
+    model->workspace = calloc(model->workspaces, sizeof *model->workspace);
+    for (int number = 0; model->workspace && number < model->workspaces; number++)
         for (int t = 0; t < model->towers; t++) {
             long layers = model->tower[t].hidden + model->tower[t].heads;
-            if (!(model->workspace[thread].trace[t] = calloc(layers, sizeof(Trace))))
+            if (!(model->workspace[number].trace[t] = calloc(layers, sizeof(Trace))))
                 return 0;
         }
     return model->workspace != NULL;
@@ -222,8 +260,9 @@ static int make_workspaces(Model *model)
 PyObject *make_model(PyObject *self, PyObject *args)
 {
     int is_double, threads;
+    long rows;
     PyObject *numbers, *settings, *arrays;
-    if (!PyArg_ParseTuple(args, "piOOO!", &is_double, &threads, &numbers, &settings, &PyList_Type, &arrays))
+    if (!PyArg_ParseTuple(args, "pilOOO!", &is_double, &threads, &rows, &numbers, &settings, &PyList_Type, &arrays))
         return NULL;
     Handle *h = calloc(1, sizeof *h);
     PyObject *capsule = h ? PyCapsule_New(h, MODEL_NAME, drop_model) : PyErr_NoMemory();
@@ -232,6 +271,7 @@ PyObject *make_model(PyObject *self, PyObject *args)
     Model *model = &h->model;
     h->real = real_of(is_double);
     h->arrays = arrays;
+    model->rows = rows < 0 || rows > LONGEST ? (h->failed = 1, 0) : rows;
     model->threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     Py_buffer *view = hold(&h->held, numbers, -1, 0);
     if (view)
@@ -240,14 +280,16 @@ PyObject *make_model(PyObject *self, PyObject *args)
     if (!view)
         return Py_DecRef(capsule), NULL;
     h->setting = view->buf, h->setting_end = h->setting + view->len / sizeof *h->setting;
-    model->towers = (int)read_number(h, 2);
+    model->towers = (int)read_number(h, rows ? MAX_TOWERS : 2);
     for (int t = 0; t < model->towers && !h->failed; t++)
         read_tower(h, &model->tower[t]);
     if (!h->failed)
         read_policy(h, &model->policy);
-    if (!h->failed)
+    if (!h->failed && rows)
+        read_critics(h, model);
+    else if (!h->failed)
         read_loss(h, &model->loss);
-    if (!h->failed && heads_fit(model)) {
+    if (!h->failed && (rows ? critics_fit(model) : heads_fit(model))) {
         h->arrays = NULL; /* read, and only borrowed */
         if (make_workspaces(model) && h->real->prepare(model))
             return capsule;
