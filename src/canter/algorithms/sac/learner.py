@@ -77,7 +77,7 @@ class Learner:
         self.metrics: Metrics = {name: torch.zeros((), device=device) for name in METRICS}
         """Of the last update of each kind, at addresses that stay."""
         self.engine: SoftEngine | None = None
-        """Writes gradients in place of autograd, which is the definition."""
+        """Writes the gradients in place of autograd, which is the definition."""
 
     def update(
         self, batch: Transitions, noise: Tensor, learn_policy: bool, tell: tuple[bool, bool] = (True, True)
@@ -87,18 +87,33 @@ class Learner:
         `tell` says whether the metrics of the critics and of the policy are made: only the last ones of an iteration
         are read, and making them costs some per cent of an update.
         """
+        if self.engine is not None:
+            return self._update_by(self.engine, batch, noise, learn_policy, tell)
         self.learn_critics(batch, noise[0], tell[0])
         if learn_policy:
             self.learn_policy(batch, noise[1], tell[1])
-        approach_ = Tensor.lerp_ if self.engine is None else self.engine.approach_
         with torch.no_grad():
-            approach_(self.slow_flat, self.flat, self.config.tau)
+            self.slow_flat.lerp_(self.flat, self.config.tau)
+        return None
+
+    def _update_by(
+        self, engine: SoftEngine, batch: Transitions, noise: Tensor, learn_policy: bool, tell: tuple[bool, bool]
+    ) -> None:
+        """The same by an engine."""
+        found = engine.learn_critics(batch, noise[0], self.temperature())
+        self._take("critic", self._tensors(found) if tell[0] else {})
+        if learn_policy:
+            temperature = self.temperature()
+            found = engine.learn_policy(batch, noise[1], temperature)
+            about = {"policy/temperature": temperature.squeeze()}
+            self._take("policy", about | self._tensors(found) if tell[1] else {})
+            if self.config.temperature.learned:  # the slope of `temperature_loss`, which is linear
+                self.optimizers["temperature"].adams[0].gradient.fill_(found["policy/entropy"] - self.target_entropy)
+                self._take("temperature", {})
+        engine.approach_(self.slow_flat, self.flat, self.config.tau)
 
     def learn_critics(self, batch: Transitions, noise: Tensor, tell: bool = True) -> None:
         """Move the critics towards reward plus what their slow copies expect of the policy's next action."""
-        if self.engine is not None:
-            about = self.engine.learn_critics(batch, noise, self.temperature())
-            return self._take("critic", about if tell else {})
         with torch.no_grad():
             next_action, next_log_prob = squashed_sample(self.params(batch.next_obs), noise)
         out, next_out = self._judge(batch, next_action)
@@ -115,7 +130,7 @@ class Learner:
         if tell:
             means = target if self.critics.atoms == 1 else (target * self.critics.support).sum(-1)
             about = {"loss/critic": loss, "value/target_std": means.std()}
-        return self._step("critic", loss, about)
+        self._step("critic", loss, about)
 
     def _judge(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
         """What the critics say of the rows, and their slow copies of the successors.
@@ -147,11 +162,6 @@ class Learner:
 
     def learn_policy(self, batch: Transitions, noise: Tensor, tell: bool = True) -> None:
         """Move the policy towards actions of higher value and the temperature towards the target entropy."""
-        about: Metrics = {"policy/temperature": self.temperature().squeeze()} if tell else {}
-        if self.engine is not None:
-            found, log_prob = self.engine.learn_policy(batch, noise, self.temperature())
-            self._take("policy", found | about if tell else {})
-            return self._learn_temperature(log_prob)
         if self.joint_actor:
             with batch_statistics(self.actor):
                 params = self.params(_both(batch.obs, batch.next_obs))[: len(noise)]
@@ -160,19 +170,17 @@ class Learner:
         action, log_prob = squashed_sample(params, noise)
         value = self._agree(self.critics.values(self.critics(batch.obs, action)))
         loss = policy_loss(self.temperature(), log_prob, value).mean()
+        about: Metrics = {}
         if tell:
             with torch.no_grad():
-                about |= {
+                about = {
                     "loss/policy": loss,
                     "policy/entropy": -log_prob.mean(),
                     "policy/std": params.chunk(2, -1)[1].exp().mean(),
+                    "policy/temperature": self.temperature().squeeze(),
                     "value/mean": value.mean(),
                 }
         self._step("policy", loss, about)
-        return self._learn_temperature(log_prob)
-
-    def _learn_temperature(self, log_prob: Tensor) -> None:
-        """From log-probabilities `[B]`, or their mean."""
         if self.config.temperature.learned:
             error = temperature_loss(self.temperature.log, log_prob, self.target_entropy).mean()
             self._step("temperature", error, {})
@@ -190,7 +198,7 @@ class Learner:
         self._take(name, {name: x.detach() for name, x in metrics.items()})
 
     def _take(self, name: str, metrics: Metrics) -> None:
-        """A step by the gradients that are there."""
+        """A step by the gradients that were written."""
         optimizer = self.optimizers[name]
         metrics = optimizer.exchange_(metrics, torch.ones_like(self.metrics[BLOCKED]))
         done = optimizer.step(self.never)
@@ -200,6 +208,9 @@ class Learner:
             copy_all_([self.metrics[key] for key in metrics], [value.detach() for value in metrics.values()])
         self.metrics[BLOCKED].add_(done["nonfinite_steps"])
 
+    def _tensors(self, found: dict[str, float]) -> Metrics:
+        return {name: torch.full_like(self.metrics[name], number) for name, number in found.items()}
+
     def schedule_(self, progress: Tensor) -> None:
         """Set the learning rates at the start of an iteration."""
         self.metrics[BLOCKED].zero_()
@@ -207,7 +218,7 @@ class Learner:
             optimizer.schedule_(progress)
 
     def described(self, spec: EnvSpec) -> SoftModel:
-        """What gradients depend on, for an engine."""
+        """What the gradients depend on, for an engine."""
         gradients = self.optimizers["policy"].gradients | self.optimizers["critic"].gradients
         return SoftModel(spec, self.actor, self.critics, self.slow, self.config.pessimism, gradients)
 

@@ -30,7 +30,7 @@ from canter.nn.critics import Critics
 from canter.nn.heads import GaussianHead
 from canter.nn.stack import Stack, StackedLinear
 from canter.specs import EnvSpec
-from canter.struct import Metrics, Obs
+from canter.struct import Obs
 
 MOST_CRITICS = 8
 ONE_THREAD = 2**15 - 1
@@ -64,7 +64,7 @@ def declines_soft(model: SoftModel) -> str | None:
         if type(part) is not kind:
             return f"it does not know {type(part).__name__}"
     reason = declines_network("policy", actor.network, model.spec) or _declines_std(actor.head)
-    if not reason and any(isinstance(layer, nn.LayerNorm) for layer in actor.network.modules()):
+    if not reason and any(isinstance(layer, nn.LayerNorm) for layer in actor.modules()):
         reason = "it does not know layer norms in a network of sac"
     reason = reason or declines_network("critic", critics.encoder, model.spec) or _declines_critics(critics)
     return reason or declines_tensors(nn.ModuleList([actor, critics]))
@@ -147,20 +147,19 @@ class SoftEngine:
         self._groups = (*model.actor.network.groups, *model.critics.encoder.groups)
         self._handle, self._made_for = None, (0, 0)
 
-    def learn_critics(self, batch: Transitions, noise: Tensor, temperature: Tensor) -> Metrics:
+    def learn_critics(self, batch: Transitions, noise: Tensor, temperature: Tensor) -> dict[str, float]:
         """From rows `[B, ...]`, noise `[B, A]` of the successors' actions and the temperature `[1]`."""
         arrays = [*self._read(batch.obs), batch.action, *self._read(batch.next_obs), batch.action]
         valid = self._checked(batch.valid, torch.bool)
         arrays = [self._checked(array) for array in (*arrays, batch.reward, batch.discount)]
         means = self._call(False, temperature, (*arrays, valid, self._checked(noise)))
-        return self._metrics({"loss/critic": means[0], "value/target_std": means[1]})
+        return {"loss/critic": means[0], "value/target_std": means[1]}
 
-    def learn_policy(self, batch: Transitions, noise: Tensor, temperature: Tensor) -> tuple[Metrics, Tensor]:
-        """The same of the policy, and the 0-d mean log-probability of its actions."""
+    def learn_policy(self, batch: Transitions, noise: Tensor, temperature: Tensor) -> dict[str, float]:
+        """The same of the policy, with noise of its own actions."""
         arrays = [self._checked(array) for array in (*self._read(batch.obs), batch.action, noise)]
         loss, log_prob, std, value = self._call(True, temperature, tuple(arrays))
-        metrics = {"loss/policy": loss, "policy/entropy": -log_prob, "policy/std": std, "value/mean": value}
-        return self._metrics(metrics), torch.scalar_tensor(log_prob, dtype=self._description.dtype)
+        return {"loss/policy": loss, "policy/entropy": -log_prob, "policy/std": std, "value/mean": value}
 
     def approach_(self, slow: Tensor, fast: Tensor, share: float) -> None:
         """Move a flat vector by so much of the way towards another, in pieces that the caller's thread does alone."""
@@ -175,10 +174,6 @@ class SoftEngine:
         if made_for != self._made_for:
             self._handle, self._made_for = self._description.build(*made_for), made_for
         return compiled().soft(self._handle, policy, float(temperature.numpy()[0]), arrays)
-
-    def _metrics(self, numbers: dict[str, float]) -> Metrics:
-        dtype = self._description.dtype
-        return {name: torch.scalar_tensor(number, dtype=dtype) for name, number in numbers.items()}
 
     def _checked(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         if tensor.dtype is not (dtype or self._description.dtype):
