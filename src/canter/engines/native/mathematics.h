@@ -13,5 +13,4 @@
 #include "soft.h"
 
 #define REAL_TABLE                                                                                                     \
-    {sizeof(REAL), prepare, act, values, log_prob, gradients, square_sum, trace_back, adamw, soft_critics,             \
-     soft_policy}
+    {sizeof(REAL), prepare, act, values, log_prob, gradients, square_sum, trace_back, adamw, soft_gradients}

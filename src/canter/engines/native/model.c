@@ -184,29 +184,19 @@ static void read_critics(Handle *h, Model *model)
     h->failed |= !model->critics || model->towers != 1 + 2 * model->critics;
 }
 
-/* Whether a critic reads what the first one reads, and has layers of the same shapes. */
-static int same_shape(const Tower *one, const Tower *other)
-{
-    int same = one->inputs == other->inputs && one->hidden == other->hidden && one->heads == 1 && other->heads == 1;
-    for (int i = 0; same && i <= one->hidden; i++)
-        same = one->layer[i].outputs == other->layer[i].outputs && one->layer[i].role == VALUE_HEAD * (i == one->hidden);
-    return same;
-}
-
-/* Whether a model of SAC has the towers that its mathematics goes through. */
+/* Whether a model of SAC has the towers that its mathematics goes through: critics of one shape, without layer norms. */
 static int critics_fit(const Model *model)
 {
     const Tower *actor = &model->tower[0], *critic = &model->tower[1];
-    int fit = actor->heads == 2 && critic->hidden > 0 && critic->groups > 1;
-    fit = fit && critic->group[critic->groups - 1].width == model->policy.outputs && model->policy.family == GAUSSIAN;
-    for (int i = 0; fit && i < 2; i++)
-        fit = actor->layer[actor->hidden + i].role == i && actor->layer[actor->hidden + i].outputs == model->policy.outputs;
-    for (int t = 1; fit && t < model->towers; t++)
-        fit = same_shape(critic, &model->tower[t]) && critic->layer[critic->hidden].outputs == 1;
-    for (int t = 0; fit && t < model->towers; t++)
-        for (int i = 0; i < model->tower[t].hidden + model->tower[t].heads; i++) {
-            const Layer *layer = &model->tower[t].layer[i];
-            fit &= !layer->gamma.value && (t > model->critics || (layer->weight.gradient && layer->bias.gradient));
+    int fit = actor->heads == 2 && actor->layer[actor->hidden + 1].role == STD_HEAD && critic->groups > 0;
+    fit = fit && critic->group[critic->groups - 1].width == model->policy.outputs; /* the action */
+    for (int t = 0; t < model->towers; t++)
+        for (int i = 0; fit && i < model->tower[t].hidden + model->tower[t].heads; i++) {
+            const Layer *layer = &model->tower[t].layer[i], *first = &critic->layer[i];
+            fit = !layer->gamma.value && (t > model->critics || (layer->weight.gradient && layer->bias.gradient));
+            if (t > 0)
+                fit = fit && layer->inputs == first->inputs && layer->outputs == first->outputs &&
+                      model->tower[t].hidden == critic->hidden;
         }
     return fit;
 }
@@ -223,7 +213,7 @@ static int heads_fit(const Model *model)
                 return 0;
         }
     int std = model->policy.family == GAUSSIAN && !model->policy.raw_std.value;
-    return seen[OUTPUT_HEAD] == 1 && seen[STD_HEAD] == std && seen[VALUE_HEAD] == 1;
+    return seen[OUTPUT_HEAD] == 1 && seen[STD_HEAD] == std && seen[VALUE_HEAD] == (model->rows ? 2 * model->critics : 1);
 }
 
 static void drop_model(PyObject *capsule)
@@ -289,7 +279,7 @@ PyObject *make_model(PyObject *self, PyObject *args)
         read_critics(h, model);
     else if (!h->failed)
         read_loss(h, &model->loss);
-    if (!h->failed && (rows ? critics_fit(model) : heads_fit(model))) {
+    if (!h->failed && heads_fit(model) && (!rows || critics_fit(model))) {
         h->arrays = NULL; /* read, and only borrowed */
         if (make_workspaces(model) && h->real->prepare(model))
             return capsule;

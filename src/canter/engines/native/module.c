@@ -311,7 +311,7 @@ static PyObject *soft(PyObject *self, PyObject *args)
     want(&w, &batch.noise, rows * h->model.policy.outputs, h->real->item, 0);
     int fine = rows ? hold_wanted(&held, arrays, &w) : (PyErr_SetString(PyExc_ValueError, "no model of SAC"), 0);
     if (fine) {
-        COMPUTE(h, (policy ? h->real->soft_policy : h->real->soft_critics)(&h->model, &batch))
+        COMPUTE(h, h->real->soft_gradients(&h->model, &batch, policy))
     }
     release(&held);
     const double *means = batch.means;

@@ -144,8 +144,7 @@ typedef struct {
     double (*square_sum)(const void *x, long n);
     void (*trace_back)(void *x, const void *decay, long n, long columns);
     void (*adamw)(void *flat, const void *gradient, void *mean, void *square, long n, AdamW);
-    void (*soft_critics)(Model *, SoftBatch *);
-    void (*soft_policy)(Model *, SoftBatch *);
+    void (*soft_gradients)(Model *, SoftBatch *, int policy); /* of the policy, or of the critics */
 } Real;
 
 extern const Real REAL_FLOAT, REAL_DOUBLE;

@@ -10,9 +10,8 @@
 typedef struct {
     Model *model;
     SoftBatch *batch;
-    int first, last; /* towers whose gradients are wanted, */
-    int slow;        /* and whether the slow copies are asked */
-    REAL weight;     /* of a row in the mean */
+    int policy;  /* whether its gradients are wanted, or those of the critics, which ask their slow copies */
+    REAL weight; /* of a row in the mean */
 } SoftJob;
 
 static REAL *row_values(const Model *model, int which)
@@ -30,7 +29,7 @@ static void pack_layers(void *context, int thread, int threads)
     const SoftJob *job = context;
     const Model *model = job->model;
     int number = 0;
-    for (int t = 0; t < (job->slow ? model->towers : 1 + model->critics); t++)
+    for (int t = 0; t < (job->policy ? 1 + model->critics : model->towers); t++)
         for (int i = 0; i < model->tower[t].hidden + model->tower[t].heads; i++)
             if (number++ % threads == thread) {
                 pack(&model->tower[t].layer[i]);
@@ -192,7 +191,7 @@ static void gradient_parts(void *context, int thread, int threads)
 {
     const SoftJob *job = context;
     int number = 0;
-    for (int t = job->first; t <= job->last; t++)
+    for (int t = job->policy ? 0 : 1; t <= (job->policy ? 0 : job->model->critics); t++)
         for (int i = 0; i < job->model->tower[t].hidden + job->model->tower[t].heads; i++) {
             const long rows = weight_rows(&job->model->tower[t].layer[i]);
             for (long from = 0; from < rows; from += ROWS_AT_ONCE)
@@ -201,11 +200,11 @@ static void gradient_parts(void *context, int thread, int threads)
         }
 }
 
-static void learn_softly(SoftJob *job, void (*blocks)(void *, int, int))
+static void make_gradients(SoftJob *job)
 {
     const int threads = threads_for(job->model, job->model->rows, POLICY | VALUE, 3);
     run_in_threads(pack_layers, job, threads);
-    run_in_threads(blocks, job, threads);
+    run_in_threads(job->policy ? policy_blocks : critic_blocks, job, threads);
     run_in_threads(gradient_parts, job, threads);
 }
 
@@ -217,32 +216,27 @@ static double mean_of(const REAL *x, long n)
     return sum / n;
 }
 
-static void soft_critics(Model *model, SoftBatch *batch)
+static void soft_gradients(Model *model, SoftBatch *batch, int policy)
 {
     const long rows = model->rows;
     const REAL *target = row_values(model, TARGET);
-    double valid = 0.0, square = 0.0;
-    for (long r = 0; r < rows; r++)
-        valid += ((const unsigned char *)batch->valid)[r] != 0;
-    SoftJob job = {model, batch, 1, model->critics, 1, (REAL)(1.0 / (valid < 1.0 ? 1.0 : valid))};
-    learn_softly(&job, critic_blocks);
+    double *means = batch->means, counted = policy ? rows : 0.0, square = 0.0;
+    for (long r = 0; r < rows && !policy; r++)
+        counted += ((const unsigned char *)batch->valid)[r] != 0;
+    SoftJob job = {model, batch, policy, (REAL)(1.0 / (counted < 1.0 ? 1.0 : counted))};
+    make_gradients(&job);
+    if (policy) {
+        means[1] = mean_of(row_values(model, LOG_PROB), rows);
+        means[2] = mean_of(row_std(model, 0), rows * model->policy.outputs);
+        means[3] = mean_of(row_values(model, VALUE_OF_ROW), rows);
+        means[0] = batch->temperature * means[1] - means[3];
+        return;
+    }
     const double mean = mean_of(target, rows);
     for (long r = 0; r < rows; r++)
         square += (target[r] - mean) * (target[r] - mean);
-    batch->means[0] = mean_of(row_values(model, ERROR), rows) * rows * job.weight;
-    batch->means[1] = sqrt(square / (rows - 1));
-}
-
-static void soft_policy(Model *model, SoftBatch *batch)
-{
-    const long rows = model->rows;
-    SoftJob job = {model, batch, 0, 0, 0, (REAL)(1.0 / rows)};
-    learn_softly(&job, policy_blocks);
-    const double log_prob = mean_of(row_values(model, LOG_PROB), rows), value = mean_of(row_values(model, VALUE_OF_ROW), rows);
-    batch->means[0] = batch->temperature * log_prob - value;
-    batch->means[1] = log_prob;
-    batch->means[2] = mean_of(row_std(model, 0), rows * model->policy.outputs);
-    batch->means[3] = value;
+    means[0] = mean_of(row_values(model, ERROR), rows) * rows * job.weight;
+    means[1] = sqrt(square / (rows - 1));
 }
 
 #endif
