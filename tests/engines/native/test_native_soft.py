@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from canter import distributed
 from canter.algorithms.sac import SACConfig, TemperatureConfig
 from canter.data.replay import ReplayConfig, Transitions
 from canter.engines.native import AVAILABLE
@@ -249,6 +250,31 @@ def test_what_is_not_finite_skips_the_same_steps(where, value, valid):
     steps = [[optimizer.adams[0].step.item() for optimizer in learner.optimizers.values()] for learner in found]
     assert steps[0] == steps[1]
     assert_same(*found, torch.float64)
+
+
+@pytest.mark.parametrize("member", [0, 1])
+def test_one_critic_that_gives_nan_spoils_what_all_say(member):
+    for learner in (found := learners(BASE)):
+        learner.slow.head.bias[member] = math.nan
+        learner.update(*batch_of(20), True)
+        learner.critics.head.bias.data[member] = math.nan
+        learner.update(*batch_of(20, seed=1), True)
+        assert [optimizer.adams[0].step.item() for optimizer in learner.optimizers.values()] == [1, 0, 2]
+    assert_same(*found, torch.float64)
+
+
+def test_gradients_and_metrics_are_those_of_all_ranks(monkeypatch):
+    def with_another_rank(numbers):  # whose weight is the same, and whose gradients are 0
+        return torch.cat([numbers[:-1], 2 * numbers[-1:]])
+
+    found, alone = learners(BASE), learners(BASE)[1]
+    update(alone, 30, torch.float64)
+    monkeypatch.setattr(distributed, "active", lambda: True)
+    monkeypatch.setattr(distributed, "sum_", with_another_rank)
+    for learner in found:
+        update(learner, 30, torch.float64)
+    assert_same(*found, torch.float64)
+    assert found[1].metrics["optim/grad_norm/critic"] < 0.9 * alone.metrics["optim/grad_norm/critic"]
 
 
 def declined(config, groups=None):

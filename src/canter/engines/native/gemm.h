@@ -22,9 +22,9 @@ typedef struct {
 
 typedef REAL Four __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
 
-/* How a tile reads its left factor: number by number, four of its rows that lie side by side at once, or four numbers of a
- * row at once. ARM multiplies by any number of a register, so that one load serves four products; x86 reads a number to all
- * lanes at once, wherever it lies. */
+/* How a tile reads its left factor: number by number, four of its rows that lie side by side at once, or four numbers
+ * of a row at once. ARM multiplies by any number of a register, so that one load serves four products; x86 reads a
+ * number to all lanes at once, wherever it lies. */
 enum { SINGLY, ACROSS, ALONG, BY_FOURS = 4 };
 
 INLINE void tile(const Product *p, long panel, long row, int rows, int vectors, int how)
@@ -126,8 +126,8 @@ INLINE void transpose(const REAL *from, long row, REAL *to, long step)
     *(Four *)(to + 3 * step) = PICK(ab_high, cd_high, 2, 3, 6, 7);
 }
 
-/* from[columns, depth] as products want their right factor: panels of PANEL columns, each `depth` rows, and `step` numbers
- * from one to the next. What is beyond the last column stays as the zeros that the panel began with. */
+/* from[columns, depth] as products want their right factor: panels of PANEL columns, each `depth` rows, and `step`
+ * numbers from one to the next. What is beyond the last column stays as the zeros that the panel began with. */
 static void pack_turned(const REAL *from, long depth, long columns, REAL *panels, long step)
 {
     for (long n = 0, rows; n < columns; n += rows, from += rows * depth) {

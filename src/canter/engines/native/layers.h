@@ -165,8 +165,8 @@ INLINE long weight_columns(const Layer *layer)
     return layer->turned ? layer->outputs : layer->inputs;
 }
 
-/* Adds what rows of x and of the gradient `d` give to rows `from` to `to` of the gradient of a layer's weight, and beside
- * the first to that of its bias. */
+/* Adds what rows of x and of the gradient `d` give to rows `from` to `to` of the gradient of a layer's weight, and
+ * beside the first to that of its bias. */
 static void layer_gradients(const Layer *layer, const Trace *sums, const REAL *x, const REAL *d, long from, long to,
                             long rows)
 {
@@ -183,8 +183,8 @@ static void layer_gradients(const Layer *layer, const Trace *sums, const REAL *x
         add_rows(sums->d_bias, d, rows, d_stride);
 }
 
-/* Takes the gradient `d` of a layer's output back through its activation, and where `back` is not NULL writes that of its
- * input, or adds to it. */
+/* Takes the gradient `d` of a layer's output back through its activation, and where `back` is not NULL writes that of
+ * its input, or adds to it. */
 static void layer_backward(const Model *model, const Layer *layer, const Trace *t, REAL *back, int add, long rows)
 {
     const long stride = padded(layer->outputs), x_stride = padded(layer->inputs);
@@ -250,7 +250,8 @@ static void step_back(const Model *model, int number, int i, const Workspace *w,
 }
 
 /* The outputs of heads hold their gradients. That of the input goes to `back`, or is added to it; NULL: nowhere. */
-static void tower_backward(const Model *model, int number, const Workspace *w, int parts, REAL *back, int add, long rows)
+static void tower_backward(const Model *model, int number, const Workspace *w, int parts, REAL *back, int add,
+                           long rows)
 {
     const Tower *tower = &model->tower[number];
     int more = tower->hidden ? 0 : add;

@@ -184,7 +184,7 @@ static void read_critics(Handle *h, Model *model)
     h->failed |= !model->critics || model->towers != 1 + 2 * model->critics;
 }
 
-/* Whether a model of SAC has the towers that its mathematics goes through: critics of one shape, without layer norms. */
+/* Whether a model of SAC has the towers that its mathematics goes through: critics of one shape, and no layer norms. */
 static int critics_fit(const Model *model)
 {
     const Tower *actor = &model->tower[0], *critic = &model->tower[1];
@@ -213,7 +213,8 @@ static int heads_fit(const Model *model)
                 return 0;
         }
     int std = model->policy.family == GAUSSIAN && !model->policy.raw_std.value;
-    return seen[OUTPUT_HEAD] == 1 && seen[STD_HEAD] == std && seen[VALUE_HEAD] == (model->rows ? 2 * model->critics : 1);
+    int values = model->rows ? 2 * model->critics : 1;
+    return seen[OUTPUT_HEAD] == 1 && seen[STD_HEAD] == std && seen[VALUE_HEAD] == values;
 }
 
 static void drop_model(PyObject *capsule)

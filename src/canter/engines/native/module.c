@@ -303,7 +303,7 @@ static PyObject *soft(PyObject *self, PyObject *args)
     const long rows = batch.now.count = batch.next.count = h->model.rows;
     want_obs(&w, h, 0, 1, &batch.now); /* the critics' last group is the action */
     if (!policy) {
-        want_obs(&w, h, 0, 1, &batch.next); /* which is drawn over there */
+        want_obs(&w, h, 0, 1, &batch.next); /* whose action is any, for the policy's takes its place */
         want(&w, &batch.reward, rows, h->real->item, 0);
         want(&w, &batch.discount, rows, h->real->item, 0);
         want(&w, &batch.valid, rows, 1, 0);
@@ -340,7 +340,7 @@ static PyObject *trace_back(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef METHODS[] = {
-    {"model", make_model, METH_VARARGS, "model(is_double, threads, rows of SAC or 0, numbers, settings, arrays) -> model"},
+    {"model", make_model, METH_VARARGS, "model(is_double, threads, rows, numbers, settings, arrays) -> model"},
     {"act", act, METH_VARARGS, "act(model, rows, (*obs, mask, noise, params, action, for_env))"},
     {"values", values, METH_VARARGS, "values(model, rows, index, (*obs, value))"},
     {"log_prob", log_prob, METH_VARARGS, "log_prob(model, rows, (dist_params, action, result))"},
@@ -352,7 +352,7 @@ static PyMethodDef METHODS[] = {
     {"adamw", adamw, METH_VARARGS,
      "adamw(is_double, flat, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, decay, coupled, max_norm, norm)"},
     {"soft", soft, METH_VARARGS,
-     "soft(model, policy, temperature, (*obs, action, [*next_obs, action, reward, discount, valid,] noise)) -> four means"},
+     "soft(model, policy, temperature, (*obs, action, [*next_obs, action, reward, discount, valid,] noise)) -> means"},
     {"trace_back", trace_back, METH_VARARGS, "trace_back(is_double, columns, x, decay)"},
     {"copy", copy_tensors, METH_VARARGS, "copy(targets, sources) -> whether they could be copied"},
     {"places", make_places, METH_VARARGS, "places(tensors of [T, ...]) -> places"},

@@ -75,14 +75,14 @@ typedef struct {
 typedef struct {
     void *before, *after;   /* the activation, [BLOCK, outputs]; before == after where it needs no input to go back */
     void *normal, *inverse; /* of a layer norm: its output before gamma and beta, and 1 / std, [BLOCK] */
-    void *d;                /* the gradient on its way back, [BLOCK, outputs]; that of a head takes its output's place */
+    void *d;                /* the gradient on its way back, [BLOCK, outputs]; a head's is in the place of its output */
     void *d_weight, *d_bias, *d_gamma, *d_beta;
 } Trace;
 
 typedef struct {
     void *input[MAX_TOWERS];  /* [BLOCK, inputs] of each tower; critics share one */
     Trace *trace[MAX_TOWERS]; /* of each layer of each tower */
-    void *d[2];               /* gradients on their way back, [BLOCK, widest]; of SAC the first is the critics' input's */
+    void *d[2];               /* gradients on their way back, [BLOCK, widest]; of SAC the first: of the critics' input */
     void *row;                /* a few rows of P numbers */
     void *d_log_std;
     void *gradients; /* where all d_... begin */
@@ -130,7 +130,7 @@ typedef struct {
     Rows now, next;
     const void *reward, *discount, *valid, *noise; /* [rows], and [rows, A] */
     double temperature;
-    double means[4]; /* of the critics: loss and the targets' std; of the policy: loss, log-probability, std and value */
+    double means[4]; /* of the critics: loss, std of the targets; of the policy: loss, log-probability, std, value */
 } SoftBatch;
 
 /* The mathematics for one kind of number. */

@@ -48,7 +48,8 @@ static void choose_actions(const SoftJob *job, const Workspace *w, const Rows *r
     tower_forward(model, 0, w, POLICY, count);
     const Trace *heads = &w->trace[0][model->tower[0].hidden];
     for (long r = 0; r < count; r++) {
-        const REAL *noise = (const REAL *)job->batch->noise + (first + r) * n, *mean = (REAL *)heads[0].after + r * stride;
+        const REAL *noise = (const REAL *)job->batch->noise + (first + r) * n;
+        const REAL *mean = (REAL *)heads[0].after + r * stride;
         REAL *action = (REAL *)w->input[1] + r * padded(inputs) + inputs - n, *std = row_std(model, first + r);
         REAL log_prob = 0;
         std_form(&model->policy, (REAL *)heads[1].after + r * stride, std, NULL, n);
@@ -164,7 +165,7 @@ static void policy_blocks(void *context, int thread, int threads)
     }
 }
 
-enum { ROWS_AT_ONCE = 48 }; /* of a weight's gradient: they stay in the cache until they are copied to where they belong */
+enum { ROWS_AT_ONCE = 48 }; /* of a weight's gradient: they stay in the cache until they are copied to their place */
 
 /* Rows of the gradient of one layer's weight, and beside the first that of its bias, over all rows of the batch. */
 static void gradient_rows(const Model *model, int t, int i, long from, long to)
@@ -178,8 +179,8 @@ static void gradient_rows(const Model *model, int t, int i, long from, long to)
         memset(sums->d_bias, 0, padded(layer->outputs) * sizeof *sum);
     for (int b = 0; b < model->workspaces; b++) {
         const Workspace *w = &model->workspace[b];
-        const long left = model->rows - (long)b * BLOCK;
-        layer_gradients(layer, sums, layer_input(model, t, i, w), w->trace[t][i].d, from, to, left < BLOCK ? left : BLOCK);
+        const long left = model->rows - (long)b * BLOCK, count = left < BLOCK ? left : BLOCK;
+        layer_gradients(layer, sums, layer_input(model, t, i, w), w->trace[t][i].d, from, to, count);
     }
     for (long row = from; row < to; row++, sum += stride)
         memcpy(weight + row * columns, sum, columns * sizeof *sum);
