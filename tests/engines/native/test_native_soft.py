@@ -9,6 +9,7 @@ from torch import nn
 
 from canter import distributed
 from canter.algorithms.sac import SACConfig, TemperatureConfig
+from canter.algorithms.sac.learner import Learner
 from canter.data.replay import ReplayConfig, Transitions
 from canter.engines.native import AVAILABLE
 from canter.engines.native.declines import compiled
@@ -118,7 +119,7 @@ def learners(config, dtype=torch.float64, threads=1):
         for network in (actor.network, critics.encoder):
             network.update_statistics(seen, torch.ones(40, 2, dtype=torch.bool))
         torch.set_default_dtype(dtype)  # of the temperature
-        learner = type(sac.learner)(config, actor, critics, 3)
+        learner = Learner(config, actor, critics, 3)
         torch.set_default_dtype(torch.float32)
         learner.slow_flat.add_(0.1 * torch.randn_like(learner.slow_flat))
         if native:
@@ -322,6 +323,16 @@ def test_modules_that_somebody_changed_are_declined():
         learner = BASE.build(spec_of(), 0).learner
         change(learner)
         assert word in declines_soft(learner.described(spec_of()))
+
+
+def test_a_learner_of_somebody_elses_is_declined():
+    class Mine(Learner):
+        """With another target."""
+
+    sac = BASE.build(spec_of(), 0)
+    sac.learner = Mine(BASE, sac.policy.actor, sac.learner.critics, 3)
+    sac.use_engine("auto")
+    assert sac.learner.engine is None and "a subclass of the learner" in sac.about()["engine"]
 
 
 def test_wrong_shapes_and_dtypes_are_refused():

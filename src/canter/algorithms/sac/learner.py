@@ -220,7 +220,8 @@ class Learner:
     def described(self, spec: EnvSpec) -> SoftModel:
         """What the gradients depend on, for an engine."""
         gradients = self.optimizers["policy"].gradients | self.optimizers["critic"].gradients
-        return SoftModel(spec, self.actor, self.critics, self.slow, self.config.pessimism, gradients)
+        networks, changed = (self.actor, self.critics, self.slow), type(self) is not Learner
+        return SoftModel(spec, *networks, self.config.pessimism, gradients, changed)
 
     def modules(self) -> dict[str, nn.Module]:
         """Everything with weights or statistics, by name."""

@@ -51,6 +51,8 @@ class SoftModel:
     """Whether the lowest critic counts ("min") or the mean of all."""
     gradients: Gradients
     """Of the actor's and of the critics' parameters."""
+    changed: bool = False
+    """Whether a subclass of the learner may have changed the definition."""
 
 
 def declines_soft(model: SoftModel) -> str | None:
@@ -58,6 +60,8 @@ def declines_soft(model: SoftModel) -> str | None:
     actor, critics = model.actor, model.critics
     if not AVAILABLE:
         return "it was not built: there was no C compiler when Canter was installed"
+    if model.changed:
+        return "it would not call what a subclass of the learner changed"
     if model.pessimism not in ("min", "mean"):
         return f"it does not know pessimism={model.pessimism}"
     for part, kind in ((actor, Actor), (actor.head, GaussianHead), (critics, Critics), (critics.stack, Stack)):
