@@ -10,6 +10,7 @@ import torch
 from canter.engines import native
 from canter.engines.autograd import AutogradEngine
 from canter.engines.base import Engine, PPOLoss
+from canter.engines.native.soft import SoftEngine, SoftModel, declines_soft
 from canter.kernels import has_triton, load_kernels
 from canter.nn.actor_critic import ActorCritic
 from canter.optim import Optimizer
@@ -48,6 +49,20 @@ def choose(loss: PPOLoss, model: ActorCritic, optimizer: Optimizer, wanted: Engi
     if wanted not in ("auto", "autograd"):
         raise ValueError(f"execution.engine={wanted} cannot be used here: {declined[wanted]}; use auto or autograd")
     return Choice(AutogradEngine(loss, model, optimizer), declined)
+
+
+def choose_soft(model: SoftModel, wanted: EngineName = "auto") -> tuple[SoftEngine | None, str]:
+    """What computes SAC's gradients beside the definition, if anything, and one line for a log."""
+    on_cpu = model.spec.device.type == "cpu"
+    if wanted == "autograd" or (wanted == "auto" and not on_cpu):
+        return None, "autograd"
+    known = wanted in ("auto", "native")
+    reason = "it does not know sac" if not known else declines_soft(model) if on_cpu else "it is for a CPU"
+    if reason is None:
+        return SoftEngine(model), SoftEngine.name
+    if wanted != "auto":
+        raise ValueError(f"execution.engine={wanted} cannot be used here: {reason}; use auto or autograd")
+    return None, f"autograd (native: {reason})"
 
 
 def _declines(name: str, loss: PPOLoss, model: ActorCritic, device: torch.device) -> str | None:

@@ -204,7 +204,7 @@ def test_wrong_shapes_and_dtypes_are_refused():
     with pytest.raises(TypeError, match="float64"):
         engine.act({"policy": torch.zeros(3, 7, dtype=torch.float64)}, (), None, rng)
     with pytest.raises(ValueError, match="description"):
-        compiled().model(False, 1, torch.tensor([3]).numpy(), torch.zeros(1, dtype=torch.float64).numpy(), [])
+        compiled().model(False, 1, 0, torch.tensor([3]).numpy(), torch.zeros(1, dtype=torch.float64).numpy(), [])
 
 
 def test_observations_need_not_be_contiguous():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from canter.algorithms.sac.settings import SACSettings
 from canter.data.replay import Transitions
+from canter.engines.native.soft import SoftEngine, SoftModel
 from canter.functional.soft import (
     cross_entropy,
     lowest,
@@ -28,6 +29,7 @@ from canter.nn.actor_critic import Actor
 from canter.nn.critics import Critics
 from canter.nn.stack import batch_statistics, has_batch_norm
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
+from canter.specs import EnvSpec
 from canter.struct import Metrics, Obs, copy_all_, tree_map
 
 BLOCKED = "optim/nonfinite_steps"
@@ -74,6 +76,8 @@ class Learner:
         self.never = torch.zeros((), dtype=torch.bool, device=device)
         self.metrics: Metrics = {name: torch.zeros((), device=device) for name in METRICS}
         """Of the last update of each kind, at addresses that stay."""
+        self.engine: SoftEngine | None = None
+        """Writes the gradients in place of autograd, which is the definition."""
 
     def update(
         self, batch: Transitions, noise: Tensor, learn_policy: bool, tell: tuple[bool, bool] = (True, True)
@@ -83,11 +87,30 @@ class Learner:
         `tell` says whether the metrics of the critics and of the policy are made: only the last ones of an iteration
         are read, and making them costs some per cent of an update.
         """
+        if self.engine is not None:
+            return self._update_by(self.engine, batch, noise, learn_policy, tell)
         self.learn_critics(batch, noise[0], tell[0])
         if learn_policy:
             self.learn_policy(batch, noise[1], tell[1])
         with torch.no_grad():
             self.slow_flat.lerp_(self.flat, self.config.tau)
+        return None
+
+    def _update_by(
+        self, engine: SoftEngine, batch: Transitions, noise: Tensor, learn_policy: bool, tell: tuple[bool, bool]
+    ) -> None:
+        """The same by an engine."""
+        found = engine.learn_critics(batch, noise[0], self.temperature())
+        self._take("critic", self._tensors(found) if tell[0] else {})
+        if learn_policy:
+            temperature = self.temperature()
+            found = engine.learn_policy(batch, noise[1], temperature)
+            about = {"policy/temperature": temperature.squeeze()}
+            self._take("policy", about | self._tensors(found) if tell[1] else {})
+            if self.config.temperature.learned:  # the slope of `temperature_loss`, which is linear
+                self.optimizers["temperature"].adams[0].gradient.fill_(found["policy/entropy"] - self.target_entropy)
+                self._take("temperature", {})
+        engine.approach_(self.slow_flat, self.flat, self.config.tau)
 
     def learn_critics(self, batch: Transitions, noise: Tensor, tell: bool = True) -> None:
         """Move the critics towards reward plus what their slow copies expect of the policy's next action."""
@@ -171,9 +194,13 @@ class Learner:
         return values.amin(0) if self.config.pessimism == "min" else values.mean(0)
 
     def _step(self, name: str, loss: Tensor, metrics: Metrics) -> None:
+        self.optimizers[name].backward(loss)
+        self._take(name, {name: x.detach() for name, x in metrics.items()})
+
+    def _take(self, name: str, metrics: Metrics) -> None:
+        """A step by the gradients that were written."""
         optimizer = self.optimizers[name]
-        optimizer.backward(loss)
-        metrics = optimizer.exchange_({name: x.detach() for name, x in metrics.items()}, torch.ones_like(loss.detach()))
+        metrics = optimizer.exchange_(metrics, torch.ones_like(self.metrics[BLOCKED]))
         done = optimizer.step(self.never)
         if metrics:
             rate = optimizer.adams[0].learning_rate
@@ -181,11 +208,20 @@ class Learner:
             copy_all_([self.metrics[key] for key in metrics], [value.detach() for value in metrics.values()])
         self.metrics[BLOCKED].add_(done["nonfinite_steps"])
 
+    def _tensors(self, found: dict[str, float]) -> Metrics:
+        return {name: torch.full_like(self.metrics[name], number) for name, number in found.items()}
+
     def schedule_(self, progress: Tensor) -> None:
         """Set the learning rates at the start of an iteration."""
         self.metrics[BLOCKED].zero_()
         for optimizer in self.optimizers.values():
             optimizer.schedule_(progress)
+
+    def described(self, spec: EnvSpec) -> SoftModel:
+        """What the gradients depend on, for an engine."""
+        gradients = self.optimizers["policy"].gradients | self.optimizers["critic"].gradients
+        networks, changed = (self.actor, self.critics, self.slow), type(self) is not Learner
+        return SoftModel(spec, *networks, self.config.pessimism, gradients, changed)
 
     def modules(self) -> dict[str, nn.Module]:
         """Everything with weights or statistics, by name."""

@@ -21,6 +21,7 @@ from canter.algorithms.sac.learner import Learner
 from canter.algorithms.sac.reward_scale import NoScale, ReturnScale
 from canter.algorithms.sac.settings import SACSettings
 from canter.data.rollout import Rollout
+from canter.engines.choose import EngineName, choose_soft
 from canter.kernels import load_kernels
 from canter.seeding import derive_seed, draw_rows
 from canter.specs import Continuous, EnvSpec
@@ -72,6 +73,7 @@ class SAC(Algorithm[SACRecord]):
         for tensor in (*self.policy.actor.state_dict().values(), *critics.state_dict().values()):
             distributed.broadcast_(tensor)
         self.learner = Learner(config, self.policy.actor, critics, dim)
+        self.use_engine("auto")
         self.replay = config.replay.build(spec, dim)
         noise = KeptNoise(config.noise_repeat, spec.num_envs, dim) if config.noise_repeat > 1 else FreshNoise()
         scale = ReturnScale(config.gamma, config.return_limit, spec.num_envs) if config.scale_rewards else NoScale()
@@ -84,6 +86,10 @@ class SAC(Algorithm[SACRecord]):
         """Rollouts so far, those whose rows the ring was given, and updates so far; counted by the host."""
         self.stage = Stage(random=True, learns=False, turn=0)
         self.pace = max(1, round(max(ROW_STEPS / spec.num_envs, ROW_ROUNDS) / self.horizon))
+
+    def use_engine(self, name: EngineName) -> None:
+        """Compute gradients by this engine from now on; raises ValueError where it cannot."""
+        self.learner.engine, self.engine = choose_soft(self.learner.described(self.spec), name)
 
     def empty_record(self) -> SACRecord:
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
@@ -148,11 +154,12 @@ class SAC(Algorithm[SACRecord]):
         self.progress.fill_(fraction)
 
     def about(self) -> dict[str, Any]:
-        """How large the memory is, and whether checkpoints hold it."""
+        """What computes the gradients, how large the memory is, and whether checkpoints hold it."""
         config, size = self.config.replay, self.config.replay.nbytes(self.spec, self.policy.distribution.param_dim // 2)
         saved = "saved in checkpoints" if config.save else "left out of checkpoints (replay.save=false)"
         rows = (self.replay.slots - 1) * self.spec.num_envs
-        return {"replay": f"{rows:,} transitions, {size / 1e6:,.0f} MB on {self.spec.device}, {saved}"}
+        replay = f"{rows:,} transitions, {size / 1e6:,.0f} MB on {self.spec.device}, {saved}"
+        return {"engine": self.engine, "replay": replay}
 
     def _modules(self) -> dict[str, nn.Module]:
         return self.learner.modules() | {"noise": self.noise, "rewards": self.rewards}

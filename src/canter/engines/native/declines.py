@@ -20,7 +20,7 @@ from canter.nn.mlp import MLP, Linear
 from canter.nn.network import Network
 from canter.nn.normalizer import IdentityNormalizer, Normalizer
 from canter.nn.rnn import NoMemory
-from canter.specs import ACTION_MASK
+from canter.specs import ACTION_MASK, EnvSpec
 
 _native: ModuleType | None
 try:
@@ -94,8 +94,11 @@ def declines(loss: PPOLoss, model: nn.Module) -> str | None:
         return "it knows a bound loss beside the surrogate of a Gaussian policy only"
     reason = _declines_heads(model)
     for name, network in (("policy", model.actor.network), ("critic", model.critic.network)):
-        reason = reason or _declines_network(name, network, model)
-    return reason or _declines_tensors(model)
+        reason = reason or declines_network(name, network, model.policy.spec)
+    spec = model.policy.spec
+    if not reason and model.actor.masked and spec.obs[ACTION_MASK].dtype != torch.bool:
+        return f"it takes an action mask of bools, not of {spec.obs[ACTION_MASK].dtype}"
+    return reason or declines_tensors(model)
 
 
 def _declines_heads(model: ActorCritic) -> str | None:
@@ -110,16 +113,26 @@ def _declines_heads(model: ActorCritic) -> str | None:
         return f"it does not know the head {type(actor.head).__name__}"
     linears: list[Any] = [critic.head.linear]
     if isinstance(actor.head, GaussianHead):
-        if type(actor.head.log_std) is not LogStd or actor.head.log_std.form not in STD_FORMS:
+        if not knows_std(actor.head.log_std):
             return f"it does not know the std {type(actor.head.log_std).__name__}"
         linears += [actor.head.mean, *([actor.head.raw_std] if isinstance(actor.head.raw_std, nn.Module) else [])]
     else:
         linears.append(actor.head.linear)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    return declines_last(linears)
+
+
+def knows_std(log_std: nn.Module) -> bool:
+    """Whether it knows a form of the standard deviation."""
+    return type(log_std) is LogStd and log_std.form in STD_FORMS
+
+
+def declines_last(linears: list[Any]) -> str | None:
+    """Why it does not know one of the last layers."""
     strange = next((layer for layer in linears if type(layer) not in (Linear, nn.Linear) or layer.bias is None), None)
     return None if strange is None else f"it does not know the last layer {strange}"
 
 
-def _declines_network(name: str, network: Any, model: ActorCritic) -> str | None:
+def declines_network(name: str, network: Any, spec: EnvSpec) -> str | None:
     """Why it does not know one of the two networks."""
     if type(network) is not Network:
         return f"it does not know the {name} network {type(network).__name__}"
@@ -134,7 +147,7 @@ def _declines_network(name: str, network: Any, model: ActorCritic) -> str | None
             return f"it does not know {type(encoder).__name__}, which the {name} network reads {group!r} by"
         if type(normalizer) not in (Normalizer, IdentityNormalizer):
             return f"it does not know the normaliser {type(normalizer).__name__}"
-        dtype = model.policy.spec.obs[group].dtype
+        dtype = spec.obs[group].dtype
         if dtype != torch.float32:
             return f"it reads float32 observations, and {group!r} is {dtype}"
     if type(network.hidden) is not MLP:
@@ -156,7 +169,7 @@ def _in_order(hidden: MLP) -> bool:
     return True
 
 
-def _declines_tensors(model: ActorCritic) -> str | None:
+def declines_tensors(model: nn.Module) -> str | None:
     """Why it cannot take the parameters as they are, or would miss what somebody hung on a module."""
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
@@ -169,7 +182,4 @@ def _declines_tensors(model: ActorCritic) -> str | None:
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or "forward" in vars(module):
             return f"it would not call what was hung on {name}"
-    spec = model.policy.spec
-    if model.actor.masked and spec.obs[ACTION_MASK].dtype != torch.bool:
-        return f"it takes an action mask of bools, not of {spec.obs[ACTION_MASK].dtype}"
     return None

@@ -24,6 +24,7 @@ from canter.nn.actor_critic import ActorCritic
 from canter.nn.heads import GaussianHead
 from canter.nn.network import Network
 from canter.nn.normalizer import Normalizer
+from canter.specs import TensorSpec
 
 Gradients = Mapping[Tensor, Tensor]
 """Where the gradient of each parameter goes."""
@@ -31,16 +32,72 @@ OUTPUT_HEAD, STD_HEAD, VALUE_HEAD = 0, 1, 2
 """Roles of heads, by their numbers in C."""
 
 
-class Description:
-    """Reads a model into three lists. Arrays are views of its tensors: every update in place is seen."""
+class Lists:
+    """Reads networks into three lists. Arrays are views of their tensors: every update in place is seen."""
 
-    def __init__(self, loss: PPOLoss, model: ActorCritic, gradients: Gradients) -> None:
-        self.loss, self.model, self.gradients = loss, model, gradients
+    def __init__(self, obs: dict[str, TensorSpec], dtype: torch.dtype, gradients: Gradients) -> None:
+        self.obs, self.dtype, self.gradients = obs, dtype, gradients
         self.numbers: list[int] = []
         self.settings: list[float] = []
         self.arrays: list[np.ndarray | None] = []
         self.written: set[Tensor] = set()
         """Parameters whose gradients C writes."""
+
+    def build(self, threads: int, rows: int = 0) -> Any:
+        """The model in C; for SAC with room for `rows`."""
+        numbers, settings = np.array(self.numbers, np.int64), np.array(self.settings, np.float64)
+        return compiled().model(self.dtype == torch.float64, threads, rows, numbers, settings, self.arrays)
+
+    def tower(self, network: Any, heads: list[tuple[int, nn.Linear, bool]], learns: bool) -> None:
+        """A network and the layers behind it: their roles, themselves, and whether each learns."""
+        layers = _layers(network)
+        self.numbers += [len(network.groups), len(layers), len(heads)]
+        self.groups(network)
+        for linear, norm, activation in layers:
+            self._layer(linear, norm, activation, OUTPUT_HEAD, learns)
+        for role, linear, learns_head in heads:
+            self._layer(linear, None, "identity", role, learns_head)
+
+    def groups(self, network: Any) -> None:
+        """What a network reads."""
+        for name, normalizer in zip(network.groups, network.normalizers, strict=True):
+            self.numbers.append(math.prod(self.obs[name].shape))
+            if isinstance(normalizer, Normalizer):
+                self.settings.append(math.inf if normalizer.clip is None else normalizer.clip)
+                self.arrays += [normalizer.shift.numpy(), normalizer.inverse_scale.numpy()]
+            else:
+                self.settings.append(math.inf)
+                self.arrays += [None, None]
+
+    def _layer(self, linear: nn.Linear, norm: nn.LayerNorm | None, activation: str, role: int, learns: bool) -> None:
+        self.numbers += [linear.out_features, compiled().ACTIVATIONS.index(activation), role, 0]
+        self.parameter(linear.weight, learns)
+        self.parameter(linear.bias, learns)
+        self.parameter(None if norm is None else norm.weight, learns)
+        self.parameter(None if norm is None else norm.bias, learns)
+
+    def parameter(self, parameter: Tensor | None, learns: bool) -> None:
+        """A parameter and where its gradient goes, if anywhere."""
+        gradient = None
+        if parameter is not None and learns:
+            gradient = self.gradients[parameter].numpy()
+            self.written.add(parameter)
+        self.arrays += [None if parameter is None else parameter.detach().numpy(), gradient]
+
+    def std(self, head: GaussianHead, learns: bool) -> None:
+        """How a Gaussian's std follows from what is learned."""
+        self.numbers.append(compiled().STD_FORMS.index(head.log_std.form))
+        self.settings += [head.log_std.mid, head.log_std.half_range]
+        std = head.raw_std if isinstance(head.raw_std, Tensor) else None
+        self.parameter(std, learns and isinstance(std, nn.Parameter))
+
+
+class Description(Lists):
+    """Reads a model and its loss."""
+
+    def __init__(self, loss: PPOLoss, model: ActorCritic, gradients: Gradients) -> None:
+        super().__init__(model.policy.spec.obs, next(model.parameters()).dtype, gradients)
+        self.loss, self.model = loss, model
         learns_policy, learns_value = loss.surrogate is not None, loss.value_loss is not None
         policy, value = _policy_heads(model), [(VALUE_HEAD, model.critic.head.linear, learns_value)]
         heads = [(role, layer, learns_policy) for role, layer in policy]
@@ -50,48 +107,12 @@ class Description:
             towers = [(model.actor.network, heads, learns_policy), (model.critic.network, value, learns_value)]
         self.numbers.append(len(towers))
         for network, of_tower, learns in towers:
-            self._tower(network, of_tower, learns)
+            self.tower(network, of_tower, learns)
         self._policy(learns_policy)
         self._loss()
 
-    def build(self, threads: int) -> Any:
-        """The model in C."""
-        numbers, settings = np.array(self.numbers, np.int64), np.array(self.settings, np.float64)
-        is_double = next(self.model.parameters()).dtype == torch.float64
-        return compiled().model(is_double, threads, numbers, settings, self.arrays)
-
-    def _tower(self, network: Any, heads: list[tuple[int, nn.Linear, bool]], learns: bool) -> None:
-        layers = _layers(network)
-        self.numbers += [len(network.groups), len(layers), len(heads)]
-        for name, normalizer in zip(network.groups, network.normalizers, strict=True):
-            self.numbers.append(math.prod(self.model.policy.spec.obs[name].shape))
-            if isinstance(normalizer, Normalizer):
-                self.settings.append(math.inf if normalizer.clip is None else normalizer.clip)
-                self.arrays += [normalizer.shift.numpy(), normalizer.inverse_scale.numpy()]
-            else:
-                self.settings.append(math.inf)
-                self.arrays += [None, None]
-        for linear, norm, activation in layers:
-            self._layer(linear, norm, activation, OUTPUT_HEAD, learns)
-        for role, linear, learns_head in heads:
-            self._layer(linear, None, "identity", role, learns_head)
-
-    def _layer(self, linear: nn.Linear, norm: nn.LayerNorm | None, activation: str, role: int, learns: bool) -> None:
-        self.numbers += [linear.out_features, compiled().ACTIVATIONS.index(activation), role]
-        self._parameter(linear.weight, learns)
-        self._parameter(linear.bias, learns)
-        self._parameter(None if norm is None else norm.weight, learns)
-        self._parameter(None if norm is None else norm.bias, learns)
-
-    def _parameter(self, parameter: Tensor | None, learns: bool) -> None:
-        gradient = None
-        if parameter is not None and learns:
-            gradient = self.gradients[parameter].numpy()
-            self.written.add(parameter)
-        self.arrays += [None if parameter is None else parameter.detach().numpy(), gradient]
-
     def _policy(self, learns: bool) -> None:
-        distribution, dtype = self.model.policy.distribution, next(self.model.parameters()).dtype
+        distribution, dtype = self.model.policy.distribution, self.dtype
         match distribution:
             case DiagGaussian(dim):
                 family, outputs, options = 0, dim, ()
@@ -106,10 +127,7 @@ class Description:
         head = self.model.actor.head
         if not isinstance(distribution, DiagGaussian) or not isinstance(head, GaussianHead):
             return
-        self.numbers.append(compiled().STD_FORMS.index(head.log_std.form))
-        self.settings += [head.log_std.mid, head.log_std.half_range]
-        std = head.raw_std if isinstance(head.raw_std, Tensor) else None
-        self._parameter(std, learns and isinstance(std, nn.Parameter))
+        self.std(head, learns)
         self.numbers.append(int(distribution.bounds != "none"))
         columns = [torch.tensor(column, dtype=dtype) for column in distribution.interval()]
         bound = self.loss.bound

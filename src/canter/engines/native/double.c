@@ -3,5 +3,4 @@
 #define REAL_IS_DOUBLE 1
 #include "mathematics.h"
 
-const Real REAL_DOUBLE = {sizeof(REAL), prepare,    act,        values, log_prob,
-                          gradients,    square_sum, trace_back, adamw};
+const Real REAL_DOUBLE = REAL_TABLE;

@@ -4,5 +4,4 @@
 #define DEFINES_NAMES
 #include "mathematics.h"
 
-const Real REAL_FLOAT = {sizeof(REAL), prepare,    act,        values, log_prob,
-                          gradients,    square_sum, trace_back, adamw};
+const Real REAL_FLOAT = REAL_TABLE;

@@ -6,8 +6,7 @@
 #define REAL_IS_DOUBLE 0
 #include "mathematics.h"
 
-const Real REAL_FLOAT_AVX512 = {sizeof(REAL), prepare,    act,        values, log_prob,
-                          gradients,    square_sum, trace_back, adamw};
+const Real REAL_FLOAT_AVX512 = REAL_TABLE;
 #else
 typedef int nothing_here;
 #endif

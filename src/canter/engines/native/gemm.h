@@ -20,22 +20,44 @@ typedef struct {
     long rows, columns, depth;
 } Product;
 
-INLINE void tile(const Product *p, long panel, long row, int rows, int vectors)
+typedef REAL Four __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
+
+/* How a tile reads its left factor: number by number, four of its rows that lie side by side at once, or four numbers
+ * of a row at once. ARM multiplies by any number of a register, so that one load serves four products; x86 reads a
+ * number to all lanes at once, wherever it lies. */
+enum { SINGLY, ACROSS, ALONG, BY_FOURS = 4 };
+
+INLINE void tile(const Product *p, long panel, long row, int rows, int vectors, int how)
 {
     const REAL *a = p->a + row * p->a_row, *b = p->b + panel * p->b_panel;
     const REAL *start = p->start + row * p->start_row + panel * p->start_panel;
     const long a_row = p->a_row, a_step = p->a_step, b_step = p->b_step;
     Vector sum[TILE_ROWS][VECTORS];
+    Four left[TILE_ROWS] = {0};
+    long k = 0;
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int v = 0; v < vectors; v++)
             sum[i][v] = *(const Vector *)(start + i * p->start_row + v * LANES);
-    _Pragma("GCC unroll 4") for (long k = p->depth; k > 0; k--, a += a_step, b += b_step) {
-        Vector right[VECTORS];
-        UNROLL for (int v = 0; v < vectors; v++)
-            right[v] = *(const Vector *)(b + v * LANES);
+#define MULTIPLY_BY(LEFT)                                                                                              \
+    do {                                                                                                               \
+        Vector right[VECTORS];                                                                                         \
+        UNROLL for (int v = 0; v < vectors; v++)                                                                       \
+            right[v] = *(const Vector *)(b + v * LANES);                                                               \
+        UNROLL for (int i = 0; i < rows; i++)                                                                          \
+            UNROLL for (int v = 0; v < vectors; v++)                                                                   \
+                sum[i][v] = fused(sum[i][v], LEFT, right[v]);                                                          \
+        b += b_step;                                                                                                   \
+    } while (0)
+    for (; how == ALONG && k + 4 <= p->depth; k += 4, a += 4) {
         UNROLL for (int i = 0; i < rows; i++)
-            UNROLL for (int v = 0; v < vectors; v++)
-                sum[i][v] = fused(sum[i][v], a[i * a_row], right[v]);
+            left[i] = *(const Four *)(a + i * a_row);
+        UNROLL for (int q = 0; q < 4; q++)
+            MULTIPLY_BY(left[i][q]);
+    }
+    _Pragma("GCC unroll 4") for (; k < p->depth; k++, a += a_step) {
+        if (how == ACROSS)
+            left[0] = *(const Four *)a;
+        MULTIPLY_BY(how == ACROSS ? left[0][i] : a[i * a_row]);
     }
     REAL *c = p->c + row * p->c_row + panel * PANEL;
     UNROLL for (int i = 0; i < rows; i++)
@@ -44,34 +66,45 @@ INLINE void tile(const Product *p, long panel, long row, int rows, int vectors)
 }
 
 /* All rows of up to PANEL columns. */
-INLINE void strip(const Product *p, long panel, int vectors)
+INLINE void strip(const Product *p, long panel, int vectors, int how)
 {
     long row = 0;
+    for (; how != SINGLY && row + BY_FOURS <= p->rows; row += BY_FOURS)
+        tile(p, panel, row, BY_FOURS, vectors, how);
     for (; row + TILE_ROWS <= p->rows; row += TILE_ROWS)
-        tile(p, panel, row, TILE_ROWS, vectors);
+        tile(p, panel, row, TILE_ROWS, vectors, SINGLY);
     switch (p->rows - row) {
-    case 1: tile(p, panel, row, 1, vectors); break;
-    case 2: tile(p, panel, row, 2, vectors); break;
-    case 3: tile(p, panel, row, 3, vectors); break;
-    case 4: tile(p, panel, row, 4, vectors); break;
-    case 5: tile(p, panel, row, 5, vectors); break;
+    case 1: tile(p, panel, row, 1, vectors, SINGLY); break;
+    case 2: tile(p, panel, row, 2, vectors, SINGLY); break;
+    case 3: tile(p, panel, row, 3, vectors, SINGLY); break;
+    case 4: tile(p, panel, row, 4, vectors, SINGLY); break;
+    case 5: tile(p, panel, row, 5, vectors, SINGLY); break;
+    }
+}
+
+INLINE void strips(const Product *p, int how)
+{
+    for (long panel = 0; panel * PANEL < p->columns; panel++) {
+        long vectors = (p->columns - panel * PANEL + LANES - 1) / LANES;
+        switch (vectors < VECTORS ? vectors : VECTORS) {
+        case 1: strip(p, panel, 1, how); break;
+        case 2: strip(p, panel, 2, how); break;
+        case 3: strip(p, panel, VECTORS < 3 ? VECTORS : 3, how); break;
+        case 4: strip(p, panel, VECTORS < 4 ? VECTORS : 4, how); break;
+        }
     }
 }
 
 static void multiply(const Product *p)
 {
-    for (long panel = 0; panel * PANEL < p->columns; panel++) {
-        long vectors = (p->columns - panel * PANEL + LANES - 1) / LANES;
-        switch (vectors < VECTORS ? vectors : VECTORS) {
-        case 1: strip(p, panel, 1); break;
-        case 2: strip(p, panel, 2); break;
-        case 3: strip(p, panel, VECTORS < 3 ? VECTORS : 3); break;
-        case 4: strip(p, panel, VECTORS < 4 ? VECTORS : 4); break;
-        }
-    }
+    if (READS_FOURS && p->a_row == 1)
+        strips(p, ACROSS);
+    else if (READS_FOURS && p->a_step == 1)
+        strips(p, ALONG);
+    else
+        strips(p, SINGLY);
 }
 
-typedef REAL Four __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
 #if defined(__clang__)
 #define PICK(A, B, ...) __builtin_shufflevector(A, B, __VA_ARGS__)
 #elif REAL_IS_DOUBLE
@@ -93,36 +126,48 @@ INLINE void transpose(const REAL *from, long row, REAL *to, long step)
     *(Four *)(to + 3 * step) = PICK(ab_high, cd_high, 2, 3, 6, 7);
 }
 
-/* A layer's weight [N, K] for x[M, K] -> y[M, N]: panels of PANEL outputs, each the bias and then K rows. What is
- * beyond N stays as the zeros that the panel began with. */
+/* from[columns, depth] as products want their right factor: panels of PANEL columns, each `depth` rows, and `step`
+ * numbers from one to the next. What is beyond the last column stays as the zeros that the panel began with. */
+static void pack_turned(const REAL *from, long depth, long columns, REAL *panels, long step)
+{
+    for (long n = 0, rows; n < columns; n += rows, from += rows * depth) {
+        REAL *to = panels + n / PANEL * step + n % PANEL;
+        long k = 0;
+        rows = columns - n < 4 ? 1 : 4;
+        for (; rows == 4 && k + 4 <= depth; k += 4)
+            transpose(from + k, depth, to + k * PANEL, PANEL);
+        for (; k < depth; k++)
+            for (long i = 0; i < rows; i++)
+                to[k * PANEL + i] = from[i * depth + k];
+    }
+}
+
+/* The same of from[depth, columns]. */
+static void pack_rows(const REAL *from, long depth, long columns, REAL *panels, long step)
+{
+    for (long first = 0; first < columns; first += PANEL, panels += step) {
+        const long width = columns - first < PANEL ? columns - first : PANEL;
+        for (long k = 0; k < depth; k++)
+            memcpy(panels + k * PANEL, from + k * columns + first, width * sizeof(REAL));
+    }
+}
+
+/* A layer's weight for x[M, K] -> y[M, N]: panels of PANEL outputs, each the bias and then K rows. */
 static void pack(const Layer *layer)
 {
-    const REAL *weight = layer->weight.value, *bias = layer->bias.value;
-    const long inputs = layer->inputs, outputs = layer->outputs;
-    for (long n = 0; n < outputs;) {
-        REAL *to = (REAL *)layer->packed + n / PANEL * PANEL * (inputs + 1) + n % PANEL;
-        const REAL *from = weight + n * inputs;
-        long rows = outputs - n < 4 ? 1 : 4, k = 0;
-        for (long i = 0; i < rows; i++)
-            to[i] = bias[n + i];
-        for (to += PANEL; rows == 4 && k + 4 <= inputs; k += 4)
-            transpose(from + k, inputs, to + k * PANEL, PANEL);
-        for (; k < inputs; k++)
-            for (long i = 0; i < rows; i++)
-                to[k * PANEL + i] = from[i * inputs + k];
-        n += rows;
-    }
+    const REAL *bias = layer->bias.value;
+    const long step = PANEL * (layer->inputs + 1);
+    REAL *packed = layer->packed;
+    for (long n = 0; n < layer->outputs; n++)
+        packed[n / PANEL * step + n % PANEL] = bias[n];
+    (layer->turned ? pack_rows : pack_turned)(layer->weight.value, layer->inputs, layer->outputs, packed + PANEL, step);
 }
 
 /* The same for dy[M, N] -> dx[M, K]: panels of PANEL inputs, each N rows. */
 static void pack_back(const Layer *layer)
 {
-    const REAL *weight = layer->weight.value;
-    const long inputs = layer->inputs, outputs = layer->outputs;
-    REAL *panel = layer->packed_back;
-    for (long first = 0; first < inputs; first += PANEL)
-        for (long n = 0, width = inputs - first < PANEL ? inputs - first : PANEL; n < outputs; n++, panel += PANEL)
-            memcpy(panel, weight + n * inputs + first, width * sizeof(REAL));
+    (layer->turned ? pack_turned : pack_rows)(layer->weight.value, layer->outputs, layer->inputs, layer->packed_back,
+                                              layer->outputs * PANEL);
 }
 
 #endif

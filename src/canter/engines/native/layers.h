@@ -154,22 +154,45 @@ static void layer_forward(const Layer *layer, const Trace *t, const REAL *x, lon
         ACTIVATION[layer->activation].activate(t->before, t->after, rows * stride);
 }
 
-/* From the gradient `d` of a layer's output: adds up those of its parameters, and where `back` is not NULL writes that
- * of its input x, or adds to it. Spoils `d`. */
-static void layer_backward(const Model *model, const Layer *layer, const Trace *t, const REAL *x, REAL *d, REAL *back,
-                           int add, long rows)
+/* Rows of the gradient of a layer's weight, as it lies. */
+INLINE long weight_rows(const Layer *layer)
+{
+    return layer->turned ? layer->inputs : layer->outputs;
+}
+
+INLINE long weight_columns(const Layer *layer)
+{
+    return layer->turned ? layer->outputs : layer->inputs;
+}
+
+/* Adds what rows of x and of the gradient `d` give to rows `from` to `to` of the gradient of a layer's weight, and
+ * beside the first to that of its bias. */
+static void layer_gradients(const Layer *layer, const Trace *sums, const REAL *x, const REAL *d, long from, long to,
+                            long rows)
+{
+    const long d_stride = padded(layer->outputs), x_stride = padded(layer->inputs);
+    const REAL *left = layer->turned ? x : d, *right = layer->turned ? d : x;
+    const long left_stride = layer->turned ? x_stride : d_stride, stride = layer->turned ? d_stride : x_stride;
+    REAL *sum = (REAL *)sums->d_weight + from * stride;
+    multiply(&(Product){.a = left + from, .a_row = 1, .a_step = left_stride,
+                        .b = right, .b_step = stride, .b_panel = PANEL,
+                        .start = sum, .start_row = stride, .start_panel = PANEL,
+                        .c = sum, .c_row = stride,
+                        .rows = to - from, .columns = weight_columns(layer), .depth = rows});
+    if (from == 0)
+        add_rows(sums->d_bias, d, rows, d_stride);
+}
+
+/* Takes the gradient `d` of a layer's output back through its activation, and where `back` is not NULL writes that of
+ * its input, or adds to it. */
+static void layer_backward(const Model *model, const Layer *layer, const Trace *t, REAL *back, int add, long rows)
 {
     const long stride = padded(layer->outputs), x_stride = padded(layer->inputs);
+    REAL *d = t->d;
     if (layer->activation != IDENTITY)
         ACTIVATION[layer->activation].slope(d, t->before, t->after, rows * stride);
     if (t->normal)
         normalize_back(layer, t, d, rows, stride);
-    add_rows(t->d_bias, d, rows, stride);
-    multiply(&(Product){.a = d, .a_row = 1, .a_step = stride,
-                        .b = x, .b_step = x_stride, .b_panel = PANEL,
-                        .start = t->d_weight, .start_row = x_stride, .start_panel = PANEL,
-                        .c = t->d_weight, .c_row = x_stride,
-                        .rows = layer->outputs, .columns = layer->inputs, .depth = rows});
     if (back)
         multiply(&(Product){.a = d, .a_row = stride, .a_step = 1,
                             .b = layer->packed_back, .b_step = PANEL, .b_panel = layer->outputs * PANEL,
@@ -204,25 +227,41 @@ static void tower_forward(const Model *model, int number, const Workspace *w, in
     }
 }
 
-/* The outputs of heads hold their gradients. */
-static void tower_backward(const Model *model, int number, const Workspace *w, int parts, long rows)
+/* The hidden layer that layer `i` of a tower reads; -1: it reads the input. */
+INLINE int layer_below(const Tower *tower, int i)
+{
+    return (i < tower->hidden ? i : tower->hidden) - 1;
+}
+
+INLINE const REAL *layer_input(const Model *model, int number, int i, const Workspace *w)
+{
+    const int below = layer_below(&model->tower[number], i);
+    return below < 0 ? w->input[number] : w->trace[number][below].after;
+}
+
+static void step_back(const Model *model, int number, int i, const Workspace *w, REAL *back, int add, long rows)
+{
+    const Layer *layer = &model->tower[number].layer[i];
+    const Trace *trace = w->trace[number];
+    const int below = layer_below(&model->tower[number], i);
+    layer_backward(model, layer, &trace[i], below < 0 ? back : trace[below].d, add, rows);
+    if (!model->rows) /* otherwise when all rows are through */
+        layer_gradients(layer, &trace[i], layer_input(model, number, i, w), trace[i].d, 0, weight_rows(layer), rows);
+}
+
+/* The outputs of heads hold their gradients. That of the input goes to `back`, or is added to it; NULL: nowhere. */
+static void tower_backward(const Model *model, int number, const Workspace *w, int parts, REAL *back, int add,
+                           long rows)
 {
     const Tower *tower = &model->tower[number];
-    const Trace *trace = w->trace[number];
-    REAL *d = w->d[0], *next = w->d[1];
-    int add = 0;
+    int more = tower->hidden ? 0 : add;
     for (int i = tower->hidden; i < tower->hidden + tower->heads; i++)
         if (part_of(&tower->layer[i]) & parts) {
-            const REAL *x = tower->hidden ? trace[tower->hidden - 1].after : w->input[number];
-            layer_backward(model, &tower->layer[i], &trace[i], x, trace[i].after, tower->hidden ? d : NULL, add, rows);
-            add = 1;
+            step_back(model, number, i, w, back, more, rows);
+            more = 1;
         }
-    for (int i = tower->hidden - 1; i >= 0; i--) {
-        const REAL *x = i > 0 ? trace[i - 1].after : w->input[number];
-        layer_backward(model, &tower->layer[i], &trace[i], x, d, i > 0 ? next : NULL, 0, rows);
-        REAL *spoilt = d;
-        d = next, next = spoilt;
-    }
+    for (int i = tower->hidden - 1; i >= 0; i--)
+        step_back(model, number, i, w, back, i > 0 ? 0 : add, rows);
 }
 
 #endif

@@ -306,7 +306,7 @@ static void learn_blocks(void *context, int thread, int threads)
         }
         for (int t = 0; t < model->towers; t++)
             if (parts_of(&model->tower[t]) & job->parts)
-                tower_backward(model, t, w, job->parts, count);
+                tower_backward(model, t, w, job->parts, NULL, 0, count);
     }
 }
 

@@ -10,3 +10,7 @@
 
 #include "learn.h"
 #include "update.h"
+#include "soft.h"
+
+#define REAL_TABLE                                                                                                     \
+    {sizeof(REAL), prepare, act, values, log_prob, gradients, square_sum, trace_back, adamw, soft_gradients}

@@ -33,7 +33,7 @@ static void lay_out_trace(Arena *arena, const Layer *layer, Trace *t)
 
 static void lay_out_gradients(Arena *arena, const Layer *layer, Trace *t)
 {
-    t->d_weight = take_rows(arena, layer->outputs, layer->inputs);
+    t->d_weight = take_rows(arena, weight_rows(layer), weight_columns(layer));
     t->d_bias = take_rows(arena, 1, layer->outputs);
     t->d_gamma = layer->gamma.value ? take_rows(arena, 1, layer->outputs) : NULL;
     t->d_beta = layer->gamma.value ? take_rows(arena, 1, layer->outputs) : NULL;
@@ -53,15 +53,28 @@ static long widest(const Model *model)
 
 static void lay_out_workspace(Arena *arena, const Model *model, Workspace *w)
 {
-    for (int t = 0; t < model->towers; t++) {
-        const Tower *tower = &model->tower[t];
-        w->input[t] = take_rows(arena, BLOCK, tower->inputs);
-        for (int i = 0; i < tower->hidden + tower->heads; i++)
-            lay_out_trace(arena, &tower->layer[i], &w->trace[t][i]);
-    }
     for (int i = 0; i < 2; i++)
         w->d[i] = take_rows(arena, BLOCK, widest(model));
+    for (int t = 0; t < model->towers; t++) {
+        const Tower *tower = &model->tower[t];
+        w->input[t] = model->rows && t > 1 ? w->input[1] : take_rows(arena, BLOCK, tower->inputs);
+        for (int i = 0; i < tower->hidden + tower->heads; i++) {
+            const Layer *layer = &tower->layer[i];
+            Trace *trace = &w->trace[t][i];
+            if (model->rows && t > model->critics) { /* a slow copy is through before its critic begins */
+                *trace = w->trace[t - model->critics][i];
+                continue;
+            }
+            lay_out_trace(arena, layer, trace);
+            if (i >= tower->hidden)
+                trace->d = trace->after;
+            else /* two layers in a row, or all until the weights' gradients are made */
+                trace->d = model->rows ? take_rows(arena, BLOCK, layer->outputs) : w->d[i % 2];
+        }
+    }
     w->row = take_rows(arena, 4, model->policy.params);
+    if (model->rows && w != model->workspace)
+        return;
     size_t before = arena->used;
     w->gradients = take(arena, 0);
     for (int t = 0; t < model->towers; t++)
@@ -81,7 +94,8 @@ static void lay_out(Arena *arena, Model *model)
         }
     model->log_std = take_rows(arena, 2, model->policy.outputs);
     model->zeros = take_rows(arena, 1, widest(model));
-    for (int number = 0; number < model->threads; number++)
+    model->row_values = take(arena, (size_t)model->rows * (ROW_VALUES + model->policy.outputs) * sizeof(REAL));
+    for (int number = 0; number < model->workspaces; number++)
         lay_out_workspace(arena, model, &model->workspace[number]);
 }
 

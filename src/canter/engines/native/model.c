@@ -131,6 +131,7 @@ static void read_tower(Handle *h, Tower *tower)
             activations++;
         layer->activation = (int)read_number(h, activations - 1);
         layer->role = (int)read_number(h, VALUE_HEAD);
+        layer->turned = (int)read_number(h, 1);
         layer->weight = read_parameter(h, layer->outputs * width);
         layer->bias = read_parameter(h, layer->outputs);
         layer->gamma = read_parameter(h, layer->outputs);
@@ -159,6 +160,8 @@ static void read_policy(Handle *h, Policy *policy)
     policy->std_form = (int)read_number(h, 3);
     policy->std_mid = read_setting(h), policy->std_half = read_setting(h);
     policy->raw_std = read_parameter(h, policy->outputs);
+    if (h->model.rows) /* SAC squashes, and its towers do not act */
+        return;
     policy->to_env = (int)read_number(h, 1);
     void **columns[] = {&policy->scale, &policy->centre, &policy->low, &policy->high, &policy->bound_centre,
                         &policy->bound_half};
@@ -174,6 +177,30 @@ static void read_loss(Handle *h, Loss *loss)
     loss->bound_coef = read_setting(h), loss->bound_limit = read_setting(h);
 }
 
+static void read_critics(Handle *h, Model *model)
+{
+    model->critics = (int)read_number(h, MAX_CRITICS);
+    model->lowest = (int)read_number(h, 1);
+    h->failed |= !model->critics || model->towers != 1 + 2 * model->critics;
+}
+
+/* Whether a model of SAC has the towers that its mathematics goes through: critics of one shape, and no layer norms. */
+static int critics_fit(const Model *model)
+{
+    const Tower *actor = &model->tower[0], *critic = &model->tower[1];
+    int fit = actor->heads == 2 && actor->layer[actor->hidden + 1].role == STD_HEAD && critic->groups > 0;
+    fit = fit && critic->group[critic->groups - 1].width == model->policy.outputs; /* the action */
+    for (int t = 0; t < model->towers; t++)
+        for (int i = 0; fit && i < model->tower[t].hidden + model->tower[t].heads; i++) {
+            const Layer *layer = &model->tower[t].layer[i], *first = &critic->layer[i];
+            fit = !layer->gamma.value && (t > model->critics || (layer->weight.gradient && layer->bias.gradient));
+            if (t > 0)
+                fit = fit && layer->inputs == first->inputs && layer->outputs == first->outputs &&
+                      model->tower[t].hidden == critic->hidden;
+        }
+    return fit;
+}
+
 /* Whether the heads are those that the policy needs, each once. */
 static int heads_fit(const Model *model)
 {
@@ -186,17 +213,18 @@ static int heads_fit(const Model *model)
                 return 0;
         }
     int std = model->policy.family == GAUSSIAN && !model->policy.raw_std.value;
-    return seen[OUTPUT_HEAD] == 1 && seen[STD_HEAD] == std && seen[VALUE_HEAD] == 1;
+    int values = model->rows ? 2 * model->critics : 1;
+    return seen[OUTPUT_HEAD] == 1 && seen[STD_HEAD] == std && seen[VALUE_HEAD] == values;
 }
 
 static void drop_model(PyObject *capsule)
 {
     Handle *h = PyCapsule_GetPointer(capsule, MODEL_NAME);
     Model *model = &h->model;
-    for (int thread = 0; model->workspace && thread < model->threads; thread++)
-        for (int t = 0; t < 2; t++)
-            free(model->workspace[thread].trace[t]);
-    for (int t = 0; t < 2; t++) {
+    for (int number = 0; model->workspace && number < model->workspaces; number++)
+        for (int t = 0; t < MAX_TOWERS; t++)
+            free(model->workspace[number].trace[t]);
+    for (int t = 0; t < MAX_TOWERS; t++) {
         free(model->tower[t].group);
         free(model->tower[t].layer);
     }
@@ -209,11 +237,12 @@ static void drop_model(PyObject *capsule)
 
 static int make_workspaces(Model *model)
 {
-    model->workspace = calloc(model->threads, sizeof *model->workspace);
-    for (int thread = 0; model->workspace && thread < model->threads; thread++)
+    model->workspaces = model->rows ? (int)((model->rows + BLOCK - 1) / BLOCK) : model->threads;
+    model->workspace = calloc(model->workspaces, sizeof *model->workspace);
+    for (int number = 0; model->workspace && number < model->workspaces; number++)
         for (int t = 0; t < model->towers; t++) {
             long layers = model->tower[t].hidden + model->tower[t].heads;
-            if (!(model->workspace[thread].trace[t] = calloc(layers, sizeof(Trace))))
+            if (!(model->workspace[number].trace[t] = calloc(layers, sizeof(Trace))))
                 return 0;
         }
     return model->workspace != NULL;
@@ -222,8 +251,9 @@ static int make_workspaces(Model *model)
 PyObject *make_model(PyObject *self, PyObject *args)
 {
     int is_double, threads;
+    long rows;
     PyObject *numbers, *settings, *arrays;
-    if (!PyArg_ParseTuple(args, "piOOO!", &is_double, &threads, &numbers, &settings, &PyList_Type, &arrays))
+    if (!PyArg_ParseTuple(args, "pilOOO!", &is_double, &threads, &rows, &numbers, &settings, &PyList_Type, &arrays))
         return NULL;
     Handle *h = calloc(1, sizeof *h);
     PyObject *capsule = h ? PyCapsule_New(h, MODEL_NAME, drop_model) : PyErr_NoMemory();
@@ -232,6 +262,7 @@ PyObject *make_model(PyObject *self, PyObject *args)
     Model *model = &h->model;
     h->real = real_of(is_double);
     h->arrays = arrays;
+    model->rows = rows < 0 || rows > LONGEST ? (h->failed = 1, 0) : rows;
     model->threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     Py_buffer *view = hold(&h->held, numbers, -1, 0);
     if (view)
@@ -240,14 +271,16 @@ PyObject *make_model(PyObject *self, PyObject *args)
     if (!view)
         return Py_DecRef(capsule), NULL;
     h->setting = view->buf, h->setting_end = h->setting + view->len / sizeof *h->setting;
-    model->towers = (int)read_number(h, 2);
+    model->towers = (int)read_number(h, rows ? MAX_TOWERS : 2);
     for (int t = 0; t < model->towers && !h->failed; t++)
         read_tower(h, &model->tower[t]);
     if (!h->failed)
         read_policy(h, &model->policy);
-    if (!h->failed)
+    if (!h->failed && rows)
+        read_critics(h, model);
+    else if (!h->failed)
         read_loss(h, &model->loss);
-    if (!h->failed && heads_fit(model)) {
+    if (!h->failed && heads_fit(model) && (!rows || critics_fit(model))) {
         h->arrays = NULL; /* read, and only borrowed */
         if (make_workspaces(model) && h->real->prepare(model))
             return capsule;

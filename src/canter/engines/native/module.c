@@ -30,7 +30,7 @@ typedef struct {
         const void **place;
         Py_ssize_t bytes;
         int write;
-    } array[2 * MAX_GROUPS + 9];
+    } array[4 * MAX_GROUPS + 9];
     int count;
 } Wanted;
 
@@ -287,6 +287,37 @@ static PyObject *adamw(PyObject *self, PyObject *args)
     return fine ? PyFloat_FromDouble(norm) : NULL;
 }
 
+/* The gradients of SAC's critics, or of its policy, and a few means. */
+static PyObject *soft(PyObject *self, PyObject *args)
+{
+    PyObject *capsule, *arrays;
+    SoftBatch batch = {0};
+    Held held = {0};
+    Wanted w = {.count = 0};
+    int policy;
+    if (!PyArg_ParseTuple(args, "OpdO!", &capsule, &policy, &batch.temperature, &PyTuple_Type, &arrays))
+        return NULL;
+    Handle *h = open_model(capsule);
+    if (!h)
+        return NULL;
+    const long rows = batch.now.count = batch.next.count = h->model.rows;
+    want_obs(&w, h, 0, 1, &batch.now); /* the critics' last group is the action */
+    if (!policy) {
+        want_obs(&w, h, 0, 1, &batch.next); /* whose action is any, for the policy's takes its place */
+        want(&w, &batch.reward, rows, h->real->item, 0);
+        want(&w, &batch.discount, rows, h->real->item, 0);
+        want(&w, &batch.valid, rows, 1, 0);
+    }
+    want(&w, &batch.noise, rows * h->model.policy.outputs, h->real->item, 0);
+    int fine = rows ? hold_wanted(&held, arrays, &w) : (PyErr_SetString(PyExc_ValueError, "no model of SAC"), 0);
+    if (fine) {
+        COMPUTE(h, h->real->soft_gradients(&h->model, &batch, policy))
+    }
+    release(&held);
+    const double *means = batch.means;
+    return fine ? Py_BuildValue("dddd", means[0], means[1], means[2], means[3]) : NULL;
+}
+
 /* x[t] += decay[t] * x[t + 1] in each of n columns, from the last row but one to the first. */
 static PyObject *trace_back(PyObject *self, PyObject *args)
 {
@@ -309,7 +340,7 @@ static PyObject *trace_back(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef METHODS[] = {
-    {"model", make_model, METH_VARARGS, "model(is_double, threads, numbers, settings, arrays) -> model"},
+    {"model", make_model, METH_VARARGS, "model(is_double, threads, rows, numbers, settings, arrays) -> model"},
     {"act", act, METH_VARARGS, "act(model, rows, (*obs, mask, noise, params, action, for_env))"},
     {"values", values, METH_VARARGS, "values(model, rows, index, (*obs, value))"},
     {"log_prob", log_prob, METH_VARARGS, "log_prob(model, rows, (dist_params, action, result))"},
@@ -320,6 +351,8 @@ static PyMethodDef METHODS[] = {
     {"square_sum", square_sum, METH_VARARGS, "square_sum(is_double, x) -> sum of squares"},
     {"adamw", adamw, METH_VARARGS,
      "adamw(is_double, flat, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, decay, coupled, max_norm, norm)"},
+    {"soft", soft, METH_VARARGS,
+     "soft(model, policy, temperature, (*obs, action, [*next_obs, action, reward, discount, valid,] noise)) -> means"},
     {"trace_back", trace_back, METH_VARARGS, "trace_back(is_double, columns, x, decay)"},
     {"copy", copy_tensors, METH_VARARGS, "copy(targets, sources) -> whether they could be copied"},
     {"places", make_places, METH_VARARGS, "places(tensors of [T, ...]) -> places"},

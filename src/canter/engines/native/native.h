@@ -3,7 +3,10 @@
  *
  * A model is one or two towers. A tower reads observation groups, passes them through hidden layers and ends in one or
  * more heads, which are linear layers that all read the same features: mean or logits, the raw std where it depends on
- * the state, and the value. With a shared trunk there is one tower, and the value is its last head. */
+ * the state, and the value. With a shared trunk there is one tower, and the value is its last head.
+ *
+ * A model of SAC has a tower for the policy, one for each critic, whose last group is the action, and one for each slow
+ * copy of a critic. */
 #ifndef CANTER_NATIVE_H
 #define CANTER_NATIVE_H
 
@@ -17,11 +20,12 @@ enum { NO_SURROGATE, CLIPPED, SMOOTH_CLIPPED, VANILLA };             /* policy l
 enum { NO_VALUE_LOSS, MSE, CLIPPED_MSE, HUBER };                     /* value losses */
 enum { NO_BOUND, SOFT, REGULARISATION };                             /* bound losses */
 enum { GIVEN, POPULATION_STD, SAMPLE_STD };                          /* what advantages are divided by */
+enum { LOG_PROB, TARGET, VALUE_OF_ROW, ERROR, ROW_VALUES };           /* what SAC keeps of each row */
 enum { POLICY_SUM, VALUE_SUM, ENTROPY_SUM, KL_SUM, CLIPPED_SUM, BOUND_SUM, SUMS }; /* what a minibatch reports */
 
 /* Rows that pass through a model together. Their activations stay in the cache from the first layer to the last and
  * back; threads take whole blocks. */
-enum { BLOCK = 64, MAX_GROUPS = 16 };
+enum { BLOCK = 64, MAX_GROUPS = 16, MAX_CRITICS = 8, MAX_TOWERS = 1 + 2 * MAX_CRITICS };
 
 typedef struct {
     void *value, *gradient; /* gradient: NULL where this model never learns it */
@@ -37,6 +41,7 @@ typedef struct {
 typedef struct {
     long inputs, outputs;
     int activation, role;             /* role: of a head */
+    int turned;                       /* the weight is [inputs, outputs], as in a stack, not [outputs, inputs] */
     Parameter weight, bias, gamma, beta; /* gamma and beta of a layer norm before the activation, or NULL */
     void *packed, *packed_back;       /* the weight as products with it and with its transpose want it */
 } Layer;
@@ -70,14 +75,15 @@ typedef struct {
 typedef struct {
     void *before, *after;   /* the activation, [BLOCK, outputs]; before == after where it needs no input to go back */
     void *normal, *inverse; /* of a layer norm: its output before gamma and beta, and 1 / std, [BLOCK] */
+    void *d;                /* the gradient on its way back, [BLOCK, outputs]; a head's is in the place of its output */
     void *d_weight, *d_bias, *d_gamma, *d_beta;
 } Trace;
 
 typedef struct {
-    void *input[2];  /* [BLOCK, inputs] of each tower */
-    Trace *trace[2]; /* of each layer of each tower */
-    void *d[2];      /* gradients on their way back, [BLOCK, widest] */
-    void *row;       /* a few rows of P numbers */
+    void *input[MAX_TOWERS];  /* [BLOCK, inputs] of each tower; critics share one */
+    Trace *trace[MAX_TOWERS]; /* of each layer of each tower */
+    void *d[2];               /* gradients on their way back, [BLOCK, widest]; of SAC the first: of the critics' input */
+    void *row;                /* a few rows of P numbers */
     void *d_log_std;
     void *gradients; /* where all d_... begin */
     size_t gradient_bytes;
@@ -86,10 +92,14 @@ typedef struct {
 
 typedef struct {
     int is_double, threads, towers;
-    Tower tower[2];
+    Tower tower[MAX_TOWERS];
     Policy policy;
     Loss loss;
-    Workspace *workspace; /* one for each thread */
+    int critics, lowest;  /* of SAC: how many learn, and whether the lowest counts or their mean */
+    long rows;            /* of SAC: those of a batch; 0 for PPO */
+    void *row_values;     /* of SAC: ROW_VALUES columns [rows], and the policy's std [rows, A] */
+    int workspaces;       /* one for each thread; of SAC one for each block of rows, the first with the sums of all */
+    Workspace *workspace;
     void *log_std;        /* of a Gaussian whose std is a parameter: log-std and exp(-log-std), [2, A] */
     void *zeros;          /* as many as any row has */
     int64_t *row;         /* the valid rows of a minibatch; grows to the largest that was seen */
@@ -115,6 +125,14 @@ typedef struct {
     int coupled; /* weight decay is added to the gradient */
 } AdamW;
 
+/* A batch for SAC: now and after the step, whose observations the critics share, and where the results go. */
+typedef struct {
+    Rows now, next;
+    const void *reward, *discount, *valid, *noise; /* [rows], and [rows, A] */
+    double temperature;
+    double means[4]; /* of the critics: loss, std of the targets; of the policy: loss, log-probability, std, value */
+} SoftBatch;
+
 /* The mathematics for one kind of number. */
 typedef struct {
     size_t item;
@@ -126,6 +144,7 @@ typedef struct {
     double (*square_sum)(const void *x, long n);
     void (*trace_back)(void *x, const void *decay, long n, long columns);
     void (*adamw)(void *flat, const void *gradient, void *mean, void *square, long n, AdamW);
+    void (*soft_gradients)(Model *, SoftBatch *, int policy); /* of the policy, or of the critics */
 } Real;
 
 extern const Real REAL_FLOAT, REAL_DOUBLE;

@@ -26,6 +26,11 @@ enum { VECTOR_BYTES = 16, VECTORS = 2, TILE_ROWS = 6 };
 #else
 enum { VECTOR_BYTES = 16, VECTORS = 4, TILE_ROWS = 6 };
 #endif
+#if defined(__aarch64__) && !REAL_IS_DOUBLE
+enum { READS_FOURS = 1 }; /* see gemm.h */
+#else
+enum { READS_FOURS = 0 };
+#endif
 enum { LANES = VECTOR_BYTES / sizeof(REAL), PANEL = LANES * VECTORS };
 typedef REAL Vector __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
 
