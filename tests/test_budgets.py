@@ -23,11 +23,11 @@ UNPICKLED += tuple(f"compat/rsl_rl/{name}.py" for name in ("checkpoint", "runner
 worker process whose errors may not be sendable."""
 FORBIDDEN = ("pickle", "eval(", "exec(", "yaml.load(", "weights_only=False", "shell=True", "os.system")
 
-CODE_LINES = 26_773
+CODE_LINES = 26_989
 """Of all of `src/canter`, without docstrings, comments and blanks."""
 SLACK = 100
 """How far the code may be below a limit before the limit is lowered."""
-PATH_FILES, PATH_LINES, PATH_CALLED = 40, 3_609, 986
+PATH_FILES, PATH_LINES, PATH_CALLED = 40, 3_611, 986
 """The reading path: files whose functions one iteration of PPO calls, their code lines, and those of the functions.
 `python tests/reading_path.py`."""
 
@@ -36,7 +36,7 @@ FOLDER = 10
 LARGER_FOLDERS = {
     ".": (15, "contracts and plain data of one file each, and the entry points"),
     "cli": (20, "a file for each command, what reads flags and files, and what answers without torch"),
-    "engines/native": (23, "C: headers that are compiled for float and double, and for each kind of x86 processor"),
+    "engines/native": (25, "C: headers that are compiled for float and double, and for each kind of x86 processor"),
     "compat/settings": (12, "a file for each parent's part, and what reads and resolves their files"),
     "envs/tensor": (11, "a file for each environment, and one that draws"),
     "envs": (19, "a file for each kind of simulator, and what adapters share"),

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from canter.algorithms.ppo import PPOConfig
+from canter.algorithms.sac import SACConfig
 from canter.envs.tensor import tensor_envs
 from canter.nn.actor_critic import ModelConfig
+from canter.nn.critics import CriticConfig
 from canter.nn.network import NetworkConfig
 from canter.training import execution, threads
 from canter.training.collector import Collector
@@ -51,6 +53,17 @@ def test_all_cores_learn_where_layers_are_wide_and_rollouts_long(widest, steps, 
 def test_the_widest_layer_and_the_whole_rollout_count(monkeypatch, hidden, num_envs, chosen):
     monkeypatch.setattr(time, "perf_counter", iter(range(1000)).__next__)  # whatever a clock says
     collector, _ = built(hidden, num_envs)
+    assert collector.threads == torch.get_num_threads() == chosen
+
+
+@pytest.mark.parametrize(("engine", "hidden", "chosen"), [("auto", 128, 2), ("autograd", 128, 1), ("auto", 64, 1)])
+def test_sac_in_c_takes_all_cores_for_wide_networks_however_short_its_rollouts(engine, hidden, chosen):
+    env = tensor_envs["quadrotor"](4)
+    network, critic = NetworkConfig(hidden=(hidden, hidden)), CriticConfig(hidden=(hidden, hidden))
+    algorithm = SACConfig(policy=network, critic=critic).build(env.spec, 0)
+    algorithm.use_engine(engine)
+    collector = Collector(env, algorithm, 0)
+    ExecutionConfig().prepare(collector, algorithm)
     assert collector.threads == torch.get_num_threads() == chosen
 
 

@@ -94,6 +94,8 @@ class Algorithm(Protocol[RecordT]):
     """What the host has decided about this iteration; each stage has CUDA graphs of its own."""
     reads_reset: bool = True
     """Whether `act` reads `reset`; where it does not, that is found out for a whole rollout at once, afterwards."""
+    shares_rows: bool = False
+    """Whether a wide network's update is worth several threads on a CPU however short a rollout is."""
 
     def empty_record(self) -> RecordT:
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""

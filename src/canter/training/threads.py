@@ -22,9 +22,12 @@ WIDE, LONG = 2**14, 2**12
 threads more than there is to share, and on a busy machine a hundred times as much."""
 
 
-def choose_threads(widest: int, steps: int, cores: int) -> int:
-    """Threads for a network whose widest layer has so many weights, and rollouts of so many steps over all envs."""
-    return cores if widest >= WIDE and steps >= LONG else 1
+def choose_threads(widest: int, steps: int, cores: int, *, shares_rows: bool = False) -> int:
+    """Threads for a network whose widest layer has so many weights, and rollouts of so many steps over all envs.
+
+    Where an algorithm `shares_rows`, short rollouts are as good as long ones.
+    """
+    return cores if widest >= WIDE and (shares_rows or steps >= LONG) else 1
 
 
 def widest_layer(algorithm: Algorithm[Any]) -> int:

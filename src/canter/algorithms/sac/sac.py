@@ -90,6 +90,7 @@ class SAC(Algorithm[SACRecord]):
     def use_engine(self, name: EngineName) -> None:
         """Compute gradients by this engine from now on; raises ValueError where it cannot."""
         self.learner.engine, self.engine = choose_soft(self.learner.described(self.spec), name)
+        self.shares_rows = self.learner.engine is not None
 
     def empty_record(self) -> SACRecord:
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
