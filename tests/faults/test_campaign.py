@@ -10,7 +10,7 @@ import pytest
 
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults"
 COUNTS = {"kills": 2, "every": 40, "checkpoints": 40, "policies": 60, "configs": 40, "records": 40, "disguises": 20}
-COUNTS |= {"hostile": 18, "commands": 3, "misbehaving": 8}
+COUNTS |= {"hostile": 18, "commands": 3, "misbehaving": 5}
 
 
 @pytest.fixture(scope="module")

@@ -136,7 +136,7 @@ def test_gae_keeps_float32():
 # Against the definition.
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(rollouts())
 def test_gae_equals_the_weighted_average_of_n_step_returns(rollout):
     advantage, return_ = gae(**rollout)

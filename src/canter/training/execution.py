@@ -40,8 +40,8 @@ class ExecutionConfig:
     """Let a GPU multiply float32 matrices with 10 bits of mantissa; False is strict float32. No effect on a CPU."""
     threads: int | None = None
     """Threads that learn on a CPU. null is 1, or all cores for wide networks (a layer of 16,384 weights or more) with
-    long rollouts (4,096 steps or more), or with SAC by the native engine. `canter check --threads` measures what is
-    fastest."""
+    long rollouts (4,096 steps or more) or an algorithm that shares the rows of short ones. `canter check --threads`
+    measures what is fastest."""
 
     rank_timeout: float = 600.0
     """Seconds that a rank may keep the others waiting, or give no sign of life, before all end and say which one. Has
