@@ -4,7 +4,7 @@ BIN := .venv/bin
 # What an installation is made of: the C source is built when Canter is installed.
 SOURCES := pyproject.toml constraints.txt $(wildcard src/canter/engines/native/*.[ch])
 # Every install goes through this: the constraint keeps torch at the build that the project is checked with.
-PIP_INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: train test test-mjlab index lint types layers docs pytest test-faults format bench-learning bench-cpu bench-gpu clean
 
