@@ -24,17 +24,18 @@ from canter.recipes.sac import fleet
 from canter.seeding import derive_seed
 
 RESULTS = Path(__file__).parent / "results" / "fleet.json"
-NUM_ENVS, POINTS, EPISODES = 1024, 20, 256
+NUM_ENVS, EPISODES = 1024, 256
 STEPS = {"ppo": 20_000_000, "sac": 5_000_000}
+POINTS = {"ppo": 8, "sac": 20}
 
 
-def curve(config: canter.TrainConfig, stop_at: float | None) -> list[list[float]]:
-    """Points of a run, up to the first that reaches `stop_at`."""
+def curve(config: canter.TrainConfig, count: int, stop_at: float | None) -> list[list[float]]:
+    """So many points of a run, up to the first that reaches `stop_at`."""
     points: list[list[float]] = []
     trained = 0.0
     with canter.Trainer(config) as trainer:
         assert config.total_steps is not None
-        chunk = max(1, round(config.total_steps / POINTS / trainer.algorithm.horizon / NUM_ENVS))
+        chunk = max(1, round(config.total_steps / count / trainer.algorithm.horizon / NUM_ENVS))
         while not trainer.finished and (not points or stop_at is None or points[-1][1] < stop_at):
             start = time.perf_counter()
             trainer.learn(chunk)
@@ -54,7 +55,7 @@ def run(task: str, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"seed": seed}
     for name, config in configs.items():
         goal = found["ppo"][-1][1] if name == "sac" else None
-        found[name] = curve(replace(config, total_steps=STEPS[name], **about), goal)
+        found[name] = curve(replace(config, total_steps=STEPS[name], **about), POINTS[name], goal)
     reached = found["sac"][-1][1] >= found["ppo"][-1][1]
     share = found["sac"][-1][0] / found["ppo"][-1][0]
     return found | {"reached": reached, "share_of_steps": round(share, 3)}

@@ -13,7 +13,7 @@ from torch import nn
 
 from canter.distributions import DiagGaussian
 from canter.functional.adam import AdamGroup
-from canter.functional.layers import linear_layers
+from canter.functional.layers import batch_norm, linear_layers
 from canter.nn.heads import LogStd, StdConfig
 from canter.schedules import AdaptiveKL
 from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE, relative_error
@@ -42,6 +42,39 @@ def test_layers_and_all_their_gradients(activation, rows, widths):
     for ours, exact in zip(*results, strict=True):
         assert ours.shape == exact.shape
         assert relative_error(ours, exact) < 2e-6
+
+
+@pytest.mark.parametrize(("members", "rows", "columns"), [(2, 700, 70), (1, 1, 3), (3, 257, 64), (2, 33, 1)])
+def test_batch_norm_and_all_its_gradients(members, rows, columns):
+    x = 2 + torch.randn(members, rows, columns)
+    weight, bias, toward = torch.randn(members, 1, columns), torch.randn(members, 1, columns), torch.randn_like(x)
+    results = []
+    for dtype, function in ((torch.float32, _fused_batch_norm()), (torch.float64, batch_norm.plain)):
+        inputs = [tensor.to(DEVICE, dtype, copy=True).requires_grad_() for tensor in (x, weight, bias)]
+        y, mean, var = function(*inputs, 1e-2)
+        assert not mean.requires_grad
+        (y - toward.to(y)).pow(3).sum().backward()
+        results.append([y.detach(), mean, var, *(tensor.grad for tensor in inputs)])
+    for ours, exact in zip(*results, strict=True):
+        assert ours.shape == exact.shape
+        # One row has no variance and no slope: what is left there is rounding, and is judged as such.
+        assert (ours.double() - exact).norm() < 1e-5 * (exact.norm() + x.numel() ** 0.5)
+
+
+def test_a_projection_keeps_a_nan_in_its_row():
+    from canter.kernels.projection import project_on_gpu
+
+    atoms = torch.randn(3, 11, device=DEVICE)
+    atoms[1, 4] = torch.nan
+    found = project_on_gpu(torch.rand(3, 11, device=DEVICE), atoms, -2.0, 2.0).isnan()
+    assert found[1].any()
+    assert not found[[0, 2]].any()
+
+
+def _fused_batch_norm():
+    from canter.kernels.batch_norm import fused_batch_norm
+
+    return fused_batch_norm
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter knows no bfloat16")

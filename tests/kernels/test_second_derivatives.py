@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from canter.functional.densities import gaussian_params
-from canter.functional.layers import linear_layers
+from canter.functional.layers import batch_norm, linear_layers
 from triton_device import DEVICE, NEEDS_DEVICE, relative_error
 
 pytest.importorskip("triton", reason="Triton comes with the GPU builds of torch")
@@ -76,3 +76,16 @@ def test_the_first_gradient_alone_is_the_same_with_and_without_a_graph():
         for graph in (False, True)
     ]
     torch.testing.assert_close(*found)
+
+
+def test_through_a_batch_norm():
+    from canter.kernels.batch_norm import fused_batch_norm
+
+    inputs = [torch.randn(2, 40, 7, device=DEVICE), *torch.randn(2, 2, 1, 7, device=DEVICE).unbind()]
+    same(
+        lambda *own: fused_batch_norm(*own, 1e-2)[0],
+        lambda *own: batch_norm.plain(*own, 1e-2)[0],
+        inputs,
+        torch.randn(2, 40, 7, device=DEVICE),
+        (0, 1),
+    )

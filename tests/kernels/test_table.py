@@ -98,7 +98,15 @@ CASES = {
         lambda: absorbed((5,), torch.nan),
         lambda: (*absorbed((5,)), True),
     ],
-    "project": [lambda: (normal(70, 11).softmax(-1), 3 * normal(70, 11), -2.0, 2.0)],
+    "project": [
+        lambda: (normal(70, 11).softmax(-1), 3 * normal(70, 11), -2.0, 2.0),
+        lambda: (normal(3, 101).softmax(-1), 3 * normal(3, 101), -2.0, 2.0),
+    ],
+    "batch_norm": [
+        lambda: (2 + normal(2, 700, 70), normal(2, 1, 70), normal(2, 1, 70), 1e-5),
+        lambda: (normal(1, 3, 1), normal(1, 1, 1), normal(1, 1, 1), 1e-5),
+        lambda: (normal(40, 5).expand(2, 40, 5), normal(2, 1, 5), normal(2, 1, 5), 1e-5),
+    ],
     "moments": [lambda: (normal(3, 700, 5), flags(3, 700)), lambda: (normal(900),)],
     "gae": [lambda: (*normal(3, 24, 70), flags(24, 70), flags(24, 70), 0.97, 0.95)],
     "follow_kl_": [lambda: (normal().abs(), normal().abs(), 0.5, 1.5, 0.1, 2.0)],

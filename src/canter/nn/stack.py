@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from canter import distributed
+from canter.functional.layers import batch_norm
 from canter.nn.cnn import CNNConfig
 from canter.nn.mlp import Activation, Init, activations
 from canter.nn.network import Network, NetworkConfig, networks, select_groups
@@ -133,7 +134,7 @@ class StackedRMSNorm(Scaled):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[E, B, D]`."""
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+        return nn.functional.rms_norm(x, x.shape[-1:], eps=self.eps) * self.weight
 
 
 class StackedBatchNorm(Scaled):
@@ -154,14 +155,14 @@ class StackedBatchNorm(Scaled):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[E, B, D]`, the statistics over B."""
-        mean, var = self.mean, self.var
-        if self.training:
-            var, mean = torch.var_mean(x.float(), 1, correction=0, keepdim=True)
-            with torch.no_grad():
-                self.mean.lerp_(distributed.mean(mean.detach()), self.momentum)
-                self.var.lerp_(distributed.mean(var.detach()), self.momentum)
         assert self.bias is not None
-        return torch.addcmul(self.bias, (x - mean) * torch.rsqrt(var + self.eps), self.weight)
+        if not self.training:
+            return torch.addcmul(self.bias, x - self.mean, self.weight * torch.rsqrt(self.var + self.eps)).to(x.dtype)
+        y, mean, var = batch_norm(x, self.weight, self.bias, self.eps)
+        with torch.no_grad():
+            self.mean.lerp_(distributed.mean(mean), self.momentum)
+            self.var.lerp_(distributed.mean(var), self.momentum)
+        return y
 
 
 NORMS: dict[str, type[nn.Module]] = {"layer": StackedLayerNorm, "rms": StackedRMSNorm, "batch": StackedBatchNorm}

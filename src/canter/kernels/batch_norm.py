@@ -1,0 +1,181 @@
+"""Batch norm of several members on a GPU: two launches forward and two back.
+
+Statistics run down the columns, so each launch that needs sums over all rows is cut into chunks of rows, and the next
+one adds the chunks up, always in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from canter.dispatch import differentiate_again, kernel, on_gpu
+from canter.functional.layers import batch_norm
+
+TILES = {"CHUNK": 256, "ROWS": 32, "COLUMNS": 64}
+"""Rows of a program, rows at a time, columns."""
+
+
+@triton.jit
+def _places(start, B, D, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where rows from `start` on of this program's member and columns are, and which of them there are."""
+    member = tl.program_id(0).to(tl.int64)
+    rows, columns = start + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    where = (member * B + rows)[:, None] * D + columns[None, :]
+    return where, (rows < B)[:, None] & (columns < D)[None, :], rows < B
+
+
+@triton.jit
+def _moments(x_ptr, part_ptr, B, D, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Mean and sum of squared deviations of each chunk, `part[2, E, chunks, D]`."""
+    count = 0.0
+    mean, m2 = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
+    for start in range(tl.program_id(2) * CHUNK, tl.program_id(2) * CHUNK + CHUNK, ROWS):
+        where, inside, valid = _places(start, B, D, ROWS, COLUMNS)
+        x = tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        some = tl.sum(valid.to(tl.float32), 0)
+        own = tl.sum(x, 0) / tl.maximum(some, 1.0)
+        away = tl.where(inside, x - own[None, :], 0.0)
+        share = some / tl.maximum(count + some, 1.0)
+        m2 += tl.sum(away * away, 0) + (own - mean) * (own - mean) * count * share
+        mean += (own - mean) * share
+        count += some
+    _store_parts(part_ptr, mean, m2, D, COLUMNS)
+
+
+@triton.jit
+def _store_parts(part_ptr, first, second, D, COLUMNS: tl.constexpr):
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    place = (tl.program_id(0) * tl.num_programs(2) + tl.program_id(2)) * D + columns
+    half = tl.num_programs(0) * tl.num_programs(2) * D
+    tl.store(part_ptr + place, first, mask=columns < D)
+    tl.store(part_ptr + half + place, second, mask=columns < D)
+
+
+@triton.jit
+def _load_part(part_ptr, chunk, D, COLUMNS: tl.constexpr):
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    place = (tl.program_id(0) * tl.num_programs(2) + chunk) * D + columns
+    half = tl.num_programs(0) * tl.num_programs(2) * D
+    first = tl.load(part_ptr + place, mask=columns < D, other=0.0)
+    return first, tl.load(part_ptr + half + place, mask=columns < D, other=0.0)
+
+
+@triton.jit
+def _normalise(
+    x_ptr, part_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, var_ptr, B, D, eps,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    count = 0.0
+    mean, m2 = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
+    for chunk in range(tl.num_programs(2)):
+        own, own2 = _load_part(part_ptr, chunk, D, COLUMNS)
+        some = tl.minimum(B - chunk * CHUNK, CHUNK).to(tl.float32)
+        share = some / (count + some)
+        m2 += own2 + (own - mean) * (own - mean) * count * share
+        mean += (own - mean) * share
+        count += some
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    place, exists = tl.program_id(0) * D + columns, columns < D
+    if tl.program_id(2) == 0:
+        tl.store(mean_ptr + place, mean, mask=exists)
+        tl.store(var_ptr + place, m2 / count, mask=exists)
+    scale = tl.load(w_ptr + place, mask=exists, other=0.0) / tl.sqrt_rn(m2 / count + eps)
+    shift = tl.load(b_ptr + place, mask=exists, other=0.0)
+    for start in range(tl.program_id(2) * CHUNK, tl.program_id(2) * CHUNK + CHUNK, ROWS):
+        where, inside, _ = _places(start, B, D, ROWS, COLUMNS)
+        x = tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        tl.store(y_ptr + where, (x - mean[None, :]) * scale[None, :] + shift[None, :], mask=inside)
+
+
+@triton.jit
+def _gradient_sums(
+    g_ptr, x_ptr, mean_ptr, var_ptr, part_ptr, B, D, eps,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Sums of each chunk of the gradient, and of it times the normalised input, `part[2, E, chunks, D]`."""
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    place, exists = tl.program_id(0) * D + columns, columns < D
+    mean = tl.load(mean_ptr + place, mask=exists, other=0.0)
+    inverse = 1.0 / tl.sqrt_rn(tl.load(var_ptr + place, mask=exists, other=0.0) + eps)
+    plain, times = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
+    for start in range(tl.program_id(2) * CHUNK, tl.program_id(2) * CHUNK + CHUNK, ROWS):
+        where, inside, _ = _places(start, B, D, ROWS, COLUMNS)
+        g = tl.load(g_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        plain += tl.sum(g, 0)
+        times += tl.sum(g * (x - mean[None, :]) * inverse[None, :], 0)
+    _store_parts(part_ptr, plain, times, D, COLUMNS)
+
+
+@triton.jit
+def _back(
+    g_ptr, x_ptr, mean_ptr, var_ptr, w_ptr, part_ptr, out_ptr, of_w_ptr, of_b_ptr, B, D, eps,
+    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    plain, times = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
+    for chunk in range(tl.num_programs(2)):
+        own, own_times = _load_part(part_ptr, chunk, D, COLUMNS)
+        plain, times = plain + own, times + own_times
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    place, exists = tl.program_id(0) * D + columns, columns < D
+    if tl.program_id(2) == 0:
+        tl.store(of_w_ptr + place, times, mask=exists)
+        tl.store(of_b_ptr + place, plain, mask=exists)
+    mean = tl.load(mean_ptr + place, mask=exists, other=0.0)
+    inverse = 1.0 / tl.sqrt_rn(tl.load(var_ptr + place, mask=exists, other=0.0) + eps)
+    scale = tl.load(w_ptr + place, mask=exists, other=0.0) * inverse
+    plain, times = plain / B, times / B
+    for start in range(tl.program_id(2) * CHUNK, tl.program_id(2) * CHUNK + CHUNK, ROWS):
+        where, inside, _ = _places(start, B, D, ROWS, COLUMNS)
+        g = tl.load(g_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32)
+        out = (g - plain[None, :] - (x - mean[None, :]) * inverse[None, :] * times[None, :]) * scale[None, :]
+        tl.store(out_ptr + where, out, mask=inside)
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        grid, parts = _cut(x)
+        y, mean, var = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+        rows, columns = x.shape[1:]
+        _moments[grid](x, parts, rows, columns, **TILES)
+        _normalise[grid](x, parts, weight, bias, y, mean, var, rows, columns, eps, **TILES)
+        ctx.eps = eps
+        ctx.save_for_backward(x, weight, bias, mean, var)
+        ctx.mark_non_differentiable(mean, var)
+        return y, mean, var
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, mean, var = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            plain = lambda *inputs: batch_norm.plain(*inputs, ctx.eps)[0]  # noqa: E731
+            return *differentiate_again(plain, (x, weight, bias), gradients[0]), None
+        gradient, (grid, parts) = gradients[0].contiguous(), _cut(x)
+        of_x, of_weight, of_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+        rows, columns = x.shape[1:]
+        _gradient_sums[grid](gradient, x, mean, var, parts, rows, columns, ctx.eps, **TILES)
+        _back[grid](
+            gradient, x, mean, var, weight, parts, of_x, of_weight, of_bias, rows, columns, ctx.eps, **TILES
+        )  # fmt: skip
+        return of_x, of_weight, of_bias, None
+
+
+def _cut(x: Tensor) -> tuple[tuple[int, int, int], Tensor]:
+    """Programs of a launch, and a place for what each finds, twice."""
+    members, rows, columns = x.shape
+    chunks = triton.cdiv(rows, TILES["CHUNK"])
+    parts = x.new_empty(2, members, chunks, columns, dtype=torch.float32)
+    return (members, triton.cdiv(columns, TILES["COLUMNS"]), chunks), parts
+
+
+@kernel(of=batch_norm, accepts=on_gpu)
+def fused_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Two launches."""
+    return _BatchNorm.apply(x.contiguous(), weight, bias, eps)  # pyright: ignore[reportReturnType]
