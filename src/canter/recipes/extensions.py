@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from canter.algorithms.ppo import BonusValueConfig, PPOConfig
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
@@ -110,4 +112,21 @@ def swimmer_style(gait: str, *, task: float = 0.0, style: float = 1.0) -> TrainC
             model=ModelConfig(policy=NetworkConfig(obs_groups=groups), std=StdConfig(initial=0.2)),
             extensions=(amp,) if style else (),
         ),
+    )
+
+
+def swimmer_style_large(gait: str) -> TrainConfig:
+    """The style alone with 2,048 environments on a GPU: a discriminator that sees more sees smaller differences."""
+    config = swimmer_style(gait)
+    algorithm = config.algorithm
+    (amp,) = algorithm.extensions
+    assert isinstance(amp, AMPConfig)
+    amp = replace(amp, batch_size=4096, replay=500_000, replay_rows=20_000)
+    return replace(
+        config,
+        env=replace(config.env, num_envs=2048),
+        total_steps=16 * 2048 * 1000,
+        device="cuda",
+        log_every=10,
+        algorithm=replace(algorithm, entropy_coef=Linear(0.05, -0.1), extensions=(amp,)),
     )
