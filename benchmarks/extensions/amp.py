@@ -49,9 +49,9 @@ SKIP, STEPS, PIECE = 250, 750, 200
 
 
 @torch.no_grad()
-def swim(policy: canter.Policy, seed: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+def swim(policy: canter.Policy, seed: int, device: str, heading: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Angles of the joints `[750, 32, 3]`, and the centre of the body `[750, 32, 2]`."""
-    env = Swimmer(32, device, motion=True, max_episode_steps=None)
+    env = Swimmer(32, device, motion=True, heading=heading, max_episode_steps=None)
     obs, joints, centre = env.reset(seed), [], []
     for _ in range(SKIP + STEPS):
         obs = env.step(policy.act(obs)[0]).obs
@@ -113,7 +113,7 @@ def run(config: canter.TrainConfig, gait: str) -> dict[str, Any]:
     seed = derive_seed(config.seed, "eval")
     evaluation = canter.evaluate(algorithm.policy, env, 100, seed)
     about = {name.removeprefix("amp/"): round(sum(r[name] for r in last) / len(last), 4) for name in last[0]}
-    found = measure(*swim(algorithm.policy, seed, config.device), gait)
+    found = measure(*swim(algorithm.policy, seed, config.device, task.get("heading", math.pi)), gait)
     return {"seed": config.seed, **found, "training": about, "task_return": evaluation.mean, "seconds": seconds}
 
 

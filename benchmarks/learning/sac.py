@@ -64,7 +64,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
             trained += time.perf_counter() - start
             score = evaluate(config, trainer.algorithm.policy, CURVE_EPISODES, seed)
             curve.append([trainer.run.env_steps, round(score, 2), round(trained, 1)])
-            print(f"{task['env']} {task['preset']} seed {seed}: {score:.1f} after {trainer.run.env_steps:,}", flush=True)
+            print(f"{task['env']} {task['preset']} seed {seed}: {score:.1f} after {trainer.run.env_steps}", flush=True)
         policy, env_steps, recent = trainer.algorithm.policy, trainer.run.env_steps, trainer.run.recent_return
         final = evaluate(config, policy, EVAL_EPISODES, seed)
     threshold = THRESHOLDS.get(task["env"])

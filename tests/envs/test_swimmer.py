@@ -143,3 +143,11 @@ def test_speed_beyond_the_pace_does_not_pay():
         steps[pace] = torch.stack([env.step(action).reward for action in actions])
     assert steps[None].max() > 0.1
     assert torch.equal(steps[0.1], steps[None].clamp(max=0.1))
+
+
+def test_heads_point_at_most_so_far_from_x_at_first():
+    env = Swimmer(1000, heading=0.5)
+    env.reset(0)
+    assert 0.45 < env.state_dict()["state"]["heading"].abs().max() <= 0.5
+    with pytest.raises(ValueError, match=r"heading=4.0 must lie in 0..pi"):
+        Swimmer(1, heading=4.0)

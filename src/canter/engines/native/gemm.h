@@ -27,6 +27,9 @@ typedef REAL Four __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(R
  * number to all lanes at once, wherever it lies. */
 enum { SINGLY, ACROSS, ALONG, BY_FOURS = 4 };
 
+/* A block of rows is as large as the first cache, so what a tile reads next is asked for so many steps before. */
+enum { AHEAD = 8 };
+
 INLINE void tile(const Product *p, long panel, long row, int rows, int vectors, int how)
 {
     const REAL *a = p->a + row * p->a_row, *b = p->b + panel * p->b_panel;
@@ -49,14 +52,19 @@ INLINE void tile(const Product *p, long panel, long row, int rows, int vectors, 
         b += b_step;                                                                                                   \
     } while (0)
     for (; how == ALONG && k + 4 <= p->depth; k += 4, a += 4) {
-        UNROLL for (int i = 0; i < rows; i++)
+        UNROLL for (int i = 0; i < rows; i++) {
             left[i] = *(const Four *)(a + i * a_row);
+            __builtin_prefetch(a + i * a_row + AHEAD * 4);
+        }
         UNROLL for (int q = 0; q < 4; q++)
             MULTIPLY_BY(left[i][q]);
     }
     _Pragma("GCC unroll 4") for (; k < p->depth; k++, a += a_step) {
-        if (how == ACROSS)
+        if (how == ACROSS) {
             left[0] = *(const Four *)a;
+            __builtin_prefetch(a + AHEAD * a_step);
+            __builtin_prefetch(b + AHEAD * b_step);
+        }
         MULTIPLY_BY(how == ACROSS ? left[0][i] : a[i * a_row]);
     }
     REAL *c = p->c + row * p->c_row + panel * PANEL;

@@ -117,7 +117,7 @@ def solve_symmetric(matrix: Tensor, right: Tensor) -> Tensor:
 
 @final
 class Swimmer(TensorEnv):
-    """Swim as fast as possible along the x axis, whatever way the head points at first; 50 actions a second.
+    """Swim as fast as possible along the x axis, wherever the head points at first; 50 actions a second.
 
     Actions in +-1 are targets of the three joints, 1.2 rad each; controllers pull the joints there with bounded torque.
 
@@ -126,7 +126,7 @@ class Swimmer(TensorEnv):
     alone. With `reference`, a motion clip, episodes begin with its joints and rates at a random time.
 
     The reward is the velocity of the body's centre along x, in links per second, and `pace` where it is faster than
-    that. Truncated after 400 steps.
+    that. At first the head points up to `heading` rad away from x. Truncated after 400 steps.
     """
 
     render_fps = 1 / TIME_STEP
@@ -139,9 +139,14 @@ class Swimmer(TensorEnv):
         motion: bool = False,
         reference: str | None = None,
         pace: float | None = None,
+        heading: float = math.pi,
         max_episode_steps: int | None = 400,
         random_start: bool = False,
     ) -> None:
+        if not 0.0 <= heading <= math.pi:
+            raise ValueError(
+                f"heading={heading} must lie in 0..pi: rad that the head may point away from the x axis at first"
+            )
         super().__init__(
             "tensor:swimmer",
             num_envs,
@@ -154,6 +159,7 @@ class Swimmer(TensorEnv):
         )
         self.spec = replace(self.spec, motion=MOTION)
         self._motion, self._reference, self._pace = motion, None, math.inf if pace is None else pace
+        self._heading = heading
         if reference is not None:
             self._reference = Motions([load_clip(reference)], joints=MOTION.joints, device=self.device)
 
@@ -166,7 +172,7 @@ class Swimmer(TensorEnv):
             "joints": joints,
             "rates": rates,
             "position": torch.zeros(self.num_envs, 2, device=self.device),
-            "heading": self._uniform(-math.pi, math.pi, 1),
+            "heading": self._uniform(-self._heading, self._heading, 1),
         }
 
     def _advance(self, state: EnvState, action: Tensor) -> Outcome:
