@@ -127,7 +127,7 @@ class SAC(Algorithm[SACRecord]):
         # Moved by new rows, once: what is drawn again and again must not count again and again.
         self.learner.actor.network.update_statistics(seen, rollout.valid)
         self.learner.critics.encoder.update_statistics(seen, rollout.valid)
-        metrics = {"replay/rows": self.replay.count.clone()}
+        metrics = {"replay/rows": self.replay.count}
         if not self.stage.learns:
             return metrics
         self.learner.schedule_(self.progress)
@@ -144,7 +144,8 @@ class SAC(Algorithm[SACRecord]):
         metrics |= {"replay/lost": 1.0 - drawn.valid.float().mean(), "optim/minibatch_updates": updates}
         if isinstance(self.rewards, ReturnScale):
             metrics["reward/unit"] = 1.0 / self.rewards(torch.ones_like(self.progress))
-        return metrics | {name: value.clone() for name, value in self.learner.metrics.items()}
+        told = torch.stack(list(self.learner.metrics.values())).unbind()  # copies, by one call
+        return metrics | dict(zip(self.learner.metrics, told, strict=True))
 
     def generators(self) -> list[torch.Generator]:
         """The random streams of acting, and of drawing and learning."""

@@ -165,11 +165,6 @@ class SoftEngine:
         loss, log_prob, std, value = self._call(True, temperature, tuple(arrays))
         return {"loss/policy": loss, "policy/entropy": -log_prob, "policy/std": std, "value/mean": value}
 
-    def approach_(self, slow: Tensor, fast: Tensor, share: float) -> None:
-        """Move a flat vector by so much of the way towards another, in pieces that the caller's thread does alone."""
-        for piece, towards in zip(slow.split(ONE_THREAD), fast.split(ONE_THREAD), strict=True):
-            piece.lerp_(towards, share)
-
     def _read(self, obs: Obs) -> list[Tensor]:
         return [obs[name] for name in self._groups]
 
