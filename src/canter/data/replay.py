@@ -164,14 +164,13 @@ class Replay:
         envs = self.num_envs
         before, here = rows[:envs], rows[envs : 2 * envs]
         self.final_at.index_fill_(0, rows[envs:-envs], -1)  # a number to indices would wait for the device
-        cut = rollout.reset[0] & ~self.expected
-        if may_hold(cut):
-            ended = self.ending[before]
-            self.ending[before] = ended | torch.where(cut & (ended & TERMINATED == 0), TRUNCATED, 0).byte()
+        cut = broken = rollout.reset[0] & ~self.expected
         if rollout.final_obs is not None:
-            cut = torch.cat([cut, rollout.truncated.flatten()])
+            cut = torch.cat([broken, rollout.truncated.flatten()])
         if not may_hold(cut):
             return
+        ended = self.ending[before]
+        self.ending[before] = ended | torch.where(broken & (ended & TERMINATED == 0), TRUNCATED, 0).byte()
         number, rows = number[: len(cut)], rows[: len(cut)]
         place = torch.where(cut, (self.finals + cut.cumsum(0) - 1) % self.side, self.side)
         for name, stored in self.obs.items():
