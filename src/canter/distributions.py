@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -82,6 +83,7 @@ def _constant(values: Floats, like: Tensor) -> Tensor:
         return _CONSTANTS.setdefault(key, torch.tensor(values, dtype=like.dtype, device=like.device))
 
 
+@cache
 def interval(low: Floats, high: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Scale, centre, minimum and maximum that map -1..1 to low..high in components with two finite bounds.
 

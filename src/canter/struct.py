@@ -83,6 +83,12 @@ def row_writer(buffers: list[Tensor]) -> Callable[[int, list[Tensor | None]], bo
     return lambda t, values: False
 
 
+@has_kernels
+def may_hold(flags: Tensor) -> bool:
+    """False only where it is known at once that no flag holds; what would then be without effect can be left out."""
+    return True
+
+
 def tree_copy_(target: Any, source: Any) -> None:
     """Copy every tensor of `source` into the memory of the matching tensor of `target`."""
     if isinstance(target, Tensor):

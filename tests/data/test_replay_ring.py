@@ -11,8 +11,16 @@ from canter.data.replay import ReplayConfig, memory_of
 from canter.data.rollout import Rollout
 from canter.specs import Continuous, EnvSpec, TensorSpec
 from canter.storage.tree import decode, encode
+from canter.struct import may_hold
 
 A = 2
+
+
+@pytest.fixture(autouse=True, params=["as on a CPU", "as on a GPU"])
+def looks(request, monkeypatch):
+    """Whether what has no effect is left out."""
+    if request.param == "as on a GPU":
+        monkeypatch.setattr(may_hold, "kernels", [])
 
 
 @dataclass

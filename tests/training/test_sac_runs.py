@@ -25,6 +25,7 @@ from canter.recipes import name_for, preset_for, presets
 from canter.runs.run_folder import CheckpointConfig, RunFolder
 from canter.storage.checkpoint import load_checkpoint
 from canter.storage.tree import encode
+from canter.struct import may_hold
 from canter.training.execution import ByStage
 from canter.training.threads import time_updates
 from canter.training.trainer import Trainer
@@ -63,6 +64,14 @@ def train(path, config=CONFIG):
 def newest(path):
     store = RunFolder(path).store
     return store.steps()[-1], load_checkpoint(store.path(store.steps()[-1]))
+
+
+def test_what_is_left_out_on_a_cpu_had_no_effect(tmp_path, monkeypatch):
+    config = replace(CONFIG, total_steps=2_000)
+    left_out = train(tmp_path / "short", config).algorithm.state_dict()
+    monkeypatch.setattr(may_hold, "kernels", [])
+    assert encode(train(tmp_path / "long", config).algorithm.state_dict()) == encode(left_out)
+    assert rows(tmp_path / "short") == rows(tmp_path / "long")
 
 
 def test_rows_and_checkpoints_come_by_steps_and_not_by_update(tmp_path):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from canter.data.rollout import Rollout
 from canter.specs import EnvSpec
-from canter.struct import Obs, TensorStruct
+from canter.struct import Obs, TensorStruct, may_hold
 
 TERMINATED, TRUNCATED, FILLER = 1, 2, 4
 """Bits of a row's `ending`; 0 is a transition after which the episode goes on."""
@@ -132,68 +132,69 @@ class Replay:
         """Transitions ever entered before each slot."""
         self.head, self.entered, self.finals = (table(1, torch.int64).squeeze(0) for _ in range(3))
         """Steps, transitions and last observations ever written."""
+        self.zero = torch.zeros((), device=device)  # a number in its place is made a tensor in every call
         self.expected = table(spec.num_envs, torch.bool).fill_(True)
         """Whether the next observation begins an episode as far as the rows before it tell."""
 
     @torch.no_grad()
     def write(self, rollout: Rollout[Any], action: Tensor) -> None:
         """Take in all rows of a rollout; `action` `[T, N, A]` is stored as it is."""
-        horizon, envs, device = rollout.horizon, self.num_envs, action.device
-        steps = self.head + torch.arange(horizon + 1, device=device)
-        slots = steps % self.slots
-        flat = slots[:-1, None] * envs + torch.arange(envs, device=device)
-        self._keep_finals(rollout, steps, flat)  # before the next observation is overwritten
+        horizon, envs = rollout.horizon, self.num_envs
+        # Rows as counted from the beginning of time, from those before the rollout to those of what comes next.
+        number = torch.arange(-envs, (horizon + 1) * envs, device=action.device) + self.head * envs
+        rows = number % self.rows
+        here = rows[envs:-envs]
+        self._keep_finals(rollout, number, rows)  # before the next observation is overwritten
         for name, stored in self.obs.items():
-            ring = stored[: self.rows].view(self.slots, envs, *stored.shape[1:])
-            ring.index_copy_(0, slots, rollout.obs[name].to(stored.dtype))
-        filler = ~rollout.valid
-        ending = TERMINATED * rollout.terminated.byte() + TRUNCATED * rollout.truncated.byte() + FILLER * filler.byte()
+            stored.index_copy_(0, rows[envs:], rollout.obs[name].flatten(0, 1).to(stored.dtype))
+        ending = torch.add(rollout.terminated.byte(), rollout.truncated, alpha=TRUNCATED)
+        ending.add_(~rollout.valid, alpha=FILLER)
         for column, values in ((self.action, action), (self.reward, rollout.reward), (self.ending, ending)):
-            column.view(self.slots, envs, *column.shape[1:]).index_copy_(0, slots[:-1], values)
-        self._enter(rollout.valid, slots[:-1], flat)
+            column.index_copy_(0, here, values.flatten(0, 1))
+        self._enter(rollout.valid, here)
         self.expected.copy_(rollout.reset[-1])
         self.head += horizon
 
-    def _keep_finals(self, rollout: Rollout[Any], steps: Tensor, flat: Tensor) -> None:
+    def _keep_finals(self, rollout: Rollout[Any], number: Tensor, rows: Tensor) -> None:
         """Store the last observations of episodes that were cut off, also of those broken off between two rollouts.
 
         An environment that could not save its state begins anew where a run is resumed. Then the rows before have as
         their last observation the one that stands where the next rollout begins.
         """
-        before = (steps[0] - 1) % self.slots * self.num_envs + torch.arange(self.num_envs, device=steps.device)
-        here = steps[0] % self.slots * self.num_envs + torch.arange(self.num_envs, device=steps.device)
-        broken = rollout.reset[0] & ~self.expected
-        self.ending[before] |= torch.where(broken & (self.ending[before] & TERMINATED == 0), TRUNCATED, 0).byte()
-        cut, rows = broken[None], before[None]
+        envs = self.num_envs
+        before, here = rows[:envs], rows[envs : 2 * envs]
+        self.final_at.index_fill_(0, rows[envs:-envs], -1)  # a number to indices would wait for the device
+        cut = broken = rollout.reset[0] & ~self.expected
         if rollout.final_obs is not None:
-            cut, rows = torch.cat([cut, rollout.truncated]), torch.cat([rows, flat])
-        cut, rows = cut.flatten(), rows.flatten()
+            cut = torch.cat([broken, rollout.truncated.flatten()])
+        if not may_hold(cut):
+            return
+        ended = self.ending[before]
+        self.ending[before] = ended | torch.where(broken & (ended & TERMINATED == 0), TRUNCATED, 0).byte()
+        number, rows = number[: len(cut)], rows[: len(cut)]
         place = torch.where(cut, (self.finals + cut.cumsum(0) - 1) % self.side, self.side)
         for name, stored in self.obs.items():
-            last = stored[here][None]
+            last = stored[here]
             if rollout.final_obs is not None:
-                last = torch.cat([last, rollout.final_obs[name].to(stored.dtype)])
-            stored.index_copy_(0, self.rows + place, last.flatten(0, 1))
-        self.final_at.index_fill_(0, flat.flatten(), -1)  # a number to indices would wait for the device
+                last = torch.cat([last, rollout.final_obs[name].flatten(0, 1).to(stored.dtype)])
+            stored.index_copy_(0, self.rows + place, last)
         self.final_at[rows] = torch.where(cut, place, self.final_at[rows].long()).int()
-        number = torch.cat([steps[:1] - 1, steps[:-1]])[: len(cut) // self.num_envs, None] * self.num_envs
-        number = (number + torch.arange(self.num_envs, device=steps.device)).flatten()
         self.owner.index_copy_(0, place, number)
         self.finals += cut.sum()
 
-    def _enter(self, valid: Tensor, slots: Tensor, flat: Tensor) -> None:
-        """Put the transitions among the rows `[T, N]` at the end of `order`."""
-        counts = valid.sum(1)
-        self.before[slots] = self.entered + counts.cumsum(0) - counts
-        rank = valid.flatten().cumsum(0) - 1
-        place = torch.where(valid.flatten(), (self.entered + rank) % self.rows, self.rows)
-        self.order.index_copy_(0, place, flat.flatten().int())
-        self.entered += counts.sum()
+    def _enter(self, valid: Tensor, rows: Tensor) -> None:
+        """Put the transitions among the rows `[T * N]` at the end of `order`; `valid` is `[T, N]`."""
+        slots = rows[:: self.num_envs] // self.num_envs
+        after = self.entered + valid.flatten().cumsum(0)
+        self.before.index_copy_(0, slots, after[:: self.num_envs] - valid[:, 0].long())
+        place = torch.where(valid.flatten(), (after - 1) % self.rows, self.rows)
+        self.order.index_copy_(0, place, rows.int())
+        self.entered.copy_(after[-1])
 
     @property
     def oldest(self) -> Tensor:
         """0-d: transitions ever entered that the ring has lost since."""
-        place = (self.head - self.slots + 1).clamp(min=0) % self.slots
+        place = (self.head - (self.slots - 1)).clamp(min=0) % self.slots
         return self.before.take(place)  # an index by a tensor of one number would wait for the device
 
     @property
@@ -205,30 +206,22 @@ class Replay:
         """`size` rows, each transition of the ring equally likely; with none there, row 0."""
         # float64: float32 has fewer numbers in 0..1 than a large ring has rows.
         share = torch.rand(size, dtype=torch.float64, generator=generator, device=self.head.device)
-        number = torch.minimum((share * self.count).long(), (self.count - 1).clamp(min=0))
-        return self.order[(self.oldest + number) % self.rows].long()
+        oldest = self.oldest
+        number = (share * (self.entered - oldest)).long()  # less than all: the largest share is 1 - 2^-53
+        return self.order[(oldest + number) % self.rows].long()
 
     def at(self, rows: Tensor, steps: int, gamma: float) -> Transitions:
         """The transitions that begin at `rows` `[B]`, over up to `steps` steps."""
-        env, slot = rows % self.num_envs, rows // self.num_envs
-        age = (self.head - 1 - slot) % self.slots
-        ahead = torch.arange(steps, device=rows.device)
-        window = (slot[:, None] + ahead) % self.slots * self.num_envs + env[:, None]
-        ending = self.ending[window]
-        ended = (ending & (TERMINATED | TRUNCATED) != 0).cumsum(1)
-        goes_on = torch.cat([torch.zeros_like(ended[:, :1]), ended[:, :-1]], 1) == 0
-        missing = ((ahead > age[:, None]) | (ending & FILLER != 0)).cumsum(1) > 0
-        used = goes_on & ~missing
-        taken = used.sum(1)
-        powers = torch.pow(gamma, torch.arange(steps + 1, device=rows.device, dtype=torch.float64)).float()
-        reward = torch.where(used, self.reward[window] * powers[:-1], 0.0).sum(1)
-        last = window.gather(1, (taken - 1).clamp(min=0)[:, None]).squeeze(1)
-        terminated, truncated = (self.ending[last] & bit != 0 for bit in (TERMINATED, TRUNCATED))
-        after = (slot + taken) % self.slots * self.num_envs + env
+        newest = self.head * self.num_envs - 1
+        reward, taken, discount = self._ahead(rows, newest, steps, gamma)
+        after = (rows + taken * self.num_envs) % self.rows
+        last = (after - self.num_envs) % self.rows
+        ended = self.ending[last]
+        terminated, truncated = ended == TERMINATED, ended == TRUNCATED
         place = self.final_at[last].long()
         beside = truncated & (place >= 0)
-        number = (self.head - 1 - (self.head - 1 - last // self.num_envs) % self.slots) * self.num_envs + env
-        lost = beside & (self.owner[place.clamp(min=0)] != number)
+        number = newest - (newest - last) % self.rows
+        lost = beside & (self.owner[place] != number)
         if self.final_obs == "unknown":
             after = torch.where(truncated, last, after)
         after = torch.where(beside, self.rows + place, after)
@@ -237,9 +230,26 @@ class Replay:
             action=self.action[rows],
             reward=reward,
             next_obs=self._read(after),
-            discount=torch.where(terminated, 0.0, powers[taken]),
+            discount=torch.where(terminated, self.zero, discount),
             valid=~lost,
         )
+
+    def _ahead(
+        self, rows: Tensor, newest: Tensor, steps: int, gamma: float
+    ) -> tuple[Tensor, Tensor | int, Tensor | float]:
+        """Rewards `[B]` of the steps that can be taken from `rows` on, how many these are, and gamma to that power."""
+        if steps == 1:  # which nothing cuts short
+            return self.reward[rows], 1, gamma
+        envs, device = self.num_envs, rows.device
+        ahead = torch.arange(0, steps * envs, envs, device=device)
+        window = (rows[:, None] + ahead) % self.rows
+        ending = self.ending[window]
+        missing = (ahead > ((newest - rows) % self.rows)[:, None]) | (ending >= FILLER)
+        missing[:, 1:].logical_or_(ending[:, :-1] > 0)
+        used = missing.cumsum(1) == 0
+        taken = used.sum(1)
+        powers = torch.pow(gamma, torch.arange(steps + 1, device=device, dtype=torch.float64)).float()
+        return torch.where(used, self.reward[window] * powers[:-1], self.zero).sum(1), taken, powers[taken]
 
     def sample(self, size: int, steps: int, gamma: float, generator: torch.Generator) -> Transitions:
         """`size` transitions drawn at random."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +37,12 @@ class AdamGroup:
     """Gradients longer than this are shortened to it."""
     coupled: bool = False
     """Whether weight decay is added to the gradient (Adam's L2) instead of taken from the parameters (AdamW)."""
+
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """The memory of the six tensors on a CPU, in their order, found once: it takes as long as a small step."""
+        tensors = (self.flat, self.gradient, self.exp_avg, self.exp_avg_sq, self.step, self.learning_rate)
+        return tuple(tensor.numpy() for tensor in tensors)
 
 
 @has_kernels

@@ -16,6 +16,7 @@ from torch import Tensor
 from canter import distributed
 from canter.data.rollout import Rollout
 from canter.functional.batch_means import in_groups
+from canter.struct import may_hold
 
 ACTION = "action"
 """The part of a record, where it has one, that the environment acts on."""
@@ -84,18 +85,19 @@ class EpisodeTracker:
 
     def add(self, rollout: Rollout[Any]) -> None:
         """Count the steps of a rollout; a row that is not valid adds nothing."""
-        done = rollout.done
-        row = torch.arange(len(done), device=done.device).unsqueeze(-1)
-        ended = torch.where(done, row, -1).cummax(0).values
-        before = torch.cat([torch.full_like(ended[:1], -1), ended[:-1]])  # the last end before each row, -1 for none
+        done, before = rollout.done, None
+        if may_hold(done):
+            row = torch.arange(len(done), device=done.device).unsqueeze(-1)
+            ended = torch.where(done, row, -1).cummax(0).values
+            before = torch.cat([torch.full_like(ended[:1], -1), ended[:-1]])  # the last end before each row, -1: none
         for running, totals, gained in (
             (self.running_return, self.return_, torch.where(rollout.valid, rollout.reward, 0.0)),
             (self.running_length, self.length, rollout.valid),
         ):
-            total = running + gained.cumsum(0, dtype=running.dtype)
-            earlier = torch.where(before >= 0, total.gather(0, before.clamp(min=0)), 0)
-            torch.sub(total, earlier, out=totals)
-            running.copy_(torch.where(done[-1], 0, totals[-1]))
+            torch.add(running, gained.cumsum(0, dtype=running.dtype), out=totals)
+            if before is not None:
+                totals -= torch.where(before >= 0, totals.gather(0, before.clamp(min=0)), 0)
+            running.copy_(totals[-1] if before is None else torch.where(done[-1], 0, totals[-1]))
 
     def search(self, rollout: Rollout[Any], steps: int) -> None:
         """Look for NaN and infinity in a rollout, before anything is learned from it; `steps` were taken before.

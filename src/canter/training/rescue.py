@@ -16,7 +16,7 @@ from canter.data.rollout import Rollout
 from canter.envs.gymnasium_contract import place_of, text_of
 from canter.runs.parts import Parts
 from canter.specs import Capturable, EnvFailed
-from canter.struct import Metrics, copy_all_, tree_leaves, tree_map
+from canter.struct import Metrics, copy_all_, row_writer, tree_leaves, tree_map
 from canter.training.collector import Collector
 from canter.training.episodes import SPOILT, NonFinite, NonFiniteElsewhere, NonFiniteUpdate, is_finite
 
@@ -102,7 +102,8 @@ class LastGood:
 
         Raises `NonFiniteUpdate` if the new state is not, where the host reads at once, as on a CPU.
         """
-        copy_all_(self.fresh.leaves, self.living)
+        if not self.fresh.quickly(0, self.living):
+            copy_all_(self.fresh.leaves, self.living)
         if self.collector.tracker.reads_at_once:
             if not all(is_finite(x) for x in self.fresh.buffers.values() if x.is_floating_point()):
                 raise NonFiniteUpdate(SPOILT)
@@ -175,6 +176,8 @@ class Copy(NamedTuple):
     """One for each dtype."""
     leaves: list[Tensor]
     """The place of each tensor."""
+    quickly: Callable[[int, list[Any]], bool]
+    """As `row_writer` gives it, of the only row 0 of each: the same tensors are copied at every end of an iteration."""
 
 
 def _side_by_side(leaves: list[Tensor]) -> Copy:
@@ -187,7 +190,7 @@ def _side_by_side(leaves: list[Tensor]) -> Copy:
     for leaf in leaves:
         places.append(rest[leaf.dtype][: leaf.numel()].view(leaf.shape))
         rest[leaf.dtype] = rest[leaf.dtype][leaf.numel() :]
-    return Copy(buffers, places)
+    return Copy(buffers, places, row_writer([place.unsqueeze(0) for place in places]))
 
 
 class RankFailed(RuntimeError):

@@ -199,6 +199,20 @@ def test_any_number_of_rows(rows, dtype):
     assert_same(*found, dtype)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("rows", [1, 64, 65, 300])
+@pytest.mark.parametrize("policy", [POLICY, *KNOWN["policy"][-1:]], ids=["one group", "normalised groups"])
+def test_actions_before_squashing_are_those_of_the_definition(policy, rows, dtype):
+    plain, native = learners(replace(BASE, policy=policy), dtype, threads=2)
+    batch, noise = batch_of(rows, dtype)
+    mean, log_std = plain.params(batch.obs).detach().chunk(2, -1)
+    for _ in range(2):
+        raw = native.engine.act(batch.obs, noise[0])
+        torch.testing.assert_close(raw, mean + log_std.exp() * noise[0], rtol=0.0, atol=10 * TOLERANCE[dtype])
+        update(native, 8, dtype, 1)  # whose weights it then acts by
+        mean, log_std = native.params(batch.obs).detach().chunk(2, -1)
+
+
 @pytest.mark.parametrize("width", [1, 17, 63, 65, 256])
 def test_widths_of_float32(width):
     sizes = {"policy": replace(POLICY, hidden=(width, width)), "critic": replace(CRITIC, hidden=(width, width))}
@@ -343,4 +357,4 @@ def test_wrong_shapes_and_dtypes_are_refused():
     with pytest.raises(TypeError, match="float32"):
         engine.learn_policy(replace(batch, action=batch.action.float()), noise[1], temperature)
     with pytest.raises(ValueError, match="arrays where"):
-        compiled().soft(engine._handle, False, 1.0, ())
+        compiled().soft(engine._model(8), False, 1.0, ())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from canter.algorithms.sac.settings import SACSettings
 from canter.data.replay import Transitions
-from canter.engines.native.soft import SoftEngine, SoftModel
+from canter.engines.native.soft import ONE_THREAD, SoftEngine, SoftModel
 from canter.functional.soft import (
     cross_entropy,
     lowest,
@@ -72,8 +72,10 @@ class Learner:
         }
         self.flat = self.optimizers["critic"].adams[0].flat
         self.slow_flat = flatten_(list(self.slow.parameters()))
+        self.pieces = list(zip(self.slow_flat.split(ONE_THREAD), self.flat.split(ONE_THREAD), strict=True))
+        """Of both, such as one thread does alone; cut once, which takes longer than to move a short one."""
         self.joint_critics, self.joint_actor = has_batch_norm(critics), has_batch_norm(actor)
-        self.never = torch.zeros((), dtype=torch.bool, device=device)
+        self.never, self.once = torch.zeros((), dtype=torch.bool, device=device), torch.ones((), device=device)
         self.metrics: Metrics = {name: torch.zeros((), device=device) for name in METRICS}
         """Of the last update of each kind, at addresses that stay."""
         self.engine: SoftEngine | None = None
@@ -100,17 +102,18 @@ class Learner:
         self, engine: SoftEngine, batch: Transitions, noise: Tensor, learn_policy: bool, tell: tuple[bool, bool]
     ) -> None:
         """The same by an engine."""
-        found = engine.learn_critics(batch, noise[0], self.temperature())
+        temperature = self.temperature()
+        found = engine.learn_critics(batch, noise[0], temperature)
         self._take("critic", self._tensors(found) if tell[0] else {})
         if learn_policy:
-            temperature = self.temperature()
             found = engine.learn_policy(batch, noise[1], temperature)
-            about = {"policy/temperature": temperature.squeeze()}
-            self._take("policy", about | self._tensors(found) if tell[1] else {})
+            told = {"policy/temperature": temperature.squeeze()} | self._tensors(found) if tell[1] else {}
+            self._take("policy", told)
             if self.config.temperature.learned:  # the slope of `temperature_loss`, which is linear
                 self.optimizers["temperature"].adams[0].gradient.fill_(found["policy/entropy"] - self.target_entropy)
                 self._take("temperature", {})
-        engine.approach_(self.slow_flat, self.flat, self.config.tau)
+        for slow, fast in self.pieces:
+            slow.lerp_(fast, self.config.tau)
 
     def learn_critics(self, batch: Transitions, noise: Tensor, tell: bool = True) -> None:
         """Move the critics towards reward plus what their slow copies expect of the policy's next action."""
@@ -200,7 +203,7 @@ class Learner:
     def _take(self, name: str, metrics: Metrics) -> None:
         """A step by the gradients that were written."""
         optimizer = self.optimizers[name]
-        metrics = optimizer.exchange_(metrics, torch.ones_like(self.metrics[BLOCKED]))
+        metrics = optimizer.exchange_(metrics, self.once)
         done = optimizer.step(self.never)
         if metrics:
             rate = optimizer.adams[0].learning_rate

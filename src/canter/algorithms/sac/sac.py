@@ -81,7 +81,7 @@ class SAC(Algorithm[SACRecord]):
         self.policy_rng, self.replay_rng = (
             torch.Generator(spec.device).manual_seed(derive_seed(seed, name)) for name in ("policy", "shuffle")
         )
-        self.progress = torch.zeros((), device=spec.device)
+        self.progress, self.like = torch.zeros((), device=spec.device), self.empty_record().action
         self.rollouts, self.refilled, self.updates = 0, 0, 0
         """Rollouts so far, those whose rows the ring was given, and updates so far; counted by the host."""
         self.stage = Stage(random=True, learns=False, turn=0)
@@ -113,6 +113,8 @@ class SAC(Algorithm[SACRecord]):
             shape = (self.spec.num_envs, self.policy.distribution.param_dim // 2)
             share = draw_rows(torch.rand, shape, generator=self.policy_rng, device=self.spec.device)
             raw = torch.atanh((2.0 * share - 1.0).clamp(-0.999999, 0.999999))
+        elif self.learner.engine is not None:
+            raw = self.learner.engine.act(obs, self.noise(self.like, self.policy_rng))
         else:
             params, state = self.policy.params(obs, state)
             mean, log_std = params.chunk(2, -1)
@@ -127,7 +129,7 @@ class SAC(Algorithm[SACRecord]):
         # Moved by new rows, once: what is drawn again and again must not count again and again.
         self.learner.actor.network.update_statistics(seen, rollout.valid)
         self.learner.critics.encoder.update_statistics(seen, rollout.valid)
-        metrics = {"replay/rows": self.replay.count.clone()}
+        metrics = {"replay/rows": self.replay.count}
         if not self.stage.learns:
             return metrics
         self.learner.schedule_(self.progress)
@@ -144,7 +146,8 @@ class SAC(Algorithm[SACRecord]):
         metrics |= {"replay/lost": 1.0 - drawn.valid.float().mean(), "optim/minibatch_updates": updates}
         if isinstance(self.rewards, ReturnScale):
             metrics["reward/unit"] = 1.0 / self.rewards(torch.ones_like(self.progress))
-        return metrics | {name: value.clone() for name, value in self.learner.metrics.items()}
+        told = torch.stack(list(self.learner.metrics.values())).unbind()  # copies, by one call
+        return metrics | dict(zip(self.learner.metrics, told, strict=True))
 
     def generators(self) -> list[torch.Generator]:
         """The random streams of acting, and of drawing and learning."""

@@ -13,9 +13,11 @@ from canter.dispatch import kernel
 from canter.engines.native.declines import AVAILABLE, compiled
 from canter.functional.adam import AdamGroup, adam_step_
 from canter.functional.returns import trace_back_
-from canter.struct import copy_all_, row_writer
+from canter.struct import copy_all_, may_hold, row_writer
 
 LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
+FLAGS = {dtype: torch.arange(2, dtype=dtype).unbind() for dtype in LARGEST}
+"""0 and 1, which nobody writes to: a new number takes as long as a small step."""
 
 
 def _groups_on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> bool:
@@ -27,20 +29,17 @@ def adam_step_on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> 
     """Decides by numbers, which are at hand there."""
     square_sum, adamw, dtype = compiled().square_sum, compiled().adamw, groups[0].gradient.dtype
     is_double = dtype == torch.float64
-    squares = [square_sum(is_double, group.gradient) for group in groups]
+    squares = [square_sum(is_double, group.arrays[1]) for group in groups]
     # Beyond float32 as in the plain function, though C adds up in double; a NaN is not below it either.
     blocked = not sum(squares) <= LARGEST[dtype]
     total = math.inf if blocked else math.sqrt(sum(squares))
-    if not (blocked or bool(skip.numpy())):
+    if not (blocked or skip.tolist()):  # read where it lies, in a fraction of the time that an array takes
         for group, square in zip(groups, squares, strict=True):
+            *arrays, learning_rate = group.arrays
             adamw(
                 is_double,
-                group.flat,
-                group.gradient,
-                group.exp_avg,
-                group.exp_avg_sq,
-                group.step,
-                float(group.learning_rate.numpy()),
+                *arrays,
+                float(learning_rate),
                 *group.betas,
                 group.eps,
                 group.weight_decay,
@@ -48,7 +47,7 @@ def adam_step_on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> 
                 group.max_norm,
                 total if joint else math.sqrt(square),
             )
-    return torch.scalar_tensor(total, dtype=dtype), torch.scalar_tensor(float(blocked), dtype=dtype)
+    return torch.scalar_tensor(total, dtype=dtype), FLAGS[dtype][blocked]
 
 
 @kernel(of=copy_all_, accepts=lambda targets, _: AVAILABLE and bool(targets) and targets[0].is_cpu)
@@ -62,6 +61,12 @@ def copy_all_on_cpu(targets: list[Tensor], sources: list[Tensor]) -> None:
 def row_writer_on_cpu(buffers: list[Tensor]) -> Callable[[int, list[Tensor | None]], bool]:
     """Whatever has the shape and the dtype of a row, as bytes; what came in the step before is not looked at again."""
     return partial(compiled().write, compiled().places(buffers))
+
+
+@kernel(of=may_hold, accepts=lambda flags: flags.is_cpu)
+def may_hold_on_cpu(flags: Tensor) -> bool:
+    """Looks."""
+    return flags.any().tolist()
 
 
 def _on_cpu(x: Tensor, decay: Tensor) -> bool:

@@ -160,7 +160,7 @@ static void read_policy(Handle *h, Policy *policy)
     policy->std_form = (int)read_number(h, 3);
     policy->std_mid = read_setting(h), policy->std_half = read_setting(h);
     policy->raw_std = read_parameter(h, policy->outputs);
-    if (h->model.rows) /* SAC squashes, and its towers do not act */
+    if (h->model.rows) /* SAC squashes what it draws, outside of this */
         return;
     policy->to_env = (int)read_number(h, 1);
     void **columns[] = {&policy->scale, &policy->centre, &policy->low, &policy->high, &policy->bound_centre,

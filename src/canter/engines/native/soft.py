@@ -1,4 +1,4 @@
-"""SAC's gradients in C, on a CPU: those of the critics in one call, and those of the policy in another.
+"""SAC in C, on a CPU: what the policy does, the gradients of the critics in one call, those of the policy in another.
 
 B rows, A action components, E critics. `canter.algorithms.sac.learner` stays the definition: tests hold every
 configuration that this accepts against it. The optimisers' steps are those of any other engine.
@@ -148,8 +148,16 @@ class SoftEngine:
         if reason is not None:
             raise ValueError(reason)
         self._description = SoftDescription(model)
-        self._groups = (*model.actor.network.groups, *model.critics.encoder.groups)
-        self._handle, self._made_for = None, (0, 0)
+        self._reads = model.actor.network.groups
+        self._groups = (*self._reads, *model.critics.encoder.groups)
+        self._models: dict[tuple[int, int], Any] = {}
+
+    def act(self, obs: Obs, noise: Tensor) -> Tensor:
+        """The policy's actions before they are squashed `[N, A]`, of observations `[N, ...]` and noise `[N, A]`."""
+        params, raw = noise.new_empty(len(noise), 2 * self._description.action_dim), torch.empty_like(noise)
+        arrays = [self._checked(array) for array in (*[obs[name] for name in self._reads], noise)]
+        compiled().act(self._model(len(noise)), len(noise), (*arrays, params, raw))
+        return raw
 
     def learn_critics(self, batch: Transitions, noise: Tensor, temperature: Tensor) -> dict[str, float]:
         """From rows `[B, ...]`, noise `[B, A]` of the successors' actions and the temperature `[1]`."""
@@ -165,19 +173,18 @@ class SoftEngine:
         loss, log_prob, std, value = self._call(True, temperature, tuple(arrays))
         return {"loss/policy": loss, "policy/entropy": -log_prob, "policy/std": std, "value/mean": value}
 
-    def approach_(self, slow: Tensor, fast: Tensor, share: float) -> None:
-        """Move a flat vector by so much of the way towards another, in pieces that the caller's thread does alone."""
-        for piece, towards in zip(slow.split(ONE_THREAD), fast.split(ONE_THREAD), strict=True):
-            piece.lerp_(towards, share)
-
     def _read(self, obs: Obs) -> list[Tensor]:
         return [obs[name] for name in self._groups]
 
     def _call(self, policy: bool, temperature: Tensor, arrays: tuple[Tensor, ...]) -> tuple[float, float, float, float]:
-        made_for = torch.get_num_threads(), len(arrays[-1])
-        if made_for != self._made_for:
-            self._handle, self._made_for = self._description.build(*made_for), made_for
-        return compiled().soft(self._handle, policy, float(temperature.numpy()[0]), arrays)
+        return compiled().soft(self._model(len(arrays[-1])), policy, temperature.tolist()[0], arrays)
+
+    def _model(self, rows: int) -> Any:
+        """The model in C with room for so many rows, and for as many threads as there may be."""
+        made_for = torch.get_num_threads(), rows
+        if made_for not in self._models:
+            self._models[made_for] = self._description.build(*made_for)
+        return self._models[made_for]
 
     def _checked(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         if tensor.dtype is not (dtype or self._description.dtype):
