@@ -11,7 +11,10 @@ PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constrai
 train: .venv/installed
 	$(BIN)/canter train CartPole-v1
 
-test: lint types layers docs pytest
+# The type checker takes as long as the other three together.
+test: .venv/installed-dev
+	$(MAKE) --jobs 2 types lint layers docs
+	$(MAKE) pytest
 
 # What there is to type, for help and typos that do not wait for torch.
 index: .venv/installed-dev

@@ -46,16 +46,6 @@ def test_projection_shares_each_atom_among_its_neighbours(atoms, low, high):
     np.testing.assert_allclose(rounded.numpy(), expected, atol=2e-4)  # float32 places times atoms
 
 
-def test_the_kernel_for_gpus_is_the_same_projection():
-    pytest.importorskip("triton", reason="kernels are loaded where Triton is installed")
-    from canter.kernels.projection import project_densely
-
-    generator = torch.Generator().manual_seed(0)
-    probs = torch.rand(500, 51, generator=generator, dtype=torch.float64).softmax(-1)
-    atoms = 8 * torch.randn(500, 51, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(project_densely(probs, atoms, -5, 5), project.plain(probs, atoms, -5, 5))
-
-
 def test_density_of_a_squashed_sample_is_that_of_the_change_of_variables():
     rng = np.random.default_rng(1)
     mean, log_std = rng.normal(0, 2, (CASES, 3)), rng.uniform(-5, 2, (CASES, 3))

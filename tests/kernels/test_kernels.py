@@ -62,7 +62,7 @@ def test_batch_norm_and_all_its_gradients(members, rows, columns):
 
 
 def test_a_projection_keeps_a_nan_in_its_row():
-    from canter.kernels.projection import project_on_gpu
+    from canter.kernels.soft import project_on_gpu
 
     atoms = torch.randn(3, 11, device=DEVICE)
     atoms[1, 4] = torch.nan
@@ -72,7 +72,7 @@ def test_a_projection_keeps_a_nan_in_its_row():
 
 
 def _fused_batch_norm():
-    from canter.kernels.batch_norm import fused_batch_norm
+    from canter.kernels.soft import fused_batch_norm
 
     return fused_batch_norm
 

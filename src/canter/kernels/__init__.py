@@ -20,14 +20,5 @@ def has_triton() -> bool:
 def load_kernels() -> None:
     """Enter all kernels in the dispatch table, where Triton is installed."""
     if has_triton():
-        for module in (
-            "adam",
-            "batch_norm",
-            "gaussian_params",
-            "linear",
-            "projection",
-            "rows",
-            "schedule",
-            "statistics",
-        ):
+        for module in ("adam", "gaussian_params", "linear", "rows", "schedule", "soft", "statistics"):
             importlib.import_module(f"canter.kernels.{module}")

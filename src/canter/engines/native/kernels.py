@@ -66,7 +66,7 @@ def row_writer_on_cpu(buffers: list[Tensor]) -> Callable[[int, list[Tensor | Non
 @kernel(of=may_hold, accepts=lambda flags: flags.is_cpu)
 def may_hold_on_cpu(flags: Tensor) -> bool:
     """Looks."""
-    return bool(flags.any())
+    return bool(flags.any().tolist())
 
 
 def _on_cpu(x: Tensor, decay: Tensor) -> bool:
