@@ -77,7 +77,8 @@ def test_an_output_that_is_full_is_told_and_does_not_cost_the_run(tmp_path):
 def test_ctrl_c_stops_after_the_iteration_and_once_more_at_once(times, tmp_path):
     slow = ["--algorithm.epochs=100000"] if times == 2 else []  # an iteration that would take minutes
     command = train(tmp_path, *slow, "--execution.engine=autograd", steps=10**9)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    told = os.environ | {"PYTHONFAULTHANDLER": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=told)
     for line in process.stdout:
         if "checkpoints and policies go to" in line:
             break
@@ -95,9 +96,12 @@ def test_ctrl_c_stops_after_the_iteration_and_once_more_at_once(times, tmp_path)
         process.send_signal(signal.SIGINT)
     try:
         _, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # says where all threads are
+        _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 128 + signal.SIGINT
+    assert process.returncode == 128 + signal.SIGINT, err
     assert "Traceback" not in err
     said = "stopped by SIGINT after" if times == 1 else "stopped at once, without saving what was learned"
     assert said in err
