@@ -73,12 +73,16 @@ def test_an_output_that_is_full_is_told_and_does_not_cost_the_run(tmp_path):
     assert read_record(tmp_path / "run")["status"] == "finished"
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_stops_after_the_iteration_and_once_more_at_once(times, tmp_path):
+@pytest.mark.parametrize(("times", "ignored"), [(1, False), (2, False), (2, True)])
+def test_ctrl_c_stops_after_the_iteration_and_once_more_at_once(times, ignored, tmp_path):
     slow = ["--algorithm.epochs=100000"] if times == 2 else []  # an iteration that would take minutes
     command = train(tmp_path, *slow, "--execution.engine=autograd", steps=10**9)
     told = os.environ | {"PYTHONFAULTHANDLER": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=told)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)  # as `&` in a script leaves it
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=told)
+    finally:
+        signal.signal(signal.SIGINT, before)
     for line in process.stdout:
         if "checkpoints and policies go to" in line:
             break

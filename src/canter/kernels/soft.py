@@ -18,8 +18,8 @@ from canter.dispatch import differentiate_again, kernel, on_gpu
 from canter.functional.layers import batch_norm
 from canter.functional.soft import project
 
-TILES = {"CHUNK": 256, "ROWS": 32, "COLUMNS": 64}
-"""Rows of a program, rows at a time, columns."""
+ROWS, COLUMNS, MOST_CHUNKS = 32, 64, 64
+"""Rows at a time, columns of a program, and the most chunks that rows are cut into."""
 
 
 @triton.jit
@@ -59,34 +59,32 @@ def _store_parts(part_ptr, first, second, D, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def _load_part(part_ptr, chunk, D, COLUMNS: tl.constexpr):
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    place = (tl.program_id(0) * tl.num_programs(2) + chunk) * D + columns
-    half = tl.num_programs(0) * tl.num_programs(2) * D
-    first = tl.load(part_ptr + place, mask=columns < D, other=0.0)
-    return first, tl.load(part_ptr + half + place, mask=columns < D, other=0.0)
+def _load_parts(part_ptr, D, CHUNKS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Both findings of all chunks for this program's columns, `[CHUNKS, COLUMNS]` each."""
+    chunks, columns = tl.arange(0, CHUNKS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    count = tl.num_programs(2)
+    place = (tl.program_id(0) * count + chunks)[:, None] * D + columns[None, :]
+    inside, half = (chunks < count)[:, None] & (columns < D)[None, :], tl.num_programs(0) * count * D
+    first = tl.load(part_ptr + place, mask=inside, other=0.0)
+    return first, tl.load(part_ptr + half + place, mask=inside, other=0.0)
 
 
 @triton.jit
 def _normalise(
     x_ptr, part_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, var_ptr, B, D, eps,
-    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    CHUNKS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    count = 0.0
-    mean, m2 = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
-    for chunk in range(tl.num_programs(2)):
-        own, own2 = _load_part(part_ptr, chunk, D, COLUMNS)
-        some = tl.minimum(B - chunk * CHUNK, CHUNK).to(tl.float32)
-        share = some / (count + some)
-        m2 += own2 + (own - mean) * (own - mean) * count * share
-        mean += (own - mean) * share
-        count += some
+    means, squares = _load_parts(part_ptr, D, CHUNKS, COLUMNS)
+    counts = tl.minimum(tl.maximum(B - tl.arange(0, CHUNKS) * CHUNK, 0), CHUNK).to(tl.float32)[:, None]
+    mean = tl.sum(means * counts, 0) / B
+    away = means - mean[None, :]
+    var = tl.sum(squares + away * away * counts, 0) / B
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     place, exists = tl.program_id(0) * D + columns, columns < D
     if tl.program_id(2) == 0:
         tl.store(mean_ptr + place, mean, mask=exists)
-        tl.store(var_ptr + place, m2 / count, mask=exists)
-    scale = tl.load(w_ptr + place, mask=exists, other=0.0) / tl.sqrt_rn(m2 / count + eps)
+        tl.store(var_ptr + place, var, mask=exists)
+    scale = tl.load(w_ptr + place, mask=exists, other=0.0) / tl.sqrt_rn(var + eps)
     shift = tl.load(b_ptr + place, mask=exists, other=0.0)
     for start in range(tl.program_id(2) * CHUNK, tl.program_id(2) * CHUNK + CHUNK, ROWS):
         where, inside, _ = _places(start, B, D, ROWS, COLUMNS)
@@ -117,12 +115,10 @@ def _gradient_sums(
 @triton.jit
 def _back(
     g_ptr, x_ptr, mean_ptr, var_ptr, w_ptr, part_ptr, out_ptr, of_w_ptr, of_b_ptr, B, D, eps,
-    CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    CHUNKS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    plain, times = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
-    for chunk in range(tl.num_programs(2)):
-        own, own_times = _load_part(part_ptr, chunk, D, COLUMNS)
-        plain, times = plain + own, times + own_times
+    plains, products = _load_parts(part_ptr, D, CHUNKS, COLUMNS)
+    plain, times = tl.sum(plains, 0), tl.sum(products, 0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     place, exists = tl.program_id(0) * D + columns, columns < D
     if tl.program_id(2) == 0:
@@ -143,11 +139,11 @@ def _back(
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        grid, parts = _cut(x)
+        grid, parts, tiles, chunks = _cut(x)
         y, mean, var = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
         rows, columns = x.shape[1:]
-        _moments[grid](x, parts, rows, columns, **TILES)
-        _normalise[grid](x, parts, weight, bias, y, mean, var, rows, columns, eps, **TILES)
+        _moments[grid](x, parts, rows, columns, **tiles)
+        _normalise[grid](x, parts, weight, bias, y, mean, var, rows, columns, eps, CHUNKS=chunks, **tiles)
         ctx.eps = eps
         ctx.save_for_backward(x, weight, bias, mean, var)
         ctx.mark_non_differentiable(mean, var)
@@ -159,22 +155,25 @@ class _BatchNorm(torch.autograd.Function):
         if torch.is_grad_enabled():
             plain = lambda *inputs: batch_norm.plain(*inputs, ctx.eps)[0]  # noqa: E731
             return *differentiate_again(plain, (x, weight, bias), gradients[0]), None
-        gradient, (grid, parts) = gradients[0].contiguous(), _cut(x)
+        gradient, (grid, parts, tiles, chunks) = gradients[0].contiguous(), _cut(x)
         of_x, of_weight, of_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
         rows, columns = x.shape[1:]
-        _gradient_sums[grid](gradient, x, mean, var, parts, rows, columns, ctx.eps, **TILES)
+        _gradient_sums[grid](gradient, x, mean, var, parts, rows, columns, ctx.eps, **tiles)
         _back[grid](
-            gradient, x, mean, var, weight, parts, of_x, of_weight, of_bias, rows, columns, ctx.eps, **TILES
+            gradient, x, mean, var, weight, parts, of_x, of_weight, of_bias, rows, columns, ctx.eps,
+            CHUNKS=chunks, **tiles,
         )  # fmt: skip
         return of_x, of_weight, of_bias, None
 
 
-def _cut(x: Tensor) -> tuple[tuple[int, int, int], Tensor]:
-    """Programs of a launch, and a place for what each finds, twice."""
+def _cut(x: Tensor) -> tuple[tuple[int, int, int], Tensor, dict[str, int], int]:
+    """Programs of a launch, a place for what each finds, twice, its tiles, and room for so many chunks."""
     members, rows, columns = x.shape
-    chunks = triton.cdiv(rows, TILES["CHUNK"])
+    chunk = max(2 * ROWS, triton.next_power_of_2(triton.cdiv(rows, MOST_CHUNKS)))
+    chunks = triton.cdiv(rows, chunk)
     parts = x.new_empty(2, members, chunks, columns, dtype=torch.float32)
-    return (members, triton.cdiv(columns, TILES["COLUMNS"]), chunks), parts
+    tiles = {"CHUNK": chunk, "ROWS": ROWS, "COLUMNS": COLUMNS}
+    return (members, triton.cdiv(columns, COLUMNS), chunks), parts, tiles, triton.next_power_of_2(chunks)
 
 
 @kernel(of=batch_norm, accepts=on_gpu)

@@ -11,9 +11,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """While entered, the first SIGINT or SIGTERM only sets `received`; the second acts as usual.
+    """While entered, the first SIGINT or SIGTERM only sets `received`; the second ends the program.
 
-    Python delivers signals to the main thread only, so elsewhere nothing is changed.
+    Python delivers signals to the main thread only, so elsewhere nothing is changed. A shell script's `canter train &`
+    begins with SIGINT ignored; whoever sent the first means the second too, so that then it is heard all the same.
     """
 
     def __init__(self) -> None:
@@ -32,6 +33,8 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
         self._restore()
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():
