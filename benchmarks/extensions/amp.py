@@ -7,7 +7,7 @@ The studies called large need a GPU, and are left out on a CPU.
 One JSON file, `results/amp.json`; runs in it are not repeated. The gait is that of 32 swimmers, without noise, from
 starts of the environment and not of the clip, after 5 s: the strongest frequency of the joints in the next 15 s, their
 amplitude there, and how far each joint is behind the one before it. `follows` means a frequency within 5 %, an
-amplitude within 10 % and phases within 10 degrees of the clip. `pose_error` is the mean distance in rad of 4 s from the
+amplitude within 10 % and phases within 10 degrees of the clip. `pose_errors` are mean distances in rad of 4 s from each
 clip, warped in time. `training` has means of the last tenth of the run; accuracies are those of the discriminator for
 transitions of the policy and of the clip. `task_return` is the mean of 100 episodes without noise.
 """
@@ -41,8 +41,8 @@ STUDIES = {
     "wide, large": ("wide", swimmer_style_large("wide")),
     "narrow, large": ("narrow", swimmer_style_large("narrow")),
     "task": ("wide", swimmer_style("wide", task=1.0, style=0.0)),
-    "task and style, wide": ("wide", swimmer_style("wide", task=0.5, style=0.5)),
-    "task and style, narrow": ("narrow", swimmer_style("narrow", task=0.5, style=0.5)),
+    "task and style, wide": ("wide", swimmer_style("wide", task=20.0)),
+    "task and style, narrow": ("narrow", swimmer_style("narrow", task=20.0)),
 }
 """The clip that errors are measured from, and the settings."""
 SKIP, STEPS, PIECE = 250, 750, 200
@@ -75,11 +75,6 @@ def measure(joints: torch.Tensor, centre: torch.Tensor, gait: str) -> dict[str, 
     amplitude = strongest.abs().median(0).values.tolist()
     period = max(1, round(1 / frequency / TIME_STEP))
     speed = (centre[period:] - centre[:-period]).norm(dim=-1).mean().item() / (period * TIME_STEP)
-    clip = Motions([load_clip(f"canter:swimmer_{gait}.npz")])
-    frames, begins = clip.every(TIME_STEP)
-    pieces = joints[: 3 * PIECE].unflatten(0, (3, PIECE)).transpose(0, 1).flatten(1, 2)
-    never = torch.zeros(pieces.shape[:2], dtype=torch.bool)
-    error = pose_error(pieces, never, frames["dof_positions"].double(), begins)
     wide, often = GAITS[gait]
     follows = (
         abs(frequency / often - 1) <= 0.05
@@ -92,8 +87,19 @@ def measure(joints: torch.Tensor, centre: torch.Tensor, gait: str) -> dict[str, 
         "amplitude": [round(a, 4) for a in amplitude],
         "phase": [round(math.degrees(angle), 2) for angle in behind],
         "speed": round(speed, 4),
-        "pose_error": round(error.mean().item(), 4),
     }
+
+
+def pose_errors(joints: torch.Tensor) -> dict[str, float]:
+    """The mean distance in rad from each clip, of pieces of 4 s."""
+    pieces = joints[: 3 * PIECE].unflatten(0, (3, PIECE)).transpose(0, 1).flatten(1, 2)
+    never = torch.zeros(pieces.shape[:2], dtype=torch.bool)
+    errors: dict[str, float] = {}
+    for gait in GAITS:
+        frames, begins = Motions([load_clip(f"canter:swimmer_{gait}.npz")]).every(TIME_STEP)
+        error = pose_error(pieces, never, frames["dof_positions"].double(), begins)
+        errors[gait] = round(error.mean().item(), 4)
+    return errors
 
 
 def run(config: canter.TrainConfig, gait: str) -> dict[str, Any]:
@@ -113,8 +119,10 @@ def run(config: canter.TrainConfig, gait: str) -> dict[str, Any]:
     seed = derive_seed(config.seed, "eval")
     evaluation = canter.evaluate(algorithm.policy, env, 100, seed)
     about = {name.removeprefix("amp/"): round(sum(r[name] for r in last) / len(last), 4) for name in last[0]}
-    found = measure(*swim(algorithm.policy, seed, config.device, task.get("heading", math.pi)), gait)
-    return {"seed": config.seed, **found, "training": about, "task_return": evaluation.mean, "seconds": seconds}
+    joints, centre = swim(algorithm.policy, seed, config.device, task.get("heading", math.pi))
+    found = measure(joints, centre, gait)
+    found |= {"pose_errors": pose_errors(joints), "training": about}
+    return {"seed": config.seed, **found, "task_return": evaluation.mean, "seconds": seconds}
 
 
 def main() -> None:

@@ -88,7 +88,7 @@ def compare(peers: str, steps: int, rounds: int, threads: tuple[int, ...]) -> di
     return found
 
 
-def updates(name: str, seconds: float = 10.0) -> dict[str, Any]:
+def updates(name: str, seconds: float = 10.0, precision: str | None = None) -> dict[str, Any]:
     """Updates per second on a GPU with CUDA graphs, in an environment that costs next to nothing."""
     from dataclasses import replace
 
@@ -100,6 +100,9 @@ def updates(name: str, seconds: float = 10.0) -> dict[str, Any]:
     algorithm = replace(preset.algorithm, warmup_steps=4096)
     if name == "sac":  # an iteration of many updates, so that the updates are what is measured
         algorithm = replace(algorithm, updates_per_step=16.0)
+    if precision is not None:
+        networks = {part: replace(getattr(algorithm, part), precision=precision) for part in ("policy", "critic")}
+        algorithm = replace(algorithm, **networks)
     env = replace(preset.env, id="tensor:quadrotor")
     config = replace(preset, env=env, algorithm=algorithm, device="cuda", total_steps=10**9, log_every=10**6)
     with canter.Trainer(config) as trainer:

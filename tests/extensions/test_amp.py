@@ -1,5 +1,7 @@
 """Style from clips: loss and reward by formulas written out here, what counts as a transition, and that it resumes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -70,11 +72,8 @@ def test_loss_penalties_and_their_gradient_are_those_of_the_formulas(replay):
 
     w1, b1, w2, b2, w3, b3 = parameters = [p.detach().double().requires_grad_() for p in own]
 
-    def normal(x):
-        return amp.normalizer(x).double()[0]
-
     def logits(x):
-        first = normal(x) @ w1.T + b1
+        first = x.double()[0] @ w1.T + b1
         second = first.clamp(min=0) @ w2.T + b2
         slope = (w3 * (second > 0)) @ w2 * (first > 0) @ w1  # the chain rule, row by row
         return (second.clamp(min=0) @ w3.T + b3)[:, 0], slope
@@ -147,7 +146,7 @@ def test_transitions_never_cross_a_reset_and_have_the_true_last_observation(fram
 
 
 def test_rows_without_a_known_successor_earn_no_style_and_are_not_remembered():
-    algorithm, collector = build({"task_weight": 0.0, "replay_rows": 64})
+    algorithm, collector = build({"task_weight": 0.0, "replay_rows": 64, "normalize_obs": False})
     (amp,), rollout = algorithm.extensions, collector.collect()
     rollout.valid[2] = False
     rollout.obs["motion"][2] = 1e6
@@ -168,9 +167,30 @@ def test_the_ring_holds_the_newest_and_draws_from_all_that_it_holds():
     for number in range(1, 5):
         rollout = collector.collect()
         batch = amp.draw(rollout)
-        held = {tuple(row) for row in amp.ring[: min(8 * number, 20)].tolist()}
+        held = {tuple(row) for row in amp.normalizer(amp.ring[: min(8 * number, 20)]).tolist()}
         assert {tuple(row) for row in batch.before[0].tolist()} == held
     assert amp.written == 32
+
+
+def test_the_discriminator_learns_from_standardised_rows_with_noise_and_judges_them_without():
+    algorithm, collector = build({"batch_size": 4000, "input_noise": 0.3, "replay": 0})
+    (amp,), rollout = algorithm.extensions, collector.collect()
+    state = amp.generator.get_state()
+    given = amp.reward(rollout)
+    before = amp.generator.get_state()
+    blurred = amp.draw(rollout)
+    amp.config = replace(amp.config, input_noise=0.0)
+    amp.generator.set_state(before)
+    plain = amp.draw(rollout)
+    rows = {tuple(row) for row in amp.normalizer(amp.transitions(rollout)[0]).flatten(0, 1).tolist()}
+    assert {tuple(row) for row in plain.agent[0].tolist()} <= rows
+    amp.generator.set_state(state)
+    torch.testing.assert_close(amp.reward(rollout), given)
+    noise = (blurred.agent - plain.agent)[0].double()
+    # 144,000 numbers: the standard error of their deviation is 0.0006.
+    assert noise.std(correction=0).item() == pytest.approx(0.3, abs=0.003) and abs(noise.mean().item()) < 0.004
+    correlated = torch.corrcoef(noise.T) - torch.eye(18)
+    assert correlated.abs().max() < 0.06
 
 
 def test_demonstrations_are_consecutive_observations_of_the_clip():
@@ -265,6 +285,7 @@ VARIED = {
     "hidden": (5,),
     "activation": "tanh",
     "normalize_obs": False,
+    "input_noise": 0.5,
     "gradient_penalty": 1.0,
     "logit_regularization": 5.0,
     "weight_regularization": 5.0,

@@ -69,6 +69,9 @@ class AMPConfig:
     """Its non-linearity."""
     normalize_obs: bool = True
     """Standardise what it sees by running statistics of both kinds, clipped at 5 standard deviations."""
+    input_noise: float = 0.0
+    """Noise on all that it learns from, in standard deviations of a component: without, the noise of the policy may be
+    all that it goes by."""
     gradient_penalty: float = 5.0
     """Weight of the squared gradient of the logit by its input, at clips."""
     logit_regularization: float = 0.05
@@ -89,7 +92,7 @@ class AMPConfig:
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
         least = {"frames": 2, "batch_size": 1, "updates": 1, "replay": 0, "replay_rows": 1}
-        least |= dict.fromkeys(("task_weight", "style_weight", "gradient_penalty"), 0)
+        least |= dict.fromkeys(("task_weight", "style_weight", "input_noise", "gradient_penalty"), 0)
         for name, value in (least | {"logit_regularization": 0, "weight_regularization": 0}).items():
             if getattr(self, name) < value:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {value}")
@@ -139,7 +142,7 @@ class AMPConfig:
 
 @dataclass
 class AMPBatch(TensorStruct):
-    """What the discriminator learns from, `[1, S, W]` each."""
+    """What the discriminator learns from, standardised and with noise, `[1, S, W]` each."""
 
     agent: Tensor
     before: Tensor
@@ -264,7 +267,16 @@ class AMP(Extension):
             before = self.ring[(share * self.written.clamp(max=config.replay)).long().clamp(max=config.replay - 1)]
         self.past.copy_(torch.cat((self.past, rollout.obs[self.group][:-1].flatten(2)))[rollout.horizon :])
         self.age.copy_(age[-1] + 1)
-        return AMPBatch(agent[None], before[None], self.demonstrations(count)[None], there.expand(1, count))
+        agent, before, demo = (self._shown(rows) for rows in (agent, before, self.demonstrations(count)))
+        return AMPBatch(agent, before, demo, there.expand(1, count))
+
+    def _shown(self, rows: Tensor) -> Tensor:
+        """Rows `[S, W]` as the discriminator learns from them, `[1, S, W]`."""
+        rows = self.normalizer(rows)
+        if self.config.input_noise:
+            noise = draw_rows(torch.randn, rows.shape, generator=self.generator, device=rows.device)
+            rows = rows + self.config.input_noise * noise
+        return rows.unsqueeze(0)
 
     def _pick(self, valid: Tensor, count: int) -> Tensor:
         """Numbers `[count]` of rows that are valid, each equally likely; any where none is."""
@@ -276,11 +288,11 @@ class AMP(Extension):
     def discriminator_loss(self, batch: AMPBatch) -> LossOutput:
         """Cross-entropy of telling policy and clips apart, with its penalties."""
         config = self.config
-        demo = self.normalizer(batch.demo).detach().requires_grad_()
-        of_demo, of_agent = self.judge(demo), self.judge(self.normalizer(batch.agent))
+        demo = batch.demo.detach().requires_grad_()
+        of_demo, of_agent = self.judge(demo), self.judge(batch.agent)
         wrong = F.softplus(of_agent)
         if config.replay:
-            wrong = 0.5 * (wrong + F.softplus(self.judge(self.normalizer(batch.before))))
+            wrong = 0.5 * (wrong + F.softplus(self.judge(batch.before)))
         told_apart = 0.5 * (masked_mean(wrong, batch.valid) + F.softplus(-of_demo).mean())
         (slope,) = torch.autograd.grad(of_demo.sum(), demo, create_graph=True)
         penalty = slope.square().sum(-1).mean()

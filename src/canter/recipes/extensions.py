@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from canter.algorithms.ppo import BonusValueConfig, PPOConfig
 from canter.config import TrainConfig
@@ -79,7 +80,11 @@ def _robot(env_id: str, mirrored: bool) -> TrainConfig:
 
 
 def swimmer_style(gait: str, *, task: float = 0.0, style: float = 1.0) -> TrainConfig:
-    """Swim as a clip does (`gait`: wide or narrow), with so much of the task; without `style`, by the task alone."""
+    """Swim as a clip does (`gait`: wide or narrow), with so much of the task; without `style`, by the task alone.
+
+    The task is one that the clips can do: keep up a speed that they have at every moment, from a head that points
+    ahead, for to turn is in neither.
+    """
     clip = f"canter:swimmer_{gait}.npz"
     amp = AMPConfig(
         motions=(clip,),
@@ -94,22 +99,26 @@ def swimmer_style(gait: str, *, task: float = 0.0, style: float = 1.0) -> TrainC
         logit_regularization=0.005,
         optimizer=OptimizerConfig(learning_rate=Constant(2e-4)),
     )
-    # The way it points matters to the task alone.
-    groups = ("policy",) if task else ("motion",)
+    options: dict[str, Any] = {"random_start": True}
+    if style:
+        options |= {"motion": True, "reference": clip}
+    if task:
+        options |= {"pace": 0.03, "heading": 0.5}
     return TrainConfig(
-        env=EnvConfig(
-            id="tensor:swimmer", num_envs=128, options={"motion": True, "reference": clip, "random_start": True}
-        ),
+        env=EnvConfig(id="tensor:swimmer", num_envs=128, options=options),
         total_steps=2_000_000,
         algorithm=PPOConfig(
             horizon=16,
             epochs=5,
             num_minibatches=8,
-            gamma=0.97,
+            gamma=0.99 if task else 0.97,
             # Noise is pressed down: an oscillation with it has another frequency than without.
-            entropy_coef=Linear(0.0, -0.1),
+            entropy_coef=Linear(0.05 if task else 0.0, -0.1),
             optimizer=OptimizerConfig(learning_rate=Linear(1e-3, 1e-4)),
-            model=ModelConfig(policy=NetworkConfig(obs_groups=groups), std=StdConfig(initial=0.2)),
+            # The way it points matters to the task alone.
+            model=ModelConfig(
+                policy=NetworkConfig(obs_groups=("policy" if task else "motion",)), std=StdConfig(initial=0.2)
+            ),
             extensions=(amp,) if style else (),
         ),
     )
