@@ -82,8 +82,8 @@ def _robot(env_id: str, mirrored: bool) -> TrainConfig:
 def swimmer_style(gait: str, *, task: float = 0.0, style: float = 1.0) -> TrainConfig:
     """Swim as a clip does (`gait`: wide or narrow), with so much of the task; without `style`, by the task alone.
 
-    The task is one that the clips can do: keep up a speed that they have at every moment, from a head that points
-    ahead, for to turn is in neither.
+    The task is one that the clips can do: keep up a speed that they have at every moment. Heads point nearly ahead at
+    first, because neither clip turns round.
     """
     clip = f"canter:swimmer_{gait}.npz"
     amp = AMPConfig(
