@@ -107,12 +107,12 @@ def test_threads_are_for_many_mujoco_environments_without_a_window(monkeypatch):
 
 
 def test_closing_ends_the_threads():
-    before = threading.active_count()
+    before = set(threading.enumerate())
     env = EnvConfig(id="InvertedPendulum-v5", num_envs=4, vectorization="threads", options={}).build("cpu")
     env.reset(0)
     env.step(torch.zeros(4, 1))
     env.close()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # threads of earlier tests may have ended meanwhile
 
 
 def test_an_error_of_an_environment_comes_through_from_any_thread():
