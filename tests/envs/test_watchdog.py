@@ -1,6 +1,8 @@
 """A watchdog's thread, see `tests/faults` for what it says of environments that hang."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 
@@ -26,3 +28,15 @@ def test_it_is_late_once_for_each_beginning():
     time.sleep(0.1)  # for several further looks
     watchdog.close()
     assert len(heard) == 1 and heard[0] > 0.05
+
+
+def test_python_ends_where_nobody_closed_a_trainer():
+    script = """
+import canter
+algorithm = canter.PPOConfig(horizon=4, epochs=1, num_minibatches=1)
+trainer = canter.Trainer(canter.TrainConfig(env=canter.EnvConfig(id="CartPole-v1", num_envs=2), algorithm=algorithm))
+trainer.learn(1)
+"""
+    # It hung for ever; importing and one iteration take some seconds on a busy machine.
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -38,7 +38,8 @@ class Watchdog:
     def begin(self) -> None:
         """Something begins that should not take long."""
         self._since = time.monotonic()
-        if self._thread is None:
+        # What nobody closed is closed when Python ends, where a thread would never start, nor one that runs ever end.
+        if self._thread is None and not sys.is_finalizing():
             pause, own = min(self.seconds / 4, 1.0), weakref.ref(self)  # or the thread would keep it for ever
             self._thread = threading.Thread(
                 target=_watch, args=(own, self._closed, pause), name="canter-watchdog", daemon=True
@@ -52,7 +53,7 @@ class Watchdog:
     def close(self) -> None:
         """Stop watching."""
         self._closed.set()
-        if self._thread is not None:
+        if self._thread is not None and not sys.is_finalizing():
             self._thread.join()
 
     def look(self) -> None:
