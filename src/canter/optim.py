@@ -95,6 +95,7 @@ class Optimizer:
     def __init__(self, groups: dict[str, ParameterGroup], clip_jointly: bool) -> None:
         self.groups, self.clip_jointly = groups, clip_jointly
         self.adams = [group.adam for group in groups.values()]
+        self._one = torch.ones_like(self.adams[0].learning_rate)
 
     @property
     def gradients(self) -> dict[Tensor, Tensor]:
@@ -118,7 +119,7 @@ class Optimizer:
         if not distributed.active():
             return metrics
         gradients = [adam.gradient for adam in self.adams]
-        numbers = torch.stack([*metrics.values(), torch.ones_like(weight)]).to(gradients[0])
+        numbers = torch.stack([*metrics.values(), self._one]).to(gradients[0])
         flat = distributed.sum_(torch.cat([*gradients, numbers]).mul_(weight))
         *sums, numbers = flat.split([*map(len, gradients), len(numbers)])
         total = numbers[-1].clamp(min=1e-12)

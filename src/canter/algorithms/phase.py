@@ -112,10 +112,12 @@ class Phase(Generic[Batch]):
             epoch = WeightedMean()
             order = next(orders)
             size = len(order) // self.num_minibatches
-            for index in order[: size * self.num_minibatches].split(size):
+            indices = order[: size * self.num_minibatches].view(-1, size)
+            counts = count_valid(batch, indices) if together else None
+            for place, index in enumerate(indices.unbind()):
                 metrics = self.source.gradients(rows, index, coefs)
-                if together:
-                    metrics = optimizer.exchange_(metrics, count_valid(batch, index))
+                if counts is not None:
+                    metrics = optimizer.exchange_(metrics, counts[place])
                 kl = metrics.get(KL, kl)
                 epoch.add({"kl": kl}, weight)
                 if may_stop:
@@ -142,12 +144,12 @@ class Phase(Generic[Batch]):
         return self.target_kl < float("inf") and stopped.is_cpu and bool(stopped)
 
 
-def count_valid(batch: TensorStruct, index: Tensor) -> Tensor:
-    """How many rows of sequences `index` are valid, 0-d: what a rank counts for."""
+def count_valid(batch: TensorStruct, indices: Tensor) -> Tensor:
+    """How many rows of minibatches of sequences `indices` `[M, B]` are valid, `[M]`: what a rank counts for."""
     valid = getattr(batch, "valid", None)
     if valid is None:
-        return index.new_ones((), dtype=torch.float32)
-    return valid[:, index].sum(dtype=torch.float32)
+        return torch.ones_like(indices[:, 0], dtype=torch.float32)
+    return valid.sum(0, dtype=torch.float32)[indices].sum(-1)
 
 
 def batch_size(batch: TensorStruct) -> int:
