@@ -45,7 +45,7 @@ def ours(steps: int, threads: int) -> Rates:
     import canter
 
     preset = canter.presets["HalfCheetah-sac"]
-    algorithm = replace(preset.algorithm, warmup_steps=WARM_UP)
+    algorithm = replace(preset.algorithm, warmup_steps=WARM_UP, critic_optimizer=None)  # one learning rate, as theirs
     execution = replace(preset.execution, threads=threads)
     config = replace(preset, algorithm=algorithm, execution=execution, total_steps=10**9)
     with canter.Trainer(config) as trainer:
