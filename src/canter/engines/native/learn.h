@@ -3,7 +3,7 @@
 #define CANTER_LEARN_H
 
 /* Multiplications that are worth another thread: waking it takes as long as some hundred thousand of them. */
-#define WORTH_A_THREAD (1L << 22)
+#define WORTH_A_THREAD (1L << 21)
 
 /* How many threads share rows; depends on nothing but sizes, for it decides how sums are rounded. */
 static int threads_for(const Model *model, long rows, int parts, int passes)
