@@ -74,6 +74,7 @@ VARIED = {
     "obs_statistics": ("minibatch", {}),
     "recompute_advantage": (True, {}),
     "target_kl": (1e-7, {}),
+    "policy_average": (0.5, {}),
     "gradient_clipping": ("per_network", {"optimizer.max_grad_norm": 1e-3}),
     "model.policy.obs_groups": (["other"], {}),
     "model.policy.hidden": ([7], {}),
@@ -214,7 +215,8 @@ def _trained(kind, engine, settings):
         algorithm.set_progress(number / 4)
         algorithm.update(collector.collect())
     shapes = tuple(parameter.shape for parameter in algorithm.model.parameters())
-    numbers = [*algorithm.model.parameters(), env.step(algorithm.act(*seen(collector))[0]).reward]
+    numbers = [*algorithm.model.parameters(), *algorithm.policy.actor.parameters()]
+    numbers += [env.step(algorithm.act(*seen(collector))[0]).reward]
     return shapes, torch.cat([tensor.detach().double().flatten() for tensor in numbers])
 
 

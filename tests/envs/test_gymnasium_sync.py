@@ -1,6 +1,12 @@
 """Environments stepped without Gymnasium's overhead, and by several threads, against Gymnasium's own stepping."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -12,7 +18,14 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from canter.envs import EnvConfig
 from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
-from canter.envs.gymnasium_sync import SyncSteps, threads_for
+from canter.envs.gymnasium_sync import SyncSteps, groups_for, why_not_forked
+from canter.specs import EnvFailed
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    for place in ("gymnasium", "gymnasium_sync"):
+        monkeypatch.setattr(f"canter.envs.{place}.cores", lambda: 2)
 
 
 class Pair(gymnasium.Wrapper):
@@ -43,11 +56,11 @@ def copied(tree):
     return {key: copied(leaf) for key, leaf in tree.items()} if isinstance(tree, dict) else np.copy(tree)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 2, 3])
 @pytest.mark.parametrize("wrap", [lambda env: env, Pair], ids=["box", "dict"])
-def test_transitions_fields_and_wanted_infos_are_those_of_gymnasium(wrap, threads):
+def test_transitions_fields_and_wanted_infos_are_those_of_gymnasium(wrap, groups):
     plain, ours = vector(wrap), vector(wrap)
-    steps = SyncSteps(ours, ("clock",), threads)
+    steps = SyncSteps(ours, ("clock",), groups)
     for env in (plain, ours):
         env.reset(seed=[0] * 5)
     for t in range(12):
@@ -65,18 +78,22 @@ def test_transitions_fields_and_wanted_infos_are_those_of_gymnasium(wrap, thread
     steps.close()
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_mujoco_run_is_the_same_with_any_number_of_threads_and_continues_bit_for_bit(threads):
+@pytest.mark.parametrize("vectorization", ["sync", "threads", "forked"])
+def test_a_mujoco_run_is_the_same_however_it_is_stepped_and_continues_bit_for_bit(vectorization, two_cores):
     def rollout(env, steps):
         generator = torch.Generator().manual_seed(0)
         actions = [torch.rand((5, 3), generator=generator) * 2 - 1 for _ in range(steps)]
         return torch.stack([env.step(action).obs["policy"].clone() for action in actions])
 
     plain = make_gymnasium("Hopper-v5", 5, vectorization="sync")
-    env = make_gymnasium("Hopper-v5", 5, vectorization="threads" if threads > 1 else "sync")
+    env = make_gymnasium("Hopper-v5", 5, vectorization=vectorization)
     plain.reset(3), env.reset(3)
     assert torch.equal(rollout(plain, 40), rollout(env, 40))
     plain.load_state_dict(env.state_dict())
+    assert torch.equal(rollout(plain, 40), rollout(env, 40))
+    env.load_state_dict(plain.state_dict())
+    assert torch.equal(rollout(plain, 40), rollout(env, 40))
+    assert torch.equal(plain.reset()["policy"], env.reset()["policy"])  # without a seed random streams go on
     assert torch.equal(rollout(plain, 40), rollout(env, 40))
     plain.close(), env.close()
 
@@ -93,17 +110,17 @@ def test_a_mask_in_info_is_still_read():
     assert env.step(torch.zeros(2, dtype=torch.int64)).obs["action_mask"].tolist() == [[True, True, False, False]] * 2
 
 
-def test_threads_are_for_many_mujoco_environments_without_a_window(monkeypatch):
+def test_groups_are_for_many_mujoco_environments_without_a_window(monkeypatch):
     monkeypatch.setattr("canter.envs.gymnasium_sync.cores", lambda: 4)
 
     def made(env_id, num_envs):
         return SyncVectorEnv([lambda: gymnasium.make(env_id)] * num_envs)
 
     many = made("InvertedPendulum-v5", 9)
-    assert [threads_for(made("CartPole-v1", 16)), threads_for(made("InvertedPendulum-v5", 3))] == [1, 1]
-    assert threads_for(many) == 2
+    assert [groups_for(made("CartPole-v1", 16)), groups_for(made("InvertedPendulum-v5", 3))] == [1, 1]
+    assert groups_for(many) == 2
     many.render_mode = "human"
-    assert threads_for(many) == 1
+    assert groups_for(many) == 1
 
 
 def test_closing_ends_the_threads():
@@ -126,3 +143,101 @@ def test_an_error_of_an_environment_comes_through_from_any_thread():
     with pytest.raises(RuntimeError, match="the motor is stuck"):
         steps.step(np.zeros(2, dtype=np.int64))
     steps.close()
+
+
+class Stuck(gymnasium.Wrapper):
+    """Raises in its third step."""
+
+    state_attributes = ("steps",)
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 3:
+            raise RuntimeError("the motor is stuck")
+        return self.env.step(action)
+
+
+def forked(**options):
+    return make_gymnasium("Hopper-v5", 4, vectorization="forked", **options)
+
+
+def push(env):
+    return env.step(torch.zeros(4, 3))
+
+
+def test_an_error_in_a_forked_process_is_told_and_the_state_before_it_is_there(two_cores):
+    env = forked(wrappers=[lambda env: Stuck(env)])
+    env.reset(0)
+    push(env)
+    before = env.state_dict()
+    for group in env._steps.groups[:1]:  # let only the other process fail
+        for number in group:
+            env._env.envs[number].steps = -100
+    with pytest.raises(EnvFailed, match=r"RuntimeError: the motor is stuck \(.*test_gymnasium_sync"):
+        push(env), push(env)
+    env.load_state_dict(before)
+    push(env)
+    env.close()
+
+
+def test_a_forked_process_that_dies_is_told_and_none_is_left_behind(two_cores):
+    env = forked()
+    env.reset(0)
+    push(env)
+    (fork,) = env._steps.forks
+    os.kill(fork.pid, signal.SIGKILL)
+    with pytest.raises(EnvFailed, match="died: signal SIGKILL"):
+        push(env)
+    env.reset(0)
+    push(env)
+    (fork,) = env._steps.forks
+    pid = fork.pid
+    env.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_forked_processes_end_with_one_that_is_killed():
+    script = """
+import os, signal, torch
+import canter.envs.gymnasium as adapter
+adapter.cores = lambda: 3
+envs = [adapter.make_gymnasium("Hopper-v5", 6, vectorization="forked") for _ in range(2)]
+for env in envs:
+    env.reset(0)
+    env.step(torch.zeros(6, 3))
+envs[0].reset(0)  # forked anew, after the others: these pipes are in those processes and the other way round
+envs[0].step(torch.zeros(6, 3))
+print(*[fork.pid for env in envs for fork in env._steps.forks], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=120)
+    pids = [int(pid) for pid in ended.stdout.split()]
+    assert ended.returncode == -signal.SIGKILL and len(pids) == 4
+    until = time.monotonic() + 20.0
+    while time.monotonic() < until and any(is_running(pid) for pid in pids):
+        time.sleep(0.02)
+    assert not any(is_running(pid) for pid in pids)
+
+
+def is_running(pid):
+    """Not so a process that has ended and that nobody has asked about."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_cannot_be_forked_says_why(two_cores):
+    with pytest.raises(ValueError, match="vectorization=forked: pictures are drawn in this process; use threads"):
+        forked(render_mode="rgb_array")
+    with pytest.raises(ValueError, match="vectorization=forked: the wrapper Own may hold state"):
+        forked(wrappers=[type("Own", (gymnasium.Wrapper,), {})])
+    with pytest.raises(ValueError, match="vectorization=forked needs autoreset=same_step"):
+        forked(autoreset="next_step")
+    assert why_not_forked(vector(Pair)) == "observations of several parts are put together in this process"
+    # auto takes threads then
+    env = make_gymnasium("Hopper-v5", 8, wrappers=[type("Own", (gymnasium.Wrapper,), {})])
+    assert env._steps.pool is not None and not env._steps.forked
+    env.close()

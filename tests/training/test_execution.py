@@ -41,7 +41,8 @@ def iterate(env, mode, count, *, restart_at=None, tf32=False, **settings):
         metrics = programs.update(programs.collect())
     torch.set_float32_matmul_precision("highest")  # the default, which a run changes for good
     assert all(torch.isfinite(value) for value in metrics.values())
-    return torch.cat([parameter.detach().reshape(-1) for parameter in algorithm.model.parameters()])
+    learned = (*algorithm.model.parameters(), *algorithm.policy.actor.parameters())
+    return torch.cat([parameter.detach().reshape(-1) for parameter in learned])
 
 
 def test_auto_is_eager_on_a_cpu():
@@ -72,7 +73,7 @@ VARIANTS = {
     "curiosity": ("maze", {"extensions": (RNDConfig(share=0.5, weight=Linear(1.0)),)}),
     "curiosity apart": ("maze", {"extensions": (RNDConfig(),), "bonus_value": BonusValueConfig()}),
     "symmetry": ("swimmer", {"extensions": (SymmetryConfig(mirror_loss=1.0),)}),
-    "style": ("swimmer", {"extensions": (AMPConfig(**STYLE),)}),
+    "style": ("swimmer", {"extensions": (AMPConfig(**STYLE),), "policy_average": 0.5}),
     "style, curiosity and symmetry with memory": (
         "swimmer",
         {

@@ -84,7 +84,7 @@ class Algorithm(Protocol[RecordT]):
     sequence_length: int = 1
     """Steps of one sequence; the policy's memory is kept at the start of each. 1 without memory."""
     policy: Policy
-    """Inference view of what is being learned."""
+    """Inference view of what is being learned: what is judged, shown and saved."""
     pace: int = 1
     """Iterations that count as one where settings say how often the log and checkpoints are written; above 1 where an
     iteration is short."""
@@ -96,6 +96,11 @@ class Algorithm(Protocol[RecordT]):
     """Whether `act` reads `reset`; where it does not, that is found out for a whole rollout at once, afterwards."""
     shares_rows: bool = False
     """Whether a wide network's update is worth several threads on a CPU however short a rollout is."""
+
+    @property
+    def acting(self) -> Policy:
+        """The policy that learns, to begin with other weights; `policy` may be a mean of it."""
+        return self.policy
 
     def empty_record(self) -> RecordT:
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""

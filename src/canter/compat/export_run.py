@@ -35,7 +35,7 @@ def export_run(run: str | Path, config: TrainConfig, policy: Policy, path: str |
     spec = replace(policy.spec, num_envs=config.env.num_envs)  # minibatches come out even as in training
     algorithm: Any = config.algorithm.build(spec, config.seed)
     algorithm.load_state_dict(saved["algorithm"])
-    algorithm.policy.actor.load_state_dict(policy.actor.state_dict())
+    algorithm.acting.actor.load_state_dict(policy.actor.state_dict())
     tree = _written(algorithm, path.suffix, iteration, spec.num_envs)
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(tree, path)

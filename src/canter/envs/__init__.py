@@ -52,9 +52,10 @@ class EnvConfig:
     num_envs: int = 8
     """Environments stepped together, over all ranks; where one has several agents, each of these is a row to learn
     from."""
-    vectorization: Literal["auto", "sync", "threads", "async", "vector_entry_point"] = "auto"
-    """Gymnasium only: one after the other, by a thread for each core, in a process each, or the environment's own
-    vector form; "auto" is "threads" for MuJoCo and "sync" for others."""
+    vectorization: Literal["auto", "sync", "threads", "forked", "async", "vector_entry_point"] = "auto"
+    """Gymnasium only: one after the other, by a thread or in a forked process for each core, in a process each, or the
+    environment's own vector form; "auto" is "forked" for Gymnasium's MuJoCo, or "threads" where it cannot be, and
+    "sync" for others."""
     autoreset: Literal["same_step", "next_step", "disabled"] | None = None
     """Gymnasium only: when finished environments restart; None takes "same_step", which wastes no row."""
     step_timeout: float = 600.0

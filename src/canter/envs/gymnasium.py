@@ -24,7 +24,7 @@ from canter.envs.courier import Courier
 from canter.envs.gymnasium_about import explained, import_module_of, name_of, refuse_lost_steps, truncates
 from canter.envs.gymnasium_contract import CheckContract, check_obs
 from canter.envs.gymnasium_state import StateUnavailable, as_tree, obstacle, restore, snapshot
-from canter.envs.gymnasium_sync import SyncSteps, threads_for
+from canter.envs.gymnasium_sync import SyncSteps, groups_for, why_not_forked
 from canter.envs.spaces import ObsBuffer, ObsReader, TupleActions, action_codec, copy_info_
 from canter.envs.workers import ClosesQuietly, Workers, work
 from canter.specs import ACTION_MASK, ContractBroken, EnvFailed, EnvSpec, Step
@@ -35,7 +35,7 @@ STEP_TIMEOUT, CLOSE_TIMEOUT = 600.0, 60.0
 """Seconds that a worker process may take for a step or a reset, and to end."""
 GOES_ON = np.array([[False], [False], [True]])
 """Flags of environments whose episodes go on: not terminated, not truncated, valid."""
-Vectorization = Literal["auto", "sync", "threads", "async", "vector_entry_point"]
+Vectorization = Literal["auto", "sync", "threads", "forked", "async", "vector_entry_point"]
 
 
 class GymnasiumEnv:
@@ -51,8 +51,8 @@ class GymnasiumEnv:
     added to the observation groups, and rows without one allow everything.
 
     `info_keys` names numbers of `info` to pass on as `Step.info`, float32 `[N]`, 0 where absent; for rows that ended
-    they are the ended episode's. `threads` step the environments of a `SyncVectorEnv` in `same_step` mode, without a
-    change to the results.
+    they are the ended episode's. So many `groups` of the environments of a `SyncVectorEnv` in `same_step` mode are
+    stepped at the same time, in threads or in `forked` processes, without a change to the results.
 
     NOTE: in `same_step` mode Gymnasium keeps a reference to the last observation while it resets. An environment that
     reuses one array for all its observations spoils it there; `make_gymnasium` copies it in time.
@@ -70,7 +70,8 @@ class GymnasiumEnv:
         device: torch.device | str = "cpu",
         env_id: str = "",
         probe_steps: int = 2000,
-        threads: int = 1,
+        groups: int = 1,
+        forked: bool = False,
         step_timeout: float = STEP_TIMEOUT,
         close_timeout: float = CLOSE_TIMEOUT,
     ) -> None:
@@ -112,7 +113,7 @@ class GymnasiumEnv:
         self._tells_ends = SyncSteps.fits(env)
         """Whether there is `info["final_obs"]` where an episode ended, and only there."""
         if SyncSteps.fits(env):
-            self._steps = SyncSteps(env, wanted, threads)
+            self._steps = SyncSteps(env, wanted, groups, forked=forked)
 
     def _allocate(self, info_keys: tuple[str, ...]) -> None:
         """Memory for everything that a step hands out, as tensors and as arrays over the same numbers."""
@@ -176,12 +177,15 @@ class GymnasiumEnv:
             if reason is not None:
                 raise StateUnavailable(f"the state of {self.spec.env_id} cannot be saved: {reason}")
             self._known = True
-        own, pending = snapshot(self._env), self._pending.copy()
+        elsewhere = self._steps.elsewhere() if isinstance(self._steps, SyncSteps) else None
+        own, pending = snapshot(self._env, elsewhere), self._pending.copy()
         obs = {name: group.clone() for name, group in self._obs.tensors.items()}
         return lambda: {"env": as_tree(own), "pending": torch.from_numpy(pending), "obs": obs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, bit for bit, in an environment made with the same options."""
+        if isinstance(self._steps, SyncSteps):
+            self._steps.forget()
         restore(self._env, state["env"])
         self._pending[:] = state["pending"].numpy()
         tree_copy_(self._obs.tensors, state["obs"])
@@ -264,6 +268,9 @@ class GymnasiumEnv:
         """Reset as the arguments say; an observation that does not fit its space is named with its environment."""
         if isinstance(self._steps, Workers):
             return self._steps.reset(**arguments)
+        if isinstance(self._steps, SyncSteps):
+            # Random streams go on where no seed is given.
+            self._steps.gather() if arguments.get("seed") is None else self._steps.forget()
         try:
             return self._env.reset(**arguments)
         except (TypeError, ValueError) as error:
@@ -318,6 +325,15 @@ def _own_wrappers(vectorization: Vectorization, mode: AutoresetMode) -> list[Any
     return [TupleActions.if_needed, *[CheckContract] * (mode is not AutoresetMode.SAME_STEP)]
 
 
+def _grouped(env: SyncVectorEnv, vectorization: Vectorization) -> dict[str, Any]:
+    """In how many groups environments of one process are stepped at the same time, and where."""
+    groups = groups_for(env) if vectorization == "auto" else min(cores(), env.num_envs)
+    why_not = why_not_forked(env)
+    if vectorization == "forked" and why_not is not None:
+        raise ValueError(f"vectorization=forked: {why_not}; use threads or async")
+    return {"groups": groups, "forked": vectorization != "threads" and why_not is None}
+
+
 def make_gymnasium(
     env_id: str,
     num_envs: int,
@@ -334,10 +350,11 @@ def make_gymnasium(
 ) -> GymnasiumEnv:
     """N copies of a registered Gymnasium environment; `module:Name-v0` imports `module` first.
 
-    `sync` steps them one after the other, `threads` in one thread for each core and `async` in one process each;
-    `vector_entry_point` is the environment's own batched implementation. `auto` is `threads` for MuJoCo, which leaves
-    Python while it works, and otherwise `sync` where there is a choice. `autoreset` is `same_step` unless given, for
-    it wastes no rows; an own implementation has the mode it has. `wrappers` go around each environment,
+    `sync` steps them one after the other, `threads` in one thread for each core, `forked` in one process for each core,
+    and `async` in one process each; `vector_entry_point` is the environment's own batched implementation. `auto` is
+    `forked` for Gymnasium's MuJoCo where the state of each environment is known, `threads` where it is not, because
+    MuJoCo leaves Python while it works, and otherwise `sync` where there is a choice. `autoreset` is `same_step` unless
+    given, for it wastes no rows; an own implementation has the mode it has. `wrappers` go around each environment,
     `vector_kwargs` to the vector environment, `kwargs` to each environment. See `GymnasiumEnv` for the rest.
     """
     import_module_of(env_id)
@@ -345,10 +362,10 @@ def make_gymnasium(
     mode = parse_mode(autoreset or AutoresetMode.SAME_STEP)
     if vectorization == "auto" and registered is not None and registered.entry_point is None:
         vectorization = "vector_entry_point"
-    if vectorization == "threads" and mode is not AutoresetMode.SAME_STEP:
+    if vectorization in ("threads", "forked") and mode is not AutoresetMode.SAME_STEP:
         raise ValueError(
-            f"vectorization=threads needs autoreset=same_step; with autoreset={autoreset} environments are stepped one "
-            "after the other"
+            f"vectorization={vectorization} needs autoreset=same_step; with autoreset={autoreset} environments are "
+            "stepped one after the other"
         )
     vector_kwargs, around = dict(vector_kwargs or {}), cast(list[Any], list(wrappers))
     if vectorization != "vector_entry_point":
@@ -359,16 +376,15 @@ def make_gymnasium(
         if str(registered and registered.entry_point).startswith("gymnasium.envs."):
             # Its checks are for environments that nobody has checked yet; the wrapper around every step would remain.
             kwargs = {"disable_env_checker": True, **kwargs}
-    in_process = vectorization in ("auto", "threads")
+    in_process = vectorization in ("auto", "threads", "forked")
     kind = "sync" if in_process else vectorization
     with explained(env_id):
         env = gymnasium.make_vec(env_id, num_envs, kind, vector_kwargs, around, **kwargs)
-    threads = min(cores(), num_envs) if vectorization == "threads" else 1
-    if vectorization == "auto" and isinstance(env, SyncVectorEnv):
-        threads = threads_for(env)
     try:
-        about: dict[str, Any] = {"info_keys": info_keys, "device": device, "env_id": env_id, "threads": threads}
+        about: dict[str, Any] = {"info_keys": info_keys, "device": device, "env_id": env_id}
         about |= {"step_timeout": step_timeout, "close_timeout": close_timeout}
+        if in_process and isinstance(env, SyncVectorEnv):
+            about |= _grouped(env, vectorization)
         return GymnasiumEnv(env, autoreset=autoreset, **about)
     except Exception:
         with suppress(Exception):

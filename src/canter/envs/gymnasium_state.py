@@ -48,21 +48,44 @@ def capture(env: VectorEnv) -> dict[str, Any] | None:
     return None if obstacle(env) is not None else as_tree(snapshot(env))
 
 
-def snapshot(env: VectorEnv) -> dict[str, Any]:
-    """A copy of what `capture` gives, by the shortest way, as it is taken before every rollout; see `as_tree`."""
+def snapshot(env: VectorEnv, elsewhere: dict[int, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """A copy of what `capture` gives, by the shortest way, as it is taken before every rollout; see `as_tree`.
+
+    `elsewhere` are rows that another process has, as `take_rows` gives them there.
+    """
     assert isinstance(env, SyncVectorEnv)
+    known = elsewhere or {}
     return {
         "fields": {name: _copied(getattr(env, name)) for name in _VECTOR_FIELDS},
         "action_rng": env.action_space.np_random.bit_generator.state,
-        "envs": [_snapshot_single(single) for single in env.envs],
+        "envs": [known.get(number) or _snapshot_single(single) for number, single in enumerate(env.envs)],
     }
+
+
+def take_rows(env: SyncVectorEnv, numbers: list[int]) -> dict[int, dict[str, Any]]:
+    """The parts of a snapshot that are of these environments, as plain data that another process can read."""
+    rows = {number: _snapshot_single(env.envs[number]) for number in numbers}
+    for row in rows.values():
+        row["attributes"] = {name: value for name, value in row["attributes"].items() if _is_plain(value)}
+    return rows
+
+
+def put_rows(env: SyncVectorEnv, rows: dict[int, dict[str, Any]]) -> None:
+    """Bring environments to the states that `take_rows` gave."""
+    for number, row in rows.items():
+        _restore_single(env.envs[number], _single_as_tree(row))
+        env._env_obs[number] = np.copy(env._observations[number])  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 def as_tree(copied: dict[str, Any]) -> dict[str, Any]:
     """The state of which `snapshot` took a copy."""
-    parts = {"attributes": _plain_attributes}
-    singles = [{key: parts.get(key, _to_tree)(part) for key, part in single.items()} for single in copied["envs"]]
+    singles = [_single_as_tree(single) for single in copied["envs"]]
     return {"fields": _to_tree(copied["fields"]), "action_rng": _to_tree(copied["action_rng"]), "envs": singles}
+
+
+def _single_as_tree(copied: dict[str, Any]) -> dict[str, Any]:
+    parts = {"attributes": _plain_attributes}
+    return {key: parts.get(key, _to_tree)(part) for key, part in copied.items()}
 
 
 def restore(env: VectorEnv, state: dict[str, Any]) -> None:
@@ -213,6 +236,14 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_copied(item) for item in value] if isinstance(value, list) else tuple(map(_copied, value))
     return value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return type(value) in _PLAIN or isinstance(value, np.ndarray | np.generic)
 
 
 def _to_tree(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Gymnasium's environments of one process, stepped without copies that nothing here reads, and by several threads.
+"""Gymnasium's environments of one process, stepped without copies that nothing here reads, and several at a time.
 
 N environments. `SyncVectorEnv.step` copies observations twice and collects the info of every environment, key by key;
 around a small simulator that costs as much as the simulator. `SyncSteps` gives the same transitions without it.
@@ -7,8 +7,9 @@ around a small simulator that costs as much as the simulator. `SyncSteps` gives 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -17,22 +18,30 @@ from gymnasium.vector.utils import concatenate
 
 from canter.distributed import cores
 from canter.envs.gymnasium_contract import as_flag, as_number, checked_reset, checked_step
+from canter.envs.gymnasium_state import obstacle, put_rows, take_rows
+from canter.envs.workers import FORKS, Fork, shared
 
 FEW = 4
-"""Environments for which a second thread does not pay."""
+"""Environments for which a second thread or process does not pay."""
+WRITTEN = ("_observations", "_rewards", "_terminations", "_truncations")
+"""Fields of a vector environment that a step writes row by row."""
 
 
 class SyncSteps:
     """Steps a `SyncVectorEnv` in `same_step` mode and keeps its fields as `SyncVectorEnv.step` would.
 
-    Environments of `threads` above 1 are stepped in as many groups at the same time. Each has its own state and random
-    stream, so that the results are the same; it pays where most of a step is spent outside of Python, as in MuJoCo.
+    With `groups` above 1, as many groups of environments are stepped at the same time: the first here, the others in
+    threads, which pays where most of a step is spent outside of Python, or in `forked` processes. Each environment has
+    its own state and random stream, so that the results are the same.
     """
 
-    def __init__(self, env: SyncVectorEnv, info_keys: Iterable[str], threads: int = 1) -> None:
+    def __init__(self, env: SyncVectorEnv, info_keys: Iterable[str], groups: int = 1, *, forked: bool = False) -> None:
         self.env, self.info_keys = env, tuple(info_keys)
-        self.groups = [group.tolist() for group in np.array_split(np.arange(env.num_envs), threads)]
-        self.pool = ThreadPoolExecutor(threads - 1, "canter-env") if threads > 1 else None
+        self.groups = [group.tolist() for group in np.array_split(np.arange(env.num_envs), groups)]
+        self.pool = ThreadPoolExecutor(groups - 1, "canter-env") if groups > 1 and not forked else None
+        self.forked, self.forks = forked and groups > 1, list[Fork]()
+        self.actions = np.zeros(0)
+        """What forked processes read; those of a step."""
         self.usual_dtype: np.dtype | None = None
         """That of observations which were looked at and found right; another is looked at again."""
 
@@ -45,7 +54,11 @@ class SyncSteps:
         """As `SyncVectorEnv.step`, but the arrays are the environment's own and only the wanted infos are there."""
         env = self.env
         first, *others = self.groups
-        running = [self.pool.submit(self._step_group, group, actions) for group in others] if self.pool else []
+        running: list[Any] = []
+        if self.forked:
+            running = self._begin_forks(actions)
+        elif self.pool is not None:
+            running = [self.pool.submit(self._step_group, group, actions) for group in others]
         noted = self._step_group(first, actions)
         for job in running:
             noted += job.result()
@@ -58,9 +71,49 @@ class SyncSteps:
         return env._observations, env._rewards, env._terminations, env._truncations, infos
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads and processes."""
         if self.pool is not None:
             self.pool.shutdown()
+        self.forget()
+
+    def elsewhere(self) -> dict[int, dict[str, Any]]:
+        """The states of environments that live in forked processes, by number, as `gymnasium_state.snapshot` has them.
+
+        What the environments of this process with these numbers say is old then.
+        """
+        for fork in self.forks:
+            fork.ask("snapshot")
+        return {number: state for fork in self.forks for number, state in fork.result().items()}
+
+    def gather(self) -> None:
+        """Bring all environments back into this process, as they are; the next step forks anew."""
+        if self.forks:
+            put_rows(self.env, self.elsewhere())
+            self.forget()
+
+    def forget(self) -> None:
+        """End forked processes, whose environments are to begin anew."""
+        for fork in self.forks:
+            fork.end()
+        self.forks = []
+
+    def _begin_forks(self, actions: np.ndarray) -> list[Fork]:
+        """Let forked processes step; they are forked where they are not yet, from the environments as they are."""
+        if not self.forks or self.actions.dtype != actions.dtype:
+            self.gather()
+            self.actions = shared(actions)
+            for name in WRITTEN:
+                setattr(self.env, name, shared(getattr(self.env, name)))
+            self.forks = [Fork(self._calls(group)) for group in self.groups[1:]]
+        self.actions[...] = actions
+        for fork in self.forks:
+            fork.ask("step")
+        return self.forks
+
+    def _calls(self, group: list[int]) -> dict[str, Callable[[], Any]]:
+        """What a forked process is asked for."""
+        step = partial(self._step_group, group, self.actions)
+        return {"step": step, "snapshot": partial(take_rows, self.env, group)}
 
     def _step_group(self, group: list[int], actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
         """Step some environments; gives what is to be known of them, by number."""
@@ -119,9 +172,20 @@ class SyncSteps:
         return {key: info[key] for key in self.info_keys if key in info}
 
 
-def threads_for(env: SyncVectorEnv) -> int:
-    """How many threads are worth having: as many as cores where MuJoCo does the work, or else one."""
+def groups_for(env: SyncVectorEnv) -> int:
+    """How many groups are worth having: as many as cores where MuJoCo does the work, or else one."""
     in_mujoco = type(env.envs[0].unwrapped).__module__.startswith("gymnasium.envs.mujoco")
     # A window belongs to the thread that opened it.
     apart = in_mujoco and env.render_mode != "human"
     return max(1, min(cores(), env.num_envs // FEW)) if apart else 1
+
+
+def why_not_forked(env: SyncVectorEnv) -> str | None:
+    """Why environments cannot be stepped in forked processes, None if they can."""
+    if not FORKS:
+        return "this system has no safe fork"
+    if env.render_mode is not None:
+        return "pictures are drawn in this process"
+    if not isinstance(env._observations, np.ndarray):
+        return "observations of several parts are put together in this process"
+    return obstacle(env)

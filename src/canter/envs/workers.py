@@ -1,17 +1,29 @@
-"""Gymnasium environments in worker processes, which may raise, die or hang.
+"""Gymnasium environments in other processes, which may raise, die or hang.
 
-N environments, one process each. An `AsyncVectorEnv` by itself waits for ever where the error of a worker cannot be
+`Workers` have one environment each. An `AsyncVectorEnv` by itself waits for ever where the error of a worker cannot be
 pickled, and knows no more than that a pipe was closed where a worker died.
+
+A `Fork` is a copy of this process that has a group of environments as they are at that moment, and writes what they
+show to memory that both see. Threads would wait for each other's Python, a third of a step of Gymnasium's MuJoCo.
 """
 
 from __future__ import annotations
 
+import gc
+import mmap
+import os
 import queue
 import signal
+import sys
 import time
 import traceback
+import warnings
+import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 import gymnasium
@@ -23,6 +35,11 @@ from canter.envs.gymnasium_about import quiet_mujoco
 from canter.envs.gymnasium_contract import CheckContract, place_of, text_of
 from canter.envs.watchdog import Watchdog
 from canter.specs import EnvFailed
+
+FORKS = sys.platform == "linux"
+"""Elsewhere a process that has threads cannot be forked safely, or not at all."""
+_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
+"""This process's ends of all pipes."""
 
 
 class InEnvironment(RuntimeError):
@@ -176,6 +193,95 @@ class Workers:
         for number, info in enumerate(rows):
             infos = self.env._add_info(infos, info, number)
         return infos
+
+
+def shared(array: np.ndarray) -> np.ndarray:
+    """A copy in memory that this process will share with those forked from it."""
+    memory = mmap.mmap(-1, max(1, array.nbytes))
+    copy = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+class Fork:
+    """A forked process that calls the functions of `calls` when it is asked to, and gives what they return."""
+
+    def __init__(self, calls: dict[str, Callable[[], Any]]) -> None:
+        self.pipe, theirs = Pipe()
+        self.asked, self.died = False, ""
+        """Whether an answer is on its way; and what the process died of, if it did."""
+        with warnings.catch_warnings():
+            # Of Python 3.12, because of other threads' locks: those of Python and malloc are taken care of.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                self.pipe.close()
+                _serve(theirs, calls)
+            finally:
+                os._exit(0)  # whatever the other process would do at its end is not for this one
+        theirs.close()
+        _ends.add(self.pipe)
+
+    def ask(self, what: str) -> None:
+        """Begin a call."""
+        if self.asked:  # by somebody who never came for the answer
+            with suppress(EnvFailed):
+                self.result()
+        try:
+            self.pipe.send_bytes(what.encode())
+        except OSError:
+            raise self._dead() from None
+        self.asked = True
+
+    def result(self) -> Any:
+        """What the call returned; `EnvFailed` where it raised, or where the process died."""
+        self.asked = False
+        try:
+            answer = self.pipe.recv() if self.pipe.recv_bytes() else []
+        except (EOFError, OSError):
+            raise self._dead() from None
+        if isinstance(answer, EnvFailed):
+            raise answer
+        return answer
+
+    def end(self) -> None:
+        """End the process."""
+        if not self.died:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self._dead()
+        self.pipe.close()
+
+    def _dead(self) -> EnvFailed:
+        """What to say of a process that is gone, or about to be."""
+        if not self.died:
+            self.died = "nobody knows of what"
+            with suppress(ChildProcessError):  # where a program ignores SIGCHLD
+                code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+                self.died = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        text = f"the process that steps a part of the environments died: {self.died} (process {self.pid})"
+        return EnvFailed(text, None)
+
+
+def _serve(pipe: Connection, calls: dict[str, Callable[[], Any]]) -> None:
+    """Answer until the other process closes its end, or is gone."""
+    gc.freeze()  # looking for garbage would copy all that is shared with it so far
+    for end in _ends:
+        end.close()  # or the processes at the other ends would not hear of the end either
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_IGN)  # what is handled is for the other process, such as Ctrl-C
+    with suppress(EOFError, OSError):
+        while True:
+            what = pipe.recv_bytes().decode()
+            try:
+                answer = calls[what]()
+            except Exception as error:
+                answer = EnvFailed(f"{what}() {_said(error)}", None, traceback.format_exc())
+            pipe.send_bytes(b"more" if answer else b"")  # most often there is nothing to tell
+            if answer:
+                pipe.send(answer)
 
 
 def _said(error: BaseException) -> str:

@@ -54,7 +54,7 @@ class InitFrom:
     def _load_policy(self, algorithm: Algorithm[Any]) -> None:
         if self.optimizer or self.fresh_statistics:
             raise ValueError(f"--init-from {self.run}: only its policy can be taken, as it is")
-        begin_with(algorithm.policy, self.run)
+        begin_with(algorithm.acting, self.run)
 
 
 def _keep_statistics(part: Any, own: Any) -> Any:

@@ -24,10 +24,10 @@ def cartpole() -> TrainConfig:
         success=SuccessConfig(ending="truncated"),  # the pole did not fall
         algorithm=PPOConfig(
             horizon=128,
-            epochs=10,
+            epochs=6,
             num_minibatches=4,
             gamma=0.98,
-            optimizer=OptimizerConfig(learning_rate=Linear(1e-3)),
+            optimizer=OptimizerConfig(learning_rate=Linear(3e-3)),
             model=ModelConfig(policy=NetworkConfig(normalize_obs=False)),
         ),
     )

@@ -22,6 +22,7 @@ from canter.algorithms.ppo.central_value import CentralValueConfig
 from canter.algorithms.ppo.checks import check_batch, check_blocks, check_discount, check_norms
 from canter.algorithms.ppo.declared import DECLARED
 from canter.algorithms.ppo.judge import Judge, Judgement
+from canter.algorithms.ppo.moving_average import AveragedPolicy
 from canter.algorithms.ppo.settings import PPOSettings
 from canter.algorithms.ppo.unused import unused_settings
 from canter.data.rollout import Rollout, as_sequences
@@ -31,7 +32,7 @@ from canter.engines.batch import PPOBatch, PPORecord
 from canter.engines.choose import Choice, EngineName, choose
 from canter.functional.stats import explained_variance, moments, normalize
 from canter.kernels.streams import beside, side_stream
-from canter.nn.actor_critic import ActorCritic
+from canter.nn.actor_critic import ActorCritic, Policy
 from canter.optim import Optimizer, ParameterGroup
 from canter.seeding import derive_seed
 from canter.specs import EnvSpec, Symmetry
@@ -62,6 +63,9 @@ class PPO(Algorithm[PPORecord]):
         for tensor in (*self.model.state_dict().values(), *self.extensions.state_dict().values()):
             distributed.broadcast_(tensor)
         self.policy, self.distribution = self.model.policy, self.model.policy.distribution
+        self.average = AveragedPolicy(self.policy, config.policy_average) if config.policy_average else None
+        if self.average is not None:
+            self.policy = self.average.policy
         self.reads_reset = self.model.has_memory
         self.sequence_length = config.sequence_length if self.reads_reset else 1
         self.rewards = config.reward.build(spec, config.gamma, config.discount_per)
@@ -168,6 +172,8 @@ class PPO(Algorithm[PPORecord]):
             self.model.update_statistics(tree_map(lambda x: x[:-1], rollout.obs), rollout.valid)
         self.judge.advance(judged)
         self.objective.centre_(self.model.critic.head, judged.return_, rollout.valid)
+        if self.average is not None:
+            self.average.add_()
         join(*metrics.values())
         return metrics
 
@@ -256,6 +262,11 @@ class PPO(Algorithm[PPORecord]):
         return {"engine": ", ".join(words.values() if len(words) == 1 else map(": ".join, words.items()))}
 
     @property
+    def acting(self) -> Policy:
+        """The policy that acts in rollouts and learns; `policy` may be its running mean."""
+        return self.model.policy
+
+    @property
     def critic(self) -> ValueFunction:
         """What values are judged by, to be asked or saved."""
         return ValueFunction(self.model.critic, self.policy.config, self.policy.spec)
@@ -268,11 +279,15 @@ class PPO(Algorithm[PPORecord]):
         """Weights, statistics, memory, moments, learning rates and coefficients, where they live."""
         modules = {"model": self.model, "rewards": self.rewards, "objective": self.objective}
         modules["extensions"] = self.extensions
-        return {name: dict(module.state_dict()) for name, module in modules.items()} | {
-            "critic_state": self.judge.state,
-            "optimizers": {name: phase.optimizer.living() for name, phase in self.phases.items()},
-            "entropy_coef": self.coefs.entropy,
-        }
+        return (
+            {name: dict(module.state_dict()) for name, module in modules.items()}
+            | {
+                "critic_state": self.judge.state,
+                "optimizers": {name: phase.optimizer.living() for name, phase in self.phases.items()},
+                "entropy_coef": self.coefs.entropy,
+            }
+            | ({} if self.average is None else {"average": self.average.living()})
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of all of them, and the random states."""
@@ -286,6 +301,8 @@ class PPO(Algorithm[PPORecord]):
         self.objective.load_state_dict(state["objective"])
         self.extensions.load_state_dict(state["extensions"])
         tree_copy_(self.judge.state, state["critic_state"])
+        if self.average is not None:
+            tree_copy_(self.average.living(), state["average"])
         for name, phase in self.phases.items():
             phase.optimizer.load_state_dict(state["optimizers"][name])
         self.coefs.entropy.copy_(state["entropy_coef"])

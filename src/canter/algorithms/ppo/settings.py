@@ -96,6 +96,9 @@ class PPOSettings:
     rl_games, with every minibatch before it is evaluated."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Networks, distribution and normalisation."""
+    policy_average: float = 0.0
+    """The policy that is judged, shown and saved has the running mean of the weights that act in training; this much of
+    it stays in an iteration: with 0.995 it is that of some 200. 0: no mean."""
     extensions: tuple[AnyExtensionConfig, ...] = ()
     """What is added to the algorithm: further rewards, losses and phases, in this order."""
 
@@ -107,6 +110,8 @@ class PPOSettings:
         for name in ("gamma", "gae_lambda"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must lie in 0..1")
+        if not 0 <= self.policy_average < 1:
+            raise ValueError(f"policy_average={self.policy_average} must lie in 0..1, below 1")
         if self.shuffle_blocks is not None and self.shuffle_blocks < 1:
             raise ValueError(f"shuffle_blocks={self.shuffle_blocks} must be at least 1, or null")
         if not 0 < self.average_step <= 1:
