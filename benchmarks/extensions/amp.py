@@ -2,8 +2,6 @@
 
     python benchmarks/extensions/amp.py [--seeds 5] [--device cuda] [--study wide] [--steps N] [--num-envs N]
 
-The studies called large need a GPU, and are left out on a CPU.
-
 One JSON file, `results/amp.json`; runs in it are not repeated. The gait is that of 32 swimmers, without noise, from
 starts of the environment and not of the clip, after 5 s: the strongest frequency of the joints in the next 15 s, their
 amplitude there, and how far each joint is behind the one before it. `follows` means a frequency within 5 %, an
@@ -30,7 +28,7 @@ from canter.data.motion import Motions, load_clip, pose_error
 from canter.envs.tensor import Swimmer
 from canter.envs.tensor.swimmer import JOINTS, TIME_STEP, body
 from canter.plain import to_plain
-from canter.recipes.extensions import swimmer_style, swimmer_style_large
+from canter.recipes.extensions import swimmer_style
 from canter.seeding import derive_seed
 from canter.training.trainer import train
 
@@ -38,8 +36,6 @@ RESULTS = Path(__file__).parent / "results" / "amp.json"
 STUDIES = {
     "wide": ("wide", swimmer_style("wide")),
     "narrow": ("narrow", swimmer_style("narrow")),
-    "wide, large": ("wide", swimmer_style_large("wide")),
-    "narrow, large": ("narrow", swimmer_style_large("narrow")),
     "task": ("wide", swimmer_style("wide", task=1.0, style=0.0)),
     "task and style, wide": ("wide", swimmer_style("wide", task=20.0)),
     "task and style, narrow": ("narrow", swimmer_style("narrow", task=20.0)),
@@ -139,8 +135,6 @@ def main() -> None:
         for study, (gait, config) in STUDIES.items():
             name, config = varied(study, config, arguments)
             if arguments.study not in (None, study) or seed in [done["seed"] for done in _known(name)["runs"]]:
-                continue
-            if config.device == "cuda" and arguments.device == "cpu":
                 continue
             found = run(replace(config, seed=seed, device=arguments.device), gait)
             print(name, found, flush=True)

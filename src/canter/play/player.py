@@ -167,9 +167,11 @@ class Account:
         self.return_ += torch.where(step.valid, step.reward, 0.0)
         self.length += step.valid
         done = step.terminated | step.truncated
-        for i in done.nonzero().flatten().tolist():
+        ended = [i for i, over in enumerate(done.tolist()) if over]
+        for i in ended:
             self.finished[i].append(self._running(i))
-        self.forget(done)
+        if ended:
+            self.forget(done)
 
     def forget(self, rows: Tensor) -> None:
         """Take back what was counted of the running episodes of these environments, `[N]` bool."""

@@ -9,7 +9,7 @@ from canter.config import TrainConfig
 from canter.recipes.agents import rendezvous, rock_paper_scissors
 from canter.recipes.atari import atari
 from canter.recipes.classic import acrobot, cartpole, mountain_car_continuous, pendulum
-from canter.recipes.extensions import deep_sea, maze, swimmer_style, swimmer_style_large
+from canter.recipes.extensions import deep_sea, maze, swimmer_style
 from canter.recipes.extensions import quadrotor as mirrored_quadrotor
 from canter.recipes.extensions import swimmer as viscous_swimmer
 from canter.recipes.memory import cartpole_distillation, cartpole_positions, distillation
@@ -51,8 +51,6 @@ for _name, _preset in {
     "tensor:deep-sea": deep_sea(),
     "swimmer-wide": swimmer_style("wide"),
     "swimmer-narrow": swimmer_style("narrow"),
-    "swimmer-wide-large": swimmer_style_large("wide"),
-    "swimmer-narrow-large": swimmer_style_large("narrow"),
     **sac_presets(),
 }.items():
     presets.register(_name)(_preset)
