@@ -37,7 +37,7 @@ STUDIES = {
     "wide": ("wide", swimmer_style("wide")),
     "narrow": ("narrow", swimmer_style("narrow")),
     "task": ("wide", swimmer_style("wide", task=1.0, style=0.0)),
-    "task and style, wide": ("wide", swimmer_style("wide", task=20.0)),
+    "task and style, wide": ("wide", swimmer_style("wide", task=12.0)),
     "task and style, narrow": ("narrow", swimmer_style("narrow", task=20.0)),
 }
 """The clip that errors are measured from, and the settings."""
