@@ -99,7 +99,7 @@ class Algorithm(Protocol[RecordT]):
 
     @property
     def acting(self) -> Policy:
-        """The policy that learns, to begin with other weights; `policy` may be a mean of it."""
+        """The policy that acts in training and learns, and takes weights of others; `policy` may be its mean."""
         return self.policy
 
     def empty_record(self) -> RecordT:
