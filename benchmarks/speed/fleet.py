@@ -2,7 +2,7 @@
 
     python benchmarks/speed/fleet.py [--tasks tensor:quadrotor tensor:swimmer] [--seeds 1]
 
-PPO's settings are those of `iteration.py`, SAC's the preset `quadrotor-sac-large`. Points of a curve are steps, the
+PPO's settings are those of `iteration.py`, SAC's the task's preset for a GPU. Points of a curve are steps, the
 mean return of 256 new episodes without noise, and seconds of training, evaluation not counted. JSON goes to
 `results/fleet.json`.
 """
@@ -20,12 +20,12 @@ import torch
 from iteration import settings
 
 import canter
-from canter.recipes.sac import fleet
+from canter.recipes import preset_for
 from canter.seeding import derive_seed
 
 RESULTS = Path(__file__).parent / "results" / "fleet.json"
 NUM_ENVS, EPISODES = 1024, 256
-STEPS = {"ppo": 20_000_000, "sac": 5_000_000}
+STEPS = {"ppo": 20_000_000, "sac": 6_500_000}
 POINTS = {"ppo": 8, "sac": 20}
 
 
@@ -50,7 +50,7 @@ def curve(config: canter.TrainConfig, count: int, stop_at: float | None) -> list
 def run(task: str, seed: int) -> dict[str, Any]:
     """PPO, then SAC until it has PPO's final return."""
     env = canter.EnvConfig(id=task, num_envs=NUM_ENVS, options={"random_start": True})
-    configs = {"ppo": settings(), "sac": fleet(task)}
+    configs = {"ppo": settings(), "sac": preset_for(task, "sac", "cuda")}
     about = {"seed": seed, "device": "cuda", "env": env}
     found: dict[str, Any] = {"seed": seed}
     for name, config in configs.items():

@@ -162,7 +162,9 @@ def _joined(name: str, links: list[Link], theirs: Mapping[str, Tensor], ppo: PPO
             raise ConfigError(f"the file has no {link.theirs}, which is {name} here: it was made with other settings")
         value = theirs[link.theirs]
         value = value if link.their_rows is None else value[slice(*link.their_rows)]
-        rows.append(value if link.std is None else raw_std(_std_of(value, link.std), log_std_of(ppo)))
+        if link.std is not None and not (link.std == "log" and _same_number(link, ppo)):
+            value = raw_std(value.exp() if link.std == "log" else value, log_std_of(ppo))
+        rows.append(value)
     joined = rows[0] if len(rows) == 1 else torch.cat(rows)
     if joined.shape != own[name].shape:
         source = ", ".join(link.theirs for link in links)
@@ -172,15 +174,17 @@ def _joined(name: str, links: list[Link], theirs: Mapping[str, Tensor], ppo: PPO
     return joined.to(own[name].dtype)
 
 
+def _same_number(link: Link, ppo: PPO) -> bool:
+    """Whether a deviation is the same number on both sides; a logarithm and back would round it."""
+    form = log_std_of(ppo)
+    return link.std == form.form and not form.floor
+
+
 def log_std_of(ppo: PPO) -> LogStd:
     """What makes a standard deviation of a learned number."""
     head = ppo.model.actor.head
     assert isinstance(head, GaussianHead)
     return head.log_std
-
-
-def _std_of(value: Tensor, of: StdOf) -> Tensor:
-    return value.exp() if of == "log" else value
 
 
 def raw_std(std: Tensor, form: LogStd) -> Tensor:
@@ -359,7 +363,7 @@ def _by_theirs(links: list[Link]) -> dict[str, list[Link]]:
 
 
 def _taken(link: Link, value: Tensor, ppo: PPO) -> Tensor:
-    if link.std is not None:
+    if link.std is not None and not _same_number(link, ppo):
         log_std = log_std_of(ppo)(value)
         return log_std if link.std == "log" else log_std.exp()
     return value if link.our_rows is None else value[slice(*link.our_rows)]

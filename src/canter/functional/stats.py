@@ -25,6 +25,17 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 @has_kernels
+def masked_sums(x: Tensor, mask: Tensor, centre: Tensor | None = None) -> Tensor:
+    """Sums of `x` over its masked-in samples, or of their squared distances from `centre`, in float64.
+
+    `mask` covers the leading axes of `x`; `centre`, float64, and what comes out have the shape of the others.
+    """
+    counted = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
+    x = x.double() if centre is None else (x.double() - centre).square()
+    return torch.where(counted, x, 0.0).sum(tuple(range(mask.ndim)))
+
+
+@has_kernels
 @torch.no_grad()
 def moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean and sum of squared deviations over all ranks, float64 and without gradient.
@@ -35,15 +46,11 @@ def moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tens
     """
     if mask is None:
         mask = torch.ones_like(x, dtype=torch.bool)
-    axes = tuple(range(mask.ndim))
-    counted = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
-    x = x.to(torch.float64)
-    total = torch.where(counted, x, 0.0).sum(axes)
+    total = masked_sums(x, mask)
     sums = distributed.sum_(torch.cat([mask.sum(dtype=torch.float64).reshape(1), total.reshape(-1)]))
     count = sums[0]
     mean = (sums[1:] / count.clamp(min=1.0)).reshape(total.shape)
-    m2 = distributed.sum_(torch.where(counted, x - mean, 0.0).square().sum(axes))
-    return count, mean, m2
+    return count, mean, distributed.sum_(masked_sums(x, mask, mean))
 
 
 def merge_moments(

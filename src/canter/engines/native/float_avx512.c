@@ -1,7 +1,9 @@
-/* The mathematics in float, for x86 processors with AVX-512. The pragma comes first: vectors are as wide as the
- * instructions that the compiler knows of when it reads their type. */
+/* The mathematics in float, for x86 processors with AVX-512. The pragmas come first: vectors are as wide as the
+ * instructions that the compiler knows of when it reads their type. A tile whose loop is there twice, the second time for
+ * rows that lie side by side, writes its sums to memory in every step of either. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")
+#pragma GCC optimize("no-version-loops-for-strides")
 #define REAL float
 #define REAL_IS_DOUBLE 0
 #include "mathematics.h"

@@ -50,6 +50,7 @@ INLINE void tile(const Product *p, long panel, long row, int rows, int vectors, 
             UNROLL for (int v = 0; v < vectors; v++)                                                                   \
                 sum[i][v] = fused(sum[i][v], LEFT, right[v]);                                                          \
         b += b_step;                                                                                                   \
+        NEXT_STEP;                                                                                                     \
     } while (0)
     for (; how == ALONG && k + 4 <= p->depth; k += 4, a += 4) {
         UNROLL for (int i = 0; i < rows; i++) {

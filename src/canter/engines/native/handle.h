@@ -41,5 +41,9 @@ PyObject *make_model(PyObject *self, PyObject *args);
 PyObject *copy_tensors(PyObject *self, PyObject *args);
 PyObject *make_places(PyObject *self, PyObject *args);
 PyObject *write_row(PyObject *self, PyObject *args);
+PyObject *square_sum(PyObject *self, PyObject *args);
+PyObject *adamw(PyObject *self, PyObject *args);
+PyObject *trace_back(PyObject *self, PyObject *args);
+PyObject *column_sums(PyObject *self, PyObject *args);
 
 #endif

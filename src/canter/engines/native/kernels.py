@@ -1,4 +1,4 @@
-"""Plain functions that C does on a CPU: an optimiser step, copies of small tensors, sums backwards in time."""
+"""Plain functions that C does on a CPU: an optimiser step, copies of small tensors, sums over rows and back in time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from canter.dispatch import kernel
 from canter.engines.native.declines import AVAILABLE, compiled
 from canter.functional.adam import AdamGroup, adam_step_
 from canter.functional.returns import trace_back_
+from canter.functional.stats import masked_sums
+from canter.schedules import follow_kl_
 from canter.struct import copy_all_, may_hold, row_writer
 
 LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
@@ -78,3 +81,25 @@ def _on_cpu(x: Tensor, decay: Tensor) -> bool:
 def trace_back_on_cpu(x: Tensor, decay: Tensor) -> None:
     """Without a call of torch for each row."""
     compiled().trace_back(x.dtype == torch.float64, x.shape[1], x, decay)
+
+
+@kernel(of=follow_kl_, accepts=lambda value, *_: value.is_cpu and value.dtype == torch.float32)
+def follow_kl_on_cpu(value: Tensor, kl: Tensor, target: float, factor: float, minimum: float, maximum: float) -> None:
+    """Decides by numbers, compared in the precision of `kl`."""
+    found, number = kl.tolist(), np.float64 if kl.dtype == torch.float64 else np.float32
+    near = found != 0.0 and found < number(target / 2)
+    change = (factor if near else 1.0) if found <= number(2 * target) else 1.0 / factor
+    value.mul_(change).clamp_(minimum, maximum)
+
+
+def _rows_on_cpu(x: Tensor, mask: Tensor, centre: Tensor | None = None) -> bool:
+    known = x.dtype in LARGEST and x.is_contiguous() and mask.is_contiguous()
+    return AVAILABLE and x.is_cpu and known and x.numel() > 0 and not x.requires_grad
+
+
+@kernel(of=masked_sums, accepts=_rows_on_cpu)
+def masked_sums_on_cpu(x: Tensor, mask: Tensor, centre: Tensor | None = None) -> Tensor:
+    """In one pass, without arrays in float64."""
+    sums = torch.empty(x.shape[mask.ndim :], dtype=torch.float64)
+    compiled().column_sums(x.dtype == torch.float64, sums.numel(), x, mask, sums, centre)
+    return sums

@@ -13,4 +13,5 @@
 #include "soft.h"
 
 #define REAL_TABLE                                                                                                     \
-    {sizeof(REAL), prepare, act, values, log_prob, gradients, square_sum, trace_back, adamw, soft_gradients}
+    {sizeof(REAL), prepare, act, values, log_prob, gradients, square_sum, trace_back, column_sums, adamw,  \
+     soft_gradients}

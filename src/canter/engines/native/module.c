@@ -238,55 +238,6 @@ static PyObject *gradients(PyObject *self, PyObject *args)
     return status ? NULL : Py_BuildValue("dddddd", sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]);
 }
 
-static PyObject *square_sum(PyObject *self, PyObject *args)
-{
-    PyObject *array;
-    int is_double;
-    if (!PyArg_ParseTuple(args, "pO", &is_double, &array))
-        return NULL;
-    const Real *real = real_of(is_double);
-    Held held = {0};
-    Py_buffer *view = hold(&held, array, -1, 0);
-    double sum = view ? real->square_sum(view->buf, (long)(view->len / real->item)) : 0.0;
-    release(&held);
-    return view ? PyFloat_FromDouble(sum) : NULL;
-}
-
-/* norm < 0: that of this gradient. Nothing moves where it is not finite. */
-static PyObject *adamw(PyObject *self, PyObject *args)
-{
-    PyObject *array[5];
-    void *data[5] = {NULL};
-    int is_double, fine = 1;
-    AdamW a = {0};
-    double norm, max_norm;
-    if (!PyArg_ParseTuple(args, "pOOOOOdddddpdd", &is_double, &array[0], &array[1], &array[2], &array[3], &array[4],
-                          &a.learning_rate, &a.beta1, &a.beta2, &a.eps, &a.weight_decay, &a.coupled, &max_norm,
-                          &norm))
-        return NULL;
-    const Real *real = real_of(is_double);
-    Held held = {0};
-    Py_ssize_t bytes = -1;
-    for (int i = 0; i < 5 && fine; i++) { /* flat, gradient, exp_avg, exp_avg_sq, step */
-        Py_buffer *view = hold(&held, array[i], i < 4 ? bytes : (Py_ssize_t)sizeof(float), i != 1);
-        if ((fine = view != NULL))
-            data[i] = view->buf, bytes = i == 0 ? view->len : bytes;
-    }
-    if (fine) {
-        Py_BEGIN_ALLOW_THREADS
-        const long n = (long)(bytes / real->item);
-        norm = norm < 0 ? sqrt(real->square_sum(data[1], n)) : norm;
-        if (isfinite(norm)) {
-            a.step = *(float *)data[4] += 1.0f;
-            a.scale = norm > max_norm ? max_norm / norm : 1.0;
-            real->adamw(data[0], data[1], data[2], data[3], n, a);
-        }
-        Py_END_ALLOW_THREADS
-    }
-    release(&held);
-    return fine ? PyFloat_FromDouble(norm) : NULL;
-}
-
 /* The gradients of SAC's critics, or of its policy, and a few means. */
 static PyObject *soft(PyObject *self, PyObject *args)
 {
@@ -318,27 +269,6 @@ static PyObject *soft(PyObject *self, PyObject *args)
     return fine ? Py_BuildValue("dddd", means[0], means[1], means[2], means[3]) : NULL;
 }
 
-/* x[t] += decay[t] * x[t + 1] in each of n columns, from the last row but one to the first. */
-static PyObject *trace_back(PyObject *self, PyObject *args)
-{
-    PyObject *x_, *decay_;
-    int is_double;
-    long columns;
-    if (!PyArg_ParseTuple(args, "plOO", &is_double, &columns, &x_, &decay_))
-        return NULL;
-    Held held = {0};
-    int fine = hold(&held, x_, -1, 1) != NULL;
-    fine = fine && hold(&held, decay_, held_view(&held, 0)->len, 0);
-    if (fine) {
-        const Real *real = real_of(is_double);
-        Py_BEGIN_ALLOW_THREADS
-        real->trace_back(held.few[0].buf, held.few[1].buf, (long)(held.few[0].len / real->item), columns);
-        Py_END_ALLOW_THREADS
-    }
-    release(&held);
-    return fine ? Py_NewRef(Py_None) : NULL;
-}
-
 static PyMethodDef METHODS[] = {
     {"model", make_model, METH_VARARGS, "model(is_double, threads, rows, numbers, settings, arrays) -> model"},
     {"act", act, METH_VARARGS, "act(model, rows, (*obs, mask, noise, params, action, for_env))"},
@@ -354,6 +284,7 @@ static PyMethodDef METHODS[] = {
     {"soft", soft, METH_VARARGS,
      "soft(model, policy, temperature, (*obs, action, [*next_obs, action, reward, discount, valid,] noise)) -> means"},
     {"trace_back", trace_back, METH_VARARGS, "trace_back(is_double, columns, x, decay)"},
+    {"column_sums", column_sums, METH_VARARGS, "column_sums(is_double, columns, x, mask, sums, centre or None)"},
     {"copy", copy_tensors, METH_VARARGS, "copy(targets, sources) -> whether they could be copied"},
     {"places", make_places, METH_VARARGS, "places(tensors of [T, ...]) -> places"},
     {"write", write_row, METH_VARARGS, "write(places, t, sources or None) -> whether they could be copied to row t"},

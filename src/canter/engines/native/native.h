@@ -143,6 +143,7 @@ typedef struct {
     int (*gradients)(Model *, const Rows *, const int64_t *index, long count, Coefs, double *sums);
     double (*square_sum)(const void *x, long n);
     void (*trace_back)(void *x, const void *decay, long n, long columns);
+    void (*column_sums)(const void *x, const char *mask, long rows, long columns, const double *centre, double *sums);
     void (*adamw)(void *flat, const void *gradient, void *mean, void *square, long n, AdamW);
     void (*soft_gradients)(Model *, SoftBatch *, int policy); /* of the policy, or of the critics */
 } Real;

@@ -15,16 +15,22 @@
 /* Arrays of a loop are the same or do not overlap. */
 #define IN_PLACE _Pragma("GCC ivdep")
 
-/* Tiles of TILE_ROWS x VECTORS vectors fill the registers without spilling: 32 of 16 bytes (NEON), 16 of 16 or 32 bytes
- * (SSE, AVX2), or 32 of 64 bytes (AVX-512), of which 14 hide the latency of a product. */
+/* Tiles of TILE_ROWS x VECTORS vectors fill the registers without spilling: 32 of 16 bytes (NEON) or of 64 (AVX-512), 16
+ * of 16 or 32 bytes (SSE, AVX2). */
 #if defined(__AVX512F__)
-enum { VECTOR_BYTES = 64, VECTORS = 2, TILE_ROWS = 6 };
+enum { VECTOR_BYTES = 64, VECTORS = 4, TILE_ROWS = 6 };
 #elif defined(__AVX2__)
 enum { VECTOR_BYTES = 32, VECTORS = 2, TILE_ROWS = 6 };
 #elif defined(__x86_64__)
 enum { VECTOR_BYTES = 16, VECTORS = 2, TILE_ROWS = 6 };
 #else
 enum { VECTOR_BYTES = 16, VECTORS = 4, TILE_ROWS = 6 };
+#endif
+/* Between the steps of a tile: a compiler that reads ahead for the next one has no registers left for its sums. */
+#if defined(__AVX512F__)
+#define NEXT_STEP __asm__ volatile("" ::: "memory")
+#else
+#define NEXT_STEP (void)0
 #endif
 #if defined(__aarch64__) && !REAL_IS_DOUBLE
 enum { READS_FOURS = 1 }; /* see gemm.h */

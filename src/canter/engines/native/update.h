@@ -137,6 +137,27 @@ static void trace_back(void *array, const void *decays, long n, long columns)
         x[j] += decay[j] * x[j + columns];
 }
 
+/* Sums over the rows where `mask` holds: of each column, or of its squared distance from `centre`. What a sum loses to
+ * rounding is added to the next number (Kahan), so that the mean of equal numbers is that number. */
+static void column_sums(const void *array, const char *mask, long rows, long columns, const double *centre, double *sums)
+{
+    enum { WIDE = 64 };
+    for (long first = 0; first < columns; first += WIDE) {
+        const long wide = columns - first < WIDE ? columns - first : WIDE;
+        double sum[WIDE] = {0}, lost[WIDE] = {0};
+        for (long i = 0; i < rows; i++) {
+            const REAL *x = (const REAL *)array + i * columns + first;
+            for (long j = 0; mask[i] && j < wide; j++) {
+                const double distance = centre ? x[j] - centre[first + j] : 1.0;
+                const double next = (centre ? distance * distance : x[j]) - lost[j], higher = sum[j] + next;
+                lost[j] = higher - sum[j] - next;
+                sum[j] = higher;
+            }
+        }
+        memcpy(sums + first, sum, wide * sizeof *sums);
+    }
+}
+
 /* Adam on gradients times `scale`, as torch's fused ones: weight decay decoupled, or coupled as part of the gradient. */
 static void adamw(void *flat, const void *gradient, void *mean, void *square, long n, AdamW a)
 {

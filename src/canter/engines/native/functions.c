@@ -1,4 +1,6 @@
-/* Tensors to where they belong, as bytes: without a call of torch for each. */
+/* What needs no model: tensors to where they belong, as bytes, without a call of torch for each; sums; a step of Adam. */
+#include <math.h>
+
 #include "handle.h"
 
 #define PLACES_NAME "canter.places"
@@ -134,4 +136,99 @@ PyObject *write_row(PyObject *self, PyObject *args)
         if (PyList_GetItem(sources, i) != Py_None)
             memcpy(places->place[i].to + t * places->place[i].bytes, places->place[i].from, places->place[i].bytes);
     return PyBool_FromLong(fine);
+}
+
+PyObject *square_sum(PyObject *self, PyObject *args)
+{
+    PyObject *array;
+    int is_double;
+    if (!PyArg_ParseTuple(args, "pO", &is_double, &array))
+        return NULL;
+    const Real *real = real_of(is_double);
+    Held held = {0};
+    Py_buffer *view = hold(&held, array, -1, 0);
+    double sum = view ? real->square_sum(view->buf, (long)(view->len / real->item)) : 0.0;
+    release(&held);
+    return view ? PyFloat_FromDouble(sum) : NULL;
+}
+
+/* norm < 0: that of this gradient. Nothing moves where it is not finite. */
+PyObject *adamw(PyObject *self, PyObject *args)
+{
+    PyObject *array[5];
+    void *data[5] = {NULL};
+    int is_double, fine = 1;
+    AdamW a = {0};
+    double norm, max_norm;
+    if (!PyArg_ParseTuple(args, "pOOOOOdddddpdd", &is_double, &array[0], &array[1], &array[2], &array[3], &array[4],
+                          &a.learning_rate, &a.beta1, &a.beta2, &a.eps, &a.weight_decay, &a.coupled, &max_norm,
+                          &norm))
+        return NULL;
+    const Real *real = real_of(is_double);
+    Held held = {0};
+    Py_ssize_t bytes = -1;
+    for (int i = 0; i < 5 && fine; i++) { /* flat, gradient, exp_avg, exp_avg_sq, step */
+        Py_buffer *view = hold(&held, array[i], i < 4 ? bytes : (Py_ssize_t)sizeof(float), i != 1);
+        if ((fine = view != NULL))
+            data[i] = view->buf, bytes = i == 0 ? view->len : bytes;
+    }
+    if (fine) {
+        Py_BEGIN_ALLOW_THREADS
+        const long n = (long)(bytes / real->item);
+        norm = norm < 0 ? sqrt(real->square_sum(data[1], n)) : norm;
+        if (isfinite(norm)) {
+            a.step = *(float *)data[4] += 1.0f;
+            a.scale = norm > max_norm ? max_norm / norm : 1.0;
+            real->adamw(data[0], data[1], data[2], data[3], n, a);
+        }
+        Py_END_ALLOW_THREADS
+    }
+    release(&held);
+    return fine ? PyFloat_FromDouble(norm) : NULL;
+}
+
+/* x[t] += decay[t] * x[t + 1] in each of n columns, from the last row but one to the first. */
+PyObject *trace_back(PyObject *self, PyObject *args)
+{
+    PyObject *x_, *decay_;
+    int is_double;
+    long columns;
+    if (!PyArg_ParseTuple(args, "plOO", &is_double, &columns, &x_, &decay_))
+        return NULL;
+    Held held = {0};
+    int fine = hold(&held, x_, -1, 1) != NULL;
+    fine = fine && hold(&held, decay_, held_view(&held, 0)->len, 0);
+    if (fine) {
+        const Real *real = real_of(is_double);
+        Py_BEGIN_ALLOW_THREADS
+        real->trace_back(held.few[0].buf, held.few[1].buf, (long)(held.few[0].len / real->item), columns);
+        Py_END_ALLOW_THREADS
+    }
+    release(&held);
+    return fine ? Py_NewRef(Py_None) : NULL;
+}
+
+/* Sums over rows where `mask` holds: of each column, or of its squared distance from `centre`, which may be None. */
+PyObject *column_sums(PyObject *self, PyObject *args)
+{
+    PyObject *x_, *mask_, *sums_, *centre_;
+    int is_double;
+    long columns;
+    if (!PyArg_ParseTuple(args, "plOOOO", &is_double, &columns, &x_, &mask_, &sums_, &centre_))
+        return NULL;
+    const Real *real = real_of(is_double);
+    const Py_ssize_t bytes = columns * sizeof(double);
+    Held held = {0};
+    Py_buffer *mask = hold(&held, mask_, -1, 0);
+    Py_buffer *x = mask ? hold(&held, x_, mask->len * columns * real->item, 0) : NULL;
+    Py_buffer *sums = x ? hold(&held, sums_, bytes, 1) : NULL;
+    Py_buffer *centre = sums && centre_ != Py_None ? hold(&held, centre_, bytes, 0) : NULL;
+    const int fine = sums && (centre || centre_ == Py_None);
+    if (fine) {
+        Py_BEGIN_ALLOW_THREADS
+        real->column_sums(x->buf, mask->buf, mask->len, columns, centre ? centre->buf : NULL, sums->buf);
+        Py_END_ALLOW_THREADS
+    }
+    release(&held);
+    return fine ? Py_NewRef(Py_None) : NULL;
 }
