@@ -23,12 +23,13 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA dev
 def iterate(env, mode, count, *, restart_at=None, tf32=False, **settings):
     """Parameters after some iterations; at `restart_at` everything is built anew and restored."""
     given = {"horizon": 8, "epochs": 2, "num_minibatches": 2, "sequence_length": 4}
-    config = PPOConfig(**given | settings)
+    config, execution = PPOConfig(**given | settings), ExecutionConfig(mode=mode, tf32=tf32)
+    execution.start(env.spec.device.type)  # as a run does: initial weights depend on the number of threads
 
     def build(seed):
         algorithm = config.build(env.spec, seed)
         collector = Collector(env, algorithm, seed)
-        return algorithm, collector, ExecutionConfig(mode=mode, tf32=tf32).prepare(collector, algorithm)
+        return algorithm, collector, execution.prepare(collector, algorithm)
 
     algorithm, collector, programs = build(0)
     for iteration in range(count):
