@@ -47,11 +47,11 @@ def main() -> None:
         for way, ranks in (("no group", None), ("group of one", 1)):
             speeds[way].append(measure(ranks, *given))
             print(f"{way}: {speeds[way][-1]:,.0f} steps/s", flush=True)
-    medians = {way: statistics.median(found) for way, found in speeds.items()}
-    cost = 1.0 - medians["group of one"] / medians["no group"]
-    results = {"about": about(), "run": given, "steps_per_second": speeds, "median": medians, "cost": cost}
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"cost of the group: {cost:.1%}")
+        medians = {way: statistics.median(found) for way, found in speeds.items()}
+        cost = 1.0 - medians["group of one"] / medians["no group"]
+        results = {"about": about(), "run": given, "steps_per_second": speeds, "median": medians, "cost": cost}
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+        print(f"cost of the group: {cost:.1%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from canter.seeding import derive_seed
 RESULTS = Path(__file__).parent / "results" / "fleet.json"
 NUM_ENVS, EPISODES = 1024, 256
 STEPS = {"ppo": 20_000_000, "sac": 6_500_000}
-POINTS = {"ppo": 8, "sac": 20}
+POINTS = {"ppo": 8, "sac": 40}
 
 
 def curve(config: canter.TrainConfig, count: int, stop_at: float | None) -> list[list[float]]:
@@ -44,6 +44,7 @@ def curve(config: canter.TrainConfig, count: int, stop_at: float | None) -> list
             env = replace(config.env, num_envs=EPISODES, options={}).build(config.device)
             score = canter.evaluate(trainer.algorithm.policy, env, EPISODES, derive_seed(config.seed, "eval")).mean
             points.append([trainer.run.env_steps, round(score, 1), round(trained, 2)])
+            print(config.env.id, *points[-1], flush=True)
     return points
 
 

@@ -15,6 +15,7 @@ import torch
 from counter_env import Counter, counters
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from canter.envs import EnvConfig
 from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
@@ -56,8 +57,19 @@ def copied(tree):
     return {key: copied(leaf) for key, leaf in tree.items()} if isinstance(tree, dict) else np.copy(tree)
 
 
+WRAPPERS = {
+    "box": lambda env: env,
+    "dict": Pair,
+    "as made by gymnasium": lambda env: TimeLimit(OrderEnforcing(env), 3),
+    "limited": lambda env: TimeLimit(env, 3),
+    "limited twice": lambda env: TimeLimit(TimeLimit(OrderEnforcing(env), 3), 2),
+    "ordered": OrderEnforcing,
+    "limited outside": lambda env: TimeLimit(Pair(OrderEnforcing(env)), 3),
+}
+
+
 @pytest.mark.parametrize("groups", [1, 2, 3])
-@pytest.mark.parametrize("wrap", [lambda env: env, Pair], ids=["box", "dict"])
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_transitions_fields_and_wanted_infos_are_those_of_gymnasium(wrap, groups):
     plain, ours = vector(wrap), vector(wrap)
     steps = SyncSteps(ours, ("clock",), groups)
@@ -73,6 +85,8 @@ def test_transitions_fields_and_wanted_infos_are_those_of_gymnasium(wrap, groups
         assert "action_mask" not in noted
         assert str(noted.get("final_obs")) == str(info.get("final_obs"))
         assert str(noted.get("final_info", {}).get("clock")) == str(info.get("final_info", {}).get("clock"))
+        for mine, theirs in zip(ours.envs, plain.envs, strict=True):
+            assert getattr(mine, "_elapsed_steps", None) == getattr(theirs, "_elapsed_steps", None)
         for name in ("_autoreset_envs", "_terminations", "_truncations", "_rewards"):
             assert np.array_equal(getattr(ours, name), getattr(plain, name))
     steps.close()

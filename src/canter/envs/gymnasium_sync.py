@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from canter.distributed import cores
 from canter.envs.gymnasium_contract import as_flag, as_number, checked_reset, checked_step
@@ -23,6 +24,8 @@ from canter.envs.workers import FORKS, Fork, shared
 
 FEW = 4
 """Environments for which a second thread or process does not pay."""
+NUMBERS = (float, np.float64)
+"""Rewards of these types are numbers without a look."""
 WRITTEN = ("_observations", "_rewards", "_terminations", "_truncations")
 """Fields of a vector environment that a step writes row by row."""
 
@@ -42,6 +45,7 @@ class SyncSteps:
         self.forked, self.forks = forked and groups > 1, list[Fork]()
         self.actions = np.zeros(0)
         """What forked processes read; those of a step."""
+        self.steps = [step_of(one) for one in env.envs]
         self.usual_dtype: np.dtype | None = None
         """That of observations which were looked at and found right; another is looked at again."""
 
@@ -119,19 +123,20 @@ class SyncSteps:
         """Step some environments; gives what is to be known of them, by number."""
         env, noted = self.env, []
         # Other threads wait while Python runs: whatever can be done outside of this loop is.
-        envs, env_obs, rewards = env.envs, env._env_obs, env._rewards
+        steps, env_obs, rewards = self.steps, env._env_obs, env._rewards
         terminations, truncations = env._terminations, env._truncations
         rows, shape, ndarray, dtype = None, None, np.ndarray, self.usual_dtype
         if isinstance(env._observations, ndarray):
             rows, shape = env._observations, env._observations.shape[1:]
         for env_number in group:
-            came = envs[env_number].step(actions[env_number])
+            step, limit = steps[env_number]
+            came = step(actions[env_number])
             try:
                 obs, reward, terminated, truncated, info = came
             except (TypeError, ValueError):
                 obs, reward, terminated, truncated, info = checked_step(came, env.single_observation_space)
             # The usual types need no call; whatever else comes is looked at.
-            if reward.__class__ is not float or terminated.__class__ is not bool or truncated.__class__ is not bool:
+            if reward.__class__ not in NUMBERS or terminated.__class__ is not bool or truncated.__class__ is not bool:
                 reward, terminated = as_number(reward), as_flag(terminated, "terminated")
                 truncated = as_flag(truncated, "truncated")
             if (
@@ -141,6 +146,9 @@ class SyncSteps:
                 or info.__class__ is not dict
             ):
                 dtype = self._look(came)
+            if limit is not None:
+                limit._elapsed_steps = elapsed = limit._elapsed_steps + 1
+                truncated = truncated or elapsed >= limit._max_episode_steps
             rewards[env_number], terminations[env_number], truncations[env_number] = reward, terminated, truncated
             if terminated or truncated:
                 # A copy: the reset may write to the same array.
@@ -170,6 +178,19 @@ class SyncSteps:
 
     def _wanted(self, info: dict[str, Any]) -> dict[str, Any]:
         return {key: info[key] for key in self.info_keys if key in info}
+
+
+def step_of(env: Any) -> tuple[Callable[[Any], Any], Any]:
+    """What steps an environment, and its `TimeLimit` where counting for that is left to the caller, else None.
+
+    Of the wrappers that `gymnasium.make` puts around every environment, this one does nothing but count, and the other
+    looks whether there was a reset: a twentieth of a step of HalfCheetah.
+    """
+    limit = env if type(env) is TimeLimit else None
+    inner = env.env if limit is not None else env
+    if type(inner) is OrderEnforcing:
+        return inner.env.step, limit
+    return env.step, None
 
 
 def groups_for(env: SyncVectorEnv) -> int:

@@ -96,7 +96,9 @@ def swimming_fleet() -> TrainConfig:
     """A thousand swimmers: a gait wants its joints at their ends, so little entropy is asked for, and more updates."""
     config = fleet("tensor:swimmer")
     temperature = replace(config.algorithm.temperature, target_std=0.03)
-    algorithm = replace(config.algorithm, updates_per_step=8.0, n_steps=1, temperature=temperature)
+    optimizer = replace(config.algorithm.optimizer, learning_rate=Linear(3e-4, 3e-5))
+    changes = {"updates_per_step": 12.0, "n_steps": 1, "temperature": temperature, "optimizer": optimizer}
+    algorithm = replace(config.algorithm, **changes)
     return replace(config, total_steps=6_500_000, algorithm=algorithm)
 
 
