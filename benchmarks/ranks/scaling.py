@@ -1,8 +1,10 @@
 """Steps per second of one process on one core, of two ranks with a core each, and of one process on both cores.
 
     python benchmarks/ranks/scaling.py
+    python benchmarks/ranks/scaling.py --algorithm.num-minibatches 2 --out FILE
 
-The three take turns, so that a machine which others use too is as busy for each.
+Flags that it does not know itself are handed to `canter train`. The three take turns, so that a machine which others
+use too is as busy for each.
 """
 
 from __future__ import annotations
@@ -25,12 +27,12 @@ WARM_UP = 2
 """Iterations that are not counted."""
 
 
-def measure(way: str, env: str, num_envs: int, iterations: int) -> float:
+def measure(way: str, env: str, num_envs: int, iterations: int, flags: list[str]) -> float:
     """Steps per second from the end of the warm-up to the end of the run, by the times of the rows."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["train", env, f"--num-envs={num_envs}", f"--until.iterations={iterations}", "--console=quiet"]
         command += ["--total-steps=null", f"--run-dir={folder}", "--name=run", "--checkpoints.save-every=1000000"]
-        process = start(WAYS[way]["ranks"], *command, cores=WAYS[way]["cores"])
+        process = start(WAYS[way]["ranks"], *command, *flags, cores=WAYS[way]["cores"])
         said = end(process, 600.0)
         assert process.returncode == 0, said
         rows = rows_of(Path(folder) / "run")
@@ -46,11 +48,11 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "scaling.json")
-    arguments = parser.parse_args()
+    arguments, flags = parser.parse_known_args()
     before, speeds = about(), {way: list[float]() for way in WAYS}
     for _ in range(arguments.repeats):
         for way, found in speeds.items():
-            found.append(measure(way, arguments.env, arguments.num_envs, arguments.iterations))
+            found.append(measure(way, arguments.env, arguments.num_envs, arguments.iterations, flags))
             print(f"{way}: {found[-1]:,.0f} steps/s", flush=True)
     medians = {way: statistics.median(found) for way, found in speeds.items()}
     alone = medians["one process, one core"]
@@ -59,6 +61,7 @@ def main() -> None:
         "load_average_at_the_end": about()["load_average"],
         "env": arguments.env,
         "num_envs": arguments.num_envs,
+        "flags": flags,
         "steps_per_second": speeds,
         "median": medians,
         "times_one_process_on_one_core": {way: median / alone for way, median in medians.items()},
