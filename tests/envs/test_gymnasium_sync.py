@@ -92,6 +92,14 @@ def test_transitions_fields_and_wanted_infos_are_those_of_gymnasium(wrap, groups
     steps.close()
 
 
+def test_without_a_reset_gymnasium_says_so():
+    env = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")], autoreset_mode=AutoresetMode.SAME_STEP)
+    steps = SyncSteps(env, ())
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        steps.step(np.zeros(1, dtype=np.int64))
+    steps.close()
+
+
 @pytest.mark.parametrize("vectorization", ["sync", "threads", "forked"])
 def test_a_mujoco_run_is_the_same_however_it_is_stepped_and_continues_bit_for_bit(vectorization, two_cores):
     def rollout(env, steps):

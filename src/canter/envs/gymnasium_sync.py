@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -25,7 +25,7 @@ from canter.envs.workers import FORKS, Fork, shared
 FEW = 4
 """Environments for which a second thread or process does not pay."""
 NUMBERS = (float, np.float64)
-"""Rewards of these types are numbers without a look."""
+"""Types of rewards that need no look."""
 WRITTEN = ("_observations", "_rewards", "_terminations", "_truncations")
 """Fields of a vector environment that a step writes row by row."""
 
@@ -45,9 +45,13 @@ class SyncSteps:
         self.forked, self.forks = forked and groups > 1, list[Fork]()
         self.actions = np.zeros(0)
         """What forked processes read; those of a step."""
-        self.steps = [step_of(one) for one in env.envs]
         self.usual_dtype: np.dtype | None = None
         """That of observations which were looked at and found right; another is looked at again."""
+
+    @cached_property
+    def stepped(self) -> list[tuple[Any, Any]]:
+        """As `past_wrappers` gives it of each environment, found in the first step."""
+        return [past_wrappers(env) for env in self.env.envs]
 
     @staticmethod
     def fits(env: Any) -> TypeGuard[SyncVectorEnv]:
@@ -123,14 +127,14 @@ class SyncSteps:
         """Step some environments; gives what is to be known of them, by number."""
         env, noted = self.env, []
         # Other threads wait while Python runs: whatever can be done outside of this loop is.
-        steps, env_obs, rewards = self.steps, env._env_obs, env._rewards
+        stepped, env_obs, rewards = self.stepped, env._env_obs, env._rewards
         terminations, truncations = env._terminations, env._truncations
         rows, shape, ndarray, dtype = None, None, np.ndarray, self.usual_dtype
         if isinstance(env._observations, ndarray):
             rows, shape = env._observations, env._observations.shape[1:]
         for env_number in group:
-            step, limit = steps[env_number]
-            came = step(actions[env_number])
+            inner, limit = stepped[env_number]
+            came = inner.step(actions[env_number])
             try:
                 obs, reward, terminated, truncated, info = came
             except (TypeError, ValueError):
@@ -180,17 +184,17 @@ class SyncSteps:
         return {key: info[key] for key in self.info_keys if key in info}
 
 
-def step_of(env: Any) -> tuple[Callable[[Any], Any], Any]:
-    """What steps an environment, and its `TimeLimit` where counting for that is left to the caller, else None.
+def past_wrappers(env: Any) -> tuple[Any, Any]:
+    """What to step in the place of an environment, and the `TimeLimit` whose steps the caller then counts, or None.
 
-    Of the wrappers that `gymnasium.make` puts around every environment, this one does nothing but count, and the other
-    looks whether there was a reset: a twentieth of a step of HalfCheetah.
+    `gymnasium.make` wraps every environment in two that take a twentieth of a step of HalfCheetah: one counts, the
+    other looks whether there was a reset. Where there was none, it is left to say so.
     """
     limit = env if type(env) is TimeLimit else None
     inner = env.env if limit is not None else env
-    if type(inner) is OrderEnforcing:
-        return inner.env.step, limit
-    return env.step, None
+    if type(inner) is OrderEnforcing and inner.has_reset:
+        return inner.env, limit
+    return env, None
 
 
 def groups_for(env: SyncVectorEnv) -> int:

@@ -208,8 +208,8 @@ def shared(array: np.ndarray) -> np.ndarray:
 class Fork:
     """A forked process that calls the functions of `calls` when it is asked to, and gives what they return.
 
-    A call is asked for by one byte, and most often answered by one: read and written as such, without the lengths and
-    the socket of a `Connection`, both sides are awake 25 us earlier.
+    A call is asked for by one byte, and most often answered by one. Read and written as such, past the lengths that a
+    `Connection` sends, and through pipes, not a socket, both sides are awake sooner: it happens in every step.
     """
 
     def __init__(self, calls: dict[str, Callable[[], Any]]) -> None:

@@ -97,8 +97,9 @@ def swimming_fleet() -> TrainConfig:
     config = fleet("tensor:swimmer")
     temperature = replace(config.algorithm.temperature, target_std=0.03)
     optimizer = replace(config.algorithm.optimizer, learning_rate=Linear(3e-4, 3e-5))
-    changes = {"updates_per_step": 12.0, "n_steps": 1, "temperature": temperature, "optimizer": optimizer}
-    algorithm = replace(config.algorithm, **changes)
+    algorithm = replace(
+        config.algorithm, updates_per_step=12.0, n_steps=1, temperature=temperature, optimizer=optimizer
+    )
     return replace(config, total_steps=6_500_000, algorithm=algorithm)
 
 
