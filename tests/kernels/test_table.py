@@ -107,7 +107,7 @@ CASES = {
         lambda: (normal(1, 3, 1), normal(1, 1, 1), normal(1, 1, 1), 1e-5),
         lambda: (normal(40, 5).expand(2, 40, 5), normal(2, 1, 5), normal(2, 1, 5), 1e-5),
     ],
-    "moments": [lambda: (normal(3, 700, 5), flags(3, 700)), lambda: (normal(900),)],
+    "own_moments": [lambda: (normal(3, 700, 5), flags(3, 700)), lambda: (normal(900), flags(900))],
     "gae": [lambda: (*normal(3, 24, 70), flags(24, 70), flags(24, 70), 0.97, 0.95)],
     "follow_kl_": [lambda: (normal().abs(), normal().abs(), 0.5, 1.5, 0.1, 2.0)],
     "adam_step_": [

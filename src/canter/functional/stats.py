@@ -37,6 +37,14 @@ def masked_sums(x: Tensor, mask: Tensor, centre: Tensor | None = None) -> Tensor
 
 @has_kernels
 @torch.no_grad()
+def own_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """As `moments`, of this rank alone."""
+    count, total = mask.sum(dtype=torch.float64), masked_sums(x, mask)
+    mean = total / count.clamp(min=1.0)
+    return count, mean, masked_sums(x, mask, mean)
+
+
+@torch.no_grad()
 def moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Count, mean and sum of squared deviations over all ranks, float64 and without gradient.
 
@@ -44,13 +52,17 @@ def moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tens
     every element counts and there are no feature axes. The count is 0-d; mean and m2 have the feature shape and are 0
     when the count is. The population variance is `m2 / count`.
     """
-    if mask is None:
-        mask = torch.ones_like(x, dtype=torch.bool)
-    total = masked_sums(x, mask)
-    sums = distributed.sum_(torch.cat([mask.sum(dtype=torch.float64).reshape(1), total.reshape(-1)]))
-    count = sums[0]
-    mean = (sums[1:] / count.clamp(min=1.0)).reshape(total.shape)
-    return count, mean, distributed.sum_(masked_sums(x, mask, mean))
+    count, mean, m2 = own_moments(x, torch.ones_like(x, dtype=torch.bool) if mask is None else mask)
+    if not distributed.active():
+        return count, mean, m2
+    # One exchange: every rank's own, side by side, and put together by all of them alike (Chan, Golub and LeVeque).
+    parts = torch.zeros((distributed.world_size(), 1 + 2 * mean.numel()), dtype=torch.float64, device=x.device)
+    parts[distributed.rank()] = torch.cat([count.reshape(1), mean.reshape(-1), m2.reshape(-1)])
+    counts, means, m2s = distributed.sum_(parts).split([1, mean.numel(), mean.numel()], dim=1)
+    count = counts.sum()
+    total_mean = (counts * means).sum(0) / count.clamp(min=1.0)
+    total_m2 = (m2s + counts * (means - total_mean).square()).sum(0)
+    return count, total_mean.reshape(mean.shape), total_m2.reshape(mean.shape)
 
 
 def merge_moments(

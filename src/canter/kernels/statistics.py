@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from canter import distributed
 from canter.dispatch import kernel, on_gpu
 from canter.functional import running, stats
 
@@ -78,15 +77,13 @@ def _all_moments(part_ptr, count_ptr, out_ptr, blocks, F, TILE_B: tl.constexpr, 
     tl.store(out_ptr + F + columns, m2, mask=columns < F)
 
 
-def _knows(x: Tensor, mask: Tensor | None = None) -> bool:
-    return x.is_cuda and not torch.compiler.is_compiling() and distributed.world_size() == 1
+def _knows(x: Tensor, mask: Tensor) -> bool:
+    return x.is_cuda and not torch.compiler.is_compiling()
 
 
-@kernel(of=stats.moments, accepts=_knows)
-def moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Of one rank, for a mask over the leading axes."""
-    if mask is None:
-        mask = torch.ones_like(x, dtype=torch.bool)
+@kernel(of=stats.own_moments, accepts=_knows)
+def own_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For a mask over the leading axes."""
     shape = x.shape[mask.ndim :]
     rows, features = mask.numel(), shape.numel()
     blocks, tile_f = triton.cdiv(rows, ROWS), min(16, triton.next_power_of_2(features))
