@@ -19,14 +19,14 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from canter.envs import EnvConfig
 from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
-from canter.envs.gymnasium_sync import SyncSteps, groups_for, why_not_forked
+from canter.envs.gymnasium_state import StateUnavailable
+from canter.envs.gymnasium_sync import SyncSteps, groups_of
 from canter.specs import EnvFailed
 
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    for place in ("gymnasium", "gymnasium_sync"):
-        monkeypatch.setattr(f"canter.envs.{place}.cores", lambda: 2)
+    monkeypatch.setattr("canter.envs.gymnasium_sync.cores", lambda: 2)
 
 
 class Pair(gymnasium.Wrapper):
@@ -68,11 +68,11 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize(("groups", "forked"), [(1, False), (2, False), (3, False), (2, True)])
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-def test_transitions_fields_and_wanted_infos_are_those_of_gymnasium(wrap, groups):
+def test_transitions_fields_and_wanted_infos_are_those_of_gymnasium(wrap, groups, forked):
     plain, ours = vector(wrap), vector(wrap)
-    steps = SyncSteps(ours, ("clock",), groups)
+    steps = SyncSteps(ours, ("clock",), groups, forked=forked)
     for env in (plain, ours):
         env.reset(seed=[0] * 5)
     for t in range(12):
@@ -85,7 +85,8 @@ def test_transitions_fields_and_wanted_infos_are_those_of_gymnasium(wrap, groups
         assert "action_mask" not in noted
         assert str(noted.get("final_obs")) == str(info.get("final_obs"))
         assert str(noted.get("final_info", {}).get("clock")) == str(info.get("final_info", {}).get("clock"))
-        for mine, theirs in zip(ours.envs, plain.envs, strict=True):
+        for number in steps.groups[0] if forked else range(5):  # others are in another process
+            mine, theirs = ours.envs[number], plain.envs[number]
             assert getattr(mine, "_elapsed_steps", None) == getattr(theirs, "_elapsed_steps", None)
         for name in ("_autoreset_envs", "_terminations", "_truncations", "_rewards"):
             assert np.array_equal(getattr(ours, name), getattr(plain, name))
@@ -138,11 +139,14 @@ def test_groups_are_for_many_mujoco_environments_without_a_window(monkeypatch):
     def made(env_id, num_envs):
         return SyncVectorEnv([lambda: gymnasium.make(env_id)] * num_envs)
 
+    def groups(env):
+        return groups_of(env, "auto")["groups"]
+
     many = made("InvertedPendulum-v5", 9)
-    assert [groups_for(made("CartPole-v1", 16)), groups_for(made("InvertedPendulum-v5", 3))] == [1, 1]
-    assert groups_for(many) == 2
+    assert [groups(made("CartPole-v1", 16)), groups(made("InvertedPendulum-v5", 3))] == [1, 1]
+    assert groups(many) == 2
     many.render_mode = "human"
-    assert groups_for(many) == 1
+    assert groups(many) == 1
 
 
 def test_closing_ends_the_threads():
@@ -224,7 +228,8 @@ def test_forked_processes_end_with_one_that_is_killed():
     script = """
 import os, signal, torch
 import canter.envs.gymnasium as adapter
-adapter.cores = lambda: 3
+import canter.envs.gymnasium_sync as sync
+sync.cores = lambda: 3
 envs = [adapter.make_gymnasium("Hopper-v5", 6, vectorization="forked") for _ in range(2)]
 for env in envs:
     env.reset(0)
@@ -254,12 +259,22 @@ def is_running(pid):
 def test_what_cannot_be_forked_says_why(two_cores):
     with pytest.raises(ValueError, match="vectorization=forked: pictures are drawn in this process; use threads"):
         forked(render_mode="rgb_array")
-    with pytest.raises(ValueError, match="vectorization=forked: the wrapper Own may hold state"):
-        forked(wrappers=[type("Own", (gymnasium.Wrapper,), {})])
     with pytest.raises(ValueError, match="vectorization=forked needs autoreset=same_step"):
         forked(autoreset="next_step")
-    assert why_not_forked(vector(Pair)) == "observations of several parts are put together in this process"
-    # auto takes threads then
-    env = make_gymnasium("Hopper-v5", 8, wrappers=[type("Own", (gymnasium.Wrapper,), {})])
-    assert env._steps.pool is not None and not env._steps.forked
+
+
+def test_environments_of_unknown_state_are_forked_on_demand_only(two_cores):
+    own = {"wrappers": [type("Own", (gymnasium.Wrapper,), {})]}
+    env = make_gymnasium("Hopper-v5", 8, **own)
+    assert env._steps.pool is not None and not env._steps.forked  # threads, by default
     env.close()
+    env, plain = forked(**own), make_gymnasium("Hopper-v5", 4, vectorization="sync", **own)
+    for seed in (3, 4):
+        env.reset(seed), plain.reset(seed)
+        for _ in range(40):
+            assert torch.equal(push(env).obs["policy"], push(plain).obs["policy"])
+    with pytest.raises(StateUnavailable, match="the wrapper Own may hold state"):
+        env.state_dict()
+    with pytest.raises(StateUnavailable, match=r"cannot be brought back: the wrapper Own .* give reset\(\) a seed"):
+        env.reset()
+    env.close(), plain.close()

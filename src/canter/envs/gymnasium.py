@@ -18,13 +18,12 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from torch import Tensor
 
 from canter import distributed
-from canter.distributed import cores
 from canter.envs.autoreset import CopyLastObs, find_mode, parse_mode
 from canter.envs.courier import Courier
 from canter.envs.gymnasium_about import explained, import_module_of, name_of, refuse_lost_steps, truncates
 from canter.envs.gymnasium_contract import CheckContract, check_obs
 from canter.envs.gymnasium_state import StateUnavailable, as_tree, obstacle, restore, snapshot
-from canter.envs.gymnasium_sync import SyncSteps, groups_for, why_not_forked
+from canter.envs.gymnasium_sync import SyncSteps, groups_of
 from canter.envs.spaces import ObsBuffer, ObsReader, TupleActions, action_codec, copy_info_
 from canter.envs.workers import ClosesQuietly, Workers, work
 from canter.specs import ACTION_MASK, ContractBroken, EnvFailed, EnvSpec, Step
@@ -325,15 +324,6 @@ def _own_wrappers(vectorization: Vectorization, mode: AutoresetMode) -> list[Any
     return [TupleActions.if_needed, *[CheckContract] * (mode is not AutoresetMode.SAME_STEP)]
 
 
-def _grouped(env: SyncVectorEnv, vectorization: Vectorization) -> dict[str, Any]:
-    """In how many groups environments of one process are stepped at the same time, and where."""
-    groups = groups_for(env) if vectorization == "auto" else min(cores(), env.num_envs)
-    why_not = why_not_forked(env)
-    if vectorization == "forked" and why_not is not None:
-        raise ValueError(f"vectorization=forked: {why_not}; use threads or async")
-    return {"groups": groups, "forked": vectorization != "threads" and why_not is None}
-
-
 def make_gymnasium(
     env_id: str,
     num_envs: int,
@@ -384,7 +374,7 @@ def make_gymnasium(
         about: dict[str, Any] = {"info_keys": info_keys, "device": device, "env_id": env_id}
         about |= {"step_timeout": step_timeout, "close_timeout": close_timeout}
         if in_process and isinstance(env, SyncVectorEnv):
-            about |= _grouped(env, vectorization)
+            about |= groups_of(env, vectorization)
         return GymnasiumEnv(env, autoreset=autoreset, **about)
     except Exception:
         with suppress(Exception):

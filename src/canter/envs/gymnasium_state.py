@@ -10,6 +10,7 @@ A state is a tree of tensors (for arrays), numbers, strings, dicts, lists and tu
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -74,7 +75,16 @@ def put_rows(env: SyncVectorEnv, rows: dict[int, dict[str, Any]]) -> None:
     """Bring environments to the states that `take_rows` gave."""
     for number, row in rows.items():
         _restore_single(env.envs[number], _single_as_tree(row))
-        env._env_obs[number] = np.copy(env._observations[number])  # pyright: ignore[reportArgumentType, reportCallIssue]
+        env._env_obs[number] = map_arrays(lambda rows, n=number: rows[n].copy(), env._observations)
+
+
+def map_arrays(function: Callable[[np.ndarray], Any], observations: Any) -> Any:
+    """Apply a function to each array of observations, which may be of several parts."""
+    if isinstance(observations, dict):
+        return {key: map_arrays(function, part) for key, part in observations.items()}
+    if isinstance(observations, tuple):
+        return tuple(map_arrays(function, part) for part in observations)
+    return function(observations)
 
 
 def as_tree(copied: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from canter.distributed import cores
 from canter.envs.gymnasium_contract import as_flag, as_number, checked_reset, checked_step
-from canter.envs.gymnasium_state import obstacle, put_rows, take_rows
+from canter.envs.gymnasium_state import StateUnavailable, map_arrays, obstacle, put_rows, take_rows
 from canter.envs.workers import FORKS, Fork, shared
 
 FEW = 4
@@ -45,6 +45,8 @@ class SyncSteps:
         self.forked, self.forks = forked and groups > 1, list[Fork]()
         self.actions = np.zeros(0)
         """What forked processes read; those of a step."""
+        self.parts = list[Any]()
+        """Where forked processes write observations of several parts, for each environment."""
         self.usual_dtype: np.dtype | None = None
         """That of observations which were looked at and found right; another is looked at again."""
 
@@ -70,7 +72,7 @@ class SyncSteps:
         noted = self._step_group(first, actions)
         for job in running:
             noted += job.result()
-        if not isinstance(env._observations, np.ndarray):
+        if not isinstance(env._observations, np.ndarray) and not self.forks:
             concatenate(env.single_observation_space, env._env_obs, env._observations)
         np.logical_or(env._terminations, env._truncations, out=env._autoreset_envs)
         infos: dict[str, Any] = {}
@@ -96,6 +98,12 @@ class SyncSteps:
     def gather(self) -> None:
         """Bring all environments back into this process, as they are; the next step forks anew."""
         if self.forks:
+            reason = obstacle(self.env)
+            if reason is not None:
+                raise StateUnavailable(
+                    f"environments in forked processes cannot be brought back: {reason}; give reset() a seed, or use "
+                    "vectorization=sync"
+                )
             put_rows(self.env, self.elsewhere())
             self.forget()
 
@@ -111,7 +119,10 @@ class SyncSteps:
             self.gather()
             self.actions = shared(actions)
             for name in WRITTEN:
-                setattr(self.env, name, shared(getattr(self.env, name)))
+                setattr(self.env, name, map_arrays(shared, getattr(self.env, name)))
+            if not isinstance(self.env._observations, np.ndarray):
+                numbers = range(self.env.num_envs)
+                self.parts = [map_arrays(lambda x, n=n: x[n : n + 1], self.env._observations) for n in numbers]
             self.forks = [Fork(self._calls(group)) for group in self.groups[1:]]
         self.actions[...] = actions
         for fork in self.forks:
@@ -129,7 +140,7 @@ class SyncSteps:
         # Other threads wait while Python runs: whatever can be done outside of this loop is.
         stepped, env_obs, rewards = self.stepped, env._env_obs, env._rewards
         terminations, truncations = env._terminations, env._truncations
-        rows, shape, ndarray, dtype = None, None, np.ndarray, self.usual_dtype
+        rows, shape, ndarray, dtype, parts = None, None, np.ndarray, self.usual_dtype, self.parts
         if isinstance(env._observations, ndarray):
             rows, shape = env._observations, env._observations.shape[1:]
         for env_number in group:
@@ -161,6 +172,8 @@ class SyncSteps:
             env_obs[env_number] = obs
             if rows is not None:
                 rows[env_number] = obs
+            elif parts:
+                concatenate(env.single_observation_space, [obs], parts[env_number])
             if self.info_keys:
                 noted.append((env_number, self._wanted(info)))
         return noted
@@ -197,12 +210,21 @@ def past_wrappers(env: Any) -> tuple[Any, Any]:
     return env, None
 
 
-def groups_for(env: SyncVectorEnv) -> int:
-    """How many groups are worth having: as many as cores where MuJoCo does the work, or else one."""
-    in_mujoco = type(env.envs[0].unwrapped).__module__.startswith("gymnasium.envs.mujoco")
-    # A window belongs to the thread that opened it.
-    apart = in_mujoco and env.render_mode != "human"
-    return max(1, min(cores(), env.num_envs // FEW)) if apart else 1
+def groups_of(env: SyncVectorEnv, vectorization: str) -> dict[str, Any]:
+    """In how many groups environments of one process are stepped at the same time, and whether in forked processes.
+
+    By default as many as cores where Gymnasium's MuJoCo does the work and four or more fall to each, or else one.
+    """
+    groups, why_not = min(cores(), env.num_envs), why_not_forked(env)
+    if vectorization == "forked" and why_not is not None:
+        raise ValueError(f"vectorization=forked: {why_not}; use threads or async")
+    if vectorization == "auto":
+        why_not = why_not or obstacle(env)  # nobody asked for processes in which something of one's own might not work
+        in_mujoco = type(env.envs[0].unwrapped).__module__.startswith("gymnasium.envs.mujoco")
+        # A window belongs to the thread that opened it.
+        apart = in_mujoco and env.render_mode != "human"
+        groups = max(1, min(cores(), env.num_envs // FEW)) if apart else 1
+    return {"groups": groups, "forked": vectorization != "threads" and why_not is None}
 
 
 def why_not_forked(env: SyncVectorEnv) -> str | None:
@@ -211,6 +233,4 @@ def why_not_forked(env: SyncVectorEnv) -> str | None:
         return "this system has no safe fork"
     if env.render_mode is not None:
         return "pictures are drawn in this process"
-    if not isinstance(env._observations, np.ndarray):
-        return "observations of several parts are put together in this process"
-    return obstacle(env)
+    return None
