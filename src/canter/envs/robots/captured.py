@@ -16,6 +16,7 @@ from torch import Tensor
 
 from canter.envs.robots.host_state import Roots
 from canter.envs.robots.masks import use_masks
+from canter.envs.robots.physics import Physics
 from canter.envs.robots.recording import CudaRecorder, Declined
 from canter.envs.robots.segments import Segments
 
@@ -36,6 +37,7 @@ class CapturedStep:
         roots = Roots(objects, skipped, keys)
         record = recorder(roots, self.device)
         self.segments = Segments(roots, self.device, lambda: env.extras["log"], self._watched, record)
+        self.physics = Physics(env.sim)
         self.action = torch.zeros(env.num_envs, env.action_manager.total_action_dim, device=self.device)
         self.count = torch.zeros((), dtype=torch.int32, device=self.device)
         """Steps of the environment so far, where a graph can read them."""
@@ -51,10 +53,10 @@ class CapturedStep:
         self.segments.look()
         env.extras["log"] = {}
         self.action.copy_(action)
-        run("actions", self._actions)
+        self._run_between("actions", self._actions)
         for i in range(env.cfg.decimation):
             env._sim_step_counter += 1
-            env.sim.step()
+            self.physics.step()
             if i + 1 < env.cfg.decimation:
                 run("substeps", self._substep)
         env.common_step_counter += 1
@@ -67,15 +69,15 @@ class CapturedStep:
             env.termination_manager.terminated,
             env.termination_manager.time_outs,
         )
-        *due, ended = _rows(*self._due_events(), env.reset_buf)
-        self._events(tuple(due))
+        # Asked once, for all that follows: then the device has work while this step and the next one are sent to it.
+        events, commands = self._due_events(), self._due_commands()
+        *due, ended = _rows(*events, *commands, env.reset_buf)
+        self._events(tuple(due[: len(events)]))
         self._reset(ended)
-        # Asked before the physics is: the device has work while the rest of this step and the next one are sent to it.
-        due = self._due_commands()
-        env.sim.forward()
-        self._commands(due)
+        self.physics.forward()
+        self._commands(tuple(due[len(events) :]))
         self._sense()
-        env.obs_buf = run("observations", self._observations)
+        env.obs_buf = self._run_between("observations", self._observations)
         if len(ended) and env.cfg.auto_reset:
             env.recorder_manager.record_post_reset(ended)
         elif len(ended):
@@ -87,6 +89,8 @@ class CapturedStep:
         """Which parts are captured, and why the others are not."""
         parts = [f"captured: {', '.join(self.segments.captured()) or 'nothing yet'}"]
         parts += [f"{name} eagerly ({why})" for name, why in self.segments.dropped.items()]
+        if self.physics.repeats is not None:
+            parts.append(f"every step of physics begins anew ({self.physics.repeats})")
         return "; ".join(parts)
 
     # parts of a step --------------------------------------------------------------------------------------------------
@@ -164,26 +168,41 @@ class CapturedStep:
         env._manual_reset_pending[rows] = False
         env.scene.write_data_to_sim()
 
-    def _due_commands(self) -> tuple[Tensor, ...]:
-        """For each term, the rows that get a new command. Time goes on by a step, but not where an episode begins."""
+    def _due_commands(self) -> list[Tensor]:
+        """For each term, a mask `[N]` of the environments that get a new command.
+
+        Time goes on by a step, but not where an episode begins: there each term has just drawn how long it stays.
+        """
         env, dt = self.env, self.env._command_dt
         dt.fill_(env.step_dt)
         if env.cfg.auto_reset:
             dt.masked_fill_(env.reset_buf, 0.0)
         terms = getattr(env.command_manager, "_terms", {}).values()
-        return _rows(*(term.time_left - dt <= 0.0 for term in terms)) if terms else ()
+        if any(term.cfg.resampling_time_range[0] <= 0.0 for term in terms):  # some are over as soon as they are drawn
+            return []
+        return [(term.time_left - dt <= 0.0) & (dt > 0.0) for term in terms]
 
     def _commands(self, due: tuple[Tensor, ...]) -> None:
+        compute = lambda: self.env.command_manager.compute(dt=self.env._command_dt)  # noqa: E731
         if due:
-            compute = lambda: self.env.command_manager.compute(dt=self.env._command_dt)  # noqa: E731
-            self.segments.run("commands", compute, due, asks=True)
+            self._run_between("commands", compute, due, asks=True)
+        else:
+            compute()
+
+    def _run_between(self, name: str, part: Callable[[], Any], rows: tuple[Tensor, ...] = (), **how: Any) -> Any:
+        """Run a part that comes between `forward` and the next step of physics, and see whether it writes to that."""
+        segments, before = self.segments, self.physics.writes()
+        output = segments.run(name, part, rows, **how)
+        if segments.restored or not segments.replayed:
+            self.physics.account(name, before, restored=segments.restored)
+        return output
 
     def _sense(self) -> None:
         """Cast rays and draw cameras; what comes of it is put together with the observations."""
         sim, context = self.env.sim, self.env.sim._sensor_context
         if context is None:
             return
-        self.segments.run("rays", context.prepare)
+        self._run_between("rays", context.prepare)
         warp = import_module("warp")
         with warp.ScopedDevice(sim.wp_device):
             if sim.use_cuda_graph and sim.sense_graph is not None:
@@ -220,5 +239,5 @@ class CapturedStep:
 
 def _rows(*masks: Tensor) -> tuple[Tensor, ...]:
     """Indices `[K]` of the rows that hold in each mask `[N]`; waits for the device, once for all of them."""
-    device = masks[0].device
-    return tuple(mask.nonzero().squeeze(-1).to(device, non_blocking=True) for mask in torch.stack(masks).cpu())
+    found = [mask.nonzero().squeeze(-1) for mask in torch.stack(masks).cpu()]
+    return torch.cat(found).to(masks[0].device, non_blocking=True).split([len(rows) for rows in found])

@@ -84,6 +84,8 @@ class Segments:
         """Parts that run eagerly, and why."""
         self.rows: tuple[Tensor, ...] = ()
         """The rows that the part at hand is run for."""
+        self.replayed = self.restored = False
+        """Whether the last part was replayed, or everything put back to make a graph of it."""
         self._seen: Counter[Any] = Counter()
         self._graphs: Counter[str] = Counter()
         self._buffers: dict[tuple[str, int], Tensor] = {}
@@ -94,6 +96,8 @@ class Segments:
         """Places whose number or flag was seen to change: a part has a graph for each state of them."""
         self._still: dict[Path, Slot] | None = None
         """All other numbers and flags, as graphs have them in them."""
+        self._asked: list[tuple[Callable[[Any], Any], Any, Any, Path]] | None = None
+        """The same as `look` wants them: how to ask for each, by which key, what it was, and where that is."""
         self._homes: dict[Path, Slot] = {}
         """Places where a tensor is put in another's place, with the one that is to stay there."""
 
@@ -102,7 +106,7 @@ class Segments:
 
         `rows` are the indices that it works on; a part that `asks` finds them itself, in this order, by `nonzero`.
         """
-        self.rows = rows
+        self.rows, self.replayed, self.restored = rows, False, False
         if name in self.dropped:
             return self._plainly(part)
         key = (name, *map(len, rows), tuple(map(_state, self._moving.values())))
@@ -132,6 +136,7 @@ class Segments:
         return self._again(segment)
 
     def _again(self, segment: Segment) -> Any:
+        self.replayed = True
         segment.replay()
         segment.effects.apply()
         self.log().update(segment.log)
@@ -145,10 +150,15 @@ class Segments:
 
     def look(self) -> None:
         """Capture everything anew if something outside of the parts, such as a curriculum, has changed a number."""
-        changed = {path: slot for path, slot in (self._still or {}).items() if _changed(slot)}
+        if self._asked is None:
+            self._asked = [(_asks(slot), slot.key, slot.value, path) for path, slot in (self._still or {}).items()]
+        # A thousand places, twice in every step, once of it while the device waits.
+        changed = [p for ask, key, was, p in self._asked if (now := ask(key)) is not was and now != was]
         if changed or self._still is None:
-            self._moving |= {path: Slot(slot.holder, slot.key, slot.now()) for path, slot in changed.items()}
+            slots = {path: self._still[path] for path in changed} if self._still else {}
+            self._moving |= {path: Slot(slot.holder, slot.key, slot.now()) for path, slot in slots.items()}
             self._still = {p: s for p, s in self.roots.slots().items() if _is_setting(s) and p not in self._moving}
+            self._asked = None
             self.known.clear()
             self._graphs.clear()
 
@@ -167,6 +177,7 @@ class Segments:
             if isinstance(slot.value, SCALARS) and isinstance(slot.now(), SCALARS):
                 self._moving.setdefault(path, slot)
                 (self._still or {}).pop(path, None)
+                self._asked = None
             elif slot.rehome(isinstance(slot.value, Tensor) and holders[place_of(slot.value)] > 1):
                 self._homes.setdefault(path, slot)
         return output
@@ -190,7 +201,7 @@ class Segments:
 
     def _capture(self, key: tuple[Any, ...], part: Callable[[], Any], asks: bool) -> Any:
         """The part's result, by a graph that is kept if it gives what the eager part gives from the same state."""
-        name, check = key[0], self._graphs[key[0]] < CHECKED
+        name, check, self.restored = key[0], self._graphs[key[0]] < CHECKED, True
         rows, start, kept = self.rows, Moment(self.roots, self.device, contents=check), dict(self.log())
         try:
             wanted = self._rehearsed(name, part, start, asks) if check else None
@@ -283,9 +294,9 @@ def _state(slot: Slot) -> Any:
     return now if isinstance(now, SCALARS) else type(now)
 
 
-def _changed(slot: Slot) -> bool:
-    now = slot.holder.get(slot.key) if isinstance(slot.holder, dict) else slot.now()
-    return now is not slot.value and now != slot.value
+def _asks(slot: Slot) -> Callable[[Any], Any]:
+    """What gives the thing at a place, called with its key."""
+    return slot.holder.get if isinstance(slot.holder, dict) else lambda key: slot.now()
 
 
 def _place(error: BaseException) -> str:
