@@ -71,6 +71,7 @@ class Nasty(gymnasium.Env):
 def time_enough(monkeypatch):
     """A busy machine must not change what is found."""
     monkeypatch.setattr(preflight_module, "SECONDS", 60.0)
+    monkeypatch.setattr(preflight_module, "LONG_STEP", 0.01)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -147,6 +148,18 @@ def test_a_slow_environment_is_not_stepped_for_long(monkeypatch):
     monkeypatch.setattr(preflight_module, "SECONDS", 0.3)
     found = preflight(replace(config_of("slow"), env=replace(config_of("slow").env, num_envs=1)), PLAN)
     assert any(f"in {ENOUGH_STEPS} random steps" in finding.text for finding in found)
+
+
+@pytest.mark.parametrize(("vectorization", "advised"), [("auto", True), ("sync", False), ("async", False)])
+def test_cores_that_could_step_a_slow_environment_are_pointed_out(monkeypatch, vectorization, advised):
+    monkeypatch.setattr(preflight_module, "SECONDS", 0.3)
+    monkeypatch.setattr("canter.envs.gymnasium.cores", lambda: 3)
+    config = config_of("slow", vectorization=vectorization)
+    found = preflight(replace(config, env=replace(config.env, num_envs=2)), PLAN)  # four in the run
+    speed = [finding.text for finding in found if finding.subject == "speed"]
+    assert bool(speed) == advised
+    if advised:
+        assert "4 take turns; --env.vectorization forked would share them among 3 cores" in speed[0]
 
 
 def test_settings_that_cannot_work_are_an_error_beside_all_else():

@@ -18,12 +18,13 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from torch import Tensor
 
 from canter import distributed
+from canter.distributed import cores
 from canter.envs.autoreset import CopyLastObs, find_mode, parse_mode
 from canter.envs.courier import Courier
 from canter.envs.gymnasium_about import explained, import_module_of, name_of, refuse_lost_steps, truncates
 from canter.envs.gymnasium_contract import CheckContract, check_obs
 from canter.envs.gymnasium_state import StateUnavailable, as_tree, obstacle, restore, snapshot
-from canter.envs.gymnasium_sync import SyncSteps, groups_of
+from canter.envs.gymnasium_sync import SyncSteps, groups_of, in_mujoco, why_not_forked
 from canter.envs.spaces import ObsBuffer, ObsReader, TupleActions, action_codec, copy_info_
 from canter.envs.workers import ClosesQuietly, Workers, work
 from canter.specs import ACTION_MASK, ContractBroken, EnvFailed, EnvSpec, Step
@@ -188,6 +189,14 @@ class GymnasiumEnv:
         restore(self._env, state["env"])
         self._pending[:] = state["pending"].numpy()
         tree_copy_(self._obs.tensors, state["obs"])
+
+    @property
+    def idle_cores(self) -> int:
+        """Cores that could step a part of the environments, in forked processes, and do so only on demand."""
+        steps = self._steps
+        if not isinstance(steps, SyncSteps) or len(steps.groups) > 1 or in_mujoco(steps.env):
+            return 0
+        return cores() - 1 if why_not_forked(steps.env) is None else 0
 
     @property
     def render_fps(self) -> float:

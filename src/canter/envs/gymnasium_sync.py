@@ -220,11 +220,15 @@ def groups_of(env: SyncVectorEnv, vectorization: str) -> dict[str, Any]:
         raise ValueError(f"vectorization=forked: {why_not}; use threads or async")
     if vectorization == "auto":
         why_not = why_not or obstacle(env)  # nobody asked for processes in which something of one's own might not work
-        in_mujoco = type(env.envs[0].unwrapped).__module__.startswith("gymnasium.envs.mujoco")
         # A window belongs to the thread that opened it.
-        apart = in_mujoco and env.render_mode != "human"
+        apart = in_mujoco(env) and env.render_mode != "human"
         groups = max(1, min(cores(), env.num_envs // FEW)) if apart else 1
     return {"groups": groups, "forked": vectorization != "threads" and why_not is None}
+
+
+def in_mujoco(env: SyncVectorEnv) -> bool:
+    """Whether these are Gymnasium's own MuJoCo environments, which `auto` steps in groups."""
+    return type(env.envs[0].unwrapped).__module__.startswith("gymnasium.envs.mujoco")
 
 
 def why_not_forked(env: SyncVectorEnv) -> str | None:

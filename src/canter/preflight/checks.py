@@ -34,6 +34,8 @@ STEPS, SECONDS = 256, 0.3
 SEED_STEPS = 32
 """Steps that must repeat themselves under the same seed."""
 HUGE_REWARD = 1e4
+LONG_STEP = 1e-4
+"""Seconds of a step of one environment from which on other processes are well worth asking."""
 EXACT_IN_FLOAT32 = 2.0**24
 """Above it neighbouring whole numbers are one and the same in float32."""
 
@@ -50,6 +52,7 @@ def preflight(config: RunConfig, plan: Plan, env: Env | None = None) -> list[Fin
         found, trial = _examine(env, config.seed)
         plan = replace(plan, num_agents=env.spec.num_agents if config.self_play is None else 1)
         spec = replace(env.spec, num_envs=plan.rows // distributed.world_size())
+        found += [] if trial is None or config.env.vectorization != "auto" else _speed(trial, env, plan.num_envs)
         about = getattr(env, "about", None)
         found += [] if about is None else [Finding("ok", "step", about())]
         lengths = [length for _, length, _ in trial.episodes()] if trial else []
@@ -266,6 +269,13 @@ def _seeds(trial: Trial, again: Trial, other: Trial) -> Iterator[Finding]:
         yield Finding("note", "seeds", text)
     else:
         yield Finding("ok", "seeds", f"the same seed gave the same {steps} steps twice, another seed other ones")
+
+
+def _speed(trial: Trial, env: Env, num_envs: int) -> Iterator[Finding]:
+    each, others = trial.seconds / env.spec.num_envs, min(getattr(env, "idle_cores", 0), num_envs - 1)
+    if others > 0 and each > LONG_STEP:
+        text = f"a step of one environment takes about {1e3 * each:.2g} ms, and {num_envs} take turns"
+        yield Finding("note", "speed", f"{text}; --env.vectorization forked would share them among {others + 1} cores")
 
 
 def _same(one: Trial, other: Trial, steps: int) -> bool:

@@ -5,6 +5,7 @@ T steps, N environments.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -40,6 +41,8 @@ class Trial:
     valid: Tensor
     final_obs: list[Obs | None]
     """True last observations `[N, ...]` by step, None where no row ended or `obs` holds them."""
+    seconds: float
+    """How long a step of all environments took, by the median."""
 
     @property
     def done(self) -> Tensor:
@@ -73,14 +76,16 @@ def run_trial(env: Env, seed: int, *, steps: int, seconds: float) -> Trial:
         obs = env.reset(seed)
         check_obs(obs, spec, "reset()")
         rows = min(spec.num_envs, MAX_ROWS)
-        seen, taken, final_obs = [to_host(obs, rows)], [], []
+        seen, taken, final_obs, times = [to_host(obs, rows)], [], [], []
         room = MAX_BYTES // max(1, sum(group.nbytes for group in seen[0].values()))
         start = time.perf_counter()
         while len(taken) < min(steps, max(room, 2)):
             if time.perf_counter() - start > seconds and len(taken) >= ENOUGH_STEPS:
                 break
             watchdog.begin()
-            step = env.step(act(obs, generator).to(spec.device))
+            action, begin = act(obs, generator).to(spec.device), time.perf_counter()
+            step = env.step(action)
+            times.append(time.perf_counter() - begin)
             check_step(step, spec)
             columns = (step.reward, step.terminated, step.truncated, step.valid)
             taken.append([column[:rows].to("cpu", copy=True) for column in columns])
@@ -89,7 +94,8 @@ def run_trial(env: Env, seed: int, *, steps: int, seconds: float) -> Trial:
             seen.append(to_host(obs, rows))
     groups = {name: torch.stack([row[name] for row in seen]) for name in seen[0]}
     reward, terminated, truncated, valid = (torch.stack(column) for column in zip(*taken, strict=True))
-    return Trial(replace(spec, num_envs=rows), groups, reward, terminated, truncated, valid, final_obs)
+    about = replace(spec, num_envs=rows)
+    return Trial(about, groups, reward, terminated, truncated, valid, final_obs, statistics.median(times))
 
 
 def random_actions(spec: EnvSpec) -> Callable[[Obs, torch.Generator], Tensor]:
