@@ -200,8 +200,9 @@ def test_an_error_in_a_forked_process_is_told_and_the_state_before_it_is_there(t
     for group in env._steps.groups[:1]:  # let only the other process fail
         for number in group:
             env._env.envs[number].steps = -100
-    with pytest.raises(EnvFailed, match=r"RuntimeError: the motor is stuck \(.*test_gymnasium_sync"):
+    with pytest.raises(EnvFailed, match=r"RuntimeError: the motor is stuck \(.*test_gymnasium_sync") as told:
         push(env), push(env)
+    assert told.value.row == env._steps.groups[1][0]
     env.load_state_dict(before)
     push(env)
     env.close()

@@ -32,7 +32,7 @@ from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 
 from canter.envs.gymnasium_about import quiet_mujoco
-from canter.envs.gymnasium_contract import CheckContract, place_of, text_of
+from canter.envs.gymnasium_contract import CheckContract, place_of, row_of, text_of
 from canter.envs.watchdog import Watchdog
 from canter.specs import EnvFailed
 
@@ -289,7 +289,8 @@ def _serve(orders: Connection, answers: Connection, calls: list[tuple[str, Calla
             try:
                 answer = call()
             except Exception as error:
-                answer = EnvFailed(f"{what}() {_said(error)}", None, traceback.format_exc())
+                row = row_of(error.__traceback__)
+                answer = EnvFailed(f"{what}() {_said(error)}", row, traceback.format_exc())
             os.write(answers.fileno(), SOMETHING if answer else NOTHING)  # most often there is nothing to tell
             if answer:
                 answers.send(answer)
