@@ -14,25 +14,26 @@ import json
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from launching import about, end, rows_of, start
 
-WAYS: dict[str, dict[str, Any]] = {
-    "one process, one core": {"ranks": None, "cores": "0"},
-    "two ranks, a core each": {"ranks": 2, "cores": "0,1"},
-    "one process, two cores": {"ranks": None, "cores": "0,1"},
+WAYS: dict[str, tuple[int | None, int]] = {
+    "one process, one core": (None, 1),
+    "two ranks, a core each": (2, 2),
+    "one process, two cores": (None, 2),
 }
+"""Ranks, if any, and cores."""
 WARM_UP = 2
 """Iterations that are not counted."""
 
 
-def measure(way: str, env: str, num_envs: int, iterations: int, flags: list[str]) -> float:
+def measure(way: str, cores: list[str], env: str, num_envs: int, iterations: int, flags: list[str]) -> float:
     """Steps per second from the end of the warm-up to the end of the run, by the times of the rows."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["train", env, f"--num-envs={num_envs}", f"--until.iterations={iterations}", "--console=quiet"]
         command += ["--total-steps=null", f"--run-dir={folder}", "--name=run", "--checkpoints.save-every=1000000"]
-        process = start(WAYS[way]["ranks"], *command, *flags, cores=WAYS[way]["cores"])
+        ranks, count = WAYS[way]
+        process = start(ranks, *command, *flags, cores=",".join(cores[:count]))
         said = end(process, 600.0)
         assert process.returncode == 0, said
         rows = rows_of(Path(folder) / "run")
@@ -47,12 +48,13 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=16)
     parser.add_argument("--iterations", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--cores", nargs=2, default=["0", "1"], help="two that share nothing, by `lscpu -e`")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "scaling.json")
     arguments, flags = parser.parse_known_args()
     before, speeds = about(), {way: list[float]() for way in WAYS}
     for _ in range(arguments.repeats):
         for way, found in speeds.items():
-            found.append(measure(way, arguments.env, arguments.num_envs, arguments.iterations, flags))
+            found.append(measure(way, arguments.cores, arguments.env, arguments.num_envs, arguments.iterations, flags))
             print(f"{way}: {found[-1]:,.0f} steps/s", flush=True)
     medians = {way: statistics.median(found) for way, found in speeds.items()}
     alone = medians["one process, one core"]
