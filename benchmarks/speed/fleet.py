@@ -26,7 +26,7 @@ from canter.seeding import derive_seed
 RESULTS = Path(__file__).parent / "results" / "fleet.json"
 NUM_ENVS, EPISODES = 1024, 256
 STEPS = {"ppo": 20_000_000, "sac": 6_500_000}
-POINTS = {"ppo": 8, "sac": 40}
+POINTS = {"ppo": 8, "sac": 20}
 
 
 def curve(config: canter.TrainConfig, count: int, stop_at: float | None) -> list[list[float]]:

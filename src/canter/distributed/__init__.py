@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from canter.distributed.activity import activity
+
+LOOKS_OUT = 0.003
+"""Seconds for which a rank looks out for the end of an exchange before it sleeps: being woken takes longer than adding
+up a policy's gradient. Meanwhile it makes room for gloo's threads."""
+
+
+_make_room: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class RankLost(RuntimeError):
@@ -73,12 +81,22 @@ def exchange(what: str, collective: Callable[..., Any], *args: Any, **how: Any) 
     """Run a collective of torch; raises `RankLost` where another rank is not there any more."""
     with activity.waiting(what):
         try:
-            collective(*args, **how)
+            _run(collective, *args, **how)
         except RuntimeError as error:
             capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
             if activity.on_loss is not None and not capturing:
                 activity.on_loss()
             raise RankLost(f"while {what}: {str(error).splitlines()[0]}") from error
+
+
+def _run(collective: Callable[..., Any], tensors: Tensor | list[Tensor], *args: Any, **how: Any) -> None:
+    if not (tensors if isinstance(tensors, Tensor) else tensors[0]).is_cpu:
+        collective(tensors, *args, **how)
+        return
+    work, until = collective(tensors, *args, **how, async_op=True), time.monotonic() + LOOKS_OUT
+    while not work.is_completed() and time.monotonic() < until:
+        _make_room()
+    work.wait()
 
 
 def sum_(tensor: Tensor) -> Tensor:

@@ -93,12 +93,18 @@ def fleet(env_id: str = "tensor:quadrotor") -> TrainConfig:
 
 
 def swimming_fleet() -> TrainConfig:
-    """A thousand swimmers: a gait wants its joints at their ends, so little entropy is asked for, and more updates."""
+    """A thousand swimmers: a gait wants its joints at their ends, so little entropy is asked for, and more updates.
+
+    The ring forgets nothing and rounds nothing: the last percent of the return is lost otherwise.
+    """
     config = fleet("tensor:swimmer")
-    temperature = replace(config.algorithm.temperature, target_std=0.03)
-    optimizer = replace(config.algorithm.optimizer, learning_rate=Linear(3e-4, 3e-5))
     algorithm = replace(
-        config.algorithm, updates_per_step=12.0, n_steps=1, temperature=temperature, optimizer=optimizer
+        config.algorithm,
+        updates_per_step=12.0,
+        n_steps=1,
+        temperature=replace(config.algorithm.temperature, target_std=0.02),
+        optimizer=replace(config.algorithm.optimizer, learning_rate=Linear(3e-4, 1e-5)),
+        replay=ReplayConfig(capacity=7_000_000),
     )
     return replace(config, total_steps=6_500_000, algorithm=algorithm)
 

@@ -41,6 +41,7 @@ class CapturedStep:
         self.action = torch.zeros(env.num_envs, env.action_manager.total_action_dim, device=self.device)
         self.count = torch.zeros((), dtype=torch.int32, device=self.device)
         """Steps of the environment so far, where a graph can read them."""
+        self._rows = Rows(env.num_envs, self.device)
         self._results: dict[str, Tensor] = {}
         """Which environments ended, and rewards: at one place, whichever graph gave them."""
 
@@ -71,7 +72,9 @@ class CapturedStep:
         )
         # Asked once, for all that follows: then the device has work while this step and the next one are sent to it.
         events, commands = self._due_events(), self._due_commands()
-        *due, ended = _rows(*events, *commands, env.reset_buf)
+        if self._rows.resize(len(events) + len(commands) + 1):
+            self.segments.forget()
+        *due, ended = self._rows(*events, *commands, env.reset_buf)
         self._events(tuple(due[: len(events)]))
         self._reset(ended)
         self.physics.forward()
@@ -149,10 +152,20 @@ class CapturedStep:
         env.recorder_manager.record_pre_reset(ended)
         env.curriculum_manager.compute(env_ids=ended)
         self.segments.look()
-        env.sim.reset(ended)
+        self._reset_physics()
         self.segments.run("reset events", self._reset_events, (ended,))
         self.segments.run("resets", self._reset_managers, (ended,))
         env.extras["log"].update(env.curriculum_manager.reset(ended))
+
+    def _reset_physics(self) -> None:
+        """As `sim.reset` with the rows that ended, whose mask there is already: to write one by rows takes longer."""
+        sim, warp = self.env.sim, import_module("warp")
+        sim._reset_mask.copy_(self.env.reset_buf)
+        with warp.ScopedDevice(sim.wp_device):
+            if sim.use_cuda_graph and sim.reset_graph is not None:
+                warp.capture_launch(sim.reset_graph)
+            else:
+                import_module("mujoco_warp").reset_data(sim.wp_model, sim.wp_data, reset=sim._reset_mask_wp)
 
     def _reset_events(self) -> None:
         env, rows = self.env, self.segments.rows[0]
@@ -237,7 +250,35 @@ class CapturedStep:
             self.env.__class__, array.__setitem__ = cls, setitem
 
 
-def _rows(*masks: Tensor) -> tuple[Tensor, ...]:
-    """Indices `[K]` of the rows that hold in each mask `[N]`; waits for the device, once for all of them."""
-    found = [mask.nonzero().squeeze(-1) for mask in torch.stack(masks).cpu()]
-    return torch.cat(found).to(masks[0].device, non_blocking=True).split([len(rows) for rows in found])
+class Rows:
+    """Indices `[K]` of the rows that hold in each of some masks `[N]`, at addresses that stay.
+
+    To ask waits for the device, once for all masks, and the device waits meanwhile: hence memory that it reads itself.
+    """
+
+    def __init__(self, num_envs: int, device: torch.device) -> None:
+        self.num_envs, self.device = num_envs, device
+        self.resize(1)
+
+    def resize(self, masks: int) -> bool:
+        """Make room for so many masks; whether there was another number before, and so other addresses."""
+        if hasattr(self, "masks") and len(self.masks) == masks:
+            return False
+        shape, pinned = (masks, self.num_envs), self.device.type == "cuda"
+        self.masks = torch.zeros(shape, dtype=torch.bool, pin_memory=pinned)
+        self.found = torch.zeros(shape, dtype=torch.int64, pin_memory=pinned)
+        self.rows = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        return True
+
+    def __call__(self, *masks: Tensor) -> tuple[Tensor, ...]:
+        """The rows of each."""
+        self.masks.copy_(torch.stack(masks), non_blocking=True)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        counts = []
+        for mask, found in zip(self.masks.numpy(), self.found.numpy(), strict=True):
+            rows = mask.nonzero()[0]
+            found[: len(rows)] = rows
+            counts.append(len(rows))
+        self.rows.copy_(self.found, non_blocking=True)
+        return tuple(own[:count] for own, count in zip(self.rows, counts, strict=True))

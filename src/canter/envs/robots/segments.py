@@ -11,6 +11,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -88,7 +89,6 @@ class Segments:
         """Whether the last part was replayed, or everything put back to make a graph of it."""
         self._seen: Counter[Any] = Counter()
         self._graphs: Counter[str] = Counter()
-        self._buffers: dict[tuple[str, int], Tensor] = {}
         self._constants: dict[Any, Tensor] = {}
         self._caches: dict[str, set[Path]] = {}
         """Caches of sensors that a part reads, by its name."""
@@ -96,15 +96,16 @@ class Segments:
         """Places whose number or flag was seen to change: a part has a graph for each state of them."""
         self._still: dict[Path, Slot] | None = None
         """All other numbers and flags, as graphs have them in them."""
-        self._asked: list[tuple[Callable[[Any], Any], Any, Any, Path]] | None = None
-        """The same as `look` wants them: how to ask for each, by which key, what it was, and where that is."""
+        self._asked: list[tuple[Callable[[Any], Any], Any, Any, list[Path]]] | None = None
+        """The same as `look` wants them: how to ask a holder for all of its own, what they were, and where they are."""
         self._homes: dict[Path, Slot] = {}
         """Places where a tensor is put in another's place, with the one that is to stay there."""
 
     def run(self, name: str, part: Callable[[], Any], rows: tuple[Tensor, ...] = (), *, asks: bool = False) -> Any:
         """The part's result, from its graph where there is one.
 
-        `rows` are the indices that it works on; a part that `asks` finds them itself, in this order, by `nonzero`.
+        `rows` are the indices that it works on, at addresses that stay; a part that `asks` finds them itself, in this
+        order, by `nonzero`.
         """
         self.rows, self.replayed, self.restored = rows, False, False
         if name in self.dropped:
@@ -112,8 +113,6 @@ class Segments:
         key = (name, *map(len, rows), tuple(map(_state, self._moving.values())))
         for segment in self.known.get(key, ()):
             if not any(slot.moved() for slot in segment.guards):
-                for i, found in enumerate(rows):
-                    self._buffers[name, i][: len(found)].copy_(found)
                 return self._replayed(name, part, segment)
         return self._without_graph(key, part, asks)
 
@@ -150,17 +149,22 @@ class Segments:
 
     def look(self) -> None:
         """Capture everything anew if something outside of the parts, such as a curriculum, has changed a number."""
+        still = self._still or {}
         if self._asked is None:
-            self._asked = [(_asks(slot), slot.key, slot.value, path) for path, slot in (self._still or {}).items()]
+            self._asked = _by_holder(still)
         # A thousand places, twice in every step, once of it while the device waits.
-        changed = [p for ask, key, was, p in self._asked if (now := ask(key)) is not was and now != was]
+        suspects = [path for ask, holder, was, paths in self._asked if _differs(ask, holder, was) for path in paths]
+        changed = {path: still[path] for path in suspects if _differs(Slot.now, still[path], still[path].value)}
         if changed or self._still is None:
-            slots = {path: self._still[path] for path in changed} if self._still else {}
-            self._moving |= {path: Slot(slot.holder, slot.key, slot.now()) for path, slot in slots.items()}
+            self._moving |= {path: Slot(slot.holder, slot.key, slot.now()) for path, slot in changed.items()}
             self._still = {p: s for p, s in self.roots.slots().items() if _is_setting(s) and p not in self._moving}
             self._asked = None
-            self.known.clear()
-            self._graphs.clear()
+            self.forget()
+
+    def forget(self) -> None:
+        """Capture everything anew."""
+        self.known.clear()
+        self._graphs.clear()
 
     def captured(self) -> list[str]:
         """Names of the parts that have graphs."""
@@ -190,23 +194,16 @@ class Segments:
                 slot.rehome()
         return output
 
-    def _static(self, name: str) -> tuple[Tensor, ...]:
-        """The rows at addresses that stay."""
-        static = []
-        for i, found in enumerate(self.rows):
-            buffer = self._buffers.setdefault((name, i), torch.zeros(65536, dtype=torch.int64, device=self.device))
-            buffer[: len(found)].copy_(found)
-            static.append(buffer[: len(found)])
-        return tuple(static)
-
     def _capture(self, key: tuple[Any, ...], part: Callable[[], Any], asks: bool) -> Any:
         """The part's result, by a graph that is kept if it gives what the eager part gives from the same state."""
         name, check, self.restored = key[0], self._graphs[key[0]] < CHECKED, True
-        rows, start, kept = self.rows, Moment(self.roots, self.device, contents=check), dict(self.log())
+        start, kept, asked = (
+            Moment(self.roots, self.device, contents=check),
+            dict(self.log()),
+            self.rows if asks else (),
+        )
         try:
-            wanted = self._rehearsed(name, part, start, asks) if check else None
-            self.rows = self._static(name)
-            asked = list(self.rows) if asks else []
+            wanted = self._rehearsed(name, part, start, asked) if check else None
             replay, (output, told, effects) = self.record(lambda: self._recorded(part, start, asked))
             read = self._caches.get(name, set())
             guards = [slot for path, slot in start.slots.items() if path in read and _in_use(slot)]
@@ -216,7 +213,6 @@ class Segments:
             if wrong:
                 raise Declined(f"it differs from the eager one in {'; '.join(wrong[:3])} ({len(wrong)} in all)")
         except (Declined, RuntimeError, TypeError) as error:
-            self.rows = rows
             start.restore()
             self.log_is(kept)
             self.drop(name, f"{str(error).strip().partition(chr(10))[0]}{_place(error)}")
@@ -227,13 +223,11 @@ class Segments:
         self.known.setdefault(key, []).append(segment)
         return segment.output
 
-    def _rehearsed(self, name: str, part: Callable[[], Any], start: Moment, asks: bool) -> Wanted:
+    def _rehearsed(self, name: str, part: Callable[[], Any], start: Moment, asked: tuple[Tensor, ...]) -> Wanted:
         """What the eager part gives; then, from the same state, it is run as it will be recorded."""
         kept = dict(self.log())
         wanted = Wanted(_copied(part()), dict(self.log()), Moment(self.roots, self.device))
         start.restore()
-        self.rows = self._static(name)
-        asked = list(self.rows) if asks else []
         with self._capturing(asked):
             part()  # makes the constants
         start.restore()
@@ -244,7 +238,7 @@ class Segments:
         self.log_is(kept)
         return wanted
 
-    def _caches_read(self, part: Callable[[], Any], start: Moment, asked: list[Tensor]) -> list[Path]:
+    def _caches_read(self, part: Callable[[], Any], start: Moment, asked: tuple[Tensor, ...]) -> list[Path]:
         """Caches that the part reads as they are; found by running it without them."""
         in_use = {path: slot for path, slot in start.slots.items() if _in_use(slot)}
         for slot in in_use.values():
@@ -261,7 +255,7 @@ class Segments:
     def _moving_names(self) -> str:
         return ", ".join(str(path[-1]) for path in list(self._moving)[:5])
 
-    def _recorded(self, part: Callable[[], Any], start: Moment, asked: list[Tensor]) -> tuple[Any, dict, Effects]:
+    def _recorded(self, part: Callable[[], Any], start: Moment, asked: tuple[Tensor, ...]) -> tuple[Any, dict, Effects]:
         """The part's result, what it reports and what it does in Python, with tensors back in their places."""
         kept = dict(self.log())
         self.log_is({})
@@ -271,8 +265,8 @@ class Segments:
         self.log_is(kept)
         return output, told, effects
 
-    def _capturing(self, asked: list[Tensor]) -> Capturing:
-        return Capturing(self._constants, asked.copy(), self.device)
+    def _capturing(self, asked: tuple[Tensor, ...]) -> Capturing:
+        return Capturing(self._constants, list(asked), self.device)
 
     def log_is(self, content: dict[str, Any]) -> None:
         """Make this what the simulator has reported so far."""
@@ -294,9 +288,26 @@ def _state(slot: Slot) -> Any:
     return now if isinstance(now, SCALARS) else type(now)
 
 
-def _asks(slot: Slot) -> Callable[[Any], Any]:
-    """What gives the thing at a place, called with its key."""
-    return slot.holder.get if isinstance(slot.holder, dict) else lambda key: slot.now()
+def _by_holder(slots: dict[Path, Slot]) -> list[tuple[Callable[[Any], Any], Any, Any, list[Path]]]:
+    """Places of one holder together: how to ask it for all of them, the holder, what it says, and the places."""
+    together: dict[int, list[Path]] = {}
+    for path, slot in slots.items():
+        together.setdefault(id(slot.holder), []).append(path)
+    groups = []
+    for paths in together.values():
+        own = [slots[path] for path in paths]
+        was = tuple(slot.value for slot in own) if len(own) > 1 else own[0].value
+        groups.append((itemgetter(*(slot.key for slot in own)), own[0].holder, was, paths))
+    return groups
+
+
+def _differs(ask: Callable[[Any], Any], holder: Any, was: Any) -> bool:
+    """Whether a holder says something else now; one that has lost a place does."""
+    try:
+        now = ask(holder)
+    except LookupError:
+        return True
+    return now is not was and now != was
 
 
 def _place(error: BaseException) -> str:
