@@ -149,11 +149,11 @@ def relative(rows: list[dict[str, float]], start: float) -> list[dict[str, float
 
 
 def summary(result: dict[str, Any]) -> dict[str, float | None]:
-    """Seconds of an iteration in the later two thirds, and until a mean return of 50."""
+    """Seconds of an iteration in the later two thirds, and until a mean return of 50; returns are means of ten rows."""
     rows = result["rows"]
     late = [b["at"] - a["at"] for a, b in pairwise(rows)][len(rows) // 3 :]
     reached = next((one["at"] for one in rows if one["return"] >= 50), None)
-    returns = {f"return at {i}": rows[i - 1]["return"] for i in (50, 100, 150) if i <= len(rows)}
+    returns = {f"return at {i}": fmean(r["return"] for r in rows[i - 10 : i]) for i in (50, 100, 150) if i <= len(rows)}
     return {
         "seconds_per_iteration": sorted(late)[len(late) // 2] if late else None,
         "seconds_to_50": reached,

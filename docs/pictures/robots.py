@@ -60,7 +60,7 @@ def curve() -> str:
     curves = {
         label: [_points(file) for file in sorted(RESULTS.glob(f"mjlab_{n}_*.json"))] for n, label in kinds.items()
     }
-    return svg(chart(curves, range(0, 121, 20), range(0, 71, 10), "seconds"))
+    return svg(chart(curves, range(0, 141, 20), range(0, 71, 10), "seconds"))
 
 
 def _points(file: Path) -> list[tuple[float, float]]:

@@ -117,7 +117,7 @@ class Segments:
         return self._without_graph(key, part, asks)
 
     def _without_graph(self, key: tuple[Any, ...], part: Callable[[], Any], asks: bool) -> Any:
-        """Run a part eagerly, or make a graph of it once its like has been seen a few times."""
+        """Run a part eagerly, or make a graph of it once its like has been seen a few times; twice, if others hold."""
         name, graphs, variants = key[0], self._graphs[key[0]], len(self.known.get(key, ()))
         self._seen[name], self._seen[key] = self._seen[name] + 1, self._seen[key] + 1
         if self._seen[name] <= WARM_UP:
@@ -126,7 +126,7 @@ class Segments:
             self.drop(name, "it reads what other parts give, each time at another place")
         elif self._seen[name] >= PATIENCE and not graphs:
             self.drop(name, f"a number of it is another one in every step, one of {self._moving_names()}")
-        elif self._seen[key] > WARM_UP and graphs < MOST:
+        elif self._seen[key] > (WARM_UP if graphs < CHECKED else 1) and graphs < MOST:
             return self._capture(key, part, asks)
         return self._plainly(part)
 
