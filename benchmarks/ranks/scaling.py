@@ -1,9 +1,12 @@
 """Steps per second of one process on one core, of two ranks with a core each, and of one process on both cores.
 
+Beside them, as what the machine allows: two processes with a core and half of the environments each, which know nothing
+of each other.
+
     python benchmarks/ranks/scaling.py
     python benchmarks/ranks/scaling.py --algorithm.num-minibatches 2 --out FILE
 
-Flags that it does not know itself are handed to `canter train`. The three take turns, so that a machine which others
+Flags that it does not know itself are handed to `canter train`. They take turns, so that a machine which others
 use too is as busy for each.
 """
 
@@ -14,29 +17,33 @@ import json
 import statistics
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from launching import about, end, rows_of, start
 
-WAYS: dict[str, tuple[int | None, int]] = {
-    "one process, one core": (None, 1),
-    "two ranks, a core each": (2, 2),
-    "one process, two cores": (None, 2),
-}
-"""Ranks, if any, and cores."""
+ONE, TWO, BOTH = "one process, one core", "two ranks, a core each", "one process, two cores"
+APART = "two processes, apart"
 WARM_UP = 2
 """Iterations that are not counted."""
 
 
 def measure(way: str, cores: list[str], env: str, num_envs: int, iterations: int, flags: list[str]) -> float:
     """Steps per second from the end of the warm-up to the end of the run, by the times of the rows."""
+    runs = [([core], num_envs // 2) for core in cores] if way == APART else [(cores[: 1 + (way != ONE)], num_envs)]
     with tempfile.TemporaryDirectory() as folder:
-        command = ["train", env, f"--num-envs={num_envs}", f"--until.iterations={iterations}", "--console=quiet"]
-        command += ["--total-steps=null", f"--run-dir={folder}", "--name=run", "--checkpoints.save-every=1000000"]
-        ranks, count = WAYS[way]
-        process = start(ranks, *command, *flags, cores=",".join(cores[:count]))
-        said = end(process, 600.0)
-        assert process.returncode == 0, said
-        rows = rows_of(Path(folder) / "run")
+        processes = []
+        for number, (own, envs) in enumerate(runs):
+            command = ["train", env, f"--num-envs={envs}", f"--until.iterations={iterations}", "--console=quiet"]
+            command += ["--total-steps=null", f"--run-dir={folder}", f"--name={number}"]
+            command += ["--checkpoints.save-every=1000000", *flags]
+            processes.append(start(2 if way == TWO else None, *command, cores=",".join(own)))
+        for process in processes:
+            said = end(process, 600.0)
+            assert process.returncode == 0, said
+        return sum(_speed(rows_of(Path(folder) / str(number))) for number in range(len(runs)))
+
+
+def _speed(rows: list[dict[str, Any]]) -> float:
     first, last = rows[WARM_UP - 1], rows[-1]
     return (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
 
@@ -51,13 +58,13 @@ def main() -> None:
     parser.add_argument("--cores", nargs=2, default=["0", "1"], help="two that share nothing, by `lscpu -e`")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "scaling.json")
     arguments, flags = parser.parse_known_args()
-    before, speeds = about(), {way: list[float]() for way in WAYS}
+    before, speeds = about(), {way: list[float]() for way in (ONE, TWO, BOTH, APART)}
     for _ in range(arguments.repeats):
         for way, found in speeds.items():
             found.append(measure(way, arguments.cores, arguments.env, arguments.num_envs, arguments.iterations, flags))
             print(f"{way}: {found[-1]:,.0f} steps/s", flush=True)
     medians = {way: statistics.median(found) for way, found in speeds.items()}
-    alone = medians["one process, one core"]
+    alone = medians[ONE]
     results = {
         "about": before,
         "load_average_at_the_end": about()["load_average"],

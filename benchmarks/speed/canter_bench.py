@@ -110,8 +110,8 @@ def until(config: canter.TrainConfig, target: float) -> dict[str, Any]:
 
 
 def train(options: argparse.Namespace) -> dict[str, Any]:
-    """Steps per second of a whole training after a warm-up: 10 epochs, two [64, 64] tanh networks."""
-    rollout, ends = options.num_envs[0] * options.horizon, []
+    """Steps per second of a whole training after a warm-up, and the share of each part; two [64, 64] tanh networks."""
+    rollout, ends, times = options.num_envs[0] * options.horizon, [], list[dict[str, float]]()
     config = canter.TrainConfig(
         env=canter.EnvConfig(id=options.env, num_envs=options.num_envs[0]),
         algorithm=canter.PPOConfig(
@@ -123,8 +123,16 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
         total_steps=rollout * (WARM_UP + options.iterations),
         execution=ExecutionConfig(mode=options.mode, engine=options.engine, threads=options.threads),
     )
-    train_run(config, lambda report: ends.append(time.perf_counter()))
-    return {"steps_per_second": round(rollout * options.iterations / (ends[-1] - ends[WARM_UP - 1]), 1)}
+
+    def note(report: Report) -> None:
+        ends.append(time.perf_counter())
+        times.append(report.times)
+
+    train_run(config, note)
+    spent = {part: sum(row[part] for row in times[WARM_UP:]) for part in times[-1]}
+    shares = {part: round(seconds / sum(spent.values()), 3) for part, seconds in spent.items()}
+    speed = rollout * options.iterations / (ends[-1] - ends[WARM_UP - 1])
+    return {"steps_per_second": round(speed, 1), "shares": shares}
 
 
 def target(options: argparse.Namespace) -> dict[str, Any]:

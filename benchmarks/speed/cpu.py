@@ -15,8 +15,13 @@ from table import cpu_tables
 
 THREADS = (1, 2)
 SEEDS = {"Canter": range(5), "Stable-Baselines3": range(3)}
-HALF_CHEETAH = {"halfcheetah-1": (1, 2048, 64), "halfcheetah-16": (16, 128, 256)}
-"""Part -> environments, steps of a rollout, rows of a minibatch."""
+TRAINING = {
+    "halfcheetah-1": ("HalfCheetah-v5", 1, 2048, 64),
+    "halfcheetah-16": ("HalfCheetah-v5", 16, 128, 256),
+    "hopper-1": ("Hopper-v5", 1, 2048, 64),
+    "pendulum-1": ("Pendulum-v1", 1, 2048, 64),
+}
+"""Part -> task, environments, steps of a rollout, rows of a minibatch."""
 
 
 def best_of_threads(harness: Harness, jobs: dict[str, list[Any]], rounds: int) -> dict[str, Any]:
@@ -30,9 +35,9 @@ def best_of_threads(harness: Harness, jobs: dict[str, list[Any]], rounds: int) -
     return best
 
 
-def half_cheetah(harness: Harness, rounds: int, part: str) -> dict[str, Any]:
-    num_envs, horizon, batch = HALF_CHEETAH[part]
-    common = ["HalfCheetah-v5", "--num-envs", num_envs, "--horizon", horizon, "--iterations", 3]
+def training(harness: Harness, rounds: int, part: str) -> dict[str, Any]:
+    task, num_envs, horizon, batch = TRAINING[part]
+    common = [task, "--num-envs", num_envs, "--horizon", horizon, "--iterations", 3]
     minibatches = num_envs * horizon // batch
     jobs = {
         "Canter": ["canter_bench.py", "train", *common, "--device", "cpu", "--num-minibatches", minibatches],
@@ -69,8 +74,7 @@ def cartpole(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
 
 
 PARTS = {
-    "halfcheetah-1": lambda harness, options: half_cheetah(harness, options.rounds, "halfcheetah-1"),
-    "halfcheetah-16": lambda harness, options: half_cheetah(harness, options.rounds, "halfcheetah-16"),
+    **{part: lambda harness, options, part=part: training(harness, options.rounds, part) for part in TRAINING},
     "null": null,
     "cartpole": cartpole,
 }

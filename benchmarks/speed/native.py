@@ -1,6 +1,7 @@
 """The native engine against the one by autograd, in one run.
 
     python benchmarks/speed/native.py [--threads 2] [--clock cpu]
+    python benchmarks/speed/native.py --soak 100000    # as many minibatches, and whether memory grows
 
 Every line is the best of many rounds in which the candidates take turns, so that what else runs on the machine meets
 all alike. `--clock cpu` counts the time of this thread only, for a machine that others use; it says nothing about
@@ -10,6 +11,7 @@ several threads. GFLOP/s count 6 operations for each weight and row.
 from __future__ import annotations
 
 import argparse
+import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,6 +125,18 @@ def stepping(clock: Callable[[], float], seconds: float) -> None:
     show(f"AdamW of {len(optimizer.adams[0].flat)} numbers", best)
 
 
+def soak(count: int) -> None:
+    """Memory of the process after a thousand minibatches and after all of them."""
+    ppo, batch = build(CASES[0])
+    ppo.use_engine("native")
+    rows, index = ppo.engine.begin(batch), torch.randperm(CASES[0].rows)
+    for done in range(1, count + 1):
+        ppo.engine.gradients(rows, index, ppo.coefs)
+        if done in (1000, count):
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            print(f"{done:,} minibatches: {most:,} KiB at most", flush=True)
+
+
 def show(name: str, best: dict[str, float], note: str = "") -> None:
     ours = best.pop("native")
     ratios = [f"{other} {seconds * 1e6:9.1f} us ({seconds / ours:4.1f} x)" for other, seconds in best.items()]
@@ -134,8 +148,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each line")
+    parser.add_argument("--soak", type=int)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if options.soak:
+        soak(options.soak)
+        return
     clock = time.perf_counter if options.clock == "wall" else time.thread_time
     for case in CASES:
         learning(case, clock, options.seconds)

@@ -11,6 +11,7 @@ import torch
 from rerun import rerun
 
 from canter.envs.robots import mjlab
+from canter.envs.robots.captured import Rows
 from canter.envs.robots.host_state import Roots
 from canter.envs.robots.masks import yaw_rotation
 from canter.envs.robots.recording import Declined
@@ -167,6 +168,30 @@ def test_after_some_that_were_checked_other_numbers_of_rows_are_only_recorded():
     assert simulator.segments._graphs["step"] == N <= MOST and N > CHECKED
     assert ran.count(N) < ran.count(2)
     assert simulator.value.tolist() == [(WARM_UP + 1) * (N - i) for i in range(N)]
+
+
+def test_rows_lie_where_they_lay_until_there_are_more_masks():
+    rows = Rows(N, torch.device("cpu"))
+    assert rows.resize(2) and not rows.resize(2)
+    odd = torch.arange(N) % 2 == 1
+    first = rows(odd, torch.zeros(N, dtype=torch.bool))
+    assert [own.tolist() for own in first] == [[1, 3, 5], []]
+    second = rows(~odd, odd)
+    assert [own.tolist() for own in second] == [[0, 2, 4], [1, 3, 5]]
+    assert second[0].data_ptr() == first[0].data_ptr() and first[0].tolist() == [0, 2, 4]
+    assert rows.resize(3)
+
+
+def test_a_setting_that_is_gone_or_new_makes_new_graphs_too():
+    simulator = Simulator()
+    simulator.only = {"limit": 1.0}
+    simulator.segments.look()
+    runs(simulator, simulator.step, WARM_UP + 2)
+    simulator.segments.look()
+    assert simulator.segments.captured() == ["step"]
+    del simulator.only["limit"]
+    simulator.segments.look()
+    assert simulator.segments.captured() == []
 
 
 def test_settings_that_change_make_new_graphs():

@@ -10,6 +10,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def not_collecting() -> Iterator[None]:
             gc.enable()
 
 
-@dataclass
+@dataclass(slots=True)
 class Slot:
     """One place: an attribute of an object, a key of a mapping or a number in a list."""
 
@@ -98,36 +99,48 @@ class Roots:
         return found
 
     def _walk(self, path: Path, thing: Any, seen: set[int], found: dict[Path, Slot]) -> None:
-        if id(thing) in seen or id(thing) in self.skipped_ids:
-            return
+        """Two thousand places, in every recording: hence no more than a look at the type of each."""
         seen.add(id(thing))
-        holder, items = _items(thing)
+        holder, items = _items(thing, _kind(type(thing)))
         for key, value in items:
             if key in self.skipped_keys:
                 continue
-            value = _plain(value)
-            here = (*path, key)
+            kind, here = _kind(type(value)), (*path, key)
+            if kind == "array":
+                kind, value = "leaf", value._tensor
             found[here] = Slot(holder, key, value)
-            if not isinstance(value, LEAVES):
+            if kind != "leaf" and id(value) not in seen and id(value) not in self.skipped_ids:
                 self._walk(here, value, seen, found)
 
 
 def _plain(value: Any) -> Any:
     """The tensor behind mjlab's view of a Warp array."""
-    return value._tensor if type(value).__name__ == "TorchArray" else value
+    return value._tensor if _kind(type(value)) == "array" else value
 
 
-def _items(thing: Any) -> tuple[Any, list[tuple[Any, Any]]]:
-    if isinstance(thing, dict):
-        return thing, list(thing.items())
-    if isinstance(thing, list):
-        return thing, list(enumerate(thing))
-    if isinstance(thing, tuple):
-        return None, list(enumerate(thing))
-    if type(thing).__name__ == "WarpBridge":
-        return None, list(vars(thing)["_wrapped_cache"].items())
-    known = type(thing).__module__.partition(".")[0] not in SKIPPED and not isinstance(thing, type)
-    return (vars(thing), list(vars(thing).items())) if known and hasattr(thing, "__dict__") else (None, [])
+@cache
+def _kind(cls: type) -> str:
+    """What is to be found in things of a type: `leaf` is nothing further, `object` what its attributes hold."""
+    if cls.__name__ == "TorchArray":
+        return "array"
+    for kind in (dict, list, tuple):
+        if issubclass(cls, kind):
+            return kind.__name__
+    if cls.__name__ == "WarpBridge":
+        return "bridge"
+    closed = issubclass(cls, (*LEAVES, type)) or cls.__module__.partition(".")[0] in SKIPPED
+    return "leaf" if closed or not cls.__dictoffset__ else "object"
+
+
+def _items(thing: Any, kind: str) -> tuple[Any, Any]:
+    """What holds the things in it, if they can be changed there, and pairs of key and thing."""
+    if kind == "dict":
+        return thing, thing.items()
+    if kind == "bridge":
+        return None, vars(thing)["_wrapped_cache"].items()
+    if kind == "object":
+        return vars(thing), vars(thing).items()
+    return (thing if kind == "list" else None), enumerate(thing)
 
 
 class Moment:
