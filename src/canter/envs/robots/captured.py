@@ -258,11 +258,11 @@ class Rows:
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
         self.num_envs, self.device = num_envs, device
-        self.resize(1)
+        self.masks = self.found = self.rows = torch.empty(0)
 
     def resize(self, masks: int) -> bool:
         """Make room for so many masks; whether there was another number before, and so other addresses."""
-        if hasattr(self, "masks") and len(self.masks) == masks:
+        if len(self.masks) == masks:
             return False
         shape, pinned = (masks, self.num_envs), self.device.type == "cuda"
         self.masks = torch.zeros(shape, dtype=torch.bool, pin_memory=pinned)
