@@ -159,13 +159,9 @@ class CapturedStep:
 
     def _reset_physics(self) -> None:
         """As `sim.reset` with the rows that ended, whose mask there is already: to write one by rows takes longer."""
-        sim, warp = self.env.sim, import_module("warp")
+        sim, reset_data = self.env.sim, import_module("mujoco_warp").reset_data
         sim._reset_mask.copy_(self.env.reset_buf)
-        with warp.ScopedDevice(sim.wp_device):
-            if sim.use_cuda_graph and sim.reset_graph is not None:
-                warp.capture_launch(sim.reset_graph)
-            else:
-                import_module("mujoco_warp").reset_data(sim.wp_model, sim.wp_data, reset=sim._reset_mask_wp)
+        self._launch(sim.reset_graph, lambda: reset_data(sim.wp_model, sim.wp_data, reset=sim._reset_mask_wp))
 
     def _reset_events(self) -> None:
         env, rows = self.env, self.segments.rows[0]
@@ -216,12 +212,16 @@ class CapturedStep:
         if context is None:
             return
         self._run_between("rays", context.prepare)
-        warp = import_module("warp")
+        self._launch(sim.sense_graph, sim._sense_kernel)
+
+    def _launch(self, graph: Any, eagerly: Callable[[], None]) -> None:
+        """A graph of the simulation's own or, where it has none, what it would hold."""
+        sim, warp = self.env.sim, import_module("warp")
         with warp.ScopedDevice(sim.wp_device):
-            if sim.use_cuda_graph and sim.sense_graph is not None:
-                warp.capture_launch(sim.sense_graph)
+            if sim.use_cuda_graph and graph is not None:
+                warp.capture_launch(graph)
             else:
-                sim._sense_kernel()
+                eagerly()
 
     def _observations(self) -> Any:
         if self.env.sim._sensor_context is not None:
