@@ -6,6 +6,7 @@ On a CPU a stand-in records: see rerun.py. mjlab's own step in such parts is in 
 import random
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from rerun import rerun
@@ -182,7 +183,8 @@ def test_rows_lie_where_they_lay_until_there_are_more_masks():
     assert rows.resize(3)
 
 
-def test_a_setting_that_is_gone_or_new_makes_new_graphs_too():
+@pytest.mark.parametrize("new", [None, torch.ones(2), np.ones(2)], ids=["gone", "a tensor", "an array"])
+def test_a_setting_that_is_no_longer_one_makes_new_graphs_too(new):
     simulator = Simulator()
     simulator.only = {"limit": 1.0}
     simulator.segments.look()
@@ -190,8 +192,10 @@ def test_a_setting_that_is_gone_or_new_makes_new_graphs_too():
     simulator.segments.look()
     assert simulator.segments.captured() == ["step"]
     del simulator.only["limit"]
+    simulator.only |= {} if new is None else {"limit": new}
     simulator.segments.look()
     assert simulator.segments.captured() == []
+    simulator.segments.look()
 
 
 def test_settings_that_change_make_new_graphs():

@@ -18,7 +18,6 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from torch import Tensor
 
 from canter import distributed
-from canter.distributed import cores
 from canter.envs.autoreset import CopyLastObs, find_mode, parse_mode
 from canter.envs.courier import Courier
 from canter.envs.gymnasium_about import explained, import_module_of, name_of, refuse_lost_steps, truncates
@@ -196,7 +195,7 @@ class GymnasiumEnv:
         steps = self._steps
         if not isinstance(steps, SyncSteps) or len(steps.groups) > 1 or in_mujoco(steps.env):
             return 0
-        return cores() - 1 if why_not_forked(steps.env) is None else 0
+        return distributed.cores() - 1 if why_not_forked(steps.env) is None else 0
 
     @property
     def render_fps(self) -> float:

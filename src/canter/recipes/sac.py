@@ -95,7 +95,8 @@ def fleet(env_id: str = "tensor:quadrotor") -> TrainConfig:
 def swimming_fleet() -> TrainConfig:
     """A thousand swimmers: a gait wants its joints at their ends, so little entropy is asked for, and more updates.
 
-    The ring forgets nothing and rounds nothing: the last percent of the return is lost otherwise.
+    The ring forgets nothing and rounds nothing. With 4 M transitions in bfloat16, and more noise, the return fell
+    again at the end.
     """
     config = fleet("tensor:swimmer")
     algorithm = replace(

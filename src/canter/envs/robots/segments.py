@@ -197,11 +197,8 @@ class Segments:
     def _capture(self, key: tuple[Any, ...], part: Callable[[], Any], asks: bool) -> Any:
         """The part's result, by a graph that is kept if it gives what the eager part gives from the same state."""
         name, check, self.restored = key[0], self._graphs[key[0]] < CHECKED, True
-        start, kept, asked = (
-            Moment(self.roots, self.device, contents=check),
-            dict(self.log()),
-            self.rows if asks else (),
-        )
+        start, kept = Moment(self.roots, self.device, contents=check), dict(self.log())
+        asked = self.rows if asks else ()
         try:
             wanted = self._rehearsed(name, part, start, asked) if check else None
             replay, (output, told, effects) = self.record(lambda: self._recorded(part, start, asked))
@@ -302,12 +299,12 @@ def _by_holder(slots: dict[Path, Slot]) -> list[tuple[Callable[[Any], Any], Any,
 
 
 def _differs(ask: Callable[[Any], Any], holder: Any, was: Any) -> bool:
-    """Whether a holder says something else now; one that has lost a place does."""
+    """Whether a holder says something else now."""
     try:
         now = ask(holder)
-    except LookupError:
+        return now is not was and bool(now != was)
+    except (LookupError, RuntimeError, ValueError):  # the place is gone, or holds a tensor or an array now
         return True
-    return now is not was and now != was
 
 
 def _place(error: BaseException) -> str:
