@@ -84,7 +84,7 @@ def find_factory(env_id: str, schemes: Iterable[str]) -> Callable[..., Any] | No
     if not is_allowed(module):
         raise ValueError(
             f"environment id {env_id!r}: unknown scheme {module!r}, {nearest(module, schemes)} "
-            f"If it is a module of yours, say --allow-import {module.partition('.')[0]}"
+            f"(if it is a module of yours, say --allow-import {module.partition('.')[0]})"
         )
     imported = import_trusted(module)
     factory = getattr(imported, name, None)
