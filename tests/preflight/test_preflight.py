@@ -153,7 +153,7 @@ def test_a_slow_environment_is_not_stepped_for_long(monkeypatch):
 @pytest.mark.parametrize(("vectorization", "advised"), [("auto", True), ("sync", False), ("async", False)])
 def test_cores_that_could_step_a_slow_environment_are_pointed_out(monkeypatch, vectorization, advised):
     monkeypatch.setattr(preflight_module, "SECONDS", 0.3)
-    monkeypatch.setattr("canter.envs.gymnasium.cores", lambda: 3)
+    monkeypatch.setattr("canter.distributed.cores", lambda: 3)
     config = config_of("slow", vectorization=vectorization)
     found = preflight(replace(config, env=replace(config.env, num_envs=2)), PLAN)  # four in the run
     speed = [finding.text for finding in found if finding.subject == "speed"]
