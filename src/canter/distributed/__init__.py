@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,22 +12,16 @@ from torch import Tensor
 
 from canter.distributed.activity import activity
 
-LOOKS_OUT = 0.003
-"""Seconds for which a rank looks out for the end of an exchange before it sleeps: being woken takes longer than adding
-up a policy's gradient. Meanwhile it makes room for gloo's threads."""
-
-
-_make_room: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
-
 
 class RankLost(RuntimeError):
     """Another rank has gone, so nothing can be exchanged any more; whoever knows why says so."""
 
 
 def cores() -> int:
-    """How many cores this process may use; the ranks of a machine share what it has."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, found // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))) if active() else found
+    """How many cores this process may use; the ranks of a machine share what it has (`scheduling.share_cores`)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def active() -> bool:
@@ -81,22 +74,12 @@ def exchange(what: str, collective: Callable[..., Any], *args: Any, **how: Any) 
     """Run a collective of torch; raises `RankLost` where another rank is not there any more."""
     with activity.waiting(what):
         try:
-            _run(collective, *args, **how)
+            collective(*args, **how)
         except RuntimeError as error:
             capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
             if activity.on_loss is not None and not capturing:
                 activity.on_loss()
             raise RankLost(f"while {what}: {str(error).splitlines()[0]}") from error
-
-
-def _run(collective: Callable[..., Any], tensors: Tensor | list[Tensor], *args: Any, **how: Any) -> None:
-    if not (tensors if isinstance(tensors, Tensor) else tensors[0]).is_cpu:
-        collective(tensors, *args, **how)
-        return
-    work, until = collective(tensors, *args, **how, async_op=True), time.monotonic() + LOOKS_OUT
-    while not work.is_completed() and time.monotonic() < until:
-        _make_room()
-    work.wait()
 
 
 def sum_(tensor: Tensor) -> Tensor:

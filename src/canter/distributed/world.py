@@ -15,6 +15,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from canter import distributed
 from canter.distributed.activity import activity
+from canter.distributed.scheduling import patient_threads, share_cores
 from canter.distributed.watch import Watch
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -35,6 +36,8 @@ class World:
         """How often torchrun has restarted the ranks."""
         self.joined = 0
         """How many groups this process has been in: one for each `Trainer` after another."""
+        self.cores_before: set[int] = set()
+        """Those of this process outside the group."""
 
     def start(self) -> bool:
         """Join the group of ranks, if there is one to join; False where there is none, or it was joined before."""
@@ -50,7 +53,9 @@ class World:
         self.watch = Watch(PrefixStore(prefix, _connect(server=False)), rank, size, self.attempt)
         self.watch.beat()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        dist.init_process_group(backend, store=here, rank=rank, world_size=size, timeout=NEVER)
+        self.cores_before = share_cores(here)
+        with patient_threads():
+            dist.init_process_group(backend, store=here, rank=rank, world_size=size, timeout=NEVER)
         activity.on_loss = self._tell_loss
         self.watch.start()
         return True
@@ -64,6 +69,8 @@ class World:
         self.watch.stop()
         activity.on_loss = None
         dist.destroy_process_group()
+        if self.cores_before:
+            os.sched_setaffinity(0, self.cores_before)
 
     def end_but_first(self) -> bool:
         """Leave the group; whether this process is the one that goes on with what is left to do."""

@@ -108,7 +108,8 @@ def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> Tens
     1 is a perfect prediction up to a constant, 0 is no better than a constant, negative is worse. It is 0 by
     definition when the targets do not vary.
     """
-    residual = _std(*moments(target.double() - prediction.double(), mask), torch.float64)
-    spread = _std(*moments(target, mask), target.dtype)
+    both = torch.stack([target.double() - prediction.double(), target.double()], -1)
+    (count, means, m2s), resolutions = moments(both, mask), (torch.float64, target.dtype)
+    residual, spread = (_std(count, means[i], m2s[i], dtype) for i, dtype in enumerate(resolutions))
     explained = 1.0 - (residual / torch.where(spread > 0, spread, 1.0)).square()
     return torch.where(spread > 0, explained, 0.0).to(target.dtype)

@@ -197,52 +197,51 @@ class PPO(Algorithm[PPORecord]):
 
     def judge_again(self, rollout: Rollout[PPORecord], batch: PPOBatch) -> PPOBatch:
         """The rows of a rollout with the values, advantages and returns by the critic as it is now."""
-        return replace(self.batch(rollout, self.judge(rollout)), carried=batch.carried)
+        return replace(batch, **self.judged_rows(rollout, self.judge(rollout)))
 
     @torch.no_grad()
     def describe(self, rollout: Rollout[PPORecord], judged: Judgement) -> Metrics:
         """What can be said before learning from a rollout."""
-        error = (judged.value - judged.return_).abs()
-        metrics = {
-            "value/explained_variance": explained_variance(judged.value, judged.return_, rollout.valid),
-            "value/mean": moments(judged.value, rollout.valid)[1].to(judged.value.dtype),
-            "value/mean_absolute_error": moments(error, rollout.valid)[1].to(error.dtype),
-        } | self.objective.metrics()
+        described = {"value/mean": judged.value, "value/mean_absolute_error": (judged.value - judged.return_).abs()}
         std = self.distribution.std(rollout.record.dist_params)
-        if std is not None:
-            metrics["policy/std"] = moments(std.mean(-1), rollout.valid)[1].to(std.dtype)
-        return metrics
+        described |= {} if std is None else {"policy/std": std.mean(-1)}
+        means = moments(torch.stack(list(described.values()), -1), rollout.valid)[1].to(judged.value.dtype)
+        explained = explained_variance(judged.value, judged.return_, rollout.valid)
+        metrics = {"value/explained_variance": explained, **dict(zip(described, means.unbind(), strict=True))}
+        return metrics | self.objective.metrics()
 
     @torch.no_grad()
     def batch(self, rollout: Rollout[PPORecord], judged: Judgement, *, new: bool = False) -> PPOBatch:
         """Rows for the loss; the value statistics move first to include those of a `new` rollout."""
-        head, advantage = self.model.critic.head, judged.advantage
+        record = rollout.record
+        rows = {
+            "obs": tree_map(lambda x: x[:-1], rollout.obs),
+            "action": record.action,
+            "log_prob": self.engine.log_prob(record.dist_params, record.action),
+            "dist_params": record.dist_params,
+            "valid": rollout.valid,
+            "reset": rollout.reset[:-1],
+        }
+        recorded = as_sequences(rows, self.sequence_length) | as_sequences({"policy_state": rollout.state}, length=1)
+        return PPOBatch(**recorded, **self.judged_rows(rollout, judged, new=new))
+
+    @torch.no_grad()
+    def judged_rows(self, rollout: Rollout[PPORecord], judged: Judgement, *, new: bool = False) -> dict[str, Any]:
+        """What the critic says of the rows; the value statistics move first to include those of a `new` rollout."""
+        head, bonus_head, advantage = self.model.critic.head, self.model.bonus_head, judged.advantage
         if new:
             value, return_ = head.absorb(judged.value, judged.return_, rollout.valid)
         else:
             value, return_ = head.normalizer(judged.value), head.normalizer(judged.return_)
         if self.config.advantage_normalization == "rollout":
             advantage = normalize(advantage, rollout.valid, unbiased=self.config.advantage_std == "sample")
-        rows = PPOBatch(
-            obs=tree_map(lambda x: x[:-1], rollout.obs),
-            action=rollout.record.action,
-            log_prob=self.engine.log_prob(rollout.record.dist_params, rollout.record.action),
-            dist_params=rollout.record.dist_params,
-            value=value,
-            return_=return_,
-            advantage=advantage,
-            valid=rollout.valid,
-            reset=rollout.reset[:-1],
-            policy_state=(),
-            critic_state=(),
-        )
-        if self.model.bonus_head is not None and judged.bonus_return is not None:
+        rows = {"value": value, "return_": return_, "advantage": advantage}
+        if bonus_head is not None and judged.bonus_return is not None:
             if new:
-                self.model.bonus_head.update_statistics(judged.bonus_return, rollout.valid)
+                bonus_head.update_statistics(judged.bonus_return, rollout.valid)
             numbers = {"bonus_value": judged.bonus_value, "bonus_return": judged.bonus_return}
-            rows = replace(rows, **tree_map(self.model.bonus_head.normalizer, numbers))
-        states = as_sequences({"policy_state": rollout.state, "critic_state": judged.state}, length=1)
-        return replace(as_sequences(rows, self.sequence_length), **states)
+            rows |= tree_map(bonus_head.normalizer, numbers)
+        return as_sequences(rows, self.sequence_length) | as_sequences({"critic_state": judged.state}, length=1)
 
     def policy_terms(self, batch: PPOBatch, params: Tensor) -> Metrics:
         """The policy's terms of a minibatch, `[L, B]` each; a subclass may change them."""
