@@ -1,30 +1,44 @@
-"""How long an exchange of gloo takes between two processes of this machine, without anything of Canter's.
+"""How long an exchange of gloo takes between ranks that compute for a while before each, as in training.
 
-torchrun --standalone --nproc-per-node 2 benchmarks/ranks/exchange.py
+    torchrun --standalone --nproc-per-node 2 benchmarks/ranks/exchange.py
+    torchrun --standalone --nproc-per-node 2 benchmarks/ranks/exchange.py plain
+
+`plain` is a group as torch makes it, without cores of their own for ranks and without patience of gloo's threads.
 """
 
 from __future__ import annotations
 
+import statistics
+import sys
 import time
 
 import torch
 import torch.distributed as dist
 
-REPEATS = 300
+from canter.distributed.world import world
+
+REPEATS, WARM_UP = 700, 50
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    """Print the median, the slowest tenth's limit and the mean, in ms, for several sizes."""
+    plain = "plain" in sys.argv
+    _ = dist.init_process_group("gloo") if plain else world.start()
     torch.set_num_threads(1)
+    matrix = torch.randn(256, 256)
     for size in (1_000, 12_000, 50_000):
-        numbers = torch.zeros(size)
-        dist.all_reduce(numbers)
-        start = time.perf_counter()
+        numbers, took = torch.zeros(size), list[float]()
         for _ in range(REPEATS):
+            for _ in range(6):
+                torch.mm(matrix, matrix)
+            start = time.perf_counter()
             dist.all_reduce(numbers)
+            took.append(1e3 * (time.perf_counter() - start))
+        found = sorted(took[WARM_UP:])
         if dist.get_rank() == 0:
-            print(f"{size:,} numbers: {1e3 * (time.perf_counter() - start) / REPEATS:.2f} ms")
-    dist.destroy_process_group()
+            middle, mean, tenth = statistics.median(found), statistics.mean(found), found[len(found) * 9 // 10]
+            print(f"{size:,} numbers: median {middle:.2f} ms, mean {mean:.2f}, 9 of 10 below {tenth:.2f}", flush=True)
+    _ = dist.destroy_process_group() if plain else world.end()
 
 
 if __name__ == "__main__":
