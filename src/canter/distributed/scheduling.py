@@ -13,7 +13,7 @@ def share_cores(notes: Store) -> set[int]:
     """Keep this thread, and those it starts, to a part of the cores that all ranks of this machine were given.
 
     A rank's threads then never wait for those of another rank. Ranks that were started with different cores keep them.
-    Gives the cores from before, empty where the system has no way to choose them.
+    Gives the cores from before, none where the system does not let them be chosen.
     """
     if not hasattr(os, "sched_setaffinity"):
         return set()
@@ -24,7 +24,10 @@ def share_cores(notes: Store) -> set[int]:
     if all(notes.get(f"cores/{rank - local + place}").decode() == given for place in range(count)) and count > 1:
         each = max(1, len(before) // count)
         start = local * each % len(before)  # where there are more ranks than cores, some have the same
-        os.sched_setaffinity(0, sorted(before)[start : start + each])
+        try:
+            os.sched_setaffinity(0, sorted(before)[start : start + each])
+        except OSError:  # a container may forbid it
+            return set()
     return before
 
 
