@@ -21,7 +21,7 @@ REPEATS, WARM_UP = 700, 50
 
 
 def main() -> None:
-    """Print the median, the slowest tenth's limit and the mean, in ms, for several sizes."""
+    """Print the median, the mean and what 9 of 10 stay below, in ms, for several sizes."""
     plain = "plain" in sys.argv
     _ = dist.init_process_group("gloo") if plain else world.start()
     torch.set_num_threads(1)

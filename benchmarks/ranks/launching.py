@@ -71,13 +71,13 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return found
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 60.0) -> bool:
-    """Whether it came true in time."""
+def wait_for(condition: Callable[[], Any], seconds: float = 60.0, every: float = 0.02) -> bool:
+    """Whether it came true in time; asked `every` so many seconds."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit:
         if condition():
             return True
-        time.sleep(0.02)
+        time.sleep(every)
     return False
 
 

@@ -37,14 +37,14 @@ def measure(way: str, cores: list[str], env: str, num_envs: int, iterations: int
             command += ["--total-steps=null", f"--run-dir={folder}", f"--name={number}"]
             command += ["--checkpoints.save-every=1000000", *flags]
             processes.append(start(2 if way == TWO else None, *command, cores=",".join(own)))
-        own = [Path(folder) / str(number) for number in range(len(runs))]
+        paths = [Path(folder) / str(number) for number in range(len(runs))]
         found: list[list[dict[str, Any]]] = []
 
         def have_all() -> bool:
-            found[:] = [rows_of(path) for path in own]
+            found[:] = [rows_of(path) for path in paths]
             return all(len(rows) >= iterations for rows in found) or any(each.poll() is not None for each in processes)
 
-        wait_for(have_all, 600.0)
+        wait_for(have_all, 600.0, every=1.0)  # seldom: looking takes time of the cores that are measured
         said = [end(process, 0.0) for process in processes]  # without the score, which says nothing about ranks
         assert all(len(rows) >= iterations for rows in found), said
         return sum(map(_speed, found))
