@@ -76,8 +76,7 @@ class Verifying(Segments):
         """All tensors that the managers hold, each piece of memory once."""
         if self.tensors is None:
             seen: dict[tuple[Any, ...], tuple[str, Tensor]] = {}
-            for path, slot in self.roots.slots().items():
-                tensor = slot.value
+            for path, tensor in self.roots.places().values.items():
                 if isinstance(tensor, Tensor) and tensor.is_cuda and tensor.numel() and 0 not in tensor.stride():
                     seen.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), (name_of(path), tensor))
             self.tensors = dict(seen.values())

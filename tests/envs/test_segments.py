@@ -13,7 +13,7 @@ from rerun import rerun
 
 from canter.envs.robots import mjlab
 from canter.envs.robots.captured import Rows
-from canter.envs.robots.host_state import Roots
+from canter.envs.robots.host_state import Effects, Moment, Roots
 from canter.envs.robots.masks import yaw_rotation
 from canter.envs.robots.recording import Declined
 from canter.envs.robots.segments import CHECKED, MOST, PATIENCE, WARM_UP, Segments
@@ -175,9 +175,11 @@ def test_rows_lie_where_they_lay_until_there_are_more_masks():
     rows = Rows(N, torch.device("cpu"))
     assert rows.resize(2) and not rows.resize(2)
     odd = torch.arange(N) % 2 == 1
-    first = rows(odd, torch.zeros(N, dtype=torch.bool))
+    rows.ask(odd, torch.zeros(N, dtype=torch.bool))
+    first = rows.answer()
     assert [own.tolist() for own in first] == [[1, 3, 5], []]
-    second = rows(~odd, odd)
+    rows.ask(~odd, odd)
+    second = rows.answer()
     assert [own.tolist() for own in second] == [[0, 2, 4], [1, 3, 5]]
     assert second[0].data_ptr() == first[0].data_ptr() and first[0].tolist() == [0, 2, 4]
     assert rows.resize(3)
@@ -230,3 +232,57 @@ def test_another_version_of_mjlab_is_not_taken_apart(monkeypatch, caplog):
     assert "known as of 1.6, this is 2.0.1" in caplog.text
     monkeypatch.setattr(mjlab, "version", lambda name: "1.6.3")
     assert mjlab._can_capture("cuda:0") and not mjlab._can_capture("cpu")
+
+
+class Sensor:
+    def __init__(self):
+        self.force, self.count = torch.zeros(2), 0
+
+
+def _tensor_replaced(held):
+    held["sensor"].force = held["sensor"].force + 1.0
+
+
+def _object_replaced(held):
+    held["sensor"] = Sensor()
+
+
+def _key_in_place_of_another(held):
+    del held["table"]["a"]
+    held["table"]["b"] = 7
+
+
+def _list_grows(held):
+    held["list"].append(5)
+    held["list"][0] = 9
+
+
+def _array_for_nothing(held):
+    held["nothing"] = {"inner": [1.5]}
+
+
+@pytest.mark.parametrize(
+    "change", [_tensor_replaced, _object_replaced, _key_in_place_of_another, _list_grows, _array_for_nothing]
+)
+def test_what_a_part_does_in_python_is_found_undone_and_done_again(change):
+    held = {"sensor": Sensor(), "table": {"a": 1}, "list": [1, 2], "nothing": None}
+    roots = Roots(held)
+    for _ in range(2):  # what was found the first time is looked at again
+        moment = Moment(roots, torch.device("cpu"))
+    sensor, home = held["sensor"], held["sensor"].force
+    change(held)
+    new = held["sensor"]
+    effects = Effects.between(moment.places, roots)
+    assert [*effects.values, *effects.homes]
+    moment.restore()
+    assert held["sensor"] is sensor and sensor.force is home and torch.equal(home, torch.zeros(2))
+    assert held["table"]["a"] == 1 and held["list"][:2] == [1, 2] and held["nothing"] is None
+    effects.apply()
+    wanted = {
+        _tensor_replaced: lambda: list(effects.homes) == [("sensor", "force")] and sensor.force is home,
+        _object_replaced: lambda: held["sensor"] is new is not sensor,
+        _key_in_place_of_another: lambda: held["table"]["b"] == 7,
+        _list_grows: lambda: held["list"] == [9, 2, 5],
+        _array_for_nothing: lambda: held["nothing"] == {"inner": [1.5]},
+    }
+    assert wanted[change]()

@@ -62,19 +62,19 @@ class CapturedStep:
                 run("substeps", self._substep)
         env.common_step_counter += 1
         self.count.fill_(env._sim_step_counter // env.cfg.decimation)
-        for name, value in zip(("reset_buf", "reward_buf"), run("rewards", self._rewards), strict=True):
-            if name not in self._results:
-                self._results[name] = torch.empty_like(value)
-            setattr(env, name, self._results[name].copy_(value))
+        env.reset_buf = self._kept("reset_buf", run("terminations", self._terminations))
         env.reset_terminated, env.reset_time_outs = (
             env.termination_manager.terminated,
             env.termination_manager.time_outs,
         )
-        # Asked once, for all that follows: then the device has work while this step and the next one are sent to it.
+        # Asked once, for all that follows, and before the rewards: the device works on them while the host gets the
+        # answer, and later on what follows while this step and the next one are sent to it.
         events, commands = self._due_events(), self._due_commands()
         if self._rows.resize(len(events) + len(commands) + 1):
             self.segments.forget()
-        *due, ended = self._rows(*events, *commands, env.reset_buf)
+        self._rows.ask(*events, *commands, env.reset_buf)
+        env.reward_buf = self._kept("reward_buf", run("rewards", self._rewards))
+        *due, ended = self._rows.answer()
         self._events(tuple(due[: len(events)]))
         self._reset(ended)
         self.physics.forward()
@@ -114,14 +114,21 @@ class CapturedStep:
         self.env.scene.update(dt=self.env.physics_dt)
         self.env.metrics_manager.compute_substep()
 
-    def _rewards(self) -> tuple[Tensor, Tensor]:
-        env = self.env
+    def _terminations(self) -> Tensor:
         self._update()
-        env.episode_length_buf += 1
-        ended = env.termination_manager.compute()
-        reward = env.reward_manager.compute(dt=env.step_dt)
-        env.metrics_manager.compute()
-        return ended, reward
+        self.env.episode_length_buf += 1
+        return self.env.termination_manager.compute()
+
+    def _rewards(self) -> Tensor:
+        reward = self.env.reward_manager.compute(dt=self.env.step_dt)
+        self.env.metrics_manager.compute()
+        return reward
+
+    def _kept(self, name: str, result: Tensor) -> Tensor:
+        """The result at a place of its own."""
+        if name not in self._results:
+            self._results[name] = torch.empty_like(result)
+        return self._results[name].copy_(result)
 
     def _due_events(self) -> list[Tensor]:
         """For each term whose turn comes after some time, a mask `[N]` of the environments where it comes now."""
@@ -151,8 +158,8 @@ class CapturedStep:
             return
         env.recorder_manager.record_pre_reset(ended)
         env.curriculum_manager.compute(env_ids=ended)
-        self.segments.look()
         self._reset_physics()
+        self.segments.look()
         self.segments.run("reset events", self._reset_events, (ended,))
         self.segments.run("resets", self._reset_managers, (ended,))
         env.extras["log"].update(env.curriculum_manager.reset(ended))
@@ -253,12 +260,13 @@ class CapturedStep:
 class Rows:
     """Indices `[K]` of the rows that hold in each of some masks `[N]`, at addresses that stay.
 
-    To ask waits for the device, once for all masks, and the device waits meanwhile: hence memory that it reads itself.
+    The answer waits for the device, once for all masks, as far as it had got when it was asked.
     """
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
         self.num_envs, self.device = num_envs, device
         self.masks = self.found = self.rows = torch.empty(0)
+        self.asked = torch.cuda.Event() if device.type == "cuda" else None
 
     def resize(self, masks: int) -> bool:
         """Make room for so many masks; whether there was another number before, and so other addresses."""
@@ -270,11 +278,16 @@ class Rows:
         self.rows = torch.zeros(shape, dtype=torch.int64, device=self.device)
         return True
 
-    def __call__(self, *masks: Tensor) -> tuple[Tensor, ...]:
-        """The rows of each."""
+    def ask(self, *masks: Tensor) -> None:
+        """Have the masks sent to the host."""
         self.masks.copy_(torch.stack(masks), non_blocking=True)
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+        if self.asked is not None:
+            self.asked.record(torch.cuda.current_stream(self.device))
+
+    def answer(self) -> tuple[Tensor, ...]:
+        """The rows of each."""
+        if self.asked is not None:
+            self.asked.synchronize()
         counts = []
         for mask, found in zip(self.masks.numpy(), self.found.numpy(), strict=True):
             rows = mask.nonzero()[0]

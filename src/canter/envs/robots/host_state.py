@@ -7,11 +7,12 @@ only if what it does in Python is known: tensors put in another's place, caches 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from operator import is_not
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,6 +84,82 @@ class Slot:
         return True
 
 
+class Held(NamedTuple):
+    """What one object has in it at one time."""
+
+    holder: Any
+    """The mapping or list itself; None where it cannot be changed."""
+    keys: Sequence[Any]
+    values: list[Any]
+
+    def is_as_it_was(self) -> bool:
+        """Whether the same things are there now."""
+        if self.holder is None:
+            return True
+        now = list(map(self.holder.get, self.keys)) if isinstance(self.holder, dict) else self.holder
+        return len(now) == len(self.values) and not any(map(is_not, now, self.values))
+
+
+@dataclass
+class Places:
+    """What lies where at one time."""
+
+    values: dict[Path, Any] = field(default_factory=dict)
+    held: list[tuple[Path, Held]] = field(default_factory=list)
+    """The same by the object that has it."""
+
+    @cached_property
+    def holders(self) -> dict[Path, Any]:
+        """Mappings and lists by the path of the object."""
+        return {path: held.holder for path, held in self.held}
+
+    def slot(self, path: Path) -> Slot:
+        """A place."""
+        return Slot(self.holders[path[:-1]], path[-1], self.values[path])
+
+    def suspects(self) -> Iterator[tuple[Path, Slot]]:
+        """Places of objects in which something is not what it was."""
+        for path, held in self.held:
+            if not held.is_as_it_was():
+                own = ((*path, key) for key in held.keys)
+                yield from [(place, self.slot(place)) for place in own if place in self.values]
+
+    def have_other_keys(self) -> bool:
+        """Whether an object has something at another place now."""
+        mappings = [held for _, held in self.held if isinstance(held.holder, dict)]
+        lists = [held for _, held in self.held if isinstance(held.holder, list)]
+        return any(list(m.holder) != m.keys for m in mappings) or any(len(x.holder) != len(x.keys) for x in lists)
+
+    def moved(self) -> Iterator[tuple[Path, Slot]]:
+        """Places where another thing is than was."""
+        return ((path, slot) for path, slot in self.suspects() if slot.moved())
+
+
+class Form:
+    """What follows from the keys of an object and the types of what it has in it."""
+
+    def __init__(self, path: Path, keys: Sequence[Any], types: list[type], skipped: frozenset[str]) -> None:
+        self.keys, self.types = keys, types
+        kept = [index for index, key in enumerate(keys) if key not in skipped]
+        self.paths = [(*path, keys[index]) for index in kept]
+        kinds = [_kind(types[index]) for index in kept]
+        self.is_plain = len(kept) == len(keys) and "array" not in kinds
+        self.kept = kept
+        inner = [index for index, kind in zip(kept, kinds, strict=True) if kind not in ("leaf", "array")]
+        self.inner = {index: Inner((*path, keys[index]), _kind(types[index])) for index in inner}
+        """What has further things in it."""
+
+
+@dataclass
+class Inner:
+    """An object within another."""
+
+    path: Path
+    kind: str
+    form: Form | None = None
+    """As it was found before: hundreds of objects are looked at in every recording."""
+
+
 @dataclass
 class Roots:
     """Where to look, and what to leave out."""
@@ -91,26 +168,30 @@ class Roots:
     skipped_ids: set[int] = field(default_factory=set)
     skipped_keys: frozenset[str] = frozenset()
 
-    def slots(self) -> dict[Path, Slot]:
-        """All places by their path, each object once."""
-        found: dict[Path, Slot] = {}
+    def __post_init__(self) -> None:
+        """Nothing was looked at yet."""
+        self._first = Inner((), "dict")
+
+    def places(self) -> Places:
+        """Everything there is, each object once."""
+        found = Places()
         with not_collecting():
-            self._walk((), self.objects, set(), found)
+            self._walk(self._first, self.objects, set(self.skipped_ids), found)
         return found
 
-    def _walk(self, path: Path, thing: Any, seen: set[int], found: dict[Path, Slot]) -> None:
-        """Two thousand places, in every recording: hence no more than a look at the type of each."""
+    def _walk(self, inner: Inner, thing: Any, seen: set[int], found: Places) -> None:
         seen.add(id(thing))
-        holder, items = _items(thing, _kind(type(thing)))
-        for key, value in items:
-            if key in self.skipped_keys:
-                continue
-            kind, here = _kind(type(value)), (*path, key)
-            if kind == "array":
-                kind, value = "leaf", value._tensor
-            found[here] = Slot(holder, key, value)
-            if kind != "leaf" and id(value) not in seen and id(value) not in self.skipped_ids:
-                self._walk(here, value, seen, found)
+        holder, keys, values = _contents(thing, inner.kind)
+        form, types = inner.form, list(map(type, values))
+        if form is None or form.keys != keys or form.types != types:
+            form = inner.form = Form(inner.path, keys, types, self.skipped_keys)
+        found.held.append((inner.path, Held(holder, keys, values)))
+        plain = values if form.is_plain else [_plain(values[index]) for index in form.kept]
+        found.values.update(zip(form.paths, plain, strict=True))
+        for index, further in form.inner.items():
+            value = values[index]
+            if id(value) not in seen:
+                self._walk(further, value, seen, found)
 
 
 def _plain(value: Any) -> Any:
@@ -132,29 +213,30 @@ def _kind(cls: type) -> str:
     return "leaf" if closed or not cls.__dictoffset__ else "object"
 
 
-def _items(thing: Any, kind: str) -> tuple[Any, Any]:
-    """What holds the things in it, if they can be changed there, and pairs of key and thing."""
-    if kind == "dict":
-        return thing, thing.items()
-    if kind == "bridge":
-        return None, vars(thing)["_wrapped_cache"].items()
+def _contents(thing: Any, kind: str) -> tuple[Any, Sequence[Any], list[Any]]:
+    """What holds the things in it, if they can be changed there, with keys and things."""
     if kind == "object":
-        return vars(thing), vars(thing).items()
-    return (thing if kind == "list" else None), enumerate(thing)
+        thing = vars(thing)
+    elif kind == "list" or kind == "tuple":
+        return (thing if kind == "list" else None), range(len(thing)), list(thing)
+    elif kind == "bridge":
+        thing = vars(thing)["_wrapped_cache"]
+        return None, list(thing), list(thing.values())
+    return thing, list(thing), list(thing.values())
 
 
 class Moment:
     """Everything at one time: what lies where and, with `contents`, copies of the tensors and the random stream."""
 
     def __init__(self, roots: Roots, device: torch.device, *, contents: bool = True) -> None:
-        self.slots, self.device, self.contents = roots.slots(), device, contents
-        self.tensors = {p: s.value for p, s in self.slots.items() if contents and isinstance(s.value, Tensor)}
+        self.places, self.device, self.contents = roots.places(), device, contents
+        self.tensors = {p: v for p, v in self.places.values.items() if contents and isinstance(v, Tensor)}
         self.copies = {path: tensor.clone() for path, tensor in self.tensors.items()}
         self.random = self.generator().get_state()
 
     def restore(self) -> None:
         """Put everything back."""
-        for slot in self.slots.values():
+        for _, slot in self.places.suspects():
             if slot.now() is not slot.value:
                 slot.set(slot.value)
         for path, tensor in self.tensors.items():
@@ -205,25 +287,25 @@ class Effects:
 
     values: list[tuple[Slot, Any]] = field(default_factory=list)
 
-    homes: list[Slot] = field(default_factory=list)
+    homes: dict[Path, Slot] = field(default_factory=dict)
     """Places where a tensor took another's place."""
 
     @staticmethod
-    def between(before: dict[Path, Slot], after: dict[Path, Slot]) -> Effects:
+    def between(before: Places, roots: Roots) -> Effects:
         """All places whose content is another one; a tensor of the same form is copied back to where it was.
 
         The copies are work on the device and so a part of what is being captured.
         """
         effects = Effects()
-        for slot in before.values():
-            if slot.holder is None or not slot.moved():
-                continue
+        for path, slot in before.moved():
             if slot.rehome():
-                effects.homes.append(slot)
+                effects.homes[path] = slot
             else:
                 effects.values.append((slot, slot.now()))
-        new = [slot for path, slot in after.items() if path not in before and slot.holder is not None]
-        effects.values += [(slot, slot.value) for slot in new]
+        if before.have_other_keys() or any(_kind(type(value)) not in ("leaf", "array") for _, value in effects.values):
+            after = roots.places()
+            new = [after.slot(path) for path in after.values if path not in before.values]
+            effects.values += [(slot, slot.value) for slot in new if slot.holder is not None]
         return effects
 
     def apply(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.envs.robots.host_state import SCALARS, Effects, Moment, Path, Roots, Slot, place_of
+from canter.envs.robots.host_state import SCALARS, Effects, Moment, Path, Places, Roots, Slot, place_of
 from canter.envs.robots.recording import Capturing, Declined, refusing_to_wait
 
 _log = logging.getLogger(__name__)
@@ -152,12 +152,16 @@ class Segments:
         still = self._still or {}
         if self._asked is None:
             self._asked = _by_holder(still)
-        # A thousand places, twice in every step, once of it while the device waits.
-        suspects = [path for ask, holder, was, paths in self._asked if _differs(ask, holder, was) for path in paths]
-        changed = {path: still[path] for path in suspects if _differs(Slot.now, still[path], still[path].value)}
+        try:  # a thousand places, twice in every step, once of it while the device waits
+            suspects = [paths for ask, holder, was, paths in self._asked if ask(holder) != was]
+        except (LookupError, RuntimeError, ValueError):  # a place is gone, or holds a tensor or an array now
+            suspects = [list(still)]
+        changed = {path: still[path] for paths in suspects for path in paths if _changed(still[path])}
         if changed or self._still is None:
             self._moving |= {path: Slot(slot.holder, slot.key, slot.now()) for path, slot in changed.items()}
-            self._still = {p: s for p, s in self.roots.slots().items() if _is_setting(s) and p not in self._moving}
+            places = self.roots.places()
+            still = [p for p, value in places.values.items() if _is_setting(value) and p not in self._moving]
+            self._still = {p: slot for p in still if (slot := places.slot(p)).holder is not None}
             self._asked = None
             self.forget()
 
@@ -172,12 +176,10 @@ class Segments:
 
     def _eagerly(self, part: Callable[[], Any]) -> Any:
         """Run a part and see what moves."""
-        before = self.roots.slots()
+        before = self.roots.places()
         output = part()
-        holders = Counter(place_of(slot.value) for slot in before.values() if isinstance(slot.value, Tensor))
-        for path, slot in before.items():
-            if slot.holder is None or not slot.moved():
-                continue
+        holders = Counter(place_of(value) for value in before.values.values() if isinstance(value, Tensor))
+        for path, slot in before.moved():
             if isinstance(slot.value, SCALARS) and isinstance(slot.now(), SCALARS):
                 self._moving.setdefault(path, slot)
                 (self._still or {}).pop(path, None)
@@ -203,7 +205,7 @@ class Segments:
             wanted = self._rehearsed(name, part, start, asked) if check else None
             replay, (output, told, effects) = self.record(lambda: self._recorded(part, start, asked))
             read = self._caches.get(name, set())
-            guards = [slot for path, slot in start.slots.items() if path in read and _in_use(slot)]
+            guards = [slot for path, slot in _in_use(start.places) if path in read]
             segment = Segment(replay, output, told, effects, guards)
             self._again(segment)
             wrong = [] if wanted is None else wanted.unlike(self, segment.output)
@@ -214,8 +216,7 @@ class Segments:
             self.log_is(kept)
             self.drop(name, f"{str(error).strip().partition(chr(10))[0]}{_place(error)}")
             return self._plainly(part)
-        homes = {id(slot) for slot in segment.effects.homes}
-        self._homes |= {path: slot for path, slot in start.slots.items() if id(slot) in homes}
+        self._homes |= segment.effects.homes
         self._graphs[name] += 1
         self.known.setdefault(key, []).append(segment)
         return segment.output
@@ -237,7 +238,7 @@ class Segments:
 
     def _caches_read(self, part: Callable[[], Any], start: Moment, asked: tuple[Tensor, ...]) -> list[Path]:
         """Caches that the part reads as they are; found by running it without them."""
-        in_use = {path: slot for path, slot in start.slots.items() if _in_use(slot)}
+        in_use = dict(_in_use(start.places))
         for slot in in_use.values():
             slot.set(None)
         try:
@@ -258,7 +259,7 @@ class Segments:
         self.log_is({})
         with self.watched(), self._capturing(asked):
             output = part()
-        effects, told = Effects.between(start.slots, self.roots.slots()), dict(self.log())
+        effects, told = Effects.between(start.places, self.roots), dict(self.log())
         self.log_is(kept)
         return output, told, effects
 
@@ -272,11 +273,9 @@ class Segments:
         log.update(content)
 
 
-def _is_setting(slot: Slot) -> bool:
-    """Whether a place holds a number, a flag, a name or a range of numbers."""
-    value = slot.value
-    span = isinstance(value, tuple) and all(isinstance(part, SCALARS) for part in value)
-    return slot.holder is not None and (span or isinstance(value, SCALARS))
+def _is_setting(value: Any) -> bool:
+    """Whether something is a number, a flag, a name or a range of numbers."""
+    return isinstance(value, SCALARS) or (isinstance(value, tuple) and all(isinstance(part, SCALARS) for part in value))
 
 
 def _state(slot: Slot) -> Any:
@@ -293,18 +292,16 @@ def _by_holder(slots: dict[Path, Slot]) -> list[tuple[Callable[[Any], Any], Any,
     groups = []
     for paths in together.values():
         own = [slots[path] for path in paths]
-        was = tuple(slot.value for slot in own) if len(own) > 1 else own[0].value
-        groups.append((itemgetter(*(slot.key for slot in own)), own[0].holder, was, paths))
+        own = own if len(own) > 1 else own * 2  # one that is asked for alone comes without a tuple
+        ask, was = itemgetter(*(slot.key for slot in own)), tuple(slot.value for slot in own)
+        groups.append((ask, own[0].holder, was, paths))
     return groups
 
 
-def _differs(ask: Callable[[Any], Any], holder: Any, was: Any) -> bool:
-    """Whether a holder says something else now."""
-    try:
-        now = ask(holder)
-        return now is not was and bool(now != was)
-    except (LookupError, RuntimeError, ValueError):  # the place is gone, or holds a tensor or an array now
-        return True
+def _changed(slot: Slot) -> bool:
+    """Whether something else is there than was noted."""
+    now, was = slot.now(), slot.value
+    return now is not was and (not _is_setting(now) or now != was)
 
 
 def _place(error: BaseException) -> str:
@@ -313,9 +310,10 @@ def _place(error: BaseException) -> str:
     return f" ({pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line})" if frames else ""
 
 
-def _in_use(slot: Slot) -> bool:
-    """Whether a place holds a sensor's cache that is valid now: a part may read it instead of working it out."""
-    return slot.key == "_cached_data" and bool(slot.holder.get("_cache_valid"))
+def _in_use(places: Places) -> list[tuple[Path, Slot]]:
+    """Caches of sensors that are valid now: a part may read one instead of working it out."""
+    caches = [(path, places.slot(path)) for path in places.values if path[-1] == "_cached_data"]
+    return [(path, slot) for path, slot in caches if slot.holder.get("_cache_valid")]
 
 
 def _copied(tree: Any) -> Any:
