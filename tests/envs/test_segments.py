@@ -16,7 +16,7 @@ from canter.envs.robots.captured import Rows
 from canter.envs.robots.host_state import Effects, Moment, Roots
 from canter.envs.robots.masks import yaw_rotation
 from canter.envs.robots.recording import Declined
-from canter.envs.robots.segments import CHECKED, MOST, PATIENCE, WARM_UP, Segments
+from canter.envs.robots.segments import CHECKED, MOST, PATIENCE, UNUSED, WARM_UP, Segments
 
 N = 6
 
@@ -169,6 +169,34 @@ def test_after_some_that_were_checked_other_numbers_of_rows_are_only_recorded():
     assert simulator.segments._graphs["step"] == N <= MOST and N > CHECKED
     assert ran.count(N) < ran.count(2)
     assert simulator.value.tolist() == [(WARM_UP + 1) * (N - i) for i in range(N)]
+
+
+def test_numbers_of_rows_that_no_longer_come_make_room_for_others(monkeypatch):
+    monkeypatch.setattr(f"{Segments.__module__}.MOST", 4)
+    simulator, place = Simulator(), torch.arange(N)
+    segments = simulator.segments
+    segments.look()
+
+    def part():
+        simulator.value[segments.rows[0]] += 1.0
+
+    def numbers():
+        return sorted(key[1] for key in segments.known)
+
+    for count in range(1, N + 1):
+        runs(simulator, part, WARM_UP + 1, rows=(place[:count],))
+    assert numbers() == [1, 2, 3, 4] and segments._graphs["step"] == 4  # 5 and 6 run eagerly
+    for _ in range(UNUSED - 1):
+        segments.look()
+        runs(simulator, part, 1, rows=(place[:2],))
+    runs(simulator, part, 1, rows=(place[:5],))
+    assert numbers() == [1, 2, 3, 4]  # not long enough ago yet
+    segments.look()
+    runs(simulator, part, 1, rows=(place[:5],))
+    assert numbers() == [2, 3, 4, 5] and segments._graphs["step"] == 4
+    wanted = [(WARM_UP + 1) * (N - i) for i in range(N)]
+    wanted = [n + (UNUSED - 1) * (i < 2) + 2 * (i < 5) for i, n in enumerate(wanted)]
+    assert simulator.value.tolist() == wanted
 
 
 def test_rows_lie_where_they_lay_until_there_are_more_masks():

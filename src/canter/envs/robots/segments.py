@@ -34,7 +34,10 @@ CHECKED = 4
 VARIANTS = 4
 """Graphs of one part for one number of rows: what it reads of other parts lies where their graphs put it."""
 MOST = 96
-"""Graphs of one part in all; for further numbers of rows it runs eagerly."""
+"""Graphs of one part in all; for further numbers of rows one that is not used any more is given up, or it runs
+eagerly."""
+UNUSED = 500
+"""Looks, two in a step, after which a graph is not used any more: as a policy learns, fewer episodes end in a step."""
 
 
 @dataclass
@@ -87,6 +90,8 @@ class Segments:
         """The rows that the part at hand is run for."""
         self.replayed = self.restored = False
         """Whether the last part was replayed, or everything put back to make a graph of it."""
+        self._turn, self._used = 0, dict[Any, int]()
+        """How often it was looked, and at which of these a graph was last used."""
         self._seen: Counter[Any] = Counter()
         self._graphs: Counter[str] = Counter()
         self._constants: dict[Any, Tensor] = {}
@@ -113,6 +118,7 @@ class Segments:
         key = (name, *map(len, rows), tuple(map(_state, self._moving.values())))
         for segment in self.known.get(key, ()):
             if not any(slot.moved() for slot in segment.guards):
+                self._used[key] = self._turn
                 return self._replayed(name, part, segment)
         return self._without_graph(key, part, asks)
 
@@ -126,9 +132,17 @@ class Segments:
             self.drop(name, "it reads what other parts give, each time at another place")
         elif self._seen[name] >= PATIENCE and not graphs:
             self.drop(name, f"a number of it is another one in every step, one of {self._moving_names()}")
-        elif self._seen[key] > (WARM_UP if graphs < CHECKED else 1) and graphs < MOST:
+        elif self._seen[key] > (WARM_UP if graphs < CHECKED else 1) and (graphs < MOST or self._make_room(name)):
             return self._capture(key, part, asks)
         return self._plainly(part)
+
+    def _make_room(self, name: str) -> bool:
+        """Give up the graphs of a part for what was longest not there, if that is long ago."""
+        key = min((key for key in self.known if key[0] == name), key=lambda key: self._used[key])
+        if self._turn - self._used[key] < UNUSED:
+            return False
+        self._graphs[name] -= len(self.known.pop(key))
+        return True
 
     def _replayed(self, name: str, part: Callable[[], Any], segment: Segment) -> Any:
         """The result by a graph; `benchmarks/robots/mjlab_captured.py` holds it against the part here."""
@@ -149,7 +163,7 @@ class Segments:
 
     def look(self) -> None:
         """Capture everything anew if something outside of the parts, such as a curriculum, has changed a number."""
-        still = self._still or {}
+        still, self._turn = self._still or {}, self._turn + 1
         if self._asked is None:
             self._asked = _by_holder(still)
         try:  # a thousand places, twice in every step, once of it while the device waits
@@ -217,7 +231,7 @@ class Segments:
             self.drop(name, f"{str(error).strip().partition(chr(10))[0]}{_place(error)}")
             return self._plainly(part)
         self._homes |= segment.effects.homes
-        self._graphs[name] += 1
+        self._graphs[name], self._used[key] = self._graphs[name] + 1, self._turn
         self.known.setdefault(key, []).append(segment)
         return segment.output
 
