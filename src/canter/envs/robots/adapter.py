@@ -219,11 +219,13 @@ def flat_groups(found: Any) -> Obs:
 def scalars(log: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
     """Numbers as 0-d tensors on the device, in one copy that nothing waits for; what is no number is left out."""
     numbers = {str(name): float(value) for name, value in log.items() if isinstance(value, int | float)}
-    found = {
-        str(name): value.detach().to(device, torch.float32, non_blocking=True).mean()
+    tensors = {
+        str(name): value.detach().to(device, torch.float32, non_blocking=True)
         for name, value in log.items()
         if isinstance(value, Tensor) and value.numel()
     }
+    # A mean of one number would be a launch for each of some twenty, in every step.
+    found = {name: value.mean() if value.numel() > 1 else value.reshape(()) for name, value in tensors.items()}
     if numbers:
         row = torch.tensor(list(numbers.values()))
         row = row.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else row
