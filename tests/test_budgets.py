@@ -23,7 +23,7 @@ UNPICKLED += tuple(f"compat/rsl_rl/{name}.py" for name in ("checkpoint", "runner
 worker process whose errors may not be sendable."""
 FORBIDDEN = ("pickle", "eval(", "exec(", "yaml.load(", "weights_only=False", "shell=True", "os.system")
 
-CODE_LINES = 27_728
+CODE_LINES = 27_731
 """Of all of `src/canter`, without docstrings, comments and blanks."""
 SLACK = 100
 """How far the code may be below a limit before the limit is lowered."""
