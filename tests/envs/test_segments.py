@@ -285,12 +285,12 @@ def _list_grows(held):
     held["list"][0] = 9
 
 
-def _array_for_nothing(held):
+def _mapping_for_nothing(held):
     held["nothing"] = {"inner": [1.5]}
 
 
 @pytest.mark.parametrize(
-    "change", [_tensor_replaced, _object_replaced, _key_in_place_of_another, _list_grows, _array_for_nothing]
+    "change", [_tensor_replaced, _object_replaced, _key_in_place_of_another, _list_grows, _mapping_for_nothing]
 )
 def test_what_a_part_does_in_python_is_found_undone_and_done_again(change):
     held = {"sensor": Sensor(), "table": {"a": 1}, "list": [1, 2], "nothing": None}
@@ -311,6 +311,6 @@ def test_what_a_part_does_in_python_is_found_undone_and_done_again(change):
         _object_replaced: lambda: held["sensor"] is new is not sensor,
         _key_in_place_of_another: lambda: held["table"]["b"] == 7,
         _list_grows: lambda: held["list"] == [9, 2, 5],
-        _array_for_nothing: lambda: held["nothing"] == {"inner": [1.5]},
+        _mapping_for_nothing: lambda: held["nothing"] == {"inner": [1.5]},
     }
     assert wanted[change]()
