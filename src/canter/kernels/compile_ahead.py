@@ -7,24 +7,41 @@ each of some thirty kernels is a long time to wait, and nothing of it needs the 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from importlib import import_module
-from threading import Timer
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from canter.distributed import cores
-from canter.kernels import has_triton
+from canter.kernels import has_triton, load_kernels
 
 logger = logging.getLogger(__name__)
 
 PATIENCE = 1.5
 """Seconds after which a line says what takes so long; with kernels from an earlier run it does not."""
+LOADER = "canter-compiler"
+"""Name of the thread in which Triton gets ready."""
+PLAIN = (int, float, str, type(None), torch.dtype)
+
+
+def load_compiler(device: str) -> None:
+    """Let Triton get ready in the background: it reads all of itself, for half a second, to know its cache by."""
+
+    def load() -> None:
+        with suppress(Exception), torch.cuda.device(device):  # what is wrong is said where a kernel is launched
+            load_kernels()
+            kernel = import_module("canter.kernels.schedule")._follow_kl
+            kernel.warmup(torch.float32, torch.float32, *[0.5] * 5, num_warps=1, grid=(1,))
+
+    if has_triton():
+        threading.Thread(target=load, name=LOADER, daemon=True).start()
 
 
 def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[torch.Generator]) -> None:
@@ -36,7 +53,11 @@ def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[t
     if not has_triton() or not hasattr(import_module("triton"), "AsyncCompileMode"):  # an older Triton
         return
     start, generators = time.perf_counter(), list(generators)
-    notice = Timer(PATIENCE, logger.warning, ("compiling kernels for the GPU; they are kept for the next run",))
+    for thread in threading.enumerate():
+        if thread.name == LOADER:
+            thread.join()
+    line = "compiling kernels for the GPU; they are kept for the next run"
+    notice = threading.Timer(PATIENCE, logger.warning, (line,))
     notice.daemon = True
     notice.start()
     try:
@@ -46,31 +67,38 @@ def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[t
     finally:
         notice.cancel()
     torch.cuda.empty_cache()  # what the walk had reserved
-    logger.info("%d kernels are ready after %.1f s", len(met), time.perf_counter() - start)
+    logger.info("%d kernels are ready after %.1f s", len(set(map(id, met.values()))), time.perf_counter() - start)
 
 
 @contextmanager
-def _compiling_only() -> Iterator[dict[int, Any]]:
+def _compiling_only() -> Iterator[dict[Any, Any]]:
     """Inside, a launch is no more than a task to compile the kernel; at the end all of them are done."""
     from triton import AsyncCompileMode
     from triton.runtime.jit import JITFunction
 
-    launch, met = JITFunction.run, dict[int, Any]()
+    launch, met = JITFunction.run, dict[Any, Any]()
     workers = ThreadPoolExecutor(cores(), initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),))
     with workers, AsyncCompileMode(workers):
         context = copy_context()  # autograd runs backward passes in threads that do not know the mode above
 
-        def compile_only(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            kernel = context.copy().run(launch, function, *args, grid=grid, warmup=True, **options)
-            met[id(kernel)] = kernel
-            return kernel
+        def compile_only(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+            key = function, *map(_kind, args), *((name, _kind(value)) for name, value in options.items())
+            if key not in met:  # asking Triton takes as long as a launch
+                met[key] = context.copy().run(launch, function, *args, grid=grid, warmup=True, **options)
 
         JITFunction.run = compile_only
         try:
             yield met
         finally:
             JITFunction.run = launch
-        list(workers.map(_load, met.values()))
+        list(workers.map(_load, {id(kernel): kernel for kernel in met.values()}.values()))
+
+
+def _kind(argument: Any) -> Any:
+    """All that a kernel could be compiled for: type and alignment of a tensor, plain things as they are."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16
+    return type(argument), argument if isinstance(argument, PLAIN) else id(argument)
 
 
 def _load(kernel: Any) -> None:

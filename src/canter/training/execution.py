@@ -14,7 +14,7 @@ from canter.algorithms.base import Algorithm
 from canter.data.rollout import Rollout
 from canter.distributed import cores
 from canter.engines.choose import EngineName
-from canter.kernels.compile_ahead import compile_ahead
+from canter.kernels.compile_ahead import compile_ahead, load_compiler
 from canter.specs import Capturable
 from canter.struct import Metrics, tree_copy_, tree_map
 from canter.training.collector import Collector
@@ -76,6 +76,7 @@ class ExecutionConfig:
         torch.set_num_threads(self.threads or 1)
         if torch.device(device).type == "cuda":
             torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
+            load_compiler(device)
 
 
 @dataclass
