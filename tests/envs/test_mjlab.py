@@ -276,7 +276,9 @@ def steps_of(task, recorded):
     return steps, env.about()
 
 
-@pytest.mark.parametrize("task", [TASK, "Mjlab-Velocity-Flat-Unitree-Go1", "Mjlab-Lift-Cube-Yam"])
+@pytest.mark.parametrize(
+    "task", [TASK, "Mjlab-Velocity-Flat-Unitree-Go1", "Mjlab-Velocity-Flat-Unitree-G1", "Mjlab-Lift-Cube-Yam"]
+)
 def test_a_step_in_recorded_parts_is_mjlabs_own_to_the_bit(task, monkeypatch):
     """With the stand-in for CUDA graphs; on a GPU `benchmarks/robots/mjlab_captured.py` checks every replay."""
     shortened, rest = [], physics._rest_of_step

@@ -160,8 +160,11 @@ class CapturedStep:
         env.curriculum_manager.compute(env_ids=ended)
         self._reset_physics()
         self.segments.look()
-        self.segments.run("reset events", self._reset_events, (ended,))
-        self.segments.run("resets", self._reset_managers, (ended,))
+        if "resets" not in self.segments.dropped:  # one graph for each number of rows, not two
+            self.segments.run("resets", self._reset_all, (ended,))
+        else:
+            self.segments.run("reset events", self._reset_events, (ended,))
+            self.segments.run("resets of managers", self._reset_managers, (ended,))
         env.extras["log"].update(env.curriculum_manager.reset(ended))
 
     def _reset_physics(self) -> None:
@@ -169,6 +172,10 @@ class CapturedStep:
         sim, reset_data = self.env.sim, import_module("mujoco_warp").reset_data
         sim._reset_mask.copy_(self.env.reset_buf)
         self._launch(sim.reset_graph, lambda: reset_data(sim.wp_model, sim.wp_data, reset=sim._reset_mask_wp))
+
+    def _reset_all(self) -> None:
+        self._reset_events()
+        self._reset_managers()
 
     def _reset_events(self) -> None:
         env, rows = self.env, self.segments.rows[0]

@@ -23,6 +23,8 @@ SCALARS = (int, float, bool, str, type(None))
 LEAVES = (Tensor, *SCALARS)
 SKIPPED = {"torch", "warp", "mujoco", "mujoco_warp", "numpy", "builtins", "functools", "types", "re", "enum", "random"}
 """Packages whose objects hold nothing that a manager's step would change."""
+CACHE = "_cached_data"
+"""Where a sensor of mjlab keeps what it has worked out."""
 
 Path = tuple[Any, ...]
 
@@ -131,6 +133,10 @@ class Places:
         mappings = [held for _, held in self.held if isinstance(held.holder, dict)]
         lists = [held for _, held in self.held if isinstance(held.holder, list)]
         return any(list(m.holder) != m.keys for m in mappings) or any(len(x.holder) != len(x.keys) for x in lists)
+
+    def is_stale(self, path: Path) -> bool:
+        """Whether something lies in a sensor's cache that is no longer valid: it is worked out before it is read."""
+        return CACHE in path and self.values.get((*path[: path.index(CACHE)], "_cache_valid")) is False
 
     def moved(self) -> Iterator[tuple[Path, Slot]]:
         """Places where another thing is than was."""
@@ -254,7 +260,8 @@ class Moment:
 
     def differences(self, other: Moment) -> list[str]:
         """Paths of tensors whose contents are not equal, with how far apart they are."""
-        pairs = {path: (mine, other.copies.get(path)) for path, mine in self.copies.items()}
+        own = {path: mine for path, mine in self.copies.items() if not self.places.is_stale(path)}
+        pairs = {path: (mine, other.copies.get(path)) for path, mine in own.items()}
         alike = [(mine, theirs) for mine, theirs in pairs.values() if theirs is not None and theirs.shape == mine.shape]
         all_mine, all_theirs = (_bits([pair[which] for pair in alike], self.device) for which in (0, 1))
         if len(alike) == len(pairs) and torch.equal(all_mine, all_theirs):

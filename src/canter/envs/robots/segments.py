@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.envs.robots.host_state import SCALARS, Effects, Moment, Path, Places, Roots, Slot, place_of
+from canter.envs.robots.host_state import CACHE, SCALARS, Effects, Moment, Path, Places, Roots, Slot, place_of
 from canter.envs.robots.recording import Capturing, Declined, refusing_to_wait
 
 _log = logging.getLogger(__name__)
@@ -29,11 +29,12 @@ WARM_UP = 3
 """Eager runs of a part before it is captured: they fill caches and show which flags move."""
 PATIENCE = 500
 """Eager runs after which a part whose flags never come back is given up."""
-CHECKED = 4
-"""Graphs of one part that are held against the eager one; others are the same function for another number of rows."""
+CHECKED = 2
+"""Graphs of one part that are held against the eager one, and are made with patience; others are the same function for
+another number of rows, and are made when that first comes: it mostly comes again."""
 VARIANTS = 4
 """Graphs of one part for one number of rows: what it reads of other parts lies where their graphs put it."""
-MOST = 96
+MOST = 256
 """Graphs of one part in all; for further numbers of rows one that is not used any more is given up, or it runs
 eagerly."""
 UNUSED = 500
@@ -132,7 +133,7 @@ class Segments:
             self.drop(name, "it reads what other parts give, each time at another place")
         elif self._seen[name] >= PATIENCE and not graphs:
             self.drop(name, f"a number of it is another one in every step, one of {self._moving_names()}")
-        elif self._seen[key] > (WARM_UP if graphs < CHECKED else 1) and (graphs < MOST or self._make_room(name)):
+        elif self._seen[key] > (WARM_UP if graphs < CHECKED else 0) and (graphs < MOST or self._make_room(name)):
             return self._capture(key, part, asks)
         return self._plainly(part)
 
@@ -326,7 +327,7 @@ def _place(error: BaseException) -> str:
 
 def _in_use(places: Places) -> list[tuple[Path, Slot]]:
     """Caches of sensors that are valid now: a part may read one instead of working it out."""
-    caches = [(path, places.slot(path)) for path in places.values if path[-1] == "_cached_data"]
+    caches = [(path, places.slot(path)) for path in places.values if path[-1] == CACHE]
     return [(path, slot) for path, slot in caches if slot.holder.get("_cache_valid")]
 
 
