@@ -171,6 +171,52 @@ def test_after_some_that_were_checked_other_numbers_of_rows_are_only_recorded():
     assert simulator.value.tolist() == [(WARM_UP + 1) * (N - i) for i in range(N)]
 
 
+class ContactSensor:
+    """What was measured, newest first, and a cache of it that shares its memory, as mjlab's contact sensors have it."""
+
+    def __init__(self):
+        self.history, self._cached_data, self._cache_valid = torch.zeros(N), None, False
+
+    def update(self):
+        self._cache_valid = False
+        self.history = self.history.roll(1)
+        self.history[0] = self.history.sum() + 1.0
+
+    def read(self):
+        if not self._cache_valid:
+            self._cached_data, self._cache_valid = {"history": self.history}, True
+        return self._cached_data["history"] * 2
+
+
+def test_what_lies_in_a_cache_that_is_not_valid_ends_no_capture():
+    simulator, plain = Simulator(), ContactSensor()
+    simulator.sensor = ContactSensor()
+    for _ in range(12):
+        for _ in range(2):
+            plain.update()
+            simulator.segments.run("update", simulator.sensor.update)
+        assert torch.equal(simulator.segments.run("read", simulator.sensor.read), plain.read())
+    assert simulator.segments.captured() == ["read", "update"] and not simulator.segments.dropped
+
+
+def test_one_more_number_of_rows_gets_a_graph_at_once_and_a_number_that_never_returns_none():
+    simulator, place = Simulator(), torch.arange(N)
+    segments, part = simulator.segments, lambda: simulator.value[segments.rows[0]].add_(1.0)
+    for scale in (1.0, 2.0):  # as by a curriculum: a number that moves
+        simulator.ranges[0][0] = scale
+        segments.look()
+        runs(simulator, part, WARM_UP + 2, rows=(place[:1],))
+    runs(simulator, part, WARM_UP + 2, rows=(place[:2],))
+    assert segments._graphs["step"] == CHECKED
+    runs(simulator, part, 1, rows=(place[:3],))
+    assert segments._graphs["step"] == CHECKED + 1
+    for step in range(20):
+        simulator.ranges[0][0] = 3.0 + step
+        segments.look()
+        runs(simulator, part, 1, rows=(place[:3],))
+    assert segments._graphs["step"] == CHECKED + 1
+
+
 def test_numbers_of_rows_that_no_longer_come_make_room_for_others(monkeypatch):
     monkeypatch.setattr(f"{Segments.__module__}.MOST", 4)
     simulator, place = Simulator(), torch.arange(N)

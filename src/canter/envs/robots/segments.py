@@ -30,8 +30,7 @@ WARM_UP = 3
 PATIENCE = 500
 """Eager runs after which a part whose flags never come back is given up."""
 CHECKED = 2
-"""Graphs of one part that are held against the eager one, and are made with patience; others are the same function for
-another number of rows, and are made when that first comes: it mostly comes again."""
+"""Graphs of one part that are held against the eager one; others are the same function for another number of rows."""
 VARIANTS = 4
 """Graphs of one part for one number of rows: what it reads of other parts lies where their graphs put it."""
 MOST = 256
@@ -133,9 +132,19 @@ class Segments:
             self.drop(name, "it reads what other parts give, each time at another place")
         elif self._seen[name] >= PATIENCE and not graphs:
             self.drop(name, f"a number of it is another one in every step, one of {self._moving_names()}")
-        elif self._seen[key] > (WARM_UP if graphs < CHECKED else 0) and (graphs < MOST or self._make_room(name)):
+        elif self._seen[key] > self._eager_runs(key) and (graphs < MOST or self._make_room(name)):
             return self._capture(key, part, asks)
         return self._plainly(part)
+
+    def _eager_runs(self, key: tuple[Any, ...]) -> int:
+        """How often a part runs eagerly before it gets a graph.
+
+        Not at all for one more number of rows, which mostly comes again; once where numbers that move are others than
+        before, as they may be in every step.
+        """
+        if self._graphs[key[0]] < CHECKED:
+            return WARM_UP
+        return 0 if any((key[0], key[-1]) == (other[0], other[-1]) for other in self.known) else 1
 
     def _make_room(self, name: str) -> bool:
         """Give up the graphs of a part for what was longest not there, if that is long ago."""
