@@ -67,38 +67,40 @@ def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[t
     finally:
         notice.cancel()
     torch.cuda.empty_cache()  # what the walk had reserved
-    logger.info("%d kernels are ready after %.1f s", len(set(map(id, met.values()))), time.perf_counter() - start)
+    logger.info("%d kernels are ready after %.1f s", len(met), time.perf_counter() - start)
 
 
 @contextmanager
-def _compiling_only() -> Iterator[dict[Any, Any]]:
+def _compiling_only() -> Iterator[dict[int, Any]]:
     """Inside, a launch is no more than a task to compile the kernel; at the end all of them are done."""
     from triton import AsyncCompileMode
     from triton.runtime.jit import JITFunction
 
-    launch, met = JITFunction.run, dict[Any, Any]()
+    launch, met, known = JITFunction.run, dict[int, Any](), set[Any]()
     workers = ThreadPoolExecutor(cores(), initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),))
     with workers, AsyncCompileMode(workers):
         context = copy_context()  # autograd runs backward passes in threads that do not know the mode above
 
         def compile_only(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
             key = function, *map(_kind, args), *((name, _kind(value)) for name, value in options.items())
-            if key not in met:  # asking Triton takes as long as a launch
-                met[key] = context.copy().run(launch, function, *args, grid=grid, warmup=True, **options)
+            if key not in known:  # asking Triton takes as long as a launch
+                kernel = context.copy().run(launch, function, *args, grid=grid, warmup=True, **options)
+                known.add(key)
+                met[id(kernel)] = kernel
 
         JITFunction.run = compile_only
         try:
             yield met
         finally:
             JITFunction.run = launch
-        list(workers.map(_load, {id(kernel): kernel for kernel in met.values()}.values()))
+        list(workers.map(_load, met.values()))
 
 
 def _kind(argument: Any) -> Any:
     """All that a kernel could be compiled for: type and alignment of a tensor, plain things as they are."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16
-    return type(argument), argument if isinstance(argument, PLAIN) else id(argument)
+    return type(argument), argument if isinstance(argument, PLAIN) else object()
 
 
 def _load(kernel: Any) -> None:
