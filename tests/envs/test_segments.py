@@ -201,7 +201,11 @@ def test_what_lies_in_a_cache_that_is_not_valid_ends_no_capture():
 
 def test_one_more_number_of_rows_gets_a_graph_at_once_and_a_number_that_never_returns_none():
     simulator, place = Simulator(), torch.arange(N)
-    segments, part = simulator.segments, lambda: simulator.value[segments.rows[0]].add_(1.0)
+    segments = simulator.segments
+
+    def part():
+        simulator.value[segments.rows[0]] += simulator.ranges[0][0]
+
     for scale in (1.0, 2.0):  # as by a curriculum: a number that moves
         simulator.ranges[0][0] = scale
         segments.look()
@@ -215,6 +219,8 @@ def test_one_more_number_of_rows_gets_a_graph_at_once_and_a_number_that_never_re
         segments.look()
         runs(simulator, part, 1, rows=(place[:3],))
     assert segments._graphs["step"] == CHECKED + 1
+    later = 2.0 + sum(3.0 + step for step in range(20))
+    assert simulator.value.tolist() == [(WARM_UP + 2) * 5.0 + later, (WARM_UP + 2) * 2.0 + later, later, 0, 0, 0]
 
 
 def test_numbers_of_rows_that_no_longer_come_make_room_for_others(monkeypatch):

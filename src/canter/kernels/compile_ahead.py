@@ -53,14 +53,14 @@ def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[t
     if not has_triton() or not hasattr(import_module("triton"), "AsyncCompileMode"):  # an older Triton
         return
     start, generators = time.perf_counter(), list(generators)
-    for thread in threading.enumerate():
-        if thread.name == LOADER:
-            thread.join()
     line = "compiling kernels for the GPU; they are kept for the next run"
     notice = threading.Timer(PATIENCE, logger.warning, (line,))
     notice.daemon = True
     notice.start()
     try:
+        for thread in threading.enumerate():
+            if thread.name == LOADER:
+                thread.join()
         with _compiling_only() as met:
             for function in functions:
                 _walk_through(function, generators)
