@@ -30,6 +30,7 @@ from torch import Tensor
 from canter.envs.robots.host_state import name_of
 from canter.envs.robots.mjlab import make_mjlab
 from canter.envs.robots.segments import Segment, Segments
+from canter.struct import copy_all_
 
 RESULTS = Path(__file__).parent / "results" / "mjlab_captured.json"
 
@@ -48,23 +49,25 @@ class Verifying(Segments):
 
     found: dict[str, dict[str, Any]]
     tensors: dict[str, Tensor] | None
+    copies: tuple[list[Tensor], list[Tensor]]
+    """Of `tensors` before a part and after it, as it ran eagerly."""
 
     def _replayed(self, name: str, part: Callable[[], Any], segment: Segment) -> Any:
-        tensors = self._tensors()
+        tensors = list(self._tensors().values())
+        before, after = self.copies
         generator = torch.cuda.default_generators[self.device.index or 0]
-        random, log, start = generator.get_state(), dict(self.log()), [t.clone() for t in tensors.values()]
+        random, log = generator.get_state(), dict(self.log())
+        copy_all_(before, tensors)
         wanted = [t.clone() for t in leaves(self._plainly(part))]
-        wanted = {**dict(zip(tensors, [t.clone() for t in tensors.values()], strict=True)), "its result": wanted}
+        copy_all_(after, tensors)
         random_after = generator.get_state()
-        for tensor, content in zip(tensors.values(), start, strict=True):
-            tensor.copy_(content)
+        copy_all_(tensors, before)
         generator.set_state(random)
         self.log_is(log)
         result = super()._replayed(name, part, segment)
-        pairs = [(label, wanted[label], t) for label, t in tensors.items()]
-        pairs += [("its result", a, b) for a, b in zip(wanted["its result"], leaves(result), strict=True)]
-        same = torch.stack([((a == b) | ((a != a) & (b != b))).all() for _, a, b in pairs]).tolist()
-        wrong = [label for (label, _, _), equal in zip(pairs, same, strict=True) if not equal]
+        names, given = [*self._tensors(), *["its result"] * len(wanted)], leaves(result)
+        assert len(given) == len(wanted)
+        wrong = differing(names, [*after, *wanted], [*tensors, *given])
         wrong += [] if torch.equal(random_after, generator.get_state()) else ["the random stream"]
         entry = self.found.setdefault(name, {"replays": 0, "differ": 0, "where": []})
         entry["replays"] += 1
@@ -80,7 +83,16 @@ class Verifying(Segments):
                 if isinstance(tensor, Tensor) and tensor.is_cuda and tensor.numel() and 0 not in tensor.stride():
                     seen.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), (name_of(path), tensor))
             self.tensors = dict(seen.values())
+            self.copies = tuple([torch.empty_like(t) for t in self.tensors.values()] for _ in range(2))
         return self.tensors
+
+
+def differing(names: list[str], wanted: list[Tensor], given: list[Tensor]) -> list[str]:
+    """Names of those that differ; where all bits are equal, which is the rule, the device is waited for once."""
+    if torch.equal(*(torch.cat([t.reshape(-1).view(torch.uint8) for t in tree]) for tree in (wanted, given))):
+        return []
+    alike = [bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in zip(wanted, given, strict=True)]
+    return [name for name, equal in zip(names, alike, strict=True) if not equal]
 
 
 def leaves(tree: Any) -> list[Tensor]:

@@ -154,6 +154,7 @@ class TestContract:
         graph.register_generator_state(env.generator)
         with torch.cuda.graph(graph):
             captured = env.step(action)
+        torch.cuda.synchronize()  # where the random stream begins is written beside the recording
         env.load_state_dict(saved)
         for expected in eager:
             graph.replay()

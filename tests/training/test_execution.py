@@ -155,6 +155,25 @@ def test_environments_on_the_host_get_a_graph_of_the_policy():
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
+def draw_in_graphs(number, rounds):
+    """Numbers drawn in a graph and eagerly, while a busy device lets streams wait for one another."""
+    big, other = torch.zeros(4096, 4096, device="cuda"), torch.cuda.Stream()
+    out = torch.empty_like(big)
+    for seed in range(rounds * number, rounds * (number + 1)):
+        eager, own = (torch.Generator("cuda").manual_seed(seed) for _ in range(2))
+        graph = Graph(lambda own=own: torch.rand(64, device="cuda", generator=own), [own], "a draw")
+        for _ in range(5):
+            with torch.cuda.stream(other):
+                torch.mm(big, big, out=out)
+            assert graph().tolist() == torch.rand(64, device="cuda", generator=eager).tolist()
+
+
+@gpu
+@pytest.mark.gpu
+def test_random_streams_go_on_from_the_first_replay_on_a_device_that_others_use_too():
+    torch.multiprocessing.spawn(draw_in_graphs, (20,), nprocs=8)
+
+
 @gpu
 @pytest.mark.gpu
 def test_what_cannot_be_captured_goes_on_eagerly_and_says_why(caplog):

@@ -179,6 +179,8 @@ class Graph:
             for generator, state in zip(self.generators, states, strict=True):
                 generator.set_state(state)
             return
+        # Where random streams begin is written on that stream too, and could come after the first replay's own word.
+        torch.cuda.current_stream().wait_stream(self.stream)
         self.graph = graph
 
 
