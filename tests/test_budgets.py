@@ -23,11 +23,11 @@ UNPICKLED += tuple(f"compat/rsl_rl/{name}.py" for name in ("checkpoint", "runner
 worker process whose errors may not be sendable."""
 FORBIDDEN = ("pickle", "eval(", "exec(", "yaml.load(", "weights_only=False", "shell=True", "os.system")
 
-CODE_LINES = 27_776
+CODE_LINES = 27_905
 """Of all of `src/canter`, without docstrings, comments and blanks."""
 SLACK = 100
 """How far the code may be below a limit before the limit is lowered."""
-PATH_FILES, PATH_LINES, PATH_CALLED = 40, 3_660, 982
+PATH_FILES, PATH_LINES, PATH_CALLED = 40, 3_675, 982
 """The reading path: files whose functions one iteration of PPO calls, their code lines, and those of the functions.
 `python tests/reading_path.py`."""
 

@@ -95,7 +95,6 @@ class Optimizer:
     def __init__(self, groups: dict[str, ParameterGroup], clip_jointly: bool) -> None:
         self.groups, self.clip_jointly = groups, clip_jointly
         self.adams = [group.adam for group in groups.values()]
-        self._one = torch.ones_like(self.adams[0].learning_rate)
 
     @property
     def gradients(self) -> dict[Tensor, Tensor]:
@@ -119,14 +118,9 @@ class Optimizer:
         if not distributed.active():
             return metrics
         gradients = [adam.gradient for adam in self.adams]
-        numbers = torch.stack([*metrics.values(), self._one]).to(gradients[0])
-        flat = distributed.sum_(torch.cat([*gradients, numbers]).mul_(weight))
-        *sums, numbers = flat.split([*map(len, gradients), len(numbers)])
-        total = numbers[-1].clamp(min=1e-12)
-        for gradient, added in zip(gradients, sums, strict=True):
-            torch.div(added, total, out=gradient)
-        means = (numbers / total).unbind()
-        return {name: mean.to(metrics[name].dtype) for name, mean in zip(metrics, means, strict=False)}
+        numbers = torch.stack(list(metrics.values())).to(gradients[0]) if metrics else gradients[0].new_zeros(0)
+        distributed.mean_of_([*gradients, numbers], weight)
+        return dict(zip(metrics, numbers.unbind(), strict=True))
 
     def step(self, skip: Tensor) -> dict[str, Tensor]:
         """Clip and step, except where 0-d `skip` holds or the gradients are not finite."""

@@ -11,6 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from canter.distributed.activity import activity
+from canter.distributed.memory import BYTES, SMALLEST, SharedMemory
+
+NUMBERS = {torch.float32, torch.float64, torch.int64}
+shared: SharedMemory | None = None
+"""What sums of numbers on the host go through where one machine has all ranks; else torch's group."""
 
 
 class RankLost(RuntimeError):
@@ -72,26 +77,52 @@ def own_device(device: str) -> str:
 
 def exchange(what: str, collective: Callable[..., Any], *args: Any, **how: Any) -> None:
     """Run a collective of torch; raises `RankLost` where another rank is not there any more."""
-    with activity.waiting(what):
-        try:
-            collective(*args, **how)
-        except RuntimeError as error:
-            capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-            if activity.on_loss is not None and not capturing:
-                activity.on_loss()
-            raise RankLost(f"while {what}: {str(error).splitlines()[0]}") from error
+    activity.begin_waiting(what)
+    try:
+        collective(*args, **how)
+    except RuntimeError as error:
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if activity.on_loss is not None and not capturing:
+            activity.on_loss()
+        raise RankLost(f"while {what}: {str(error).splitlines()[0]}") from error
+    finally:
+        activity.end_waiting()
 
 
 def sum_(tensor: Tensor) -> Tensor:
     """Sum over ranks, in place."""
     if active():
-        exchange("adding up", dist.all_reduce, tensor)
+        exchange("adding up", shared.sum_ if shared is not None and _plain(tensor) else dist.all_reduce, tensor)
     return tensor
+
+
+def _plain(tensor: Tensor) -> bool:
+    """Whether its numbers may be exchanged through memory; the answer is the same on all ranks."""
+    return tensor.is_cpu and tensor.dtype in NUMBERS and tensor.is_contiguous()
 
 
 def mean_(tensor: Tensor) -> Tensor:
     """Mean over ranks, in place."""
     return sum_(tensor).div_(world_size()) if active() else tensor
+
+
+def mean_of_(tensors: list[Tensor], weight: Tensor) -> None:
+    """Mean over ranks of each of some tensors of one dtype, in place; a rank counts by its 0-d `weight`.
+
+    One exchange for all of them, after which every rank has the same numbers.
+    """
+    if not active():
+        return
+    size = sum(tensor.numel() for tensor in tensors) + 1
+    if shared is not None and all(map(_plain, tensors)) and size * tensors[0].element_size() <= BYTES:
+        exchange("adding up", shared.mean_of_, tensors, weight)
+        return
+    parts = [tensor.reshape(-1) for tensor in tensors]
+    flat = torch.cat([*parts, weight.to(parts[0]).view(1)])
+    flat[:-1].mul_(weight)
+    total = sum_(flat)[-1].clamp(min=SMALLEST)
+    for tensor, added in zip(tensors, flat[:-1].split([tensor.numel() for tensor in tensors]), strict=True):
+        torch.div(added.view(tensor.shape), total, out=tensor)
 
 
 def max_(tensor: Tensor) -> Tensor:

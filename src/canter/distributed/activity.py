@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 
 class Activity:
@@ -19,14 +18,13 @@ class Activity:
         """Something else begins."""
         self.doing, self.since = doing, time.monotonic()
 
-    @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """What happens inside needs all ranks; the time of waiting for them is not this one's."""
+    def begin_waiting(self, what: str) -> None:
+        """What comes now needs all ranks; the time of waiting for them is not this one's."""
         self.waits = what
-        try:
-            yield
-        finally:
-            self.waits, self.since = "", time.monotonic()
+
+    def end_waiting(self) -> None:
+        """All ranks have done their part."""
+        self.waits, self.since = "", time.monotonic()
 
     def in_words(self) -> str:
         """Such as `collecting iteration 7`."""

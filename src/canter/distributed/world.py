@@ -15,6 +15,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from canter import distributed
 from canter.distributed.activity import activity
+from canter.distributed.memory import share_memory
 from canter.distributed.scheduling import patient_threads, share_cores
 from canter.distributed.watch import Watch
 
@@ -56,6 +57,7 @@ class World:
         self.cores_before = share_cores(here)
         with patient_threads():
             dist.init_process_group(backend, store=here, rank=rank, world_size=size, timeout=NEVER)
+        distributed.shared = share_memory(here, distributed.largest)
         activity.on_loss = self._tell_loss
         self.watch.start()
         return True
@@ -68,6 +70,9 @@ class World:
         distributed.largest(0.0)
         self.watch.stop()
         activity.on_loss = None
+        if distributed.shared is not None:
+            distributed.shared.close()
+            distributed.shared = None
         dist.destroy_process_group()
         if self.cores_before:
             os.sched_setaffinity(0, self.cores_before)
