@@ -76,7 +76,7 @@ def own_device(device: str) -> str:
 
 
 def exchange(what: str, collective: Callable[..., Any], *args: Any, **how: Any) -> None:
-    """Run a collective of torch; raises `RankLost` where another rank is not there any more."""
+    """Run a collective, which all ranks take part in; raises `RankLost` where one is not there any more."""
     activity.begin_waiting(what)
     try:
         collective(*args, **how)
