@@ -89,10 +89,15 @@ class Verifying(Segments):
 
 def differing(names: list[str], wanted: list[Tensor], given: list[Tensor]) -> list[str]:
     """Names of those that differ; where all bits are equal, which is the rule, the device is waited for once."""
-    if torch.equal(*(torch.cat([t.reshape(-1).view(torch.uint8) for t in tree]) for tree in (wanted, given))):
+    if torch.equal(*(torch.cat([bits(t) for t in tree]) for tree in (wanted, given))):
         return []
     alike = [bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in zip(wanted, given, strict=True)]
     return [name for name, equal in zip(names, alike, strict=True) if not equal]
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """A copy of its bytes; it is contiguous also where a tensor of one row has another row's stride."""
+    return tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def leaves(tree: Any) -> list[Tensor]:
