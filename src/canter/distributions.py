@@ -87,10 +87,10 @@ def _constant(values: Floats, like: Tensor) -> Tensor:
 def interval(low: Floats, high: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """Scale, centre, minimum and maximum that map -1..1 to low..high in components with two finite bounds.
 
-    The other components they leave alone.
+    The other components are only kept within the bound that they have, if any.
     """
     rows = [
-        (0.5 * (hi - lo), 0.5 * (hi + lo), lo, hi) if math.isfinite(hi - lo) else (1.0, 0.0, -math.inf, math.inf)
+        (0.5 * (hi - lo), 0.5 * (hi + lo), lo, hi) if math.isfinite(hi - lo) else (1.0, 0.0, lo, hi)
         for lo, hi in zip(low, high, strict=True)
     ]
     scale, centre, minimum, maximum = zip(*rows, strict=True)
@@ -98,7 +98,7 @@ def interval(low: Floats, high: Floats) -> tuple[Floats, Floats, Floats, Floats]
 
 
 def _to_interval(x: Tensor, low: Floats, high: Floats) -> Tensor:
-    """Map -1..1 to low..high and clip to it in components with two finite bounds; leave the others alone."""
+    """Map -1..1 to low..high in components with two finite bounds, and keep all within the bounds they have."""
     scale, centre, minimum, maximum = (_constant(column, x) for column in interval(low, high))
     # Clipped last, not first: rounding must not leave the bounds, which some environments check.
     return (x * scale + centre).clamp(minimum, maximum)
@@ -118,7 +118,7 @@ class DiagGaussian:
     """Independent normal components; params = cat(mean, log_std) `[..., 2A]`, action `[..., A]` unbounded.
 
     `bounds` says how `to_env` meets the environment's `low` and `high` (None: unbounded): "rescale" maps -1..1 to
-    low..high in components with two finite bounds and clips there, "clip" clips to the bounds, "none" does nothing.
+    low..high in components with two finite bounds and clips to all bounds, "clip" only clips, "none" does nothing.
     Log-probability, entropy and divergence are always those of the raw sample.
     """
 

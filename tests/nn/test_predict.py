@@ -1,13 +1,19 @@
 """Policies for NumPy: one observation or a batch, an array or a dict, with memory or without."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 
+from canter.envs.gymnasium import GymnasiumEnv
 from canter.nn.actor_critic import ModelConfig
+from canter.nn.arrays import read_arrays
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.specs import Continuous, Discrete, EnvSpec, TensorSpec
+from canter.storage.policy_file import load_policy
 
 
 def policy(obs, action, **network):
@@ -82,3 +88,81 @@ def test_an_array_for_several_groups_is_refused():
     with pytest.raises(ValueError, match="different numbers of environments"):
         acting.predict({"a": np.ones((2, 3)), "b": np.ones((4, 1))})
     assert acting.predict({"a": np.ones((2, 3)), "b": np.ones(2)})[0].shape == (2,)
+
+
+class Anything(gymnasium.Env):
+    """Shows random observations of a space and refuses what is not in the other."""
+
+    def __init__(self, observed=None, acted=None):
+        self.observation_space = observed or spaces.Box(-1.0, 1.0, (3,), np.float64)
+        self.action_space = acted or spaces.Box(-2.0, 5.0, (2,), np.float64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+BELOW = np.array([0.0, -np.inf], np.float32), np.array([np.inf, 1.0], np.float32)
+SPACES = {
+    "choice": {"observed": spaces.Discrete(5, start=2)},
+    "choices": {"observed": spaces.MultiDiscrete([3, 4])},
+    "table": {"observed": spaces.MultiDiscrete([[3, 4], [2, 5]], start=[[1, 1], [-1, 7]])},
+    "flags": {"observed": spaces.MultiBinary(4)},
+    "number": {"observed": spaces.Box(-1.0, 1.0, (), np.float32)},
+    "dict": {
+        "observed": spaces.Dict({"arm": spaces.Dict({"a": spaces.Box(-1.0, 1.0, (2,))}), "k": spaces.Discrete(3)})
+    },
+    "act: choice": {"acted": spaces.Discrete(3, start=-1)},
+    "act: table": {"acted": spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 0], [0, -2]])},
+    "act: flags": {"acted": spaces.MultiBinary((2, 2))},
+    "act: matrix": {"acted": spaces.Box(-1.0, 1.0, (2, 2), np.float32)},
+    "act: whole numbers": {"acted": spaces.Box(0, 3, (2,), np.int64)},
+    "act: one bound each": {"acted": spaces.Box(*BELOW)},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*length of a multi-dimensional")
+@pytest.mark.parametrize("name", SPACES)
+def test_what_an_environment_gives_is_read_and_what_it_takes_is_given(name, tmp_path):
+    torch.manual_seed(0)
+    env = GymnasiumEnv(SyncVectorEnv([lambda: Anything(**SPACES[name])]))
+    groups = tuple(env.spec.obs)
+    made = ModelConfig(policy=NetworkConfig(obs_groups=groups)).build_policy(env.spec)
+    made.save(tmp_path / "a.safetensors")
+    alone = Anything(**SPACES[name])
+    seen = [alone.reset(seed=seed)[0] for seed in range(4)]
+    for acting in (made, load_policy(tmp_path / "a.safetensors")):
+        for seed, raw in enumerate(seen):
+            groups, _ = read_arrays(raw, acting.spec, acting.reads)
+            for group, wanted in groups_of(env, alone, seed).items():
+                assert np.array_equal(groups[group], wanted)
+            action, _ = acting.predict(raw, deterministic=False)
+            assert alone.action_space.contains(action), action
+        batch = gymnasium.vector.utils.concatenate(
+            alone.observation_space, seen, gymnasium.vector.utils.create_empty_array(alone.observation_space, 4)
+        )
+        assert len(acting.predict(batch)[0]) == 4
+        assert np.allclose(acting.predict(batch)[0], [acting.predict(raw)[0] for raw in seen], atol=1e-5)
+    for _ in range(20):
+        env.step(made.act(env.reset(seed=0), deterministic=False)[0])
+
+
+def groups_of(env, alone, seed):
+    """What the adapter makes of the observation that an environment gives after a reset by this seed."""
+    raw = alone.reset(seed=seed)[0]
+    one = gymnasium.vector.utils.create_empty_array(alone.observation_space, 1)
+    buffer = env._reader.buffer()
+    env._reader.write(buffer, gymnasium.vector.utils.concatenate(alone.observation_space, [raw], one))
+    return buffer.arrays
+
+
+def test_choices_that_do_not_exist_are_named():
+    env = GymnasiumEnv(SyncVectorEnv([lambda: Anything(observed=spaces.MultiDiscrete([3, 4], start=[1, 0]))]))
+    acting = ModelConfig().build_policy(env.spec)
+    with pytest.raises(ValueError, match=r"observation 'policy' is \[0 2\]; expected choices from \[1 0\] to \[3 3\]"):
+        acting.predict(np.array([0, 2]))

@@ -26,7 +26,7 @@ from canter.envs.gymnasium_state import StateUnavailable, as_tree, obstacle, res
 from canter.envs.gymnasium_sync import SyncSteps, groups_of, in_mujoco, why_not_forked
 from canter.envs.spaces import ObsBuffer, ObsReader, TupleActions, action_codec, copy_info_
 from canter.envs.workers import ClosesQuietly, Workers, work
-from canter.specs import ACTION_MASK, ContractBroken, EnvFailed, EnvSpec, Step
+from canter.specs import ACTION_MASK, ContractBroken, EnvFailed, EnvSpec, OwnArrays, Step
 from canter.struct import Obs, tree_copy_
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
@@ -99,6 +99,7 @@ class GymnasiumEnv:
         self.spec = EnvSpec(
             obs=self._reader.specs,
             action=self._action.spec,
+            own_arrays=OwnArrays(self._action.array, self._reader.choices),
             num_envs=env.num_envs,
             device=torch.device(device),
             final_obs="in_place" if mode is AutoresetMode.NEXT_STEP else "separate",

@@ -18,7 +18,7 @@ from torch import Tensor
 from canter.envs.gymnasium import env_seeds
 from canter.envs.spaces import ObsBuffer, ObsReader, action_codec
 from canter.registry import nearest
-from canter.specs import ACTION_MASK, EnvSpec, Step, TensorSpec, UnsupportedSpace
+from canter.specs import ACTION_MASK, EnvSpec, OwnArrays, Step, TensorSpec, UnsupportedSpace
 from canter.struct import Obs, tree_map
 
 CRITIC = "critic"
@@ -74,6 +74,7 @@ class PettingZooEnv:
         self.spec = EnvSpec(
             obs=specs,
             action=self._action.spec,
+            own_arrays=OwnArrays(self._action.array, self._reader.choices),
             num_envs=len(self._rows),
             device=torch.device(device),
             truncates=None,

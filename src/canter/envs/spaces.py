@@ -15,7 +15,17 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from canter.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec, UnsupportedSpace
+from canter.specs import (
+    ACTION_MASK,
+    ActionArray,
+    ActionSpec,
+    Choices,
+    Continuous,
+    Discrete,
+    MultiDiscrete,
+    TensorSpec,
+    UnsupportedSpace,
+)
 from canter.struct import Obs, row_writer
 
 POLICY = "policy"
@@ -27,18 +37,14 @@ class ActionCodec:
     """The action spec of a space, and the way from a policy's action to what the environments take."""
 
     spec: ActionSpec
-    shape: tuple[int, ...]
-    """One environment's action as its space has it."""
-    dtype: np.dtype
-    start: np.ndarray
-    """Added to discrete actions: a space may count from elsewhere than 0."""
+    array: ActionArray
     memory: dict[tuple[torch.Size, torch.dtype], tuple[Any, Tensor, np.ndarray]] = field(
         default_factory=dict, repr=False, compare=False
     )
     """Where actions of one form are read from: how to write there, and a tensor and an array over the same numbers."""
 
     def encode(self, action: Tensor) -> np.ndarray:
-        """Action `[N, A]`, `[N]` or `[N, K]` as a new array `[N, *shape]` of the space's dtype; nothing is clipped."""
+        """Action `[N, A]`, `[N]` or `[N, K]` as a new array that the space holds; nothing is clipped."""
         form = action.shape, action.dtype
         if form not in self.memory:
             memory = torch.empty((1, *form[0]), dtype=form[1])
@@ -46,13 +52,7 @@ class ActionCodec:
         write, memory, array = self.memory[form]
         if not write(0, [action]):  # sooner done than making an array of the tensor
             memory.copy_(action.detach())
-        if array.dtype.kind != "f":
-            array = array + self.start
-        elif self.dtype.kind != "f":
-            # A cast alone truncates towards zero, which makes the interval around 0 twice as wide as the others.
-            array = np.rint(array)
-        # NOTE: astype copies even when nothing changes, so no environment ever holds memory that is written again.
-        return array.reshape(len(array), *self.shape).astype(self.dtype)
+        return self.array.encode(array)
 
 
 def action_codec(space: Space) -> ActionCodec:
@@ -60,15 +60,16 @@ def action_codec(space: Space) -> ActionCodec:
     match space:
         case spaces.Box() if space.dtype.kind in "fiu":
             spec = Continuous(*(tuple(bound.tolist()) for bound in _float32_bounds(space)))
-            return ActionCodec(spec, space.shape, space.dtype, np.zeros(1, np.int64))
+            return ActionCodec(spec, ActionArray(space.shape, str(space.dtype)))
         case spaces.Discrete():
-            return ActionCodec(Discrete(int(space.n)), (), np.dtype(space.dtype), np.asarray(space.start))
+            return ActionCodec(Discrete(int(space.n)), ActionArray((), str(space.dtype), (int(space.start),)))
         case spaces.MultiDiscrete():
             spec = MultiDiscrete(tuple(int(n) for n in space.nvec.flat))
-            return ActionCodec(spec, space.nvec.shape, np.dtype(space.dtype), np.asarray(space.start).reshape(-1))
+            start = tuple(np.asarray(space.start).reshape(-1).tolist())
+            return ActionCodec(spec, ActionArray(space.nvec.shape, str(space.dtype), start))
         case spaces.MultiBinary():
             size = int(np.prod(space.shape))
-            return ActionCodec(MultiDiscrete((2,) * size), space.shape, np.dtype(space.dtype), np.zeros(1, np.int64))
+            return ActionCodec(MultiDiscrete((2,) * size), ActionArray(space.shape, str(space.dtype)))
     raise UnsupportedSpace(
         f"action space {space} is not supported: policies here choose from Box (numbers), Discrete, MultiDiscrete or "
         "MultiBinary; wrap the environment with gymnasium.wrappers.TransformAction to offer one of these"
@@ -146,6 +147,8 @@ class ObsReader:
         self.mask_rule = _MaskRule(action)
         self._groups = list(_groups(space, (), self.mask_rule))
         self.specs = {group.name: group.spec for group in self._groups}
+        converts = [group.convert for group in self._groups]
+        self.choices = tuple(convert for convert in converts if isinstance(convert, Choices))
         if not self.specs or len(self.specs) < len(self._groups):
             raise UnsupportedSpace(f"observation space {space} needs at least one key and no two that join to one name")
 
@@ -244,18 +247,6 @@ def _as_column(raw: np.ndarray) -> np.ndarray:
     return raw.reshape(len(raw), 1)
 
 
-def _one_hot(nvec: np.ndarray, start: np.ndarray) -> Convert:
-    """From `[M, ...]` choices to their one-hot vectors side by side, `[M, sum(nvec)]`."""
-    offset = np.cumsum(nvec) - nvec - start
-
-    def convert(raw: np.ndarray) -> np.ndarray:
-        hot = np.zeros((len(raw), int(nvec.sum())), np.float32)
-        np.put_along_axis(hot, raw.reshape(len(raw), -1).astype(np.int64) + offset, 1.0, axis=1)
-        return hot
-
-    return convert
-
-
 def _groups(space: Space, path: tuple[str, ...], mask: _MaskRule) -> Iterator[_Group]:
     if isinstance(space, spaces.Dict):
         for key, part in space.spaces.items():
@@ -280,10 +271,10 @@ def _leaf(space: Space, name: str) -> tuple[TensorSpec, Convert]:
         case spaces.Box() if space.dtype.kind in "fiub":
             return TensorSpec(space.shape or (1,)), np.asarray if space.shape else _as_column
         case spaces.Discrete():
-            return TensorSpec((int(space.n),)), _one_hot(np.array([int(space.n)]), np.array([int(space.start)]))
+            return TensorSpec((int(space.n),)), Choices(name, (), (int(space.n),), (int(space.start),))
         case spaces.MultiDiscrete():
-            nvec = space.nvec.reshape(-1).astype(np.int64)
-            return TensorSpec((int(nvec.sum()),)), _one_hot(nvec, np.asarray(space.start, np.int64).reshape(-1))
+            options, start = (tuple(np.asarray(part).reshape(-1).tolist()) for part in (space.nvec, space.start))
+            return TensorSpec((sum(options),)), Choices(name, space.nvec.shape, options, start)
         case spaces.MultiBinary():
             return TensorSpec(space.shape), np.asarray
     helps = "an own wrapper that turns it into numbers: --env.wrappers.my_module:MyWrapper null"

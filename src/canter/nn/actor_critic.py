@@ -231,18 +231,19 @@ class Policy:
             action, state = policy.predict(observation)
             action, state = policy.predict(observation, state)
 
-        `obs` is an array, or a (nested) dict of arrays by key, each as the environment gives it or with N in front; N
-        choices of a Discrete space may also be `[N, 1]`, which nothing else can be taken for.
+        `obs` is an array, or a (nested) dict of arrays by key, each as the environment gives it or with N in front; the
+        action is as its space has it. N choices of a Discrete space may also be `[N, 1]`.
         Give `state` back while the episode lasts and None when a new one begins; it is `()` without memory. In a batch
         `reset` `[N]` marks rows that begin anew.
         """
-        groups, single = read_arrays(obs, self.spec.obs, self.reads)
+        groups, single = read_arrays(obs, self.spec, self.reads)
         count = len(next(iter(groups.values())))
         state = self.initial_state(count) if state is None else state
         begins = None if reset is None else torch.as_tensor(reset, dtype=torch.bool, device=self.spec.device)
         on_device = {name: torch.as_tensor(group, device=self.spec.device) for name, group in groups.items()}
         action, state = self.act(on_device, state, begins, deterministic=deterministic)
-        array = action.numpy(force=True)
+        array, own = action.numpy(force=True), self.spec.own_arrays.action
+        array = array if own is None else own.encode(array)
         return (array[0] if single else array), state
 
     def save(self, path: str | Path, **about: Any) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from canter.specs import ACTION_MASK, TensorSpec
+from canter.specs import ACTION_MASK, Choices, EnvSpec, TensorSpec
 
 
-def read_arrays(obs: Any, specs: Mapping[str, TensorSpec], reads: Iterable[str]) -> tuple[dict[str, np.ndarray], bool]:
+def read_arrays(obs: Any, spec: EnvSpec, reads: Iterable[str]) -> tuple[dict[str, np.ndarray], bool]:
     """Groups `[N, ...]` of the dtypes that their specs have, and whether `obs` was a single one, so that N is 1."""
-    given = dict(_flat(obs, ""))
+    given, specs = dict(_flat(obs, "")), spec.obs
+    known = {choices.group: choices for choices in spec.own_arrays.choices}
     if "" in given:  # an array: the only group there is, besides a mask
         names = [name for name in specs if name != ACTION_MASK]
         if len(names) > 1:
@@ -25,7 +26,8 @@ def read_arrays(obs: Any, specs: Mapping[str, TensorSpec], reads: Iterable[str])
     missing = [name for name in wanted if name not in given and name != ACTION_MASK]
     if missing:
         raise ValueError(f"observation {missing[0]!r} is missing; given: {', '.join(given)}")
-    read = {name: _group(name, given[name], specs[name]) for name in wanted if name in given}
+    given = {name: _encoded(_array(given[name]), known.get(name)) for name in wanted if name in given}
+    read = {name: _group(name, array, specs[name]) for name, array in given.items()}
     if len({single for _, single in read.values()}) > 1:  # n choices among n look like one observation of n numbers
         read = {name: _group(name, given[name], specs[name], choices=name != ACTION_MASK) for name in read}
     counts = {name: len(array) for name, (array, _) in read.items()}
@@ -46,9 +48,28 @@ def _flat(obs: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield from _flat(part, f"{key}/{name}" if key else str(name))
 
 
-def _group(name: str, raw: Any, spec: TensorSpec, *, choices: bool = False) -> tuple[np.ndarray, bool]:
+def _array(raw: Any) -> np.ndarray:
+    return raw.numpy(force=True) if isinstance(raw, torch.Tensor) else np.asarray(raw)
+
+
+def _encoded(array: np.ndarray, choices: Choices | None) -> np.ndarray:
+    """One-hot vectors of choices in the environment's own numbers; anything else as it is."""
+    if choices is None or array.dtype.kind not in "iu":
+        return array
+    if array.ndim == 2 and array.shape[1] == 1 and choices.shape == ():
+        array = array[:, 0]
+    single = array.shape == choices.shape
+    if not single and array.shape[1:] != choices.shape:
+        return array
+    first, last = np.array(choices.start), np.array(choices.start) + choices.options - 1
+    rows = array.reshape(1 if single else len(array), -1)
+    if np.any((rows < first) | (rows > last)):
+        raise ValueError(f"observation {choices.group!r} is {array}; expected choices from {first} to {last}")
+    return choices(rows)[0] if single else choices(rows)
+
+
+def _group(name: str, array: np.ndarray, spec: TensorSpec, *, choices: bool = False) -> tuple[np.ndarray, bool]:
     """One group, and whether it was a single observation; with `choices`, integers `[N]` are N of them in any case."""
-    array = raw.numpy(force=True) if isinstance(raw, torch.Tensor) else np.asarray(raw)
     shape = tuple(spec.shape)
     integers = array.dtype.kind in "iu" and len(shape) == 1 and shape != (1,)
     if integers and array.ndim == 2 and array.shape[1] == 1:

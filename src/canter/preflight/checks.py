@@ -165,7 +165,7 @@ def _actions(trial: Trial) -> Iterator[Finding]:
         if not action.bounded:
             text = (
                 "not all actions have finite bounds: there the policy's samples, of size about 1 at first, reach the "
-                "environment as drawn. Give the space bounds if it means something else by 1"
+                "environment as drawn, up to a bound. Give the space bounds if it means something else by 1"
             )
             yield Finding("note", "actions", text)
         if any(low >= high for low, high in bounds):

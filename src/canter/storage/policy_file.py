@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from canter.machine import describe_versions
 from canter.nn.actor_critic import ActorCritic, Critic, ModelConfig, Policy
 from canter.plain import from_plain, to_plain
-from canter.specs import ACTION_MASK, EnvSpec
+from canter.specs import ACTION_MASK, EnvSpec, OwnArrays, TensorSpec
 from canter.storage.durable import replace_file
 from canter.storage.tree import Malformed, parse_json, parse_tensors
 from canter.storage.untrusted import read_untrusted
@@ -198,7 +198,7 @@ def describe(
         evaluation=evaluation if evaluation is not None and math.isfinite(evaluation) else None,
         canter=describe_versions().get("canter", "unknown"),
         model=to_plain(model.config),
-        env=spec_to_plain(model.spec),
+        env=spec_to_plain(model.spec) | {"own_arrays": to_plain(model.spec.own_arrays)},
     )
 
 
@@ -268,10 +268,20 @@ def _read(path: Path) -> bytes:
         raise PolicyFileCorrupt(path, f"it cannot be read ({error})") from error
 
 
+def _spec(plain: dict[str, Any], device: torch.device) -> EnvSpec:
+    spec, own = spec_from_plain(plain, device), from_plain(plain.get("own_arrays", {}), OwnArrays())
+    for choices in own.choices:
+        if TensorSpec((sum(choices.options),)) != spec.obs.get(choices.group) or len(choices.start) != len(
+            choices.options
+        ):
+            raise ValueError(f"the choices of {choices.group} are malformed")
+    return replace(spec, own_arrays=own)
+
+
 def _build(path: Path, info: PolicyInfo, device: torch.device) -> ActorCritic:
     """The model that a file describes, without memory for its tensors: the file may claim any size."""
     try:
-        config, spec = from_plain(info.model, ModelConfig()), spec_from_plain(info.env, device)
+        config, spec = from_plain(info.model, ModelConfig()), _spec(info.env, device)
         with torch.device("meta"):
             return config.build(spec)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
