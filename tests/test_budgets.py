@@ -23,11 +23,11 @@ UNPICKLED += tuple(f"compat/rsl_rl/{name}.py" for name in ("checkpoint", "runner
 worker process whose errors may not be sendable."""
 FORBIDDEN = ("pickle", "eval(", "exec(", "yaml.load(", "weights_only=False", "shell=True", "os.system")
 
-CODE_LINES = 27_905
+CODE_LINES = 26_581
 """Of all of `src/canter`, without docstrings, comments and blanks."""
 SLACK = 100
 """How far the code may be below a limit before the limit is lowered."""
-PATH_FILES, PATH_LINES, PATH_CALLED = 40, 3_675, 982
+PATH_FILES, PATH_LINES, PATH_CALLED = 40, 3_567, 958
 """The reading path: files whose functions one iteration of PPO calls, their code lines, and those of the functions.
 `python tests/reading_path.py`."""
 
@@ -35,7 +35,7 @@ FOLDER = 10
 """Source files of a folder besides `__init__.py`."""
 LARGER_FOLDERS = {
     ".": (15, "contracts and plain data of one file each, and the entry points"),
-    "cli": (20, "a file for each command, what reads flags and files, and what answers without torch"),
+    "cli": (16, "a file for each command, what reads flags and files, and what answers without torch"),
     "engines/native": (25, "C: headers that are compiled for float and double, and for each kind of x86 processor"),
     "compat/settings": (12, "a file for each parent's part, and what reads and resolves their files"),
     "envs/tensor": (11, "a file for each environment, and one that draws"),

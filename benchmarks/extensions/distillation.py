@@ -26,9 +26,8 @@ import torch
 import canter
 from canter.nn.rnn import RNNConfig
 from canter.plain import to_plain
-from canter.recipes.classic import cartpole
-from canter.recipes.memory import cartpole_distillation, cartpole_positions
-from canter.recipes.quadrotor import quadrotor_central_value
+from canter.recipes.classic import cartpole, cartpole_distillation, cartpole_positions
+from canter.recipes.extensions import quadrotor_central_value
 from canter.seeding import derive_seed
 from canter.training.trainer import train
 

@@ -47,10 +47,10 @@ STUDIES: dict[str, dict[str, tuple[canter.TrainConfig, float]]] = {
         "deep sea, rnd": searching(recipes.deep_sea()),
     },
     "symmetry": {
-        "swimmer, ppo": (recipes.swimmer(mirrored=False), recipes.SWIMMER_GOAL),
-        "swimmer, symmetry": (recipes.swimmer(), recipes.SWIMMER_GOAL),
-        "quadrotor, ppo": (recipes.quadrotor(mirrored=False), recipes.QUADROTOR_GOAL),
-        "quadrotor, symmetry": (recipes.quadrotor(), recipes.QUADROTOR_GOAL),
+        "swimmer, ppo": (recipes.robot("tensor:swimmer", mirrored=False), recipes.SWIMMER_GOAL),
+        "swimmer, symmetry": (recipes.robot("tensor:swimmer"), recipes.SWIMMER_GOAL),
+        "quadrotor, ppo": (recipes.robot("tensor:quadrotor", mirrored=False), recipes.QUADROTOR_GOAL),
+        "quadrotor, symmetry": (recipes.robot("tensor:quadrotor"), recipes.QUADROTOR_GOAL),
     },
 }
 """Settings, and the return to reach, by name."""

@@ -268,7 +268,7 @@ def fuzz_records(runs: Path, count: int, rng: random.Random) -> Fuzz:
         runs / NAME / RECORD: lambda: run_status(runs / NAME),
         runs / NAME / "metrics.jsonl": lambda: RunFolder(runs / NAME)._forget_after(3) is None,
         runs / NAME / "run.lock": lambda: run_status(runs / NAME),
-        index: lambda: isinstance(hall.entries(), list),
+        index: lambda: isinstance(hall.entries(), tuple),
     }
     (runs / NAME / "run.lock").write_text('{"pid": 1, "host": "x", "since": "", "birth": "", "token": ""}')
     originals = {path: path.read_bytes() for path in readers}

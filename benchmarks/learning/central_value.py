@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 import canter
-from canter.recipes.quadrotor import quadrotor_central_value
+from canter.recipes.extensions import quadrotor_central_value
 from canter.seeding import derive_seed
 from canter.training.trainer import train
 

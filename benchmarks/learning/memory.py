@@ -19,7 +19,7 @@ import torch
 import canter
 from canter.algorithms.ppo import CentralValueConfig
 from canter.nn.network import NetworkConfig
-from canter.recipes.memory import cartpole_positions
+from canter.recipes.classic import cartpole_positions
 from canter.seeding import derive_seed
 from canter.training.trainer import train
 

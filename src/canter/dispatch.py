@@ -40,9 +40,8 @@ class Dispatched(Generic[P, R]):
         return self.plain(*args, **kwargs)
 
 
-def has_kernels(plain: Callable[P, R]) -> Dispatched[P, R]:
-    """Decorator of a plain function that kernels may be entered for."""
-    return Dispatched(plain)
+has_kernels = Dispatched
+"""Decorator of a plain function that kernels may be entered for."""
 
 
 def kernel(of: Callable[..., Any], accepts: Accepts) -> Callable[[Callable[P, R]], Callable[P, R]]:

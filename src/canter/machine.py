@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import math
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,8 @@ def describe_versions() -> dict[str, str]:
     """Versions of Python and of the installed packages that a result may depend on."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return versions
 
 
@@ -36,8 +35,7 @@ def cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    pairs = dict(line.split(":", 1) for line in lines if ":" in line)
-    facts = {key.strip(): value.strip() for key, value in pairs.items()}
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     name = facts.get("model name") or platform.processor() or platform.machine()
     # ARM systems give numbers instead of a name.
     parts = [f"{key} {facts[key]}" for key in ("CPU implementer", "CPU part") if key in facts]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from canter import distributed
 from canter.functional.adam import AdamGroup, adam_step_
+from canter.plain import check_range
 from canter.schedules import AnySchedule, Constant, Event, Linear, StepAt
 from canter.struct import tree_copy_, tree_map
 
@@ -39,11 +40,8 @@ class OptimizerConfig:
             raise ValueError(f"learning_rate.end={self.learning_rate.end} must not be negative")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas} must both lie in 0..1, without 1")
-        for name in ("eps", "max_grad_norm"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay={self.weight_decay} must not be negative")
+        check_range(self, "must be above 0", "eps", "max_grad_norm")
+        check_range(self, "must not be negative", "weight_decay")
 
 
 class ParameterGroup:
@@ -151,5 +149,4 @@ class Optimizer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore in place; tensors keep their addresses."""
-        for name, group in self.groups.items():
-            tree_copy_(group.state(), state[name])
+        tree_copy_(self.living(), state)

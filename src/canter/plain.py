@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -22,6 +22,17 @@ MAX_DEPTH = 50
 """How deep free values may be nested."""
 MAY_BE_INFINITE = frozenset({"max_grad_norm"})
 """Numbers for which infinity has a meaning: no limit."""
+
+RANGES: dict[str, Callable[[Any], bool]] = {
+    "must be at least 1": lambda value: value >= 1,
+    "must be above 0": lambda value: value > 0,
+    "must not be negative": lambda value: value >= 0,
+    "must lie in 0..1": lambda value: 0 <= value <= 1,
+    "must lie in 0..1, without 1": lambda value: 0 <= value < 1,
+    "must lie above 0 and up to 1": lambda value: 0 < value <= 1,
+    "must be widths of at least 1": lambda values: all(value >= 1 for value in values),
+}
+"""What numbers may be asked for, in the words of the refusal."""
 
 _FLOAT_TEXT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
@@ -37,19 +48,21 @@ class ConfigError(ValueError):
         self.key = key
 
 
-def to_plain(config: Any) -> dict[str, Any]:
-    """All settings as nested mappings, lists, strings, numbers, booleans and None."""
-    return _section_to_plain(config, "")
+def to_plain(config: Any, key: str = "") -> dict[str, Any]:
+    """All settings as nested mappings, lists, strings, numbers, booleans and None; errors name them under `key`."""
+    hints = _hints(type(config))
+    return {name: _value_to_plain(getattr(config, name), hint, _join(key, name)) for name, hint in hints.items()}
 
 
-def from_plain(plain: Any, base: C) -> C:
-    """`base` with the settings of a (partial) mapping put over it.
+def from_plain(plain: Any, base: C | type[C]) -> C:
+    """`base` with the settings of a (partial) mapping put over it; of a class, what has no default must be given.
 
     Mappings merge, also into a schedule of the same kind; lists and free mappings such as `env.options` replace.
     """
     if not isinstance(plain, Mapping):
         raise ConfigError(f"expected a mapping of settings, got {_show(plain)}")
-    return _merge(plain, type(base), base, "")
+    cls: Any = base if isinstance(base, type) else type(base)
+    return _merge(plain, cls, None if cls is base else base, "")
 
 
 def config_keys(cls: type) -> dict[str, Any]:
@@ -131,13 +144,17 @@ def check_settings(cls: Any) -> None:
     own = vars(cls).get("__dataclass_params__") if isinstance(cls, type) else None
     if own is None or not own.frozen:
         raise TypeError(f"expected settings, a class under @dataclass(frozen=True), got {cls!r}")
-    if "kind" in _fields(cls):
+    if any(field.name == "kind" for field in fields(cls)):
         raise TypeError(f"{cls.__name__}.kind: in settings files that word says which class is meant")
 
 
-def _section_to_plain(section: Any, key: str) -> dict[str, Any]:
-    hints = _hints(type(section))
-    return {name: _value_to_plain(getattr(section, name), hint, _join(key, name)) for name, hint in hints.items()}
+def check_range(settings: Any, rule: str, *names: str) -> None:
+    """Refuse settings of these names that break a rule of `RANGES`; null breaks none."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and not RANGES[rule](value):
+            or_null = ", or null" if accepts_none(_hints(type(settings))[name]) else ""
+            raise ValueError(f"{name}={value} {rule}{or_null}")
 
 
 def _value_to_plain(value: Any, hint: Any, key: str) -> Any:
@@ -146,7 +163,7 @@ def _value_to_plain(value: Any, hint: Any, key: str) -> Any:
         return [_value_to_plain(item, inner, f"{key}[{i}]") for i, item in enumerate(value)]
     if not is_dataclass(value):
         return _free(value, key)
-    plain, registry = _section_to_plain(value, key), registry_in(hint)
+    plain, registry = to_plain(value, key), registry_in(hint)
     if registry is None:
         return plain
     if type(value) is _bare(registry):
@@ -170,18 +187,16 @@ def _merge(
     plain: Mapping[Any, Any], cls: type[C], base: C | None, key: str, *, kinds: Mapping[str, type] | None = None
 ) -> C:
     """An instance of `cls`: the given settings, then those of `base`, then the defaults."""
-    hints, values = _hints(cls), {} if base is None else {name: getattr(base, name) for name in _hints(cls)}
+    hints = _hints(cls)
+    values = _defaults(cls) if base is None else {name: getattr(base, name) for name in hints}
     for name, value in plain.items():
         path = _join(key, name)
         if name not in hints:
-            deeper = [_join(key, inner) for inner in config_keys(cls) if inner.endswith(f".{name}")]
-            meant = f"did you mean {' or '.join(deeper[:3])}?" if deeper else nearest(_name(name), hints)
-            raise ConfigError(f"{path}: unknown key, {_where_else(name, kinds or {}) or meant}", path)
-        current = values[name] if base is not None else _default(_fields(cls)[name])
-        values[name] = _convert(value, hints[name], current, path)
-    missing = [name for name in hints if name not in values and _default(_fields(cls)[name]) is MISSING]
-    if missing:
-        raise ConfigError(f"{_join(key, missing[0])}: needs a value", key)
+            raise ConfigError(f"{path}: unknown key, {_meant(name, cls, key, kinds or {})}", path)
+        values[name] = _convert(value, hints[name], values.get(name), path)
+    missing = next((name for name in hints if name not in values), None)
+    if missing is not None:
+        raise ConfigError(f"{_join(key, missing)}: needs a value", key)
     try:
         return cls(**values)
     except ValueError as error:
@@ -192,10 +207,13 @@ def _merge(
         raise ConfigError(message if named else f"{key}: {message}", key) from error
 
 
-def _where_else(name: Any, kinds: Mapping[str, type]) -> str:
-    """The advice when a key belongs to another kind than the one at hand; empty when it belongs to none."""
-    having = [kind for kind, cls in kinds.items() if name in _hints(cls)]
-    return f"it belongs to kind {' or '.join(having)}: set kind too" if having else ""
+def _meant(name: Any, cls: type, key: str, kinds: Mapping[str, type]) -> str:
+    """The advice about an unknown key: the kinds that have it, where it is further down, or what looks like it."""
+    if having := [kind for kind, other in kinds.items() if name in _hints(other)]:
+        return f"it belongs to kind {' or '.join(having)}: set kind too"
+    if deeper := [_join(key, inner) for inner in config_keys(cls) if inner.endswith(f".{name}")]:
+        return f"did you mean {' or '.join(deeper[:3])}?"
+    return nearest(_name(name), _hints(cls))
 
 
 def _convert(value: Any, hint: Any, current: Any, key: str) -> Any:
@@ -344,17 +362,14 @@ def _name(name: Any) -> str:
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
-    return {name: hints[name] for name, field in _fields(cls).items() if field.init}
+    return {field.name: hints[field.name] for field in fields(cls) if field.init}
 
 
-@cache
-def _fields(cls: Any) -> dict[str, Field[Any]]:
-    return {field.name: field for field in fields(cls)}
-
-
-def _default(field: Field[Any]) -> Any:
-    """The default of a field; MISSING where it has none."""
-    return field.default_factory() if field.default_factory is not MISSING else field.default
+def _defaults(cls: Any) -> dict[str, Any]:
+    """The fields of a dataclass that have a default, and those."""
+    own = {field.name: field for field in fields(cls) if field.init}
+    made = {name: field.default_factory() for name, field in own.items() if field.default_factory is not MISSING}
+    return {name: field.default for name, field in own.items() if field.default is not MISSING} | made
 
 
 def _members(hint: Any) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from canter.dispatch import has_kernels
-from canter.plain import check_settings
+from canter.plain import check_range, check_settings
 from canter.registry import Registry
 
 Event = Literal["minibatch", "step", "epoch", "update"]
@@ -67,15 +67,10 @@ class Constant:
         """Nothing to do."""
 
 
-@schedules.register("linear")
-@dataclass(frozen=True)
-class Linear:
-    """Moves in a straight line from `start` to `end` over the run."""
+class _FromStart:
+    """What schedules have in common that begin at `start`; nothing moves the number unless one of them says how."""
 
     start: float
-    """The number at the start of the run."""
-    end: float = 0.0
-    """The number at its end."""
 
     @property
     def initial(self) -> float:
@@ -83,16 +78,30 @@ class Linear:
         return self.start
 
     def set_(self, value: Tensor, progress: Tensor) -> None:
-        """A function of absolute progress, so that a resumed run continues on the same line."""
-        value.copy_(self.start + (self.end - self.start) * progress.clamp(0, 1))
+        """Nothing to do."""
 
     def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
         """Nothing to do."""
 
 
+@schedules.register("linear")
+@dataclass(frozen=True)
+class Linear(_FromStart):
+    """Moves in a straight line from `start` to `end` over the run."""
+
+    start: float
+    """The number at the start of the run."""
+    end: float = 0.0
+    """The number at its end."""
+
+    def set_(self, value: Tensor, progress: Tensor) -> None:
+        """A function of absolute progress, so that a resumed run continues on the same line."""
+        value.copy_(self.start + (self.end - self.start) * progress.clamp(0, 1))
+
+
 @schedules.register("step")
 @dataclass(frozen=True)
-class StepAt:
+class StepAt(_FromStart):
     """Stays at `start`, and at `end` from the share `at` of the run on."""
 
     start: float
@@ -107,17 +116,9 @@ class StepAt:
         if not 0 < self.at < 1:
             raise ValueError(f"at={self.at} must lie between 0 and 1")
 
-    @property
-    def initial(self) -> float:
-        """The start."""
-        return self.start
-
     def set_(self, value: Tensor, progress: Tensor) -> None:
         """A function of absolute progress, so that a resumed run changes at the same moment."""
         value.copy_(torch.where(progress < self.at, self.start, self.end))
-
-    def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
-        """Nothing to do."""
 
 
 @has_kernels
@@ -135,7 +136,7 @@ def follow_kl_(value: Tensor, kl: Tensor, target: float, factor: float, minimum:
 
 @schedules.register("adaptive_kl")
 @dataclass(frozen=True)
-class AdaptiveKL:
+class AdaptiveKL(_FromStart):
     """Keeps the policy's step size near a target: lower above `2 * target_kl`, higher below `target_kl / 2`."""
 
     start: float
@@ -157,23 +158,13 @@ class AdaptiveKL:
         """Refuse a start outside the bounds, and a factor that would change nothing."""
         if not self.factor > 1:
             raise ValueError(f"factor={self.factor} must be above 1")
-        if not self.target_kl > 0:
-            raise ValueError(f"target_kl={self.target_kl} must be above 0")
+        check_range(self, "must be above 0", "target_kl")
         if not 0 < self.minimum <= self.start <= self.maximum:
             raise ValueError(
                 f"AdaptiveKL: start={self.start} must lie in minimum..maximum = {self.minimum}..{self.maximum}"
             )
 
-    @property
-    def initial(self) -> float:
-        """The start."""
-        return self.start
-
-    def set_(self, value: Tensor, progress: Tensor) -> None:
-        """Nothing to do: only the KL moves it."""
-
     def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
         """Change the number once, at the event that was chosen."""
-        if event != self.every:
-            return
-        follow_kl_(value, kl, self.target_kl, self.factor, self.minimum, self.maximum)
+        if event == self.every:
+            follow_kl_(value, kl, self.target_kl, self.factor, self.minimum, self.maximum)

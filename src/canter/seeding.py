@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from canter import distributed
 
 Purpose = Literal["init", "policy", "shuffle", "env", "eval", "opponents", "extensions"]
-PURPOSES: tuple[Purpose, ...] = ("init", "policy", "shuffle", "env", "eval", "opponents", "extensions")
+PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
 def derive_seed(seed: int, purpose: Purpose) -> int:

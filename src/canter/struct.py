@@ -91,16 +91,7 @@ def may_hold(flags: Tensor) -> bool:
 
 def tree_copy_(target: Any, source: Any) -> None:
     """Copy every tensor of `source` into the memory of the matching tensor of `target`."""
-    if isinstance(target, Tensor):
-        target.copy_(source, non_blocking=True)
-    elif isinstance(target, dict):
-        for key, leaf in target.items():
-            tree_copy_(leaf, source[key])
-    elif isinstance(target, TensorStruct):
-        for name in target.__dataclass_fields__:
-            tree_copy_(getattr(target, name), getattr(source, name))
-    else:
-        tree_map(tree_copy_, target, source)
+    tree_map(lambda into, of: into.copy_(of, non_blocking=True), target, source)
 
 
 @dataclass

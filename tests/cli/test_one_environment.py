@@ -42,10 +42,10 @@ def builds(monkeypatch):
 
 def seen(env, steps=24):
     """What an environment shows in random steps after `reset(7)`."""
-    act, generator, obs = random_actions(env.spec), torch.Generator().manual_seed(0), env.reset(7)
+    generator, obs = torch.Generator().manual_seed(0), env.reset(7)
     shown = [*(group.clone() for group in obs.values())]
     for _ in range(steps):
-        step = env.step(act(obs, generator))
+        step = env.step(random_actions(env.spec, obs, generator))
         obs = step.obs
         shown += [step.reward.clone(), step.terminated.clone(), *(group.clone() for group in obs.values())]
     return shown

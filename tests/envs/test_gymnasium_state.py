@@ -6,7 +6,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
-from canter.envs.gymnasium_state import StateUnavailable, capture, restore
+from canter.envs.gymnasium_state import StateUnavailable, as_tree, obstacle, restore, snapshot
 
 MUJOCO = ["Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"]
 MUJOCO = [f"{name}-v5" for name in [*MUJOCO, "Pusher", "Reacher", "Swimmer", "Walker2d"]]
@@ -16,6 +16,10 @@ MODES = ["NextStep", "SameStep", "Disabled"]
 
 def make(env_id, num_envs=2, mode="SameStep", **kwargs):
     return gymnasium.make_vec(env_id, num_envs, "sync", {"autoreset_mode": mode}, **kwargs)
+
+
+def capture(env):
+    return as_tree(snapshot(env))
 
 
 def play(env, actions):
@@ -120,9 +124,9 @@ def test_a_wrapper_takes_part_by_naming_its_attributes():
     ],
     ids=["own", "wrapper", "vector_entry_point", "vector_wrapper", "async"],
 )
-def test_what_is_not_known_gives_none(make_env):
+def test_what_is_not_known_is_an_obstacle(make_env):
     env = make_env()
-    assert capture(env) is None
+    assert obstacle(env) is not None
     with pytest.raises(StateUnavailable):
         restore(env, {})
     env.close()

@@ -12,8 +12,9 @@ from canter.algorithms.ppo import PPOConfig
 from canter.compat import task_settings
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
+from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.robots import isaaclab
-from canter.specs import TrainingProgress
+from canter.specs import TrainingProgress, begins_anew
 from canter.training.rescue import RunFailed
 from canter.training.trainer import Trainer
 
@@ -145,6 +146,13 @@ def test_a_log_is_reported_once_though_it_stays():
     assert all(value.shape == () and value.dtype == torch.float32 for value in step.metrics.values())
     later = env.step(torch.zeros(6, 2))
     assert env.env.extras["log"] and later.metrics == {}
+
+
+def test_a_deadline_hides_not_that_training_leaves_a_trace():
+    env = FiniteHorizon(build())
+    assert begins_anew(env)
+    env.env.set_progress(START)
+    assert not begins_anew(env)
 
 
 def test_episodes_have_random_ages_in_training_only():

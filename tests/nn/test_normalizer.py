@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -124,3 +126,17 @@ def test_identity_leaves_everything_as_it_is():
     identity.update(x)
     assert torch.equal(identity(x), x)
     assert torch.equal(identity.inverse(x), x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"clip": 0.0}, r"clip=0\.0 must be above 0, or null"),
+        ({"clip": math.nan}, "clip=nan must be above 0, or null"),
+        ({"eps": -1.0}, r"eps=-1\.0 must be finite and not negative"),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=message):
+        NormalizerConfig(**settings)
+    assert NormalizerConfig(clip=None).clip is None

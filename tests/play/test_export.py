@@ -138,7 +138,7 @@ def test_an_onnx_file_equals_the_policy_on_1000_observations(name, exported):
     assert about["path"] == "policy.onnx"  # where it lies is nobody's business
     inside = json.loads(session.get_modelmeta().custom_metadata_map["canter"])
     assert {key: about[key] for key in inside} == inside
-    assert inside.keys() == {"format", "env", "action", "inputs", "outputs", "versions"}
+    assert inside.keys() == {"format", "env", "action", "own_arrays", "inputs", "outputs", "versions"}
 
 
 @pytest.mark.parametrize("name", ["tanh_gaussian", "categorical-masked", "image", "lstm"])

@@ -198,10 +198,25 @@ class Spoilt(CartPole):
 
 
 def test_a_lost_last_observation_is_noticed():
-    found = [finding for finding in examine(Spoilt(4, "cpu")) if finding.subject == "autoreset"]
+    found = [finding for finding in examine(Spoilt(4, "cpu"), 0)[0] if finding.subject == "autoreset"]
     assert [finding.level for finding in found] == ["ok", "warning"]
     assert "the true last one is lost" in found[1].text
-    assert {finding.level for finding in examine(CartPole(4, "cpu"))} == {"ok"}
+    assert {finding.level for finding in examine(CartPole(4, "cpu"), 0)[0]} == {"ok"}
+
+
+class NanInTheEnd(CartPole):
+    """Only what an episode ends with is NaN."""
+
+    def step(self, action):
+        step = super().step(action)
+        last = {name: torch.full_like(group, torch.nan) for name, group in step.obs.items()}
+        return replace(step, final_obs=last)
+
+
+def test_a_last_observation_that_is_nan_is_found_among_the_observations():
+    (found,) = examine(NanInTheEnd(4, "cpu"), 0)[0]
+    assert (found.level, found.subject) == ("error", "observations")
+    assert "gave final observation 'policy' component [0] = nan after" in found.text
 
 
 class Unmarked:
@@ -222,7 +237,7 @@ class Unmarked:
 
 
 def test_a_reset_row_that_is_not_marked_is_an_error():
-    errors = [finding for finding in examine(Unmarked()) if finding.level == "error"]
+    errors = [finding for finding in examine(Unmarked(), 0)[0] if finding.level == "error"]
     assert len(errors) == 1
     assert "its next row is marked valid" in errors[0].text
 
@@ -230,7 +245,7 @@ def test_a_reset_row_that_is_not_marked_is_an_error():
 def test_a_simulator_may_lose_the_last_observation_if_its_spec_says_so():
     env = Unmarked()
     env.spec = replace(env.spec, final_obs="unknown")
-    found = examine(env)
+    found = examine(env, 0)[0]
     assert {finding.level for finding in found} == {"ok"}
     assert any("restarts within the same step" in finding.text for finding in found)
 
@@ -238,4 +253,4 @@ def test_a_simulator_may_lose_the_last_observation_if_its_spec_says_so():
 def test_a_broken_contract_is_an_error():
     env = Unmarked()
     env.spec = replace(env.spec, final_obs="separate")
-    assert [(f.level, "without Step.final_obs" in f.text) for f in examine(env)] == [("error", True)]
+    assert [(f.level, "without Step.final_obs" in f.text) for f in examine(env, 0)[0]] == [("error", True)]

@@ -16,8 +16,8 @@ def spec_of(action, obs=None):
 
 
 def draws(spec, obs=None, times=20):
-    act, generator = random_actions(spec), torch.Generator().manual_seed(0)
-    return torch.cat([act(obs or {}, generator) for _ in range(times)])
+    generator = torch.Generator().manual_seed(0)
+    return torch.cat([random_actions(spec, obs or {}, generator) for _ in range(times)])
 
 
 def test_continuous_actions_fill_their_bounds_and_are_normal_without():

@@ -71,30 +71,30 @@ def test_a_curve_is_the_middle_of_the_seeds_on_a_common_grid(run_of):
     # Four seeds that rise at 1, 2, 3 and 100 per row; the middle half is 2 and 3.
     (group,) = group_runs([run_of(f"s{k}", *(k * np.arange(1.0, 6.0)), seed=k) for k in (1, 2, 3, 100)])
     found = curve(group, "return")
-    assert len(found.steps) == GRID and (found.steps[0], found.steps[-1]) == (100, 500)
-    assert found.center == pytest.approx(2.5 * found.steps / 100)
+    assert len(found.x) == GRID and (found.x[0], found.x[-1]) == (100, 500)
+    assert found.y == pytest.approx(2.5 * found.x / 100)
     # Of four draws the slowest seed is taken three times or more with probability 13/256, which is above 2.5 %, and
     # then it is the middle half; so is the fastest.
-    assert found.low == pytest.approx(found.steps / 100)
-    assert found.high == pytest.approx(found.steps)
+    assert found.low == pytest.approx(found.x / 100)
+    assert found.high == pytest.approx(found.x)
 
 
 def test_the_curve_begins_where_all_seeds_are_and_goes_on_to_the_end_of_the_last(run_of):
     late = [row(1, None), row(2, None), *(row(number, 4.0) for number in range(3, 7))]
     (group,) = group_runs([run_of("short", 2.0, 2.0, 2.0, 2.0, seed=1), run_of("late", rows=late, seed=2)])
     found = curve(group, "return")
-    assert (found.steps[0], found.steps[-1]) == (300, 600)
-    assert found.center.tolist() == [3.0 if step <= 400 else 4.0 for step in found.steps]
-    assert len(found.steps) == GRID
+    assert (found.x[0], found.x[-1]) == (300, 600)
+    assert found.y.tolist() == [3.0 if step <= 400 else 4.0 for step in found.x]
+    assert len(found.x) == GRID
     by_time = curve(group, "return", "seconds")
-    assert (by_time.steps[0], by_time.steps[-1]) == (6, 12)
-    assert set(by_time.center.tolist()) == {3.0}  # the short one keeps its last value
+    assert (by_time.x[0], by_time.x[-1]) == (6, 12)
+    assert set(by_time.y.tolist()) == {3.0}  # the short one keeps its last value
 
 
 def test_one_run_is_its_own_curve_and_none_is_none(run_of):
     (group,) = group_runs([run_of("one", 1.0, 5.0)])
     found = curve(group, "return")
-    assert (found.center.tolist(), found.low) == ([1, 5], None)
+    assert (found.y.tolist(), found.low) == ([1, 5], None)
     assert curve(group, "nothing") is None
     (group,) = group_runs([run_of("x", 1.0, seed=1), run_of("y", rows=[row(7, 2.0)], seed=2)])
     assert curve(group, "return") is None  # no steps in common

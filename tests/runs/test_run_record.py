@@ -8,7 +8,7 @@ import pytest
 
 from canter.recipes import preset_for
 from canter.runs.run_folder import RunFolder
-from canter.runs.run_record import read_record, run_status
+from canter.runs.run_record import RunRecord, read_record, run_status, write_score
 from canter.training.trainer import RunStopped, train
 
 
@@ -106,3 +106,10 @@ def test_a_record_that_cannot_be_written_costs_nothing_else(tmp_path, caplog):
     train(config_for(1), folder=RunFolder(tmp_path))
     assert "run.json could not be written" in caplog.text
     assert RunFolder(tmp_path).store.steps() == [1]
+
+
+def test_a_score_that_is_no_number_costs_the_score_and_not_the_record(tmp_path, caplog):
+    RunRecord(tmp_path).note(status="finished")
+    write_score(tmp_path, {"mean": float("nan")})
+    assert read_record(tmp_path) == {"status": "finished"}
+    assert "could not be written" in caplog.text

@@ -87,6 +87,7 @@ DAMAGES = {
     "pipe": pipe,
     "empty manifest": lambda path: (path / "manifest.json").write_text(""),
     "huge manifest": lambda path: (path / "manifest.json").write_text(" " * 100_000),
+    "nested manifest": lambda path: (path / "manifest.json").write_text("[" * 2000 + "]" * 2000),
     "newer schema": manifest(lambda content: content.update(schema=2)),
     "boolean schema": manifest(lambda content: content.update(schema=True)),
     "leads out of the folder": manifest(lambda c: c["files"].update({"../x": c["files"].pop("state.json")})),

@@ -16,7 +16,8 @@ from canter.nn.actor_critic import Policy
 from canter.plain import check_settings
 from canter.registry import Registry
 from canter.specs import EnvSpec, Symmetry
-from canter.struct import Metrics, Obs, State, TensorStruct
+from canter.storage.validity import check_same_shape
+from canter.struct import Metrics, Obs, State, TensorStruct, tree_copy_, tree_map
 
 RecordT = TypeVar("RecordT", bound=TensorStruct)
 
@@ -96,6 +97,8 @@ class Algorithm(Protocol[RecordT]):
     """Whether `act` reads `reset`; where it does not, that is found out for a whole rollout at once, afterwards."""
     shares_rows: bool = False
     """Whether a wide network's update is worth several threads on a CPU however short a rollout is."""
+    streams: tuple[str, ...] = ()
+    """Names of the attributes that are random streams, `torch.Generator`; their states are saved by these names."""
 
     @property
     def acting(self) -> Policy:
@@ -122,7 +125,7 @@ class Algorithm(Protocol[RecordT]):
 
     def generators(self) -> list[torch.Generator]:
         """The random streams that `act` and `update` draw from."""
-        return []
+        return [getattr(self, name) for name in self.streams]
 
     def use_engine(self, name: EngineName) -> None:
         """Compute by this engine from now on; raises ValueError where it cannot. Called before anything is learned."""
@@ -155,12 +158,17 @@ class Algorithm(Protocol[RecordT]):
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next update depends on."""
-        ...
+        """Everything that the next update depends on: copies of what is `living`, and the random states."""
+        random = {name: getattr(self, name).get_state() for name in self.streams}
+        return tree_map(torch.clone, self.living()) | random
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state; tensors keep their addresses."""
-        ...
+        living = self.living()
+        check_same_shape("the state of the algorithm", {name: state[name] for name in living}, living)
+        tree_copy_(living, state)
+        for name in self.streams:
+            getattr(self, name).set_state(state[name])
 
 
 class AlgorithmConfig(Protocol):
@@ -195,20 +203,17 @@ def title_of(config: AlgorithmConfig) -> str:
 
 def plan_of(config: AlgorithmConfig) -> RolloutPlan:
     """How an algorithm learns from a rollout, as far as its settings tell."""
-    plan = getattr(config, "plan", None)
-    return RolloutPlan(horizon=config.horizon) if plan is None else plan()
+    return getattr(config, "plan", lambda: RolloutPlan(horizon=config.horizon))()
 
 
 def unused_by(config: AlgorithmConfig, spec: EnvSpec) -> list[str]:
     """A line for each setting that was changed and has no part in this configuration."""
-    unused = getattr(config, "unused", None)
-    return [] if unused is None else unused(spec)
+    return getattr(config, "unused", lambda spec: [])(spec)
 
 
 def symmetries_of(config: Any, spec: EnvSpec) -> tuple[Symmetry, ...]:
     """Symmetries of an environment that an algorithm makes use of, to be proven before a run."""
-    symmetries = getattr(config, "symmetries", None)
-    return () if symmetries is None else symmetries(spec)
+    return getattr(config, "symmetries", lambda spec: ())(spec)
 
 
 def declared_by(config: Any) -> Declared:

@@ -16,7 +16,7 @@ from canter import distributed
 from canter.data.rollout import Rollout
 from canter.functional.order import Shuffle, epoch_orders
 from canter.optim import Optimizer
-from canter.struct import Metrics, TensorStruct
+from canter.struct import Metrics, TensorStruct, tree_leaves
 
 Batch = TypeVar("Batch", bound=TensorStruct)
 BatchIn = TypeVar("BatchIn", bound=TensorStruct, contravariant=True)
@@ -101,7 +101,7 @@ class Phase(Generic[Batch]):
         totals, steps, may_stop = WeightedMean(), WeightedMean(), self.target_kl < float("inf")
         stopped = torch.zeros((), dtype=torch.bool, device=self.generator.device)
         kl = stopped.float() if kl is None else kl
-        weight, rows, sequences = (~stopped).float(), self.source.begin(batch), batch_size(batch)
+        weight, rows, sequences = (~stopped).float(), self.source.begin(batch), tree_leaves(batch)[0].shape[1]
         orders = epoch_orders(self.shuffle, sequences, self.num_envs, self.generator, self.num_minibatches, self.blocks)
         if self.draw is not None and sequences % self.num_minibatches:
             raise ValueError(f"{self.name}: num_minibatches={self.num_minibatches} must divide its {sequences} rows")
@@ -124,8 +124,8 @@ class Phase(Generic[Batch]):
                     # A tensor that blocks the step, alike on all ranks: nothing waits for the host.
                     stopped = stopped | ~(kl <= self.target_kl)
                     weight = (~stopped).float()
-                if may_stop and self._host_stops(stopped):
-                    break
+                    if self._host_stops(stopped):
+                        break
                 if totals.rows:  # before the first step the KL is rounding error only
                     optimizer.observe_(kl, "minibatch")
                 totals.add(metrics, weight)
@@ -150,10 +150,3 @@ def count_valid(batch: TensorStruct, indices: Tensor) -> Tensor:
     if valid is None:
         return torch.ones_like(indices[:, 0], dtype=torch.float32)
     return valid.sum(0, dtype=torch.float32)[indices].sum(-1)
-
-
-def batch_size(batch: TensorStruct) -> int:
-    """S, the number of sequences in a batch of `[L, S, ...]` tensors."""
-    sizes: list[int] = []
-    batch.map(lambda x: sizes.append(x.shape[1]) or x)
-    return sizes[0]

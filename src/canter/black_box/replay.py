@@ -5,9 +5,10 @@ T steps, N environments, L sequence length, B sequences in a minibatch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from canter.algorithms.base import Algorithm
-from canter.black_box.trace import Origin, Trace
+from canter.black_box.trace import Origin, Trace, is_spoilt
 from canter.data.rollout import Rollout
 from canter.envs.gymnasium_contract import place_of, text_of
 from canter.optim import Optimizer
@@ -47,8 +48,8 @@ class Explanation:
 class Found(Exception):
     """Ends a replay."""
 
-    def __init__(self, tensor: Tensor, step: int | None = None) -> None:
-        self.tensor, self.step = tensor, step
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
 
 
 def explain(config: RunConfig, box: dict[str, Any], env: Env | None = None) -> Explanation:
@@ -58,7 +59,7 @@ def explain(config: RunConfig, box: dict[str, Any], env: Env | None = None) -> E
     environment's state was kept.
     """
     spec = box_spec(box["about"]["env_spec"])
-    spoilt = [name for name, leaf in flatten(box["algorithm"]).items() if _spoilt(leaf)]
+    spoilt = [name for name, leaf in flatten(box["algorithm"]).items() if is_spoilt(leaf)]
     if spoilt:
         return Explanation("state", f"the state before the iteration was not finite already: {', '.join(spoilt[:5])}")
     if box["rollout"] is None:
@@ -66,7 +67,10 @@ def explain(config: RunConfig, box: dict[str, Any], env: Env | None = None) -> E
         return Explanation("unknown", text)
     algorithm = config.algorithm.build(spec, config.seed)
     algorithm.use_engine("autograd")
-    _load(algorithm, box)
+    algorithm.load_state_dict(_fitting(box["algorithm"], algorithm.state_dict()))
+    for generator, state in zip(algorithm.generators(), box.get("random", ()), strict=False):
+        generator.set_state(_fitting(state, generator.get_state()))
+    algorithm.set_progress(box["about"]["progress"])
     rollout = _rollout(algorithm, spec, box["rollout"])
     steps = box.get("collector", {}).get("steps_before", 0)
     first = box["about"].get("rank", 0) * spec.num_envs
@@ -77,13 +81,14 @@ def explain(config: RunConfig, box: dict[str, Any], env: Env | None = None) -> E
         name, value, t, row, component = place
         where = f" component {component}" if component else ""
         text = f"environment {row} gave {name}{where} = {value} at its step {steps + t}"
-        inside = _replay_env(config, algorithm, box, env, t) if env is not None else None
-        cause = inside or "what computed it inside of the environment cannot be told"
-        operation, at = (inside.operation, inside.place) if isinstance(inside, Origin) else ("", "")
-        if isinstance(cause, Origin):
-            cause = f"it began with {cause.operation} in {cause.function} ({cause.place})"
-        return Explanation("environment", f"{text}\n{cause}", row, steps + t, operation, at)
+        cause, origin = _replay_env(config, algorithm, box, env, t)
+        return _explained("environment", f"{text}\n{cause}", row, steps + t, origin)
     return _replay_update(algorithm, rollout, steps, first)
+
+
+def _explained(kind: str, text: str, env: int | None, step: int | None, origin: Origin | None) -> Explanation:
+    operation, place = ("", "") if origin is None else (origin.operation, origin.place)
+    return Explanation(kind, text, env, step, operation, place)
 
 
 def box_spec(plain: dict[str, Any]) -> EnvSpec:
@@ -96,7 +101,7 @@ Place = tuple[str, float, int, int, list[int]]
 """Name, value, step, environment and component."""
 
 
-def first_in(rollout: Rollout[Any], first: int = 0) -> Place | None:
+def first_in(rollout: Rollout[Any], first: int) -> Place | None:
     """The first number of a rollout that is not finite; its environments are counted from `first` on."""
     found = []
     for name, values in floats_seen(rollout).items():
@@ -105,13 +110,6 @@ def first_in(rollout: Rollout[Any], first: int = 0) -> Place | None:
             t, row, *component = (int(i) for i in np.unravel_index(int(place), values.shape))
             found.append((name, value, t, first + row, component))
     return min(found, key=lambda item: moment(item[0], item[2]), default=None)
-
-
-def _load(algorithm: Algorithm[Any], box: dict[str, Any]) -> None:
-    algorithm.load_state_dict(_fitting(box["algorithm"], algorithm.state_dict()))
-    for generator, state in zip(algorithm.generators(), box.get("random", ()), strict=False):
-        generator.set_state(_fitting(state, generator.get_state()))
-    algorithm.set_progress(box["about"]["progress"])
 
 
 def _fitting(saved: Any, own: Any) -> Any:
@@ -143,55 +141,54 @@ def _replay_act(algorithm: Algorithm[Any], rollout: Rollout[Any], place: Place, 
     state = tree_map(lambda x: x[t // algorithm.sequence_length], rollout.state)
     with Trace() as trace:
         sent, record, _ = algorithm.act(rollout.obs_at(t), state, rollout.reset[t])
-        origin = next((o for o in map(trace.origin_of, [sent, *tree_leaves(record)]) if o is not None), None)
-    if origin is None:
-        return Explanation("policy", text, row, steps + t)
-    text += f"\nit began with {origin.operation} in {origin.function} ({origin.place})"
-    return Explanation("policy", text, row, steps + t, origin.operation, origin.place)
+        origin = trace.origin_of(sent, *tree_leaves(record))
+    text += "" if origin is None else f"\nit began with {origin}"
+    return _explained("policy", text, row, steps + t, origin)
 
 
 def _replay_update(algorithm: Algorithm[Any], rollout: Rollout[Any], steps: int, first: int) -> Explanation:
     """Learn from the rollout again, watched, until an optimiser would have to take a step that is not finite."""
-    with Trace() as trace, _steps_refused():
+    usual = Optimizer.step
+
+    def refused(self: Optimizer, skip: Tensor) -> dict[str, Tensor]:
+        for adam in self.adams:
+            if is_spoilt(adam.gradient):
+                raise Found(adam.gradient)
+        return usual(self, skip)
+
+    with Trace() as trace, _replaced(Optimizer, "step", refused):
         try:
             metrics = algorithm.update(rollout)
         except Found as found:
             origin = trace.origin_of(found.tensor)
         else:
-            after = [*metrics.values(), *(x for x in flatten(algorithm.state_dict()).values() if isinstance(x, Tensor))]
-            spoilt = [x for x in after if _spoilt(x)]
+            after = [*metrics.values(), *flatten(algorithm.state_dict()).values()]
+            spoilt = [x for x in after if is_spoilt(x)]
             if not spoilt:
                 text = "the update was played again by the autograd engine, and everything in it was finite"
                 return Explanation("unknown", text)
-            origin = next((o for o in map(trace.origin_of, spoilt) if o is not None), None)
+            origin = trace.origin_of(*spoilt)
     if origin is None:
         return Explanation("update", "a gradient was not finite, and no single operation began it")
     row = _row_of(origin, rollout, algorithm.sequence_length)
     value = origin.value[~torch.isfinite(origin.value)].flatten()[0].item()
     text = f"{origin.operation} gave {value} in {origin.function} ({origin.place}), from numbers that were all finite"
     if row is None:
-        return Explanation("update", text, None, None, origin.operation, origin.place)
-    t, env = row[0], first + row[1]
-    text += f"\nthe first row of it is of environment {env} at its step {steps + t}"
-    return Explanation("update", text, env, steps + t, origin.operation, origin.place)
+        return _explained("update", text, None, None, origin)
+    step, env = steps + row[0], first + row[1]
+    text += f"\nthe first row of it is of environment {env} at its step {step}"
+    return _explained("update", text, env, step, origin)
 
 
 @contextmanager
-def _steps_refused() -> Iterator[None]:
-    """Optimisers raise `Found` where they would leave out a step."""
-    usual = Optimizer.step
-
-    def step(self: Optimizer, skip: Tensor) -> dict[str, Tensor]:
-        for adam in self.adams:
-            if _spoilt(adam.gradient):
-                raise Found(adam.gradient)
-        return usual(self, skip)
-
-    Optimizer.step = step
+def _replaced(owner: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
+    """Something else in the place of a method of `owner`, for a while."""
+    usual = getattr(owner, name)
+    setattr(owner, name, other)
     try:
         yield
     finally:
-        Optimizer.step = usual
+        setattr(owner, name, usual)
 
 
 def _row_of(origin: Origin, rollout: Rollout[Any], length: int) -> tuple[int, int] | None:
@@ -213,47 +210,30 @@ def _row_of(origin: Origin, rollout: Rollout[Any], length: int) -> tuple[int, in
     return chunk * length + t, env
 
 
-class _Watched:
-    """An environment that ends the replay with what it gives, if that is not finite."""
-
-    def __init__(self, env: Env, at: int) -> None:
-        self.env, self.at, self.spec, self.count = env, at, env.spec, 0
-        for name in ("state_dict", "load_state_dict", "resumes"):
-            if hasattr(env, name):
-                setattr(self, name, getattr(env, name))
-
-    def reset(self, seed: int | None = None) -> Any:
-        return self.env.reset(seed)
-
-    def close(self) -> None:
-        """It is not this one's to close."""
-
-    def step(self, action: Tensor) -> Step:
-        strict = "raise" if self.count >= self.at else "warn"
-        self.count += 1
-        with np.errstate(divide=strict, over=strict, invalid=strict):
-            step = self.env.step(action)
-        for leaf in (step.reward, *step.obs.values(), *(step.final_obs or {}).values()):
-            if _spoilt(leaf):
-                raise Found(leaf, self.count - 1)
-        return step
-
-
 def _replay_env(
-    config: RunConfig, algorithm: Algorithm[Any], box: dict[str, Any], env: Env, t: int
-) -> Origin | str | None:
-    """Take the steps of the rollout again, watched; None where the environment's state was not kept."""
+    config: RunConfig, algorithm: Algorithm[Any], box: dict[str, Any], env: Env | None, t: int
+) -> tuple[str, Origin | None]:
+    """Take the steps of the rollout again, watched, if the environment's state was kept; says what came of it."""
     state = box.get("collector")
-    if state is None or state.get("env") is None or state["episodes_restart"] is not None:
-        return None
+    if env is None or state is None or state.get("env") is None or state["episodes_restart"] is not None:
+        return "what computed it inside of the environment cannot be told", None
     if config.execution.engine != "autograd":
         algorithm.use_engine(config.execution.engine)  # acts by the same bits as the run did
-    watched = _Watched(env, max(t - 1, 0))
-    collector = Collector(watched, algorithm, derive_seed(config.seed, "env"))
+    usual, taken = env.step, count()
+
+    def watched(action: Tensor) -> Step:
+        strict = "raise" if next(taken) >= t - 1 else "warn"
+        with np.errstate(divide=strict, over=strict, invalid=strict):
+            step = usual(action)
+        for leaf in (step.reward, *step.obs.values(), *(step.final_obs or {}).values()):
+            if is_spoilt(leaf):
+                raise Found(leaf)
+        return step
+
+    collector = Collector(env, algorithm, derive_seed(config.seed, "env"))
     fitting = _fitting(state, collector.state_dict())
     collector.load_state_dict(fitting)
-    watched.count = 0
-    with Trace() as trace:
+    with Trace() as trace, _replaced(env, "step", watched):
         try:
             collector.collect()
         except Exception as error:
@@ -261,13 +241,10 @@ def _replay_env(
             while cause is not None and not isinstance(cause, Found | FloatingPointError):
                 cause = cause.__cause__
             if isinstance(cause, Found):
-                return trace.origin_of(cause.tensor) or "it came from code that is not torch's"
+                origin = trace.origin_of(cause.tensor)
+                return "it came from code that is not torch's" if origin is None else f"it began with {origin}", origin
             if cause is not None:
-                return f"it began with: {text_of(cause)} ({place_of(cause)})"
+                return f"it began with: {text_of(cause)} ({place_of(cause)})", None
     before, now = flatten(state), flatten(fitting)
     drawn = ", with other random numbers than the GPU's" if any(now[k] is not before[k] for k in before) else ""
-    return f"the rollout was played again{drawn}, and this time everything was finite"
-
-
-def _spoilt(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all())
+    return f"the rollout was played again{drawn}, and this time everything was finite", None

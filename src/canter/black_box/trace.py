@@ -31,6 +31,9 @@ class Origin:
     index: Tensor | None
     """`[B]` the sequences of the minibatch that was at hand, if one was."""
 
+    def __str__(self) -> str:
+        return f"{self.operation} in {self.function} ({self.place})"
+
 
 class Trace(TorchDispatchMode):
     """While entered, knows of every tensor with NaN or infinity in it by which operation that began."""
@@ -44,26 +47,24 @@ class Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and look at its results."""
-        before = [leaf for leaf in tree_leaves((args, kwargs)) if _is_spoilt(leaf)]
+        # NaN before infinity: a bound that is infinite on purpose is no cause.
+        before = [leaf for leaf in tree_leaves((args, kwargs)) if is_spoilt(leaf)]
+        before.sort(key=lambda leaf: not bool(torch.isnan(leaf).any()))
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if _is_spoilt(leaf):
+            if is_spoilt(leaf):
                 self._alive.append(leaf)
-                self._origins[leaf.data_ptr()] = self._inherited(before) if before else _origin(func, leaf)
+                self._origins[leaf.data_ptr()] = self.origin_of(*before) if before else _origin(func, leaf)
         return result
 
-    def origin_of(self, tensor: Tensor) -> Origin | None:
-        """Where the numbers of a tensor went wrong; None where they came from outside of what was watched."""
-        return self._origins.get(tensor.data_ptr())
-
-    def _inherited(self, inputs: list[Tensor]) -> Origin | None:
-        # NaN before infinity: a bound that is infinite on purpose is no cause.
-        inputs = sorted(inputs, key=lambda leaf: not bool(torch.isnan(leaf).any()))
-        found = [self._origins.get(leaf.data_ptr()) for leaf in inputs]
+    def origin_of(self, *tensors: Tensor) -> Origin | None:
+        """Where the numbers of the first of these went wrong that did so in what was watched; None without one."""
+        found = (self._origins.get(tensor.data_ptr()) for tensor in tensors)
         return next((origin for origin in found if origin is not None), None)
 
 
-def _is_spoilt(leaf: Any) -> bool:
+def is_spoilt(leaf: Any) -> bool:
+    """Whether something is a tensor with NaN or infinity in it."""
     return isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all())
 
 

@@ -13,9 +13,8 @@ from tempfile import NamedTemporaryFile
 from typing import NoReturn
 
 from canter import __version__
-from canter.cli.advice import UsageError
-from canter.cli.index import check_arguments
-from canter.console.printable import printable_output
+from canter.cli.index import UsageError, check_arguments
+from canter.console.printable import printable_output, two_columns
 from canter.registry import nearest
 
 
@@ -38,7 +37,7 @@ class Command:
 COMMANDS: dict[str, Command] = {
     "train": Command("train:train_command", "Train a policy and print how it learns."),
     "distill": Command("train:distill_command", "Train a student to do what a teacher does that sees more."),
-    "resume": Command("train:resume_command", "Go on with a run where it stopped."),
+    "resume": Command("resume:resume_command", "Go on with a run where it stopped."),
     "sweep": Command("sweep:sweep_command", "Train many runs: seeds, and settings with several values."),
     "play": Command("play:play_command", "Watch a policy in a window, or record a video of it."),
     "eval": Command("evaluation:eval_command", "Play many episodes and say how good a policy is."),
@@ -94,8 +93,7 @@ def dispatch(argv: list[str]) -> None:
     """Run the command that the arguments name."""
     rest = take_permissions(argv)
     if not rest or rest[0] in ("-h", "--help", "help"):
-        width = max(map(len, COMMANDS))
-        print(HELP.format(commands="\n".join(f"  {name:<{width}}  {c.summary}" for name, c in COMMANDS.items())))
+        print(HELP.format(commands=two_columns({name: command.summary for name, command in COMMANDS.items()})))
     elif rest[0] in ("--version", "-V"):
         print(f"canter {__version__}")
     elif rest[0] in COMMANDS:
@@ -105,7 +103,7 @@ def dispatch(argv: list[str]) -> None:
         if not command.light:
             load_everything()
         if rest[0] in RANKED:
-            from canter.cli.ranks import join_ranks
+            from canter.cli.training import join_ranks
 
             join_ranks()
         command.load()(rest[1:])
@@ -151,11 +149,11 @@ def main(argv: list[str] | None = None) -> None:
 
 def end_with(text: str | None, code: int) -> NoReturn:
     """End the program with an error; of several ranks only one says it."""
-    ranks = sys.modules.get("canter.cli.ranks")
-    if ranks is not None:
+    training = sys.modules.get("canter.cli.training")
+    if training is not None:
         if text is not None:
-            ranks.complain(text)
-        ranks.leave(code)
+            training.complain(text)
+        training.leave(code)
     print(f"canter: {text}", file=sys.stderr)
     sys.exit(code)
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from canter.algorithms.base import plan_of
-from canter.cli.parser import Parser, UsageError, add_config_flags
-from canter.cli.train import EPILOG, SHORT_FLAGS, merged_config
+from canter.cli.parser import Parser, UsageError
+from canter.cli.train import EPILOG, add_settings_flags, merged_config
 from canter.config import TrainConfig
 from canter.distributed import cores
 from canter.experiments.look import check_machine, look, show
@@ -21,7 +21,17 @@ from canter.training.trainer import Trainer
 
 def check_command(argv: list[str]) -> None:
     """Look at an environment and the settings for it before training."""
-    arguments = check_parser(argv).parse(argv)
+    parser = Parser(
+        "check",
+        "[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...] [--threads]",
+        "Look at an environment and the settings for it before training: spaces, endings, rewards and seeds in a\n"
+        "few random steps, and the arithmetic of the run. The exit code is 1 if something cannot work.",
+        EPILOG,
+    )
+    parser.add_argument("env", metavar="ENV", nargs="?", help="environment id; by default CartPole-v1")
+    add_settings_flags(parser, argv)
+    parser.switch("--threads", "only measure with how many threads an update is fastest here")
+    arguments = parser.parse(argv)
     config, source = merged_config(arguments)
     check_machine(config)
     print(f"{config.env.id} with {source}")
@@ -48,22 +58,3 @@ def fastest_threads(config: TrainConfig) -> str:
     lines = [f"{counted(count, 'thread'):>11}: an update takes {spent:.3g} s" for count, spent in seconds.items()]
     best = min(seconds, key=seconds.__getitem__)
     return "\n".join([*lines, f"Without the setting it is {chosen}; the fastest here: --execution.threads {best}"])
-
-
-def check_parser(argv: list[str]) -> Parser:
-    """The flags of `canter check`: those of `canter train` that say what to train."""
-    parser = Parser(
-        "check",
-        usage="[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...] [--threads]",
-        description=(
-            "Look at an environment and the settings for it before training: spaces, endings, rewards and seeds in a\n"
-            "few random steps, and the arithmetic of the run. The exit code is 1 if something cannot work."
-        ),
-        epilog=EPILOG,
-    )
-    parser.add_argument("env", metavar="ENV", nargs="?", help="environment id; by default CartPole-v1")
-    parser.flag("--preset", metavar="NAME", help="begin with these settings instead of the environment's")
-    parser.flag("--config", metavar="FILE", help="YAML file of settings, all or some")
-    add_config_flags(parser, argv, SHORT_FLAGS)
-    parser.flag("--threads", action="store_true", help="only measure with how many threads an update is fastest here")
-    return parser

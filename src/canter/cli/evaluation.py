@@ -37,7 +37,16 @@ def eval_command(argv: list[str]) -> None:
 
     with open_trained(arguments, sized) as trained:
         result, words = measure(trained, arguments)
-    text = json.dumps(circumstances(trained, arguments) | result, indent=2, allow_nan=False)
+    spec = trained.env.spec
+    circumstances = {  # what was evaluated, and how: enough to do it again
+        "env": spec.env_id,
+        "policy": str(trained.source),
+        "deterministic": not arguments.stochastic,
+        "seed": trained.seed,
+        "num_envs": spec.num_envs,
+        "changes": trained.changes,
+    }
+    text = json.dumps(circumstances | result, indent=2, allow_nan=False)
     if arguments.json == STDOUT:
         print(text)
         return
@@ -55,46 +64,18 @@ def eval_parser(argv: list[str]) -> Parser:
     parser = trained_parser(
         "eval",
         argv,
-        usage="[--episodes N] [--json [FILE]] [--stochastic] [--num-envs N] [--policy NAME] [--env ID]",
-        description="Play many episodes and say how good a policy is; the first ones of every environment count.",
+        "[--episodes N] [--json [FILE]] [--stochastic] [--num-envs N] [--policy NAME] [--env ID]",
+        "Play many episodes and say how good a policy is; the first ones of every environment count.",
     )
-    parser.flag("--episodes", metavar="N", type=count, default=EPISODES, help=f"episodes to play (default {EPISODES})")
-    parser.flag(
-        "--json",
-        metavar="FILE",
-        nargs="?",
-        const=STDOUT,
-        help="write statistics and every episode, to a new FILE or out",
-    )
-    parser.flag(
-        "--average",
-        metavar="STEPS",
-        type=count,
-        help="for tasks that never end: reward per unit of time over so many steps of every environment",
-    )
+    parser.flag("--episodes", "N", f"episodes to play (default {EPISODES})", type=count, default=EPISODES)
+    parser.flag("--json", "FILE", "write statistics and every episode, to a new FILE or out", nargs="?", const=STDOUT)
+    rate = "for tasks that never end: reward per unit of time over so many steps of every environment"
+    parser.flag("--average", "STEPS", rate, type=count)
     add_acting_flags(parser)
-    parser.flag(
-        "--num-envs",
-        dest=f"key:{NUM_ENVS}",
-        metavar="N",
-        help="environments stepped together; by default as in the run, and no more than episodes",
-    )
-    parser.flag(
-        "--max-steps", metavar="N", type=count, default=MAX_STEPS, help=f"steps of each to stop after ({MAX_STEPS:,})"
-    )
+    together = "environments stepped together; by default as in the run, and no more than episodes"
+    parser.flag("--num-envs", "N", together, dest=f"key:{NUM_ENVS}")
+    parser.flag("--max-steps", "N", f"steps of each to stop after ({MAX_STEPS:,})", type=count, default=MAX_STEPS)
     return parser
-
-
-def circumstances(trained: Trained, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What was evaluated, and how: enough to do it again."""
-    return {
-        "env": trained.env.spec.env_id,
-        "policy": str(trained.source),
-        "deterministic": not arguments.stochastic,
-        "seed": trained.seed,
-        "num_envs": trained.env.spec.num_envs,
-        "changes": trained.changes,
-    }
 
 
 def measure(trained: Trained, arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -102,19 +83,12 @@ def measure(trained: Trained, arguments: argparse.Namespace) -> tuple[dict[str, 
 
     Where some episodes have not ended there is no mean return: those that have would be the short ones.
     """
-    deterministic, limit = not arguments.stochastic, arguments.max_steps
+    deterministic, player = not arguments.stochastic, players[arguments.player]
     if arguments.average is not None:
         return measure_average(trained, arguments.average, deterministic=deterministic)
+    options = {"deterministic": deterministic, "max_steps": arguments.max_steps, "player": player}
     try:
-        result = evaluate(
-            trained.policy,
-            trained.env,
-            arguments.episodes,
-            trained.stream,
-            deterministic=deterministic,
-            max_steps=limit,
-            player=players[arguments.player],
-        )
+        result = evaluate(trained.policy, trained.env, arguments.episodes, trained.stream, **options)
     except EpisodesUnfinished as error:
         games, rate = error.games, error.games.reward_per_step
         result = {"episodes": len(games.finished), "unfinished": len(games.unfinished), "reward_per_step": rate}

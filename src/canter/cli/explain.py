@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from canter.black_box.replay import explain
 from canter.cli.parser import Parser, UsageError
 from canter.envs import closed_quietly
 from canter.experiments.folders import stored_config
-from canter.runs.finding import RUNS, find_run
+from canter.runs.finding import find_run
 from canter.runs.run_folder import BLACK_BOX
 from canter.storage.checkpoint import load_checkpoint
 
@@ -19,16 +18,14 @@ def explain_command(argv: list[str]) -> None:
     """Say what made the NaN or infinity of a run."""
     parser = Parser(
         "explain",
-        usage="RUN [--run-dir DIR]",
-        description=(
-            "Play the iteration in which a run met NaN or infinity again, eagerly on the CPU, and name the first\n"
-            "operation and the environment that made it. The folder may come from another machine."
-        ),
+        "RUN [--run-dir DIR]",
+        "Play the iteration in which a run met NaN or infinity again, eagerly on the CPU, and name the first\n"
+        "operation and the environment that made it. The folder may come from another machine.",
     )
     parser.add_argument("run", metavar="RUN", help="folder of the run, `latest`, or the beginning of its name")
-    parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where runs are looked for (default {RUNS})")
+    parser.run_dir()
     arguments = parser.parse(argv)
-    path = find_run(arguments.run, Path(arguments.run_dir))
+    path = find_run(arguments.run, arguments.run_dir)
     if not (path / BLACK_BOX).is_dir():
         raise UsageError(f"{path} has no {BLACK_BOX}: nothing in this run was NaN or infinite")
     box, config = load_checkpoint(path / BLACK_BOX), replace(stored_config(path), device="cpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from canter.cli.parser import Parser, UsageError
+from canter.cli.parser import UsageError
 from canter.cli.trained import Trained, count, open_trained, trained_parser
 from canter.compat import export_run
 from canter.compat.export_run import FORMS
@@ -19,8 +19,22 @@ NUM_ENVS = 8
 
 def export_command(argv: list[str]) -> None:
     """Write a policy as ONNX and torch.export files that run without Canter."""
-    arguments = export_parser(argv).parse(argv)
-    output = None if arguments.output is None else Path(arguments.output)
+    parser = trained_parser(
+        "export",
+        argv,
+        "[--output FILE] [--observations N] [--policy NAME] [--env ID]",
+        "Write a policy as ONNX and torch.export files that run without Canter. Each file is run on real "
+        "observations and kept only if it gives the policy's actions.",
+    )
+    where = (
+        "one new file, .onnx or .pt2, by default one of each in the run's exports folder; or .pt for scripts of "
+        "RSL-RL, .pth for those of rl_games"
+    )
+    parser.flag("--output", "FILE", where, type=Path)
+    compared = f"real observations to compare on (default {OBSERVATIONS})"
+    parser.flag("--observations", "N", compared, type=count, default=OBSERVATIONS)
+    arguments = parser.parse(argv)
+    output: Path | None = arguments.output
     known = (*SUFFIXES.values(), *FORMS)
     if output is not None and output.suffix not in known:
         raise UsageError(f"--output {output}: must end in {' or '.join(known)}")
@@ -33,10 +47,8 @@ def export_command(argv: list[str]) -> None:
         metadata = mjlab.onnx_metadata(trained.env, str(trained.run or trained.source))
     for format, path in targets(trained, output).items():
         result = export_policy(trained.policy, path, format, *inputs)
-        print(
-            f"{path}: the same actions on {result.observations:,} observations, "
-            f"largest difference {result.max_difference:.1e}"
-        )
+        tried = f"{result.observations:,} observations, largest difference {result.max_difference:.1e}"
+        print(f"{path}: the same actions on {tried}")
         if metadata and format == "onnx":
             mjlab.attach_metadata(str(path), metadata)
             print(f"{path}: mjlab's metadata was added ({', '.join(metadata)})")
@@ -48,31 +60,6 @@ def export_for_parent(trained: Trained, output: Path) -> None:
         raise UsageError(f"--output {output}: give the run's folder, as the file has more than the policy")
     iteration = export_run(trained.run, stored_config(trained.run), trained.policy, output)
     print(f"{output}: {trained.source} of iteration {iteration}, in the layout of {FORMS[output.suffix]}")
-
-
-def export_parser(argv: list[str]) -> Parser:
-    """The arguments of `canter export`."""
-    parser = trained_parser(
-        "export",
-        argv,
-        usage="[--output FILE] [--observations N] [--policy NAME] [--env ID]",
-        description="Write a policy as ONNX and torch.export files that run without Canter. Each file is run on real "
-        "observations and kept only if it gives the policy's actions.",
-    )
-    parser.flag(
-        "--output",
-        metavar="FILE",
-        help="one new file, .onnx or .pt2, by default one of each in the run's exports folder; or .pt for scripts of "
-        "RSL-RL, .pth for those of rl_games",
-    )
-    parser.flag(
-        "--observations",
-        metavar="N",
-        type=count,
-        default=OBSERVATIONS,
-        help=f"real observations to compare on (default {OBSERVATIONS})",
-    )
-    return parser
 
 
 def targets(trained: Trained, output: Path | None) -> dict[Format, Path]:

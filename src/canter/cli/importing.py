@@ -25,7 +25,16 @@ the settings file that it was trained with. Nothing in it is run."""
 
 def import_command(argv: list[str]) -> None:
     """Turn a settings file of rl_games or RSL-RL into one of Canter's."""
-    arguments = import_parser().parse(argv)
+    usage = "FILE|CHECKPOINT [--parity] [--config FILE] [--env ID] [--num-envs N] [--set KEY=VALUE] [--output FILE]"
+    parser = Parser("import", usage, DESCRIPTION)
+    parser.add_argument("file", metavar="FILE", help="the file; FILE.py:NAME for one class or function of several")
+    parser.flag("--output", "FILE", "where to write the settings, and the report beside them", type=Path)
+    parser.flag("--config", "FILE", "for a checkpoint: the settings that it was trained with")
+    parser.flag("--device", "NAME", "for a checkpoint: where the networks live")
+    parser.flag("--env", "ID", "the environment, where the file does not name one that is known here")
+    parser.flag("--num-envs", "N", "environments, where the file leaves them to a script", type=int)
+    add_import_flags(parser)
+    arguments = parser.parse(argv)
     if Path(arguments.file).suffix in (".pt", ".pth"):
         import_checkpoint(arguments)
         return
@@ -39,13 +48,12 @@ def import_command(argv: list[str]) -> None:
     if arguments.output is None:
         print(text, end="")
         return
-    output = Path(arguments.output)
+    output: Path = arguments.output
     replace_file(output, text.encode())
     report = output.with_suffix(".deviations.json")
     replace_file(report, (json.dumps(imported.deviations.plain(), indent=1) + "\n").encode())
-    print(
-        f"Settings are in {output}, the report in {report}; go on with: canter train --config {output}", file=sys.stderr
-    )
+    next_step = f"go on with: canter train --config {output}"
+    print(f"Settings are in {output}, the report in {report}; {next_step}", file=sys.stderr)
 
 
 def import_checkpoint(arguments: argparse.Namespace) -> None:
@@ -83,26 +91,9 @@ def assignment(text: str) -> tuple[str, object]:
     return key, parse_value(value)
 
 
-def import_parser() -> Parser:
-    """The arguments of `canter import`."""
-    parser = Parser(
-        "import",
-        usage="FILE|CHECKPOINT [--parity] [--config FILE] [--env ID] [--num-envs N] [--set KEY=VALUE] [--output FILE]",
-        description=DESCRIPTION,
-    )
-    parser.add_argument("file", metavar="FILE", help="the file; FILE.py:NAME for one class or function of several")
-    parser.flag("--output", metavar="FILE", help="where to write the settings, and the report beside them")
-    parser.flag("--config", metavar="FILE", help="for a checkpoint: the settings that it was trained with")
-    parser.flag("--device", metavar="NAME", help="for a checkpoint: where the networks live")
-    parser.flag("--env", metavar="ID", help="the environment, where the file does not name one that is known here")
-    parser.flag("--num-envs", metavar="N", type=int, help="environments, where the file leaves them to a script")
-    add_import_flags(parser)
-    return parser
-
-
 def add_import_flags(parser: Parser) -> None:
     """What else an import may need to know."""
-    parser.flag("--parity", action="store_true", help="the parent's numbers instead of Canter's own forms")
-    parser.flag("--agents", metavar="N", type=int, default=1, help="agents in each environment (default 1)")
-    parser.flag("--set", metavar="KEY=VALUE", action="append", default=[], help="what ${KEY} in the file stands for")
-    parser.flag("--without", metavar="KEY", action="append", default=[], help="leave out a key that would be refused")
+    parser.switch("--parity", "the parent's numbers instead of Canter's own forms")
+    parser.flag("--agents", "N", "agents in each environment (default 1)", type=int, default=1)
+    parser.flag("--set", "KEY=VALUE", "what ${KEY} in the file stands for", action="append", default=[])
+    parser.flag("--without", "KEY", "leave out a key that would be refused", action="append", default=[])

@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from canter.cli.advice import UsageError, advise
+from canter.experiments.foreign import translated
 from canter.registry import PLUGINS, nearest
 
 FILE = Path(__file__).with_name("index.json")
 FREE = ("--env.options.", "--env.wrappers.")
+
+
+class UsageError(ValueError):
+    """A command line that makes no sense."""
 
 
 def read_index() -> dict[str, Any]:
@@ -46,25 +51,33 @@ def check_arguments(command: str, argv: list[str]) -> None:
     index = read_index()
     known = {*index["flags"].get(command, ()), "--help"}
     unknown = next((flag for flag in flags if flag not in known and not flag.startswith(FREE)), None)
-    first = argv[0] if argv and command in ("train", "check") and not argv[0].startswith("-") else None
-    strange = first is not None and not is_known_env(first)
-    if unknown is None and not strange:
-        return
     if unknown is not None:
         raise UsageError(f"unknown flag {unknown}: {advise(unknown, sorted(known))}")
-    scheme, _, name = str(first).rpartition(":")
-    names = index["tensor"] if scheme == "tensor" else gymnasium_ids()
-    if name not in names:
-        what = "environment tensor:" if scheme == "tensor" else "Gymnasium environment "
-        raise UsageError(f"unknown {what}{name!r}: {nearest(name, names)} `canter envs` lists what there is")
+    if argv and command in ("train", "check") and not argv[0].startswith("-"):
+        check_env(argv[0], index)
 
 
-def is_known_env(env_id: str) -> bool:
-    """Whether an id needs no further look: it is listed, or of a kind that only its own scheme knows."""
-    scheme, colon, name = env_id.partition(":")
+def advise(unknown: str, flags: Sequence[str]) -> str:
+    """What another library calls so, flags that end in the same word, or else those that look alike."""
+    word = unknown.lstrip("-").replace("_", "-")
+    foreign = translated(unknown)
+    if foreign is not None and any(flag in foreign for flag in flags):
+        return foreign
+    same = [flag for flag in flags if flag.endswith(f".{word}")]
+    return f"did you mean {' or '.join(same)}?" if same else nearest(unknown, flags)
+
+
+def check_env(env_id: str, index: dict[str, Any]) -> None:
+    """Refuse an id that is not listed, and not of a kind that only its own scheme knows."""
+    scheme, colon, name = env_id.rpartition(":")
     if scheme == "tensor":
-        return name in read_index()["tensor"]
-    return bool(colon) or "/" in env_id or env_id in read_index()["gymnasium"] or Path(env_id).exists()
+        what, names = "environment tensor:", index["tensor"]
+    elif colon or "/" in env_id or env_id in index["gymnasium"] or Path(env_id).exists():
+        return
+    else:
+        what, names = "Gymnasium environment ", gymnasium_ids()
+    if name not in names:
+        raise UsageError(f"unknown {what}{name!r}: {nearest(name, names)} `canter envs` lists what there is")
 
 
 def gymnasium_ids() -> list[str]:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from canter.cli.advice import UsageError
-from canter.cli.index import gymnasium_ids, read_index
+from canter.cli.index import UsageError, gymnasium_ids, read_index
 from canter.cli.parser import Parser
 from canter.console.numbers import in_units, number
-from canter.console.printable import printable
-from canter.runs.finding import RUNS, SWEEP
+from canter.console.printable import printable, two_columns
+from canter.runs.finding import run_folders
 from canter.runs.reading import read_last_row, read_settings
 from canter.runs.run_record import CONFIG, METRICS, RECORD, read_record, run_status
 
@@ -29,8 +27,8 @@ def envs_command(argv: list[str]) -> None:
     """List the environments and how their ids are written."""
     parser = Parser(
         "envs",
-        usage="[FILTER]",
-        description="List the environments and how their ids are written; with FILTER all whose id contains it, "
+        "[FILTER]",
+        "List the environments and how their ids are written; with FILTER all whose id contains it, "
         "Gymnasium's and those of installed packages included.",
     )
     parser.add_argument("filter", metavar="FILTER", nargs="?", help="part of an id, such as cart or ALE/")
@@ -41,12 +39,12 @@ def envs_command(argv: list[str]) -> None:
         return
     tensor = index["tensor"]
     print("In torch, for any device:")
-    print(summaries({f"tensor:{name}": tensor[name] for name in tensor if not name.startswith(PROBE)}))
+    print(two_columns({f"tensor:{name}": tensor[name] for name in tensor if not name.startswith(PROBE)}))
     probes = ", ".join(name.removeprefix(PROBE) for name in tensor if name.startswith(PROBE))
     text = f"tensor:{PROBE}NAME  Tiny tasks whose answer is known, to test an algorithm; NAME is one of {probes}"
     print(textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
     print("\nFrom elsewhere, by the scheme before the colon:")
-    print(summaries({f"{name}:ID": text for name, text in index["schemes"].items() if name != "tensor"}))
+    print(two_columns({f"{name}:ID": text for name, text in index["schemes"].items() if name != "tensor"}))
     if robots := mjlab_ids():
         print("\nOf mjlab, which is installed here, each with the settings that it is registered with:")
         print("\n".join(f"  {name}" for name in robots))
@@ -58,20 +56,17 @@ def print_matching(wanted: str, index: dict[str, Any]) -> None:
     for module in index["namespaces"].values():
         if find_spec(module) is not None:
             import_module(module)  # which tells Gymnasium its ids
-    others = dict.fromkeys([*gymnasium_ids(), *mjlab_ids()], "")
-    ids = {f"tensor:{name}": text for name, text in index["tensor"].items()} | others
-    preset = {env: name for name, env, _ in reversed(index["presets"])}  # the shortest name, which `train` takes
-    found = {
-        name: text or (f"preset {preset[name]}" if name in preset else "")
-        for name, text in ids.items()
-        if wanted.lower() in name.lower()
-    }
+    ids = {f"tensor:{name}": text for name, text in index["tensor"].items()}
+    # Reversed: of several the shortest name, which `train` takes.
+    preset = {env: f"preset {name}" for name, env, _ in reversed(index["presets"])}
+    ids |= {name: preset.get(name, "") for name in (*gymnasium_ids(), *mjlab_ids())}
+    found = {name: text for name, text in ids.items() if wanted.lower() in name.lower()}
     if not found:
         raise UsageError(
             f"no environment here has {wanted!r} in its id. Packages bring more: pip install ale-py (ALE/...), "
             'gymnasium[box2d] (LunarLander-v3), "canter[mujoco]", "canter[envpool]", "canter[pettingzoo]"'
         )
-    print(summaries(found))
+    print(two_columns(found))
 
 
 def mjlab_ids() -> list[str]:
@@ -83,12 +78,6 @@ def mjlab_ids() -> list[str]:
     return [f"mjlab:{name}" for name in mjlab.tasks()]
 
 
-def summaries(things: Mapping[str, str]) -> str:
-    """A line for each name and its summary."""
-    width = max(map(len, things))
-    return "\n".join(f"  {name:<{width}}  {line}".rstrip() for name, line in things.items())
-
-
 def summary_of(thing: Any) -> str:
     """The first line of a docstring."""
     return (inspect.getdoc(thing) or "").partition("\n")[0]
@@ -97,7 +86,7 @@ def summary_of(thing: Any) -> str:
 def presets_command(argv: list[str]) -> None:
     """List the known-good settings."""
     about = "List the known-good settings; they are found by environment id, or by name with --preset."
-    Parser("presets", usage="", description=about).parse(argv)
+    Parser("presets", "", about).parse(argv)
     rows = [(name, env, f"{steps:,}") for name, env, steps in read_index()["presets"]]
     print_table(("PRESET", "ENVIRONMENT", "STEPS"), rows, right=("STEPS",))
 
@@ -106,14 +95,14 @@ def runs_command(argv: list[str]) -> None:
     """List the runs and how far they have come."""
     parser = Parser(
         "runs",
-        usage="[--run-dir DIR] [--json]",
-        description="List the runs, the newest first: how far they have come, how they do, and how good the final\n"
+        "[--run-dir DIR] [--json]",
+        "List the runs, the newest first: how far they have come, how they do, and how good the final\n"
         "policy was in new episodes without noise (SCORE), or its reward per unit of time where none end.",
     )
-    parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where runs are looked for (default {RUNS})")
-    parser.flag("--json", action="store_true", help="print all that is known of them as JSON")
+    parser.run_dir()
+    parser.switch("--json", "print all that is known of them as JSON")
     arguments = parser.parse(argv)
-    found = find_runs(Path(arguments.run_dir))
+    found = find_runs(arguments.run_dir)
     if arguments.json:
         print(json.dumps(found, indent=1, default=str))  # a damaged file may hold dates where numbers belong
     elif not found:
@@ -127,20 +116,8 @@ def find_runs(parent: Path) -> list[dict[str, Any]]:
     """What is known of every run under `parent`, the newest first; of a damaged one, what can be read."""
     if parent.exists() and not parent.is_dir():
         raise UsageError(f"--run-dir {parent} is no folder")
-    found = [summary(path, parent) for path in folders_in(parent) if is_run(path)]
+    found = [summary(path, parent) for path in run_folders(parent, marks=(CONFIG, RECORD, METRICS))]
     return sorted(found, key=lambda run: (-run["updated"], run["name"]))
-
-
-def folders_in(parent: Path) -> list[Path]:
-    """Folders in a folder, and those in the folders of sweeps among them."""
-    inside = [path for path in parent.iterdir() if not path.is_symlink()] if parent.exists() else []
-    sweeps = [path for path in inside if os.path.isfile(path / SWEEP)]
-    return inside + [path for sweep in sweeps for path in sweep.iterdir() if not path.is_symlink()]
-
-
-def is_run(path: Path) -> bool:
-    """Whether a folder holds anything of a run."""
-    return any(os.path.isfile(path / name) for name in (CONFIG, RECORD, METRICS))
 
 
 def summary(path: Path, parent: Path) -> dict[str, Any]:
@@ -149,15 +126,15 @@ def summary(path: Path, parent: Path) -> dict[str, Any]:
     steps, budget = row.get("env_steps"), settings.get("total_steps")
     if status == "unknown" and steps is not None and isinstance(budget, int) and steps >= budget:
         status = "finished"
-    env_id = settings.get("env.id")
-    score = read_record(path).get("score")
+    record, env_id = read_record(path), settings.get("env.id")
+    score, ranks = record.get("score"), record.get("ranks")
     return {
         "name": str(path.relative_to(parent)),
         "path": str(path),
         "env": env_id if isinstance(env_id, str) else None,
         "seed": settings.get("seed"),
         "status": status,
-        "ranks": ranks if isinstance(ranks := read_record(path).get("ranks"), int) else 1,
+        "ranks": ranks if isinstance(ranks, int) else 1,
         "env_steps": None if steps is None else int(steps),
         "total_steps": budget,
         "return": row.get("return"),
@@ -175,14 +152,10 @@ def shown_run(run: dict[str, Any]) -> tuple[str, ...]:
     # The larger unit is enough: 3 d 4 h becomes 3 d.
     old = " ".join(in_units(age).split()[:2])
     status = run["status"] if run["ranks"] == 1 else f"{run['status']}, {run['ranks']} ranks"
-    return run["name"], run["env"] or "-", status, steps, number(run["return"]), shown_score(run), spent, old
-
-
-def shown_score(run: dict[str, Any]) -> str:
-    """The final score as a number; a hyphen for none."""
     score = run["score"] or {}
     value = score.get("mean", score.get("long_run_average"))
-    return number(value) if isinstance(value, int | float) else "-"
+    shown = number(value) if isinstance(value, int | float) else "-"
+    return run["name"], run["env"] or "-", status, steps, number(run["return"]), shown, spent, old
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:

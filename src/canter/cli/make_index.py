@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-import gymnasium
+from gymnasium import registry
 
 from canter import api as api  # all that can be registered is, when this is imported
 from canter.cli import COMMANDS, Command
@@ -18,6 +18,9 @@ from canter.envs.schemes import schemes
 from canter.envs.tensor import tensor_envs
 from canter.recipes import presets
 
+GYMNASIUM = "gymnasium.envs."
+"""Where the environments are that come with Gymnasium itself."""
+
 
 def make_index() -> dict[str, Any]:
     """The index as the code has it."""
@@ -27,7 +30,7 @@ def make_index() -> dict[str, Any]:
         "schemes": {name: summary_of(schemes[name]) for name in schemes},
         "presets": [[name, presets[name].env.id, presets[name].total_steps] for name in presets],
         "namespaces": {space: module for space, (module, _) in NAMESPACES.items()},
-        "gymnasium": [name for name in gymnasium_ids() if _is_own(name)],
+        "gymnasium": [name for name in gymnasium_ids() if str(registry[name].entry_point).startswith(GYMNASIUM)],
     }
 
 
@@ -50,11 +53,6 @@ def flags_of(command: Command) -> list[str]:
 
 class _Seen(Exception):
     """Flags of a parser that was asked to read arguments."""
-
-
-def _is_own(name: str) -> bool:
-    """Whether an id comes with Gymnasium itself."""
-    return str(gymnasium.registry[name].entry_point).startswith("gymnasium.envs.")
 
 
 def text_of(index: dict[str, Any]) -> str:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 from typing import Any, NoReturn, get_origin
 
-from canter.cli.advice import UsageError as UsageError
-from canter.cli.advice import advise
+from canter.cli.index import UsageError as UsageError
+from canter.cli.index import advise
 from canter.plain import ConfigError, accepts_none, config_keys, is_free, is_text, without_none
 from canter.plain import nest as nest
+from canter.runs.finding import RUNS
 from canter.storage.strict_yaml import parse
 
 
 class Parser(argparse.ArgumentParser):
     """Reads the arguments of one command; what it does not know is an error that offers the nearest flag."""
 
-    def __init__(self, command: str, *, usage: str, description: str, epilog: str = "") -> None:
+    def __init__(self, command: str, usage: str, description: str, epilog: str = "") -> None:
         super().__init__(
             prog=f"canter {command}",
             usage=f"canter {command} {usage}",
@@ -27,10 +29,19 @@ class Parser(argparse.ArgumentParser):
         )
         self.flags: list[str] = ["--help"]
 
-    def flag(self, name: str, **options: Any) -> None:
-        """Add a flag; it may be typed with underscores for its hyphens."""
+    def flag(self, name: str, metavar: str, help: str, **options: Any) -> None:
+        """Add a flag that takes a value; it may be typed with underscores for its hyphens."""
         self.flags.append(name)
-        self.add_argument(name, **options)
+        self.add_argument(name, metavar=metavar, help=help, **options)
+
+    def switch(self, name: str, help: str) -> None:
+        """Add a flag that is given or not."""
+        self.flags.append(name)
+        self.add_argument(name, action="store_true", help=help)
+
+    def run_dir(self, what: str = "runs are looked for") -> None:
+        """Add the flag for the folder of all runs."""
+        self.flag("--run-dir", "DIR", f"where {what} (default {RUNS})", type=Path, default=RUNS)
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """The arguments by name."""
@@ -71,25 +82,29 @@ def add_config_flags(
 ) -> None:
     """Make every setting of a section a flag; `short` gives the flags to show in the help: name -> (key, help)."""
     keys = {key: hint for key, hint in all_keys().items() if key.startswith(section)}
-    for name, (key, text) in short.items():
+    hidden = {flag_of(key): (key, argparse.SUPPRESS) for key in keys if flag_of(key) not in short}
+    for name, (key, text) in (short | hidden).items():
         metavar = {int: "N", float: "X"}.get(without_none(keys[key]), "NAME")
-        parser.flag(name, dest=f"key:{key}", metavar=metavar, help=text, default=None, **options)
-    for key in keys:
-        name = f"--{key.replace('_', '-')}"
-        if name not in short:
-            parser.flag(name, dest=f"key:{key}", help=argparse.SUPPRESS, default=None, **options)
+        parser.flag(name, metavar, text, dest=f"key:{key}", **options)
     free = tuple(f"--{key}." for key, hint in keys.items() if is_free(hint))
     for token in dict.fromkeys(token.partition("=")[0] for token in argv if token.startswith(free)):
-        parser.add_argument(
-            token, dest=f"key:{token[2:].replace('-', '_')}", help=argparse.SUPPRESS, default=None, **options
-        )
+        parser.add_argument(token, dest=f"key:{token[2:].replace('-', '_')}", help=argparse.SUPPRESS, **options)
+
+
+def flag_of(key: str) -> str:
+    """The flag of a setting."""
+    return f"--{key.replace('_', '-')}"
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings given as flags, as they were typed: key path -> text."""
+    return {name[4:]: text for name, text in vars(arguments).items() if name.startswith("key:") and text is not None}
 
 
 def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings given as flags: key path -> plain value."""
-    given = {name[4:]: text for name, text in vars(arguments).items() if name.startswith("key:") and text is not None}
     keys = all_keys()
-    return {key: _read_value(text, keys.get(key, Any), key) for key, text in given.items()}
+    return {key: _read_value(text, keys.get(key, Any), key) for key, text in given_settings(arguments).items()}
 
 
 def _read_value(text: str, hint: Any, key: str) -> Any:

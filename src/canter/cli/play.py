@@ -23,7 +23,7 @@ MAX_STEPS = 10_000
 def play_command(argv: list[str]) -> None:
     """Watch a policy in a window, or record a video of it."""
     arguments = play_parser(argv).parse(argv)
-    video = None if arguments.video is None else Path(arguments.video)
+    video: Path | None = arguments.video
     if arguments.caption and video is None:
         raise UsageError("--caption goes below the pictures of a video: give --video FILE.mp4 too")
     if arguments.viewer is not None and video is not None:
@@ -58,26 +58,18 @@ def play_parser(argv: list[str]) -> Parser:
     parser = trained_parser(
         "play",
         argv,
-        usage="[--video FILE.mp4 [--caption] | --viewer NAME] [--episodes N] [--max-steps N] [--stochastic] [--env ID]",
-        description="Watch a policy in a window, or record a video of it.",
+        "[--video FILE.mp4 [--caption] | --viewer NAME] [--episodes N] [--max-steps N] [--stochastic] [--env ID]",
+        "Watch a policy in a window, or record a video of it.",
     )
-    parser.flag("--video", metavar="FILE", help="record to this new .mp4 or .gif file instead of opening a window")
-    parser.flag("--caption", action="store_true", help="with step, return and action in a strip below the picture")
-    parser.flag(
-        "--viewer",
-        metavar="NAME",
-        choices=VIEWERS,
-        help="a viewer of mjlab: native, a window (what its tasks open where there is a display), or viser, a browser",
-    )
+    parser.flag("--video", "FILE", "record to this new .mp4 or .gif file instead of opening a window", type=Path)
+    parser.switch("--caption", "with step, return and action in a strip below the picture")
+    which = "a viewer of mjlab: native, a window (what its tasks open where there is a display), or viser, a browser"
+    parser.flag("--viewer", "NAME", which, choices=VIEWERS)
     until = "no end in a viewer"
-    parser.flag("--episodes", metavar="N", type=count, help=f"episodes to play (default 1; {until})")
-    parser.flag(
-        "--max-steps", metavar="N", type=count, help=f"steps after which to stop (default {MAX_STEPS}; {until})"
-    )
+    parser.flag("--episodes", "N", f"episodes to play (default 1; {until})", type=count)
+    parser.flag("--max-steps", "N", f"steps after which to stop (default {MAX_STEPS}; {until})", type=count)
     add_acting_flags(parser)
-    parser.flag(
-        "--override-std", metavar="X", type=float, help="act with noise of this standard deviation (Gaussian policies)"
-    )
+    parser.flag("--override-std", "X", "act with noise of this standard deviation (Gaussian policies)", type=float)
     return parser
 
 
@@ -94,14 +86,15 @@ def visible(env: EnvConfig, video: Path | None, viewer: str | None) -> EnvConfig
     viewer = viewer_for(env.id, video, viewer)
     if viewer is not None:
         return viewed(env, viewer)
-    if not (env.is_gymnasium and has_display()):
-        mjlab = env.id.startswith("mjlab:")
-        reason = "no display here" if env.is_gymnasium or mjlab else f"{env.id} has no window"
-        hint = "--video FILE.mp4 records one" if env.is_gymnasium else "--video FILE.mp4 records one if it can be drawn"
-        hint = OTHERWISE if mjlab else hint
-        print(f"canter: {reason}, so it is played without a picture ({hint})", file=sys.stderr)
-        return replace(env, num_envs=1)
-    return drawn(env, "human")
+    if env.is_gymnasium and has_display():
+        return drawn(env, "human")
+    reason, hint = f"{env.id} has no window", "--video FILE.mp4 records one if it can be drawn"
+    if env.is_gymnasium:
+        reason, hint = "no display here", "--video FILE.mp4 records one"
+    elif env.id.startswith("mjlab:"):
+        reason, hint = "no display here", OTHERWISE
+    print(f"canter: {reason}, so it is played without a picture ({hint})", file=sys.stderr)
+    return replace(env, num_envs=1)
 
 
 def print_games(games: Games) -> None:
@@ -109,7 +102,5 @@ def print_games(games: Games) -> None:
     for number, episode in enumerate(games.finished, start=1):
         print(f"episode {number}: return {episode.return_:.1f}, length {episode.length:,}")
     for episode in games.unfinished:
-        print(
-            f"unfinished after {episode.length:,} steps: return so far {episode.return_:.1f}, "
-            f"{episode.return_ / episode.length:.3f} per step"
-        )
+        rate = f"{episode.return_ / episode.length:.3f} per step"
+        print(f"unfinished after {episode.length:,} steps: return so far {episode.return_:.1f}, {rate}")

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from canter.cli.parser import Parser, UsageError, add_config_flags, all_keys
-from canter.cli.train import SHORT_FLAGS, merged_config, with_flags
+from canter.cli.parser import Parser, UsageError, all_keys, given_settings
+from canter.cli.train import add_settings_flags, merged_config, with_flags
 from canter.cli.trained import count
 from canter.cli.training import sigterm_unwinds
 from canter.console.numbers import number
@@ -24,10 +24,10 @@ from canter.distributed import cores
 from canter.envs.imports import allowed_imports
 from canter.experiments.look import check_machine
 from canter.experiments.session import program
-from canter.experiments.sweep import Progress, Sweep, carry_out_sweep, claim, combinations
+from canter.experiments.sweep import Progress, Sweep, carry_out_sweep, combinations, sweep_folder
 from canter.plain import is_free, without_none
 from canter.report import write_report
-from canter.runs.finding import RUNS, SWEEP
+from canter.runs.finding import SWEEP
 from canter.runs.run_record import METRICS
 
 DESCRIPTION = """\
@@ -41,7 +41,8 @@ values, as a setting that is a list itself needs. All combinations are run.
 def sweep_command(argv: list[str]) -> None:
     """Train many runs: seeds, and settings with several values."""
     arguments = sweep_parser(argv).parse(argv)
-    existing = None if arguments.env is None else existing_sweep(arguments.env, Path(arguments.run_dir))
+    named = [] if arguments.env is None else [Path(arguments.env), arguments.run_dir / arguments.env]
+    existing = next((path for path in named if (path / SWEEP).is_file()), None)
     sweep = new_sweep(arguments) if existing is None else Sweep.read(existing)
     if arguments.print_commands:
         for name in sweep.runs:
@@ -70,31 +71,23 @@ def sweep_parser(argv: list[str]) -> Parser:
     """The flags of `canter sweep`: those of `canter train`, with several values."""
     parser = Parser(
         "sweep",
-        usage="ENV|FOLDER --KEY VALUES... [--jobs N] [--preset NAME] [--config FILE] [--name NAME] [--print-commands]",
-        description=DESCRIPTION,
+        "ENV|FOLDER --KEY VALUES... [--jobs N] [--preset NAME] [--config FILE] [--name NAME] [--print-commands]",
+        DESCRIPTION,
     )
     parser.add_argument("env", metavar="ENV", nargs="?", help="environment id, or the folder of a sweep to go on with")
-    parser.flag("--jobs", metavar="N", type=count, help="runs at a time; by default one for each core")
-    parser.flag("--preset", metavar="NAME", help="begin with these settings instead of the environment's")
-    parser.flag("--config", metavar="FILE", help="YAML file of settings, all or some")
-    add_config_flags(parser, argv, SHORT_FLAGS, action="append")
-    parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where the sweep's folder goes (default {RUNS})")
-    parser.flag("--name", metavar="NAME", help="name of that folder; by default environment and time")
-    parser.flag("--print-commands", action="store_true", help="print the command of each run, run nothing")
+    parser.flag("--jobs", "N", "runs at a time; by default one for each core", type=count)
+    add_settings_flags(parser, argv, action="append")
+    parser.run_dir("the sweep's folder goes")
+    parser.flag("--name", "NAME", "name of that folder; by default environment and time")
+    parser.switch("--print-commands", "print the command of each run, run nothing")
     return parser
-
-
-def existing_sweep(text: str, parent: Path) -> Path | None:
-    """The folder of a sweep that is meant, if it is one."""
-    return next((path for path in (Path(text), parent / text) if (path / SWEEP).is_file()), None)
 
 
 def new_sweep(arguments: Any) -> Sweep:
     """The runs that the flags mean; every combination of settings is tried for sense before any of them begins."""
     varied = {
-        name[4:].replace("_", "-"): [value for text in texts for value in values_of(text, name[4:])]
-        for name, texts in vars(arguments).items()
-        if name.startswith("key:") and texts is not None
+        key.replace("_", "-"): [value for text in texts for value in values_of(text, key)]
+        for key, texts in given_settings(arguments).items()
     }
     runs = combinations(varied)
     base = [*(f"--allow-import={module}" for module in allowed_imports()), "train"]
@@ -103,10 +96,10 @@ def new_sweep(arguments: Any) -> Sweep:
     for own in runs.values():
         config, _ = merged_config(with_flags(arguments, own))
         check_machine(config)
-    parent, env_id = Path(arguments.run_dir), arguments.env or "runs"
+    parent, env_id = arguments.run_dir, arguments.env or "runs"
     if arguments.print_commands:
         return Sweep(parent / (arguments.name or "sweep"), base, runs)
-    return Sweep(claim(parent, env_id, arguments.name), base, runs)
+    return Sweep(sweep_folder(parent, env_id, arguments.name), base, runs)
 
 
 def values_of(text: str, key: str) -> list[str]:

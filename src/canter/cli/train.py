@@ -9,22 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from canter import distributed
 from canter.algorithms.base import algorithms
 from canter.cli.importing import add_import_flags, import_with
 from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides
-from canter.cli.ranks import agree, check_folder, folder_of_ranks
-from canter.cli.runs import old_run, resume_parser, resumed_config
-from canter.cli.training import add_output_flags, train_and_evaluate
+from canter.cli.resume import old_run
+from canter.cli.training import add_output_flags, agree, train_and_evaluate
 from canter.config import TrainConfig
-from canter.config_file import ConfigFile, explained_config, read_config
-from canter.distributed.world import world
-from canter.experiments.folders import stored_config
+from canter.config_file import ConfigFile, dump_config, explained_config, read_config
+from canter.distributed.world import from_rank_0, world
+from canter.experiments.folders import check_name, located, new_run
 from canter.experiments.init_from import InitFrom
 from canter.experiments.look import check_machine, environment_for, plan_for
 from canter.experiments.session import announcement
-from canter.experiments.settings import free_settings, starting_point
-from canter.plain import from_plain, nest
-from canter.runs.finding import RUNS, find_run
+from canter.experiments.settings import starting_point, with_overrides
+from canter.runs.run_folder import CONFIG, RunFolder
+from canter.storage.validity import flatten
 
 SHORT_FLAGS = {
     "--algorithm": ("algorithm.kind", f"what learns: {', '.join(algorithms)}; its preset for the environment is taken"),
@@ -55,6 +55,9 @@ of rl_games or RSL-RL becomes one by `canter import`. What the student sees is -
 teacher's groups have other names in ENV: --algorithm.teacher-obs '{policy: critic}'. All flags of `canter train` work
 besides. Then it goes on by reward: canter train ENV --init-from STUDENT"""
 
+RUN = "run"
+"""Where the ranks note the folder of their run."""
+
 
 def train_command(argv: list[str]) -> None:
     """Train a policy and print how it learns."""
@@ -76,6 +79,31 @@ def train_command(argv: list[str]) -> None:
         train_and_evaluate(config, folder_of_ranks(arguments, config), arguments, env, init_from)
 
 
+def check_folder(arguments: argparse.Namespace) -> None:
+    """Refuse a name that no new run can have."""
+    if arguments.resume_if_present and arguments.name is None:
+        raise UsageError("--resume-if-present needs the --name of the run")
+    if not arguments.resume_if_present and distributed.rank() == 0 and world.kept(RUN) is None:
+        check_name(arguments.run_dir, arguments.name)
+
+
+def folder_of_ranks(arguments: argparse.Namespace, config: TrainConfig) -> RunFolder:
+    """A folder for a new run; or that of the run that torchrun restarts, or that is there and may be gone on with."""
+    parent, name = arguments.run_dir, arguments.name
+    if distributed.rank() > 0:
+        return RunFolder(from_rank_0(None), config.checkpoints, settings=dump_config(config))
+    before = world.kept(RUN)
+    if before is None and arguments.resume_if_present and (parent / name / CONFIG).is_file():
+        before = str(parent / name)
+    if before is None:
+        folder = new_run(parent, name, config)
+    else:
+        folder = old_run(Path(before), config, config)
+    world.keep(RUN, str(folder.path))
+    from_rank_0(str(folder.path))
+    return folder
+
+
 def init_of(arguments: argparse.Namespace) -> InitFrom | None:
     """The run whose weights are to be taken, if there is one."""
     if arguments.init_from is None:
@@ -83,8 +111,7 @@ def init_of(arguments: argparse.Namespace) -> InitFrom | None:
             if getattr(arguments, flag):
                 raise UsageError(f"--{flag.replace('_', '-')} needs --init-from RUN")
         return None
-    given = Path(arguments.init_from)
-    run = given if given.is_file() else find_run(arguments.init_from, Path(arguments.run_dir))
+    run = located(arguments.init_from, arguments.run_dir)
     return InitFrom(run, arguments.init_optimizer, arguments.init_fresh_statistics)
 
 
@@ -108,64 +135,36 @@ def distill_command(argv: list[str]) -> None:
     train_command(argv)
 
 
-def resume_command(argv: list[str]) -> None:
-    """Go on with a run where it stopped."""
-    parser = resume_parser(argv)
-    add_output_flags(parser)
-    arguments = parser.parse(argv)
-    path = find_run(arguments.run, Path(arguments.run_dir))
-    stored = stored_config(path)
-    config = resumed_config(stored, config_overrides(arguments))
-    check_machine(config)
-    agree(config)
-    print(announcement(config, f"the settings of {path}"))
-    folder = old_run(path, stored, config, arguments)
-    if arguments.from_scratch or not (folder.store.steps() or folder.leftovers()):
-        print("It begins at the beginning")
-    train_and_evaluate(config, folder, arguments)
-
-
 def train_parser(argv: list[str]) -> Parser:
     """The flags of `canter train`; `argv` tells which options of the environment are among them."""
-    parser = Parser(
-        "train",
-        usage="[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...] [--print-config | --dry-run]",
-        description="Train a policy and print how it learns.",
-        epilog=EPILOG,
-    )
-    parser.add_argument(
-        "env",
-        metavar="ENV",
-        nargs="?",
-        help="environment id: Gymnasium's, envpool:ID or tensor:NAME; by default CartPole-v1 (see `canter envs`)",
-    )
-    parser.flag(
-        "--preset", metavar="NAME", help="begin with these settings instead of the environment's (see `canter presets`)"
-    )
-    parser.flag("--config", metavar="FILE", help="YAML file of settings, all or some")
-    add_config_flags(parser, argv, SHORT_FLAGS)
-    parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where the run's folder goes (default {RUNS})")
-    parser.flag("--name", metavar="NAME", help="name of that folder; by default environment, seed and time")
-    parser.flag(
-        "--resume-if-present", action="store_true", help="where a run of that --name is there, go on with it instead"
-    )
+    usage = "[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...] [--print-config | --dry-run]"
+    parser = Parser("train", usage, "Train a policy and print how it learns.", EPILOG)
+    env = "environment id: Gymnasium's, envpool:ID or tensor:NAME; by default CartPole-v1 (see `canter envs`)"
+    parser.add_argument("env", metavar="ENV", nargs="?", help=env)
+    add_settings_flags(parser, argv)
+    parser.run_dir("the run's folder goes")
+    parser.flag("--name", "NAME", "name of that folder; by default environment, seed and time")
+    parser.switch("--resume-if-present", "where a run of that --name is there, go on with it instead")
     parser.flag(
         "--init-from",
-        metavar="RUN",
-        help="begin with the weights of another run with the same networks; of a run of another algorithm, or of a "
+        "RUN",
+        "begin with the weights of another run with the same networks; of a run of another algorithm, or of a "
         "policy file, with its policy",
     )
-    parser.flag("--init-optimizer", action="store_true", help="and with the state of its optimisers")
-    parser.flag(
-        "--init-fresh-statistics", action="store_true", help="but with new statistics of observations and values"
-    )
+    parser.switch("--init-optimizer", "and with the state of its optimisers")
+    parser.switch("--init-fresh-statistics", "but with new statistics of observations and values")
     add_output_flags(parser)
     add_import_flags(parser)
-    parser.flag("--print-config", action="store_true", help="print the merged settings as YAML and stop")
-    parser.flag(
-        "--dry-run", action="store_true", help="build environment and algorithm, say what would happen and stop"
-    )
+    parser.switch("--print-config", "print the merged settings as YAML and stop")
+    parser.switch("--dry-run", "build environment and algorithm, say what would happen and stop")
     return parser
+
+
+def add_settings_flags(parser: Parser, argv: list[str], **options: Any) -> None:
+    """The flags that say what to train with."""
+    parser.flag("--preset", "NAME", "begin with these settings instead of the environment's (see `canter presets`)")
+    parser.flag("--config", "FILE", "YAML file of settings, all or some")
+    add_config_flags(parser, argv, SHORT_FLAGS, **options)
 
 
 def merged_config(arguments: argparse.Namespace) -> tuple[TrainConfig, str]:
@@ -178,11 +177,12 @@ def merged_config(arguments: argparse.Namespace) -> tuple[TrainConfig, str]:
     if file is not None and is_foreign_file(file):
         return imported_config(arguments, overrides, file)
     content = ConfigFile("", {}, {}) if file is None else read_config(file)
-    wanted = {key: overrides.get(key) or named_in(content, key) for key in ("env.id", "algorithm.kind", "device")}
-    config, source = starting_point(wanted["env.id"], arguments.preset, wanted["algorithm.kind"], wanted["device"])
+    named = {key: value for key, value in flatten(content.plain).items() if isinstance(value, str)} | overrides
+    env_id, algorithm, device = (named.get(key) for key in ("env.id", "algorithm.kind", "device"))
+    config, source = starting_point(env_id, arguments.preset, algorithm, device)
     if file is not None:
         config, source = content.over(config), f"{source}, changed by {file}"
-    return from_plain(nest(overrides, free_settings(config)), config), source
+    return with_overrides(config, overrides), source
 
 
 def with_flags(arguments: argparse.Namespace, flags: list[str]) -> argparse.Namespace:
@@ -207,16 +207,7 @@ def imported_config(arguments: argparse.Namespace, overrides: dict[str, Any], fi
     if not imported.names_env:
         raise UsageError(f"{file} names no environment that is known here: canter train ENV --config {file}")
     print(imported.deviations.text(), file=sys.stderr)
-    config = from_plain(nest(overrides, free_settings(imported.config)), imported.config)
-    return config, f"the settings of {file}, imported"
-
-
-def named_in(file: ConfigFile, key: str) -> str | None:
-    """What a file says under a key, if it does."""
-    value: Any = file.plain
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value if isinstance(value, str) else None
+    return with_overrides(imported.config, overrides), f"the settings of {file}, imported"
 
 
 def dry_run(config: TrainConfig, source: str) -> None:

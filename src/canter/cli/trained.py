@@ -11,18 +11,16 @@ from typing import Any
 
 import torch
 
-from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides
-from canter.cli.runs import differences, in_words, spelled
+from canter.cli.parser import Parser, UsageError, add_config_flags, config_overrides, flag_of
 from canter.config import TrainConfig
 from canter.envs import EnvConfig, unused_settings
 from canter.experiments.folders import stored_config
 from canter.experiments.look import check_device, plan_for
-from canter.experiments.settings import free_settings
+from canter.experiments.settings import differences, in_words, spelled, with_overrides
 from canter.nn.actor_critic import Policy
-from canter.plain import from_plain, nest
 from canter.preflight.size import check_size
 from canter.registry import nearest
-from canter.runs.finding import RUNS, find_run
+from canter.runs.finding import find_run
 from canter.runs.run_folder import CONFIG, RunFolder
 from canter.seeding import derive_seed
 from canter.specs import Env, EnvSpec
@@ -60,29 +58,24 @@ class Trained:
         return derive_seed(self.seed, "eval")
 
 
-def trained_parser(command: str, argv: list[str], *, usage: str, description: str) -> Parser:
+def trained_parser(command: str, argv: list[str], usage: str, description: str) -> Parser:
     """The arguments that say which policy and which environment."""
-    parser = Parser(command, usage=f"RUN {usage} [--env.KEY VALUE ...]", description=description, epilog=EPILOG)
-    parser.add_argument(
-        "run", metavar="RUN", help="folder of a run, `latest`, the beginning of a run's name, or a policy file"
-    )
-    parser.flag(
-        "--policy", metavar="NAME", help="best, final, or a policy file; by default the best that there is, else final"
-    )
+    parser = Parser(command, f"RUN {usage} [--env.KEY VALUE ...]", description, EPILOG)
+    run = "folder of a run, `latest`, the beginning of a run's name, or a policy file"
+    parser.add_argument("run", metavar="RUN", help=run)
+    parser.flag("--policy", "NAME", "best, final, or a policy file; by default the best that there is, else final")
     short = {"--env": ("env.id", "another environment, with the same observations and actions")}
     add_config_flags(parser, argv, short, section="env.")
-    parser.flag("--seed", metavar="N", type=int, help="start of the random streams; by default the run's seed")
-    parser.flag("--device", metavar="NAME", help="by default the run's, or cpu where that is not there")
-    parser.flag("--run-dir", metavar="DIR", default=str(RUNS), help=f"where runs are looked for (default {RUNS})")
+    parser.flag("--seed", "N", "start of the random streams; by default the run's seed", type=int)
+    parser.flag("--device", "NAME", "by default the run's, or cpu where that is not there")
+    parser.run_dir()
     return parser
 
 
 def add_acting_flags(parser: Parser) -> None:
     """How the policy acts."""
-    parser.flag("--stochastic", action="store_true", help="act with the noise that the policy explores with")
-    parser.flag(
-        "--player", metavar="NAME", default="standard", help="a player that you registered, instead of Canter's"
-    )
+    parser.switch("--stochastic", "act with the noise that the policy explores with")
+    parser.flag("--player", "NAME", "a player that you registered, instead of Canter's", default="standard")
 
 
 def count(text: str) -> int:
@@ -95,14 +88,15 @@ def count(text: str) -> int:
 @contextmanager
 def open_trained(arguments: argparse.Namespace, adapt: Callable[[EnvConfig], EnvConfig]) -> Iterator[Trained]:
     """The policy that the arguments mean, in its environment; `adapt` changes the settings of the latter."""
-    run, place = _locate(arguments.run, Path(arguments.run_dir), arguments.policy)
-    config = TrainConfig(env=_env_of(place)) if run is None else stored_config(run)
+    run, place = _locate(arguments.run, arguments.run_dir, arguments.policy)
+    config = _config_of(place) if run is None else stored_config(run)
     overrides = config_overrides(arguments)
     if "env.id" in overrides:
         config = replace(config, env=EnvConfig(id=overrides.pop("env.id"), num_envs=config.env.num_envs))
-    changed = from_plain(nest(overrides, free_settings(config)), config)
+    changed = with_overrides(config, overrides)
     adapted = replace(changed, env=adapt(changed.env))
-    device = _device(arguments.device, config.device)
+    device = arguments.device or (config.device if torch.cuda.is_available() else "cpu")
+    check_device(device)
     _check(overrides, changed, adapted, device)
     seed = config.seed if arguments.seed is None else arguments.seed
     with closing(adapted.env.build(device)) as env:
@@ -114,7 +108,7 @@ def _check(overrides: dict[str, Any], changed: TrainConfig, adapted: TrainConfig
     """Refuse settings that were given and would be without effect."""
     for key, (given, used) in differences(spelled(changed), spelled(adapted)).items():
         if key in overrides:
-            raise UsageError(f"--{key.replace('_', '-')} {given} cannot be: this command needs {used}")
+            raise UsageError(f"{flag_of(key)} {given} cannot be: this command needs {used}")
     for line in unused_settings(changed.env, device):
         if line.partition("=")[0] in overrides:
             raise UsageError(line)
@@ -139,16 +133,9 @@ def _locate(text: str, run_dir: Path, name: str | None) -> tuple[Path | None, Pa
     raise NoPolicy(f"--policy {name}: no such file, and no such policy in {run}: {nearest(name, known)}")
 
 
-def _env_of(file: Path) -> EnvConfig:
-    """The environment that a policy file was trained in, as far as the file tells."""
-    return EnvConfig(id=read_policy_file(file, "actor")[0].env["env_id"])
-
-
-def _device(asked: str | None, trained_on: str) -> str:
-    if asked is None:
-        return trained_on if torch.cuda.is_available() else "cpu"
-    check_device(asked)
-    return asked
+def _config_of(file: Path) -> TrainConfig:
+    """The settings that a policy file was trained with, as far as it tells: the environment."""
+    return TrainConfig(env=EnvConfig(id=read_policy_file(file, "actor")[0].env["env_id"]))
 
 
 def _load(place: Path, config: TrainConfig, spec: EnvSpec) -> tuple[Policy, Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -24,7 +24,8 @@ from canter.nn.rnn import Memory
 from canter.optim import OptimizerConfig, ParameterGroup
 from canter.plain import ConfigError
 
-Rows = tuple[int, int]
+Rows = tuple[int, int | None]
+ALL: Rows = (0, None)
 StdOf = Literal["scalar", "log"]
 """What a parent's parameter is: the standard deviation, or its logarithm."""
 Moments = tuple[Tensor, Tensor]
@@ -37,10 +38,14 @@ class Link:
 
     theirs: str
     ours: str
-    their_rows: Rows | None = None
-    our_rows: Rows | None = None
+    their_rows: Rows = ALL
+    our_rows: Rows = ALL
     std: StdOf | None = None
     """For a standard deviation: what the parent's number is."""
+
+    def of_moments(self) -> Link:
+        """The same of a parameter's moments, which are never converted."""
+        return replace(self, std=None)
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ def network_links(network: Network, ours: str, hidden: str, rnn: str, norm: str,
         yield Link(f"{hidden}.{name}", f"{ours}.hidden.{name}")
 
 
-def linear_links(theirs: str, ours: str, their_rows: Rows | None = None, our_rows: Rows | None = None) -> list[Link]:
+def linear_links(theirs: str, ours: str, their_rows: Rows = ALL, our_rows: Rows = ALL) -> list[Link]:
     """Weight and bias of one layer."""
     return [Link(f"{theirs}.{name}", f"{ours}.{name}", their_rows, our_rows) for name in ("weight", "bias")]
 
@@ -120,13 +125,12 @@ def load_weights(
     """
     parts, own = set(parts), _learned(ppo)
     links = [link for link in links if link.ours in own and _part_of(link.ours) in parts]
-    if not strict:
-        links = [link for link in links if link.theirs in weights.parameters]
-    values = {name: _joined(name, of, weights.parameters, ppo, own) for name, of in _by_ours(links).items()}
+    links = [link for link in links if strict or link.theirs in weights.parameters]
+    values = {name: _joined(name, of, weights.parameters, ppo, own) for name, of in _grouped(links, "ours").items()}
     missing = sorted(name for name in own if _part_of(name) in parts and name not in values)
     if missing and strict:
         raise ConfigError(f"the file has nothing for {', '.join(missing)}: it was made with other settings")
-    normalized = [pair for pair in normalizers_of(ppo) if ("actor" if pair[1] == "actor" else "critic") in parts]
+    normalized = [pair for pair in normalizers_of(ppo) if _part_of(pair[1]) in parts]
     for normalizers, name in normalized:
         check_statistics(normalizers, weights.statistics.get(name), name)
     for name, value in values.items():
@@ -144,13 +148,13 @@ def _learned(ppo: PPO) -> dict[str, Tensor]:
 
 
 def _part_of(name: str) -> str:
-    return "actor" if name.startswith("actor.") else "critic"
+    return "actor" if name.partition(".")[0] == "actor" else "critic"
 
 
-def _by_ours(links: Iterable[Link]) -> dict[str, list[Link]]:
+def _grouped(links: Iterable[Link], by: Literal["ours", "theirs"]) -> dict[str, list[Link]]:
     found: dict[str, list[Link]] = {}
     for link in links:
-        found.setdefault(link.ours, []).append(link)
+        found.setdefault(getattr(link, by), []).append(link)
     return found
 
 
@@ -160,12 +164,11 @@ def _joined(name: str, links: list[Link], theirs: Mapping[str, Tensor], ppo: PPO
     for link in links:
         if link.theirs not in theirs:
             raise ConfigError(f"the file has no {link.theirs}, which is {name} here: it was made with other settings")
-        value = theirs[link.theirs]
-        value = value if link.their_rows is None else value[slice(*link.their_rows)]
+        value = torch.atleast_1d(theirs[link.theirs])[slice(*link.their_rows)]
         if link.std is not None and not (link.std == "log" and _same_number(link, ppo)):
             value = raw_std(value.exp() if link.std == "log" else value, log_std_of(ppo))
         rows.append(value)
-    joined = rows[0] if len(rows) == 1 else torch.cat(rows)
+    joined = torch.cat(rows)
     if joined.shape != own[name].shape:
         source = ", ".join(link.theirs for link in links)
         raise ConfigError(
@@ -176,8 +179,7 @@ def _joined(name: str, links: list[Link], theirs: Mapping[str, Tensor], ppo: PPO
 
 def _same_number(link: Link, ppo: PPO) -> bool:
     """Whether a deviation is the same number on both sides; a logarithm and back would round it."""
-    form = log_std_of(ppo)
-    return link.std == form.form and not form.floor
+    return link.std == log_std_of(ppo).form and not log_std_of(ppo).floor
 
 
 def log_std_of(ppo: PPO) -> LogStd:
@@ -229,19 +231,21 @@ def check_same(own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
 
 def check_moments(own: Mapping[str, Tensor], weights: Weights) -> None:
     """Refuse moments of other shapes than those of our parameters."""
+    known = {name: pair for name, pair in weights.moments.items() if name in own}
     for k in (0, 1):
-        moments = {name: pair[k] for name, pair in weights.moments.items() if name in own}
-        check_same({name: own[name] for name in moments}, moments)
+        check_same({name: own[name] for name in known}, {name: pair[k] for name, pair in known.items()})
 
 
 def check_statistics(parts: list[Normalizer], found: Statistics | None, name: str) -> None:
     """Refuse statistics that the settings have no use for, and the lack of those that they need."""
     width = sum(part.mean.numel() for part in parts)
     if (found is None) != (not parts):
-        raise ConfigError(
-            f"{name}: the {'settings normalise, but the file has no' if parts else 'file has'} statistics"
-            f"{'' if parts else ', but the settings do not normalise'}: import the settings that it was made with"
+        spare, lacking = (
+            "file has statistics, but the settings do not normalise",
+            "settings normalise, but the file has",
         )
+        what = f"{lacking} no statistics" if parts else spare
+        raise ConfigError(f"{name}: the {what}: import the settings that it was made with")
     if found is not None and found.mean.numel() != width:
         raise ConfigError(f"{name}: statistics of {found.mean.numel()} numbers in the file, {width} by the settings")
 
@@ -269,8 +273,7 @@ def _set_moments(ppo: PPO, weights: Weights, links: list[Link], own: Mapping[str
                 continue
             for k, moment in enumerate(pair):
                 theirs = {link.theirs: weights.moments[link.theirs][k] for link in of}
-                plain = [Link(link.theirs, link.ours, link.their_rows, link.our_rows) for link in of]
-                moment.copy_(_joined(name, plain, theirs, ppo, own))
+                moment.copy_(_joined(name, [link.of_moments() for link in of], theirs, ppo, own))
         if phase in weights.optimizers:
             set_taken(group, weights.optimizers[phase])
 
@@ -311,11 +314,10 @@ def positional(state: Any, names: list[str]) -> tuple[dict[str, Moments], Taken]
         return {}, Taken(0, None)
     moments: dict[str, Moments] = {}
     steps = 0
-    for position, entry in state["state"].items():
-        if isinstance(entry, Mapping) and isinstance(position, int) and 0 <= position < len(names):
-            mean, square = entry.get("exp_avg"), entry.get("exp_avg_sq")
-            if isinstance(mean, Tensor) and isinstance(square, Tensor):
-                moments[names[position]] = (mean, square)
+    for position, name in enumerate(names):
+        match state["state"].get(position):
+            case {"exp_avg": Tensor() as mean, "exp_avg_sq": Tensor() as square, **entry}:
+                moments[name] = (mean, square)
                 steps = max(steps, int(entry.get("step", 0)))
     groups = state.get("param_groups") or [{}]
     rate = groups[0].get("lr") if isinstance(groups[0], Mapping) else None
@@ -345,54 +347,31 @@ def take_weights(ppo: PPO, links: list[Link]) -> Weights:
     for phase, group, found in groups_of(ppo):
         weights.optimizers[phase] = taken_of(group)
         moments |= {name: (mean.cpu(), square.cpu()) for name, (mean, square) in found.items()}
-    for name, of in _by_theirs(links).items():
-        weights.parameters[name] = torch.cat([_taken(link, own[link.ours], ppo) for link in of]).clone()
+    for name, of in _grouped(links, "theirs").items():
+        weights.parameters[name] = torch.cat([_taken(link, own[link.ours], ppo) for link in of])
         if any(link.ours not in moments for link in of):  # a deviation that does not learn
             continue
-        plain = [Link(link.theirs, link.ours, link.their_rows, link.our_rows) for link in of]
-        pairs = [[_taken(link, moments[link.ours][k], ppo) for link in plain] for k in (0, 1)]
-        weights.moments[name] = (torch.cat(pairs[0]).clone(), torch.cat(pairs[1]).clone())
+        pairs = [[_taken(link.of_moments(), moments[link.ours][k], ppo) for link in of] for k in (0, 1)]
+        weights.moments[name] = (torch.cat(pairs[0]), torch.cat(pairs[1]))
     return weights
-
-
-def _by_theirs(links: list[Link]) -> dict[str, list[Link]]:
-    found: dict[str, list[Link]] = {}
-    for link in links:
-        found.setdefault(link.theirs, []).append(link)
-    return found
 
 
 def _taken(link: Link, value: Tensor, ppo: PPO) -> Tensor:
     if link.std is not None and not _same_number(link, ppo):
         log_std = log_std_of(ppo)(value)
         return log_std if link.std == "log" else log_std.exp()
-    return value if link.our_rows is None else value[slice(*link.our_rows)]
+    return value[slice(*link.our_rows)]
 
 
 def torch_adam(weights: Weights, names: list[str], phase: str, config: OptimizerConfig) -> dict[str, Any]:
     """The state of `torch.optim.Adam` over these parameters, in this order."""
     taken = weights.optimizers[phase]
-    state = {
-        i: {
-            "step": torch.tensor(float(taken.steps)),
-            "exp_avg": weights.moments[name][0],
-            "exp_avg_sq": weights.moments[name][1],
-        }
-        for i, name in enumerate(names)
-        if name in weights.moments
-    }
-    group = {
-        "lr": taken.learning_rate,
-        "betas": config.betas,
-        "eps": config.eps,
-        "weight_decay": config.weight_decay,
-        "amsgrad": False,
-        "maximize": False,
-        "foreach": None,
-        "capturable": False,
-        "differentiable": False,
-        "fused": None,
-        "decoupled_weight_decay": False,
-        "params": list(range(len(names))),
-    }
-    return {"state": state if taken.steps else {}, "param_groups": [group]}
+    state: dict[int, dict[str, Tensor]] = {}
+    for i, name in enumerate(names):
+        if name in weights.moments and taken.steps:
+            mean, square = weights.moments[name]
+            state[i] = {"step": torch.tensor(float(taken.steps)), "exp_avg": mean, "exp_avg_sq": square}
+    switches = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
+    group = {"lr": taken.learning_rate, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+    group |= dict.fromkeys(switches, False) | {"foreach": None, "fused": None, "params": list(range(len(names)))}
+    return {"state": state, "param_groups": [group]}

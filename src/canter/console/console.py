@@ -26,28 +26,28 @@ def make_console(kind: ConsoleKind = "auto") -> MetricWriter:
 
 
 class QuietConsole:
-    """Says nothing."""
+    """Says nothing; other consoles say more."""
 
-    def start(self, settings: dict[str, Any]) -> None:
-        """Nothing to say."""
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Nothing to say."""
-
-    def close(self) -> None:
-        """Nothing to say."""
-
-
-class LineConsole:
-    """One line every few seconds, the first and the last iteration always; for log files and batch systems."""
-
-    def __init__(self, every: float = LINE_SECONDS) -> None:
-        self.every, self.printed, self.waiting = every, float("-inf"), False
+    def __init__(self) -> None:
         self.pace = Pace({})
 
     def start(self, settings: dict[str, Any]) -> None:
         """Learn how long the run is to be, and what counts in it."""
         self.pace = Pace(settings)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Nothing to say."""
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class LineConsole(QuietConsole):
+    """One line every few seconds, the first and the last iteration always; for log files and batch systems."""
+
+    def __init__(self, every: float = LINE_SECONDS) -> None:
+        super().__init__()
+        self.every, self.printed, self.waiting = every, float("-inf"), False
 
     def write(self, row: dict[str, Any]) -> None:
         """Print a line if it is time for one."""
@@ -77,16 +77,8 @@ class LineConsole:
         self.printed, self.waiting = time.perf_counter(), False
 
 
-class VerboseConsole:
+class VerboseConsole(QuietConsole):
     """A whole block for every row, in three parts, and a fourth for what the environment reports."""
-
-    def __init__(self) -> None:
-        self.settings: dict[str, Any] = {}
-        self.pace = Pace({})
-
-    def start(self, settings: dict[str, Any]) -> None:
-        """Learn the settings that are shown."""
-        self.settings, self.pace = settings, Pace(settings)
 
     def write(self, row: dict[str, Any]) -> None:
         """Print a block."""
@@ -95,13 +87,9 @@ class VerboseConsole:
             lines += [title, *(f"  {name:<20}{text:>22}" for name, text in entries.items())]
         print("\n".join(lines), flush=True)
 
-    def close(self) -> None:
-        """Nothing is held back."""
-
     def block(self, row: dict[str, Any]) -> dict[str, dict[str, str]]:
         """The parts: title -> name -> value."""
-        algorithm, total_steps = self.settings.get("algorithm", {}), self.settings.get("total_steps")
-        chosen = self.pace.declared.settings
+        total_steps, chosen = self.pace.total_steps, self.pace.declared.settings
         which = "" if self.pace.success == "success" else " (success: terminated)"
         return {
             "rollout statistics": {
@@ -123,7 +111,7 @@ class VerboseConsole:
                 "timesteps_count": f"{row['env_steps']:,}",
                 "rollouts_count": f"{row['rollouts']:,}",
                 "total_timesteps": "-" if total_steps is None else f"{total_steps:,}",
-                **{name: number(algorithm.get(key)) for name, key in chosen.items()},
+                **{name: number(self.pace.learning.get(key)) for name, key in chosen.items()},
             },
             **({"environment": entries} if (entries := reported(row)) else {}),
         }

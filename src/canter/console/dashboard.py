@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import accumulate, chain, pairwise, zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -21,6 +21,7 @@ MARGIN = 10
 """Columns for the labels on the left of a chart."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
 CHART_POINTS, CHART_HEIGHT = 480, 3
+COUNTERS = ("rollouts", "resets", "updates", "minibatch_updates", "train_steps")
 COLOURS = {"env": "cyan", "policy": "magenta", "update": "yellow", "other": "bright_black"}
 STRONG, DIM, RULE = "bold", "dim", "bright_black"
 
@@ -107,6 +108,7 @@ def topics(row: dict[str, Any], pace: Pace) -> dict[str, Topic]:
     # Before the first update there is none of them; after it those that are missing will stay so.
     for headline in [line for line in declared if name_of(line, row)] or declared:
         about_algorithm.setdefault(headline.topic, {})[headline.label] = shown(headline, row)
+    minibatches = pace.learning.get("num_minibatches")  # where the algorithm has them, epochs are known
     return {
         f"episodes (last {pace.recent})": {
             "return": number(row["return"]),
@@ -117,20 +119,10 @@ def topics(row: dict[str, Any], pace: Pace) -> dict[str, Topic]:
         **about_algorithm,
         **environment(row),
         "so far": {
-            "rollouts": f"{row['rollouts']:,}",
-            "resets": f"{row['resets']:,}",
-            "updates": f"{row['updates']:,}",
-            "minibatch updates": f"{row['minibatch_updates']:,}",
-            "train steps": f"{row['train_steps']:,}",
-            **epochs(row, pace.learning),
+            **{name.replace("_", " "): f"{row[name]:,}" for name in COUNTERS},
+            **({"epochs": f"{row['minibatch_updates'] / minibatches:,.6g}"} if minibatches else {}),
         },
     }
-
-
-def epochs(row: dict[str, Any], algorithm: dict[str, Any]) -> Topic:
-    """Passes over rollouts, as far as the settings tell."""
-    minibatches = algorithm.get("num_minibatches")
-    return {} if not minibatches else {"epochs": f"{row['minibatch_updates'] / minibatches:,.6g}"}
 
 
 def environment(row: dict[str, Any]) -> dict[str, Topic]:
@@ -170,11 +162,10 @@ def grid(topics: dict[str, Topic], width: int) -> Iterator[Line]:
             yield []
         yield [(f"{title:<{room}}", "bold cyan") for (title, _), room in together]
         for cells in zip_longest(*(topic.items() for (_, topic), _ in together), fillvalue=("", "")):
-            pieces = [
-                [(label, DIM), (f"{value:>{max(room - GAP - len(label), 0)}}", STRONG), (" " * GAP, "")]
-                for (label, value), (_, room) in zip(cells, together, strict=True)
-            ]
-            yield list(chain.from_iterable(pieces))
+            line: Line = []
+            for (label, value), (_, room) in zip(cells, together, strict=True):
+                line += [(label, DIM), (f"{value:>{max(room - GAP - len(label), 0)}}", STRONG), (" " * GAP, "")]
+            yield line
 
 
 def shares(fractions: dict[str, float], width: int) -> Iterator[Line]:

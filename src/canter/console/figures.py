@@ -35,7 +35,7 @@ class Pace:
         """Episodes that means are over."""
         self.learning: dict[str, Any] = settings.get("algorithm") or {}
         """The settings of the algorithm."""
-        self.declared = declared_under(settings.get("algorithm", {}).get("kind"))
+        self.declared = declared_under(self.learning.get("kind"))
 
     def headlines(self, row: dict[str, Any]) -> tuple[Headline, ...]:
         """The metrics to show of a row: those that the algorithm declares, or else the first few that it reports."""

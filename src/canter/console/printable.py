@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -21,6 +21,12 @@ def printable(text: str, keep: str = "") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def two_columns(things: Mapping[str, str]) -> str:
+    """A line for each name and what there is to say about it."""
+    width = max(map(len, things))
+    return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in things.items())
 
 
 class PrintableStream:

@@ -6,7 +6,7 @@ M frames, D joints, B bodies. Quaternions are (w, x, y, z); velocities are those
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,38 +67,44 @@ class Clip:
 
 def load_clip(file: str) -> Clip:
     """Read and check a clip, by the ending of its name; raises ValueError with what is wrong and where."""
+    try:
+        return _checked(_read(file), file)
+    except ValueError as error:
+        raise ValueError(f"motion {file!r}: {error}") from error
+
+
+def _read(file: str) -> dict[str, Any]:
+    """The arrays of a file by Isaac Lab's names."""
     path = Path(__file__).parent / "motions" / file.removeprefix(OWN) if file.startswith(OWN) else Path(file)
     if not path.is_file():
         own = f": {nearest(path.name, [p.name for p in path.parent.glob('*.npz')])}" if file.startswith(OWN) else ""
-        raise ValueError(f"motion {file!r}: there is no such file{own}")
-    if path.suffix == ".npz":
-        try:
-            with np.load(path) as opened:  # refuses everything but plain arrays
-                raw: dict[str, Any] = {OTHER_NAMES.get(str(key), str(key)): opened[key] for key in opened.files}
-        except (ValueError, OSError, KeyError) as error:
-            raise ValueError(f"motion {file!r} cannot be read as plain arrays: {error}") from error
-    elif path.suffix == ".csv":
-        raw = _read_csv(path, file)
-    else:
-        raise ValueError(f"motion {file!r}: clips are .npz or .csv files, not {path.suffix or 'files without an end'}")
-    return _checked(raw, file)
+        raise ValueError(f"there is no such file{own}")
+    if path.suffix == ".csv":
+        return _read_csv(path)
+    if path.suffix != ".npz":
+        raise ValueError(f"clips are .npz or .csv files, not {path.suffix or 'files without an end'}")
+    try:
+        with np.load(path) as opened:  # refuses everything but plain arrays
+            return {OTHER_NAMES.get(str(key), str(key)): opened[key] for key in opened.files}
+    except (ValueError, OSError, KeyError) as error:
+        raise ValueError(f"cannot be read as plain arrays: {error}") from error
 
 
-def _read_csv(path: Path, file: str) -> dict[str, Any]:
+def _read_csv(path: Path) -> dict[str, Any]:
     """Columns `time` and `FIELD/NAME` or `FIELD/NAME/AXIS` as the arrays of an `.npz` file."""
     with path.open(newline="") as opened:
         header, *lines = csv.reader(opened)
     try:
         table = np.array(lines, dtype=np.float64)
     except ValueError as error:
-        raise ValueError(f"motion {file!r}: every cell below the names must be a number: {error}") from error
+        raise ValueError(f"every cell below the names must be a number: {error}") from error
     if table.ndim != 2 or len(table) < 2 or "time" not in header:
-        raise ValueError(f"motion {file!r}: needs a column 'time' and at least two frames, has {header[:5]}")
+        raise ValueError(f"needs a column 'time' and at least two frames, has {header[:5]}")
     column = dict(zip(header, table.T, strict=True))
     steps = np.diff(column.pop("time"))
     if not steps.min() > 0 or np.ptp(steps) > 0.01 * steps.mean():
         wrong = int(np.abs(steps - np.median(steps)).argmax())
-        raise ValueError(f"motion {file!r}: frames {wrong} and {wrong + 1} are {steps[wrong]:g} s apart, others not")
+        raise ValueError(f"frames {wrong} and {wrong + 1} are {steps[wrong]:g} s apart, others not")
     raw: dict[str, Any] = {"fps": 1 / steps.mean()}
     for field, axes in AXES.items():
         names = list(dict.fromkeys(key.split("/")[1] for key in column if key.startswith(f"{field}/")))
@@ -108,52 +114,48 @@ def _read_csv(path: Path, file: str) -> dict[str, Any]:
         wanted = [f"{field}/{name}/{axis}".rstrip("/") for name in names for axis in (axes or ("",))]
         for key in wanted:
             if key not in column:
-                raise ValueError(f"motion {file!r}: column {key!r} is missing, {nearest(key, column)}")
+                raise ValueError(f"column {key!r} is missing, {nearest(key, column)}")
         shape = (len(table), len(names), len(axes)) if axes else (len(table), len(names))
         raw[field] = np.stack([column.pop(key) for key in wanted], -1).reshape(shape)
     if column:
         key = next(iter(column))
         near = nearest(key.partition("/")[0], AXES)
-        raise ValueError(f"motion {file!r}: column {key!r} is no FIELD/NAME or FIELD/NAME/AXIS, {near}")
+        raise ValueError(f"column {key!r} is no FIELD/NAME or FIELD/NAME/AXIS, {near}")
     return raw
 
 
 def _checked(raw: dict[str, Any], file: str) -> Clip:
     """A clip, once rate, names, shapes, numbers, quaternions and velocities have been found to fit together."""
-
-    def refuse(what: str) -> ValueError:
-        return ValueError(f"motion {file!r}: {what}")
-
     if "fps" not in raw:
-        raise refuse(f"fps is missing, {nearest('fps', raw)}")
+        raise ValueError(f"fps is missing, {nearest('fps', raw)}")
     fps = float(np.ravel(raw["fps"])[0])
     if not 1 <= fps <= 10_000:
-        raise refuse(f"fps={fps:g} must lie in 1..10000")
+        raise ValueError(f"fps={fps:g} must lie in 1..10000")
     names = {kind: tuple(map(str, np.ravel(raw.get(f"{kind}_names", ())))) for kind in ("dof", "body")}
     fields = {field: np.asarray(raw[field], np.float64) for field in AXES if field in raw}
     if not fields:
-        raise refuse(f"it has none of {', '.join(AXES)}; it has {', '.join(raw)}")
+        raise ValueError(f"it has none of {', '.join(AXES)}; it has {', '.join(raw)}")
     length = len(next(iter(fields.values())))
     for kind, own in names.items():
         if len(set(own)) < len(own):
-            raise refuse(f"{kind}_names names {next(name for name in own if own.count(name) > 1)!r} twice")
+            raise ValueError(f"{kind}_names names {next(name for name in own if own.count(name) > 1)!r} twice")
     for field, values in fields.items():
         kind = field.partition("_")[0]
         shape = (length, len(names[kind]), *([len(AXES[field])] if AXES[field] else []))
         if not names[kind]:
-            raise refuse(f"{field} is of nobody: {kind}_names is missing")
+            raise ValueError(f"{field} is of nobody: {kind}_names is missing")
         if values.shape != shape or length < 2:
-            raise refuse(f"{field} has shape {values.shape}, and {len(names[kind])} {kind}_names need (2 or more,"
+            raise ValueError(f"{field} has shape {values.shape}, and {len(names[kind])} {kind}_names need (2 or more,"
                          f"{str(shape[1:])[1:]}, frames as many as in other fields")  # fmt: skip
         if not np.isfinite(values).all():
-            raise refuse(f"{field} is NaN or infinite in frame {int(np.argwhere(~np.isfinite(values))[0, 0])}")
-    _check_rates(fields, fps, refuse)
+            raise ValueError(f"{field} is NaN or infinite in frame {int(np.argwhere(~np.isfinite(values))[0, 0])}")
+    _check_rates(fields, fps)
     if "body_rotations" in fields:
-        fields["body_rotations"] = _check_rotations(fields, fps, refuse)
+        fields["body_rotations"] = _check_rotations(fields, fps)
     return Clip(file, fps, names["dof"], names["body"], fields)
 
 
-def _check_rates(fields: dict[str, np.ndarray], fps: float, refuse: Callable[[str], ValueError]) -> None:
+def _check_rates(fields: dict[str, np.ndarray], fps: float) -> None:
     """Refuse velocities of another size than the differences of positions have: a wrong rate, or degrees."""
     for position, velocity in (("dof_positions", "dof_velocities"), ("body_positions", "body_linear_velocities")):
         if position not in fields or velocity not in fields:
@@ -163,19 +165,21 @@ def _check_rates(fields: dict[str, np.ndarray], fps: float, refuse: Callable[[st
         size = float((moved * moved).mean())
         ratio = float((moved * told).mean()) / size if size > 1e-6 else 1.0
         if not 2 / 3 < ratio < 3 / 2:
-            raise refuse(
+            raise ValueError(
                 f"{velocity} are {ratio:.2g} times the differences of {position} at fps={fps:g}: rate, units or the "
                 "order of frames are wrong"
             )
 
 
-def _check_rotations(fields: dict[str, np.ndarray], fps: float, refuse: Callable[[str], ValueError]) -> np.ndarray:
+def _check_rotations(fields: dict[str, np.ndarray], fps: float) -> np.ndarray:
     """Unit quaternions; refuses others, and those whose w is last where angular velocities give that away."""
     given = fields["body_rotations"]
     lengths = np.linalg.norm(given, axis=-1)
     if np.abs(lengths - 1).max() > 0.01:
         frame, body = np.unravel_index(np.abs(lengths - 1).argmax(), lengths.shape)
-        raise refuse(f"body_rotations of body {body} in frame {frame} has length {lengths[frame, body]:.3g} and not 1")
+        raise ValueError(
+            f"body_rotations of body {body} in frame {frame} has length {lengths[frame, body]:.3g} and not 1"
+        )
     unit = given / lengths[..., None]
     if "body_angular_velocities" in fields:
         told = 0.5 * (fields["body_angular_velocities"][1:] + fields["body_angular_velocities"][:-1])
@@ -183,7 +187,7 @@ def _check_rotations(fields: dict[str, np.ndarray], fps: float, refuse: Callable
             np.square(_turning(unit[..., order], fps) - told).sum() for order in ([0, 1, 2, 3], [3, 0, 1, 2])
         )
         if last < 0.5 * first and first > 0.1 * np.square(told).sum():
-            raise refuse("body_rotations turn as body_angular_velocities say if w is last; (w, x, y, z) is needed")
+            raise ValueError("body_rotations turn as body_angular_velocities say if w is last; (w, x, y, z) is needed")
     return unit
 
 
@@ -287,12 +291,11 @@ def column(frames: Frames, motions: Motions, name: str) -> Tensor:
     known = motions.joints if field.startswith("dof") else motions.bodies
     if who not in known:
         raise ValueError(f"columns: {name!r}: {nearest(who, known)}")
-    values = frames[field][..., known.index(who)] if not AXES[field] else frames[field][..., known.index(who), :]
-    if not AXES[field] and not axis:
-        return values
-    if axis not in tuple(AXES[field]):
-        raise ValueError(f"columns: {name!r} must end in one of {', '.join(AXES[field]) or 'no axis'}")
-    return values[..., AXES[field].index(axis)]
+    axes = AXES[field]
+    if axis not in (tuple(axes) or ("",)):
+        raise ValueError(f"columns: {name!r} must end in one of {', '.join(axes) or 'no axis'}")
+    row = known.index(who)
+    return frames[field][..., row, axes.index(axis)] if axes else frames[field][..., row]
 
 
 @torch.no_grad()

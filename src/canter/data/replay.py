@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from canter.data.rollout import Rollout
+from canter.plain import check_range
 from canter.specs import EnvSpec
 from canter.struct import Obs, TensorStruct, may_hold
 
@@ -42,8 +43,7 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         """Refuse a ring without room."""
-        if self.capacity < 1:
-            raise ValueError(f"capacity={self.capacity} must be at least 1")
+        check_range(self, "must be at least 1", "capacity")
 
     def slots(self, num_envs: int) -> int:
         """S: steps of all environments that fit, and one more for the observation that comes next."""
@@ -258,38 +258,27 @@ class Replay:
     def _read(self, rows: Tensor) -> Obs:
         return {name: stored[rows].to(self.dtypes[name]) for name, stored in self.obs.items()}
 
-    def _tables(self, used: int, entered: int, finals: int) -> dict[str, Tensor]:
-        """All that was written, where it lies; `used` slots of the ring, and so many transitions and finals."""
-        rows = used * self.num_envs
+    def _tables(self, head: int, entered: int, finals: int) -> dict[str, Tensor]:
+        """All that was written, where it lies, after so many steps, transitions and last observations."""
+        slots = min(head + 1, self.slots) if head else 0
+        rows, finals = slots * self.num_envs, min(finals, self.side)
         parts = {f"obs/{name}": stored[:rows] for name, stored in self.obs.items()}
         parts |= {f"final/{name}": stored[self.rows : self.rows + finals] for name, stored in self.obs.items()}
-        columns = ("action", "reward", "ending", "final_at")
-        return (
-            parts
-            | {name: getattr(self, name)[:rows] for name in columns}
-            | {
-                "owner": self.owner[:finals],
-                "order": self.order[:entered],
-                "before": self.before[:used],
-                "expected": self.expected,
-            }
-        )
-
-    def _sizes(self, head: int, entered: int, finals: int) -> tuple[int, int, int]:
-        used = min(head + 1, self.slots) if head else 0
-        return used, min(entered, self.rows), min(finals, self.side)
+        parts |= {name: getattr(self, name)[:rows] for name in ("action", "reward", "ending", "final_at")}
+        parts |= {"owner": self.owner[:finals], "order": self.order[: min(entered, self.rows)]}
+        return parts | {"before": self.before[:slots], "expected": self.expected}
 
     def state_dict(self) -> dict[str, Any]:
         """What was written, as it lies; nothing where it is not to be saved."""
         if not self.config.save:
             return {"head": 0, "entered": 0, "finals": 0, "tables": {}}
         counts = {name: int(getattr(self, name)) for name in ("head", "entered", "finals")}
-        return counts | {"tables": {name: part.clone() for name, part in self._tables(*self._sizes(**counts)).items()}}
+        return counts | {"tables": {name: part.clone() for name, part in self._tables(**counts).items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved ring of the same sizes; tensors keep their addresses."""
         counts = {name: int(state[name]) for name in ("head", "entered", "finals")}
-        here = self._tables(*self._sizes(**counts)) if state["tables"] else {}
+        here = self._tables(**counts) if state["tables"] else {}
         for name, part in here.items():
             saved = state["tables"][name]
             if saved.shape != part.shape or saved.dtype != part.dtype:

@@ -120,11 +120,11 @@ class Rollout(TensorStruct, Generic[Record]):
 
     def rows(self) -> list[Row[Record]]:
         """Where each of the T steps goes."""
-        after, final = tree_map(lambda x: x[1:], self.obs), self.final_obs or {}
-        numbers = (self.reward, self.terminated, self.truncated, self.valid, self.duration)
-        buffers = [*tree_leaves(self.record), *after.values(), *numbers, *final.values()]
+        after, final = [group[1:] for group in self.obs.values()], self.final_obs or {}
+        numbers = [getattr(self, name) for name in NUMBERS]
+        buffers = [*tree_leaves(self.record), *after, *numbers, *final.values()]
         quickly, places = row_writer(buffers), zip(*(buffer.unbind() for buffer in buffers), strict=True)
-        return [Row(list(after), list(final), partial(quickly, t), list(views)) for t, views in enumerate(places)]
+        return [Row(self.obs_at(t + 1), list(final), partial(quickly, t), row) for t, row in enumerate(places)]
 
     def mark_resets(self, mode: FinalObs, t: int | slice = slice(None)) -> Tensor:
         """Write `reset` of the rows after t `[N]`, or by default of all `[T, N]`; `mode` is the spec's `final_obs`."""
@@ -132,15 +132,18 @@ class Rollout(TensorStruct, Generic[Record]):
         return episode_begins(self.valid[t], *ends, mode, out=self.reset[1:][t])
 
 
+@dataclass
 class Row(Generic[Record]):
     """Step t's place in a rollout: views made once, as making one costs as much as writing to it."""
 
-    def __init__(
-        self, groups: list[str], final: list[str], quickly: Callable[[list[Tensor | None]], bool], places: list[Tensor]
-    ) -> None:
-        self.final, self.quickly, self.places = final, quickly, places
-        first = len(places) - len(final) - len(NUMBERS) - len(groups)
-        self.obs = dict(zip(groups, places[first:], strict=False))
+    obs: Obs
+    """Where the next observations go."""
+    final: list[str]
+    """Names of the groups whose last observations are stored."""
+    quickly: Callable[[list[Tensor | None]], bool]
+    """Writes all values if it can, see `row_writer`."""
+    places: tuple[Tensor, ...]
+    """Where everything goes: the record, observations, `NUMBERS`, last observations."""
 
     def write(self, record: Record, step: Step) -> Obs:
         """Store the record and the step; gives the next observations."""
@@ -155,10 +158,8 @@ class Row(Generic[Record]):
         return self.obs
 
     def _write(self, values: list[Tensor | None]) -> None:
-        names = [f"observation {name!r}" for name in self.obs] + [
-            *NUMBERS,
-            *(f"final_obs {name!r}" for name in self.final),
-        ]
+        names = [f"observation {name!r}" for name in self.obs] + [*NUMBERS]
+        names += [f"final_obs {name!r}" for name in self.final]
         names = ["the record"] * (len(self.places) - len(names)) + names
         items = zip(names, self.places, values, strict=False)
         given = [(name, place, value) for name, place, value in items if value is not None]

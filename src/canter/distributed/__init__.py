@@ -101,11 +101,6 @@ def _plain(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.dtype in NUMBERS and tensor.is_contiguous()
 
 
-def mean_(tensor: Tensor) -> Tensor:
-    """Mean over ranks, in place."""
-    return sum_(tensor).div_(world_size()) if active() else tensor
-
-
 def mean_of_(tensors: list[Tensor], weight: Tensor) -> None:
     """Mean over ranks of each of some tensors of one dtype, in place; a rank counts by its 0-d `weight`.
 
@@ -134,7 +129,7 @@ def max_(tensor: Tensor) -> Tensor:
 
 def mean(tensor: Tensor) -> Tensor:
     """Mean over ranks; in a world of one the tensor itself."""
-    return mean_(tensor.clone()) if active() else tensor
+    return sum_(tensor.clone()).div_(world_size()) if active() else tensor
 
 
 def largest(number: float) -> float:

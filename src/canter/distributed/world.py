@@ -90,9 +90,7 @@ class World:
 
     def first_to_say(self, text: str) -> bool:
         """Whether no other rank has reported an error before, nor this very one in an earlier attempt."""
-        if self.watch is None:
-            return True
-        return self.watch.first_to_say(text)
+        return self.watch is None or self.watch.first_to_say(text)
 
     def keep(self, name: str, value: str) -> None:
         """Note something for a later attempt of the same run."""

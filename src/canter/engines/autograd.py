@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -182,8 +183,8 @@ class AutogradEngine:
             batch = augment(batch)
         output, terms = self.forward(batch), Metrics()
         if output.dist_params is not None:
-            own = loss.policy_terms
-            terms |= own(batch, output.dist_params) if own else self.policy_terms(batch, output.dist_params)
+            own = loss.policy_terms or partial(policy_terms, loss, self.distribution)
+            terms |= own(batch, output.dist_params)
         if output.value is not None:
             terms |= value_terms(loss, batch, output.value, output.bonus_value)
         counted = weights(loss, coefs)
@@ -197,10 +198,6 @@ class AutogradEngine:
         means = means_of(terms, batch)
         total = torch.stack([means[name] * weight for name, weight in counted.items() if name in means]).sum()
         return LossOutput(total, means, output.dist_params)
-
-    def policy_terms(self, batch: PPOBatch, params: Tensor) -> Metrics:
-        """Those of the definition."""
-        return policy_terms(self.loss, self.distribution, batch, params)
 
     def forward(self, batch: PPOBatch) -> ModelOutput:
         """Outputs of the networks that this loss trains; on a GPU the critic runs on a stream of its own."""

@@ -5,8 +5,7 @@ A sample outside is cut off, so beyond the bounds the reward says nothing about 
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from canter.distributions import DiagGaussian, Distribution
 from canter.functional.losses import BOUND_LOSSES
+from canter.plain import check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,8 @@ class BoundLossConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
-        if self.coef < 0:
-            raise ValueError(f"coef={self.coef} must not be negative")
-        if not self.limit > 0:
-            raise ValueError(f"limit={self.limit} must be above 0")
+        check_range(self, "must not be negative", "coef")
+        check_range(self, "must be above 0", "limit")
 
     def build(self, distribution: Distribution, device: torch.device) -> BoundLoss:
         """The loss for a distribution; raises ValueError for one whose actions cannot leave the bounds."""
@@ -49,11 +47,10 @@ class BoundLoss:
 
     def __init__(self, config: BoundLossConfig, distribution: DiagGaussian, device: torch.device) -> None:
         self.config, self.distribution = config, distribution
-        intervals = zip(distribution.low or (), distribution.high or (), strict=True)
-        # A rescaled mean is in the right units already, and one without finite bounds has no others.
-        halves = [(0.5 * (high - low), 0.5 * (high + low)) for low, high in intervals]
-        known = [(1.0, 0.0) if distribution.bounds == "rescale" or math.isinf(h) else (h, c) for h, c in halves]
-        self.half, self.centre = torch.tensor(known or [(1.0, 0.0)], device=device).unbind(-1)
+        half, centre = (1.0,) * distribution.dim, (0.0,) * distribution.dim
+        if distribution.bounds != "rescale":  # else the mean is in the right units already
+            half, centre, *_ = replace(distribution, bounds="rescale").interval()
+        self.half, self.centre = torch.tensor([half, centre], device=device)
 
     def __call__(self, params: Tensor) -> Tensor:
         """The loss of each row."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-import torch
-
 from canter.engines import native
 from canter.engines.autograd import AutogradEngine
 from canter.engines.base import Engine, PPOLoss
@@ -35,17 +33,16 @@ class Choice:
 
 def choose(loss: PPOLoss, model: ActorCritic, optimizer: Optimizer, wanted: EngineName = "auto") -> Choice:
     """The fastest engine for this loss, model and device; the one that is `wanted`, if it does not decline."""
-    device = next(model.parameters()).device
-    if device.type == "cuda":
+    device = next(model.parameters()).device.type
+    if device == "cuda":
         load_kernels()
     declined: dict[str, str] = {}
-    for name in FAST.get(device.type, ()) if wanted == "auto" else (wanted,):
-        if name == "autograd":
-            break
-        reason = _declines(name, loss, model, device)
-        if reason is None:
-            return Choice(_build(name, loss, model, optimizer), declined)
-        declined[name] = reason
+    asked = FAST.get(device, ()) if wanted == "auto" else () if wanted == "autograd" else (wanted,)
+    for name in asked:
+        answer = _ask(name, device, loss, model, optimizer)
+        if not isinstance(answer, str):
+            return Choice(answer, declined)
+        declined[name] = answer
     if wanted not in ("auto", "autograd"):
         raise ValueError(f"execution.engine={wanted} cannot be used here: {declined[wanted]}; use auto or autograd")
     return Choice(AutogradEngine(loss, model, optimizer), declined)
@@ -65,22 +62,17 @@ def choose_soft(model: SoftModel, wanted: EngineName = "auto") -> tuple[SoftEngi
     return None, f"autograd (native: {reason})"
 
 
-def _declines(name: str, loss: PPOLoss, model: ActorCritic, device: torch.device) -> str | None:
+def _ask(name: str, device: str, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> Engine | str:
+    """The engine of that name, or why it declines."""
     if name == "native":
-        return "it is for a CPU" if device.type != "cpu" else native.declines(loss, model)
-    if device.type != "cuda":
+        reason = "it is for a CPU" if device != "cpu" else native.declines(loss, model)
+        return reason or native.NativeEngine(loss, model, optimizer)
+    if device != "cuda":
         return "it is for a GPU"
     if not has_triton():
         return "Triton is not installed"
     from canter.engines.triton import layers, networks
 
-    return (networks if name == "triton" else layers).declines(loss, model)
-
-
-def _build(name: str, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> Engine:
-    if name == "native":
-        return native.NativeEngine(loss, model, optimizer)
-    from canter.engines.triton import layers, networks
-
-    engine = networks.NetworksEngine if name == "triton" else layers.LayersEngine
-    return engine(loss, model, optimizer)
+    if name == "triton":
+        return networks.declines(loss, model) or networks.NetworksEngine(loss, model, optimizer)
+    return layers.declines(loss, model) or layers.LayersEngine(loss, model, optimizer)

@@ -15,19 +15,19 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import gymnasium
+from gymnasium.error import Error as GymnasiumError
 
 from canter import distributed
 from canter.envs import probes as probes
 from canter.envs.finite_horizon import FiniteHorizon
-from canter.envs.gymnasium_contract import place_of, text_of
+from canter.envs.gymnasium_contract import place_of, said
 from canter.envs.imports import PYTHON
 from canter.envs.schemes import check_options, find_builder, schemes
 from canter.envs.watchdog import watched
 from canter.envs.wrappers import make_wrappers
 from canter.specs import FROM_OUTSIDE, Env, EnvFailed
 
-SAID = (*FROM_OUTSIDE, ImportError, MemoryError, TypeError, gymnasium.error.Error)
+SAID = (*FROM_OUTSIDE, ImportError, MemoryError, TypeError, GymnasiumError)
 """What is raised while an environment is made and needs no words about whose error it is; nor do errors of Canter."""
 AnyEnv = TypeVar("AnyEnv", bound=Env)
 _log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ HOW_GYMNASIUM_STEPS = {
     "close_timeout": "these environments have no worker processes to wait for; vectorization async has",
 }
 """Settings that change how fast transitions come and not which, and why other environments have no use for them."""
-FOR_GPUS = {"mjlab": {"capture": "parts of a step are recorded as CUDA graphs, and a step without a GPU runs eagerly"}}
-"""Options by the scheme that takes them, and why they do nothing elsewhere."""
+CAPTURE = "parts of a step are recorded as CUDA graphs, and a step without a GPU runs eagerly"
+"""Why mjlab's option `capture` does nothing elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +76,10 @@ class EnvConfig:
 
     def __post_init__(self) -> None:
         """Refuse an empty batch of environments, empty episodes and two answers about how long these are."""
-        for name in ("step_timeout", "close_timeout"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"env.{name}={getattr(self, name)} must be above 0")
-        for name in ("num_envs", "reset_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
+        for name, value in vars(self).items():
+            if name.endswith("_timeout") and not value > 0:
+                raise ValueError(f"env.{name}={value} must be above 0")
+            if name in ("num_envs", "reset_steps") and value is not None and value < 1:
                 raise ValueError(f"env.{name}={value} must be at least 1")
         if self.reset_steps is not None and (self.finite_horizon or "max_episode_steps" in self.options):
             rival = "finite_horizon" if self.finite_horizon else "options.max_episode_steps"
@@ -103,11 +101,11 @@ class EnvConfig:
         builder, name = find_builder(self.id)
         settings = (*HOW_GYMNASIUM_STEPS, "step_timeout")
         taken = {key: getattr(self, key) for key in settings if key in signature(builder).parameters}
-        if self.wrappers:
-            if "wrappers" not in signature(builder).parameters:
-                names = ", ".join(self.wrappers)
-                raise ValueError(f"env.wrappers ({names}) go around Gymnasium's environments, and {self.id} is none")
+        if "wrappers" in signature(builder).parameters:
             taken["wrappers"] = make_wrappers(self.wrappers)
+        elif self.wrappers:
+            names = ", ".join(self.wrappers)
+            raise ValueError(f"env.wrappers ({names}) go around Gymnasium's environments, and {self.id} is none")
         check_options(builder, self.id, self.keywords)
         try:
             with watched(self.step_timeout):
@@ -115,8 +113,7 @@ class EnvConfig:
         except BaseException as error:
             if isinstance(error, SAID) or place_of(error).startswith(str(Path(__file__).parents[1])):
                 raise
-            what = f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
-            raise EnvFailed(f"{self.id} could not be made: {what}") from error
+            raise EnvFailed(f"{self.id} could not be made: {said(error)}") from error
         if not self.finite_horizon:
             return env
         try:
@@ -138,8 +135,7 @@ def closed_quietly(env: AnyEnv) -> Iterator[AnyEnv]:
         except BaseException as error:
             if isinstance(error, FROM_OUTSIDE):
                 raise
-            what = f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
-            _log.warning("the environment's close() raised %s; nothing is lost by it", what)
+            _log.warning("the environment's close() raised %s; nothing is lost by it", said(error))
 
 
 def unused_settings(config: EnvConfig, device: str) -> list[str]:
@@ -150,14 +146,11 @@ def unused_settings(config: EnvConfig, device: str) -> list[str]:
     if config.id.startswith(f"{PYTHON}:"):
         return []  # one that was given: how it is stepped was decided elsewhere
     taken, usual = signature(find_builder(config.id)[0]).parameters, EnvConfig(id=config.id)
-    for_gpus = {} if device.startswith("cuda") else FOR_GPUS.get(config.id.partition(":")[0], {})
-    return [
-        f"env.options.{key}={config.options[key]} has no part on {device}: {why}"
-        for key, why in for_gpus.items()
-        if key in config.options
-    ] + [
-        f"env.{key}={getattr(config, key)} has no part here: {why}"
-        for key, why in HOW_GYMNASIUM_STEPS.items()
-        if (key not in taken or (key == "close_timeout" and config.vectorization != "async"))
-        and getattr(config, key) != getattr(usual, key)
-    ]
+    unused = []
+    if config.id.startswith("mjlab:") and "capture" in config.options and not device.startswith("cuda"):
+        unused.append(f"env.options.capture={config.options['capture']} has no part on {device}: {CAPTURE}")
+    for key, why in HOW_GYMNASIUM_STEPS.items():
+        has_part = key in taken and (key != "close_timeout" or config.vectorization == "async")
+        if not has_part and getattr(config, key) != getattr(usual, key):
+            unused.append(f"env.{key}={getattr(config, key)} has no part here: {why}")
+    return unused

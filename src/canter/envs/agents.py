@@ -5,8 +5,10 @@ E worlds, A agents in each, N = E x A rows: row `world * A + agent`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, final
+from functools import wraps
+from typing import Any, ParamSpec, final
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from canter.envs.tensor.base import TensorEnv
 from canter.specs import ActionSpec, Continuous, Discrete, MultiDiscrete, Step, TensorSpec
 from canter.struct import Obs, tree_map
 
+P = ParamSpec("P")
 REWARD, ALIVE = "agent_reward", "agent_alive"
 """What a world tells of its agents in `Step.info`: float `[E, A]`, and bool `[E, A]` after the step."""
 
@@ -37,6 +40,7 @@ class FoldAgents:
         self.worlds, self.num_agents = worlds, num_agents
         self.resumes = getattr(worlds, "resumes", "exact")
         self.seeds_by_row = worlds.seeds_by_row
+        self.generators, self.close = worlds.generators, worlds.close
         self._alive = torch.ones((spec.num_envs, num_agents), dtype=torch.bool, device=spec.device)
         self.spec = replace(
             spec,
@@ -74,14 +78,6 @@ class FoldAgents:
             metrics=step.metrics,
         )
 
-    def generators(self) -> list[torch.Generator]:
-        """The random streams that a step draws from."""
-        return self.worlds.generators()
-
-    def close(self) -> None:
-        """Close the worlds."""
-        self.worlds.close()
-
     def state_dict(self) -> dict[str, Any]:
         """The state of the worlds, and who lives."""
         return {"worlds": self.worlds.state_dict(), "alive": self._alive.clone()}
@@ -90,6 +86,17 @@ class FoldAgents:
         """Continue from a saved state, bit for bit."""
         self.worlds.load_state_dict(state["worlds"])
         self._alive.copy_(state["alive"])
+
+
+def folded(make_worlds: Callable[P, Any]) -> Callable[P, FoldAgents]:
+    """As what makes worlds that know their `num_agents`, with every agent a row of its own."""
+
+    @wraps(make_worlds, updated=())
+    def make(*args: P.args, **kwargs: P.kwargs) -> FoldAgents:
+        worlds = make_worlds(*args, **kwargs)
+        return FoldAgents(worlds, worlds.num_agents)
+
+    return make
 
 
 def agent_action(joint: ActionSpec, num_agents: int) -> ActionSpec:

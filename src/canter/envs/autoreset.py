@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
@@ -41,17 +39,14 @@ def find_mode(env: VectorEnv, wanted: AutoresetMode | str | None, reader: ObsRea
     The probe steps `env` with random actions and resets it at the end.
     """
     declared = (env.metadata or {}).get("autoreset_mode")
-    wanted = None if wanted is None else parse_mode(wanted)
-    if declared is not None:
-        mode = parse_mode(declared)
-        if wanted not in (None, mode):
-            raise ValueError(
-                f"autoreset={wanted.name.lower()!r} contradicts {env}, which declares {mode.name.lower()!r}; "
-                "leave the argument out, or make the environment with the other mode"
-            )
-        return mode
-    if wanted is not None:
-        return wanted
+    said = [parse_mode(mode) for mode in (declared, wanted) if mode is not None]
+    if len(set(said)) > 1:
+        raise ValueError(
+            f"autoreset={said[1].name.lower()!r} contradicts {env}, which declares {said[0].name.lower()!r}; "
+            "leave the argument out, or make the environment with the other mode"
+        )
+    if said:
+        return said[0]
     mode = _Probe(env, reader).run(max_steps)
     if mode is None:
         raise ValueError(
@@ -97,7 +92,7 @@ class _Probe:
 
     def _read(self, raw: Any) -> dict[str, np.ndarray]:
         self._reader.write(self._buffer, raw)
-        return self._buffer.snapshot()
+        return {name: array.copy() for name, array in self._buffer.arrays.items()}
 
     def _examine(
         self, start: dict[str, np.ndarray], last: dict[str, np.ndarray], ended: np.ndarray, info: dict[str, Any]
@@ -156,16 +151,3 @@ class _Probe:
 def _differ(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> np.ndarray:
     """Bool `[N]`: rows in which two observations differ."""
     return np.any([(a != other[key]).reshape(len(a), -1).any(axis=1) for key, a in one.items()], axis=0)
-
-
-class CopyLastObs(gymnasium.Wrapper):
-    """Copies the last observation of an episode before the reset of the same step overwrites it."""
-
-    state_attributes = ()
-
-    def step(self, action: Any) -> Any:
-        """As the environment's own."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        if terminated or truncated:
-            obs = copy.deepcopy(obs)
-        return obs, reward, terminated, truncated, info

@@ -27,8 +27,8 @@ def check_obs(obs: Obs, spec: EnvSpec, source: str) -> None:
 def check_form(step: Step, spec: EnvSpec) -> None:
     """Refuse a step of other shapes, dtypes or devices than `canter.specs.Step` has; reads no tensor."""
     check_obs(step.obs, spec, "step()")
-    flags = ("terminated", "truncated", "valid")
-    for name, dtype in (("reward", torch.float32), *((flag, torch.bool) for flag in flags)):
+    for name in ("reward", "terminated", "truncated", "valid"):
+        dtype = torch.float32 if name == "reward" else torch.bool
         found: Tensor = getattr(step, name)
         if not isinstance(found, Tensor):
             raise ContractBroken(f"step() gave {name} as {type(found).__name__}, it must be a tensor")

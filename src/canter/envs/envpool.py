@@ -29,7 +29,9 @@ _SEED_BITS = 31
 
 
 class EnvPoolEnv:
-    """N EnvPool environments; every step after an end is a filler row (`Step.valid` False).
+    """EnvPool's C++ threads, such as envpool:HalfCheetah-v4 (pip install "canter[envpool]").
+
+    N environments; every step after an end is a filler row (`Step.valid` False).
 
     EnvPool takes its seeds when it is made and never again. So `reset(seed)` makes a new pool, unless this one was made
     with that very seed and not reset yet: give `seed` here to save the time of the second making. Without a seed the

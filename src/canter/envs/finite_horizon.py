@@ -10,15 +10,8 @@ from torch import Tensor
 from canter.specs import Env, Step
 
 OFFERED = (
-    "state_dict",
-    "load_state_dict",
-    "snapshot",
-    "resumes",
-    "begins_anew",
-    "generators",
-    "seeds_by_row",
-    "render",
-    "render_fps",
+    *("state_dict", "load_state_dict", "snapshot", "resumes"),
+    *("generators", "seeds_by_row", "render", "render_fps"),
 )
 """What an environment may offer on top of the protocol; passed on where it does."""
 
@@ -40,6 +33,11 @@ class FiniteHorizon:
         for name in OFFERED:
             if hasattr(env, name):
                 setattr(self, name, getattr(env, name))
+
+    @property
+    def begins_anew(self) -> bool:
+        """As the environment says, which may change while it is used."""
+        return getattr(self.env, "begins_anew", False)
 
     def step(self, action: Tensor) -> Step:
         """Apply one action per environment; no row is truncated."""

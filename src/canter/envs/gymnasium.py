@@ -18,7 +18,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from torch import Tensor
 
 from canter import distributed
-from canter.envs.autoreset import CopyLastObs, find_mode, parse_mode
+from canter.envs.autoreset import find_mode, parse_mode
 from canter.envs.courier import Courier
 from canter.envs.gymnasium_about import explained, import_module_of, name_of, refuse_lost_steps, truncates
 from canter.envs.gymnasium_contract import CheckContract, check_obs
@@ -26,7 +26,8 @@ from canter.envs.gymnasium_state import StateUnavailable, as_tree, obstacle, res
 from canter.envs.gymnasium_sync import SyncSteps, groups_of, in_mujoco, why_not_forked
 from canter.envs.spaces import ObsBuffer, ObsReader, TupleActions, action_codec, copy_info_
 from canter.envs.workers import ClosesQuietly, Workers, work
-from canter.specs import ACTION_MASK, ContractBroken, EnvFailed, EnvSpec, OwnArrays, Step
+from canter.own_arrays import OwnArrays
+from canter.specs import ACTION_MASK, ContractBroken, EnvFailed, EnvSpec, Step
 from canter.struct import Obs, tree_copy_
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
@@ -91,11 +92,7 @@ class GymnasiumEnv:
             AutoresetMode.SAME_STEP: self._settle_same_step,
             AutoresetMode.DISABLED: self._settle_disabled,
         }[mode]
-        self._mask_in_info = (
-            self._reader.mask_rule.applies and ACTION_MASK not in self._reader.specs and ACTION_MASK in self._reset()[1]
-        )
-        if self._mask_in_info:
-            self._reader.add_mask()
+        self._mask_in_info = self._reader.add_mask(lambda: [self._reset()[1]])
         self.spec = EnvSpec(
             obs=self._reader.specs,
             action=self._action.spec,
@@ -110,10 +107,10 @@ class GymnasiumEnv:
         """Shapes, dtypes, bounds and conventions."""
         self._allocate(info_keys)
         wanted = (*info_keys, *[ACTION_MASK] * self._mask_in_info)
-        self._tells_ends = SyncSteps.fits(env)
-        """Whether there is `info["final_obs"]` where an episode ended, and only there."""
         if SyncSteps.fits(env):
             self._steps = SyncSteps(env, wanted, groups, forked=forked)
+        self._tells_ends = isinstance(self._steps, SyncSteps)
+        """Whether there is `info["final_obs"]` where an episode ended, and only there."""
 
     def _allocate(self, info_keys: tuple[str, ...]) -> None:
         """Memory for everything that a step hands out, as tensors and as arrays over the same numbers."""
@@ -214,10 +211,7 @@ class GymnasiumEnv:
         """Close the vector environment; calling it twice is fine."""
         if not self._closed:
             self._closed = True
-            if self._steps is not self._env:
-                self._steps.close()
-            if not isinstance(self._steps, Workers):
-                self._env.close()
+            self._steps.close()
 
     def _settle_next_step(self, raw: Any, info: dict[str, Any], done: np.ndarray) -> None:
         """A row that ended a step ago was just reset: no transition, whatever the environment says about it."""
@@ -274,13 +268,8 @@ class GymnasiumEnv:
 
     def _reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
         """Reset as the arguments say; an observation that does not fit its space is named with its environment."""
-        if isinstance(self._steps, Workers):
-            return self._steps.reset(**arguments)
-        if isinstance(self._steps, SyncSteps):
-            # Random streams go on where no seed is given.
-            self._steps.gather() if arguments.get("seed") is None else self._steps.forget()
         try:
-            return self._env.reset(**arguments)
+            return self._steps.reset(**arguments)
         except (TypeError, ValueError) as error:
             singles = self._env._env_obs if isinstance(self._env, SyncVectorEnv) else []
             for number, obs in enumerate(singles):
@@ -326,13 +315,6 @@ def env_seeds(seed: int, num_envs: int, bits: int = 32) -> list[int]:
     return draws[first_seen].tolist()[distributed.own_rows(num_envs)]
 
 
-def _own_wrappers(vectorization: Vectorization, mode: AutoresetMode) -> list[Any]:
-    """What goes around each environment, besides the caller's: in `same_step` mode `SyncSteps` does most of it."""
-    if vectorization == "async":
-        return [TupleActions.if_needed, *[CopyLastObs] * (mode is AutoresetMode.SAME_STEP), ClosesQuietly]
-    return [TupleActions.if_needed, *[CheckContract] * (mode is not AutoresetMode.SAME_STEP)]
-
-
 def make_gymnasium(
     env_id: str,
     num_envs: int,
@@ -347,14 +329,15 @@ def make_gymnasium(
     close_timeout: float = CLOSE_TIMEOUT,
     **kwargs: Any,
 ) -> GymnasiumEnv:
-    """N copies of a registered Gymnasium environment; `module:Name-v0` imports `module` first.
+    """Registered with Gymnasium; the id alone will do: CartPole-v1, HalfCheetah-v5 (pip install "canter[mujoco]").
 
-    `sync` steps them one after the other, `threads` in one thread for each core, `forked` in one process for each core,
-    and `async` in one process each; `vector_entry_point` is the environment's own batched implementation. `auto` is
-    `forked` for Gymnasium's MuJoCo where the state of each environment is known, `threads` where it is not, because
-    MuJoCo leaves Python while it works, and otherwise `sync` where there is a choice. `autoreset` is `same_step` unless
-    given, for it wastes no rows; an own implementation has the mode it has. `wrappers` go around each environment,
-    `vector_kwargs` to the vector environment, `kwargs` to each environment. See `GymnasiumEnv` for the rest.
+    N copies of it; `module:Name-v0` imports `module` first. `sync` steps them one after the other, `threads` in one
+    thread for each core, `forked` in one process for each core, and `async` in one process each; `vector_entry_point`
+    is the environment's own batched implementation. `auto` is `forked` for Gymnasium's MuJoCo where the state of each
+    environment is known, `threads` where it is not, because MuJoCo leaves Python while it works, and otherwise `sync`
+    where there is a choice. `autoreset` is `same_step` unless given, for it wastes no rows; an own implementation has
+    the mode it has. `wrappers` go around each environment, `vector_kwargs` to the vector environment, `kwargs` to each
+    environment. See `GymnasiumEnv` for the rest.
     """
     import_module_of(env_id)
     registered = gymnasium.registry.get(env_id.rpartition(":")[2])
@@ -369,9 +352,12 @@ def make_gymnasium(
     vector_kwargs, around = dict(vector_kwargs or {}), cast(list[Any], list(wrappers))
     if vectorization != "vector_entry_point":
         vector_kwargs["autoreset_mode"] = mode
-        around += _own_wrappers(vectorization, mode)
+        around.append(TupleActions.if_needed)
         if vectorization == "async":
+            around.append(ClosesQuietly)
             vector_kwargs.setdefault("worker", partial(work, env_id=env_id))
+        elif mode is not AutoresetMode.SAME_STEP:  # in which `SyncSteps` looks at what comes
+            around.append(CheckContract)
         if str(registered and registered.entry_point).startswith("gymnasium.envs."):
             # Its checks are for environments that nobody has checked yet; the wrapper around every step would remain.
             kwargs = {"disable_env_checker": True, **kwargs}
@@ -380,11 +366,10 @@ def make_gymnasium(
     with explained(env_id):
         env = gymnasium.make_vec(env_id, num_envs, kind, vector_kwargs, around, **kwargs)
     try:
-        about: dict[str, Any] = {"info_keys": info_keys, "device": device, "env_id": env_id}
-        about |= {"step_timeout": step_timeout, "close_timeout": close_timeout}
+        about: dict[str, Any] = {"step_timeout": step_timeout, "close_timeout": close_timeout, "env_id": env_id}
         if in_process and isinstance(env, SyncVectorEnv):
             about |= groups_of(env, vectorization)
-        return GymnasiumEnv(env, autoreset=autoreset, **about)
+        return GymnasiumEnv(env, autoreset=autoreset, info_keys=info_keys, device=device, **about)
     except Exception:
         with suppress(Exception):
             env.close()  # worker processes would outlive a refused space

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +18,10 @@ from canter.envs.gymnasium_state import unwrap
 from canter.registry import nearest
 
 NEEDED = {
-    "mujoco": ("MuJoCo", "canter[mujoco]"),
-    "imageio": ("MuJoCo", "canter[mujoco]"),
+    "mujoco|imageio": ("MuJoCo", "canter[mujoco]"),
     "box2d": ("Box2D", "gymnasium[box2d]"),
     "pygame": ("pygame", "canter[video]"),
-    "opencv": ("OpenCV", "opencv-python-headless"),
-    "cv2": ("OpenCV", "opencv-python-headless"),
+    "opencv|cv2": ("OpenCV", "opencv-python-headless"),
     "jax": ("JAX", "gymnasium[jax]"),
     "ale": ("the Arcade Learning Environment", "ale-py"),
 }
@@ -59,9 +58,8 @@ def explained(env_id: str) -> Iterator[None]:
             yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         # Gymnasium's MuJoCo environments need imageio as well, and do not say so.
-        text = str(error).lower()
-        for word, (what, package) in NEEDED.items():
-            if word in text:
+        for words, (what, package) in NEEDED.items():
+            if re.search(words, str(error).lower()):
                 raise ImportError(f'{env_id} needs {what}: pip install "{package}" ({error})') from error
         raise ImportError(f"{env_id} needs another package: {error}") from error
     except gymnasium.error.Error as error:
@@ -110,11 +108,9 @@ def name_of(env: VectorEnv) -> str:
 
 def truncates(env: VectorEnv) -> bool | None:
     """True if the environments are known to have a time limit, None if nothing is known."""
-    base = env.unwrapped
+    base, limited = env.unwrapped, False
     if isinstance(base, SyncVectorEnv):
-        limits = [wrapper for wrapper in unwrap(base.envs[0])[0] if isinstance(wrapper, TimeLimit)]
-        return True if limits else None
-    if not isinstance(base.spec, GymnasiumSpec):
-        return None
-    limit = base.spec.kwargs.get("max_episode_steps", base.spec.max_episode_steps)
-    return True if limit is not None and limit > 0 else None
+        limited = any(isinstance(wrapper, TimeLimit) for wrapper in unwrap(base.envs[0])[0])
+    elif isinstance(base.spec, GymnasiumSpec):
+        limited = (base.spec.kwargs.get("max_episode_steps", base.spec.max_episode_steps) or 0) > 0
+    return limited or None

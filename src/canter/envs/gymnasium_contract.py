@@ -5,9 +5,9 @@ NumPy would take much for granted: `(1,)` numbers spread over three, the text "1
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import extract_tb, walk_stack, walk_tb
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -118,7 +118,7 @@ def failure(error: BaseException, call: str, step: int | None, before: int = 0) 
     elif isinstance(error, ContractBroken):
         what = f"{who}{when}: {call}() {text_of(error).removeprefix(f'{call}() ')}"
     else:
-        what = f"{who} failed{when}: {call}() raised {type(error).__name__}: {text_of(error)} ({place_of(error)})"
+        what = f"{who} failed{when}: {call}() raised {said(error)}"
     return EnvironmentFailed(what, row, error.trace if isinstance(error, EnvFailed) else "")
 
 
@@ -139,7 +139,8 @@ def row_of(trace: TracebackType | FrameType | None) -> int | None:
     Adapters here call it `env_number` in the loop over environments; Gymnasium's has another name for it.
     """
     row = None
-    for frame in _frames(trace):
+    frames = walk_tb(trace) if not isinstance(trace, FrameType) else reversed([*walk_stack(trace)])
+    for frame, _ in frames:
         names = frame.f_locals
         row = names.get("env_number", row)
         if isinstance(names.get("self"), SyncVectorEnv) and frame.f_code.co_name in ("reset", "step"):
@@ -149,7 +150,7 @@ def row_of(trace: TracebackType | FrameType | None) -> int | None:
 
 def place_of(error: BaseException) -> str:
     """`file:line` of the innermost frame of an error; "no place" where there is none."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "no place"
 
 
@@ -161,15 +162,9 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-def _frames(trace: TracebackType | FrameType | None) -> list[FrameType]:
-    frames: list[FrameType] = []
-    while isinstance(trace, TracebackType):
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    while isinstance(trace, FrameType):
-        frames.insert(0, trace)
-        trace = trace.f_back
-    return frames
+def said(error: BaseException) -> str:
+    """An error by its type, its text and its place."""
+    return f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
 
 
 def _short(value: Any) -> str:

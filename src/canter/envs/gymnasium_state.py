@@ -44,15 +44,11 @@ class StateUnavailable(NotImplementedError):
     """The exact state of an environment cannot be had; the message says why."""
 
 
-def capture(env: VectorEnv) -> dict[str, Any] | None:
-    """Everything that the next steps of a vector environment depend on, or None if that is not known."""
-    return None if obstacle(env) is not None else as_tree(snapshot(env))
-
-
 def snapshot(env: VectorEnv, elsewhere: dict[int, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """A copy of what `capture` gives, by the shortest way, as it is taken before every rollout; see `as_tree`.
+    """A copy of everything that the next steps depend on, by the shortest way, as it is taken before every rollout.
 
-    `elsewhere` are rows that another process has, as `take_rows` gives them there.
+    `as_tree` makes a state of it; there must be no `obstacle`. `elsewhere` are rows that another process has, as
+    `take_rows` gives them there.
     """
     assert isinstance(env, SyncVectorEnv)
     known = elsewhere or {}
@@ -75,16 +71,18 @@ def put_rows(env: SyncVectorEnv, rows: dict[int, dict[str, Any]]) -> None:
     """Bring environments to the states that `take_rows` gave."""
     for number, row in rows.items():
         _restore_single(env.envs[number], _single_as_tree(row))
-        env._env_obs[number] = map_arrays(lambda rows, n=number: rows[n].copy(), env._observations)
+        env._env_obs[number] = map_parts(lambda rows, n=number: rows[n].copy(), env._observations)
 
 
-def map_arrays(function: Callable[[np.ndarray], Any], observations: Any) -> Any:
-    """Apply a function to each array of observations, which may be of several parts."""
-    if isinstance(observations, dict):
-        return {key: map_arrays(function, part) for key, part in observations.items()}
-    if isinstance(observations, tuple):
-        return tuple(map_arrays(function, part) for part in observations)
-    return function(observations)
+def map_parts(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to whatever dicts, lists and tuples are made of."""
+    if isinstance(value, dict):
+        return {key: map_parts(function, part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [map_parts(function, part) for part in value]
+    if isinstance(value, tuple):
+        return tuple([map_parts(function, part) for part in value])
+    return function(value)
 
 
 def as_tree(copied: dict[str, Any]) -> dict[str, Any]:
@@ -94,8 +92,7 @@ def as_tree(copied: dict[str, Any]) -> dict[str, Any]:
 
 
 def _single_as_tree(copied: dict[str, Any]) -> dict[str, Any]:
-    parts = {"attributes": _plain_attributes}
-    return {key: parts.get(key, _to_tree)(part) for key, part in copied.items()}
+    return _to_tree({**copied, "attributes": {}}) | {"attributes": _plain_attributes(copied["attributes"])}
 
 
 def restore(env: VectorEnv, state: dict[str, Any]) -> None:
@@ -167,7 +164,7 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
     # Before the attributes: making the generator sets the seed that it reports.
     base.np_random.bit_generator.state = _from_tree(state["rng"])
     for name, value in state["attributes"].items():
-        if name.startswith((*_NOT_STATE, "__")):  # never saved by `capture`: somebody else wrote this
+        if name.startswith((*_NOT_STATE, "__")):  # never saved: somebody else wrote this
             raise ValueError(f"the saved state sets {name!r} of {type(base).__name__}, which is no state")
         setattr(base, name, _from_tree(value))
     if _is_mujoco(base):
@@ -202,18 +199,13 @@ def _is_mujoco(env: gymnasium.Env) -> bool:
     return type(env).__module__.startswith(_MUJOCO)
 
 
-def _bindings() -> Any:
-    """MuJoCo's Python bindings, which are an extra and carry no types."""
-    return importlib.import_module("mujoco")
-
-
 def _capture_physics(env: Any) -> dict[str, np.ndarray]:
     """What MuJoCo integrates, and what it has derived from that.
 
     The latter belongs to the last but one substep, and some rewards take a body's position from there: it is part of
     the state though MuJoCo would compute it anew.
     """
-    mujoco = _bindings()
+    mujoco = importlib.import_module("mujoco")
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
     integrated = np.zeros(mujoco.mj_stateSize(env.model, kind))
     mujoco.mj_getState(env.model, env.data, integrated, kind)
@@ -222,7 +214,7 @@ def _capture_physics(env: Any) -> dict[str, np.ndarray]:
 
 
 def _restore_physics(env: Any, state: dict[str, Tensor]) -> None:
-    mujoco = _bindings()
+    mujoco = importlib.import_module("mujoco")
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
     targets = [getattr(env.data, name) for name in _MUJOCO_DERIVED]
     sizes = mujoco.mj_stateSize(env.model, kind), sum(target.size for target in targets)
@@ -239,13 +231,7 @@ def _restore_physics(env: Any, state: dict[str, Tensor]) -> None:
 
 def _copied(value: Any) -> Any:
     """A copy of plain data and arrays; what is neither is left as it is, for `_to_tree` to refuse."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copied(item) for item in value] if isinstance(value, list) else tuple(map(_copied, value))
-    return value
+    return map_parts(lambda part: part.copy() if isinstance(part, np.ndarray) else part, value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -19,7 +19,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from canter.distributed import cores
 from canter.envs.gymnasium_contract import as_flag, as_number, checked_reset, checked_step
-from canter.envs.gymnasium_state import StateUnavailable, map_arrays, obstacle, put_rows, take_rows
+from canter.envs.gymnasium_state import StateUnavailable, map_parts, obstacle, put_rows, take_rows
 from canter.envs.workers import FORKS, Fork, shared
 
 FEW = 4
@@ -80,11 +80,17 @@ class SyncSteps:
             infos = env._add_info(infos, info, index)
         return env._observations, env._rewards, env._terminations, env._truncations, infos
 
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As `SyncVectorEnv.reset`; random streams go on where no seed is given."""
+        self.gather() if seed is None else self.forget()
+        return self.env.reset(seed=seed, options=options)
+
     def close(self) -> None:
-        """Stop the threads and processes."""
+        """Stop the threads and processes, and close the environments."""
         if self.pool is not None:
             self.pool.shutdown()
         self.forget()
+        self.env.close()
 
     def elsewhere(self) -> dict[int, dict[str, Any]]:
         """The states of environments that live in forked processes, by number, as `gymnasium_state.snapshot` has them.
@@ -119,10 +125,10 @@ class SyncSteps:
             self.gather()
             self.actions = shared(actions)
             for name in WRITTEN:
-                setattr(self.env, name, map_arrays(shared, getattr(self.env, name)))
+                setattr(self.env, name, map_parts(shared, getattr(self.env, name)))
             if not isinstance(self.env._observations, np.ndarray):
                 numbers = range(self.env.num_envs)
-                self.parts = [map_arrays(lambda x, n=n: x[n : n + 1], self.env._observations) for n in numbers]
+                self.parts = [map_parts(lambda x, n=n: x[n : n + 1], self.env._observations) for n in numbers]
             self.forks = [Fork(self._calls(group)) for group in self.groups[1:]]
         self.actions[...] = actions
         for fork in self.forks:

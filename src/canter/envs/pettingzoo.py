@@ -17,8 +17,9 @@ from torch import Tensor
 
 from canter.envs.gymnasium import env_seeds
 from canter.envs.spaces import ObsBuffer, ObsReader, action_codec
+from canter.own_arrays import OwnArrays
 from canter.registry import nearest
-from canter.specs import ACTION_MASK, EnvSpec, OwnArrays, Step, TensorSpec, UnsupportedSpace
+from canter.specs import ACTION_MASK, EnvSpec, Step, TensorSpec, UnsupportedSpace
 from canter.struct import Obs, tree_map
 
 CRITIC = "critic"
@@ -63,11 +64,7 @@ class PettingZooEnv:
         self._action = action_codec(_common(first.action_space, self._agents, f"{env_id}: action"))
         space = _common(first.observation_space, self._agents, f"{env_id}: observation")
         self._reader = ObsReader(space, len(self._rows), self._action.spec)
-        infos = first.reset()[1]
-        masks = self._reader.mask_rule.applies and ACTION_MASK not in self._reader.specs
-        self._mask_in_info = masks and any(ACTION_MASK in info for info in infos.values())
-        if self._mask_in_info:
-            self._reader.add_mask()
+        self._mask_in_info = self._reader.add_mask(first.reset()[1].values)
         self._own = [name for name in self._reader.specs if name != ACTION_MASK]
         self._has_state = getattr(first, "state_space", None) is not None
         specs = self._reader.specs | ({CRITIC: self._joint_spec(env_id)} if joint_state else {})
@@ -77,7 +74,6 @@ class PettingZooEnv:
             own_arrays=OwnArrays(self._action.array, self._reader.choices),
             num_envs=len(self._rows),
             device=torch.device(device),
-            truncates=None,
             env_id=env_id,
             num_agents=len(self._agents),
             durations=False,
@@ -102,9 +98,8 @@ class PettingZooEnv:
         reward, terminated, truncated = (self._column(came, part, valid) for part in (1, 2, 3))
         terminated, truncated = terminated != 0, (truncated != 0) & (terminated == 0)
         self._note_living()
-        self._check_leaving(valid & ~self._alive & ~terminated & ~truncated)
+        self._check(came, left=valid & ~self._alive & ~terminated & ~truncated, shown=self._alive | truncated)
         self._show(self._final, {index: (raw, info) for index, (raw, _, _, _, info) in enumerate(came)})
-        self._check_shown(self._alive | truncated, [raw for raw, *_ in came])
         for name, array in self._obs.arrays.items():
             array[:] = self._final.arrays[name]
         self._begin({index: None for index, env in enumerate(self._envs) if not env.agents})
@@ -175,16 +170,12 @@ class PettingZooEnv:
             )
         return TensorSpec((sum(math.prod(part.shape) for part in parts) + len(self._agents),))
 
-    def _check_leaving(self, silent: np.ndarray) -> None:
-        for row in np.flatnonzero(silent):
-            raise ValueError(
-                f"{self.spec.env_id}: agent {self._rows[row][1]!r} left without being terminated or truncated"
-            )
-
-    def _check_shown(self, needed: np.ndarray, raws: list[dict[Any, Any]]) -> None:
-        for row in np.flatnonzero(needed):
-            env, agent = self._rows[row]
-            if agent not in raws[env]:
+    def _check(self, came: list[Any], left: np.ndarray, shown: np.ndarray) -> None:
+        """Refuse agents that `left` without a flag, and those that must be `shown` and are not."""
+        for row, (env, agent) in enumerate(self._rows):
+            if left[row]:
+                raise ValueError(f"{self.spec.env_id}: agent {agent!r} left without being terminated or truncated")
+            if shown[row] and agent not in came[env][0]:
                 raise ValueError(f"{self.spec.env_id}: step() gave no observation of agent {agent!r}, which lives")
 
     def _publish(self, tree: Any) -> Any:
@@ -201,8 +192,9 @@ def make_pettingzoo(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> PettingZooEnv:
-    """E copies of an environment of PettingZoo's registry, such as `sisl/pursuit-v5`; `kwargs` go to each.
+    """PettingZoo's parallel environments, such as pettingzoo:sisl/pursuit-v5 (pip install "canter[pettingzoo]").
 
+    E copies of an environment of PettingZoo's registry; `kwargs` go to each.
     `max_episode_steps` is what PettingZoo calls `max_cycles`. See `PettingZooEnv` for the rest.
     """
     try:
@@ -220,12 +212,12 @@ def make_pettingzoo(
 
 
 def _common(space_of: Callable[[Any], Space], agents: list[Any], what: str) -> Space:
-    spaces = {agent: space_of(agent) for agent in agents}
-    first = agents[0]
-    for agent, space in spaces.items():
-        if space != spaces[first]:
+    common = space_of(agents[0])
+    for agent in agents:
+        if space_of(agent) != common:
             raise UnsupportedSpace(
-                f"{what} space of {first!r} is {spaces[first]} and that of {agent!r} is {space}; a shared policy needs "
-                "them to be the same, so pad them with SuperSuit's pad_observations_v0 and pad_action_space_v0"
+                f"{what} space of {agents[0]!r} is {common} and that of {agent!r} is {space_of(agent)}; a shared "
+                "policy needs them to be the same, so pad them with SuperSuit's pad_observations_v0 and "
+                "pad_action_space_v0"
             )
-    return spaces[first]
+    return common

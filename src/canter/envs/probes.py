@@ -35,7 +35,7 @@ class ProbeTask:
     about: str
     """What happens, what the right answer is and which mistake gives which wrong one."""
     action: ActionSpec = NO_CHOICE
-    obs: tuple[Row, ...]
+    obs: tuple[Row, ...] = ((0.0,),)
     """What each node shows, `[S, O]`."""
     reward: tuple[Row, ...] = ()
     """`[S, number of joint actions]`, the last head counting fastest."""
@@ -43,8 +43,6 @@ class ProbeTask:
     """`[S, A]` instead of `reward` for real actions: the reward is `-sum((action - target)^2)`."""
     follows: tuple[int, ...] = ()
     """The node after each node, or `ENDS`; no entries: every step ends."""
-    starts: int = 1
-    """Episodes start at one of the first so many nodes, all equally likely."""
     truncation: Row = ()
     """Probability that the step from each node is truncated on arrival; no entries: never."""
     mask: tuple[tuple[bool, ...], ...] = ()
@@ -55,6 +53,11 @@ class ProbeTask:
     1 in a task that never ends stands for the average reward and its centred values."""
     best: tuple[tuple[int, ...] | None, ...] = ()
     """Right action of each node, one number per head, None where any will do; real actions have `target` instead."""
+
+    @property
+    def starts(self) -> int:
+        """Episodes start at one of so many nodes, all equally likely: the first ones, which follow none, or all."""
+        return len(self.obs) - len({*self.follows} - {ENDS}) or len(self.obs)
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,9 @@ class Probe(TensorEnv):
         match self.task.action:
             case Continuous():
                 return lambda node, action: -(action - table[node]).square().sum(-1)
-            case Discrete():
-                return lambda node, action: table[node, action]
-            case MultiDiscrete(nvec):
-                table = table.view(-1, *nvec)
-                return lambda node, action: table[(node, *action.unbind(-1))]
+            case Discrete() | MultiDiscrete() as choices:
+                table = table.view(-1, *choices.nvec)
+                return lambda node, action: table[(node, *action.view(len(node), -1).unbind(-1))]
 
     def _sample_state(self) -> EnvState:
         return {"node": self._integers(self.task.starts)}
@@ -191,18 +192,19 @@ HORIZON = 5
 RECALL_DELAY = 3
 """Blank steps between the cue and the question."""
 HEADS = (2, 3)
+PAIRS = tuple(product(*map(range, HEADS)))
+"""All that two heads can choose together."""
+EITHER = ((-1.0,), (1.0,))
 
 PROBES = {
     "value-constant": ProbeTask(
         about="One step, observation 0, reward 1. V = 1, or the value loss or its optimiser is broken.",
-        obs=((0.0,),),
         reward=((1.0,),),
         value=lambda gamma: (1.0,),
     ),
     "value-obs": ProbeTask(
         about="One step, observation -1 or 1, reward the same. V = observation, or the value does not see it.",
-        obs=((-1.0,), (1.0,)),
-        starts=2,
+        obs=EITHER,
         reward=((-1.0,), (1.0,)),
         value=lambda gamma: (-1.0, 1.0),
     ),
@@ -216,7 +218,6 @@ PROBES = {
     "action": ProbeTask(
         about="One step, action 1 pays 1, action 0 costs 1. Choose 1, or the policy loss or its sign is broken.",
         action=Discrete(2),
-        obs=((0.0,),),
         reward=((-1.0, 1.0),),
         value=lambda gamma: (1.0,),
         best=((1,),),
@@ -224,15 +225,13 @@ PROBES = {
     "action-continuous": ProbeTask(
         about="One step, reward -(action - 0.5)^2. The mean goes to 0.5.",
         action=ONE_REAL,
-        obs=((0.0,),),
         target=((0.5,),),
     ),
     "obs-action": ProbeTask(
         about="One step, 1 for the action that matches observation -1 or 1, else -1. Or observation and action of "
         "different rows were mixed up.",
         action=Discrete(2),
-        obs=((-1.0,), (1.0,)),
-        starts=2,
+        obs=EITHER,
         reward=((1.0, -1.0), (-1.0, 1.0)),
         value=lambda gamma: (1.0, 1.0),
         best=((0,), (1,)),
@@ -240,8 +239,7 @@ PROBES = {
     "obs-action-continuous": ProbeTask(
         about="One step, reward -(action - observation / 2)^2 with observation -1 or 1. The mean goes to -0.5 or 0.5.",
         action=ONE_REAL,
-        obs=((-1.0,), (1.0,)),
-        starts=2,
+        obs=EITHER,
         target=((-0.5,), (0.5,)),
     ),
     "truncation": ProbeTask(
@@ -257,7 +255,6 @@ PROBES = {
     "both-flags": ProbeTask(
         about="Every step pays 1 and terminates exactly when the time limit strikes. V = 1; it grows towards "
         "1 / (1 - gamma) when the time limit wins and the end is bootstrapped.",
-        obs=((0.0,),),
         reward=((1.0,),),
         max_episode_steps=1,
         value=lambda gamma: (1.0,),
@@ -274,7 +271,6 @@ PROBES = {
         about="Two states take turns for ever and pay 0 and 2. By average reward the rate is 1 and V = (-0.5, 0.5); "
         "values that drift together were not centred, and a rate of 0 or 2 comes from counting one state only.",
         obs=((0.0,), (1.0,)),
-        starts=2,
         reward=((0.0,), (2.0,)),
         follows=(1, 0),
         value=lambda gamma: (-0.5, 0.5) if gamma == 1 else (2.0 * gamma / (1.0 - gamma**2), 2.0 / (1.0 - gamma**2)),
@@ -283,8 +279,7 @@ PROBES = {
         about="Observation -1 or 1 forbids action 0 or 1, which would pay 10; the other of the two pays 1, action 2 "
         "nothing. V = 1 with the mask obeyed, and 10 or a forbidden choice when it is not.",
         action=Discrete(3),
-        obs=((-1.0,), (1.0,)),
-        starts=2,
+        obs=EITHER,
         reward=((10.0, 1.0, 0.0), (1.0, 10.0, 0.0)),
         mask=((False, True, True), (True, False, True)),
         value=lambda gamma: (1.0, 1.0),
@@ -296,22 +291,17 @@ PROBES = {
         action=MultiDiscrete(HEADS),
         obs=tuple(
             tuple(float(choice == wanted) for wanted, n in zip(pair, HEADS, strict=True) for choice in range(n))
-            for pair in product(*map(range, HEADS))
+            for pair in PAIRS
         ),
-        starts=6,
-        reward=tuple(
-            tuple(0.5 * (a == wanted_a) + 0.5 * (b == wanted_b) for a, b in product(*map(range, HEADS)))
-            for wanted_a, wanted_b in product(*map(range, HEADS))
-        ),
+        reward=tuple(tuple(0.5 * (a == first) + 0.5 * (b == second) for a, b in PAIRS) for first, second in PAIRS),
         value=lambda gamma: (1.0,) * 6,
-        best=tuple(product(*map(range, HEADS))),
+        best=PAIRS,
     ),
     "value-scale": ProbeTask(
         about="Observation -1 or 1, the matching action pays 500 or 1500, the other nothing. Right only when large "
         "returns neither swamp the policy's gradient nor need hundreds of thousands of steps to be reached.",
         action=Discrete(2),
-        obs=((-1.0,), (1.0,)),
-        starts=2,
+        obs=EITHER,
         reward=((500.0, 0.0), (0.0, 1500.0)),
         value=lambda gamma: (500.0, 1500.0),
         best=((0,), (1,)),
@@ -321,7 +311,6 @@ PROBES = {
         "(0, 1): the action that matches the cue pays 1, the other -1. Needs memory; V = gamma^(steps to the reward).",
         action=Discrete(2),
         obs=((-1.0, 0.0), (1.0, 0.0), *((0.0, 0.0),) * (2 * RECALL_DELAY), (0.0, 1.0), (0.0, 1.0)),
-        starts=2,
         reward=(*((0.0, 0.0),) * (2 * RECALL_DELAY + 2), (1.0, -1.0), (-1.0, 1.0)),
         follows=(*range(2, 2 * RECALL_DELAY + 4), ENDS, ENDS),
         value=lambda gamma: [gamma**left for left in range(RECALL_DELAY + 1, -1, -1) for _cue in range(2)],

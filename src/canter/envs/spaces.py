@@ -5,7 +5,7 @@ N is the number of environments, A the number of continuous action components, K
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -15,17 +15,8 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from canter.specs import (
-    ACTION_MASK,
-    ActionArray,
-    ActionSpec,
-    Choices,
-    Continuous,
-    Discrete,
-    MultiDiscrete,
-    TensorSpec,
-    UnsupportedSpace,
-)
+from canter.own_arrays import ActionArray, Choices
+from canter.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec, UnsupportedSpace
 from canter.struct import Obs, row_writer
 
 POLICY = "policy"
@@ -38,9 +29,7 @@ class ActionCodec:
 
     spec: ActionSpec
     array: ActionArray
-    memory: dict[tuple[torch.Size, torch.dtype], tuple[Any, Tensor, np.ndarray]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    memory: dict[tuple[torch.Size, torch.dtype], tuple[Any, Tensor, np.ndarray]] = field(default_factory=dict)
     """Where actions of one form are read from: how to write there, and a tensor and an array over the same numbers."""
 
     def encode(self, action: Tensor) -> np.ndarray:
@@ -128,10 +117,6 @@ class ObsBuffer:
         self.tensors: Obs = {name: torch.zeros(num_envs, *s.shape, dtype=s.dtype) for name, s in specs.items()}
         self.arrays: dict[str, np.ndarray] = {name: tensor.numpy() for name, tensor in self.tensors.items()}
 
-    def snapshot(self) -> dict[str, np.ndarray]:
-        """A copy of the arrays as they are now."""
-        return {name: array.copy() for name, array in self.arrays.items()}
-
 
 class ObsReader:
     """Copies raw observations into tensors: one group per key of a Dict, or the one group `policy`.
@@ -152,9 +137,16 @@ class ObsReader:
         if not self.specs or len(self.specs) < len(self._groups):
             raise UnsupportedSpace(f"observation space {space} needs at least one key and no two that join to one name")
 
-    def add_mask(self) -> None:
-        """Add the group `action_mask`, which is then filled from `info` rather than from the observation."""
-        self.specs[ACTION_MASK] = self.mask_rule.spec
+    def add_mask(self, infos: Callable[[], Iterable[dict[str, Any]]]) -> bool:
+        """Add the group `action_mask`, to be filled from `info`, if one of the `infos` holds one; tells whether.
+
+        They are asked for only where actions are choices and observations show no mask.
+        """
+        if not self.mask_rule.applies or ACTION_MASK in self.specs:
+            return False
+        found = any(ACTION_MASK in info for info in infos())
+        self.specs |= {ACTION_MASK: self.mask_rule.spec} if found else {}
+        return found
 
     def buffer(self) -> ObsBuffer:
         """New memory for one observation."""
@@ -196,9 +188,6 @@ class _MaskRule:
         self.spec = TensorSpec((sum(nvec),), torch.bool)
         self.applies = bool(nvec)
         self._starts = np.cumsum((0, *nvec[:-1])) if nvec else np.zeros(0, np.int64)
-
-    def convert(self, raw: np.ndarray) -> np.ndarray:
-        return raw.reshape(len(raw), -1) != 0
 
     def check_(self, mask: np.ndarray, ended: np.ndarray) -> None:
         """Refuse rows of `mask` `[N, n]` that leave a choice without any allowed action.
@@ -259,9 +248,9 @@ def _groups(space: Space, path: tuple[str, ...], mask: _MaskRule) -> Iterator[_G
                 f"observation key {ACTION_MASK!r} with space {space} does not fit the action space: it needs one entry "
                 f"per discrete action, {mask.spec.shape[0]} in all; rename the key if it is something else"
             )
-        yield _Group(name, path, mask.spec, mask.convert)
-        return
-    yield _Group(name, path, *_leaf(space, name))
+        yield _Group(name, path, mask.spec, lambda raw: raw.reshape(len(raw), -1) != 0)
+    else:
+        yield _Group(name, path, *_leaf(space, name))
 
 
 def _leaf(space: Space, name: str) -> tuple[TensorSpec, Convert]:

@@ -19,8 +19,8 @@ import time
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -30,9 +30,10 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
+from gymnasium.vector.utils import concatenate
 
 from canter.envs.gymnasium_about import quiet_mujoco
-from canter.envs.gymnasium_contract import CheckContract, place_of, row_of, text_of
+from canter.envs.gymnasium_contract import CheckContract, row_of, said
 from canter.envs.watchdog import Watchdog
 from canter.specs import EnvFailed
 
@@ -44,10 +45,6 @@ _ends: weakref.WeakSet[Connection] = weakref.WeakSet()
 """This process's ends of all pipes."""
 
 
-class InEnvironment(RuntimeError):
-    """An error of an environment as text, which every process can read."""
-
-
 class ClosesQuietly(gymnasium.Wrapper):
     """An error in `close` has no consequence; Gymnasium makes one more environment, to look at, and closes that too."""
 
@@ -57,22 +54,29 @@ class ClosesQuietly(gymnasium.Wrapper):
             super().close()
 
 
+@contextmanager
+def reported(call: str) -> Iterator[None]:
+    """Whatever is raised inside becomes an `EnvFailed`, which every process can read."""
+    try:
+        yield
+    except BaseException as error:
+        raise EnvFailed(f"{call}() raised {said(error)}") from error
+
+
 class Reports(CheckContract):
-    """Whatever the environment raises becomes an `InEnvironment`."""
+    """Whatever the environment raises becomes an `EnvFailed`; the last observation of an episode is not overwritten."""
 
     def reset(self, **kwargs: Any) -> Any:
         """As the environment's own."""
-        try:
+        with reported("reset"):
             return super().reset(**kwargs)
-        except BaseException as error:
-            raise InEnvironment(f"reset() {_said(error)}") from error
 
     def step(self, action: Any) -> Any:
         """As the environment's own."""
-        try:
-            return super().step(action)
-        except BaseException as error:
-            raise InEnvironment(f"step() {_said(error)}") from error
+        with reported("step"):
+            obs, reward, terminated, truncated, info = super().step(action)
+            # A copy: the reset of the same step may write to the same array.
+            return deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
 
 
 def work(
@@ -88,7 +92,7 @@ def work(
     try:
         _async_worker(index, make, pipe, parent_pipe, memory, errors, *rest)
     except BaseException as error:  # it could not be made
-        errors.put((index, InEnvironment, InEnvironment(f"__init__() {_said(error)}"), traceback.format_exc()))
+        errors.put((index, EnvFailed, EnvFailed(f"__init__() raised {said(error)}"), traceback.format_exc()))
         with suppress(OSError):
             pipe.send((None, False))
 
@@ -102,30 +106,26 @@ class Workers:
     def __init__(self, env: AsyncVectorEnv, step_timeout: float, close_timeout: float) -> None:
         self.env, self.close_timeout = env, close_timeout
         self._waiting_for = 0
-        self._late: dict[int, float] = {}
-        """Workers that were ended because they hung, and for how long they had."""
+        self._late: int | None = None
+        """The worker that was ended because it hung."""
         self._watchdog = Watchdog(step_timeout, self._end)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """As `AsyncVectorEnv.reset`."""
-        results = self._ask("reset", seed, options)
-        if not self.env.shared_memory:
-            self._put_together([obs for obs, _ in results])
-        return self._observations(), self._infos([info for _, info in results])
+        obs, info = zip(*self._ask("reset", seed, options), strict=True)
+        return self._observations(obs), self._infos(info)
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """As `AsyncVectorEnv.step`."""
         obs, reward, terminated, truncated, info = zip(*self._ask("step", actions), strict=True)
-        if not self.env.shared_memory:
-            self._put_together(list(obs))
         columns = np.array(reward, np.float64), np.array(terminated, bool), np.array(truncated, bool)
-        return self._observations(), *columns, self._infos(info)
+        return self._observations(obs), *columns, self._infos(info)
 
     def close(self) -> None:
         """End all workers."""
         self._watchdog.close()
         # Where one hung, others may hang too: the run has waited long enough.
-        patience = min(self.close_timeout, 1.0) if self._late else self.close_timeout
+        patience = self.close_timeout if self._late is None else min(self.close_timeout, 1.0)
         env, until = self.env, time.monotonic() + patience
         for pipe in filter(None, env.parent_pipes):
             with suppress(OSError):
@@ -159,21 +159,19 @@ class Workers:
 
     def _end(self, seconds: float) -> None:
         """End the worker that is being waited for; the wait then ends as if it had died by itself."""
-        self._late[self._waiting_for] = seconds
-        self.env.processes[self._waiting_for].kill()
+        self._late = self._waiting_for
+        self.env.processes[self._late].kill()
 
     def _dead(self, what: str) -> EnvFailed:
-        for number, process in enumerate(self.env.processes):
-            if number in self._late:
-                text = f"{what}() took more than {self._watchdog.seconds:g} s (env.step_timeout), so it was ended"
-                return EnvFailed(f"{text} ({process.name}, process {process.pid})", number)
+        if self._late is not None:
+            process = self.env.processes[self._late]
+            text = f"{what}() took more than {self._watchdog.seconds:g} s (env.step_timeout), so it was ended"
+            return EnvFailed(f"{text} ({process.name}, process {process.pid})", self._late)
         self.env.processes[self._waiting_for].join(1.0)  # its pipe is closed a moment before it is gone
         for number, process in enumerate(self.env.processes):
             if process.exitcode is not None:
-                how = f"exit code {process.exitcode}"
-                if process.exitcode < 0:
-                    how = f"signal {signal.Signals(-process.exitcode).name}"
-                return EnvFailed(f"its worker died in {what}(): {how} ({process.name}, process {process.pid})", number)
+                text = f"its worker died in {what}(): {_how(process.exitcode)}"
+                return EnvFailed(f"{text} ({process.name}, process {process.pid})", number)
         return EnvFailed(f"its worker closed the connection in {what}()", self._waiting_for)
 
     def _told(self, what: str) -> EnvFailed:
@@ -183,12 +181,11 @@ class Workers:
             return EnvFailed(f"a worker failed in {what}() and did not say why", None)
         return EnvFailed(str(value), number, trace)
 
-    def _put_together(self, rows: list[Any]) -> None:
-        space = self.env.single_observation_space
-        self.env.observations = gymnasium.vector.utils.concatenate(space, rows, self.env.observations)
-
-    def _observations(self) -> Any:
-        return deepcopy(self.env.observations) if self.env.copy else self.env.observations
+    def _observations(self, rows: tuple[Any, ...]) -> Any:
+        env = self.env
+        if not env.shared_memory:
+            env.observations = concatenate(env.single_observation_space, rows, env.observations)
+        return deepcopy(env.observations) if env.copy else env.observations
 
     def _infos(self, rows: Any) -> dict[str, Any]:
         infos: dict[str, Any] = {}
@@ -270,9 +267,13 @@ class Fork:
             self.died = "nobody knows of what"
             with suppress(ChildProcessError):  # where a program ignores SIGCHLD
                 code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-                self.died = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                self.died = _how(code)
         text = f"the process that steps a part of the environments died: {self.died} (process {self.pid})"
         return EnvFailed(text, None)
+
+
+def _how(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _serve(orders: Connection, answers: Connection, calls: list[tuple[str, Callable[[], Any]]]) -> None:
@@ -290,11 +291,7 @@ def _serve(orders: Connection, answers: Connection, calls: list[tuple[str, Calla
                 answer = call()
             except Exception as error:
                 row = row_of(error.__traceback__)
-                answer = EnvFailed(f"{what}() {_said(error)}", row, traceback.format_exc())
+                answer = EnvFailed(f"{what}() raised {said(error)}", row, traceback.format_exc())
             os.write(answers.fileno(), SOMETHING if answer else NOTHING)  # most often there is nothing to tell
             if answer:
                 answers.send(answer)
-
-
-def _said(error: BaseException) -> str:
-    return f"raised {type(error).__name__}: {text_of(error)} ({place_of(error)})"

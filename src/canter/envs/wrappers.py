@@ -16,37 +16,34 @@ Wrap = Callable[[gymnasium.Env], gymnasium.Env]
 
 
 def make_wrappers(settings: Mapping[str, Any]) -> list[Wrap]:
-    """The wrappers that settings name, the first the innermost: name -> keyword arguments, or null for none."""
-    return [_made(name, _find(name), _arguments(name, given)) for name, given in settings.items()]
+    """The wrappers that settings name, the first the innermost: name -> keyword arguments, or null for none.
 
-
-def _made(name: str, wrapper: Callable[..., Any], arguments: dict[str, Any]) -> Wrap:
-    """A wrapper with its arguments; those that it cannot have are refused before it goes around anything."""
-    try:
-        signature(wrapper).bind(None, **arguments)
-    except TypeError as error:
-        taken = list(signature(wrapper).parameters)[1:]
-        raise ValueError(f"env.wrappers.{name}: {error}; it takes {', '.join(taken) or 'none'}") from error
-    return partial(wrapper, **arguments)
+    Arguments that a wrapper cannot have are refused before it goes around anything.
+    """
+    made = []
+    for name, given in settings.items():
+        wrapper = _find(name)
+        if not isinstance(given, Mapping | None):
+            raise ValueError(f"env.wrappers.{name}={given!r}: expected its keyword arguments as a mapping, or null")
+        arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in (given or {}).items()}
+        try:
+            signature(wrapper).bind(None, **arguments)
+        except TypeError as error:
+            taken = ", ".join(list(signature(wrapper).parameters)[1:]) or "none"
+            raise ValueError(f"env.wrappers.{name}: {error}; it takes {taken}") from error
+        made.append(partial(wrapper, **arguments))
+    return made
 
 
 def _find(name: str) -> Callable[..., Any]:
-    if ":" in name:
-        found = find_factory(name, ())
-        if found is None:
-            raise ValueError(f"env.wrappers.{name}: that is an environment, not a wrapper")
-        return found
-    if name not in gymnasium.wrappers.__all__:
+    if ":" not in name:
+        if name in gymnasium.wrappers.__all__:
+            return getattr(gymnasium.wrappers, name)
         raise ValueError(
             f"env.wrappers.{name}: no wrapper of Gymnasium is called so (one of yours is my_module:MyWrapper, with "
             f"--allow-import my_module), {nearest(name, gymnasium.wrappers.__all__)}"
         )
-    return getattr(gymnasium.wrappers, name)
-
-
-def _arguments(name: str, given: Any) -> dict[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        raise ValueError(f"env.wrappers.{name}={given!r}: expected its keyword arguments as a mapping, or null")
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    found = find_factory(name, ())
+    if found is None:
+        raise ValueError(f"env.wrappers.{name}: that is an environment, not a wrapper")
+    return found

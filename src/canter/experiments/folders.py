@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from canter.config import TrainConfig
 from canter.config_file import dump_config, read_config
-from canter.runs.finding import LATEST
+from canter.runs.finding import LATEST, find_run
 from canter.runs.permissions import recall
 from canter.runs.run_folder import CONFIG, RunFolder, never_began
 
@@ -29,23 +30,29 @@ def check_name(parent: Path, name: str | None) -> None:
 def new_run(parent: Path, name: str | None, config: TrainConfig) -> RunFolder:
     """A folder for a new run, which nobody else has; to be called when environment and settings are known to work."""
     check_name(parent, name)
-    path = _claim(parent, config) if name is None else parent / name
+    path = claim(parent, f"{config.env.id}-seed{config.seed}") if name is None else parent / name
     return RunFolder(path, config.checkpoints, settings=dump_config(config))
 
 
-def _claim(parent: Path, config: TrainConfig) -> Path:
-    """A new folder, named after environment, seed and time. Making it decides: many runs may begin in one second."""
+def claim(parent: Path, title: str) -> Path:
+    """A new folder, named after its title and the time. Making it decides: many runs may begin in one second."""
     parent.mkdir(parents=True, exist_ok=True)
-    stem = re.sub(r"\W+", "-", config.env.id)
-    stem = f"{stem}-seed{config.seed}-{datetime.now():%Y%m%d-%H%M%S}"
-    for name in itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2))):
-        if not os.path.lexists(parent / name):
-            try:
-                (parent / name).mkdir()
-            except FileExistsError:
-                continue
+    readable = re.sub(r"\W+", "-", title)
+    for name in numbered(f"{readable}-{datetime.now():%Y%m%d-%H%M%S}"):
+        with suppress(FileExistsError):
+            (parent / name).mkdir()
             return parent / name
     raise AssertionError("there is always a next number")
+
+
+def numbered(stem: str) -> Iterator[str]:
+    """Names to try: the stem, then with -2, -3 and so on behind it."""
+    return itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2)))
+
+
+def located(given: str | Path, run_dir: Path) -> Path:
+    """The policy file that is meant, or else the run folder."""
+    return Path(given) if Path(given).is_file() else find_run(str(given), run_dir)
 
 
 def stored_config(path: Path) -> TrainConfig:

@@ -3,55 +3,44 @@
 from __future__ import annotations
 
 SAME = "the same number"
+_STEPS = "the same number: steps of each environment in a rollout"
 _ROLLOUT = "minibatches of a rollout: horizon x num_envs / batch size"
+_ADAPTIVE = "the same number, with .kind adaptive_kl"
+_ITERATIONS = "the same number, with --total-steps null"
 
-FOREIGN: dict[str, tuple[str, str]] = {
-    "lr": ("algorithm.optimizer.learning-rate", SAME),
-    "learning-rate": ("algorithm.optimizer.learning-rate", SAME),
-    "n-steps": ("algorithm.horizon", "the same number: steps of each environment in a rollout"),
-    "num-steps": ("algorithm.horizon", "the same number: steps of each environment in a rollout"),
-    "num-steps-per-env": ("algorithm.horizon", "the same number"),
-    "horizon-length": ("algorithm.horizon", "the same number"),
-    "rollout-length": ("algorithm.horizon", "the same number"),
-    "batch-size": ("algorithm.num-minibatches", _ROLLOUT),
-    "minibatch-size": ("algorithm.num-minibatches", _ROLLOUT),
-    "num-mini-batches": ("algorithm.num-minibatches", SAME),
-    "n-epochs": ("algorithm.epochs", SAME),
-    "update-epochs": ("algorithm.epochs", SAME),
-    "mini-epochs": ("algorithm.epochs", SAME),
-    "num-learning-epochs": ("algorithm.epochs", SAME),
-    "ent-coef": ("algorithm.entropy-coef", SAME),
-    "vf-coef": (
+_THEIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("algorithm.optimizer.learning-rate", SAME): ("lr", "learning-rate"),
+    ("algorithm.horizon", _STEPS): ("n-steps", "num-steps", "num-steps-per-env", "horizon-length", "rollout-length"),
+    ("algorithm.horizon", SAME): ("train-freq",),
+    ("algorithm.num-minibatches", _ROLLOUT): ("batch-size", "minibatch-size"),
+    ("algorithm.num-minibatches", SAME): ("num-mini-batches",),
+    ("algorithm.epochs", SAME): ("n-epochs", "update-epochs", "mini-epochs", "num-learning-epochs"),
+    ("algorithm.entropy-coef", SAME): ("ent-coef",),
+    (
         "algorithm.value-coef",
         "the same number from CleanRL, twice that from Stable-Baselines3, whose loss has no half; 1 is usual where "
         "values are normalised, as they are unless algorithm.model.normalize-value is false",
-    ),
-    "critic-coef": ("algorithm.value-coef", "the same number: both halve the square"),
-    "value-loss-coef": ("algorithm.value-coef", "twice the number: half the square is the loss here"),
-    "clip-range": ("algorithm.clip-ratio", SAME),
-    "clip-coef": ("algorithm.clip-ratio", SAME),
-    "clip-param": ("algorithm.clip-ratio", SAME),
-    "e-clip": ("algorithm.clip-ratio", SAME),
-    "lam": ("algorithm.gae-lambda", SAME),
-    "tau": (
+    ): ("vf-coef",),
+    ("algorithm.value-coef", "the same number: both halve the square"): ("critic-coef",),
+    ("algorithm.value-coef", "twice the number: half the square is the loss here"): ("value-loss-coef",),
+    ("algorithm.clip-ratio", SAME): ("clip-range", "clip-coef", "clip-param", "e-clip"),
+    ("algorithm.gae-lambda", SAME): ("lam",),
+    (
         "algorithm.gae-lambda",
         "the same number, where advantages are meant; for slow copies of critics it is algorithm.tau",
-    ),
-    "desired-kl": ("algorithm.optimizer.learning-rate.target-kl", "the same number, with .kind adaptive_kl"),
-    "kl-threshold": ("algorithm.optimizer.learning-rate.target-kl", "the same number, with .kind adaptive_kl"),
-    "grad-norm": ("algorithm.optimizer.max-grad-norm", SAME),
-    "total-timesteps": ("total-steps", "the same number: transitions over all environments"),
-    "timesteps": ("total-steps", "the same number, if it counts transitions over all environments"),
-    "max-iterations": ("until.iterations", "the same number, with --total-steps null"),
-    "max-epochs": ("until.iterations", "the same number, with --total-steps null"),
-    "num-actors": ("num-envs", SAME),
-    "n-envs": ("num-envs", SAME),
-    "net-arch": ("algorithm.model.policy.hidden", "a list such as 256,256"),
-    "buffer-size": ("algorithm.replay.capacity", SAME),
-    "learning-starts": ("algorithm.warmup-steps", SAME),
-    "train-freq": ("algorithm.horizon", SAME),
-    "gradient-steps": ("algorithm.updates-per-step", "divided by the steps between updates"),
+    ): ("tau",),
+    ("algorithm.optimizer.learning-rate.target-kl", _ADAPTIVE): ("desired-kl", "kl-threshold"),
+    ("algorithm.optimizer.max-grad-norm", SAME): ("grad-norm",),
+    ("total-steps", "the same number: transitions over all environments"): ("total-timesteps",),
+    ("total-steps", "the same number, if it counts transitions over all environments"): ("timesteps",),
+    ("until.iterations", _ITERATIONS): ("max-iterations", "max-epochs"),
+    ("num-envs", SAME): ("num-actors", "n-envs"),
+    ("algorithm.model.policy.hidden", "a list such as 256,256"): ("net-arch",),
+    ("algorithm.replay.capacity", SAME): ("buffer-size",),
+    ("algorithm.warmup-steps", SAME): ("learning-starts",),
+    ("algorithm.updates-per-step", "divided by the steps between updates"): ("gradient-steps",),
 }
+FOREIGN = {theirs: ours for ours, names in _THEIRS.items() for theirs in names}
 """Flags of Stable-Baselines3, CleanRL, RSL-RL and rl_games: name -> (Canter's flag, how the number converts)."""
 
 

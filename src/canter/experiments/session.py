@@ -18,6 +18,7 @@ import numpy as np
 from canter.algorithms.base import Algorithm, title_of
 from canter.config import TrainConfig
 from canter.console.figures import duration
+from canter.console.printable import two_columns
 from canter.distributed.world import world
 from canter.envs import closed_quietly
 from canter.envs.gymnasium_contract import failure
@@ -105,7 +106,7 @@ def carry_out(
         init_from = None  # a run that goes on has weights of its own
     if path is not None:
         say(f"Settings, metrics, checkpoints and policies go to {path}")
-    with emptied(path), built(config) if env is None else nullcontext(env) as env:
+    with emptied(path), opened(config, env) as env:
         begin = None if init_from is None else init_from.load
         with Trainer(config, on_iteration, env=env, folder=folder, writers=writers, begin=begin) as trainer:
             if init_from is not None:
@@ -157,23 +158,19 @@ def final_score(
 
     They are played in `env`, or else in an environment that is built for it. Without a `run` nothing is compared.
     """
-    given = env
-    with built(config) if env is None else nullcontext(env) as env:
+    with opened(config, env) as playing:
         seed = derive_seed(config.seed, "eval")
         try:
-            tell = Told(EVAL_EPISODES, say)
-            result = evaluate(policy, env, EVAL_EPISODES, seed, max_steps=EVAL_STEPS, on_turn=tell)
+            result = evaluate(policy, playing, EVAL_EPISODES, seed, max_steps=EVAL_STEPS, on_turn=Told(say))
         except EpisodesUnfinished as error:
             rate = error.games.reward_per_step
+            why = f"fewer than {EVAL_EPISODES} episodes ended within {EVAL_STEPS:,} steps"
+            words = f"Final score: reward {rate:.4g} per step without noise; {why}"
             about = {"reward_per_step": rate, "steps": EVAL_STEPS}
-            words = (
-                f"Final score: reward {rate:.4g} per step without noise; fewer than {EVAL_EPISODES} episodes ended "
-                f"within {EVAL_STEPS:,} steps"
-            )
-            return None, words if run is None else f"{words}\n{average_score(config, policy, run, env, about)}"
+            return None, words if run is None else f"{words}\n{average_score(config, policy, run, playing, about)}"
         except Exception as error:  # whatever it raises, what was learned is saved already
-            text = f"Final score: none, as the environment failed while it was played. {failure(error, 'step', None)}"
-            return None, text
+            why = failure(error, "step", None)
+            return None, f"Final score: none, as the environment failed while it was played. {why}"
     score = f"Final score: mean return {result.mean:.1f} over {EVAL_EPISODES} new episodes, acting without noise"
     if run is None:
         return result, score
@@ -181,7 +178,7 @@ def final_score(
     about = {"mean": result.mean, "std": result.std, "low": low, "high": high, "episodes": EVAL_EPISODES}
     score = f"{score}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
     if config.checkpoints.best_by == "lta":
-        uncut = given if config.env.reset_steps is None else None
+        uncut = env if config.env.reset_steps is None else None
         return result, f"{score}\n{average_score(config, policy, run, uncut, about)}"
     write_score(run, about)
     return result, score
@@ -194,9 +191,9 @@ def average_score(config: TrainConfig, policy: Policy, run: Path, env: Env | Non
     """
     forever = replace(config, env=replace(config.env, reset_steps=None))
     try:
-        with built(forever) if env is None else nullcontext(env) as env:
+        with opened(forever, env) as playing:
             seed = derive_seed(config.seed, "eval")
-            average = long_run_average(policy, env, AVERAGE_STEPS, warm_up=AVERAGE_STEPS // 10, seed=seed)
+            average = long_run_average(policy, playing, AVERAGE_STEPS, warm_up=AVERAGE_STEPS // 10, seed=seed)
     except Exception as error:  # whatever it raises, what was learned is saved already
         write_score(run, about)
         return f"Long-run average: none. {failure(error, 'step', None)}"
@@ -208,8 +205,8 @@ def average_score(config: TrainConfig, policy: Policy, run: Path, env: Env | Non
 class Told:
     """Says how far an evaluation is, if it takes long."""
 
-    def __init__(self, episodes: int, say: Say, every: float = 10.0) -> None:
-        self.episodes, self.say, self.every = episodes, say, every
+    def __init__(self, say: Say, every: float = 10.0) -> None:
+        self.say, self.every = say, every
         self.ended, self.steps, self.last = 0, 0, time.perf_counter()
 
     def __call__(self, turn: Turn) -> None:
@@ -241,8 +238,7 @@ def what_next(config: TrainConfig, path: Path, ended_by: str | None) -> str:
     commands[f"{canter} report {run} --open"] = "see its curves in the browser"
     if ended_by == "total_steps" and config.total_steps is not None and not nameless:
         commands[f"{canter} resume {run} --total-steps {2 * config.total_steps}"] = "train it further"
-    width = max(map(len, commands))
-    return "\n".join(["What next?", *(f"  {command:<{width}}  {what}" for command, what in commands.items())])
+    return f"What next?\n{two_columns(commands)}"
 
 
 def program() -> str:
@@ -257,6 +253,6 @@ def program() -> str:
     return f"{shlex.quote(sys.executable)} -m canter"
 
 
-def built(config: TrainConfig) -> AbstractContextManager[Env]:
-    """The environments of a run, closed at the end."""
-    return closed_quietly(config.env.build(config.device))
+def opened(config: TrainConfig, env: Env | None) -> AbstractContextManager[Env]:
+    """The environments of a run: those given, or others that are closed at the end."""
+    return closed_quietly(config.env.build(config.device)) if env is None else nullcontext(env)

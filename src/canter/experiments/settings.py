@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from canter.algorithms.base import algorithms
 from canter.config import TrainConfig
 from canter.experiments.foreign import translated_key
-from canter.plain import ConfigError, from_plain, nest
+from canter.plain import ConfigError, from_plain, nest, to_plain
 from canter.recipes import name_for, preset_for, presets
+from canter.storage.validity import flatten
 
 FREE = ("env.options", "env.wrappers")
+"""Settings whose keys are the user's own."""
+ABSENT = "(absent)"
 SHORT = {"num_envs": "env.num_envs"}
 """Settings that have a short name in Python too."""
 
@@ -50,9 +54,9 @@ def _paths(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
             yield path, value
 
 
-def free_settings(config: TrainConfig) -> dict[str, dict[str, Any]]:
-    """Settings whose keys are the user's own, and what they hold."""
-    return {"env.options": config.env.options, "env.wrappers": config.env.wrappers}
+def with_overrides(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
+    """`config` with plain settings put over it, by their key paths."""
+    return from_plain(nest(overrides, {key: attrgetter(key)(config) for key in FREE}), config)
 
 
 def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
@@ -65,9 +69,25 @@ def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
     config = replace(config, **parts)
     rest = dict(_paths({name: value for name, value in plain.items() if name not in parts}, ""))
     try:
-        return from_plain(nest(rest, free_settings(config)), config)
+        return with_overrides(config, rest)
     except ConfigError as error:
         theirs = translated_key(error.key) if "unknown key" in str(error) else None
         if theirs is None:
             raise
         raise ConfigError(f"{error.key}: unknown key, {theirs}", error.key) from error
+
+
+def spelled(config: TrainConfig) -> dict[str, str]:
+    """Every setting by its key, spelled out."""
+    return {key: repr(value) for key, value in flatten(to_plain(config)).items()}
+
+
+def differences(old: dict[str, str], new: dict[str, str]) -> dict[str, list[str]]:
+    """Keys whose value differs, with both values."""
+    pairs = {key: [old.get(key, ABSENT), new.get(key, ABSENT)] for key in old | new}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def in_words(changes: dict[str, list[str]]) -> str:
+    """Old and new value of each."""
+    return ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changes.items())

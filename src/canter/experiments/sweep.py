@@ -9,13 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from canter.experiments.folders import claim, numbered
 from canter.runs.finding import SWEEP
 from canter.runs.reading import read_last_row
 from canter.runs.run_record import CONFIG, METRICS, read_record, run_status
@@ -72,24 +71,22 @@ def combinations(varied: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
         chosen = dict(zip(varied, values, strict=True))
         parts = [f"{key.rpartition('.')[2].replace('-', '_')}{chosen[key]}" for key in keys] or ["run"]
         stem = re.sub(r"[^\w.=-]+", "_", "-".join(parts))[:150]
-        names = itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2)))
-        name = next(name for name in names if name not in found)
+        name = next(name for name in numbered(stem) if name not in found)
         found[name] = [f"--{key}={value}" for key, value in chosen.items()]
     return found
 
 
-def claim(parent: Path, env_id: str, name: str | None) -> Path:
+def sweep_folder(parent: Path, env_id: str, name: str | None) -> Path:
     """A new folder for a sweep."""
-    parent.mkdir(parents=True, exist_ok=True)
-    readable = re.sub(r"\W+", "-", env_id)
-    stem = name or f"sweep-{readable}-{datetime.now():%Y%m%d-%H%M%S}"
-    for candidate in [stem] if name else itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2))):
-        try:
-            (parent / candidate).mkdir()
-        except FileExistsError:
-            continue
-        return parent / candidate
-    raise ValueError(f"{parent / stem} exists already; give another --name, or go on: canter sweep {parent / stem}")
+    if not name:
+        return claim(parent, f"sweep-{env_id}")
+    path = parent / name
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError as error:
+        text = f"{path} exists already; give another --name, or go on: canter sweep {path}"
+        raise ValueError(text) from error
+    return path
 
 
 @dataclass
@@ -103,15 +100,14 @@ class Progress:
     def state(self, name: str) -> dict[str, Any]:
         """Status, steps, return and score of one run."""
         path = self.sweep.folder / name
-        status = "running" if name in self.running else run_status(path)
+        status = "failed" if name in self.failed else "running" if name in self.running else run_status(path)
         row, score = read_last_row(path / METRICS), read_record(path).get("score")
-        mean = score.get("mean") if isinstance(score, dict) else None
-        if name in self.failed:
-            status = "failed"
-        elif status == "unknown":
-            status = "waiting"
-        return {"name": name, "status": status, "steps": row.get("env_steps"), "return": row.get("return")} | {
-            "score": mean
+        return {
+            "name": name,
+            "status": "waiting" if status == "unknown" else status,
+            "steps": row.get("env_steps"),
+            "return": row.get("return"),
+            "score": score.get("mean") if isinstance(score, dict) else None,
         }
 
     def states(self) -> list[dict[str, Any]]:
@@ -119,27 +115,29 @@ class Progress:
         return [self.state(name) for name in self.sweep.runs]
 
 
-def carry_out_sweep(
-    sweep: Sweep, jobs: int, on_change: Callable[[Progress, str | None], Any] = lambda progress, name: None
-) -> Progress:
+def carry_out_sweep(sweep: Sweep, jobs: int, on_change: Callable[[Progress, str | None], Any]) -> Progress:
     """Run what is not finished, so many at a time; `on_change` is told now and then, and which run has just ended.
 
     A run that fails is noted and the others go on. Interrupted, all running ones stop and save before it is raised.
     """
     progress = Progress(sweep)
     waiting = [name for name in sweep.runs if run_status(sweep.folder / name) != "finished"]
-    with stopped_together(progress.running):
+    try:
         while waiting or progress.running:
             while waiting and len(progress.running) < jobs:
                 name = waiting.pop(0)
                 progress.running[name] = start(sweep, name)
             time.sleep(POLL_SECONDS)
             ended = next((name for name, process in progress.running.items() if process.poll() is not None), None)
-            if ended is not None:
-                code = progress.running.pop(ended).returncode
-                if code != 0:
-                    progress.failed.append(ended)
+            if ended is not None and progress.running.pop(ended).returncode != 0:
+                progress.failed.append(ended)
             on_change(progress, ended)
+    finally:  # whatever ends the sweep lets its runs save and end as well
+        for process in progress.running.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        for process in progress.running.values():
+            process.wait()
     return progress
 
 
@@ -149,16 +147,3 @@ def start(sweep: Sweep, name: str) -> subprocess.Popen[bytes]:
     with (sweep.folder / f"{name}.log").open("ab") as log:
         # In a group of its own: an interrupt is handed on once, by us.
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-
-
-@contextmanager
-def stopped_together(running: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Whatever ends the sweep lets its runs save and end as well."""
-    try:
-        yield
-    finally:
-        for process in running.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        for process in running.values():
-            process.wait()

@@ -22,6 +22,11 @@ EXPECTED = (
     "gymnasium.vector.VectorEnv, or an environment with Canter's own interface (canter.Env)"
 )
 
+UNNAMED = (
+    "This environment has no name that other commands could use: to play, evaluate or resume by command, train "
+    "its class or a function of a module instead"
+)
+
 
 @dataclass(frozen=True)
 class Task:
@@ -35,11 +40,8 @@ class Task:
 
     def settings(self, env: EnvConfig) -> EnvConfig:
         """The settings of an environment, for this one."""
-        return replace(env, id=self.env_id, num_envs=env.num_envs if self.env is None else self._count())
-
-    def _count(self) -> int:
-        assert self.env is not None
-        return self.env.spec.num_envs // self.env.spec.num_agents
+        num_envs = env.num_envs if self.env is None else self.env.spec.num_envs // self.env.spec.num_agents
+        return replace(env, id=self.env_id, num_envs=num_envs)
 
 
 def task_of(what: Any, device: str = "cpu") -> Task:
@@ -47,16 +49,16 @@ def task_of(what: Any, device: str = "cpu") -> Task:
     if isinstance(what, str):
         return Task(what)
     if isinstance(what, VectorEnv):
-        return Task(_unnamed(what.unwrapped), GymnasiumEnv(what, device=device), _say_unnamed())
+        return Task(_unnamed(what.unwrapped), GymnasiumEnv(what, device=device), UNNAMED)
     if isinstance(what, gymnasium.Env):
         alone = SyncVectorEnv([lambda: what], autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
         note = "One environment was given, so one is stepped; give its class or a function that makes it to step many"
-        return Task(_unnamed(what.unwrapped), GymnasiumEnv(alone, device=device), f"{note}. {_say_unnamed()}")
+        return Task(_unnamed(what.unwrapped), GymnasiumEnv(alone, device=device), f"{note}. {UNNAMED}")
     if isinstance(what, Env) and not isinstance(what, type):
         name = what.spec.env_id
         if ":" in name or name in gymnasium.registry:
             return Task(name, what)
-        return Task(f"{PYTHON}:{name}" if name else _unnamed(what), what, _say_unnamed())
+        return Task(f"{PYTHON}:{name}" if name else _unnamed(what), what, UNNAMED)
     if callable(what):
         return _named(what)
     shown = repr(what) if len(repr(what)) <= 60 else f"{repr(what)[:60]}..."
@@ -65,13 +67,6 @@ def task_of(what: Any, device: str = "cpu") -> Task:
 
 def _unnamed(env: Any) -> str:
     return f"{PYTHON}:{type(env).__name__}"
-
-
-def _say_unnamed() -> str:
-    return (
-        "This environment has no name that other commands could use: to play, evaluate or resume by command, train "
-        "its class or a function of a module instead"
-    )
 
 
 def _named(factory: Callable[..., Any]) -> Task:
@@ -84,7 +79,7 @@ def _named(factory: Callable[..., Any]) -> Task:
     if place is None:
         env_id = f"{PYTHON}:{name if name.isidentifier() else 'environment'}"
         introduce(env_id, factory)
-        return Task(env_id, note=_say_unnamed())
+        return Task(env_id, note=UNNAMED)
     module, folder, note = place
     allow_import(module, folder)
     introduce(f"{module}:{name}", factory)

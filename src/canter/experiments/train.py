@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from canter.config import TrainConfig
 from canter.console.console import CONSOLES, ConsoleKind, make_console
 from canter.envs import EnvConfig
 from canter.envs.imports import refuse_while_importing
-from canter.experiments.folders import check_name, new_run, stored_config
+from canter.experiments.folders import check_name, located, new_run, stored_config
 from canter.experiments.init_from import InitFrom
 from canter.experiments.look import check_machine, environment_for
 from canter.experiments.session import LOGS, TrainingResult, announcement, carry_out
@@ -23,7 +23,7 @@ from canter.play.evaluation import Evaluation
 from canter.play.evaluation import evaluate as evaluate_policy
 from canter.play.player import Acts
 from canter.registry import nearest
-from canter.runs.finding import RUNS, find_run
+from canter.runs.finding import RUNS
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter
 from canter.self_play.self_play import SelfPlayEnv
@@ -67,7 +67,7 @@ def train(
     refuse_while_importing("canter.train")
     _refuse_misspelt(console, log, folder)
     begin, (what, config) = _begin(init_from, Path(run_dir)), _either(what, env, config)
-    given = {**({"env": dict(env)} if isinstance(env, Mapping) else {}), **settings}
+    given = {"env": dict(env), **settings} if isinstance(env, Mapping) else settings
     if isinstance(given.get("algorithm"), str):
         given["algorithm"] = {"kind": given["algorithm"]}
     config, source, own_env, note = _prepare(what, config, preset, given)
@@ -107,9 +107,7 @@ def _refuse_misspelt(console: str, log: Sequence[str], folder: Any) -> None:
 
 def _begin(init_from: str | Path | InitFrom | None, run_dir: Path) -> InitFrom | None:
     """What a run begins with, from the name of a run or a policy file."""
-    if not isinstance(init_from, str | Path):
-        return init_from
-    return InitFrom(Path(init_from) if Path(init_from).is_file() else find_run(str(init_from), run_dir))
+    return InitFrom(located(init_from, run_dir)) if isinstance(init_from, str | Path) else init_from
 
 
 def _either(what: Any, env: Any, config: TrainConfig | None) -> tuple[Any, TrainConfig | None]:
@@ -140,11 +138,9 @@ def _prepare(
         part = given.get("env")
         named = part.id if isinstance(part, EnvConfig) else (part or {}).get("id")
         config, source = starting_point(named if task is None else task.env_id, preset, kind, given.get("device"))
-    if task is not None:
-        config = replace(config, env=task.settings(config.env))
-    config = with_settings(config, given)
     if task is None:
-        return config, source, None, ""
+        return with_settings(config, given), source, None, ""
+    config = with_settings(replace(config, env=task.settings(config.env)), given)
     if task.env is not None:
         config = replace(config, env=task.settings(config.env))
         if isinstance(task.env, SelfPlayEnv) and "self_play" not in given:
@@ -158,10 +154,7 @@ def load(run_or_file: str | Path, *, run_dir: str | Path = RUNS, device: str = "
     policy = canter.load("latest")
     action, state = policy.predict(observation)
     """
-    path = Path(run_or_file)
-    if not path.is_file():
-        path = find_run(str(run_or_file), Path(run_dir))
-    return load_policy(path, device=device)
+    return load_policy(located(run_or_file, Path(run_dir)), device=device)
 
 
 def evaluate(
@@ -183,36 +176,27 @@ def evaluate(
     """
     if episodes < 1:
         raise ValueError(f"episodes={episodes} must be at least 1")
-    config = None
+    run = None
     if isinstance(policy, TrainingResult):
         policy, run = policy.policy, policy.path
     elif isinstance(policy, str | Path):
-        run = Path(policy) if Path(policy).is_file() else find_run(str(policy), Path(run_dir))
+        run = located(policy, Path(run_dir))
         policy = load(run)
-    else:
-        run = None
     if env is None:
         if run is None or run.is_file():
             raise TypeError("env: a policy alone does not say in which environment; give one, or a run")
-        config = stored_config(run)
-    with _opened(env, config, num_envs or min(episodes, 8)) as playing:
+        env = stored_config(run).env
+    with _opened(env, num_envs or min(episodes, 8)) as playing:
         if isinstance(policy, Policy):
             check_fits(policy, playing.spec, "the policy")
         return evaluate_policy(policy, playing, episodes, seed, **options)
 
 
-@contextmanager
-def _opened(what: Any, config: TrainConfig | None, num_envs: int) -> Iterator[Env]:
+def _opened(what: Any, num_envs: int) -> AbstractContextManager[Env]:
     """The environment that is meant; one that is built here is closed in the end."""
-    if config is not None:
-        settings, own = config.env, None
-    elif isinstance(what, EnvConfig):
-        settings, own = what, None
-    else:
+    if not isinstance(what, EnvConfig):
         task = task_of(what)
-        settings, own = EnvConfig(id=task.env_id), task.env
-    if own is not None:
-        yield own
-        return
-    with closing(replace(settings, num_envs=num_envs).build("cpu")) as env:
-        yield env
+        if task.env is not None:
+            return nullcontext(task.env)
+        what = EnvConfig(id=task.env_id)
+    return closing(replace(what, num_envs=num_envs).build("cpu"))

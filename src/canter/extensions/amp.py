@@ -8,7 +8,7 @@ of a frame, W = F * D.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,8 +23,9 @@ from canter.engines.autograd import LossGradients, LossOutput
 from canter.functional.stats import masked_mean, moments
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.mlp import MLP, Activation, Linear, init_layer
-from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, Normalizer
+from canter.nn.normalizer import IdentityNormalizer, Normalizer
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
+from canter.plain import check_range
 from canter.registry import nearest
 from canter.schedules import AdaptiveKL, Constant
 from canter.seeding import draw_rows
@@ -91,16 +92,13 @@ class AMPConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
-        least = {"frames": 2, "batch_size": 1, "updates": 1, "replay": 0, "replay_rows": 1}
-        least |= dict.fromkeys(("task_weight", "style_weight", "input_noise", "gradient_penalty"), 0)
-        for name, value in (least | {"logit_regularization": 0, "weight_regularization": 0}).items():
-            if getattr(self, name) < value:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {value}")
-        for name in ("reward_scale", "time_step"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
-        if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden={self.hidden} must be widths of at least 1")
+        weights = ("task_weight", "style_weight", "gradient_penalty", "logit_regularization", "weight_regularization")
+        check_range(self, "must not be negative", *weights, "input_noise", "replay")
+        check_range(self, "must be at least 1", "batch_size", "updates", "replay_rows")
+        check_range(self, "must be above 0", "reward_scale", "time_step")
+        if self.frames < 2:
+            raise ValueError(f"frames={self.frames} must be at least 2")
+        check_range(self, "must be widths of at least 1", "hidden")
         if self.replay and self.replay_rows > self.replay:
             raise ValueError(f"replay_rows={self.replay_rows} is more than replay={self.replay} can hold")
         weights = self.motion_weights
@@ -119,25 +117,23 @@ class AMPConfig:
         """The observation group, and how clips look to an environment by its declaration and these settings."""
         if not self.motions:
             raise ValueError("amp: motions names no clips, and there is nothing to imitate")
-        told, name = spec.motion, self.obs_group
+        told, name = spec.motion or MotionSpec(0.0, {}), self.obs_group
         if name is None:
-            known = [*(told.observe if told is not None else ()), "amp"]
+            known = [*told.observe, "amp"]
             name = next((key for key in known if key in spec.obs), known[0])
         if name not in spec.obs:
             raise ValueError(f"amp: obs_group names {name!r}, which the environment does not show: "
                              f"{nearest(name, spec.obs)}")  # fmt: skip
-        if told is None and (self.columns is None or self.time_step is None):
+        if spec.motion is None and (self.columns is None or self.time_step is None):
             raise ValueError(
                 f"amp: {spec.env_id or 'this environment'} does not say how clips look to it (EnvSpec.motion): give "
                 "columns and time_step"
             )
-        if told is not None and self.columns is None and name not in told.observe:
+        if self.columns is None and name not in told.observe:
             raise ValueError(f"amp: obs_group={name!r} is none that the environment compares with clips: "
                              f"{nearest(name, told.observe)}")  # fmt: skip
-        step = self.time_step or (told.time_step if told is not None else 0.0)
-        if told is None or self.columns is not None:
-            return name, MotionSpec(step, {})
-        return name, MotionSpec(step, told.observe, told.joints, told.bodies, told.pose)
+        step = self.time_step or told.time_step
+        return name, replace(told, time_step=step) if self.columns is None else MotionSpec(step, {})
 
 
 @dataclass
@@ -155,26 +151,16 @@ class AMPBatch(TensorStruct):
 class AMP(Extension):
     """Pays for style by `reward`, and trains the discriminator in a phase of its own."""
 
-    past: Tensor
-    age: Tensor
-    ring: Tensor
-    written: Tensor
-    told: Tensor
-    pose: Tensor
-    reference: Tensor
-    begins: Tensor
-
     def __init__(self, config: AMPConfig, spec: EnvSpec, generator: torch.Generator) -> None:
         super().__init__()
         self.config, self.generator = config, generator
         self.group, self.motion = config.motion_of(spec)
-        clips = [load_clip(file) for file in config.motions]
-        self.span = (config.frames - 1) * self.motion.time_step
+        clips, motion, device = [load_clip(file) for file in config.motions], self.motion, generator.device
+        self.span = (config.frames - 1) * motion.time_step
         for clip in clips:
             if clip.duration < self.span:
                 raise ValueError(f"amp: motion {clip.name!r} lasts {clip.duration:g} s, {config.frames} frames take "
                                  f"{self.span:g} s")  # fmt: skip
-        motion, device = self.motion, generator.device
         self.motions = Motions(clips, config.motion_weights, motion.joints, motion.bodies, device)
         self.size = torch.Size(spec.obs[self.group].shape).numel()
         frames, begins = self.motions.every(motion.time_step)
@@ -182,21 +168,18 @@ class AMP(Extension):
         if seen.shape[-1] != self.size:
             raise ValueError(f"amp: obs_group {self.group!r} has {self.size} components, clips give {seen.shape[-1]}")
         width = config.frames * self.size
-        self.register_buffer(
-            "pose", torch.tensor(motion.pose or tuple(range(self.size)), device=device), persistent=False
-        )
-        self.register_buffer("reference", seen[:COMPARED].index_select(-1, self.pose), persistent=False)
-        self.register_buffer("begins", begins[:COMPARED], persistent=False)
-        self.normalizer: AnyNormalizer = (
-            Normalizer((width,), clip=CLIP) if config.normalize_obs else IdentityNormalizer()
-        )
+        pose = torch.tensor(motion.pose or tuple(range(self.size)), device=device)
+        self.pose = nn.Buffer(pose, persistent=False)
+        self.reference = nn.Buffer(seen[:COMPARED].index_select(-1, self.pose), persistent=False)
+        self.begins = nn.Buffer(begins[:COMPARED], persistent=False)
+        self.normalizer = Normalizer((width,), clip=CLIP) if config.normalize_obs else IdentityNormalizer()
         self.trunk = MLP(width, config.hidden, config.activation, "orthogonal", 2**0.5)
         self.logit = init_layer(Linear((width, *config.hidden)[-1], 1), "orthogonal", 1.0)
-        self.register_buffer("past", torch.zeros(config.frames - 2, spec.num_envs, self.size))
-        self.register_buffer("age", torch.zeros(spec.num_envs, dtype=torch.int64))
-        self.register_buffer("ring", torch.zeros(config.replay, width))
-        self.register_buffer("written", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("told", torch.zeros(2))
+        self.past = nn.Buffer(torch.zeros(config.frames - 2, spec.num_envs, self.size))
+        self.age = nn.Buffer(torch.zeros(spec.num_envs, dtype=torch.int64))
+        self.ring = nn.Buffer(torch.zeros(config.replay, width))
+        self.written = nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.told = nn.Buffer(torch.zeros(2))
         own = {"discriminator": ParameterGroup([*self.trunk.parameters(), *self.logit.parameters()], config.optimizer)}
         source = LossGradients(self.discriminator_loss, Optimizer(own, clip_jointly=True))
         self.phase: Phase[AMPBatch] = Phase(source, 1, config.updates, generator, name="amp", draw=self.draw)

@@ -21,8 +21,9 @@ from canter.functional.stats import masked_mean, moments
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.mlp import MLP, Activation, init_layer
 from canter.nn.network import select_groups
-from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, Normalizer
+from canter.nn.normalizer import IdentityNormalizer, Normalizer
 from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
+from canter.plain import check_range
 from canter.schedules import AdaptiveKL, AnySchedule, Constant
 from canter.specs import EnvSpec
 from canter.struct import Obs
@@ -73,17 +74,10 @@ class RNDConfig:
         """Refuse values outside their range, by name."""
         if isinstance(self.weight, AdaptiveKL):
             raise ValueError("weight: adaptive_kl moves learning rates; use a number, linear or step")
-        for name in ("outputs", "epochs", "num_minibatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if any(width < 1 for width in (*self.hidden, *(self.target_hidden or ()))):
-            raise ValueError(
-                f"hidden={self.hidden} and target_hidden={self.target_hidden} must be widths of at least 1"
-            )
-        if not 0 <= self.bonus_gamma < 1:
-            raise ValueError(f"bonus_gamma={self.bonus_gamma} must lie in 0..1, without 1")
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share} must lie above 0 and up to 1")
+        check_range(self, "must be at least 1", "outputs", "epochs", "num_minibatches")
+        check_range(self, "must lie in 0..1, without 1", "bonus_gamma")
+        check_range(self, "must lie above 0 and up to 1", "share")
+        check_range(self, "must be widths of at least 1", "hidden", "target_hidden")
 
     def build(self, spec: EnvSpec, model: ActorCritic, generator: torch.Generator) -> RND:
         """Target, predictor and normalisers for an environment."""
@@ -93,10 +87,6 @@ class RNDConfig:
 class RND(Extension):
     """Gives the bonus by `reward`, or apart from it, and trains the predictor in a phase of its own."""
 
-    weight: Tensor
-    running: Tensor
-    paid: Tensor
-
     def __init__(self, config: RNDConfig, spec: EnvSpec, generator: torch.Generator, *, apart: bool) -> None:
         super().__init__()
         self.config, self.generator, self.apart = config, generator, apart
@@ -105,26 +95,18 @@ class RND(Extension):
             if not group.dtype.is_floating_point:
                 raise ValueError(f"rnd: obs_groups: {name!r} is {group.dtype}, and only real numbers can be predicted")
         width = sum(torch.Size(group.shape).numel() for group in self.groups.values())
-        self.normalizer: AnyNormalizer = (
-            Normalizer((width,), clip=CLIP) if config.normalize_obs else IdentityNormalizer()
-        )
+        self.normalizer = Normalizer((width,), clip=CLIP) if config.normalize_obs else IdentityNormalizer()
         self.target = _network(width, config.hidden if config.target_hidden is None else config.target_hidden, config)
         self.predictor = _network(width, config.hidden, config)
         self.target.requires_grad_(False)
         self.bonus_statistics = Normalizer(eps=1e-30)  # only against a division by zero: bonuses may be small
-        self.register_buffer("running", torch.zeros(spec.num_envs, dtype=torch.float64))
-        self.register_buffer("weight", torch.tensor(config.weight.initial))
-        self.register_buffer("paid", torch.zeros(()))
+        self.running = nn.Buffer(torch.zeros(spec.num_envs, dtype=torch.float64))
+        self.weight = nn.Buffer(torch.tensor(config.weight.initial))
+        self.paid = nn.Buffer(torch.zeros(()))
         own = {"predictor": ParameterGroup(list(self.predictor.parameters()), config.optimizer)}
         source = LossGradients(self.prediction_loss, Optimizer(own, clip_jointly=True))
         self.phase: Phase[Transitions] = Phase(
-            source,
-            config.epochs,
-            config.num_minibatches,
-            generator,
-            name="rnd",
-            num_envs=spec.num_envs,
-            draw=self.draw,
+            source, config.epochs, config.num_minibatches, generator, name="rnd", num_envs=spec.num_envs, draw=self.draw
         )
 
     def reward(self, rollout: Rollout[Any]) -> Tensor | tuple[Tensor, Tensor]:
@@ -133,8 +115,7 @@ class RND(Extension):
         rows = rollout.transitions(self.groups)
         self.normalizer.update(self.flat(rows.next_obs), rows.valid)
         bonus = self.weight * self.normalized(torch.where(rows.valid, self.surprise(rows.next_obs), 0.0), rows.valid)
-        _, mean, _ = moments(bonus, rows.valid)
-        self.paid.copy_(mean)
+        self.paid.copy_(moments(bonus, rows.valid)[1])
         if not self.apart:
             return rollout.reward + bonus
         return rollout.reward, bonus if rollout.bonus is None else rollout.bonus + bonus

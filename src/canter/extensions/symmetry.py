@@ -7,20 +7,22 @@ sequences in a minibatch, V mirror images besides the original.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import chain, combinations
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from canter.algorithms.extension import Extension, extensions
 from canter.data.rollout import Rollout
 from canter.engines.batch import ModelOutput, PPOBatch
 from canter.nn.actor_critic import ActorCritic
+from canter.plain import check_range
 from canter.registry import nearest
-from canter.specs import ACTION_MASK, AnyMirror, Continuous, Discrete, EnvSpec, Mirror, Symmetry
+from canter.specs import AnyMirror, Continuous, Discrete, EnvSpec, Mirror, Symmetry
 from canter.struct import Metrics, Obs, State, tree_copy_, tree_leaves, tree_map
 
 
@@ -43,8 +45,7 @@ class MirrorConfig:
 
 
 def _mirror(of: str, given: Any) -> Mirror:
-    unknown = sorted(set(given) - {"sign", "order"}) if isinstance(given, dict) else ["nothing"]
-    if unknown or "sign" not in given:
+    if not isinstance(given, dict) or "sign" not in given or set(given) - {"sign", "order"}:
         raise ValueError(f"mirrors: {of} needs a mapping with sign and, where it changes, order; not {given!r}")
     try:
         return Mirror(tuple(given["sign"]), tuple(given.get("order", ())))
@@ -71,8 +72,7 @@ class SymmetryConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, and an extension that does nothing."""
-        if self.mirror_loss < 0:
-            raise ValueError(f"mirror_loss={self.mirror_loss} must not be negative")
+        check_range(self, "must not be negative", "mirror_loss")
         if not self.augment and self.mirror_loss == 0:
             raise ValueError("augment=false and mirror_loss=0.0 leave nothing to do: set one of them")
 
@@ -95,55 +95,38 @@ class SymmetryConfig:
         return Symmetries(self, self.symmetries(spec), spec, model)
 
 
-class SignedPermutation(nn.Module):
-    """A `Mirror` with its constants on the device."""
-
-    order: Tensor
-    sign: Tensor
-
-    def __init__(self, mirror: Mirror) -> None:
-        super().__init__()
-        self.only_order = all(sign == 1 for sign in mirror.sign)
-        self.register_buffer("order", torch.tensor(mirror.order), persistent=False)
-        self.register_buffer("sign", torch.tensor(mirror.sign), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Vectors `[..., D]` of any dtype."""
-        moved = x.index_select(-1, self.order)
-        return moved if self.only_order else moved * self.sign.to(x.dtype)
+Transform = Callable[[Tensor], Tensor]
 
 
-class Custom(nn.Module):
-    """A function that mirrors."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As the function says."""
-        return self.function(x)
+def _on_device(mirror: AnyMirror, device: torch.device) -> Transform:
+    """A mirror of vectors `[..., D]` of any dtype, with its constants on the device."""
+    if not isinstance(mirror, Mirror):
+        return mirror
+    order, sign = torch.tensor(mirror.order, device=device), torch.tensor(mirror.sign, device=device)
+    if all(one == 1 for one in mirror.sign):
+        return lambda x: x.index_select(-1, order)
+    return lambda x: x.index_select(-1, order) * sign.to(x.dtype)
 
 
-def _chain(mirrors: Sequence[AnyMirror]) -> nn.Sequential:
-    return nn.Sequential(*(SignedPermutation(one) if isinstance(one, Mirror) else Custom(one) for one in mirrors))
+def _chain(mirrors: Iterable[AnyMirror], device: torch.device) -> Transform:
+    """Several mirrors as one, the first one first."""
+    steps = [_on_device(mirror, device) for mirror in mirrors]
+    return lambda x: reduce(lambda seen, mirror: mirror(seen), steps, x)
 
 
-class Image(nn.Module):
+class Image:
     """One mirror image: one symmetry, or several one after the other."""
 
     def __init__(self, symmetries: Sequence[Symmetry], spec: EnvSpec, groups: Sequence[str]) -> None:
-        super().__init__()
         self.name = " and ".join(symmetry.name for symmetry in symmetries)
-        self.groups = groups
-        self.on_obs = nn.ModuleList(_chain([symmetry.obs[name] for symmetry in symmetries]) for name in groups)
-        self.on_action = _chain([symmetry.action for symmetry in symmetries])
+        self.on_obs = {name: _chain([symmetry.obs[name] for symmetry in symmetries], spec.device) for name in groups}
+        self.on_action = _chain([symmetry.action for symmetry in symmetries], spec.device)
         self.single = isinstance(spec.action, Discrete)
         self.nvec = () if isinstance(spec.action, Continuous) else spec.action.nvec
 
     def obs(self, obs: Obs) -> Obs:
         """Mirrored observations; groups that no network reads stay as they are."""
-        return obs | {name: mirror(obs[name]) for name, mirror in zip(self.groups, self.on_obs, strict=True)}
+        return obs | {name: mirror(obs[name]) for name, mirror in self.on_obs.items()}
 
     def action(self, action: Tensor) -> Tensor:
         """Mirrored actions, in the form in which they are stored."""
@@ -165,40 +148,34 @@ class Symmetries(Extension):
         super().__init__()
         self.config, self.distribution = config, model.policy.distribution
         self.model = [model]  # in a list, or its parameters would be saved as this module's
-        read = {*model.actor.network.groups, *model.critic.network.groups}
-        groups = sorted(read | ({ACTION_MASK} if model.actor.masked else set()))
+        groups = sorted({*model.policy.reads, *model.critic.network.groups})
         for symmetry in symmetries:
             check_symmetry(symmetry, spec, groups)
         several = chain(*(combinations(symmetries, count) for count in range(1, len(symmetries) + 1)))
-        self.images = nn.ModuleList(Image(chosen, spec, groups) for chosen in several)
-        for symmetry, image in zip(symmetries, self.each, strict=False):
-            self._check_actions(symmetry, image, spec)
+        self.each = [Image(chosen, spec, groups) for chosen in several]
+        """The images, those by one symmetry first."""
+        for image in self.each[: len(symmetries)]:
+            self._check_actions(image, spec)
         # The memory that the networks would have, had they seen the mirror image; buffers, as it outlives a rollout.
         self.memory = [
             tuple(network.initial_state(spec.num_envs) for network in (model.actor.network, model.critic.network))
-            for _ in self.images
+            for _ in self.each
         ]
         for number, tensor in enumerate(tree_leaves(tuple(self.memory))):
             self.register_buffer(f"memory_{number}", tensor)
 
-    @property
-    def each(self) -> list[Image]:
-        """The images, those by one symmetry first."""
-        return [cast(Image, image) for image in self.images]
-
-    def _check_actions(self, symmetry: Symmetry, image: Image, spec: EnvSpec) -> None:
+    def _check_actions(self, image: Image, spec: EnvSpec) -> None:
         """Refuse a mirror that the way from a sample to the environment's action does not keep."""
         if not isinstance(spec.action, Continuous):
             return
         drawn = torch.rand((64, spec.action.dim), generator=torch.Generator().manual_seed(0), device="cpu")
-        sample = drawn.to(spec.device)
-        to_env = self.distribution.to_env
+        sample, to_env = drawn.to(spec.device), self.distribution.to_env
         wrong = (to_env(image.action(sample)) - image.action(to_env(sample))).abs().amax(0) > 1e-4
         if wrong.any():
-            i = int(wrong.nonzero()[0, 0])
+            i = int(wrong.int().argmax())
             bounds = f"{spec.action.low[i]}..{spec.action.high[i]}"
             raise ValueError(
-                f"symmetry {symmetry.name!r}: action component {i} has bounds {bounds} that are not its mirror's, or "
+                f"symmetry {image.name!r}: action component {i} has bounds {bounds} that are not its mirror's, or "
                 f"{type(self.distribution).__name__} cannot be mirrored"
             )
 
@@ -216,13 +193,10 @@ class Symmetries(Extension):
         obs = image.obs(tree_map(lambda x: x[:-1], rollout.obs))
         features, states = model.actor.network.unroll(obs, memory[0], reset)
         params = model.actor.read(features, obs)
-        judged, critic_states = (features, states)
+        judged, critic_states = features, states
         if not model.shared_trunk:
             judged, critic_states = model.critic.network.unroll(obs, memory[1], reset)
-        found = {
-            "policy_state": _before(memory[0], states),
-            "critic_state": _before(memory[1], critic_states),
-        }
+        found = {"policy_state": _before(memory[0], states), "critic_state": _before(memory[1], critic_states)}
         tree_copy_(memory, tree_map(lambda rows: rows[-1], (states, critic_states)))
         if self.config.old_log_prob == "repeated":
             return found
@@ -247,14 +221,12 @@ class Symmetries(Extension):
         """How far the policy is from being symmetric, `[L, B]`: reported, and with a weight a term of the loss."""
         assert output.dist_params is not None
         if self.config.augment:
-            first, *images = output.dist_params.chunk(1 + len(self.images), 1)
+            first, *images = output.dist_params.chunk(1 + len(self.each), 1)
         else:
-            (model,), first = self.model, output.dist_params
-            mirrored = [self._mirrored(batch, image) for image in self.each]
-            states = [tree_map(lambda x: x[0], image.policy_state) for image in mirrored]
-            images = [
-                model.actor(image.obs, state, batch.reset)[0] for image, state in zip(mirrored, states, strict=True)
-            ]
+            (model,), first, images = self.model, output.dist_params, []
+            for mirrored in (self._mirrored(batch, image) for image in self.each):
+                state = tree_map(lambda x: x[0], mirrored.policy_state)
+                images.append(model.actor(mirrored.obs, state, batch.reset)[0])
         wanted = self.choice(first).detach()
         errors = [
             (self.choice(params) - image.on_action(wanted)).square().mean(-1)
@@ -262,7 +234,7 @@ class Symmetries(Extension):
         ]
         error = torch.stack(errors).mean(0)
         if self.config.augment:  # every row has the error of its original, so that the mean stays the same
-            error = error.repeat(1, 1 + len(self.images))
+            error = error.repeat(1, 1 + len(self.each))
         reported = {"policy/asymmetry": error.detach()}
         return reported | {"loss/mirror": self.config.mirror_loss * error} if self.config.mirror_loss else reported
 
@@ -280,29 +252,25 @@ def _before(first: State, after: State) -> State:
 
 def check_symmetry(symmetry: Symmetry, spec: EnvSpec, groups: Sequence[str]) -> None:
     """Refuse a declaration of the wrong shape, or one that does not undo itself, by the component that is wrong."""
-    sizes = {"the action": spec.action.dim if isinstance(spec.action, Continuous) else sum(spec.action.nvec)}
-    mirrors: dict[str, AnyMirror] = {"the action": symmetry.action}
+    named, nvec = f"symmetry {symmetry.name!r}", () if isinstance(spec.action, Continuous) else spec.action.nvec
+    mirrors = {"the action": (symmetry.action, spec.action.dim if isinstance(spec.action, Continuous) else sum(nvec))}
     for name in groups:
         what = f"observation group {name!r}"
         if name not in symmetry.obs:
-            raise ValueError(f"symmetry {symmetry.name!r} says nothing of {what}, which a network reads")
-        mirrors[what], sizes[what] = symmetry.obs[name], spec.obs[name].shape[-1] if spec.obs[name].shape else 1
-    for what, mirror in mirrors.items():
-        if isinstance(mirror, Mirror) and len(mirror.sign) != sizes[what]:
-            raise ValueError(
-                f"symmetry {symmetry.name!r}: {what} has {sizes[what]} components, its mirror {len(mirror.sign)}"
-            )
-        if what == "the action" and not isinstance(spec.action, Continuous) and isinstance(mirror, Mirror):
-            flipped = [i for i, sign in enumerate(mirror.sign) if sign != 1]
-            if flipped:
-                raise ValueError(
-                    f"symmetry {symmetry.name!r}: choice {flipped[0]} of the action cannot have the sign -1"
-                )
-        probe = torch.rand((8, sizes[what]), generator=torch.Generator().manual_seed(0), device="cpu") + 0.5
+            raise ValueError(f"{named} says nothing of {what}, which a network reads")
+        mirrors[what] = symmetry.obs[name], spec.obs[name].shape[-1] if spec.obs[name].shape else 1
+    for what, (mirror, size) in mirrors.items():
+        signs = mirror.sign if isinstance(mirror, Mirror) else (1,) * size
+        if len(signs) != size:
+            raise ValueError(f"{named}: {what} has {size} components, its mirror {len(signs)}")
+        if what == "the action" and nvec and -1 in signs:
+            raise ValueError(f"{named}: choice {signs.index(-1)} of the action cannot have the sign -1")
+        probe = torch.rand((8, size), generator=torch.Generator().manual_seed(0), device="cpu") + 0.5
         twice = mirror(mirror(probe))
         if twice.shape != probe.shape:
-            raise ValueError(f"symmetry {symmetry.name!r}: {what} changes its shape, {tuple(twice.shape)}")
+            raise ValueError(f"{named}: {what} changes its shape, {tuple(twice.shape)}")
         wrong = ((twice - probe).abs() > 1e-5).any(0)
         if wrong.any():
-            i = int(wrong.nonzero()[0, 0])
-            raise ValueError(f"symmetry {symmetry.name!r}: mirroring {what} twice does not give component {i} back")
+            raise ValueError(
+                f"{named}: mirroring {what} twice does not give component {int(wrong.int().argmax())} back"
+            )

@@ -55,17 +55,12 @@ def diag_gaussian_log_prob(params: Tensor, x: Tensor) -> Tensor:
     return gaussian_log_prob(mean, log_std, x).sum(-1)
 
 
-def bounded(raw: Tensor, mid: float, half: float) -> Tensor:
-    """`mid + half * x / sqrt(1 + x^2)` with `x = raw / half`: slope 1 in the middle, never at its bounds."""
-    x = raw / half
-    return mid + half * x * torch.rsqrt(1 + x * x)
-
-
 def log_std_of(raw: Tensor, mid: float, half: float, form: StdForm) -> Tensor:
     """The log-std that learned numbers mean; `mid` and `half` are those of the forms with bounds."""
     match form:
-        case "bounded":
-            return bounded(raw, mid, half)
+        case "bounded":  # slope 1 in the middle, and never at its bounds
+            x = raw / half
+            return mid + half * x * torch.rsqrt(1 + x * x)
         case "tanh":
             return mid + half * torch.tanh(raw)
         case "log":
@@ -134,10 +129,6 @@ def beta_kl(alpha_p: Tensor, beta_p: Tensor, alpha_q: Tensor, beta_q: Tensor) ->
     from_alpha = (alpha_p - alpha_q) * (torch.digamma(alpha_p) - log_total)
     from_beta = (beta_p - beta_q) * (torch.digamma(beta_p) - log_total)
     return _log_beta(alpha_q, beta_q) - _log_beta(alpha_p, beta_p) + from_alpha + from_beta
-
-
-TINY, BELOW_ONE = torch.finfo(torch.float32).tiny, 1.0 - 0.5 * torch.finfo(torch.float32).eps
-"""The least and the greatest float32 number in the open interval 0..1."""
 
 
 def gumbel(logits: Tensor, generator: Generator | None) -> Tensor:

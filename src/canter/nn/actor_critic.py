@@ -17,6 +17,7 @@ from canter.nn.action_distribution import DistributionName, make_distribution
 from canter.nn.arrays import read_arrays
 from canter.nn.heads import StdConfig, ValueHead, ValueNormalizerConfig, policy_head
 from canter.nn.network import AnyNetwork, AnyNetworkConfig, NetworkConfig
+from canter.plain import check_range
 from canter.specs import ACTION_MASK, Continuous, EnvSpec
 from canter.struct import Obs, State, tree_map
 
@@ -49,9 +50,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, and a network of its own for a critic on a shared trunk."""
-        for name in ("policy_gain", "value_gain"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)} must not be negative")
+        check_range(self, "must not be negative", "policy_gain", "value_gain")
         if self.shared_trunk and self.critic is not None:
             raise ValueError(
                 "shared_trunk=True leaves no room for a critic network: set critic=None or shared_trunk=False"
@@ -69,12 +68,10 @@ class ModelConfig:
         head = policy_head(distribution, network.features, self.std, self.policy.init, self.policy_gain)
         return Policy(Actor(network, head, masked), distribution, self, spec)
 
-    def build_critic(self, spec: EnvSpec, trunk: AnyNetwork | None = None) -> Critic:
-        """Only the part that values; `trunk` is the policy's network, for a critic that shares it."""
-        config = self.critic or self.policy
-        network = trunk or config.build(spec.obs, "critic")
+    def build_value_head(self, network: AnyNetwork) -> ValueHead:
+        """A head that reads values off the critic's network."""
         normalizer = self.value_normalizer if self.normalize_value else None
-        return Critic(network, ValueHead(network.features, config.init, self.value_gain, normalizer))
+        return ValueHead(network.features, (self.critic or self.policy).init, self.value_gain, normalizer)
 
 
 class Actor(nn.Module):
@@ -118,9 +115,10 @@ class ActorCritic(nn.Module):
     def __init__(self, config: ModelConfig, spec: EnvSpec, trunk_value: bool = False) -> None:
         super().__init__()
         self.policy = config.build_policy(spec)
-        self.actor = self.policy.actor
-        self.critic = config.build_critic(spec, self.actor.network if config.shared_trunk else None)
-        self.shared_trunk = config.shared_trunk
+        self.actor, self.shared_trunk = self.policy.actor, config.shared_trunk
+        own = config.critic or config.policy
+        network = self.actor.network if self.shared_trunk else own.build(spec.obs, "critic")
+        self.critic = Critic(network, config.build_value_head(network))
         self.trunk_value: ValueHead | None = None
         """A value on the policy's features that judges nothing, in the critic's units."""
         if trunk_value:
@@ -130,16 +128,12 @@ class ActorCritic(nn.Module):
 
     def add_bonus_head(self, config: ModelConfig) -> None:
         """Let the critic judge a second reward as well, by a head of its own with statistics of its own."""
-        network, init = self.critic.network, (config.critic or config.policy).init
-        normalizer = config.value_normalizer if config.normalize_value else None
-        self.bonus_head = ValueHead(network.features, init, config.value_gain, normalizer)
+        self.bonus_head = config.build_value_head(self.critic.network)
 
     def values(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Normalised values `[L, B]` by the critic's own network: of the reward, and of a bonus where there is one."""
-        if self.bonus_head is None:
-            return self.critic(obs, state, reset)[0], None
         features, _ = self.critic.network(obs, state, reset)
-        return self.critic.head(features), self.bonus_head(features)
+        return self.critic.head(features), None if self.bonus_head is None else self.bonus_head(features)
 
     def bonus_values(self, obs: Obs, state: State, reset: Tensor | None) -> Tensor:
         """Values `[L, B]` of the bonus in its own units."""
@@ -169,14 +163,14 @@ class ActorCritic(nn.Module):
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """What the policy optimiser trains; a shared trunk belongs to the policy."""
-        own = [self.actor] if self.trunk_value is None else [self.actor, self.trunk_value]
-        return [parameter for part in own for parameter in part.parameters()]
+        trunk_value = [] if self.trunk_value is None else self.trunk_value.parameters()
+        return [*self.actor.parameters(), *trunk_value]
 
     def critic_parameters(self) -> list[nn.Parameter]:
         """What only the critic uses."""
         owned = {id(parameter) for parameter in self.policy_parameters()}
-        bonus = [] if self.bonus_head is None else list(self.bonus_head.parameters())
-        return [parameter for parameter in self.critic.parameters() if id(parameter) not in owned] + bonus
+        bonus = [] if self.bonus_head is None else self.bonus_head.parameters()
+        return [parameter for parameter in (*self.critic.parameters(), *bonus) if id(parameter) not in owned]
 
     def update_statistics(self, obs: Obs, valid: Tensor) -> None:
         """Move the observation statistics of every network by the valid rows of `obs` `[T, N, ...]`."""

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from canter.specs import ACTION_MASK, Choices, EnvSpec, TensorSpec
+from canter.own_arrays import Choices
+from canter.specs import ACTION_MASK, EnvSpec, TensorSpec
 
 
 def read_arrays(obs: Any, spec: EnvSpec, reads: Iterable[str]) -> tuple[dict[str, np.ndarray], bool]:

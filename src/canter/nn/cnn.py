@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.nn.mlp import Activation, Init, activations, init_layer
+from canter.plain import check_range
 
 FITTING: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = (
     (36, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),
@@ -49,8 +50,7 @@ class CNNConfig:
             raise ValueError(
                 f"layers={self.layers} must be (channels, kernel, stride), each at least 1, or with a padding"
             )
-        if self.features is not None and self.features < 1:
-            raise ValueError(f"features={self.features} must be at least 1, or null")
+        check_range(self, "must be at least 1", "features")
         if any(depth < 1 for depth in self.depths):
             raise ValueError(f"depths={self.depths} must be channels, each at least 1")
         if self.kind == "impala" and self.sequences:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.nn.stack import Stack, StackConfig, StackedLinear
+from canter.plain import check_range
 from canter.specs import EnvSpec
 from canter.struct import Obs
 
@@ -29,9 +30,7 @@ class CriticConfig(StackConfig):
     def __post_init__(self) -> None:
         """Refuse numbers without sense."""
         super().__post_init__()
-        for name in ("members", "atoms"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_range(self, "must be at least 1", "members", "atoms")
         if not self.support[0] < self.support[1]:
             raise ValueError(f"support={self.support} must be a lower and a higher return")
 

@@ -124,15 +124,13 @@ class GaussianHead(nn.Module):
         super().__init__()
         self.mean = init_layer(Linear(features, dim), init, gain)
         self.log_std = FlooredLogStd(std) if std.floor else LogStd(std)
-        if std.kind == "parameter":
-            initial = torch.full((dim,), self.log_std.initial)
-            if std.learn:
-                self.raw_std = nn.Parameter(initial)
-            else:
-                self.register_buffer("raw_std", initial)
+        if std.kind == "network":
+            self.raw_std = layer = init_layer(Linear(features, dim), init, gain)
+            nn.init.constant_(layer.bias, self.log_std.initial)
+        elif std.learn:
+            self.raw_std = nn.Parameter(torch.full((dim,), self.log_std.initial))
         else:
-            self.raw_std = init_layer(Linear(features, dim), init, gain)
-            nn.init.constant_(cast(nn.Linear, self.raw_std).bias, self.log_std.initial)
+            self.register_buffer("raw_std", torch.full((dim,), self.log_std.initial))
 
     def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """Distribution parameters; continuous actions have no mask."""
@@ -155,11 +153,9 @@ class LinearHead(nn.Module):
 
 def policy_head(distribution: Distribution, features: int, std: StdConfig, init: Init, gain: float) -> nn.Module:
     """The last layer that `distribution` needs."""
-    match distribution:
-        case DiagGaussian() | TanhGaussian():
-            return GaussianHead(features, distribution.param_dim // 2, std, init, gain)
-        case _:
-            return LinearHead(features, distribution.param_dim, init, gain)
+    if isinstance(distribution, DiagGaussian | TanhGaussian):
+        return GaussianHead(features, distribution.param_dim // 2, std, init, gain)
+    return LinearHead(features, distribution.param_dim, init, gain)
 
 
 @dataclass(frozen=True, kw_only=True)

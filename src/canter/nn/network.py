@@ -17,7 +17,7 @@ from canter.nn.cnn import CNNConfig
 from canter.nn.mlp import D2RL, MLP, Activation, Init, NormPosition
 from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, NormalizerConfig
 from canter.nn.rnn import AnyMemory, Memory, NoMemory, RNNConfig
-from canter.plain import check_settings
+from canter.plain import check_range, check_settings
 from canter.registry import Registry, nearest
 from canter.specs import ACTION_MASK, TensorSpec
 from canter.struct import Obs, State, tree_map
@@ -110,8 +110,7 @@ class NetworkConfig:
         """Refuse layers without width, and weights that begin at zero and so never change."""
         if any(width < 1 for width in self.hidden):
             raise ValueError(f"hidden={self.hidden} must be widths of at least 1")
-        if not self.init_gain > 0:
-            raise ValueError(f"init_gain={self.init_gain} must be above 0")
+        check_range(self, "must be above 0", "init_gain")
         if self.d2rl and self.layer_norm_layers == "first":
             raise ValueError("layer_norm_layers=first is for layers in a row, not for d2rl")
 
@@ -151,23 +150,19 @@ class Network(nn.Module):
             normalize = config.normalize_obs and not is_image
             self.normalizers.append(config.normalizer.build(spec.shape) if normalize else IdentityNormalizer())
             width += dim
-        self.memory_first = config.memory is None or config.memory.position == "before_mlp"
-        self.concat_input = config.memory is not None and config.memory.concat_input
-        layers, remembered = (config.hidden[-1:] or (width,))[0], config.memory and config.memory.hidden
-        beside = width if self.concat_input else 0
-        if self.memory_first:
-            reads_memory, reads_layers = width, (remembered or width) + beside
-            self.features = (config.hidden[-1:] or (reads_layers,))[0]
-        else:
-            reads_memory, reads_layers = layers + beside, width
-            self.features = remembered or layers
+        memory, reads = config.memory, width
         self.memory: AnyMemory = NoMemory()
-        if config.memory is not None:
-            self.memory = Memory(config.memory, reads_memory, config.init)
+        self.memory_first = memory is None or memory.position == "before_mlp"
+        self.concat_input = memory is not None and memory.concat_input
+        beside = width if self.concat_input else 0
+        if memory is not None and self.memory_first:
+            self.memory, reads = Memory(memory, width, config.init), memory.hidden + beside
+        self.features = [reads, *config.hidden][-1]
+        if memory is not None and not self.memory_first:
+            self.memory, self.features = Memory(memory, self.features + beside, config.init), memory.hidden
         norm = config.layer_norm_position if config.layer_norm else None
-        hidden = D2RL if config.d2rl else MLP
         settings = (config.activation, config.init, config.init_gain, norm, config.layer_norm_layers == "first")
-        self.hidden = hidden(reads_layers, config.hidden, *settings)
+        self.hidden = (D2RL if config.d2rl else MLP)(reads, config.hidden, *settings)
 
     def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
         """Features `[L, B, features]` of observations `[L, B, ...]`, and the state after the last row.

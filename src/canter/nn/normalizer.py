@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from canter.functional.running import absorb_, standardize
 from canter.functional.stats import moments
+from canter.plain import check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +29,10 @@ class NormalizerConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
-        for name, least in (("eps", 0.0), ("prior_count", 0.0)):
-            if not least <= getattr(self, name) < math.inf:
+        for name in ("eps", "prior_count"):
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be finite and not negative")
-        if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"clip={self.clip} must be above 0, or null")
+        check_range(self, "must be above 0", "clip")
 
     def build(self, shape: tuple[int, ...] = ()) -> Normalizer:
         """For tensors of this trailing shape."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.nn.mlp import Init
+from canter.plain import check_range
 from canter.struct import State, tree_map
 
 
@@ -36,9 +37,7 @@ class RNNConfig:
 
     def __post_init__(self) -> None:
         """Refuse layers that do not exist."""
-        for name in ("hidden", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        check_range(self, "must be at least 1", "hidden", "layers")
 
 
 class Memory(nn.Module):

@@ -20,6 +20,7 @@ from canter.nn.cnn import CNNConfig
 from canter.nn.mlp import Activation, Init, activations
 from canter.nn.network import Network, NetworkConfig, networks, select_groups
 from canter.nn.normalizer import NormalizerConfig
+from canter.plain import check_range
 from canter.specs import TensorSpec
 from canter.struct import Obs, State
 
@@ -63,9 +64,8 @@ class StackConfig:
             raise ValueError(f"hidden={self.hidden} must be one or more widths of at least 1")
         if self.init not in ("default", "default_zero_bias", "orthogonal"):
             raise ValueError(f"init={self.init}: stacks begin by default, default_zero_bias or orthogonal")
-        for name, least in (("blocks", 0), ("expansion", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        check_range(self, "must not be negative", "blocks")
+        check_range(self, "must be at least 1", "expansion")
 
     def encoder(self, obs: dict[str, TensorSpec], role: str) -> Network:
         """What reads the observation groups: normalisers, image encoders, everything side by side."""
@@ -104,40 +104,32 @@ class StackedLinear(nn.Module):
         return torch.bmm(x, self.weight) if self.bias is None else torch.baddbmm(self.bias, x, self.weight)
 
 
-class Scaled(nn.Module):
-    """What norms have in common: a learned scale, and where the mean is taken away a learned shift, per member."""
+class StackedRMSNorm(nn.Module):
+    """Each row divided by its root mean square, times a scale that each member learns."""
 
-    def __init__(self, members: int, width: int, eps: float, shift: bool) -> None:
+    def __init__(self, members: int, width: int) -> None:
         super().__init__()
-        self.eps, self.weight = eps, nn.Parameter(torch.ones(members, 1, width))
-        self.bias = nn.Parameter(torch.zeros(members, 1, width)) if shift else None
-
-
-class StackedLayerNorm(Scaled):
-    """Layer norm of each row."""
-
-    def __init__(self, members: int, width: int) -> None:
-        super().__init__(members, width, 1e-5, shift=True)
+        self.weight = nn.Parameter(torch.ones(members, 1, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """`[E, B, D]`."""
-        x = nn.functional.layer_norm(x, x.shape[-1:], eps=self.eps)
-        assert self.bias is not None
-        return torch.addcmul(self.bias, x, self.weight)
+        return nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6) * self.weight
 
 
-class StackedRMSNorm(Scaled):
-    """Each row divided by its root mean square."""
+class StackedLayerNorm(nn.Module):
+    """Layer norm of each row, with a scale and a shift that each member learns."""
 
     def __init__(self, members: int, width: int) -> None:
-        super().__init__(members, width, 1e-6, shift=False)
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(members, 1, width))
+        self.bias = nn.Parameter(torch.zeros(members, 1, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """`[E, B, D]`."""
-        return nn.functional.rms_norm(x, x.shape[-1:], eps=self.eps) * self.weight
+        return torch.addcmul(self.bias, nn.functional.layer_norm(x, x.shape[-1:], eps=1e-5), self.weight)
 
 
-class StackedBatchNorm(Scaled):
+class StackedBatchNorm(StackedLayerNorm):
     """Batch norm by running statistics; within `batch_statistics` by those of the batch, which move the running ones.
 
     Unlike torch's it does not begin in training mode, so that a policy that acts is never changed by acting.
@@ -145,17 +137,16 @@ class StackedBatchNorm(Scaled):
 
     mean: Tensor
     var: Tensor
+    eps, momentum = 1e-5, 0.01
 
-    def __init__(self, members: int, width: int, momentum: float = 0.01) -> None:
-        super().__init__(members, width, 1e-5, shift=True)
-        self.momentum = momentum
+    def __init__(self, members: int, width: int) -> None:
+        super().__init__(members, width)
         self.register_buffer("mean", torch.zeros(members, 1, width))
         self.register_buffer("var", torch.ones(members, 1, width))
         self.train(False)
 
     def forward(self, x: Tensor) -> Tensor:
         """`[E, B, D]`, the statistics over B."""
-        assert self.bias is not None
         if not self.training:
             return torch.addcmul(self.bias, x - self.mean, self.weight * torch.rsqrt(self.var + self.eps)).to(x.dtype)
         y, mean, var = batch_norm(x, self.weight, self.bias, self.eps)
@@ -186,20 +177,20 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
     module.train(False)
 
 
+def _layer(config: StackConfig, members: int, width: int, out: int) -> list[nn.Module]:
+    """A linear layer, its norm and its activation."""
+    bias = config.norm in ("none", "rms")  # a norm that takes the mean away has its own
+    linear = StackedLinear(members, width, out, config.init, bias)
+    return [linear, make_norm(config.norm, members, out), activations[config.activation]()]
+
+
 class Block(nn.Module):
     """A wide layer and one back, each with norm and activation, added to what came in."""
 
     def __init__(self, config: StackConfig, members: int, width: int) -> None:
         super().__init__()
-        wide, bias = config.expansion * width, config.norm in ("none", "rms")
-        self.layers = nn.Sequential(
-            StackedLinear(members, width, wide, config.init, bias),
-            make_norm(config.norm, members, wide),
-            activations[config.activation](),
-            StackedLinear(members, wide, width, config.init, bias),
-            make_norm(config.norm, members, width),
-            activations[config.activation](),
-        )
+        wide = config.expansion * width
+        self.layers = nn.Sequential(*_layer(config, members, width, wide), *_layer(config, members, wide, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """`[E, B, D]`."""
@@ -213,15 +204,14 @@ class Stack(nn.Module):
         super().__init__()
         self.in_bfloat16 = config.precision == "bfloat16"
         layers: list[nn.Module] = [make_norm(config.input_norm, members, width)]
-        for number, out in enumerate(config.hidden):
-            linear = config.blocks > 0 and number == len(config.hidden) - 1
-            bias = linear or config.norm in ("none", "rms")  # a norm that takes the mean away has its own
-            layers.append(StackedLinear(members, width, out, config.init, bias))
-            if not linear:
-                layers += [make_norm(config.norm, members, out), activations[config.activation]()]
+        for out in config.hidden[:-1] if config.blocks else config.hidden:
+            layers += _layer(config, members, width, out)
             width = out
-        layers += [Block(config, members, width) for _ in range(config.blocks)]
-        self.layers = nn.Sequential(*layers, make_norm(config.output_norm, members, width))
+        last = config.hidden[-1]
+        if config.blocks:
+            layers.append(StackedLinear(members, width, last, config.init))
+        layers += [Block(config, members, last) for _ in range(config.blocks)]
+        self.layers = nn.Sequential(*layers, make_norm(config.output_norm, members, last))
 
     def forward(self, x: Tensor) -> Tensor:
         """In float32, whatever the layers multiply in."""

@@ -38,6 +38,11 @@ class Evaluation:
         return sum(self.return_) / len(self.return_)
 
     @property
+    def mean_length(self) -> float:
+        """Mean length."""
+        return sum(self.length) / len(self.length)
+
+    @property
     def std(self) -> float:
         """Standard deviation of these returns (divided by their number, so 0 for a single one)."""
         return float(np.std(self.return_))
@@ -74,7 +79,7 @@ class Evaluation:
             "min": min(self.return_),
             "max": max(self.return_),
             "confidence_interval_95": list(self.confidence_interval),
-            "mean_length": sum(self.length) / len(self.length),
+            "mean_length": self.mean_length,
             "returns": self.return_,
             "lengths": self.length,
         }

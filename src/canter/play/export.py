@@ -30,6 +30,7 @@ from torch.export import Dim, ExportedProgram
 from canter.machine import describe_versions
 from canter.nn.actor_critic import Policy
 from canter.nn.network import Network
+from canter.plain import to_plain
 from canter.play.player import Player
 from canter.registry import nearest
 from canter.specs import ACTION_MASK, Env
@@ -63,6 +64,8 @@ class ExportResult:
     """Id of the environment that the policy was trained in."""
     action: dict[str, Any]
     """What the environment takes: bounds of numbers, or how many choices."""
+    own_arrays: dict[str, Any]
+    """How choices that are observed, and actions, look in the environment's own spaces."""
     versions: dict[str, str]
     """Of what made it."""
     inputs: dict[str, dict[str, Any]]
@@ -118,7 +121,10 @@ def export_policy(policy: Policy, path: str | Path, format: Format, obs: Obs, st
 
 
 class _Function(nn.Module):
-    """The deterministic policy as a module on the CPU: `(obs, state) -> (action, state)`, all `[B, ...]`."""
+    """The deterministic policy as a module on the CPU: `(obs, state) -> (action, state)`, all `[B, ...]`.
+
+    A single group may be given as it is. Without memory there is no state, neither given nor returned.
+    """
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
@@ -138,26 +144,15 @@ class _Function(nn.Module):
             raise ExportError(f"state has {len(tree_leaves(state))} tensors, but the policy's memory has {parts}")
         return {name: obs[name].cpu() for name in self.groups}, tree_map(lambda leaf: leaf.cpu(), state)
 
-    def forward(self, obs: Obs, state: State) -> tuple[Tensor, State]:
+    def forward(self, obs: Obs | Tensor, state: State = ()) -> Any:
         """What the environment receives, and the next memory."""
-        params, state = self.policy.params(obs, state)
-        return self.policy.distribution.to_env(self.policy.distribution.mode(params)), state
+        params, state = self.policy.params({self.groups[0]: obs} if isinstance(obs, Tensor) else obs, state)
+        action = self.policy.distribution.to_env(self.policy.distribution.mode(params))
+        return (action, state) if tree_leaves(state) else action
 
 
 Exported = Callable[[Inputs], list[Tensor]]
 """A file that was loaded: inputs to the action and the parts of the next memory, in their order."""
-
-
-class _Plain(nn.Module):
-    """The same without memory, as one would call it: observations to actions, one group as it is."""
-
-    def __init__(self, function: _Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, obs: Any) -> Tensor:
-        """What the environment receives."""
-        return self.function({self.function.groups[0]: obs} if isinstance(obs, Tensor) else obs, ())[0]
 
 
 def _called(inputs: Inputs) -> tuple[Any, ...]:
@@ -175,8 +170,7 @@ def _trace(function: nn.Module, inputs: Any) -> ExportedProgram:
 
 
 def _write_torch(function: _Function, inputs: Inputs, path: Path, about: dict[str, Any]) -> None:
-    own = function if tree_leaves(inputs[1]) else _Plain(function)
-    torch.export.save(_trace(own, _called(inputs)), path, extra_files={"canter.json": json.dumps(about)})
+    torch.export.save(_trace(function, _called(inputs)), path, extra_files={"canter.json": json.dumps(about)})
 
 
 def _write_onnx(function: _Function, inputs: Inputs, path: Path, about: dict[str, Any]) -> None:
@@ -185,11 +179,11 @@ def _write_onnx(function: _Function, inputs: Inputs, path: Path, about: dict[str
         import onnxscript as onnxscript
     except ImportError as error:
         raise ImportError(f'ONNX needs further packages: pip install "canter[onnx]" ({error})') from error
-    names = _input_names(*inputs)
+    names, names_out = _names(inputs)
     written = torch.onnx.export(
         _trace(function, inputs),
         input_names=names,
-        output_names=_output_names(inputs[1]),
+        output_names=names_out,
         dynamic_shapes=[{0: Dim(BATCH, min=1)}] * len(names),  # the program has them; these give the axis its name
         verbose=False,
     )
@@ -204,8 +198,9 @@ def _read_onnx(path: Path) -> Exported:
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
     def run(inputs: Inputs) -> list[Tensor]:
-        feed = {name: leaf.numpy() for name, leaf in zip(_input_names(*inputs), tree_leaves(inputs), strict=True)}
-        return [torch.as_tensor(output) for output in session.run(_output_names(inputs[1]), feed)]
+        names, names_out = _names(inputs)
+        feed = {name: leaf.numpy() for name, leaf in zip(names, tree_leaves(inputs), strict=True)}
+        return [torch.as_tensor(output) for output in session.run(names_out, feed)]
 
     return run
 
@@ -227,13 +222,11 @@ def _verify(function: _Function, exported: Exported, inputs: Inputs) -> float:
     """Compare all rows at once and one row alone; the largest difference."""
     largest = 0.0
     for rows in (inputs, tree_map(lambda leaf: leaf[:1], inputs)):
-        for name, expected, got in zip(
-            _output_names(inputs[1]), tree_leaves(function(*rows)), exported(rows), strict=True
-        ):
-            if got.shape != expected.shape or got.dtype != expected.dtype:
-                raise ExportError(
-                    f"{name}: the file gives {got.dtype} {got.shape}, not {expected.dtype} {expected.shape}"
-                )
+        outputs = zip(_names(inputs)[1], tree_leaves(function(*rows)), exported(rows), strict=True)
+        for name, expected, got in outputs:
+            given, due = f"{got.dtype} {got.shape}", f"{expected.dtype} {expected.shape}"
+            if given != due:
+                raise ExportError(f"{name}: the file gives {given}, not {due}")
             difference = float((got.double() - expected.double()).abs().max())
             if not difference <= TOLERANCE * max(1.0, float(expected.double().abs().max())):  # NaN is never fine
                 raise ExportError(f"{name}: file and policy differ by {difference:g}, more than {TOLERANCE:g}")
@@ -250,21 +243,17 @@ def _about(function: _Function, inputs: Inputs) -> dict[str, Any]:
             for name, leaf in zip(names, tree_leaves(tree), strict=True)
         }
 
-    spec = function.policy.spec
-    return {
-        "env": spec.env_id,
-        "action": spec_to_plain(spec)["action"],
-        "inputs": describe(_input_names(*inputs), inputs),
-        "outputs": describe(_output_names(inputs[1]), function(*inputs)),
-    }
+    spec, (names_in, names_out) = function.policy.spec, _names(inputs)
+    described = {"inputs": describe(names_in, inputs), "outputs": describe(names_out, function(*inputs))}
+    about = {"env": spec.env_id, "action": spec_to_plain(spec)["action"], "own_arrays": to_plain(spec.own_arrays)}
+    return about | described
 
 
-def _input_names(obs: Obs, state: State) -> list[str]:
-    return [*obs, *(f"state_{i}" for i in range(len(tree_leaves(state))))]
-
-
-def _output_names(state: State) -> list[str]:
-    return ["action", *(f"next_state_{i}" for i in range(len(tree_leaves(state))))]
+def _names(inputs: Inputs) -> tuple[list[str], list[str]]:
+    """Those of inputs and outputs."""
+    obs, state = inputs
+    parts = [f"state_{i}" for i in range(len(tree_leaves(state)))]
+    return [*obs, *parts], ["action", *(f"next_{part}" for part in parts)]
 
 
 def _rows(inputs: Inputs) -> int:

@@ -82,6 +82,13 @@ class Games:
         return sum(episode.return_ for episode in episodes) / max(1, sum(episode.length for episode in episodes))
 
 
+def check_positive(**numbers: int | None) -> None:
+    """Refuse what is below 1, by name; None is no number."""
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
+
+
 class Player:
     """A policy in N environments, with or without the noise that it explores with.
 
@@ -101,17 +108,14 @@ class Player:
         with watched() as watchdog:
             with blamed("reset"):
                 obs = self.env.reset(self.seed)
-            state = self.policy.initial_state(spec.num_envs)
+            state, act = self.policy.initial_state(spec.num_envs), self.policy.act
             for number in count():
-                action, state = self.policy.act(
-                    obs, state, reset, deterministic=self.deterministic, generator=generator
-                )
+                action, state = act(obs, state, reset, deterministic=self.deterministic, generator=generator)
                 watchdog.begin()
                 with blamed("step", number):
                     step = self.env.step(action)
                 watchdog.end()
-                obs = step.obs
-                reset = step.restarts(spec.final_obs)
+                obs, reset = step.obs, step.restarts(spec.final_obs)
                 yield Turn(action, step, state, reset)
 
     def play(
@@ -128,9 +132,7 @@ class Player:
         """
         if num_games is None and max_steps is None:
             raise ValueError("num_games and max_steps are both None: say how long to play")
-        for name, value in (("num_games", num_games), ("max_steps", max_steps)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+        check_positive(num_games=num_games, max_steps=max_steps)
         account = Account(self.env, num_games)
         for steps, turn in enumerate(self.turns(), start=1):
             account.add(turn.step)

@@ -44,10 +44,7 @@ class Recorder:
     """
 
     def __init__(self, env: Env, path: Path, *, caption: bool = False) -> None:
-        check_video(env, path)
-        if not isinstance(env, Renders):
-            raise CannotRender(f"{env.spec.env_id} cannot be drawn")
-        self.env, self.env_id, self.path = env, env.spec.env_id, path
+        self.env, self.env_id, self.path = check_video(env, path), env.spec.env_id, path
         self.caption = Caption(env.spec.action) if caption else lambda picture, turn: picture
 
     def __enter__(self) -> Self:
@@ -55,7 +52,8 @@ class Recorder:
         with ExitStack() as stack:
             folder = tempfile.TemporaryDirectory(prefix=f".{self.path.name}-", dir=self.path.parent)
             self.scratch = Path(stack.enter_context(folder)) / self.path.name
-            self.writer = stack.enter_context(_open(self.scratch, self.env.render_fps))
+            options = _OPTIONS[self.path.suffix](self.env.render_fps)
+            self.writer = stack.enter_context(_import_imageio().get_writer(self.scratch, mode="I", **options))
             self.stack = stack.pop_all()
         return self
 
@@ -77,10 +75,8 @@ class Recorder:
         except ImportError:
             raise
         except Exception as error:  # a missing OpenGL raises different errors on different systems
-            raise CannotRender(
-                f"{self.env_id} cannot be drawn here ({error}); without a display, MuJoCo needs EGL or OSMesa to be "
-                "installed and MUJOCO_GL=egl or MUJOCO_GL=osmesa to be set"
-            ) from error
+            hint = "MuJoCo needs EGL or OSMesa to be installed and MUJOCO_GL=egl or MUJOCO_GL=osmesa to be set"
+            raise CannotRender(f"{self.env_id} cannot be drawn here ({error}); without a display, {hint}") from error
         if not pictures or pictures[0].ndim != 3:
             raise CannotRender(f'{self.env_id} gave no picture; make it with the option render_mode="rgb_array"')
         return pictures[0]
@@ -154,24 +150,24 @@ class Strip:
             places = np.linspace(0, len(self.kept) - 1, min(self.COUNT, len(self.kept))).round().astype(int)
             # Grey between them, as many pictures are white up to their edges.
             apart = [np.pad(self.kept[i], ((0, 0), (0, self.GAP), (0, 0)), constant_values=128) for i in places]
-            _import_imageio().v2.imwrite(path, np.concatenate(apart, axis=1)[:, : -self.GAP])
+            _import_imageio().imwrite(path, np.concatenate(apart, axis=1)[:, : -self.GAP])
 
 
 FAR = 3.0
 """Where a bar ends whose action has no bounds."""
 
 
-def check_video(env: Env, path: Path) -> None:
-    """Refuse an environment that cannot be drawn, a file that exists or can hold no video, and missing packages."""
+def check_video(env: Env, path: Path) -> Renders:
+    """The environment; refuses one that cannot be drawn, a file that exists or can hold no video, missing packages."""
     if path.suffix not in _OPTIONS:
         raise CannotRender(f"{path}: a video is a file in {' or '.join(_OPTIONS)}, not {path.suffix!r}")
     if path.exists():
         raise CannotRender(f"{path} exists already; remove it or give another name")
     if not isinstance(env, Renders):
-        raise CannotRender(
-            f"{env.spec.env_id} cannot be drawn; Gymnasium's environments can, and others that offer `render`"
-        )
+        hint = "Gymnasium's environments can, and others that offer `render`"
+        raise CannotRender(f"{env.spec.env_id} cannot be drawn; {hint}")
     _import_imageio()
+    return env
 
 
 _OPTIONS: dict[str, Callable[[float], dict[str, Any]]] = {
@@ -184,15 +180,11 @@ _OPTIONS: dict[str, Callable[[float], dict[str, Any]]] = {
 
 def _import_imageio() -> Any:
     try:
-        import imageio.v2
+        import imageio.v2 as imageio
         import imageio_ffmpeg as imageio_ffmpeg
     except ImportError as error:
         raise ImportError(f'videos need further packages: pip install "canter[video]" ({error})') from error
     return imageio
-
-
-def _open(path: Path, fps: float) -> Any:
-    return _import_imageio().v2.get_writer(path, mode="I", **_OPTIONS[path.suffix](fps))
 
 
 @contextmanager

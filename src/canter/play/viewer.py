@@ -25,14 +25,11 @@ OTHERWISE = "--viewer viser shows it in a browser, --video FILE.mp4 records it"
 def viewed(env: EnvConfig, viewer: str) -> EnvConfig:
     """One environment for a viewer, whose controls no recorded part of a step would notice."""
     if not env.id.startswith("mjlab:"):
-        raise CannotRender(
-            f"--viewer {viewer} is for environments of mjlab (mjlab:TASK), and {env.id} is none; "
-            "--video FILE.mp4 records it if it can be drawn"
-        )
+        meant = f"--viewer {viewer} is for environments of mjlab (mjlab:TASK), and {env.id} is none"
+        raise CannotRender(f"{meant}; --video FILE.mp4 records it if it can be drawn")
     if viewer == "native" and not has_display():
-        raise CannotRender(
-            f"--viewer native needs a display, and neither DISPLAY nor WAYLAND_DISPLAY is set; {OTHERWISE}"
-        )
+        missing = "neither DISPLAY nor WAYLAND_DISPLAY is set"
+        raise CannotRender(f"--viewer native needs a display, and {missing}; {OTHERWISE}")
     return replace(env, num_envs=1, options={**env.options, "capture": False})
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from canter.envs import EnvConfig, closed_quietly
 from canter.play.evaluation import EpisodesUnfinished, evaluate
-from canter.play.player import Player
+from canter.play.player import Player, check_positive
 from canter.play.video import Recorder, Strip, check_video, draw_without_display, pictures_explained
 from canter.runs.hall_of_fame import enter_by_average
 from canter.seeding import derive_seed
@@ -45,13 +45,9 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, and those that would do nothing, by name."""
-        for name in ("every", "episodes", "max_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
-        changed = [
-            f"{own.name}={getattr(self, own.name)}" for own in fields(self) if getattr(self, own.name) != own.default
-        ]
+        check_positive(every=self.every, episodes=self.episodes, max_steps=self.max_steps)
+        own = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
+        changed = [f"{name}={value}" for name, value, default in own if value != default]
         if self.every is None and changed:
             raise ValueError(f"{', '.join(changed)} would do nothing without every, the steps between evaluations")
 
@@ -65,8 +61,7 @@ class VideoConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
-        if self.every is not None and self.every < 1:
-            raise ValueError(f"every={self.every} must be at least 1")
+        check_positive(every=self.every)
 
 
 def _stream(seed: int) -> int:
@@ -74,9 +69,9 @@ def _stream(seed: int) -> int:
     return derive_seed(derive_seed(seed, "eval"), "eval")
 
 
-def is_due(report: Report, every: int) -> bool:
-    """Whether a multiple of `every` steps lies among those since the row before."""
-    return report.env_steps // every > (report.env_steps - report.rollout_steps) // every
+def is_due(report: Report, every: int | None) -> bool:
+    """Whether a multiple of `every` steps lies among those since the row before; never without it."""
+    return every is not None and report.env_steps // every > (report.env_steps - report.rollout_steps) // every
 
 
 class Evaluator:
@@ -90,21 +85,16 @@ class Evaluator:
 
     def __call__(self, trainer: Any, report: Report) -> dict[str, float]:
         """Mean return and length of new episodes, where it is time; nothing for a task whose episodes do not end."""
-        config = self.config
-        if config.every is None or not is_due(report, config.every):
+        own, policy = self.config, trainer.algorithm.policy
+        if not is_due(report, own.every):
             return {}
         try:
             result = evaluate(
-                trainer.algorithm.policy,
-                self._env,
-                config.episodes,
-                self.seed,
-                deterministic=config.deterministic,
-                max_steps=config.max_steps,
+                policy, self._env, own.episodes, self.seed, deterministic=own.deterministic, max_steps=own.max_steps
             )
         except EpisodesUnfinished as error:
             return {"eval/reward": error.games.reward_per_step}
-        return {"eval/return": result.mean, "eval/length": sum(result.length) / len(result.length)}
+        return {"eval/return": result.mean, "eval/length": result.mean_length}
 
     def close(self) -> None:
         """Close the environments."""
@@ -125,7 +115,7 @@ class Filmer:
 
     def __call__(self, trainer: Any, report: Report) -> dict[str, float]:
         """Record a video, where it is time."""
-        if self.config.every is not None and is_due(report, self.config.every):
+        if is_due(report, self.config.every):
             path = self.folder / f"step-{report.env_steps:09d}.mp4"
             path.unlink(missing_ok=True)  # of an attempt that a kill has undone
             with pictures_explained(), closed_quietly(drawn(self.env).build(self.device)) as env:

@@ -73,15 +73,12 @@ class Plan(RolloutPlan):
         """How a rollout is cut up."""
         agents = f" x {self.num_agents} agents" if self.num_agents > 1 else ""
         rows = f"{counted(self.horizon, 'step')} x {counted(self.num_envs, 'env')}{agents} = {self.batch:,}"
+        updates = counted(self.updates, "update")
         if self.drawn:
-            return (
-                f"rollout = {rows}, then {counted(self.updates, 'update')} on {self.drawn:,} remembered transitions "
-                f"each; the first {self.warmup_steps:,} steps are random and learn nothing"
-            )
-        return (
-            f"batch = {rows}, {counted(self.num_minibatches, 'minibatch')} of {self.minibatch:,}, "
-            f"{counted(self.epochs, 'epoch')}: {counted(self.updates, 'update')} per rollout"
-        )
+            warmup = f"the first {self.warmup_steps:,} steps are random and learn nothing"
+            return f"rollout = {rows}, then {updates} on {self.drawn:,} remembered transitions each; {warmup}"
+        cut = f"{counted(self.num_minibatches, 'minibatch')} of {self.minibatch:,}, {counted(self.epochs, 'epoch')}"
+        return f"batch = {rows}, {cut}: {updates} per rollout"
 
     def in_all(self) -> str:
         """What the whole run comes to."""
@@ -124,15 +121,15 @@ def check_foresight(plan: Plan, episode_length: float | None) -> Finding:
         text += f"; episodes of random actions last about {episode_length:,.0f} steps"
     text += f"; a rollout holds {plan.horizon:,} steps of each environment"
     if episode_length is not None and reach < episode_length / 10:
-        advice = "what comes later than that hardly counts for a decision now; raise gamma if it should"
-        return Finding("note", "foresight", f"{text}; {advice}")
+        why = "what comes later than that hardly counts for a decision now; raise gamma if it should"
+        return Finding("note", "foresight", f"{text}; {why}")
     decay = plan.gamma * plan.gae_lambda
     if decay < 1 and plan.horizon < 1 / (1 - decay):
-        advice = (
+        why = (
             f"that is less than the {1 / (1 - decay):,.0f} steps over which gae_lambda sums rewards, so advantages "
             "rest on the critic more than gae_lambda suggests"
         )
-        return Finding("note", "foresight", f"{text}; {advice}")
+        return Finding("note", "foresight", f"{text}; {why}")
     return Finding("ok", "foresight", text)
 
 
@@ -157,10 +154,8 @@ def check_memory(plan: Plan, spec: EnvSpec, record: Any, state: Any) -> Finding:
     row = obs * (2 if spec.final_obs == "separate" else 1) + tree_bytes(record) / plan.rows + 16
     # A second copy is the shuffled one of an epoch; gradients are as large as weights, of which the state has three.
     rollout, learned = 2 * row * plan.batch, tree_bytes(state) * 4 / 3
-    text = (
-        f"about {size(rollout)} for a rollout and its shuffled copy, {size(learned)} for weights, gradients and "
-        f"moments, on {spec.device}; torch itself and the simulators come on top"
-    )
+    parts = f"{size(rollout)} for a rollout and its shuffled copy, {size(learned)} for weights, gradients and moments"
+    text = f"about {parts}, on {spec.device}; torch itself and the simulators come on top"
     return Finding("ok", "memory", text)
 
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from canter.preflight.plan import Finding
 from canter.preflight.trial import random_actions
 from canter.specs import AnyMirror, Continuous, Env, Mirror, Stateful, Step, Symmetry
-from canter.struct import Obs
 
 STEPS = 24
 """States in which it is looked at; some come before and some after episodes have ended."""
@@ -52,7 +51,7 @@ def _compare(symmetry: Symmetry, env: Any, generator: torch.Generator) -> None:
     for name, mirror in symmetry.obs.items():
         if name in before:
             _same(f"observation {name!r}", _apply(mirror, before[name]), env.observe()[name], "in a mirrored state")
-    action = random_actions(env.spec)(before, generator).to(env.spec.device)
+    action = random_actions(env.spec, before, generator).to(env.spec.device)
     for what, tried in (*_single_actions(env, action), ("the action", action)):
         env.load_state_dict(mirrored)
         image = env.step(_mirrored_action(symmetry, env, tried)).map(torch.clone)
@@ -63,31 +62,23 @@ def _compare(symmetry: Symmetry, env: Any, generator: torch.Generator) -> None:
 
 def _same_step(symmetry: Symmetry, step: Step, image: Step, what: str) -> None:
     when = f"after a mirrored step with {what}; it or its mirror is wrong"
+    # What a step led to, also where an episode ended: a new one begins at random.
+    last, mirrored = (each.obs if each.final_obs is None else each.final_obs for each in (step, image))
     for name, mirror in symmetry.obs.items():
-        if name in step.obs:
-            _same(f"observation {name!r}", _apply(mirror, _last(step)[name]), _last(image)[name], when)
-    _same("the reward", step.reward.unsqueeze(-1), image.reward.unsqueeze(-1), when)
-    _same("the end of the episode", _flag(step.terminated), _flag(image.terminated), when)
-
-
-def _flag(ended: Tensor) -> Tensor:
-    return ended.float().unsqueeze(-1)
-
-
-def _last(step: Step) -> Obs:
-    """What a step led to, also where an episode ended: a new one begins at random."""
-    return step.obs if step.final_obs is None else step.final_obs
+        if name in last:
+            _same(f"observation {name!r}", _apply(mirror, last[name]), mirrored[name], when)
+    _same("the reward", step.reward, image.reward, when)
+    _same("the end of the episode", step.terminated.float(), image.terminated.float(), when)
 
 
 def _same(what: str, expected: Tensor, found: Tensor, when: str) -> None:
-    scale = expected.abs().amax().clamp(min=1.0)
-    wrong = ((expected - found).abs() > TOLERANCE * scale).reshape(len(found), -1)
-    if not wrong.any():
-        return
-    row, i = wrong.nonzero()[0].tolist()
-    number = "" if wrong.shape[1] == 1 else f" component {i}"
-    values = float(found.reshape(len(found), -1)[row, i]), float(expected.reshape(len(found), -1)[row, i])
-    raise Asymmetric(f"{what}{number} is {values[0]:.4g} instead of {values[1]:.4g} {when}")
+    expected, found = expected.reshape(len(found), -1), found.reshape(len(found), -1)
+    wrong = (expected - found).abs() > TOLERANCE * expected.abs().amax().clamp(min=1.0)
+    if wrong.any():
+        row, i = wrong.nonzero()[0].tolist()
+        number = "" if wrong.shape[1] == 1 else f" component {i}"
+        values = f"{float(found[row, i]):.4g} instead of {float(expected[row, i]):.4g}"
+        raise Asymmetric(f"{what}{number} is {values} {when}")
 
 
 def _single_actions(env: Env, action: Tensor) -> Iterator[tuple[str, Tensor]]:

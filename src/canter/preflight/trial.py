@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,8 +38,8 @@ class Trial:
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
-    final_obs: list[Obs | None]
-    """True last observations `[N, ...]` by step, None where no row ended or `obs` holds them."""
+    final_obs: Obs
+    """True last observations `[T, N, ...]` where the spec says "separate", arbitrary in rows that did not end."""
     seconds: float
     """How long a step of all environments took, by the median."""
 
@@ -70,54 +69,47 @@ def run_trial(env: Env, seed: int, *, steps: int, seconds: float) -> Trial:
 
     It ends after `steps`, or earlier when `seconds` are over (though not before `ENOUGH_STEPS`) or memory is.
     """
-    spec, act = env.spec, random_actions(env.spec)
-    generator = torch.Generator().manual_seed(0)
+    spec, generator = env.spec, torch.Generator().manual_seed(0)
     with watched() as watchdog:
         obs = env.reset(seed)
         check_obs(obs, spec, "reset()")
         rows = min(spec.num_envs, MAX_ROWS)
-        seen, taken, final_obs, times = [to_host(obs, rows)], [], [], []
+        seen, taken, last, times = [to_host(obs, rows)], [], [], []
         room = MAX_BYTES // max(1, sum(group.nbytes for group in seen[0].values()))
         start = time.perf_counter()
         while len(taken) < min(steps, max(room, 2)):
             if time.perf_counter() - start > seconds and len(taken) >= ENOUGH_STEPS:
                 break
             watchdog.begin()
-            action, begin = act(obs, generator).to(spec.device), time.perf_counter()
+            action, begin = random_actions(spec, obs, generator).to(spec.device), time.perf_counter()
             step = env.step(action)
             times.append(time.perf_counter() - begin)
             check_step(step, spec)
             columns = (step.reward, step.terminated, step.truncated, step.valid)
             taken.append([column[:rows].to("cpu", copy=True) for column in columns])
-            final_obs.append(None if step.final_obs is None else to_host(step.final_obs, rows))
             obs = step.obs
             seen.append(to_host(obs, rows))
-    groups = {name: torch.stack([row[name] for row in seen]) for name in seen[0]}
+            last.append(seen[-1] if step.final_obs is None else to_host(step.final_obs, rows))
+    groups = {name: torch.stack([row[name] for row in seen]) for name in spec.obs}
+    separate = spec.obs if spec.final_obs == "separate" else ()
+    final_obs = {name: torch.stack([row[name] for row in last]) for name in separate}
     reward, terminated, truncated, valid = (torch.stack(column) for column in zip(*taken, strict=True))
     about = replace(spec, num_envs=rows)
     return Trial(about, groups, reward, terminated, truncated, valid, final_obs, statistics.median(times))
 
 
-def random_actions(spec: EnvSpec) -> Callable[[Obs, torch.Generator], Tensor]:
+def random_actions(spec: EnvSpec, obs: Obs, generator: torch.Generator) -> Tensor:
     """Actions for observations `[N, ...]`: uniform within finite bounds, normal without, uniform among the allowed."""
     action, rows = spec.action, spec.num_envs
     if isinstance(action, Continuous):
         low, high = torch.tensor(action.low), torch.tensor(action.high)
+        spread = torch.rand((rows, action.dim), generator=generator)
+        free = torch.randn((rows, action.dim), generator=generator).clamp(low, high)
         bounded = low.isfinite() & high.isfinite()
-
-        def draw(obs: Obs, generator: torch.Generator) -> Tensor:
-            spread = torch.rand((rows, action.dim), generator=generator)
-            free = torch.randn((rows, action.dim), generator=generator).clamp(low, high)
-            return torch.where(bounded, torch.lerp(low.nan_to_num(), high.nan_to_num(), spread), free)
-
-        return draw
-
-    def choose(obs: Obs, generator: torch.Generator) -> Tensor:
-        allowed = obs.get(ACTION_MASK, torch.ones((rows, sum(action.nvec)))).to("cpu", torch.float32)
-        picks = [torch.multinomial(part, 1, generator=generator) for part in allowed.split(action.nvec, dim=1)]
-        return picks[0].squeeze(1) if isinstance(action, Discrete) else torch.cat(picks, dim=1)
-
-    return choose
+        return torch.where(bounded, torch.lerp(low.nan_to_num(), high.nan_to_num(), spread), free)
+    allowed = obs.get(ACTION_MASK, torch.ones((rows, sum(action.nvec)))).to("cpu", torch.float32)
+    picks = [torch.multinomial(part, 1, generator=generator) for part in allowed.split(action.nvec, dim=1)]
+    return picks[0].squeeze(1) if isinstance(action, Discrete) else torch.cat(picks, dim=1)
 
 
 def to_host(obs: Obs, rows: int) -> Obs:

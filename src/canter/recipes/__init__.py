@@ -6,17 +6,7 @@ from dataclasses import replace
 
 from canter.algorithms.base import algorithms
 from canter.config import TrainConfig
-from canter.recipes.agents import rendezvous, rock_paper_scissors
-from canter.recipes.atari import atari
-from canter.recipes.classic import acrobot, cartpole, mountain_car_continuous, pendulum
-from canter.recipes.extensions import deep_sea, maze, swimmer_style
-from canter.recipes.extensions import quadrotor as mirrored_quadrotor
-from canter.recipes.extensions import swimmer as viscous_swimmer
-from canter.recipes.memory import cartpole_distillation, cartpole_positions, distillation
-from canter.recipes.mujoco import ant, half_cheetah, hopper, humanoid, inverted_double_pendulum, swimmer, walker2d
-from canter.recipes.quadrotor import quadrotor_central_value
-from canter.recipes.queue import queue_average_reward, queue_discounted
-from canter.recipes.sac import sac_presets
+from canter.recipes import agents, atari, classic, extensions, mujoco, sac
 from canter.registry import Registry
 
 presets: Registry[TrainConfig] = Registry("preset")
@@ -24,34 +14,28 @@ presets: Registry[TrainConfig] = Registry("preset")
 a whole id serves that environment alone."""
 
 for _name, _preset in {
-    "CartPole": cartpole(),
-    "Atari": atari(),
-    "Acrobot": acrobot(),
-    "Pendulum": pendulum(),
-    "MountainCarContinuous": mountain_car_continuous(),
-    "HalfCheetah": half_cheetah(),
-    "Hopper": hopper(),
-    "Walker2d": walker2d(),
-    "Ant": ant(),
-    "Humanoid": humanoid(),
-    "Swimmer": swimmer(),
-    "InvertedDoublePendulum": inverted_double_pendulum(),
-    "Rendezvous": rendezvous(),
-    "RPS": rock_paper_scissors(),
-    "cartpole-positions-lstm": cartpole_positions("lstm"),
-    "cartpole-positions-gru": cartpole_positions("gru"),
-    "distillation": distillation(),
-    "tensor:cartpole-distillation": cartpole_distillation(),
-    "quadrotor-central-value": quadrotor_central_value(),
-    "queue-average-reward": queue_average_reward(),
-    "queue-discounted": queue_discounted(),
-    "tensor:maze": maze(),
-    "tensor:swimmer": viscous_swimmer(),
-    "quadrotor-symmetry": mirrored_quadrotor(),
-    "tensor:deep-sea": deep_sea(),
-    "swimmer-wide": swimmer_style("wide"),
-    "swimmer-narrow": swimmer_style("narrow"),
-    **sac_presets(),
+    "CartPole": classic.cartpole(),
+    "Atari": atari.atari(),
+    "Acrobot": classic.acrobot(),
+    "Pendulum": classic.pendulum(),
+    "MountainCarContinuous": classic.mountain_car_continuous(),
+    **mujoco.PRESETS,
+    "Rendezvous": agents.rendezvous(),
+    "RPS": agents.rock_paper_scissors(),
+    "cartpole-positions-lstm": classic.cartpole_positions("lstm"),
+    "cartpole-positions-gru": classic.cartpole_positions("gru"),
+    "distillation": classic.distillation(),
+    "tensor:cartpole-distillation": classic.cartpole_distillation(),
+    "quadrotor-central-value": extensions.quadrotor_central_value(),
+    "queue-average-reward": extensions.queue_average_reward(),
+    "queue-discounted": extensions.queue_discounted(),
+    "tensor:maze": extensions.maze(),
+    "tensor:swimmer": extensions.robot("tensor:swimmer"),
+    "quadrotor-symmetry": extensions.robot("tensor:quadrotor"),
+    "tensor:deep-sea": extensions.deep_sea(),
+    "swimmer-wide": extensions.swimmer_style("wide"),
+    "swimmer-narrow": extensions.swimmer_style("narrow"),
+    **sac.PRESETS,
 }.items():
     presets.register(_name)(_preset)
 
@@ -75,8 +59,7 @@ def name_for(env_id: str, algorithm: str | None = None, device: str = "cpu") -> 
     tasks = [env_id, task, *["Atari"] * env_id.startswith("ALE/")]
     if algorithm not in (None, algorithms.default):
         tasks = [*[f"{name}-{algorithm}" for name in tasks], algorithm]
-    wanted = tasks
     if device.startswith("cuda"):
-        wanted = [name for plain in wanted for name in (f"{plain}-large", plain)]
+        tasks = [name for plain in tasks for name in (f"{plain}-large", plain)]
     known = {name.lower(): name for name in presets}
-    return next((known[name.lower()] for name in wanted if name.lower() in known), None)
+    return next((known[name.lower()] for name in tasks if name.lower() in known), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from canter.algorithms.sac import SACConfig, TemperatureConfig
 from canter.config import TrainConfig
@@ -14,7 +15,7 @@ from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.stack import StackNetworkConfig
 from canter.optim import OptimizerConfig
-from canter.schedules import Constant, Linear
+from canter.schedules import Constant, Linear, Schedule
 from canter.training.progress import SuccessConfig
 
 MUJOCO = ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Humanoid")
@@ -27,12 +28,11 @@ def plain(env_id: str = "HalfCheetah-v5") -> TrainConfig:
     Critics have three times the policy's learning rate, as in CleanRL: with the same one HalfCheetah's return after
     300,000 steps is a quarter lower.
     """
-    critics = OptimizerConfig(learning_rate=Constant(1e-3), eps=1e-8, max_grad_norm=math.inf)
     return TrainConfig(
         env=EnvConfig(id=env_id, num_envs=1),
         total_steps=1_000_000,
         success=SuccessConfig(ending="truncated"),
-        algorithm=SACConfig(warmup_steps=10_000, critic_optimizer=critics),
+        algorithm=SACConfig(warmup_steps=10_000, critic_optimizer=_adam(Constant(1e-3))),
     )
 
 
@@ -42,8 +42,13 @@ def large(env_id: str = "HalfCheetah-v5") -> TrainConfig:
     After FlashSAC (arXiv 2604.04539), without its unit-norm weights. Eight environments and four updates for each of
     their steps: half of its number, in about half of its time.
     """
-    optimizer = OptimizerConfig(learning_rate=Linear(3e-4, 1.5e-4), eps=1e-8, max_grad_norm=math.inf)
-    constant = replace(optimizer, learning_rate=Constant(3e-4))
+    layers: dict[str, Any] = {
+        "blocks": 2,
+        "norm": "batch",
+        "input_norm": "batch",
+        "output_norm": "rms",
+        "init": "orthogonal",
+    }
     return TrainConfig(
         env=EnvConfig(id=env_id, num_envs=8),
         total_steps=1_000_000,
@@ -58,21 +63,11 @@ def large(env_id: str = "HalfCheetah-v5") -> TrainConfig:
             policy_delay=2,
             noise_repeat=16,
             scale_rewards=True,
-            temperature=TemperatureConfig(initial=0.01, target_std=0.15, optimizer=constant),
-            policy=StackNetworkConfig(
-                hidden=(128,), blocks=2, norm="batch", input_norm="batch", output_norm="rms", init="orthogonal"
-            ),
+            temperature=TemperatureConfig(initial=0.01, target_std=0.15),
+            policy=StackNetworkConfig(hidden=(128,), **layers),
             std=StdConfig(kind="network", initial=0.15, minimum=math.exp(-10), maximum=math.exp(2)),
-            critic=CriticConfig(
-                hidden=(256,),
-                blocks=2,
-                norm="batch",
-                input_norm="batch",
-                output_norm="rms",
-                init="orthogonal",
-                atoms=101,
-            ),
-            optimizer=optimizer,
+            critic=CriticConfig(hidden=(256,), atoms=101, **layers),
+            optimizer=_adam(Linear(3e-4, 1.5e-4)),
         ),
     )
 
@@ -104,7 +99,7 @@ def swimming_fleet() -> TrainConfig:
         updates_per_step=12.0,
         n_steps=1,
         temperature=replace(config.algorithm.temperature, target_std=0.02),
-        optimizer=replace(config.algorithm.optimizer, learning_rate=Linear(3e-4, 1e-5)),
+        optimizer=_adam(Linear(3e-4, 1e-5)),
         replay=ReplayConfig(capacity=7_000_000),
     )
     return replace(config, total_steps=6_500_000, algorithm=algorithm)
@@ -112,43 +107,43 @@ def swimming_fleet() -> TrainConfig:
 
 def pendulum() -> TrainConfig:
     """Swing a pendulum up and hold it: -200 within 20,000 steps, in minutes on one core."""
-    network = NetworkConfig(hidden=(64, 64), activation="relu", init="default", normalize_obs=False)
     return TrainConfig(
         env=EnvConfig(id="Pendulum-v1", num_envs=1),
         total_steps=20_000,
         success=SuccessConfig(ending="any", min_return=-200.0),
-        algorithm=SACConfig(
-            warmup_steps=1_000,
-            policy=network,
-            critic=CriticConfig(hidden=(64, 64)),
-            optimizer=OptimizerConfig(learning_rate=Constant(1e-3), eps=1e-8, max_grad_norm=math.inf),
-            replay=ReplayConfig(capacity=20_000),
-        ),
+        algorithm=_small(20_000, warmup_steps=1_000, optimizer=_adam(Constant(1e-3))),
     )
 
 
 def quadrotor() -> TrainConfig:
     """Hover and follow, with as few environments as one core steps and learns from."""
-    network = NetworkConfig(hidden=(64, 64), activation="relu", init="default", normalize_obs=False)
     return TrainConfig(
         env=EnvConfig(id="tensor:quadrotor", num_envs=16),
         total_steps=500_000,
-        algorithm=SACConfig(
-            updates_per_step=2.0,
-            warmup_steps=5_000,
-            n_steps=3,
-            policy=network,
-            critic=CriticConfig(hidden=(64, 64)),
-            replay=ReplayConfig(capacity=500_000),
-        ),
+        algorithm=_small(500_000, updates_per_step=2.0, warmup_steps=5_000, n_steps=3),
     )
 
 
-def sac_presets() -> dict[str, TrainConfig]:
-    """All of them by name: `TASK-sac` is plain, `TASK-sac-large` is for a GPU, without a task they are for any."""
-    named = {"sac": plain(), "sac-large": large(), "Pendulum-sac": pendulum(), "quadrotor-sac": quadrotor()}
-    # By its whole id: MuJoCo has a swimmer too.
-    named |= {"quadrotor-sac-large": fleet(), "tensor:swimmer-sac-large": swimming_fleet()}
-    for task in MUJOCO:
-        named[f"{task}-sac"], named[f"{task}-sac-large"] = plain(f"{task}-v5"), large(f"{task}-v5")
-    return named
+def _small(capacity: int, **settings: Any) -> SACConfig:
+    """Networks of 64 x 64, which one core learns quickly, with other settings of SAC."""
+    network = NetworkConfig(hidden=(64, 64), activation="relu", init="default", normalize_obs=False)
+    critic, replay = CriticConfig(hidden=(64, 64)), ReplayConfig(capacity=capacity)
+    return SACConfig(policy=network, critic=critic, replay=replay, **settings)
+
+
+def _adam(learning_rate: Schedule) -> OptimizerConfig:
+    """The optimiser that SAC has by default, with another learning rate."""
+    return replace(SACConfig().optimizer, learning_rate=learning_rate)
+
+
+PRESETS = {
+    "sac": plain(),
+    "sac-large": large(),
+    "Pendulum-sac": pendulum(),
+    "quadrotor-sac": quadrotor(),
+    "quadrotor-sac-large": fleet(),
+    "tensor:swimmer-sac-large": swimming_fleet(),  # by its whole id: MuJoCo has a swimmer too
+    **{f"{task}-sac": plain(f"{task}-v5") for task in MUJOCO},
+    **{f"{task}-sac-large": large(f"{task}-v5") for task in MUJOCO},
+}
+"""All of them by name: `TASK-sac` is plain, `TASK-sac-large` is for a GPU, without a task they are for any."""

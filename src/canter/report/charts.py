@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from canter.algorithms.base import Declared, declared_under
+from canter.report.data import RunData
 from canter.report.html import Markup, element, joined
-from canter.report.stats import Curve, Group, curve
+from canter.report.stats import Group, curve
 from canter.report.svg import Frame, Line, legend, line_chart
 
 WIDE, NARROW, SMALL = (1040.0, 340.0), (400.0, 270.0), (336.0, 176.0)
@@ -35,18 +36,18 @@ EPISODES = (
 )
 TERMINATED = Chart("success_rate", "Terminated", "share of recent episodes; no settings say what a success is")
 TIME = (Chart("time/steps_per_second", "Speed", "env steps per second of each iteration"),)
-COUNTS = {
-    "iteration",
-    "env_steps",
-    "train_steps",
-    "rollouts",
-    "rollout_steps",
-    "episodes",
-    "resets",
-    "updates",
-    "minibatch_updates",
+COUNTERS = {
+    "iteration": "Iterations",
+    "env_steps": "Env steps",
+    "episodes": "Episodes ended",
+    "resets": "Episodes begun",
+    "minibatch_updates": "Minibatch updates",
 }
-TOLD_ELSEWHERE = COUNTS | {"seconds", "wall_time", "return", "rollout_return", "rollout_length"}
+"""What every run counts."""
+TOLD_ELSEWHERE = {
+    *(*COUNTERS, "train_steps", "rollouts", "rollout_steps", "updates", "seconds", "wall_time"),
+    *("return", "rollout_return", "rollout_length"),
+}
 """Metrics that are told in other ways than by a chart of their own."""
 
 
@@ -64,15 +65,16 @@ def learning_curve(
 
 def _return_lines(group: Group, color: int, x: str, alone: bool) -> list[Line]:
     behind = [Line("", *run.points("return", x), color, faint=True) for run in group.runs]
-    own = curve(group, "rollout_return", x) if alone and len(group.runs) == 1 else None
-    if own is not None:  # what each rollout had; the mean of recent episodes lags behind it
-        return [*behind, *_lines(own, group.label, color)]
-    # Beside other groups the returns of single rollouts would only be noise.
-    return [*(behind if len(group.runs) > 1 else []), *_lines(curve(group, "return", x), group.label, color)]
+    if len(group.runs) == 1:
+        # What each rollout had; the mean of recent episodes lags behind it. Beside other groups it would only be noise.
+        own = _lines(group, "rollout_return", group.label, color, x) if alone else []
+        return [*behind, *own] if own else _lines(group, "return", group.label, color, x)
+    return [*behind, *_lines(group, "return", group.label, color, x)]
 
 
-def _lines(found: Curve | None, label: str, color: int) -> list[Line]:
-    return [Line(label, found.steps, found.center, color, low=found.low, high=found.high)] if found else []
+def _lines(group: Group, metric: str, label: str, color: int, x: str = "env_steps") -> list[Line]:
+    found = curve(group, metric, x)
+    return [replace(found, label=label, color=color)] if found else []
 
 
 def small_charts(charts: Sequence[Chart], groups: Sequence[Group]) -> Markup:
@@ -83,14 +85,14 @@ def small_charts(charts: Sequence[Chart], groups: Sequence[Group]) -> Markup:
 
 def small_chart(chart: Chart, groups: Sequence[Group]) -> Markup | None:
     """A figure with title and words; None if no run has the metric, or it never changed."""
-    names = [name for name in metric_names(groups) if name == chart.metric or name.startswith(f"{chart.metric}/")]
+    names = [name for name in metric_names(groups) if _belongs(name, chart.metric)]
     lines: list[Line] = []
     for number, group in enumerate(groups):
         for name in names:
             part = name.removeprefix(chart.metric).strip("/")
             label = " ".join([group.label] * (len(groups) > 1) + [part] * (len(names) > 1))
             color = number if len(groups) > 1 else names.index(name)
-            lines += _lines(curve(group, name), label or chart.title, color)
+            lines += _lines(group, name, label or chart.title, color)
     if not any(len(line.y) == 1 or np.any(line.y != line.y[0]) for line in lines):
         return None
     title = element("figcaption", element("b", chart.title), element("span", chart.text) if chart.text else None)
@@ -101,7 +103,7 @@ def small_chart(chart: Chart, groups: Sequence[Group]) -> Markup | None:
 def episode_charts(groups: Sequence[Group]) -> list[Chart]:
     """What is drawn of episodes; success only by that name where some run's settings say what it is."""
     keys = ("success.ending", "success.min_return")
-    defined = any(run.settings.get(key) is not None for group in groups for run in group.runs for key in keys)
+    defined = any(run.settings.get(key) is not None for run in runs_of(groups) for key in keys)
     return [TERMINATED if chart.metric == "success_rate" and not defined else chart for chart in EPISODES]
 
 
@@ -113,21 +115,27 @@ def declared_charts(groups: Sequence[Group]) -> list[Chart]:
 
 def other_charts(groups: Sequence[Group]) -> list[Chart]:
     """Metrics that nobody declared, under their own names."""
-    known = tuple(chart.metric for chart in (*EPISODES, *declared_charts(groups), *TIME))
-    counters = {name for declared in _declared(groups) for name in (declared.optimizer_steps, *declared.counters)}
-    return [
-        Chart(name, name)
-        for name in metric_names(groups)
-        if name not in TOLD_ELSEWHERE | counters
-        and not name.startswith("time/")
-        and not any(name == metric or name.startswith(f"{metric}/") for metric in known)
-    ]
+    told = TOLD_ELSEWHERE.copy()
+    for declared in _declared(groups):
+        told |= {declared.optimizer_steps, *declared.counters}
+    drawn = [chart.metric for chart in (*EPISODES, *declared_charts(groups))]
+    names = [name for name in metric_names(groups) if name not in told and not name.startswith("time/")]
+    return [Chart(name, name) for name in names if not any(_belongs(name, metric) for metric in drawn)]
+
+
+def _belongs(name: str, metric: str) -> bool:
+    return f"{name}/".startswith(f"{metric}/")
 
 
 def _declared(groups: Sequence[Group]) -> list[Declared]:
-    return [declared_under(run.settings.get("algorithm.kind")) for group in groups for run in group.runs]
+    return [declared_under(run.settings.get("algorithm.kind")) for run in runs_of(groups)]
 
 
 def metric_names(groups: Sequence[Group]) -> list[str]:
     """Metrics that at least one run has, in the order of the first that has them."""
-    return list(dict.fromkeys(name for group in groups for run in group.runs for name in run.columns))
+    return list(dict.fromkeys(name for run in runs_of(groups) for name in run.columns))
+
+
+def runs_of(groups: Sequence[Group]) -> list[RunData]:
+    """The runs of all groups."""
+    return [run for group in groups for run in group.runs]

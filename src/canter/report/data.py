@@ -49,15 +49,9 @@ class RunData:
         """The seed, as text."""
         return str(self.settings.get("seed", "?"))
 
-    @property
-    def rows(self) -> int:
-        """Iterations that were read."""
-        return len(self.column("env_steps"))
-
     def column(self, name: str) -> np.ndarray:
         """A metric `[rows]`; all NaN if there is none of the name."""
-        found = self.columns.get(name)
-        return np.full(len(self.columns["env_steps"]), np.nan) if found is None else found
+        return self.columns.get(name, np.full(len(self.columns["env_steps"]), np.nan))
 
     def points(self, name: str, x: str = "env_steps") -> tuple[np.ndarray, np.ndarray]:
         """Where a metric has a value, and the value."""
@@ -111,9 +105,7 @@ def read_run(path: Path) -> RunData:
     rows = _forward(read_rows(path / METRICS))
     if not rows:
         raise ValueError(f"{path}: no metrics to report; {METRICS} is missing, empty or damaged throughout")
-    names = list(dict.fromkeys(name for row in rows for name in row))[:MAX_COLUMNS]
-    if "env_steps" not in names:
-        names.append("env_steps")
+    names = list(dict.fromkeys(["env_steps", *(name for row in rows for name in row)]))[:MAX_COLUMNS]
     columns = {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
     return RunData(path, read_settings(path / CONFIG), read_record(path), run_status(path), columns)
 

@@ -32,12 +32,11 @@ def tick_texts(places: list[float]) -> list[str]:
     step = min((b - a for a, b in itertools.pairwise(places)), default=largest)
     if 0 < largest < 1e-3:
         return [_signed(f"{place:.0e}".replace("e-0", "e-")) if place else "0" for place in places]
-    scale, unit = next(((s, u) for s, u in _UNITS if largest >= max(s, 1e4)), (1.0, ""))
+    scale, unit = _unit(largest)
     if step < scale / 100:  # in that unit they would look alike
         scale, unit = 1.0, ""
     digits = max(0, -math.floor(math.log10(step / scale) + 1e-9)) if step > 0 else 0
-    texts = [_signed(f"{place / scale:,.{digits}f}") + (f"{THIN}{unit}" if unit else "") for place in places]
-    return [text if place else "0" for text, place in zip(texts, places, strict=True)]
+    return [_signed(f"{place / scale:,.{digits}f}{unit}") if place else "0" for place in places]
 
 
 def human(value: float | None, digits: int = 4) -> str:
@@ -48,13 +47,18 @@ def human(value: float | None, digits: int = 4) -> str:
         return "0" if value == 0 else _signed(f"{value}")
     size = abs(value)
     if size < 1e-3:
-        return _signed(f"{value:.{max(0, digits - 2)}e}".replace("e-0", "e-"))
-    for scale, unit in _UNITS:
-        if size >= scale and (scale > 1e3 or size >= 10 ** max(digits, 4)):
-            return _signed(f"{value / scale:,.{digits}g}") + f"{THIN}{unit}"
+        return _signed(f"{value:.{digits - 2}e}".replace("e-0", "e-"))
+    scale, unit = _unit(size)
+    if unit:
+        return _signed(f"{value / scale:,.{digits}g}{unit}")
     if float(value).is_integer() or size >= 10 ** (digits - 1):
         return _signed(f"{value:,.0f}")
     return _signed(f"{value:.{digits}g}")
+
+
+def _unit(size: float) -> tuple[float, str]:
+    """What to divide a number of this size by, and what to write behind it."""
+    return next(((scale, f"{THIN}{unit}") for scale, unit in _UNITS if size >= max(scale, 1e4)), (1.0, ""))
 
 
 def _signed(text: str) -> str:

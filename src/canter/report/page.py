@@ -6,33 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from canter.report.charts import (
-    NARROW,
-    TIME,
-    declared_charts,
-    episode_charts,
-    learning_curve,
-    other_charts,
-    small_charts,
-)
+from canter.report import charts, sections
 from canter.report.data import RunData
 from canter.report.html import Markup, element, joined
 from canter.report.numbers import human
-from canter.report.sections import (
-    ablation,
-    baseline,
-    comparison,
-    differences,
-    film_strip,
-    headline,
-    machines,
-    origin,
-    run_list,
-    section,
-    settings_table,
-    status,
-    time_split,
-)
+from canter.report.sections import section
 from canter.report.stats import Group, default_threshold, group_runs
 
 ABLATION = "Each row differs from the first in one setting; final scores are means over seeds, without noise."
@@ -45,20 +23,26 @@ def run_page(run: RunData, threshold: float | None) -> str:
     """The report of one run."""
     groups = group_runs([run])
     error = run.record.get("error")
-    _, base = baseline(run.env_id)
     recent = run.settings.get("recent_episodes", 100)
     words = f"Bold: mean of the episodes that ended in each rollout. Thin: of the last {recent} episodes, which lags."
-    facts = joined([f"{run.env_id}, seed {run.seed} ", status(run)])
+    facts = joined([f"{run.env_id}, seed {run.seed} ", sections.status(run)])
     body = [
         heading(run.name, facts),
         element("p", str(error), class_="failure") if error else None,
-        headline(run, threshold),
-        film_strip(run),
+        sections.headline(run, threshold),
+        sections.film_strip(run),
         section("Return", words, curves(groups, threshold)),
         *chart_sections(groups),
-        section("Time", "What the training time was spent on.", time_split([run]), small_charts(TIME, groups)),
-        section("Settings", f"Marked ones differ from the {base}.", settings_table(run)),
-        section("Origin", "", origin(run)),
+        section(
+            "Time",
+            "What the training time was spent on.",
+            sections.time_split([run]),
+            charts.small_charts(charts.TIME, groups),
+        ),
+        section(
+            "Settings", f"Marked ones differ from the {sections.baseline(run.env_id)[1]}.", sections.settings_table(run)
+        ),
+        section("Origin", "", sections.origin(run)),
     ]
     return document(f"{run.name} - {run.env_id}", body)
 
@@ -75,54 +59,53 @@ def comparison_page(runs: Sequence[RunData], threshold: float | None) -> str:
         name = element("h2", env_id, class_="env") if len(env_ids) > 1 else None
         body += [name, *comparison_sections(own, threshold)]
     body += [
-        section("Runs", "", run_list(runs)),
-        section("Time", "What the training time was spent on.", time_split(runs)),
-        section("Machine and versions", "", machines(runs)),
+        section("Runs", "", sections.run_list(runs)),
+        section("Time", "What the training time was spent on.", sections.time_split(runs)),
+        section("Machine and versions", "", sections.machines(runs)),
     ]
     return document(title, body)
 
 
 def comparison_sections(groups: Sequence[Group], threshold: float | None) -> list[Markup]:
     """Curves, scores and settings of the groups of one environment."""
-    runs = [run for group in groups for run in group.runs]
-    goal = default_threshold(runs) if threshold is None else threshold
-    several = any(len(group.runs) > 1 for group in groups)
+    goal = default_threshold(charts.runs_of(groups)) if threshold is None else threshold
+    seeds = [len(group.runs) for group in groups if len(group.runs) > 1]
     lead = "Mean of recent episodes while training."
-    if several:
+    if seeds:
         lead += " Bold: interquartile mean over seeds, with its 95 % bootstrap band. Thin: each seed."
-    if several and min(len(group.runs) for group in groups if len(group.runs) > 1) < 5:
+    if seeds and min(seeds) < 5:
         lead += " With fewer than five seeds such a band is too narrow: look at the seeds too."
+    by_time = "The same over the seconds of training; a run that has ended keeps its last value."
     words = "Final return: interquartile mean over seeds, with its 95 % bootstrap interval. "
     if goal is not None:
         origin = "as asked" if threshold is not None else "nine tenths of the way from the lowest start to the best end"
         words += f"The threshold {human(goal)} is {origin}; times to it are those of the median seed."
     return [
         section("Return", lead, curves(groups, goal)),
-        section("Comparison", words, comparison(groups, goal)),
-        section("One setting at a time", ABLATION, ablation(groups)),
-        section("Settings that differ", "", differences(groups)),
-        section(
-            "Return by time",
-            "The same over the seconds of training; a run that has ended keeps its last value.",
-            curves(groups, goal, "seconds"),
-        ),
+        section("Comparison", words, sections.comparison(groups, goal)),
+        section("One setting at a time", ABLATION, sections.ablation(groups)),
+        section("Settings that differ", "", sections.differences(groups)),
+        section("Return by time", by_time, curves(groups, goal, "seconds")),
         *chart_sections(groups),
     ]
 
 
 def curves(groups: Sequence[Group], threshold: float | None, x: str = "env_steps") -> Markup:
     """The learning curve, drawn for a desk and for a phone; the style sheet shows one of them."""
-    wide, narrow = learning_curve(groups, threshold, x), learning_curve(groups, threshold, x, NARROW)
+    wide, narrow = (
+        charts.learning_curve(groups, threshold, x),
+        charts.learning_curve(groups, threshold, x, charts.NARROW),
+    )
     return joined([element("div", wide, class_="desk"), element("div", narrow, class_="phone")])
 
 
 def chart_sections(groups: Sequence[Group]) -> list[Markup]:
     """Small charts of everything else that was logged."""
-    learning, means = declared_charts(groups), "By env steps, as means over the updates of each iteration."
+    means = "By env steps, as means over the updates of each iteration."
     return [
-        section("Episodes", "By env steps.", small_charts(episode_charts(groups), groups)),
-        section("Learning", means, small_charts(learning, groups)),
-        section("Further metrics", "By env steps.", small_charts(other_charts(groups), groups)),
+        section("Episodes", "By env steps.", charts.small_charts(charts.episode_charts(groups), groups)),
+        section("Learning", means, charts.small_charts(charts.declared_charts(groups), groups)),
+        section("Further metrics", "By env steps.", charts.small_charts(charts.other_charts(groups), groups)),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,13 @@ from canter.algorithms.base import declared_under
 from canter.config import TrainConfig
 from canter.plain import to_plain
 from canter.recipes import preset_for
+from canter.report.charts import COUNTERS
 from canter.report.data import RunData, flatten
 from canter.report.html import Markup, element, escaped, joined
 from canter.report.numbers import duration, human
 from canter.report.stats import Group, Reached, differing_settings, final_score, shown, time_to
 from canter.report.svg import key_mark, stacked_bar
 
-COUNTERS = {
-    "iteration": "Iterations",
-    "env_steps": "Env steps",
-    "episodes": "Episodes ended",
-    "resets": "Episodes begun",
-    "minibatch_updates": "Minibatch updates",
-}
 PARTS = {
     "env": "Stepping environments",
     "policy": "Choosing actions",
@@ -41,14 +35,6 @@ def section(title: str, lead: str, *content: object) -> Markup:
     if not filled:
         return Markup("")
     return element("section", element("h2", title), element("p", lead, class_="lead") if lead else None, *filled)
-
-
-def tiles(pairs: Sequence[tuple[str, str, str]]) -> Markup:
-    """Headline numbers: name, number, and what it means."""
-    cells = [
-        element("div", element("dt", name), element("dd", number), element("p", text)) for name, number, text in pairs
-    ]
-    return element("dl", *cells, class_="tiles")
 
 
 def table(head: Sequence[object], rows: Sequence[Sequence[object]], class_: str | None = None) -> Markup:
@@ -66,23 +52,25 @@ def status(run: RunData) -> Markup:
 def headline(run: RunData, threshold: float | None) -> Markup:
     """The numbers of one run that matter most."""
     _, returns = run.points("return")
-    steps, seconds = run.last("env_steps"), run.last("seconds")
-    budget = run.settings.get("total_steps")
-    pairs = [final_tile(run), ("Return", human(run.last("return")), "mean of recent episodes, with noise")]
-    if len(returns):
-        pairs.append(("Best", human(float(returns.max())), "highest so far"))
-    of = f"of {human(budget)}" if isinstance(budget, int) else ""
-    pairs.append(("Env steps", human(steps), f"{of} over all environments".strip()))
-    if (episodes := run.last("episodes")) is not None:
-        pairs.append(("Episodes", human(episodes), "that have ended"))
-    pairs.append(("Time", duration(seconds), "of training"))
-    if run.speed is not None:
-        pairs.append(("Speed", human(run.speed, 3), "env steps per second"))
+    budget, episodes = run.settings.get("total_steps"), run.last("episodes")
+    of = f"of {human(budget)} " if isinstance(budget, int) else ""
+    tiles = [
+        final_tile(run),
+        ("Return", human(run.last("return")), "mean of recent episodes, with noise"),
+        ("Best", human(float(returns.max())), "highest so far") if len(returns) else None,
+        ("Env steps", human(run.last("env_steps")), f"{of}over all environments"),
+        ("Episodes", human(episodes), "that have ended") if episodes is not None else None,
+        ("Time", duration(run.last("seconds")), "of training"),
+        ("Speed", human(run.speed, 3), "env steps per second") if run.speed is not None else None,
+    ]
     if threshold is not None:
         reached = time_to(run, threshold)
         when = "never" if reached is None else f"after {duration(reached.seconds)}"
-        pairs.append((f"Steps to {human(threshold)}", human(reached.steps if reached else None), when))
-    return tiles([pair for pair in pairs if pair is not None])
+        tiles.append((f"Steps to {human(threshold)}", human(reached.steps if reached else None), when))
+    cells = [
+        element("div", element("dt", tile[0]), element("dd", tile[1]), element("p", tile[2])) for tile in tiles if tile
+    ]
+    return element("dl", *cells, class_="tiles")
 
 
 def film_strip(run: RunData) -> Markup | None:
@@ -108,18 +96,17 @@ def final_tile(run: RunData) -> tuple[str, str, str] | None:
 
 def time_split(runs: Sequence[RunData]) -> Markup:
     """Where the time went: one bar for each run that measured it."""
-    bars: list[Markup] = []
+    bars: list[Markup | None] = []
     for run in runs:
-        parts = {name: run.time_split[name] for name in (*PARTS, *run.time_split) if name in run.time_split}
-        if not parts:
-            continue
-        items = [
-            element("li", key_mark(number), f"{PARTS.get(name, name)} ", element("b", duration(value)))
-            for number, (name, value) in enumerate(parts.items())
-        ]
-        name = element("h3", run.name) if len(runs) > 1 else None
-        bar = stacked_bar([(PARTS.get(part, part), value) for part, value in parts.items()], 1040)
-        bars += [joined([name, bar, element("ul", *items, class_="legend")])]
+        names = [name for name in dict.fromkeys([*PARTS, *run.time_split]) if name in run.time_split]
+        parts = [(PARTS.get(name, name), run.time_split[name]) for name in names]
+        if parts:
+            items = [
+                element("li", key_mark(number), f"{name} ", element("b", duration(value)))
+                for number, (name, value) in enumerate(parts)
+            ]
+            name = element("h3", run.name) if len(runs) > 1 else None
+            bars += [name, stacked_bar(parts, 1040), element("ul", *items, class_="legend")]
     return joined(bars)
 
 
@@ -129,14 +116,19 @@ def settings_table(run: RunData) -> Markup:
         return element("p", "The settings of this run cannot be read.", class_="muted")
     base, _ = baseline(run.env_id)
     rows: list[Markup] = []
+    marked: list[Markup] = []
     for key, value in run.settings.items():
         changed = key != "seed" and shown(value) != shown(base.get(key))
-        was = element("span", f"was {shown(base.get(key))}", class_="was") if changed else None
-        cells = element("td", setting(key)), element("td", shown(value), was)
+        cells = element("td", setting(key)), element("td", shown(value), _was(base.get(key)) if changed else None)
         rows.append(element("tr", *cells, class_="changed" if changed else None))
-    marked = [row for row in rows if 'class="changed"' in row]
+        if changed:
+            marked.append(rows[-1])
     folded = element("details", element("summary", f"All {len(rows)} settings"), _settings(rows))
     return joined([_settings(marked) if marked else None, folded])
+
+
+def _was(value: Any) -> Markup:
+    return element("span", f"was {shown(value)}", class_="was")
 
 
 def _settings(rows: Sequence[Markup]) -> Markup:
@@ -184,11 +176,11 @@ def machines(runs: Sequence[RunData]) -> Markup:
     apart: dict[str, list[RunData]] = {}
     for run in runs:
         apart.setdefault(repr(machine(run)), []).append(run)
-    blocks = [
-        [element("h3", ", ".join(run.name for run in own)) if len(apart) > 1 else None, lists(machine(own[0]))]
-        for own in apart.values()
-    ]
-    return joined(part for block in blocks for part in block)
+    blocks: list[Markup | None] = []
+    for own in apart.values():
+        names = element("h3", ", ".join(run.name for run in own)) if len(apart) > 1 else None
+        blocks += [names, lists(machine(own[0]))]
+    return joined(blocks)
 
 
 def lists(titled: dict[str, Any]) -> Markup:
@@ -227,8 +219,7 @@ def _comparison_row(number: int, group: Group, threshold: float | None) -> list[
     ]
     if threshold is not None:
         row += _reached_cells([time_to(run, threshold) for run in group.runs])
-    speeds = [speed for run in group.runs if (speed := run.speed) is not None]
-    return [*row, human(sum(speeds) / len(speeds), 3) if speeds else human(None)]
+    return [*row, human(_mean(run.speed for run in group.runs), 3)]
 
 
 def _reached_cells(reached: Sequence[Reached | None]) -> list[object]:
@@ -238,32 +229,34 @@ def _reached_cells(reached: Sequence[Reached | None]) -> list[object]:
     if 2 * len(there) <= len(reached):
         return [joined(["not reached" if not there else "most did not", share]), human(None)]
     middle = (len(reached) - 1) // 2
-    steps = sorted(item.steps for item in there)[middle]
+    steps = sorted(item.steps for item in there)
     seconds = sorted(item.seconds for item in there if item.seconds is not None)
-    return [joined([human(steps), share]), duration(seconds[middle]) if middle < len(seconds) else human(None)]
+    return [joined([human(steps[middle]), share]), duration(seconds[middle] if middle < len(seconds) else None)]
 
 
 def mean_score(group: Group) -> float | None:
     """Mean of the final scores of a group's runs; None where none has one."""
-    scores = [score for run in group.runs if (score := run.score) is not None]
-    return sum(scores) / len(scores) if scores else None
+    return _mean(run.score for run in group.runs)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else None
 
 
 def ablation(groups: Sequence[Group]) -> Markup | None:
     """What changing one setting does: the group that most others differ from in a single setting, and those others."""
-    found = {i: _one_apart(group, groups) for i, group in enumerate(groups)}
-    base = max(found, key=lambda i: len(found[i]), default=None)
-    if base is None or not found[base]:
+    found = [_one_apart(group, groups) for group in groups]
+    base = max(range(len(groups)), key=lambda i: len(found[i]))
+    if not found[base]:
         return None
     before = mean_score(groups[base])
     rows: list[list[object]] = [["as it is", "", human(before), ""]]
     for key, value, group in found[base]:
         after = mean_score(group)
-        change = None if before is None or after is None else after - before
-        was = element("span", f"was {shown(groups[base].settings.get(key))}", class_="was")
-        rows.append(
-            [setting(key), joined([shown(value), was]), human(after), "" if change is None else f"{change:+.4g}"]
-        )
+        change = "" if before is None or after is None else f"{after - before:+.4g}"
+        values = joined([shown(value), _was(groups[base].settings.get(key))])
+        rows.append([setting(key), values, human(after), change])
     return table(["Setting", "Value", "Final score", "Difference"], rows, class_="numbers")
 
 

@@ -12,6 +12,7 @@ from canter.config import TrainConfig
 from canter.functional.aggregate import bootstrap_interval, interquartile_mean
 from canter.plain import to_plain
 from canter.report.data import RunData, flatten
+from canter.report.svg import Line
 
 GRID = 200
 """Points of a curve over several runs."""
@@ -35,18 +36,6 @@ class Group:
     def settings(self) -> dict[str, Any]:
         """The settings that all have in common."""
         return shared_settings(self.runs[0])
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A metric over the env steps that runs of a group have seen, `[points]` each."""
-
-    steps: np.ndarray
-    center: np.ndarray
-    """Interquartile mean over the runs; the run itself if there is one."""
-    low: np.ndarray | None
-    """Ends of the 95 % bootstrap interval; None for one run."""
-    high: np.ndarray | None
 
 
 @dataclass(frozen=True)
@@ -113,9 +102,10 @@ def shown(value: Any) -> str:
     return str(value) if value != {} else "none"
 
 
-def curve(group: Group, metric: str, x: str = "env_steps") -> Curve | None:
+def curve(group: Group, metric: str, x: str = "env_steps") -> Line | None:
     """The metric over what runs of the group have seen; None where they share no steps.
 
+    It is the interquartile mean over the runs, with its 95 % bootstrap interval; a single run is itself, without one.
     Over steps, those that have ended leave the others to go on by themselves: a curve that stopped with the first would
     hide them. Over seconds they keep their last value, as the fastest run is no other than the rest.
     """
@@ -123,7 +113,7 @@ def curve(group: Group, metric: str, x: str = "env_steps") -> Curve | None:
     if not points:
         return None
     if len(points) == 1:
-        return Curve(*points[0], None, None)
+        return Line(group.label, *points[0])
     start, common = max(steps[0] for steps, _ in points), min(steps[-1] for steps, _ in points)
     if common <= start:
         return None
@@ -133,11 +123,10 @@ def curve(group: Group, metric: str, x: str = "env_steps") -> Curve | None:
     counts = np.array([sum(end >= here for end in ends) for here in grid])
     for count in dict.fromkeys(counts.tolist()):
         here = grid[counts == count]
-        there = [np.interp(here, *point) for point, end in zip(points, ends, strict=True) if end >= here[-1]]
-        values = np.stack(there)
-        parts.append((interquartile_mean(values), *bootstrap_interval(values)) if count > 1 else (there[0],) * 3)
+        values = np.stack([np.interp(here, *run) for run, end in zip(points, ends, strict=True) if end >= here[-1]])
+        parts.append((interquartile_mean(values), *bootstrap_interval(values)))
     center, low, high = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Curve(grid, center, low, high)
+    return Line(group.label, grid, center, low=low, high=high)
 
 
 def final_score(group: Group, metric: str = "return") -> tuple[float, float | None, float | None] | None:

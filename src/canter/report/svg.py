@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from canter.report.html import Markup, element, joined
+from canter.report.html import Markup, element
 from canter.report.numbers import human, tick_texts, ticks
 
 COLORS = 7
 """Colours that the style sheet has: classes `c0`, `c1`, ..."""
 MAX_POINTS = 400
 """A line of more points is drawn by the means of so many."""
-LINE_HEIGHT = 15.0
+LINE_HEIGHT, BAR_HEIGHT = 15.0, 26.0
+
+
+def css_color(number: int) -> str:
+    """The class of a colour, which come round again."""
+    return f"c{number % COLORS}"
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,11 @@ class Line:
     low: np.ndarray | None = None
     high: np.ndarray | None = None
     """A band around it."""
+
+    @property
+    def css(self) -> str:
+        """The class of its colour."""
+        return css_color(self.color)
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class Axes:
     bottom: float
     x_range: tuple[float, float]
     y_range: tuple[float, float]
+    y_ticks: list[float]
 
     def x(self, value: np.ndarray | float) -> np.ndarray:
         """Horizontal place."""
@@ -69,8 +80,7 @@ class Axes:
     def y(self, value: np.ndarray | float) -> np.ndarray:
         """Vertical place; far outside of the paper is as good as further."""
         low, high = self.y_range
-        size = self.bottom - self.top
-        return self.bottom - np.clip((np.asarray(value) - low) / (high - low), -9, 9) * size
+        return self.bottom - np.clip((np.asarray(value) - low) / (high - low), -9, 9) * (self.bottom - self.top)
 
 
 def line_chart(lines: Sequence[Line], frame: Frame) -> Markup:
@@ -78,7 +88,7 @@ def line_chart(lines: Sequence[Line], frame: Frame) -> Markup:
     lines = [thinned(line) for line in lines if len(line.x)]
     if not lines:
         return Markup("")
-    axes = _axes(lines, frame)
+    axes, clear = _axes(lines, frame), [line for line in lines if not line.faint]
     bands = [_band(line, axes) for line in lines]
     strokes = [_stroke(line, axes) for line in sorted(lines, key=lambda line: not line.faint)]
     x, y, width, height = axes.left, axes.top - 2, axes.right - axes.left + 3, axes.bottom - axes.top + 4
@@ -90,15 +100,15 @@ def line_chart(lines: Sequence[Line], frame: Frame) -> Markup:
         _grid(axes, frame),
         inside,
         _threshold(axes, frame.threshold),
-        _readouts([line for line in lines if not line.faint], axes, frame),
+        _readouts(clear, axes, frame),
         class_="chart",
         viewBox=f"0 0 {frame.width:g} {frame.height:g}",
         role="img",
-        aria_label=_described(lines, frame),
+        aria_label=_described(clear, frame),
     )
 
 
-def stacked_bar(parts: Sequence[tuple[str, float]], width: float, height: float = 26.0) -> Markup:
+def stacked_bar(parts: Sequence[tuple[str, float]], width: float) -> Markup:
     """Parts of a whole side by side, each in its colour with its share on it where there is room."""
     total = sum(value for _, value in parts)
     if total <= 0:
@@ -106,33 +116,30 @@ def stacked_bar(parts: Sequence[tuple[str, float]], width: float, height: float 
     pieces, left = [], 0.0
     for index, (label, value) in enumerate(parts):
         share = value / total
+        wide = share * width
         tip = element("title", f"{label}: {share:.1%}")
-        text = None
-        if share * width > 36:
-            text = element("text", f"{share:.0%}", x=left + share * width / 2, y=height / 2 + 4, class_="on")
+        text = element("text", f"{share:.0%}", x=left + wide / 2, y=BAR_HEIGHT / 2 + 4, class_="on")
         # A fill needs no gap: a hairline in the colour of the paper parts the pieces.
-        rectangle = element("rect", x=left, y=0, width=max(share * width - 1, 0.5), height=height)
-        pieces.append(element("g", tip, rectangle, text, class_=f"part c{index % COLORS}"))
-        left += share * width
+        rectangle = element("rect", x=left, y=0, width=max(wide - 1, 0.5), height=BAR_HEIGHT)
+        pieces.append(element("g", tip, rectangle, text if wide > 36 else None, class_=f"part {css_color(index)}"))
+        left += wide
     shares = ", ".join(f"{label} {value / total:.0%}" for label, value in parts)
-    box = f"0 0 {width:g} {height:g}"
+    box = f"0 0 {width:g} {BAR_HEIGHT:g}"
     return element("svg", *pieces, class_="bar", viewBox=box, role="img", aria_label=f"Shares: {shares}")
 
 
 def thinned(line: Line) -> Line:
     """The same line with at most `MAX_POINTS` points; each is the mean of its neighbours, the last one stays."""
-    count = len(line.x)
-    if count <= MAX_POINTS:
+    if len(line.x) <= MAX_POINTS:
         return line
-    edges = np.unique(np.linspace(0, count - 1, MAX_POINTS).astype(int))
-
-    def mean(values: np.ndarray) -> np.ndarray:
-        sums = np.add.reduceat(values[:-1], edges[:-1])
-        return np.append(sums / np.diff(edges), values[-1])
-
-    low = None if line.low is None else mean(line.low)
-    high = None if line.high is None else mean(line.high)
-    return Line(line.label, mean(line.x), mean(line.y), line.color, line.faint, low, high)
+    edges = np.unique(np.linspace(0, len(line.x) - 1, MAX_POINTS).astype(int))
+    means: dict[str, np.ndarray] = {}
+    for name in ("x", "y", "low", "high"):
+        values = getattr(line, name)
+        if values is not None:
+            sums = np.add.reduceat(values[:-1], edges[:-1])
+            means[name] = np.append(sums / np.diff(edges), values[-1])
+    return replace(line, **means)
 
 
 def _axes(lines: Sequence[Line], frame: Frame) -> Axes:
@@ -146,21 +153,16 @@ def _axes(lines: Sequence[Line], frame: Frame) -> Axes:
     y_range = (0.0 if 0 <= low < 0.4 * high else low - pad, high + pad)
     start, end = min(float(line.x[0]) for line in lines), max(float(line.x[-1]) for line in lines)
     start = 0.0 if 0 <= start < 0.1 * end else start
-    texts = tick_texts(ticks(*y_range, _y_count(frame)))
-    left = 10.0 + 6.6 * max(map(len, texts))
+    y_ticks = ticks(*y_range, max(4, round(frame.height / 60)))
+    left = 10.0 + 6.6 * max(map(len, tick_texts(y_ticks)))
     bottom = frame.height - (36 if frame.x_label else 22)
-    return Axes(left, frame.width - 12, 12.0, bottom, (start, end if end > start else start + 1), y_range)
-
-
-def _y_count(frame: Frame) -> int:
-    return max(4, round(frame.height / 60))
+    return Axes(left, frame.width - 12, 12.0, bottom, (start, end if end > start else start + 1), y_range, y_ticks)
 
 
 def _grid(axes: Axes, frame: Frame) -> Markup:
-    ys = ticks(*axes.y_range, _y_count(frame))
     xs = ticks(*axes.x_range, max(3, round((axes.right - axes.left) / 110)))
     parts: list[Markup] = []
-    for place, text in zip(ys, tick_texts(ys), strict=True):
+    for place, text in zip(axes.y_ticks, tick_texts(axes.y_ticks), strict=True):
         y = float(axes.y(place))
         parts.append(element("line", x1=axes.left, x2=axes.right, y1=y, y2=y))
         parts.append(element("text", text, x=axes.left - 7, y=y + 4, class_="end"))
@@ -182,17 +184,17 @@ def _places(x: np.ndarray, y: np.ndarray) -> str:
 
 def _stroke(line: Line, axes: Axes) -> Markup:
     x, y = axes.x(line.x), axes.y(line.y)
-    kind = f"line c{line.color % COLORS}{' faint' if line.faint else ''}"
     if len(x) == 1:
-        return element("circle", cx=float(x[0]), cy=float(y[0]), r=3, class_=f"dot c{line.color % COLORS}")
-    return element("path", d=f"M{_places(x, y)}", class_=kind)
+        return element("circle", cx=float(x[0]), cy=float(y[0]), r=3, class_=f"dot {line.css}")
+    return element("path", d=f"M{_places(x, y)}", class_=f"line {line.css}{' faint' if line.faint else ''}")
 
 
 def _band(line: Line, axes: Axes) -> Markup | None:
     if line.low is None or line.high is None or len(line.x) < 2:
         return None
-    there, back = _places(axes.x(line.x), axes.y(line.high)), _places(axes.x(line.x)[::-1], axes.y(line.low)[::-1])
-    return element("path", d=f"M{there} {back}Z", class_=f"band c{line.color % COLORS}")
+    x = axes.x(line.x)
+    there, back = _places(x, axes.y(line.high)), _places(x[::-1], axes.y(line.low)[::-1])
+    return element("path", d=f"M{there} {back}Z", class_=f"band {line.css}")
 
 
 def _threshold(axes: Axes, value: float | None) -> Markup | None:
@@ -205,17 +207,13 @@ def _threshold(axes: Axes, value: float | None) -> Markup | None:
 
 def _readouts(lines: Sequence[Line], axes: Axes, frame: Frame) -> Markup:
     """Invisible columns; the one that is pointed at shows a hairline, dots, and the values."""
-    if not lines or not frame.readouts:
-        return Markup("")
-    places = np.linspace(*axes.x_range, frame.readouts)
     wide = (axes.right - axes.left) / (frame.readouts - 1)
     columns: list[Markup] = []
-    for place in places.tolist():
+    for place in np.linspace(*axes.x_range, frame.readouts).tolist():
         here = [(line, float(np.interp(place, line.x, line.y))) for line in lines if line.x[0] <= place <= line.x[-1]]
-        if not here:
-            continue
-        x = float(axes.x(place))
-        columns.append(_readout(x, wide, f"{human(place)} {frame.x_label or 'env steps'}", here, axes))
+        if here:
+            text = f"{human(place)} {frame.x_label or 'env steps'}"
+            columns.append(_readout(float(axes.x(place)), wide, text, here, axes))
     return element("g", *columns, aria_hidden="true")
 
 
@@ -225,12 +223,11 @@ def _readout(x: float, wide: float, place: str, here: Sequence[tuple[Line, float
     texts = [element("tspan", place, x=at, y=axes.top + 12, class_="muted")]
     dots: list[Markup] = []
     for number, (line, value) in enumerate(here, 1):
-        color = f"c{line.color % COLORS}"
         label = f"{line.label} {human(value)}" if len(here) > 1 else human(value)
-        texts.append(element("tspan", label, x=at, y=axes.top + 12 + number * LINE_HEIGHT, class_=color))
+        texts.append(element("tspan", label, x=at, y=axes.top + 12 + number * LINE_HEIGHT, class_=line.css))
         y = float(axes.y(value))
         if axes.top - 2 <= y <= axes.bottom + 2:
-            dots.append(element("circle", cx=x, cy=y, r=3.5, class_=f"dot {color}"))
+            dots.append(element("circle", cx=x, cy=y, r=3.5, class_=f"dot {line.css}"))
     hit = element("rect", x=x - wide / 2, y=axes.top, width=wide, height=axes.bottom - axes.top)
     hairline = element("line", x1=x, x2=x, y1=axes.top, y2=axes.bottom)
     tip = element("g", hairline, *dots, element("text", *texts, class_="end" if left else None), class_="tip")
@@ -239,15 +236,13 @@ def _readout(x: float, wide: float, place: str, here: Sequence[tuple[Line, float
 
 def _described(lines: Sequence[Line], frame: Frame) -> str:
     """What a reader who cannot see the chart is told."""
-    ends = [
-        f"{line.label} from {human(float(line.y[0]))} to {human(float(line.y[-1]))}" for line in lines if not line.faint
-    ]
+    ends = [f"{line.label} from {human(float(line.y[0]))} to {human(float(line.y[-1]))}" for line in lines]
     return f"{frame.title} over {frame.x_label or 'env steps'}: {'; '.join(ends)}"
 
 
 def key_mark(color: int) -> Markup:
     """A dash in a line's colour."""
-    return element("i", class_=f"key c{color % COLORS}")
+    return element("i", class_=f"key {css_color(color)}")
 
 
 def legend(lines: Sequence[Line]) -> Markup:
@@ -255,5 +250,4 @@ def legend(lines: Sequence[Line]) -> Markup:
     named = [line for line in lines if not line.faint]
     if len(named) < 2:
         return Markup("")
-    items = [element("li", key_mark(line.color), line.label) for line in named]
-    return element("ul", joined(items), class_="legend")
+    return element("ul", *(element("li", key_mark(line.color), line.label) for line in named), class_="legend")

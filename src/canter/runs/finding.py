@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,15 +38,15 @@ def find_all(text: str, parent: Path = RUNS) -> list[Path]:
     return list(_matching(text, parent)) or [find_run(text, parent)]
 
 
-def run_folders(parent: Path) -> Iterator[Path]:
-    """The runs in a folder, and in the folders of sweeps within it, by name."""
+def run_folders(parent: Path, marks: tuple[str, ...] = (CONFIG,)) -> Iterator[Path]:
+    """The runs in a folder, and in the folders of sweeps within it, by name: folders with one of the files `marks`."""
     for path in sorted(parent.iterdir()) if parent.is_dir() else []:
         if path.is_symlink() or not path.is_dir():
             continue
-        if (path / CONFIG).is_file():
+        if any(os.path.isfile(path / name) for name in marks):  # False, not an error, in a folder of somebody else
             yield path
-        elif (path / SWEEP).is_file():
-            yield from run_folders(path)
+        elif os.path.isfile(path / SWEEP):
+            yield from run_folders(path, marks)
 
 
 def _exactly(text: str, parent: Path) -> Path | None:

@@ -7,7 +7,6 @@ that comes from elsewhere carries no such signature and is trusted with nothing.
 
 from __future__ import annotations
 
-import contextlib
 import hmac
 import json
 import logging
@@ -18,11 +17,10 @@ from typing import Any
 
 from canter.envs.imports import allow_import, allowed_imports, import_trusted
 from canter.storage.durable import replace_file
-from canter.storage.strict_json import Malformed, parse_json
-from canter.storage.untrusted import read_untrusted
+from canter.storage.lock import guard
+from canter.storage.strict_json import Malformed, read_json, write_json
 
 IMPORTS = "imports.json"
-MAX_BYTES = 1 << 16
 
 _log = logging.getLogger(__name__)
 
@@ -34,8 +32,7 @@ def remember(folder: Path, run: str) -> None:
         return
     try:
         content = {"run": run, "modules": modules}
-        signed = content | {"signature": _signature(content, _secret(create=True))}
-        replace_file(folder / IMPORTS, (json.dumps(signed, indent=1) + "\n").encode())
+        write_json(folder / IMPORTS, content | {"signature": _signature(content, _secret(create=True))})
     except OSError as error:
         _log.warning("later commands for this run need --allow-import again (%s)", error)
 
@@ -43,8 +40,7 @@ def remember(folder: Path, run: str) -> None:
 def recalled(folder: Path) -> dict[str, str]:
     """Modules that this user trusted for a run, and where they are; nothing for a run of somebody else."""
     try:
-        found = parse_json(read_untrusted(folder / IMPORTS, MAX_BYTES, within=folder))
-        secret = _secret()
+        found, secret = read_json(folder / IMPORTS), _secret()
     except (OSError, Malformed):
         return {}
     match found:
@@ -74,13 +70,7 @@ def _secret(*, create: bool = False) -> bytes:
     path = Path(state) / "canter" / "secret"
     if create:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            # Complete when it gets its name: two runs may begin at once.
-            fresh = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-            fresh.touch(0o600)
-            fresh.write_text(secrets.token_hex(32))
-            try:
-                os.link(fresh, path)
-            finally:
-                fresh.unlink()
+        with guard(path.parent):  # two runs may begin at once
+            if not path.exists():
+                replace_file(path, secrets.token_hex(32).encode())
     return path.read_bytes()

@@ -45,8 +45,7 @@ class Progress:
 
     def account(self) -> dict[str, Any]:
         """What a policy file says of the run."""
-        told = {"env_steps": self.env_steps, "return_": self.return_, "lta": self.lta}
-        return told | ({} if self.evaluation is None else {"evaluation": self.evaluation})
+        return {name: getattr(self, name) for name in ("env_steps", "return_", "lta", "evaluation")}
 
 
 class Policies:
@@ -79,7 +78,7 @@ class Policies:
     def consider(self, algorithm: Algorithm[Any], run: Progress) -> None:
         """Remember the policy if it has lately done better than any before."""
         about = run.account()
-        score = about.get(self.by)
+        score = about[self.by]
         if score is None or not score > self.best_score:
             return
         policy = algorithm.policy
@@ -102,9 +101,9 @@ class Policies:
         """Write the policy as the final one, and whatever else the algorithm leaves."""
         about = run.account()
         self._write(FINAL_ACTOR, lambda path: save_policy(path, algorithm.policy, **about))
-        told = {name: about[name] for name in ("env_steps", "return_", "lta")}
+        del about["evaluation"]  # which is the policy's
         for name, write in algorithm.artefacts().items():
-            self._write(name, lambda path, write=write: write(path, **told))
+            self._write(name, lambda path, write=write: write(path, **about))
 
     def _write(self, name: str, write: Callable[[Path], None]) -> None:
         try:

@@ -68,18 +68,14 @@ def own_part(tree: dict[str, Any], algorithm: Callable[[], dict[str, Any]]) -> d
 
 def _refit(saved: Any, own: Any, ranks_then: int, ranks_now: int) -> Any:
     """What was saved, but for tensors with a row for each environment."""
-
-    def fit(then: Any, now: Any) -> Any:
-        if not (isinstance(then, Tensor) and isinstance(now, Tensor) and then.ndim and now.ndim):
-            return then
-        by_row = len(then) * ranks_then == len(now) * ranks_now and then.shape[1:] == now.shape[1:]
-        return now if by_row and len(then) != len(now) else then
-
     if isinstance(saved, dict) and isinstance(own, dict):
         return {key: _refit(value, own.get(key), ranks_then, ranks_now) for key, value in saved.items()}
     if isinstance(saved, list | tuple) and isinstance(own, list | tuple) and len(saved) == len(own):
         return type(saved)(_refit(a, b, ranks_then, ranks_now) for a, b in zip(saved, own, strict=True))
-    return fit(saved, own)
+    if not (isinstance(saved, Tensor) and isinstance(own, Tensor) and saved.ndim and own.ndim):
+        return saved
+    by_row = len(saved) * ranks_then == len(own) * ranks_now and saved.shape[1:] == own.shape[1:]
+    return own if by_row else saved
 
 
 def _digest(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -37,11 +36,9 @@ class RanksFolder(NoFolder):
             self.folder.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         if self.first:
-            self.folder.__exit__(kind, error, traceback)
+            self.folder.__exit__(*raised)
 
     def restore(self, parts: Parts) -> bool:
         """Bring all parts to the newest valid checkpoint; without one, take one, so that any rank may be lost."""

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from canter.runs.finding import LATEST
 from canter.runs.parts import Account, Parts
 from canter.runs.permissions import remember
 from canter.runs.policies import Policies, Progress
+from canter.runs.reading import MAX_BYTES, MAX_LINE
 from canter.runs.run_record import CONFIG, METRICS, RunRecord
 from canter.specs import EnvFailed, Stateful
 from canter.storage.checkpoint import CheckpointCorrupt, CheckpointStore, NoCheckpoint, save_checkpoint
@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
 DAMAGED, EDITS = "metrics.damaged.jsonl", "edits.jsonl"
-MAX_METRICS, MAX_LINE = 4 << 30, 1 << 20
 MAX_UNWRITTEN = 10_000
 """Metric lines that wait for room on the disk."""
 TRACEBACK = "traceback.txt"
@@ -137,9 +136,7 @@ class RunFolder:
             undo.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         run, self._run = self._run, None
         if run is not None:
             ended_by = run.progress().ended_by if error is None else None
@@ -169,13 +166,13 @@ class RunFolder:
             check_same(what, {"iteration": progress.iteration}, {"iteration": self._saved})
             self._identity = tree["identity"]["run"]
             self.examine(tree["identity"]["settings"], progress)
-        else:
-            self._identity = self.record.identity or self._identity
-        if not found and (left := self.leftovers()):
+        elif left := self.leftovers():
             raise NoCheckpoint(
                 f"{self.path} has {' and '.join(left)} but no checkpoint in {self.store.folder}, and a run does not "
                 f"start over by itself; whoever means it: canter resume {self.path} --from-scratch"
             )
+        else:
+            self._identity = self.record.identity or self._identity
         self._forget_after(self._saved or 0)
         if self.settings is not None:
             replace_file(self.path / CONFIG, self.settings.encode())
@@ -255,11 +252,10 @@ class RunFolder:
 
     def _note(self, error: BaseException) -> Path:
         """Write the traceback of what ended the run to a file."""
-        chain, lines = error, traceback.format_exception(error)
-        while chain is not None:
-            where = getattr(chain, "where", "in the process of the environment")
-            lines += [f"\n{where}:\n{trace}" for trace in [getattr(chain, "trace", "")] if trace]
-            chain = chain.__cause__
+        lines = traceback.format_exception(error)
+        for link in causes(error):
+            if trace := getattr(link, "trace", ""):
+                lines.append(f"\n{getattr(link, 'where', 'in the process of the environment')}:\n{trace}")
         path = self.path / TRACEBACK
         try:
             replace_file(path, "".join(lines).encode(errors="replace"))
@@ -318,7 +314,7 @@ class RunFolder:
 
         def kept() -> Iterator[bytes]:
             nonlocal damaged
-            with open_untrusted(self.metrics, MAX_METRICS, within=self.path) as file:
+            with open_untrusted(self.metrics, MAX_BYTES, within=self.path) as file:
                 for line in iter(lambda: file.readline(MAX_LINE), b""):
                     number = _iteration_of(line)
                     if number is None:
@@ -335,6 +331,13 @@ class RunFolder:
             logger.warning("%s may tell some iterations twice (%s)", self.metrics, error)
         if damaged:
             logger.warning("%d damaged lines of %s are kept in %s", damaged, self.metrics, self.path / DAMAGED)
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and what it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def never_began(path: Path) -> bool:

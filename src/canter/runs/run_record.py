@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -12,13 +11,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from canter.machine import describe_machine, describe_versions
-from canter.storage.durable import replace_file
 from canter.storage.lock import is_held
-from canter.storage.strict_json import Malformed, parse_json
-from canter.storage.untrusted import read_untrusted
+from canter.storage.strict_json import Malformed, read_json, write_json
 
 RECORD, CONFIG, METRICS = "run.json", "config.yaml", "metrics.jsonl"
-MAX_BYTES = 1 << 20
 
 Ending = Literal["finished", "stopped", "failed"]
 """It used up its budget or met a condition, it was asked to stop before, or an error ended it."""
@@ -82,8 +78,8 @@ class RunRecord:
 
     def _write(self) -> None:
         try:
-            replace_file(self.path, (json.dumps(self.content, indent=1) + "\n").encode())
-        except OSError as error:
+            write_json(self.path, self.content)
+        except (OSError, ValueError) as error:
             _log.warning("%s could not be written (%s); the run is not affected", self.path, error)
 
 
@@ -97,7 +93,7 @@ def write_score(folder: Path, score: dict[str, Any]) -> None:
 def read_record(folder: Path) -> dict[str, Any]:
     """The record of a run; empty if there is none, or it cannot be read."""
     try:
-        content = parse_json(read_untrusted(folder / RECORD, MAX_BYTES, within=folder))
+        content = read_json(folder / RECORD)
     except (OSError, Malformed):
         return {}
     return content if isinstance(content, dict) else {}

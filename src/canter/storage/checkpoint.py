@@ -26,14 +26,14 @@ from canter.storage.durable import sync_folder, write_synced
 from canter.storage.lock import is_alive
 from canter.storage.tree import Malformed, decode, encode, parse_json
 from canter.storage.untrusted import read_untrusted
+from canter.storage.validity import flatten
 
 SCHEMA = 1
 """Version of the layout; readers refuse what they do not know."""
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
-FILES = {TENSORS, STATE, MANIFEST}
-
 MAX_BYTES = {TENSORS: 64 << 30, STATE: 256 << 20, MANIFEST: 4096}
 """Larger files are refused unread."""
+FILES = MAX_BYTES.keys()
 
 _log = logging.getLogger(__name__)
 _HOST = re.sub(r"\W", "_", socket.gethostname())[:64] or "unknown"
@@ -68,8 +68,7 @@ def save_checkpoint(folder: Path, tree: dict[str, Any], *, replace: bool = False
     for name, data in contents.items():
         if len(data) > MAX_BYTES[name]:
             raise ValueError(f"{name} would have {len(data)} bytes, more than the allowed {MAX_BYTES[name]}")
-    files = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()}
-    contents[MANIFEST] = json.dumps({"schema": SCHEMA, "files": files}, indent=1).encode()
+    contents[MANIFEST] = json.dumps(_manifest(contents), indent=1).encode()
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = _scratch(folder, "partial")
     try:
@@ -101,8 +100,6 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path, keep_last: int = 3) -> None:
-        if keep_last < 1:
-            raise ValueError(f"keep_last={keep_last} must be at least 1")
         self.folder, self.keep_last = folder, keep_last
 
     def save(self, step: int, tree: dict[str, Any], *, keep: bool = False) -> Path:
@@ -111,8 +108,6 @@ class CheckpointStore:
         Raises `OSError` when the disk refuses, and `CheckpointCorrupt` when it does not give back what was written;
         older checkpoints are untouched by either.
         """
-        if step < 0:
-            raise ValueError(f"step={step} must not be negative")
         path = self.path(step)
         self.folder.mkdir(parents=True, exist_ok=True)
         _sweep(self.folder)
@@ -169,13 +164,14 @@ class CheckpointStore:
                 mark.unlink(missing_ok=True)
 
 
-def _expect(folder: Path, name: str, fine: bool, reason: str) -> None:
-    if not fine:
-        raise CheckpointCorrupt(folder, f"{name} {reason}")
+def _manifest(contents: dict[str, bytes]) -> dict[str, Any]:
+    """What is written beside the files, and must be true of them when they are read."""
+    files = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in contents.items()}
+    return {"schema": SCHEMA, "files": files}
 
 
 def _read_verified(folder: Path) -> dict[str, bytes]:
-    """The bytes of both files, once they agree with the manifest in size and hash."""
+    """The bytes of both files, once the manifest is theirs; names are fixed, so none can lead out of the folder."""
     try:
         if not stat.S_ISDIR(folder.lstat().st_mode):
             raise CheckpointCorrupt(folder, "it is no folder; links are not followed")
@@ -183,35 +179,19 @@ def _read_verified(folder: Path) -> dict[str, bytes]:
         if names != FILES:
             missing, extra = sorted(FILES - names), sorted(names - FILES)
             raise CheckpointCorrupt(folder, f"missing files {missing}, unexpected files {extra[:3]}")
-        manifest = parse_json(_read(folder, MANIFEST, None))
-        listed = _listed(folder, manifest)
-        contents = {name: _read(folder, name, listed[name]["size"]) for name in (TENSORS, STATE)}
+        contents = {name: read_untrusted(folder / name, limit, within=folder) for name, limit in MAX_BYTES.items()}
+        told = flatten(parse_json(contents.pop(MANIFEST)))
     except OSError as error:
         raise CheckpointCorrupt(folder, f"it cannot be read ({error})") from error
-    except Malformed as error:
+    except (Malformed, RecursionError) as error:
         raise CheckpointCorrupt(folder, f"{MANIFEST}: {error}") from error
-    for name, data in contents.items():
-        _expect(folder, name, hashlib.sha256(data).hexdigest() == listed[name]["sha256"], "has another sha256")
+    here = flatten(_manifest(contents))
+    for field in here | told:
+        if repr(told.get(field)) != repr(here.get(field)):  # True is no 1
+            name, _, what = field.removeprefix("files.").rpartition(".")
+            values = f"{here.get(field)} here, {told.get(field)} in the manifest"
+            raise CheckpointCorrupt(folder, f"{name or MANIFEST} has another {what}: {values}"[:500])
     return contents
-
-
-def _listed(folder: Path, manifest: Any) -> dict[str, Any]:
-    """Size and hash of each file by the manifest; the names are fixed, so none can lead out of the folder."""
-    _expect(folder, MANIFEST, isinstance(manifest, dict) and manifest.keys() == {"schema", "files"}, "is malformed")
-    schema, listed = manifest["schema"], manifest["files"]
-    _expect(folder, MANIFEST, type(schema) is int and schema == SCHEMA, f"has schema {schema!r}, not {SCHEMA}")
-    _expect(folder, MANIFEST, isinstance(listed, dict) and listed.keys() == FILES - {MANIFEST}, "lists other files")
-    for entry in listed.values():
-        _expect(folder, MANIFEST, isinstance(entry, dict) and entry.keys() == {"size", "sha256"}, "is malformed")
-        _expect(folder, MANIFEST, type(entry["size"]) is int and isinstance(entry["sha256"], str), "is malformed")
-    return listed
-
-
-def _read(folder: Path, name: str, size: int | None) -> bytes:
-    length = (folder / name).lstat().st_size
-    if size is not None:
-        _expect(folder, name, length == size, f"has {length} bytes, the manifest says {size}")
-    return read_untrusted(folder / name, MAX_BYTES[name], within=folder)
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:

@@ -17,12 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
+from canter.plain import from_plain
 from canter.storage.durable import write_synced
-from canter.storage.strict_json import Malformed, parse_json
-from canter.storage.untrusted import read_untrusted
+from canter.storage.strict_json import read_json
 
 LOCK, GUARD = "run.lock", ".run.lock.guard"
-MAX_BYTES = 4096
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _log = logging.getLogger(__name__)
 
@@ -169,9 +168,7 @@ def _create(path: Path, data: bytes) -> None:
 
 def _read(path: Path) -> Owner | None:
     try:
-        owner = Owner(**parse_json(read_untrusted(path, MAX_BYTES, within=path.parent)))
-    except (OSError, Malformed, TypeError):
+        owner = from_plain(read_json(path), Owner)
+    except (OSError, ValueError):
         return None
-    texts = (owner.host, owner.since, owner.birth, owner.token)
-    fine = isinstance(owner.pid, int) and owner.pid > 0 and all(isinstance(text, str) for text in texts)
-    return owner if fine else None
+    return owner if owner.pid > 0 else None

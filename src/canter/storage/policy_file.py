@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from canter.machine import describe_versions
 from canter.nn.actor_critic import ActorCritic, Critic, ModelConfig, Policy
-from canter.plain import from_plain, to_plain
-from canter.specs import ACTION_MASK, EnvSpec, OwnArrays, TensorSpec
+from canter.own_arrays import OwnArrays
+from canter.plain import ConfigError, from_plain, to_plain
+from canter.specs import ACTION_MASK, EnvSpec, TensorSpec
 from canter.storage.durable import replace_file
 from canter.storage.tree import Malformed, parse_json, parse_tensors
 from canter.storage.untrusted import read_untrusted
@@ -59,9 +60,9 @@ class PolicyInfo:
     """Whether it acts or values."""
     env_steps: int
     """Transitions that it had learned from."""
-    return_: float | None
+    return_: float | None = None
     """Mean return of the last training episodes then; None if none had ended."""
-    lta: float | None
+    lta: float | None = None
     """Raw reward per unit of time in the last rollouts then; None if not known."""
     evaluation: float | None = None
     """Mean return of new episodes then; None if it was not evaluated."""
@@ -136,7 +137,7 @@ def save_policy(
     evaluation: float | None = None,
 ) -> None:
     """Write a policy; if this raises, the file that was there before is there still."""
-    info = describe(policy, env_steps, return_, lta, evaluation)
+    info = describe(policy, env_steps=env_steps, return_=return_, lta=lta, evaluation=evaluation)
     write_policy_file(Path(path), info, policy.actor.state_dict())
 
 
@@ -182,23 +183,15 @@ def check_fits(policy: Policy, env: EnvSpec, what: str) -> None:
     check_same(what, seen(policy.spec), seen(env))
 
 
-def describe(
-    model: Policy | ValueFunction,
-    env_steps: int = 0,
-    return_: float | None = None,
-    lta: float | None = None,
-    evaluation: float | None = None,
-) -> PolicyInfo:
-    """What to write beside the tensors."""
+def describe(model: Policy | ValueFunction, *, env_steps: int = 0, **scores: float | None) -> PolicyInfo:
+    """What to write beside the tensors; of the `scores` (`return_`, `lta`, `evaluation`) those that are finite."""
     return PolicyInfo(
         what="actor" if isinstance(model, Policy) else "critic",
         env_steps=env_steps,
-        return_=return_ if return_ is not None and math.isfinite(return_) else None,
-        lta=lta if lta is not None and math.isfinite(lta) else None,
-        evaluation=evaluation if evaluation is not None and math.isfinite(evaluation) else None,
         canter=describe_versions().get("canter", "unknown"),
         model=to_plain(model.config),
         env=spec_to_plain(model.spec) | {"own_arrays": to_plain(model.spec.own_arrays)},
+        **{name: score for name, score in scores.items() if score is not None and math.isfinite(score)},
     )
 
 
@@ -229,32 +222,16 @@ def read_policy_file(path: Path, what: str | None = None) -> tuple[PolicyInfo, d
                 raise Malformed("it has no description: it was not written by canter")
         if not isinstance(about, dict) or about.pop("sha256", None) != _digest(about, tensors):
             raise Malformed("it has another sha256 than when it was written")
-        info = _parse_info(about)
+        if about.pop("schema", None) != SCHEMA:
+            raise Malformed(f"its description is not of schema {SCHEMA}")
+        info = from_plain(about, PolicyInfo)
+    except ConfigError as error:
+        raise PolicyFileCorrupt(path, f"its description is malformed: {error}") from error
     except (ValueError, RecursionError) as error:  # Malformed, no Unicode, or nested beyond reason
         raise PolicyFileCorrupt(path, str(error)) from error
     if what not in (None, info.what):
         raise PolicyFileCorrupt(path, f"it holds the {info.what}, not the {what}")
     return info, tensors
-
-
-_KEYS = {"what", "env_steps", "return_", "lta", "canter", "model", "env"}
-
-
-def _parse_info(about: dict[str, Any]) -> PolicyInfo:
-    if about.pop("schema", None) != SCHEMA:
-        raise Malformed(f"its description is not of schema {SCHEMA}")
-    match about:
-        case {
-            "what": "actor" | "critic",
-            "env_steps": int(),
-            "return_": float() | int() | None,
-            "lta": float() | int() | None,
-            "canter": str(),
-            "model": dict(),
-            "env": dict(),
-        } if about.keys() - {"evaluation"} == _KEYS and isinstance(about.get("evaluation"), float | int | None):
-            return PolicyInfo(**about)
-    raise Malformed(f"its description is malformed: {str(about)[:100]}")
 
 
 def _read(path: Path) -> bytes:
@@ -271,9 +248,8 @@ def _read(path: Path) -> bytes:
 def _spec(plain: dict[str, Any], device: torch.device) -> EnvSpec:
     spec, own = spec_from_plain(plain, device), from_plain(plain.get("own_arrays", {}), OwnArrays())
     for choices in own.choices:
-        if TensorSpec((sum(choices.options),)) != spec.obs.get(choices.group) or len(choices.start) != len(
-            choices.options
-        ):
+        fits = spec.obs.get(choices.group) == TensorSpec((sum(choices.options),))
+        if not fits or len(choices.start) != len(choices.options):
             raise ValueError(f"the choices of {choices.group} are malformed")
     return replace(spec, own_arrays=own)
 

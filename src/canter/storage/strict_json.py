@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any, NoReturn
+
+from canter.storage.durable import replace_file
+from canter.storage.untrusted import read_untrusted
+
+MAX_BYTES = 1 << 20
+"""Larger files are refused unread."""
 
 
 class Malformed(ValueError):
@@ -25,3 +32,13 @@ def parse_json(data: bytes) -> Any:
         return json.loads(data.decode("utf-8"), parse_constant=refuse, parse_float=finite)
     except (ValueError, RecursionError) as error:
         raise Malformed(f"no valid JSON ({error})") from error
+
+
+def read_json(path: Path) -> Any:
+    """What a small file says that lies where it claims to be; `OSError` or `Malformed` where it cannot be used."""
+    return parse_json(read_untrusted(path, MAX_BYTES, within=path.parent))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Put a file in the place of the old one, durably; `ValueError` for what `read_json` would refuse."""
+    replace_file(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())

@@ -76,18 +76,15 @@ def parse(text: str, name: str, twice: list[str] | None = None) -> tuple[Any, di
     """
     try:
         loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            if node is None:
-                return None, {}
-            lines: dict[str, int] = {}
-            for count, (key, mark) in enumerate(_walk(node, "", 0, twice)):
-                if count >= MAX_NODES:
-                    raise yaml.MarkedYAMLError(problem=f"more than {MAX_NODES:,} values", problem_mark=mark)
-                lines.setdefault(key, mark.line + 1)
-            return loader.construct_document(node), lines
-        finally:
-            loader.dispose()
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        lines: dict[str, int] = {}
+        for count, (key, mark) in enumerate(_walk(node, "", 0, twice)):
+            if count >= MAX_NODES:
+                raise yaml.MarkedYAMLError(problem=f"more than {MAX_NODES:,} values", problem_mark=mark)
+            lines.setdefault(key, mark.line + 1)
+        return loader.construct_document(node), lines
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = name if mark is None else f"{name}:{mark.line + 1}"

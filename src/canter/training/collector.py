@@ -44,7 +44,6 @@ class Collector:
             _log.warning("%s: %s", env.spec.env_id or type(env).__name__, LOST_FINAL_OBS)
         obs = self._reset_env(seed)
         self.state = algorithm.policy.initial_state(env.spec.num_envs)
-        self.reads_reset = getattr(algorithm, "reads_reset", True)
         self.rollout = Rollout.allocate(
             algorithm.horizon, obs, algorithm.empty_record(), env.spec, self.state, algorithm.sequence_length
         )
@@ -86,7 +85,7 @@ class Collector:
                     check_form(step, spec)
                 obs = row.write(record, step)
                 stepping = False
-                if self.reads_reset:
+                if self.algorithm.reads_reset:
                     reset = self.rollout.mark_resets(spec.final_obs, t)
                 if step.metrics or self.reported.names:
                     self.reported.write(t, step.metrics)
@@ -146,14 +145,10 @@ class Collector:
         `env` is None where the environment cannot give its state. `episodes_restart` says why episodes cannot go on,
         None where they can.
         """
-        return self._state(**self.env_state())
-
-    def env_state(self) -> dict[str, Any]:
-        """`env`, the state of the environment, and `episodes_restart`."""
-        return self.env_snapshot()()
+        return self._state(self.env_snapshot()())
 
     def env_snapshot(self) -> Callable[[], dict[str, Any]]:
-        """Gives `env_state` as it is now, whenever that is asked for; see `Stateful` for what makes it quick."""
+        """Gives `env` and `episodes_restart` as of now, whenever asked for; `Stateful` says what makes it quick."""
         reason = "this kind of environment cannot save its state"
         if self.take is not None:
             try:
@@ -173,13 +168,12 @@ class Collector:
         if env_state is None:
             env_state = {"env": None, "episodes_restart": reason}
             with suppress(Exception):
-                env_state["env"] = self.env_state()["env"]
-        return self._state(**env_state)
+                env_state["env"] = self.env_snapshot()()["env"]
+        return self._state(env_state)
 
-    def _state(self, env: Any, episodes_restart: str | None) -> dict[str, Any]:
-        saved = tree_map(torch.clone, self.tensors())
+    def _state(self, env_state: dict[str, Any]) -> dict[str, Any]:
         own = {"steps_before": self.steps_before, "threads": self.threads}
-        return saved | own | {"env": env, "episodes_restart": episodes_restart}
+        return tree_map(torch.clone, self.tensors()) | own | env_state
 
     def tensors(self) -> dict[str, Any]:
         """What the next rollout begins with, where it lives."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from canter import distributed
 from canter.data.rollout import Rollout
 from canter.functional.batch_means import in_groups
-from canter.struct import may_hold
+from canter.struct import may_hold, tree_leaves
 
 ACTION = "action"
 """The part of a record, where it has one, that the environment acts on."""
@@ -220,8 +220,7 @@ def floats_seen(rollout: Rollout[Any]) -> dict[str, Tensor]:
 def _is_sound(rollout: Rollout[Any]) -> bool:
     """Whether all is finite that `floats_seen` would give, and last observations that nobody has seen too."""
     action = getattr(rollout.record, ACTION, None)
-    seen = [rollout.reward, rollout.duration, *rollout.obs.values(), *(rollout.final_obs or {}).values()]
-    seen += [] if action is None else [action]
+    seen = tree_leaves((rollout.reward, rollout.duration, rollout.obs, rollout.final_obs, action))
     return all(is_finite(values) for values in seen if values.is_floating_point())
 
 

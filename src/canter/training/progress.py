@@ -160,10 +160,9 @@ class Run:
         self.gain_and_time: deque[list[list[float]]] = deque(maxlen=RECENT_ROLLOUTS)
         self.spent, self.start = 0.0, time.perf_counter()
         """Seconds of training up to the end of the last iteration, and the time of day at which they would begin."""
-        self.unread: Tensor | None = None
-        """`[2]` float64 on the device: transitions and optimiser steps since the row before; None if there are none."""
-        self.unread_after: list[Tensor] = []
-        """What `unread` was after each iteration since the row before."""
+        self.unread: list[Tensor] = []
+        """After each iteration since the row before: transitions and optimiser steps since then, `[2]` float64 on the
+        device."""
         self.unread_rows = 0
         """What those transitions are at most, as every row of a rollout may be one."""
         self.stopped = False
@@ -187,21 +186,25 @@ class Run:
 
         A 0-d tensor on the device where the host does not know the number of steps yet.
         """
-        if self.total_steps is None or self.unread is None:
+        if self.total_steps is None or not self.unread:
             return self._known_fraction()
         iterations = self.iteration / self.until.iterations if self.until.iterations else 0.0
-        return ((self.env_steps + self.unread[0]) / self.total_steps).clamp(min=iterations)
+        return ((self.env_steps + self.unread[-1][0]) / self.total_steps).clamp(min=iterations)
 
     def for_env(self) -> TrainingProgress:
         """How far the run is, as far as the host knows."""
-        steps, budgets = self.env_steps + self.unread_rows, (self.total_steps, self.until.iterations)
-        shares = [done / budget for done, budget in zip((steps, self.iteration), budgets, strict=True) if budget]
+        steps = self.env_steps + self.unread_rows
+        shares = self._shares(steps)
         fraction = min(max(shares), 1.0) if shares else None
         return TrainingProgress(iteration=self.iteration, env_steps=steps, fraction=fraction)
 
     def _known_fraction(self) -> float:
-        used = (self.env_steps, self.total_steps), (self.iteration, self.until.iterations)
-        return max((spent / budget for spent, budget in used if budget is not None), default=0.0)
+        return max(self._shares(self.env_steps), default=0.0)
+
+    def _shares(self, steps: int) -> list[float]:
+        """How much of each budget that there is so many steps and the iterations use up."""
+        used = (steps, self.total_steps), (self.iteration, self.until.iterations)
+        return [spent / budget for spent, budget in used if budget is not None]
 
     @property
     def ended_by(self) -> str | None:
@@ -262,15 +265,15 @@ class Run:
         steps = metrics.get(self.optimizer_steps)
         counts = (distributed.sum_(valid.sum()), valid.new_zeros(()) if steps is None else steps)
         numbers = torch.stack([count.double() for count in counts])
-        self.unread = numbers if self.unread is None else self.unread + numbers
-        self.unread_after.append(self.unread)
+        self.unread.append(self.unread[-1] + numbers if self.unread else numbers)
         self.unread_rows += valid.numel() * distributed.world_size()
-        done = self.counters
-        self.counters = replace(
-            done, rollouts=done.rollouts + 1, updates=done.updates + 1, train_steps=done.train_steps + len(valid)
-        )
+        self._count(rollouts=1, updates=1, train_steps=len(valid))
         self.spent = self._now()
         self.clock.lap("update")
+
+    def _count(self, **more: int) -> None:
+        """Add to counters."""
+        self.counters = replace(self.counters, **{name: getattr(self.counters, name) + n for name, n in more.items()})
 
     def _now(self) -> float:
         """Seconds of training, alike on all ranks, as a run may end by them."""
@@ -278,19 +281,16 @@ class Run:
 
     def report(self, metrics: Metrics, episodes: Episodes) -> Report:
         """A row about the iterations added since the row before; reads the metrics of the last one from the device."""
-        assert self.unread is not None
-        values = [*metrics.values(), self.unread[1]]
+        values = [*metrics.values(), self.unread[-1][1]]
         *values, steps = torch.stack([value.float() for value in values]).tolist()  # one read for all
         self.clock.lap("update")  # only now is it known to be done on a GPU
         self.spent = self._now()
-        self.unread, self.unread_after, self.unread_rows = None, [], 0
-        read, before = dict(zip(metrics, values, strict=True)), self.counters
-        self.counters = replace(
-            before,
-            env_steps=before.env_steps + episodes.env_steps,
-            episodes=before.episodes + len(episodes.return_),
-            resets=before.resets + episodes.resets,
-            minibatch_updates=before.minibatch_updates + round(steps),
+        self.unread, self.unread_rows = [], 0
+        self._count(
+            env_steps=episodes.env_steps,
+            episodes=len(episodes.return_),
+            resets=episodes.resets,
+            minibatch_updates=round(steps),
         )
         success = map(self.success.holds, episodes.return_, episodes.terminated)
         self.recent.extend(zip(episodes.return_, episodes.length, success, strict=True))
@@ -306,22 +306,15 @@ class Run:
             rollout_reward=episodes.mean_reward,
             rollout_steps=episodes.env_steps,
             times=self.clock.read(),
-            metrics=read | self._long_run_average(),
+            metrics=dict(zip(metrics, values, strict=True)) | self._long_run_average(),
         )
 
     def forget_after(self, good: int) -> None:
         """Forget all iterations since the row before but the first `good` of them."""
-        lost = len(self.unread_after) - good
-        self.unread_after = self.unread_after[:good]
-        self.unread = self.unread_after[-1] if good else None
-        done = self.counters
-        steps = done.train_steps // max(done.rollouts, 1)
-        self.counters = replace(
-            done,
-            rollouts=done.rollouts - lost,
-            updates=done.updates - lost,
-            train_steps=done.train_steps - lost * steps,
-        )
+        lost = len(self.unread) - good
+        del self.unread[good:]
+        steps = self.counters.train_steps // max(self.iteration, 1)
+        self._count(rollouts=-lost, updates=-lost, train_steps=-lost * steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, recent episodes and the time spent."""

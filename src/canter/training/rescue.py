@@ -15,6 +15,7 @@ from canter import distributed
 from canter.data.rollout import Rollout
 from canter.envs.gymnasium_contract import place_of, text_of
 from canter.runs.parts import Parts
+from canter.runs.run_folder import causes
 from canter.specs import Capturable, EnvFailed
 from canter.struct import Metrics, copy_all_, row_writer, tree_leaves, tree_map
 from canter.training.collector import Collector
@@ -56,7 +57,7 @@ class LastGood:
 
     def __init__(self, parts: Parts, collector: Collector, *, reads_late: bool = False) -> None:
         self.parts, self.collector = parts, collector
-        living = getattr(parts.algorithm, "living", lambda: None)()
+        living = parts.algorithm.living()
         self.shown = living is not None
         """Whether the algorithm shows its state where it lives; else it is copied by the host, which reads at once."""
         collector.tracker.reads_at_once |= not self.shown
@@ -227,16 +228,7 @@ def _told(error: Exception | None) -> dict[str, Any]:
     what = text_of(error)
     if not isinstance(error, EnvFailed | NonFinite):  # which say so themselves
         what = f"{type(error).__name__}: {what} ({place_of(error)})"
-    inner = [text for text in (getattr(link, "trace", "") for link in _chain(error)) if text]
+    inner = [trace for link in causes(error) if (trace := getattr(link, "trace", ""))]
     trace = "\n".join(["".join(traceback.format_exception(error)), *inner])
     before = error.before if isinstance(error, NonFinite) else None
     return {"what": what, "trace": trace, "before": before, "learned": isinstance(error, NonFiniteUpdate)}
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    """An error and what it came from."""
-    links: list[BaseException] = []
-    while error is not None:
-        links.append(error)
-        error = error.__cause__
-    return links

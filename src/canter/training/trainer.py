@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from inspect import signature
-from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
@@ -111,10 +110,11 @@ class Trainer:
             self.folder.restore(self._parts)
             self._adapt(self.algorithm.policy)
             self._writers.start(config)
+            opened.push(self._save_the_rest)
             self._opened = opened.pop_all()
         self._metrics: Metrics = {}
         self._fraction: float | Tensor = 0.0
-        self._closed = self._under_way = self._boxed = False
+        self._under_way = self._boxed = False
         self._asked: signal.Signals | None = None
         """The signal that ends the run here, on whichever rank it came."""
         self._last = math.inf
@@ -131,19 +131,13 @@ class Trainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            if error is None and not self.finished:
-                self.folder.save(self._parts, final=True)
-        except BaseException as failure:
-            self._opened.__exit__(type(failure), failure, failure.__traceback__)  # the folder notes how it ended
-            raise
-        self._opened.__exit__(kind, error, traceback)
+    def __exit__(self, *raised: Any) -> None:
+        self._opened.__exit__(*raised)
+
+    def _save_the_rest(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        """On leaving without an error: what was learned since the last checkpoint."""
+        if error is None and not self.finished:
+            self.folder.save(self._parts, final=True)
 
     def close(self) -> None:
         """Save what was learned and free everything, as leaving the `with` statement does."""
@@ -292,14 +286,10 @@ class Trainer:
 
     def log(self, *, now: bool = False) -> None:
         """Write a row about the iterations since the one before, if it is time or `now`; reads from the device."""
-        run = self.run
+        run, every = self.run, self.config.log_every * self.algorithm.pace
         due = now or run.may_have_ended or run.iteration >= self._last or self._asked is not None
-        due = (
-            due
-            or run.iteration % (self.config.log_every * self.algorithm.pace) == 0
-            or self.folder.saves_at(run.iteration)
-        )
-        if not due or run.unread is None:
+        due = due or run.iteration % every == 0 or self.folder.saves_at(run.iteration)
+        if not due or not run.unread:
             return
         report = run.report(self._metrics, self._read_episodes())
         self._explain_metrics(report)
@@ -333,7 +323,7 @@ class Trainer:
     def save(self) -> None:
         """Save what it is time for; only after a row, when the counters are known."""
         activity.begin(f"saving iteration {self.run.iteration}")
-        if self.run.unread is None:
+        if not self.run.unread:
             self.folder.save(self._parts)
         if distributed.world_size() == 1:  # ranks hear of it where they meet next
             self._hear_signals()

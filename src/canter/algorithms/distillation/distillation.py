@@ -6,8 +6,8 @@ parameters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,18 +15,23 @@ from torch import Tensor
 
 from canter import distributed
 from canter.algorithms.base import Algorithm, Declared, Headline, RolloutPlan, algorithms
-from canter.algorithms.distillation.settings import DistillationSettings
 from canter.algorithms.phase import Phase
 from canter.algorithms.ppo.checks import check_batch
-from canter.algorithms.unused import changed_below
+from canter.algorithms.unused import unused_lines
 from canter.data.rollout import Rollout, as_sequences
 from canter.engines.autograd import LossGradients, LossOutput
 from canter.functional.stats import masked_mean
 from canter.kernels import load_kernels
-from canter.optim import Optimizer, ParameterGroup
-from canter.schedules import Constant
+from canter.nn.actor_critic import ModelConfig, Policy
+from canter.nn.heads import StdConfig
+from canter.nn.network import AnyNetworkConfig, NetworkConfig
+from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
+from canter.plain import check_range
+from canter.registry import nearest
+from canter.schedules import AdaptiveKL, AnySchedule, Constant
 from canter.seeding import derive_seed, draw_rows
 from canter.specs import Continuous, EnvSpec
+from canter.storage.policy_file import load_policy
 from canter.struct import Metrics, Obs, State, TensorStruct, tree_copy_, tree_map
 
 DECLARED = Declared(
@@ -42,6 +47,100 @@ DECLARED = Declared(
     optimizer_steps="optim/minibatch_updates",
     counters={"optim/nonfinite_steps": "Steps skipped for NaN or infinity"},
 )
+
+
+@algorithms.register("distillation")
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig:
+    """Settings of distillation: the student acts, and learns what the teacher would have done."""
+
+    declared: ClassVar[Declared] = DECLARED
+
+    teacher: str = ""
+    """The teacher: a policy file, or a run folder, of which it is the best policy."""
+    teacher_obs: dict[str, str] = field(default_factory=dict)
+    """For observation groups that have another name here: the teacher's name -> the name here."""
+    policy: AnyNetworkConfig = field(default_factory=NetworkConfig)
+    """The student's network; `obs_groups` are what it sees."""
+    std: StdConfig = field(default_factory=lambda: StdConfig(initial=0.1))
+    """Standard deviation of the student where actions are continuous; only `loss: kl` learns it."""
+    policy_gain: float = 0.01
+    """Initial scale of the student's last layer."""
+    loss: Literal["auto", "mse", "huber", "kl"] = "auto"
+    """What is made small: the squared difference of the means, Huber's, or KL(teacher || student); "auto" takes the
+    first for continuous actions and the last for choices."""
+    mixture: AnySchedule = field(default_factory=lambda: Constant(0.0))
+    """Share of the steps in which the teacher acts: a number, or a schedule that fades."""
+    horizon: int = 64
+    """Steps per rollout in each environment."""
+    sequence_length: int = 16
+    """With memory: steps through which gradients flow back; must divide `horizon`, so that no step is left over.
+    Without memory it has no effect."""
+    epochs: int = 2
+    """Passes over each rollout."""
+    num_minibatches: int = 4
+    """Minibatches per pass; must divide `horizon * num_envs`, with memory the number of sequences."""
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=Constant(1e-3)))
+    """Of the student."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, by name."""
+        check_range(self, "must be at least 1", "horizon", "sequence_length", "epochs", "num_minibatches")
+        check_range(self, "must not be negative", "policy_gain")
+        for name, schedule in (("mixture", self.mixture), ("optimizer.learning_rate", self.optimizer.learning_rate)):
+            if isinstance(schedule, AdaptiveKL):
+                raise ValueError(f"{name}: adaptive_kl follows updates of PPO; use a number, linear or step")
+        if not 0 <= self.mixture.initial <= 1:
+            raise ValueError(f"mixture={self.mixture.initial} must begin in 0..1")
+
+    def load_teacher(self, spec: EnvSpec) -> tuple[Policy, dict[str, str]]:
+        """The teacher, and which group here each of its own is, once they have been found to fit an environment."""
+        if not self.teacher:
+            raise ValueError("teacher names none: give a policy file or a run folder")
+        teacher = load_policy(self.teacher, device=str(spec.device))
+        if teacher.spec.action != spec.action:
+            raise ValueError(f"teacher {self.teacher} gives {teacher.spec.action}, the environment takes {spec.action}")
+        shown = {name: self.teacher_obs.get(name, name) for name in sorted(teacher.reads)}
+        for name in self.teacher_obs:
+            if name not in shown:
+                raise ValueError(f"teacher_obs names {name!r}, unknown to the teacher: {nearest(name, shown)}")
+        for name, here in shown.items():
+            own = teacher.spec.obs[name].shape
+            if here not in spec.obs or spec.obs[here].shape != own:
+                shape = spec.obs[here].shape if here in spec.obs else f"not there, {nearest(here, spec.obs)}"
+                raise ValueError(
+                    f"the teacher's observation group {name!r} has shape {own}, and {here!r} here is {shape}; "
+                    f"teacher_obs={{{name}: GROUP}} names another"
+                )
+        return teacher, shown
+
+    def model(self, teacher: Policy) -> ModelConfig:
+        """The student as its file describes it, with the teacher's kind of actions."""
+        own = ModelConfig(policy=self.policy, std=self.std, policy_gain=self.policy_gain)
+        return replace(own, distribution=teacher.config.distribution, bounds=teacher.config.bounds)
+
+    def loss_for(self, spec: EnvSpec) -> Literal["mse", "huber", "kl"]:
+        """What is made small in an environment."""
+        continuous = isinstance(spec.action, Continuous)
+        if self.loss in ("mse", "huber") and not continuous:
+            raise ValueError(f"loss={self.loss} is for continuous actions, and {spec.env_id} has choices: use kl")
+        return self.loss if self.loss != "auto" else "mse" if continuous else "kl"
+
+    def build(self, spec: EnvSpec, seed: int) -> Distillation:
+        """The algorithm for an environment, on the environment's device."""
+        return Distillation(self, spec, seed)
+
+    def plan(self) -> RolloutPlan:
+        """How a rollout is cut up."""
+        return RolloutPlan(horizon=self.horizon, epochs=self.epochs, num_minibatches=self.num_minibatches)
+
+    def unused(self, spec: EnvSpec) -> list[str]:
+        """A line for each setting that was changed and has no part in this configuration."""
+        rules = [
+            (not isinstance(spec.action, Continuous), "std", "the actions are choices"),
+            (getattr(self.policy, "memory", None) is None, "sequence_length", "the student has no memory"),
+        ]
+        return unused_lines(self, rules)
 
 
 @dataclass
@@ -67,7 +166,9 @@ class DistillationBatch(TensorStruct):
 class Distillation(Algorithm[DistillationRecord]):
     """Acts as the student, perhaps at times as the teacher, and learns the teacher's actions."""
 
-    def __init__(self, config: DistillationSettings, spec: EnvSpec, seed: int) -> None:
+    streams = ("policy_rng", "shuffle_rng")
+
+    def __init__(self, config: DistillationConfig, spec: EnvSpec, seed: int) -> None:
         if spec.device.type == "cuda":
             load_kernels()
         self.config, self.spec, self.horizon, self.loss = config, spec, config.horizon, config.loss_for(spec)
@@ -85,9 +186,8 @@ class Distillation(Algorithm[DistillationRecord]):
         self.reads_reset = has_memory or self.teacher_state != ()
         self.sequence_length = config.sequence_length if has_memory else 1
         check_batch(self.horizon, spec.num_envs, config.num_minibatches, self.sequence_length, may_drop=False)
-        self.policy_rng, self.shuffle_rng = (
-            torch.Generator(spec.device).manual_seed(derive_seed(seed, name)) for name in ("policy", "shuffle")
-        )
+        self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
+        self.shuffle_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
         self.progress = torch.zeros((), device=spec.device)
         self.mixture = torch.tensor(config.mixture.initial, device=spec.device)
         optimizer = Optimizer({"student": ParameterGroup(list(self.actor.parameters()), config.optimizer)}, True)
@@ -106,9 +206,8 @@ class Distillation(Algorithm[DistillationRecord]):
         wanted, teacher_state = self.teacher.params(shown, self.teacher_state, reset)
         tree_copy_(self.teacher_state, teacher_state)
         if self.config.mixture != Constant(0.0):
-            how = {"generator": self.policy_rng, "device": action.device}
-            drawn = draw_rows(torch.rand, (len(action),), **how) < self.mixture
-            drawn = drawn.reshape(-1, *[1] * (action.ndim - 1))
+            drawn = draw_rows(torch.rand, (len(action),), generator=self.policy_rng, device=action.device)
+            drawn = (drawn < self.mixture).reshape(-1, *[1] * (action.ndim - 1))
             action = torch.where(drawn, self.distribution.mode(wanted), action)
         return self.distribution.to_env(action), DistillationRecord(wanted), state
 
@@ -145,14 +244,9 @@ class Distillation(Algorithm[DistillationRecord]):
                     told["policy/std"] = masked_mean(std.mean(-1), batch.valid)
             else:
                 same = (mine == wanted).float()
-                told = {
-                    "policy/agreement": masked_mean(same.flatten(2).mean(-1) if same.ndim > 2 else same, batch.valid)
-                }
+                same = same.flatten(2).mean(-1) if same.ndim > 2 else same
+                told = {"policy/agreement": masked_mean(same, batch.valid)}
         return LossOutput(loss, {"loss/distillation": loss, **told})
-
-    def generators(self) -> list[torch.Generator]:
-        """The random streams of acting and of shuffling."""
-        return [self.policy_rng, self.shuffle_rng]
 
     def set_progress(self, fraction: float | Tensor) -> None:
         """Tell how much of the run is done, 0..1."""
@@ -172,45 +266,3 @@ class Distillation(Algorithm[DistillationRecord]):
             "optimizer": self.phase.optimizer.living(),
             "mixture": self.mixture,
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Copies of all of them, and the random states."""
-        random = {name: getattr(self, name).get_state() for name in ("policy_rng", "shuffle_rng")}
-        return tree_map(torch.clone, self.living()) | random
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state; tensors keep their addresses."""
-        self.actor.load_state_dict(state["student"])
-        self.teacher.actor.load_state_dict(state["teacher"])
-        tree_copy_(self.teacher_state, state["teacher_state"])
-        self.phase.optimizer.load_state_dict(state["optimizer"])
-        self.mixture.copy_(state["mixture"])
-        self.policy_rng.set_state(state["policy_rng"])
-        self.shuffle_rng.set_state(state["shuffle_rng"])
-
-
-@algorithms.register("distillation")
-@dataclass(frozen=True, kw_only=True)
-class DistillationConfig(DistillationSettings):
-    """Settings that build distillation."""
-
-    declared: ClassVar[Declared] = DECLARED
-
-    def build(self, spec: EnvSpec, seed: int) -> Distillation:
-        """The algorithm for an environment, on the environment's device."""
-        return Distillation(self, spec, seed)
-
-    def plan(self) -> RolloutPlan:
-        """How a rollout is cut up."""
-        return RolloutPlan(horizon=self.horizon, epochs=self.epochs, num_minibatches=self.num_minibatches)
-
-    def unused(self, spec: EnvSpec) -> list[str]:
-        """A line for each setting that was changed and has no part in this configuration."""
-        rules = [] if isinstance(spec.action, Continuous) else [("std", "the actions are choices")]
-        if getattr(self.policy, "memory", None) is None:
-            rules.append(("sequence_length", "the student has no memory"))
-        return [
-            f"algorithm.{path}={value} has no part here: {reason}"
-            for key, reason in rules
-            for path, value in changed_below(self, key)
-        ]

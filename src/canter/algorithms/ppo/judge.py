@@ -20,6 +20,7 @@ from canter.data.rollout import Rollout
 from canter.engines.base import Engine
 from canter.functional.returns import gae, successor_values
 from canter.nn.actor_critic import ActorCritic
+from canter.plain import check_range
 from canter.struct import State, TensorStruct, tree_copy_, tree_map
 
 
@@ -41,14 +42,10 @@ class BonusValueConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie in 0..1")
+        check_range(self, "must lie in 0..1", "gamma", "gae_lambda")
+        check_range(self, "must be above 0", "advantage_coef", "value_coef")
         if not (self.gamma < 1 or self.episodic):
             raise ValueError(f"gamma={self.gamma} must be below 1, or episodic=true: the bonuses never end")
-        for name in ("advantage_coef", "value_coef"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
 
 
 @dataclass

@@ -16,14 +16,11 @@ class MovingAverage(nn.Module):
     Weights add up to one from the first update on, so it starts at the first value instead of being biased towards 0.
     """
 
-    value: Tensor
-    weight: Tensor
-
     def __init__(self, step: float, shape: tuple[int, ...] = ()) -> None:
         super().__init__()
         self.step = step
-        self.register_buffer("value", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("weight", torch.zeros((), dtype=torch.float64))
+        self.value = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
+        self.weight = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def update(self, x: Tensor, count: Tensor) -> None:

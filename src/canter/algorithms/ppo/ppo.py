@@ -18,12 +18,11 @@ from canter import distributed
 from canter.algorithms.base import Algorithm, Declared, RolloutPlan, algorithms, symmetries_of
 from canter.algorithms.extension import Extensions
 from canter.algorithms.phase import Phase
-from canter.algorithms.ppo.central_value import CentralValueConfig
 from canter.algorithms.ppo.checks import check_batch, check_blocks, check_discount, check_norms
 from canter.algorithms.ppo.declared import DECLARED
 from canter.algorithms.ppo.judge import Judge, Judgement
 from canter.algorithms.ppo.moving_average import AveragedPolicy
-from canter.algorithms.ppo.settings import PPOSettings
+from canter.algorithms.ppo.settings import CentralValueConfig, PPOSettings
 from canter.algorithms.ppo.unused import unused_settings
 from canter.data.rollout import Rollout, as_sequences
 from canter.engines.autograd import policy_terms
@@ -37,11 +36,13 @@ from canter.optim import Optimizer, ParameterGroup
 from canter.seeding import derive_seed
 from canter.specs import EnvSpec, Symmetry
 from canter.storage.policy_file import FINAL_CRITIC, ValueFunction
-from canter.struct import Metrics, Obs, State, tree_copy_, tree_map
+from canter.struct import Metrics, Obs, State, tree_map
 
 
 class PPO(Algorithm[PPORecord]):
     """Acts by sampling, learns by a clipped policy gradient with GAE."""
+
+    streams = ("policy_rng", "shuffle_rng", "extensions_rng")
 
     def __init__(self, config: PPOSettings, spec: EnvSpec, seed: int) -> None:
         self.config, self.spec, self.horizon = config, spec, config.horizon
@@ -93,19 +94,18 @@ class PPO(Algorithm[PPORecord]):
 
     def _build_optimizers(self) -> dict[str, Optimizer]:
         """The optimiser of each phase."""
-        config, central, model = self.config, self.config.central_value, self.model
-        policy, critic = model.policy_parameters(), model.critic_parameters()
-        groups = {"model": ParameterGroup(policy + critic, config.optimizer)}
+        config, central = self.config, self.config.central_value
+        policy, critic = self.model.policy_parameters(), self.model.critic_parameters()
+        jointly, of_critic = config.gradient_clipping == "joint", config.critic_optimizer or config.optimizer
         if central is not None:
             groups = {"policy": ParameterGroup(policy, config.optimizer)}
-        elif config.critic_optimizer is not None or config.gradient_clipping == "per_network":
-            own = config.critic_optimizer or config.optimizer
-            groups = {"policy": ParameterGroup(policy, config.optimizer), "critic": ParameterGroup(critic, own)}
-        optimizers = {"policy": Optimizer(groups, clip_jointly=config.gradient_clipping == "joint")}
-        if central is not None:
-            own = ParameterGroup(critic, central.optimizer)
-            optimizers["central_value"] = Optimizer({"critic": own}, clip_jointly=True)
-        return optimizers
+            own = {"critic": ParameterGroup(critic, central.optimizer)}
+            return {"policy": Optimizer(groups, jointly), "central_value": Optimizer(own, clip_jointly=True)}
+        if jointly and config.critic_optimizer is None:
+            groups = {"model": ParameterGroup(policy + critic, config.optimizer)}
+        else:
+            groups = {"policy": ParameterGroup(policy, config.optimizer), "critic": ParameterGroup(critic, of_critic)}
+        return {"policy": Optimizer(groups, jointly)}
 
     def use_engine(self, name: EngineName) -> None:
         """Compute by this engine from now on; raises ValueError where it cannot."""
@@ -114,30 +114,23 @@ class PPO(Algorithm[PPORecord]):
         }
         self.engine = self.engines["policy"].engine
         self.judge.engine = self.engines.get("central_value", self.engines["policy"]).engine
-        config, central = self.config, self.config.central_value
-        phases = {"policy": self._phase(config, self.engine, "")}
-        phases["policy"].target_kl = math.inf if config.target_kl is None else config.target_kl
-        if central is not None:
-            phases["central_value"] = self._phase(central, self.judge.engine, "central_value")
+        phases = {"policy": self._phase(self.config, self.engine, "optim")}
+        phases["policy"].target_kl = self.config.target_kl or math.inf
+        if self.config.central_value is not None:
+            phases["central_value"] = self._phase(self.config.central_value, self.judge.engine, "central_value")
         self.phases = self.extensions.add_phases(phases)
         for phase in self.phases.values():
             if phase.num_envs == self.spec.num_envs:  # its rows are those of the environments
-                phase.blocks = config.shuffle_blocks
+                phase.blocks = self.config.shuffle_blocks
 
     def _phase(self, passes: PPOSettings | CentralValueConfig, engine: Engine, name: str) -> Phase[Any]:
         """So many epochs and minibatches, in the order that the settings say."""
-        spec, config, key = self.spec, self.config, f"{name}." if name else ""
-        even = config.uneven_minibatches == "refuse"
-        rows = check_blocks(config.shuffle_blocks, spec.num_envs)
-        check_batch(self.horizon, rows, passes.num_minibatches, self.sequence_length, key, even=even)
+        config, count, num_envs = self.config, passes.num_minibatches, self.spec.num_envs
+        rows, even = check_blocks(config.shuffle_blocks, num_envs), config.uneven_minibatches == "refuse"
+        key = "" if passes is config else f"{name}."
+        check_batch(self.horizon, rows, count, self.sequence_length, key, even=even)
         return Phase(
-            engine,
-            passes.epochs,
-            passes.num_minibatches,
-            self.shuffle_rng,
-            name=name or "optim",
-            shuffle=config.shuffle,
-            num_envs=spec.num_envs,
+            engine, passes.epochs, count, self.shuffle_rng, name=name, shuffle=config.shuffle, num_envs=num_envs
         )
 
     def empty_record(self) -> PPORecord:
@@ -247,10 +240,6 @@ class PPO(Algorithm[PPORecord]):
         """The policy's terms of a minibatch, `[L, B]` each; a subclass may change them."""
         return policy_terms(self.losses["policy"], self.distribution, batch, params)
 
-    def generators(self) -> list[torch.Generator]:
-        """The random streams of acting, of shuffling and of extensions."""
-        return [self.policy_rng, self.shuffle_rng, self.extensions_rng]
-
     def set_progress(self, fraction: float | Tensor) -> None:
         """Tell how much of the run is done, 0..1."""
         self.progress.fill_(fraction)
@@ -276,38 +265,16 @@ class PPO(Algorithm[PPORecord]):
 
     def living(self) -> dict[str, Any]:
         """Weights, statistics, memory, moments, learning rates and coefficients, where they live."""
-        modules = {"model": self.model, "rewards": self.rewards, "objective": self.objective}
-        modules["extensions"] = self.extensions
-        return (
-            {name: dict(module.state_dict()) for name, module in modules.items()}
-            | {
-                "critic_state": self.judge.state,
-                "optimizers": {name: phase.optimizer.living() for name, phase in self.phases.items()},
-                "entropy_coef": self.coefs.entropy,
-            }
-            | ({} if self.average is None else {"average": self.average.living()})
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Copies of all of them, and the random states."""
-        random = {name: getattr(self, name).get_state() for name in ("policy_rng", "shuffle_rng", "extensions_rng")}
-        return tree_map(torch.clone, self.living()) | random
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state; tensors keep their addresses."""
-        self.model.load_state_dict(state["model"])
-        self.rewards.load_state_dict(state["rewards"])
-        self.objective.load_state_dict(state["objective"])
-        self.extensions.load_state_dict(state["extensions"])
-        tree_copy_(self.judge.state, state["critic_state"])
-        if self.average is not None:
-            tree_copy_(self.average.living(), state["average"])
-        for name, phase in self.phases.items():
-            phase.optimizer.load_state_dict(state["optimizers"][name])
-        self.coefs.entropy.copy_(state["entropy_coef"])
-        self.policy_rng.set_state(state["policy_rng"])
-        self.shuffle_rng.set_state(state["shuffle_rng"])
-        self.extensions_rng.set_state(state["extensions_rng"])
+        living = {
+            "model": dict(self.model.state_dict()),
+            "rewards": dict(self.rewards.state_dict()),
+            "objective": dict(self.objective.state_dict()),
+            "extensions": dict(self.extensions.state_dict()),
+            "critic_state": self.judge.state,
+            "optimizers": {name: phase.optimizer.living() for name, phase in self.phases.items()},
+            "entropy_coef": self.coefs.entropy,
+        }
+        return living if self.average is None else living | {"average": self.average.living()}
 
 
 @algorithms.register("ppo")

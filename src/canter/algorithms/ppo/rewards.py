@@ -21,6 +21,7 @@ from canter.data.rollout import Rollout
 from canter.functional.rewards import SQUASHES, TIME_SCALES, affine, discounted_return
 from canter.functional.stats import moments
 from canter.nn.normalizer import Normalizer
+from canter.plain import check_range
 from canter.specs import EnvSpec
 
 
@@ -54,8 +55,7 @@ class RewardConfig:
             raise ValueError(f"squash='log' needs a minimum above 0, not minimum={self.minimum}; 'symlog' takes any")
         if self.scale == 0:
             raise ValueError("scale=0.0 leaves nothing to learn from")
-        if self.centering is not None and not 0 < self.centering <= 1:
-            raise ValueError(f"centering={self.centering} must lie above 0 and up to 1")
+        check_range(self, "must lie above 0 and up to 1", "centering")
 
     def build(self, spec: EnvSpec, gamma: float, per: Per = "step") -> RewardPipeline:
         """The transforms for an environment, on its device; `gamma` is the discount of a step or a unit of time."""
@@ -108,13 +108,11 @@ class Centering(nn.Module):
 class ReturnScaling(nn.Module):
     """Divides by the standard deviation of the discounted return over all rows ever seen, those at hand included."""
 
-    running: Tensor
-
     def __init__(self, gamma: float, per: Per, num_envs: int) -> None:
         super().__init__()
         self.gamma = gamma
         self.per: Per = per
-        self.register_buffer("running", torch.zeros(num_envs, dtype=torch.float64))
+        self.running = nn.Buffer(torch.zeros(num_envs, dtype=torch.float64))
         self.statistics = Normalizer(eps=1e-30)  # only against a division by zero: rewards may be small
 
     def forward(self, reward: Tensor, rollout: Rollout[Any]) -> Tensor:

@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 
 from canter.algorithms.extension import AnyExtensionConfig
-from canter.algorithms.ppo.central_value import CentralValueConfig
 from canter.algorithms.ppo.judge import BonusValueConfig
 from canter.algorithms.ppo.objectives import AverageReward, Discounted, Objective
 from canter.algorithms.ppo.rewards import RewardConfig
 from canter.distributions import Distribution
-from canter.engines.base import PPOLoss
+from canter.engines.base import PPOLoss, ValueLoss
 from canter.engines.bound import BoundLossConfig
 from canter.functional.order import Shuffle
 from canter.nn.actor_critic import ModelConfig
 from canter.optim import OptimizerConfig
+from canter.plain import check_range
 from canter.schedules import AdaptiveKL, AnySchedule, Constant
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralValueConfig:
+    """A critic that is trained in a phase of its own; its network is the model's `critic`."""
+
+    epochs: int = 5
+    """Passes over each rollout."""
+    num_minibatches: int = 4
+    """Minibatches per pass; must divide the number of rows, with memory of sequences."""
+    value_loss: ValueLoss | None = None
+    """Its error; null takes PPO's."""
+    value_clip: float | None = None
+    """How far a value may move; null takes PPO's."""
+    value_coef: float | None = None
+    """Weight of its loss; null takes PPO's."""
+    actor_value: bool = False
+    """Train a value head on the policy's own features too, by PPO's value loss and towards the same returns. Nothing is
+    judged by it; it shapes the features."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """Its optimiser. An adaptive learning rate follows the KL that the policy's phase found."""
+
+    def __post_init__(self) -> None:
+        """Refuse phases that do nothing."""
+        check_range(self, "must be at least 1", "epochs", "num_minibatches")
+        check_range(self, "must be above 0", "value_clip", "value_coef")
+
+    def loss_of(self, loss: PPOLoss) -> PPOLoss:
+        """The critic's part of PPO's loss, with what is set otherwise here."""
+        own = {name: getattr(self, name) for name in ("value_loss", "value_clip", "value_coef")}
+        changed = {name: value for name, value in own.items() if value is not None}
+        return replace(loss, surrogate=None, bound=None, advantage="given", moving_kl=None, **changed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,23 +136,12 @@ class PPOSettings:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
-        for name in ("horizon", "epochs", "num_minibatches", "sequence_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} must lie in 0..1")
-        if not 0 <= self.policy_average < 1:
-            raise ValueError(f"policy_average={self.policy_average} must lie in 0..1, below 1")
-        if self.shuffle_blocks is not None and self.shuffle_blocks < 1:
-            raise ValueError(f"shuffle_blocks={self.shuffle_blocks} must be at least 1, or null")
-        if not 0 < self.average_step <= 1:
-            raise ValueError(f"average_step={self.average_step} must lie above 0 and up to 1")
-        for name in ("clip_ratio", "value_clip", "target_kl"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
-        if not self.value_coef > 0:
-            raise ValueError(f"value_coef={self.value_coef} must be above 0")
+        counts = ("horizon", "epochs", "num_minibatches", "sequence_length", "shuffle_blocks")
+        check_range(self, "must be at least 1", *counts)
+        check_range(self, "must lie in 0..1", "gamma", "gae_lambda")
+        check_range(self, "must lie in 0..1, without 1", "policy_average")
+        check_range(self, "must lie above 0 and up to 1", "average_step")
+        check_range(self, "must be above 0", "clip_ratio", "value_clip", "target_kl", "value_coef")
         if isinstance(self.entropy_coef, AdaptiveKL):
             raise ValueError("entropy_coef: adaptive_kl moves learning rates; use a number, linear or constant")
         if self.central_value and (self.critic_optimizer or self.model.shared_trunk):
@@ -128,13 +149,6 @@ class PPOSettings:
             raise ValueError(f"central_value has a network and an optimizer of its own: it leaves no room for {rival}")
         if self.bonus_value and not self.extensions:
             raise ValueError("bonus_value has no bonus to judge: add an extension that gives one, such as rnd")
-
-    @property
-    def standardizes(self) -> Literal["given", "minibatch", "minibatch_sample"]:
-        """What the loss itself does with advantages."""
-        if self.advantage_normalization != "minibatch":
-            return "given"
-        return "minibatch" if self.advantage_std == "population" else "minibatch_sample"
 
     def build_objective(self) -> Objective:
         """What values, advantages and returns are of."""
@@ -144,13 +158,14 @@ class PPOSettings:
 
     def build_loss(self, distribution: Distribution, device: torch.device) -> PPOLoss:
         """The loss that these settings describe, without what extensions add."""
+        standardized = "minibatch" if self.advantage_std == "population" else "minibatch_sample"
         return PPOLoss(
             surrogate=self.surrogate,
             clip_ratio=self.clip_ratio,
             value_loss=self.value_loss,
             value_clip=self.value_clip,
             value_coef=self.value_coef,
-            advantage=self.standardizes,
+            advantage=standardized if self.advantage_normalization == "minibatch" else "given",
             bound=self.bound_loss and self.bound_loss.build(distribution, device),
             moving_kl=self.kl == "rl_games" or None,
             moves_statistics=self.obs_statistics == "minibatch" or None,

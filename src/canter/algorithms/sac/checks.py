@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import math
 
 from canter.algorithms.sac.settings import SACSettings
-from canter.algorithms.unused import changed_below
+from canter.algorithms.unused import Rule, unused_lines
 from canter.nn.network import NetworkConfig
 from canter.specs import Continuous, EnvSpec
 
@@ -18,9 +17,7 @@ def check_spec(config: SACSettings, spec: EnvSpec) -> None:
         raise ValueError(f"sac needs continuous actions, and those of {what} are {spec.action}; use --algorithm ppo")
     if not spec.action.bounded:
         bounds = zip(spec.action.low, spec.action.high, strict=True)
-        index, (low, high) = next(
-            (i, pair) for i, pair in enumerate(bounds) if abs(pair[0]) + abs(pair[1]) == float("inf")
-        )
+        index, (low, high) = next((i, pair) for i, pair in enumerate(bounds) if not all(map(math.isfinite, pair)))
         raise ValueError(
             f"sac squashes its actions into the bounds of the environment, and component {index} of {what} has "
             f"low={low}, high={high}: bound the action space to the range that the task needs (gymnasium.wrappers."
@@ -35,30 +32,18 @@ def check_spec(config: SACSettings, spec: EnvSpec) -> None:
 
 def unused_settings(config: SACSettings, spec: EnvSpec) -> list[str]:
     """A line for each setting that was changed and has no effect."""
-    return [
-        f"algorithm.{path}={value} has no part here: {reason}"
-        for key, reason in _rules(config, spec)
-        for path, value in changed_below(config, key)
+    critic, policy = config.critic, config.policy
+    of_target = "temperature.target_entropy temperature.target_std temperature.optimizer"
+    blind = all(len(group.shape) != 3 for group in spec.obs.values())
+    rules: list[Rule] = [
+        (not config.scale_rewards, "return_limit", "scale_rewards is off"),
+        (critic.atoms == 1, "critic.support", "with critic.atoms=1 a critic predicts a mean, not a distribution"),
+        (critic.members == 1, "pessimism", "there is one critic"),
+        (critic.blocks == 0, "critic.expansion", "there are no residual blocks"),
+        (not config.temperature.learned, of_target, "temperature.learned is off"),
+        (getattr(policy, "normalize_obs", None) is False, "policy.normalizer", "nothing is standardised"),
+        (not critic.normalize_obs, "critic.normalizer", "nothing is standardised"),
+        (blind, "critic.cnn", "it reads no images"),
+        (blind and isinstance(policy, NetworkConfig), "policy.cnn", "it reads no images"),
     ]
-
-
-def _rules(config: SACSettings, spec: EnvSpec) -> Iterator[tuple[str, Any]]:
-    if not config.scale_rewards:
-        yield "return_limit", "scale_rewards is off"
-    if config.critic.atoms == 1:
-        yield "critic.support", "with critic.atoms=1 a critic predicts a mean, not a distribution"
-    if config.critic.members == 1:
-        yield "pessimism", "there is one critic"
-    if config.critic.blocks == 0:
-        yield "critic.expansion", "there are no residual blocks"
-    if not config.temperature.learned:
-        for key in ("target_entropy", "target_std", "optimizer"):
-            yield f"temperature.{key}", "temperature.learned is off"
-    for role in ("policy", "critic"):
-        if getattr(getattr(config, role), "normalize_obs", True) is False:
-            yield f"{role}.normalizer", "nothing is standardised"
-    images = any(len(group.shape) == 3 for group in spec.obs.values())
-    if not images:
-        yield "critic.cnn", "it reads no images"
-        if isinstance(config.policy, NetworkConfig):
-            yield "policy.cnn", "it reads no images"
+    return unused_lines(config, rules)

@@ -25,16 +25,12 @@ class KeptNoise(nn.Module):
     Noise that lasts moves a robot; noise that changes in every step shakes it.
     """
 
-    noise: Tensor
-    left: Tensor
-    chance: Tensor
-
     def __init__(self, most: int, num_envs: int, dim: int) -> None:
         super().__init__()
         weights = torch.arange(1, most + 1, dtype=torch.float64) ** -2
-        self.register_buffer("chance", (weights.cumsum(0) / weights.sum()).float(), persistent=False)
-        self.register_buffer("noise", torch.zeros(num_envs, dim))
-        self.register_buffer("left", torch.zeros(num_envs, dtype=torch.int64))
+        self.chance = nn.Buffer((weights.cumsum(0) / weights.sum()).float(), persistent=False)
+        self.noise = nn.Buffer(torch.zeros(num_envs, dim))
+        self.left = nn.Buffer(torch.zeros(num_envs, dtype=torch.int64))
 
     def forward(self, like: Tensor, generator: Generator) -> Tensor:
         """The noise of this step; overwritten by the next."""

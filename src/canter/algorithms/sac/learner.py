@@ -7,23 +7,15 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from canter.algorithms.sac.settings import SACSettings
 from canter.data.replay import Transitions
 from canter.engines.native.soft import ONE_THREAD, SoftEngine, SoftModel
-from canter.functional.soft import (
-    cross_entropy,
-    lowest,
-    policy_loss,
-    project,
-    soft_target,
-    squashed_sample,
-    temperature_loss,
-)
+from canter.functional import soft
 from canter.functional.stats import masked_mean
 from canter.nn.actor_critic import Actor
 from canter.nn.critics import Critics
@@ -71,7 +63,8 @@ class Learner:
             "temperature": _optimizer(self.temperature, config.temperature.optimizer),
         }
         self.flat = self.optimizers["critic"].adams[0].flat
-        self.slow_flat = flatten_(list(self.slow.parameters()))
+        self.slow_flat = parameters_to_vector(self.slow.parameters()).detach()
+        vector_to_parameters(self.slow_flat, self.slow.parameters())  # as views of it
         self.pieces = list(zip(self.slow_flat.split(ONE_THREAD), self.flat.split(ONE_THREAD), strict=True))
         """Of both, such as one thread does alone; cut once, which takes longer than to move a short one."""
         self.joint_critics, self.joint_actor = has_batch_norm(critics), has_batch_norm(actor)
@@ -90,13 +83,13 @@ class Learner:
         are read, and making them costs some per cent of an update.
         """
         if self.engine is not None:
-            return self._update_by(self.engine, batch, noise, learn_policy, tell)
+            self._update_by(self.engine, batch, noise, learn_policy, tell)
+            return
         self.learn_critics(batch, noise[0], tell[0])
         if learn_policy:
             self.learn_policy(batch, noise[1], tell[1])
         with torch.no_grad():
             self.slow_flat.lerp_(self.flat, self.config.tau)
-        return None
 
     def _update_by(
         self, engine: SoftEngine, batch: Transitions, noise: Tensor, learn_policy: bool, tell: tuple[bool, bool]
@@ -118,17 +111,14 @@ class Learner:
     def learn_critics(self, batch: Transitions, noise: Tensor, tell: bool = True) -> None:
         """Move the critics towards reward plus what their slow copies expect of the policy's next action."""
         with torch.no_grad():
-            next_action, next_log_prob = squashed_sample(self.params(batch.next_obs), noise)
+            next_action, next_log_prob = soft.squashed_sample(self.params(batch.next_obs), noise)
         out, next_out = self._judge(batch, next_action)
         with torch.no_grad():
             target = self._target(batch, next_out, next_log_prob)
         if self.critics.atoms == 1:
-            errors = 0.5 * (out - target).square()
+            loss = masked_mean(0.5 * (out - target).square(), batch.valid).sum()
         else:
-            errors = cross_entropy(out, target)
-        loss = masked_mean(errors, batch.valid).sum()
-        if self.critics.atoms > 1:
-            loss = loss / self.critics.members
+            loss = masked_mean(soft.cross_entropy(out, target), batch.valid).sum() / self.critics.members
         about: Metrics = {}
         if tell:
             means = target if self.critics.atoms == 1 else (target * self.critics.support).sum(-1)
@@ -156,12 +146,12 @@ class Learner:
         """Returns `[B]` or distributions of returns `[B, K]` to learn."""
         critics, temperature = self.critics, self.temperature()
         if critics.atoms == 1:
-            return soft_target(batch.reward, batch.discount, self._agree(next_out), temperature, next_log_prob)
+            return soft.soft_target(batch.reward, batch.discount, self._agree(next_out), temperature, next_log_prob)
         probs = next_out.softmax(-1)
-        probs = lowest(probs, critics.support) if self.config.pessimism == "min" else probs.mean(0)
+        probs = soft.lowest(probs, critics.support) if self.config.pessimism == "min" else probs.mean(0)
         reward, discount, log_prob = (x.unsqueeze(-1) for x in (batch.reward, batch.discount, next_log_prob))
-        atoms = soft_target(reward, discount, critics.support, temperature, log_prob)
-        return project(probs, atoms, *critics.ends)
+        atoms = soft.soft_target(reward, discount, critics.support, temperature, log_prob)
+        return soft.project(probs, atoms, *critics.ends)
 
     def learn_policy(self, batch: Transitions, noise: Tensor, tell: bool = True) -> None:
         """Move the policy towards actions of higher value and the temperature towards the target entropy."""
@@ -170,9 +160,9 @@ class Learner:
                 params = self.params(_both(batch.obs, batch.next_obs))[: len(noise)]
         else:
             params = self.params(batch.obs)
-        action, log_prob = squashed_sample(params, noise)
+        action, log_prob = soft.squashed_sample(params, noise)
         value = self._agree(self.critics.values(self.critics(batch.obs, action)))
-        loss = policy_loss(self.temperature(), log_prob, value).mean()
+        loss = soft.policy_loss(self.temperature(), log_prob, value).mean()
         about: Metrics = {}
         if tell:
             with torch.no_grad():
@@ -185,7 +175,7 @@ class Learner:
                 }
         self._step("policy", loss, about)
         if self.config.temperature.learned:
-            error = temperature_loss(self.temperature.log, log_prob, self.target_entropy).mean()
+            error = soft.temperature_loss(self.temperature.log, log_prob, self.target_entropy).mean()
             self._step("temperature", error, {})
 
     def params(self, obs: Obs) -> Tensor:
@@ -230,11 +220,6 @@ class Learner:
         """Everything with weights or statistics, by name."""
         return {"actor": self.actor, "critics": self.critics, "slow": self.slow, "temperature": self.temperature}
 
-    def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Restore in place."""
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state[name])
-
 
 def _optimizer(module: nn.Module, config: OptimizerConfig) -> Optimizer:
     return Optimizer({"all": ParameterGroup(list(module.parameters()), config)}, clip_jointly=True)
@@ -242,13 +227,3 @@ def _optimizer(module: nn.Module, config: OptimizerConfig) -> Optimizer:
 
 def _both(obs: Obs, next_obs: Obs) -> Obs:
     return {name: torch.cat([group, next_obs[name]]) for name, group in obs.items()}
-
-
-def flatten_(parameters: list[nn.Parameter]) -> Tensor:
-    """Make parameters views of one flat vector, in their order; gives the vector."""
-    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
-    start = 0
-    for parameter in parameters:
-        parameter.data = flat[start : start + parameter.numel()].view_as(parameter)
-        start += parameter.numel()
-    return flat

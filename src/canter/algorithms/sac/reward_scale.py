@@ -16,32 +16,18 @@ from canter.functional.rewards import discounted_return
 from canter.nn.normalizer import Normalizer
 
 
-class NoScale(nn.Module):
-    """Rewards stay as they are."""
-
-    def update(self, rollout: Rollout[Any]) -> None:
-        """Nothing to learn."""
-
-    def forward(self, reward: Tensor) -> Tensor:
-        """The same."""
-        return reward
-
-
 class ReturnScale(nn.Module):
     """Divides by the standard deviation of discounted returns, or by their largest amount over `limit` if that is more.
 
     Rewards are stored as they came, so old ones follow what is known of the returns now.
     """
 
-    running: Tensor
-    largest: Tensor
-
     def __init__(self, gamma: float, limit: float, num_envs: int) -> None:
         super().__init__()
         self.gamma, self.limit = gamma, limit
         self.statistics = Normalizer()
-        self.register_buffer("running", torch.zeros(num_envs, dtype=torch.float64))
-        self.register_buffer("largest", torch.zeros((), dtype=torch.float64))
+        self.running = nn.Buffer(torch.zeros(num_envs, dtype=torch.float64))
+        self.largest = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def update(self, rollout: Rollout[Any]) -> None:

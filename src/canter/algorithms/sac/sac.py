@@ -18,14 +18,14 @@ from canter.algorithms.sac.checks import check_spec, unused_settings
 from canter.algorithms.sac.declared import DECLARED
 from canter.algorithms.sac.exploration import FreshNoise, KeptNoise
 from canter.algorithms.sac.learner import Learner
-from canter.algorithms.sac.reward_scale import NoScale, ReturnScale
+from canter.algorithms.sac.reward_scale import ReturnScale
 from canter.algorithms.sac.settings import SACSettings
 from canter.data.rollout import Rollout
 from canter.engines.choose import EngineName, choose_soft
 from canter.kernels import load_kernels
 from canter.seeding import derive_seed, draw_rows
 from canter.specs import Continuous, EnvSpec
-from canter.struct import Metrics, Obs, State, TensorStruct, tree_copy_, tree_map
+from canter.struct import Metrics, Obs, State, TensorStruct, tree_map
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class SAC(Algorithm[SACRecord]):
 
     grows = ("replay",)
     reads_reset = False
+    streams = ("policy_rng", "replay_rng")
 
     def __init__(self, config: SACSettings, spec: EnvSpec, seed: int) -> None:
         check_spec(config, spec)
@@ -76,12 +77,13 @@ class SAC(Algorithm[SACRecord]):
         self.use_engine("auto")
         self.replay = config.replay.build(spec, dim)
         noise = KeptNoise(config.noise_repeat, spec.num_envs, dim) if config.noise_repeat > 1 else FreshNoise()
-        scale = ReturnScale(config.gamma, config.return_limit, spec.num_envs) if config.scale_rewards else NoScale()
+        scale = ReturnScale(config.gamma, config.return_limit, spec.num_envs) if config.scale_rewards else nn.Identity()
         self.noise, self.rewards = noise.to(spec.device), scale.to(spec.device)
-        self.policy_rng, self.replay_rng = (
-            torch.Generator(spec.device).manual_seed(derive_seed(seed, name)) for name in ("policy", "shuffle")
-        )
-        self.progress, self.like = torch.zeros((), device=spec.device), self.empty_record().action
+        self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
+        self.replay_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
+        self.progress = torch.zeros((), device=spec.device)
+        self.like = torch.zeros((spec.num_envs, dim), device=spec.device)
+        """The shape of actions, for noise."""
         self.rollouts, self.refilled, self.updates = 0, 0, 0
         """Rollouts so far, those whose rows the ring was given, and updates so far; counted by the host."""
         self.stage = Stage(random=True, learns=False, turn=0)
@@ -94,24 +96,21 @@ class SAC(Algorithm[SACRecord]):
 
     def empty_record(self) -> SACRecord:
         """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
-        assert isinstance(self.spec.action, Continuous)
-        return SACRecord(torch.zeros((self.spec.num_envs, self.spec.action.dim), device=self.spec.device))
+        return SACRecord(torch.zeros_like(self.like))
 
     def begin_iteration(self) -> None:
         """Decide what the coming rollout and its updates are."""
         config, rows = self.config, self.horizon * self.spec.num_envs * distributed.world_size()
-        learns = (self.refilled + 1) * rows >= max(config.warmup_steps, 1)
-        self.stage = Stage(
-            random=self.rollouts * rows < config.warmup_steps, learns=learns, turn=self.updates % config.policy_delay
-        )
+        random = self.rollouts * rows < config.warmup_steps
         self.rollouts, self.refilled = self.rollouts + 1, self.refilled + 1
+        learns = self.refilled * rows >= max(config.warmup_steps, 1)
+        self.stage = Stage(random, learns, turn=self.updates % config.policy_delay)
         self.updates += config.updates if learns else 0
 
     def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, SACRecord, State]:
         """Sample actions; during the warm-up all are equally likely."""
         if self.stage.random:
-            shape = (self.spec.num_envs, self.policy.distribution.param_dim // 2)
-            share = draw_rows(torch.rand, shape, generator=self.policy_rng, device=self.spec.device)
+            share = draw_rows(torch.rand, self.like.shape, generator=self.policy_rng, device=self.spec.device)
             raw = torch.atanh((2.0 * share - 1.0).clamp(-0.999999, 0.999999))
         elif self.learner.engine is not None:
             raw = self.learner.engine.act(obs, self.noise(self.like, self.policy_rng))
@@ -125,7 +124,8 @@ class SAC(Algorithm[SACRecord]):
         """Remember a rollout and learn from what is drawn."""
         config, seen = self.config, tree_map(lambda x: x[:-1], rollout.obs)
         self.replay.write(rollout, rollout.record.action)
-        self.rewards.update(rollout)
+        if isinstance(self.rewards, ReturnScale):
+            self.rewards.update(rollout)
         # Moved by new rows, once: what is drawn again and again must not count again and again.
         self.learner.actor.network.update_statistics(seen, rollout.valid)
         self.learner.critics.encoder.update_statistics(seen, rollout.valid)
@@ -149,10 +149,6 @@ class SAC(Algorithm[SACRecord]):
         told = torch.stack(list(self.learner.metrics.values())).unbind()  # copies, by one call
         return metrics | dict(zip(self.learner.metrics, told, strict=True))
 
-    def generators(self) -> list[torch.Generator]:
-        """The random streams of acting, and of drawing and learning."""
-        return [self.policy_rng, self.replay_rng]
-
     def set_progress(self, fraction: float | Tensor) -> None:
         """Tell how much of the run is done, 0..1."""
         self.progress.fill_(fraction)
@@ -165,43 +161,30 @@ class SAC(Algorithm[SACRecord]):
         replay = f"{rows:,} transitions, {size / 1e6:,.0f} MB on {self.spec.device}, {saved}"
         return {"engine": self.engine, "replay": replay}
 
-    def _modules(self) -> dict[str, nn.Module]:
-        return self.learner.modules() | {"noise": self.noise, "rewards": self.rewards}
-
     def living(self) -> dict[str, Any]:
         """Weights, moments, statistics and metrics, where they live; the ring only changes once a rollout is done."""
+        modules = self.learner.modules() | {"noise": self.noise, "rewards": self.rewards}
         return {
-            "modules": {name: dict(module.state_dict()) for name, module in self._modules().items()},
+            "modules": {name: dict(module.state_dict()) for name, module in modules.items()},
             "optimizers": {name: optimizer.living() for name, optimizer in self.learner.optimizers.items()},
             "metrics": self.learner.metrics,
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Copies of all of them, counters, random states, and the ring unless it is left out."""
-        return tree_map(torch.clone, self.living()) | {
-            "counters": {"rollouts": self.rollouts, "refilled": self.refilled, "updates": self.updates},
-            "policy_rng": self.policy_rng.get_state(),
-            "replay_rng": self.replay_rng.get_state(),
-            "replay": self.replay.state_dict(),
-        }
+        counters = {"rollouts": self.rollouts, "refilled": self.refilled, "updates": self.updates}
+        return super().state_dict() | {"counters": counters, "replay": self.replay.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state; tensors keep their addresses."""
-        for name, module in self._modules().items():
-            module.load_state_dict(state["modules"][name])
-        self.learner.load_optimizer_state(state["optimizers"])
-        tree_copy_(self.learner.metrics, state["metrics"])
+        super().load_state_dict(state)
         self.rollouts, self.refilled, self.updates = (state["counters"][n] for n in ("rollouts", "refilled", "updates"))
-        self.policy_rng.set_state(state["policy_rng"])
-        self.replay_rng.set_state(state["replay_rng"])
         self.replay.load_state_dict(state["replay"])
         if self.refilled and not state["replay"]["tables"]:
-            self.refilled = 0
-            needed = max(self.config.warmup_steps, 1)
+            self.refilled, needed = 0, max(self.config.warmup_steps, 1)
             logger.warning(
-                "the checkpoint holds no remembered transitions (replay.save=false): %d are collected, by the policy, "
-                "before learning goes on",
-                needed,
+                f"the checkpoint holds no remembered transitions (replay.save=false): {needed} are collected, by the "
+                "policy, before learning goes on"
             )
 
 

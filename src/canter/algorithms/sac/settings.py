@@ -13,6 +13,7 @@ from canter.nn.critics import CriticConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import AnyNetworkConfig, NetworkConfig
 from canter.optim import OptimizerConfig
+from canter.plain import check_range
 from canter.schedules import AdaptiveKL, Constant
 
 
@@ -38,9 +39,7 @@ class TemperatureConfig:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, and two targets."""
-        for name in ("initial", "target_std"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
+        check_range(self, "must be above 0", "initial", "target_std")
         if self.target_entropy is not None and self.target_std is not None:
             raise ValueError(f"target_std={self.target_std} and target_entropy={self.target_entropy}: give one of them")
 
@@ -107,39 +106,28 @@ class SACSettings:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
-        for name in ("horizon", "batch_size", "n_steps", "policy_delay", "noise_repeat"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps={self.warmup_steps} must not be negative")
+        check_range(self, "must be at least 1", "horizon", "batch_size", "n_steps", "policy_delay", "noise_repeat")
+        check_range(self, "must not be negative", "warmup_steps")
+        check_range(self, "must lie in 0..1, without 1", "gamma")
+        check_range(self, "must lie above 0 and up to 1", "tau")
+        check_range(self, "must be above 0", "policy_gain", "return_limit")
         if self.warmup_steps > self.replay.capacity:
             raise ValueError(
                 f"warmup_steps={self.warmup_steps} never fit into replay.capacity={self.replay.capacity}: nothing "
                 "would be learned"
             )
-        if not 0 <= self.gamma < 1:
-            raise ValueError(f"gamma={self.gamma} must lie in 0..1, without 1")
-        if not 0 < self.tau <= 1:
-            raise ValueError(f"tau={self.tau} must lie above 0 and up to 1")
-        for name in ("policy_gain", "return_limit"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be above 0")
-        self._check_updates()
+        updates = self.updates_per_step * self.horizon
+        if updates < 1 or abs(updates - round(updates)) >= 1e-6:
+            raise ValueError(
+                f"updates_per_step={self.updates_per_step} times horizon={self.horizon} is {updates:g} updates, which "
+                f"must be a whole number of at least 1; use updates_per_step={max(1, round(updates)) / self.horizon:g},"
+                " or another horizon"
+            )
         for name in ("optimizer", "critic_optimizer"):
             if isinstance(getattr(getattr(self, name), "learning_rate", None), AdaptiveKL):
                 raise ValueError(f"{name}.learning_rate: adaptive_kl follows updates of PPO; use a number or linear")
         if getattr(self.policy, "memory", None) is not None:
             raise ValueError("policy.memory: sac learns from single transitions, so its policy has no memory; use ppo")
-
-    def _check_updates(self) -> None:
-        updates = self.updates_per_step * self.horizon
-        if updates >= 1 and abs(updates - round(updates)) < 1e-6:
-            return
-        near = max(1, round(updates)) / self.horizon
-        raise ValueError(
-            f"updates_per_step={self.updates_per_step} times horizon={self.horizon} is {updates:g} updates, which must "
-            f"be a whole number of at least 1; use updates_per_step={near:g}, or another horizon"
-        )
 
     @property
     def updates(self) -> int:

@@ -70,8 +70,8 @@ def refuse_overrides(cls: type, own: type | None = None) -> None:
 def parents_agents_refused() -> Iterator[None]:
     """While a builder runs: agents of rl_games, and subclasses of them, are refused before they build anything."""
     places = {"common.a2c_common": "A2CBase", "algos_torch.sac_agent": "SACAgent"}
-    found = [getattr(sys.modules.get(f"rl_games.{module}"), name, None) for module, name in places.items()]
-    theirs: list[tuple[Any, Any]] = [(cls, cls.__init__) for cls in found if cls is not None]
+    found: Any = [getattr(sys.modules.get(f"rl_games.{module}"), name, None) for module, name in places.items()]
+    theirs = [(cls, cls.__init__) for cls in found if cls is not None]
     try:
         for cls, _ in theirs:
             cls.__init__ = lambda self, *_, **__: refuse_overrides(type(self))
@@ -83,7 +83,7 @@ def parents_agents_refused() -> Iterator[None]:
 
 def imported_settings(params: Mapping[str, Any], parity: bool, num_envs: int | None, agents: int = 1) -> Imported:
     """Canter's settings of what Runner was given."""
-    return import_config({"params": plain(params)}, parity=parity, num_envs=num_envs, agents=agents, env=None)
+    return import_config({"params": plain(params)}, parity=parity, num_envs=num_envs, agents=agents)
 
 
 def plain(value: Any) -> Any:
@@ -150,9 +150,8 @@ class Agent:
         self.imported = imported_settings(params, self.parity, num_actors, self.num_agents)
         self.observer: Any = (self.config.get("features") or {}).get("observer")
         self.name = str(self.config.get("name", "run"))
-        self.experiment_name = str(
-            self.config.get("full_experiment_name") or f"{self.name}{time.strftime('_%d-%H-%M-%S')}"
-        )
+        given = self.config.get("full_experiment_name")
+        self.experiment_name = str(given or f"{self.name}{time.strftime('_%d-%H-%M-%S')}")
         self.train_dir = str(self.config.get("train_dir", "runs"))
         self.experiment_dir = os.path.join(self.train_dir, self.experiment_name)
         self.nn_dir = os.path.join(self.experiment_dir, "nn")
@@ -207,9 +206,8 @@ class Agent:
         every = int(self.config.get("save_frequency", 0) or 0)
         if every > 0 and self.epoch_num % every == 0:
             self.save(os.path.join(self.nn_dir, name))
-        if self.mean_rewards > self.last_mean_rewards and self.epoch_num >= int(
-            self.config.get("save_best_after", 100)
-        ):
+        late = self.epoch_num >= int(self.config.get("save_best_after", 100))
+        if late and self.mean_rewards > self.last_mean_rewards:
             self.last_mean_rewards = self.mean_rewards
             self.save(os.path.join(self.nn_dir, self.name))
 

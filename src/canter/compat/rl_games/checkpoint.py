@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,28 +50,30 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
     """The same from a mapping that was read."""
     if not is_rl_games(tree):
         raise CheckpointRefused(path, f"no file of rl_games' PPO: it has {', '.join(map(str, list(tree)[:8]))}")
-    model = {str(name).replace("_orig_mod.", ""): tensor for name, tensor in tree["model"].items()}
-    central = {
-        CENTRAL + str(name).replace("_orig_mod.", "").removeprefix("model."): tensor
-        for name, tensor in (tree.get("assymetric_vf_nets") or {}).items()
-    }
-    names, central_names = (
-        [name for name in part if "mean_std." not in name and isinstance(part[name], Tensor)]
-        for part in (model, central)
-    )
+    model = uncompiled(tree["model"])
+    nets = uncompiled(tree.get("assymetric_vf_nets") or {})
+    central = {CENTRAL + name.removeprefix("model."): tensor for name, tensor in nets.items()}
     both = model | central
-    weights = Weights(parameters={name: both[name] for name in (*names, *central_names)})
+    parameters = {name: x for name, x in both.items() if "mean_std." not in name and isinstance(x, Tensor)}
+    names, central_names = ([name for name in parameters if name in part] for part in (model, central))
+    weights = Weights(parameters)
     weights.iteration, weights.env_steps = int(number(tree, "epoch", 0)), int(number(tree, "frame", 0))
     weights.moments, weights.optimizers["policy"] = positional(tree.get("optimizer"), names)
     moments, weights.optimizers["central_value"] = positional(tree.get("assymetric_vf_optimizer"), central_names)
     weights.moments |= moments
-    where = {"actor": "running_mean_std", "critic": f"{CENTRAL if central else ''}running_mean_std"}
-    for role, prefix in (where | {"value": f"{CENTRAL if central else ''}value_mean_std"}).items():
-        if f"{prefix}.running_mean" in both:
-            weights.statistics[role] = statistics_in(both, f"{prefix}.")
+    at = CENTRAL if central else ""
+    where = {"actor": "running_mean_std.", "critic": f"{at}running_mean_std.", "value": f"{at}value_mean_std."}
+    for role, prefix in where.items():
+        if f"{prefix}running_mean" in both:
+            weights.statistics[role] = statistics_in(both, prefix)
     if isinstance(tree.get(STYLE), Mapping):
         weights.statistics[discriminator.ROLE] = statistics_in(tree[STYLE])
     return weights
+
+
+def uncompiled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by the names that they have where torch.compile is off."""
+    return {str(name).replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
 
 
 def statistics_in(buffers: Mapping[str, Tensor], prefix: str = "") -> Statistics:
@@ -84,39 +86,27 @@ def links_of(ppo: PPO) -> list[Link]:
     """What is what, in the order in which rl_games' modules have their parameters."""
     model, central = ppo.model, ppo.config.central_value is not None
     separate = not model.shared_trunk and not central
-    a, c = ("a_", "c_") if separate else ("", "")
-    actor = network_of(model.actor, "actor")
-    parts = list(
-        network_links(
-            actor, "actor.network", f"{NET}.actor_mlp", f"{NET}.{a}rnn.rnn", f"{NET}.{a}layer_norm", f"{NET}.actor_cnn"
-        )
-    )
-    mean, sigma = _head(ppo, model.actor.head)
+    body = _body(model.actor, "actor", NET, prefix="a_" if separate else "")
     if separate:
-        critic = network_of(model.critic, "critic")
-        parts += network_links(
-            critic,
-            "critic.network",
-            f"{NET}.critic_mlp",
-            f"{NET}.{c}rnn.rnn",
-            f"{NET}.{c}layer_norm",
-            f"{NET}.critic_cnn",
-        )
-    value = (
-        []
-        if central and model.trunk_value is None
-        else linear_links(f"{NET}.value", "trunk_value.linear" if central else "critic.head.linear")
-    )
-    links = [*sigma, *sorted(parts, key=_place), *value, *mean]
+        body += _body(model.critic, "critic", NET, "critic", "c_")
+    mean, sigma = _head(ppo, model.actor.head)
+    links = [*sigma, *sorted(body, key=_place)]
+    if not central:
+        links += linear_links(f"{NET}.value", "critic.head.linear")
+    elif model.trunk_value is not None:
+        links += linear_links(f"{NET}.value", "trunk_value.linear")
+    links += mean
     if central:
-        critic = network_of(model.critic, "critic")
-        own = list(
-            network_links(
-                critic, "critic.network", f"{OWN}.actor_mlp", f"{OWN}.rnn.rnn", f"{OWN}.layer_norm", f"{OWN}.actor_cnn"
-            )
-        )
-        links += [*sorted(own, key=_place), *linear_links(f"{OWN}.value", "critic.head.linear")]
+        links += sorted(_body(model.critic, "critic", OWN), key=_place)
+        links += linear_links(f"{OWN}.value", "critic.head.linear")
     return links
+
+
+def _body(part: nn.Module, role: str, at: str, name: str = "actor", prefix: str = "") -> list[Link]:
+    """A network without its last layer; rl_games calls a network that is alone the actor's."""
+    hidden, cnn = f"{at}.{name}_mlp", f"{at}.{name}_cnn"
+    rnn, norm = f"{at}.{prefix}rnn.rnn", f"{at}.{prefix}layer_norm"
+    return [*network_links(network_of(part, role), f"{role}.network", hidden, rnn, norm, cnn)]
 
 
 def _place(link: Link) -> int:
@@ -137,27 +127,26 @@ def _head(ppo: PPO, head: nn.Module) -> tuple[list[Link], list[Link]]:
         return [*mean, *linear_links(f"{NET}.sigma", "actor.head.raw_std")], []
     if not isinstance(ppo.spec.action, MultiDiscrete):
         return linear_links(f"{NET}.logits", "actor.head.linear"), []
-    return [link for links in _choices(ppo.spec.action.nvec) for link in links], []
-
-
-def _choices(nvec: tuple[int, ...]) -> Iterator[list[Link]]:
+    links: list[Link] = []
     start = 0
-    for i, n in enumerate(nvec):
-        yield linear_links(f"{NET}.logits.{i}", "actor.head.linear", our_rows=(start, start + n))
+    for i, n in enumerate(ppo.spec.action.nvec):
+        links += linear_links(f"{NET}.logits.{i}", "actor.head.linear", our_rows=(start, start + n))
         start += n
+    return links, []
 
 
 def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic", "optimizer")) -> None:
     """Put the weights of a file into PPO."""
     links, learns = links_of(ppo), "optimizer" in parts
-    unknown = sorted(set(weights.parameters) - {link.theirs for link in links})
     amp = discriminator.discriminator_of(ppo) if learns else None
+    spare: tuple[str, ...] = ()
     if amp is not None or not learns:  # what acts needs no discriminator
-        unknown = [name for name in unknown if not name.startswith(discriminator.PREFIX)]
-    # With a central value the actor's own critic judges nothing, and is there only with central_value.actor_value.
-    own_critic = (f"{NET}.value.", f"{NET}.critic_", f"{NET}.c_")
-    spare = ppo.config.central_value is not None
-    unknown = [name for name in unknown if not (spare and name.startswith(own_critic))]
+        spare += (discriminator.PREFIX,)
+    if ppo.config.central_value is not None:
+        # The actor's own critic judges nothing, and is there only with central_value.actor_value.
+        spare += (f"{NET}.value.", f"{NET}.critic_", f"{NET}.c_")
+    unknown = sorted(set(weights.parameters) - {link.theirs for link in links})
+    unknown = [name for name in unknown if not name.startswith(spare)]
     if unknown:
         raise ConfigError(f"the settings have no place for the file's {', '.join(unknown)}")
     if ppo.model.shared_trunk:
@@ -174,12 +163,15 @@ def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic"
 def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
     """PPO as rl_games 1.6 saves it: tensors, numbers and None only."""
     weights = take_weights(ppo, links_of(ppo))
-    model, central = _split(weights.parameters)
+    central = {name: tensor for name, tensor in weights.parameters.items() if name.startswith(CENTRAL)}
+    model = {name: tensor for name, tensor in weights.parameters.items() if name not in central}
     if f"{NET}.value.weight" not in model:
         model = _with_value(model, network_of(ppo.model.actor, "actor").features)
     statistics = _statistics(weights, ("value", "value_mean_std"), ("actor", "running_mean_std"))
-    if ppo.config.central_value is not None:
-        statistics |= {name: buffer for name, buffer in _untouched().items() if name in statistics}
+    if ppo.config.central_value is not None and "value" in weights.statistics:
+        # It has the statistics of values that count: the actor's are as they began.
+        one = Statistics(torch.zeros(1).double(), torch.ones(1).double(), 1.0)
+        statistics |= _statistics(Weights(statistics={"value": one}), ("value", "value_mean_std"))
     tree: dict[str, Any] = {
         "model": statistics | model,
         "epoch": epoch,
@@ -209,23 +201,12 @@ def _with_style(tree: dict[str, Any], style: Weights, config: OptimizerConfig) -
     return tree if found is None else tree | {STYLE: buffers_of(found)}
 
 
-def _untouched() -> dict[str, Tensor]:
-    """The actor's statistics of values beside a central value, which has those that count."""
-    one = Statistics(torch.zeros(1).double(), torch.ones(1).double(), 1.0)
-    return _statistics(Weights(statistics={"value": one}), ("value", "value_mean_std"))
-
-
 def _with_value(model: dict[str, Tensor], features: int) -> dict[str, Tensor]:
     """With the value head that rl_games' actor has in any case; beside a central value nobody asks it."""
     value = {f"{NET}.value.weight": torch.zeros(1, features), f"{NET}.value.bias": torch.zeros(1)}
     last = (f"{NET}.mu.", f"{NET}.logits")
     before = {name: tensor for name, tensor in model.items() if not name.startswith(last)}
     return before | value | {name: tensor for name, tensor in model.items() if name.startswith(last)}
-
-
-def _split(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    central = {name: tensor for name, tensor in parameters.items() if name.startswith(CENTRAL)}
-    return {name: tensor for name, tensor in parameters.items() if name not in central}, central
 
 
 def _statistics(weights: Weights, *roles: tuple[str, str]) -> dict[str, Tensor]:

@@ -13,33 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.envs.robots.adapter import scalars
+from canter.compat.adapter import ParentEnv
 from canter.plain import ConfigError
-from canter.specs import (
-    ACTION_MASK,
-    ActionSpec,
-    Continuous,
-    Discrete,
-    EnvSpec,
-    MultiDiscrete,
-    Step,
-    TensorSpec,
-    TrainingProgress,
-)
+from canter.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, Step, TrainingProgress
 from canter.struct import Obs
 
 Hook = Callable[[Any, Tensor], Any]
 """Called with the infos of a step and the rows that ended."""
 
 
-class RlGamesEnv:
+class RlGamesEnv(ParentEnv):
     """An `IVecEnv`: `obs` for the policy, `states` for the critic, masks, time-outs and what it says of itself.
 
-    It resets within the step and so loses the last observation of an episode. Without `states` the critic gets none:
-    rl_games shows them to a central value alone.
+    Without `states` the critic gets none: rl_games shows them to a central value alone.
     """
-
-    begins_anew = False
 
     def __init__(
         self,
@@ -52,7 +39,8 @@ class RlGamesEnv:
         masks: bool,
         states: bool = True,
     ) -> None:
-        self.env, self.device, self.masks, self.states = env, torch.device(device), masks, states
+        super().__init__(env, device)
+        self.masks, self.states = masks, states
         self.info = env.get_env_info() if info is None else info
         self.hook: Hook | None = None
         """What looks at the infos of every step, if anybody wants to; it waits for the device."""
@@ -62,20 +50,8 @@ class RlGamesEnv:
             raise ConfigError(f"value_size={self.info['value_size']}: Canter learns from one reward, so add them up")
         self.first = self.env.reset()
         self.tensors = isinstance(_any_of(self.first), Tensor)
-        obs = self.groups(self.first)
-        self._spec = EnvSpec(
-            {name: TensorSpec(tuple(group.shape[1:]), group.dtype) for name, group in obs.items()},
-            action_spec(self.info["action_space"], clip_actions),
-            num_actors * self.agents,
-            self.device,
-            final_obs="unknown",
-            num_agents=self.agents,
-        )
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Shapes and conventions."""
-        return self._spec
+        action, rows = action_spec(self.info["action_space"], clip_actions), num_actors * self.agents
+        self.spec = self.describe(self.groups(self.first), action, rows, num_agents=self.agents)
 
     def groups(self, obs: Any) -> Obs:
         """Observations as groups: `policy`, and `critic` where there are states; groups inside keep their names."""
@@ -103,31 +79,16 @@ class RlGamesEnv:
         """Apply one action per row."""
         given = action if self.tensors else action.cpu().numpy()
         obs, reward, done, infos = self.env.step(given)
-        ended = torch.as_tensor(done).to(self.device).bool().reshape(-1)
         told = infos if isinstance(infos, Mapping) else {}
-        cut = told.get("time_outs")
-        truncated = torch.zeros_like(ended)
-        if cut is not None:
-            truncated = ended & torch.as_tensor(cut).to(self.device).bool().reshape(-1)
         if self.hook is not None:
-            self.hook(infos, ended.nonzero(as_tuple=False))
-        return Step(
-            obs=self.groups(obs),
-            reward=self.tensor(reward).reshape(-1),
-            terminated=ended & ~truncated,
-            truncated=truncated,
-            valid=torch.ones_like(ended),
-            metrics=scalars(told.get("episode") or {}, self.device),
-        )
+            self.hook(infos, self.flags(done).nonzero(as_tuple=False))
+        return self.stepped(self.groups(obs), self.tensor(reward), done, told.get("time_outs"), told.get("episode"))
 
     def set_progress(self, progress: TrainingProgress) -> None:
         """Tell the simulator how far training is, as rl_games does once an epoch."""
         tell = getattr(self.env, "set_train_info", None)
         if tell is not None:
             tell(progress.env_steps, self.algo)
-
-    def close(self) -> None:
-        """Leave it open: whoever made it closes it."""
 
 
 def action_spec(space: Any, clip_actions: bool) -> ActionSpec:

@@ -42,7 +42,8 @@ class PpoPlayer:
             self.device = torch.device("cpu")
         count = int(self.config["num_actors"])
         own = {"env_config": self.player_config["env_config"]} if "env_config" in self.player_config else {}
-        self.env = make_env({**params, "config": {**self.config, **own}}, self._actors(), str(self.device), self.parity)
+        actors = int(self.player_config.get("num_actors", count))
+        self.env = make_env({**params, "config": {**self.config, **own}}, actors, str(self.device), self.parity)
         self.num_agents = self.env.spec.num_agents
         imported = imported_settings(params, self.parity, count, self.num_agents)
         spec = replace(self.env.spec, num_envs=count * self.num_agents)
@@ -50,17 +51,12 @@ class PpoPlayer:
         self.is_rnn = self.policy.initial_state(1) != ()
         self.states: list[Tensor] | None = None
         self.batch_size, self.has_batch_dimension = 1, False
-        self.is_deterministic = bool(
-            self.player_config.get("deterministic", self.player_config.get("determenistic", True))
-        )
+        misspelt = self.player_config.get("determenistic", True)  # as rl_games reads it too
+        self.is_deterministic = bool(self.player_config.get("deterministic", misspelt))
         self.games_num = int(self.player_config.get("games_num", NO_LIMIT))
         self.n_game_life = int(self.player_config.get("n_game_life", 1))
         self.max_steps = 108000 // 4
         self.render_env = bool(self.player_config.get("render", False))
-
-    def _actors(self) -> int:
-        """How many environments to play in: all of a simulator that has them in any case, one of others."""
-        return int(self.player_config.get("num_actors", self.config["num_actors"]))
 
     def _build(self, config: TrainConfig, spec: EnvSpec) -> Policy:
         assert isinstance(config.algorithm, PPOConfig)
@@ -90,10 +86,10 @@ class PpoPlayer:
 
     def obs_to_torch(self, obs: Any) -> Any:
         """Observations as tensors on the device."""
-        inner = obs["obs"] if isinstance(obs, Mapping) and "obs" in obs else obs
-        if isinstance(inner, Mapping):
-            return {name: torch.as_tensor(value).to(self.device) for name, value in inner.items()}
-        return torch.as_tensor(inner).to(self.device).float()
+        obs = obs["obs"] if isinstance(obs, Mapping) and "obs" in obs else obs
+        if isinstance(obs, Mapping):
+            return {name: torch.as_tensor(value).to(self.device) for name, value in obs.items()}
+        return torch.as_tensor(obs).to(self.device).float()
 
     def _groups(self, obs: Any) -> Obs:
         obs = self.obs_to_torch(obs)
@@ -107,23 +103,20 @@ class PpoPlayer:
         """The same, among the actions that are allowed."""
         groups = self._groups(obs)
         mask = torch.as_tensor(action_masks).to(self.device).bool()
-        return self._act(
-            {**groups, ACTION_MASK: mask.reshape(*next(iter(groups.values())).shape[:1], -1)}, is_deterministic
-        )
+        groups[ACTION_MASK] = mask.reshape(*next(iter(groups.values())).shape[:1], -1)
+        return self._act(groups, is_deterministic)
 
     @torch.no_grad()
     def _act(self, groups: Obs, deterministic: bool) -> Tensor:
-        single = not self.has_batch_dimension and all(
-            group.dim() == len(self.policy.spec.obs[name].shape)
-            for name, group in groups.items()
-            if name in self.policy.spec.obs
-        )
+        known = self.policy.spec.obs
+        bare = (group.dim() == len(known[name].shape) for name, group in groups.items() if name in known)
+        single = not self.has_batch_dimension and all(bare)
         if single:
             groups = {name: group.unsqueeze(0) for name, group in groups.items()}
         rows = next(iter(groups.values())).shape[0]
         if self.is_rnn and self.states is None:
             self.states = self._theirs(self.policy.initial_state(rows))
-        state = self._ours(self.states) if self.is_rnn and self.states is not None else ()
+        state = () if self.states is None else self._ours(self.states)
         action, state = self.policy.act(groups, state, deterministic=deterministic)
         if self.is_rnn:
             self.states = self._theirs(state)

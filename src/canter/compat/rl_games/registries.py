@@ -15,25 +15,9 @@ from typing import Any
 from canter.plain import ConfigError
 
 _types: dict[str, Callable[..., Any]] = {}
-_environments: dict[str, dict[str, Any]] = {}
+_environments: dict[str, Mapping[str, Any]] = {}
 _networks: dict[str, Any] = {}
 _models: dict[str, Any] = {}
-
-
-def _register_type(name: str, builder: Callable[..., Any]) -> None:
-    _types[name] = builder
-
-
-def _register_environment(name: str, config: Mapping[str, Any]) -> None:
-    _environments[name] = dict(config)
-
-
-def _register_network(name: str, target: Any) -> None:
-    _networks[name] = target
-
-
-def _register_model(name: str, target: Any) -> None:
-    _models[name] = target
 
 
 def _theirs(module: str, name: str) -> Mapping[str, Any]:
@@ -66,6 +50,6 @@ def refuse_user_network(name: str, model: str) -> None:
             )
 
 
-vecenv = SimpleNamespace(register=_register_type, vecenv_config=_types, create_vec_env=create_vec_env)
-env_configurations = SimpleNamespace(register=_register_environment, configurations=_environments)
-model_builder = SimpleNamespace(register_network=_register_network, register_model=_register_model)
+vecenv = SimpleNamespace(register=_types.__setitem__, vecenv_config=_types, create_vec_env=create_vec_env)
+env_configurations = SimpleNamespace(register=_environments.__setitem__, configurations=_environments)
+model_builder = SimpleNamespace(register_network=_networks.__setitem__, register_model=_models.__setitem__)

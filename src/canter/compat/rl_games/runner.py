@@ -44,21 +44,24 @@ class ObjectFactory:
         return self.builders[name](**arguments)
 
 
-class Runner:
-    """Trains and plays by rl_games' settings; `parity` of the class says whether the parent's numbers are kept."""
+BUILDERS = (
+    ("a2c_continuous", Agent, PpoPlayer),
+    ("a2c_discrete", Agent, PpoPlayer),
+    ("amp_continuous", AmpAgent, PpoPlayer),
+    ("sac", SacAgent, SacPlayer),
+)
+"""What trains and what plays, by rl_games' name of the algorithm."""
 
-    parity = True
+
+class Runner:
+    """Trains and plays by rl_games' settings; `parity` of agents and players says whether its numbers are kept."""
 
     def __init__(self, algo_observer: Any = None) -> None:
         self.algo_observer = algo_observer or DefaultAlgoObserver()
         self.algo_factory, self.player_factory = ObjectFactory("agent"), ObjectFactory("player")
-        for name in ("a2c_continuous", "a2c_discrete"):
-            self.algo_factory.register_builder(name, lambda **arguments: Agent(**arguments))
-            self.player_factory.register_builder(name, lambda **arguments: PpoPlayer(**arguments))
-        self.algo_factory.register_builder("sac", lambda **arguments: SacAgent(**arguments))
-        self.player_factory.register_builder("sac", lambda **arguments: SacPlayer(**arguments))
-        self.algo_factory.register_builder("amp_continuous", lambda **arguments: AmpAgent(**arguments))
-        self.player_factory.register_builder("amp_continuous", lambda **arguments: PpoPlayer(**arguments))
+        for name, agent, player in BUILDERS:
+            self.algo_factory.register_builder(name, agent)
+            self.player_factory.register_builder(name, player)
         self.params: dict[str, Any] = {}
         self.agent: Any = None
 

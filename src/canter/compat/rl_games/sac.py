@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from canter.algorithms.sac import SAC
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
-from canter.compat.rl_games.checkpoint import buffers_of, statistics_in
+from canter.compat.rl_games.checkpoint import buffers_of, statistics_in, uncompiled
 from canter.compat.weights import (
     Weights,
     check_moments,
@@ -62,7 +62,7 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
     if not is_sac(tree):
         raise CheckpointRefused(path, f"no file of rl_games' SAC: it has {', '.join(map(str, list(tree)[:8]))}")
     weights = Weights(iteration=int(number(tree, "epoch", 0)), env_steps=int(number(tree, "frame", 0)))
-    named = {part: {str(name).replace("_orig_mod.", ""): x for name, x in tree[part].items()} for part in NETWORKS}
+    named = {part: uncompiled(tree[part]) for part in NETWORKS}
     for part, tensors in named.items():
         weights.parameters |= {f"{part}.{name}": x for name, x in tensors.items() if isinstance(x, Tensor)}
     if isinstance(tree.get("log_alpha"), Tensor):  # 1.6.5 does not save it, and begins anew with init_alpha
@@ -254,6 +254,5 @@ def dump(sac: SAC, epoch: int, frame: int, best: float) -> dict[str, Any]:
 
 def _joined(parts: list[Tensor]) -> Tensor:
     """On the CPU, and not a part of anything of ours."""
-    return (
-        (torch.cat(parts) if len(parts) > 1 else parts[0]).detach().cpu().clone(memory_format=torch.contiguous_format)
-    )
+    joined = torch.cat(parts) if len(parts) > 1 else parts[0]
+    return joined.detach().cpu().clone(memory_format=torch.contiguous_format)

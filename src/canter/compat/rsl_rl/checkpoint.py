@@ -41,6 +41,8 @@ OLD_NAMES = {
     "critic.": "critic.mlp.",
 }
 """Names up to 3.x, and since 5.0."""
+BEFORE_5 = {"std": STD.removeprefix("actor."), "log_std": LOG_STD.removeprefix("actor.")}
+"""Names of 4.0, which has the deviation beside the layers, and since."""
 OLD_STATISTICS = {
     "obs_norm_state_dict": "actor",
     "critic_obs_norm_state_dict": "critic",
@@ -68,11 +70,9 @@ def read_weights(path: str | Path) -> Weights:
 def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
     """The same from a mapping that was read."""
     if "actor_state_dict" in tree and "critic_state_dict" in tree:
-        models = {
-            f"{role}.{_since_5(name)}": t
-            for role in ("actor", "critic")
-            for name, t in tree[f"{role}_state_dict"].items()
-        }
+        models: dict[str, Any] = {}
+        for role in ("actor", "critic"):
+            models |= {f"{role}.{BEFORE_5.get(name, name)}": x for name, x in tree[f"{role}_state_dict"].items()}
     elif "model_state_dict" in tree:
         models = {_renamed(name): tensor for name, tensor in tree["model_state_dict"].items()}
     else:
@@ -88,11 +88,6 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
         if isinstance(tree.get(key), Mapping):
             weights.statistics[role] = _statistics(tree[key])
     return weights
-
-
-def _since_5(name: str) -> str:
-    """4.0 has the deviation beside the layers."""
-    return {"std": "distribution.std_param", "log_std": "distribution.log_std_param"}.get(name, name)
 
 
 def _renamed(name: str) -> str:
@@ -115,9 +110,8 @@ def links_of(ppo: PPO, std: str) -> list[Link]:
     for role, part in (("actor", ppo.model.actor), ("critic", ppo.model.critic)):
         network = network_of(part, role)
         behind = f"{role}.mlp.{len(network.hidden)}"
-        body = list(
-            network_links(network, f"{role}.network", f"{role}.mlp", f"{role}.rnn.rnn", "-", f"{role}.cnns.{{}}")
-        )
+        names = (f"{role}.mlp", f"{role}.rnn.rnn", "-", f"{role}.cnns.{{}}")
+        body = [*network_links(network, f"{role}.network", *names)]
         layers = [link for link in body if ".hidden." in link.ours]
         last = linear_links(behind, "critic.head.linear")
         if role == "actor":
@@ -139,30 +133,26 @@ def _actor_head(actor: nn.Module, behind: str, std: str) -> tuple[list[Link], li
         raise ConfigError(
             f"std.form={head.log_std.form} of a deviation from the network is not RSL-RL's: use scalar or log"
         )
-    both = [
-        (linear_links(behind, "actor.head.mean", (0, dim))),
-        linear_links(behind, "actor.head.raw_std", (dim, 2 * dim)),
-    ]
-    return [link for pair in zip(*both, strict=True) for link in pair], []
+    mean = linear_links(behind, "actor.head.mean", (0, dim))
+    deviation = linear_links(behind, "actor.head.raw_std", (dim, 2 * dim))
+    return [link for pair in zip(mean, deviation, strict=True) for link in pair], []
 
 
 def load(
     ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic", "optimizer"), *, strict: bool = True
 ) -> None:
     """Put the weights of a file into PPO; without `strict`, those that have a place."""
-    std = LOG_STD if LOG_STD in weights.parameters else STD
-    known = {link.theirs for link in links_of(ppo, std)}
-    unknown = sorted(set(weights.parameters) - known)
+    links = links_of(ppo, LOG_STD if LOG_STD in weights.parameters else STD)
+    unknown = sorted(set(weights.parameters) - {link.theirs for link in links})
     if unknown and strict and {"actor", "critic"} <= set(parts):
         raise ConfigError(f"the settings have no place for the file's {', '.join(unknown)}")
-    load_weights(ppo, weights, links_of(ppo, std), parts, strict)
+    load_weights(ppo, weights, links, parts, strict)
 
 
 def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5) -> dict[str, Any]:
     """PPO as a generation of RSL-RL saves it: tensors, numbers and None only."""
     log = isinstance(ppo.model.actor.head, GaussianHead) and log_std_of(ppo).form == "log"
-    links = links_of(ppo, LOG_STD if log else STD)
-    weights = take_weights(ppo, links)
+    weights = take_weights(ppo, links_of(ppo, LOG_STD if log else STD))
     names = [name for first in ORDERS.get(generation, ("",)) for name in weights.parameters if name.startswith(first)]
     if len(names) < len(weights.parameters):
         raise ConfigError(f"generation={generation}: RSL-RL has had policies with this encoder since 4.0")
@@ -194,17 +184,15 @@ def _layout(models: dict[str, Tensor], statistics: dict[str, Tensor], generation
             }
             for role in ("actor", "critic")
         }
-    beside = statistics if generation < 3 else {}
-    tree: dict[str, Any] = {
-        "model_state_dict": {
-            next(old + name[len(new) :] for old, new in OLD_NAMES.items() if name.startswith(new)): tensor
-            for name, tensor in (models | ({} if beside else statistics)).items()
-        }
-    }
+    model: dict[str, Tensor] = {}
+    for name, tensor in (models | (statistics if generation == 3 else {})).items():
+        old, new = next(pair for pair in OLD_NAMES.items() if name.startswith(pair[1]))
+        model[old + name.removeprefix(new)] = tensor
+    tree: dict[str, Any] = {"model_state_dict": model}
     for key, role in (("obs_norm_state_dict", "actor"), ("privileged_obs_norm_state_dict", "critic")):
         start = f"{role}.obs_normalizer."
-        own = {name.removeprefix(start): tensor for name, tensor in beside.items() if name.startswith(start)}
-        tree |= {key: own} if own else {}
+        own = {name.removeprefix(start): tensor for name, tensor in statistics.items() if name.startswith(start)}
+        tree |= {key: own} if own and generation < 3 else {}
     return tree
 
 
@@ -218,6 +206,5 @@ def _normalizer(found: Statistics, parts: Any) -> dict[str, Tensor]:
             "train with model.policy.normalizer.eps_on=deviation, eps=0.01 to export it"
         )
     row = {"_mean": found.mean, "_var": found.variance, "_std": std}
-    return {name: value.float().reshape(1, -1) for name, value in row.items()} | {
-        "count": torch.tensor(int(found.count))
-    }
+    row = {name: value.float().reshape(1, -1) for name, value in row.items()}
+    return row | {"count": torch.tensor(int(found.count))}

@@ -18,10 +18,9 @@ from canter.algorithms.distillation import Distillation, DistillationConfig
 from canter.algorithms.ppo import PPO
 from canter.compat.rsl_rl import checkpoint
 from canter.compat.rsl_rl.policy import InferencePolicy
-from canter.compat.rsl_rl.runner import OnPolicyRunner
+from canter.compat.rsl_rl.runner import LearningAlg, OnPolicyRunner
 from canter.compat.settings.importing import import_config
 from canter.config import TrainConfig
-from canter.optim import ParameterGroup
 from canter.plain import ConfigError
 from canter.storage.policy_file import save_policy
 from canter.struct import tree_copy_
@@ -55,37 +54,17 @@ def section_of(train_cfg: Mapping[str, Any], role: str) -> dict[str, Any]:
     return own
 
 
-class DistillationAlg:
-    """Distillation as RSL-RL's scripts see it."""
+class DistillationAlg(LearningAlg):
+    """Distillation."""
 
-    rnd = None
     teacher_loaded = False
 
     def __init__(
         self, algorithm: Distillation, stand_ins: Mapping[str, PPO], policy: InferencePolicy, *, teacher_has_std: bool
     ) -> None:
-        self.algorithm, self.stand_ins, self.policy = algorithm, stand_ins, policy
-        self.teacher_has_std = teacher_has_std
+        super().__init__(policy, algorithm.phase.optimizer.groups["student"])
+        self.algorithm, self.stand_ins, self.teacher_has_std = algorithm, stand_ins, teacher_has_std
         self.student, self.teacher = algorithm.actor, algorithm.teacher.actor
-
-    @property
-    def _group(self) -> ParameterGroup:
-        return self.algorithm.phase.optimizer.groups["student"]
-
-    @property
-    def learning_rate(self) -> float:
-        """The student's, now."""
-        return float(self._group.learning_rate)
-
-    def get_policy(self) -> InferencePolicy:
-        """The student."""
-        return self.policy
-
-    def train_mode(self) -> None:
-        """Nothing: networks here behave alike in both."""
-
-    def eval_mode(self) -> None:
-        """Nothing: networks here behave alike in both."""
 
     def save(self) -> dict[str, Any]:
         """RSL-RL 5.x's mapping of both networks and the optimiser."""

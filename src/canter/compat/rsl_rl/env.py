@@ -13,40 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.envs.robots.adapter import flat_groups, scalars
-from canter.specs import Continuous, EnvSpec, Step, Symmetry, TensorSpec
+from canter.compat.adapter import ParentEnv
+from canter.envs.robots.adapter import flat_groups
+from canter.specs import Continuous, Step, Symmetry
 from canter.struct import Obs
 
 
-class RslRlEnv:
+class RslRlEnv(ParentEnv):
     """A VecEnv of RSL-RL: groups of a TensorDict (3.x on), or the tensors of 1.x and 2.x as `policy` and `critic`.
 
-    It resets within the step and so loses the last observation of an episode. Actions go to it as they were drawn.
+    Actions go to it as they were drawn.
     """
 
-    begins_anew = False
-
     def __init__(self, env: Any, device: str | torch.device = "cpu") -> None:
-        self.env, self.device = env, torch.device(device)
-        obs = self.observe()
+        super().__init__(env, device)
         infinite = (float("inf"),) * int(env.num_actions)
-        self._spec = EnvSpec(
-            {name: TensorSpec(tuple(group.shape[1:]), group.dtype) for name, group in obs.items()},
-            Continuous(tuple(-bound for bound in infinite), infinite),
-            int(env.num_envs),
-            self.device,
-            final_obs="unknown",
-            env_id=type(getattr(env, "unwrapped", env)).__name__,
-        )
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Shapes and conventions."""
-        return self._spec
+        action, name = Continuous(tuple(-x for x in infinite), infinite), type(getattr(env, "unwrapped", env)).__name__
+        self.spec = self.describe(self.observe(), action, int(env.num_envs), env_id=name)
 
     def declare(self, symmetries: tuple[Symmetry, ...]) -> None:
         """Say how the world can be mirrored; its settings know, the environment does not."""
-        self._spec = replace(self._spec, symmetries=symmetries)
+        self.spec = replace(self.spec, symmetries=symmetries)
 
     def observe(self) -> Obs:
         """The observations of now; the environment was reset by whoever made it."""
@@ -80,17 +67,6 @@ class RslRlEnv:
         else:
             obs, reward, done, extras = result
             more = extras.get("observations") or {}
-        done = done.to(self.device).bool().reshape(-1)
-        cut = extras.get("time_outs")
-        truncated = torch.zeros_like(done) if cut is None else done & cut.to(self.device).bool().reshape(-1)
-        return Step(
-            obs=self.groups(obs, more),
-            reward=reward.to(self.device).float().reshape(-1),
-            terminated=done & ~truncated,
-            truncated=truncated,
-            valid=torch.ones_like(done),
-            metrics=scalars(extras.get("log") or extras.get("episode") or {}, self.device),
-        )
-
-    def close(self) -> None:
-        """Leave it open: whoever made it closes it."""
+        told = extras.get("log") or extras.get("episode")
+        reward = reward.to(self.device).float()
+        return self.stepped(self.groups(obs, more), reward, done, extras.get("time_outs"), told)

@@ -22,6 +22,7 @@ from canter.compat.rsl_rl.symmetry import symmetries_in
 from canter.compat.settings.importing import import_config
 from canter.compat.settings.rsl_rl import dialect_of
 from canter.config import TrainConfig
+from canter.optim import ParameterGroup
 from canter.training.progress import Report, UntilConfig
 from canter.training.trainer import Trainer
 
@@ -29,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 ENDLESS = 10**15
 """Steps of a run whose end is the caller's."""
-PARTS = ("actor", "critic", "optimizer", "iteration")
-"""What a file holds, by the names that `load_cfg` has for it."""
+PARTS = ("actor", "critic", "optimizer")
+"""What a file holds besides the iteration, by the names that `load_cfg` has for it."""
 
 
 class Logger:
@@ -79,21 +80,18 @@ class Logger:
                 self.writer.add_scalar(tag, value, it)
 
 
-class Alg:
-    """PPO as RSL-RL's scripts and subclasses see it."""
+class LearningAlg:
+    """An algorithm as RSL-RL's scripts and subclasses see it, by its policy and the parameters of that."""
 
     rnd = None
 
-    def __init__(self, ppo: PPO, policy: InferencePolicy, generation: int) -> None:
-        self.ppo, self.policy, self.generation = ppo, policy, generation
-        self.actor, self.critic = ppo.model.actor, ppo.model.critic
-        self.actor_critic = policy
-        """What 1.x calls the policy; its `actor` is what scripts of that time export."""
+    def __init__(self, policy: InferencePolicy, group: ParameterGroup) -> None:
+        self.policy, self._group = policy, group
 
     @property
     def learning_rate(self) -> float:
         """The policy's, now."""
-        return float(next(iter(self.ppo.optimizers["policy"].groups.values())).learning_rate)
+        return float(self._group.learning_rate)
 
     def get_policy(self) -> InferencePolicy:
         """What acts."""
@@ -105,6 +103,17 @@ class Alg:
     def eval_mode(self) -> None:
         """Nothing: networks here behave alike in both."""
 
+
+class Alg(LearningAlg):
+    """PPO."""
+
+    def __init__(self, ppo: PPO, policy: InferencePolicy, generation: int) -> None:
+        super().__init__(policy, next(iter(ppo.optimizers["policy"].groups.values())))
+        self.ppo, self.generation = ppo, generation
+        self.actor, self.critic = ppo.model.actor, ppo.model.critic
+        self.actor_critic = policy
+        """What 1.x calls the policy; its `actor` is what scripts of that time export."""
+
     def save(self) -> dict[str, Any]:
         """RSL-RL's mapping of networks and optimiser, of the generation of the settings."""
         tree = checkpoint.dump(self.ppo, 0, generation=self.generation)
@@ -114,8 +123,8 @@ class Alg:
         self, loaded_dict: Mapping[str, Any], load_cfg: Mapping[str, Any] | None = None, strict: bool = True
     ) -> bool:
         """Take networks and optimiser from a mapping of any generation; gives whether the iteration is wanted too."""
-        wanted = {part: True for part in PARTS} if load_cfg is None else dict(load_cfg)
-        parts = tuple(part for part in PARTS if wanted.get(part) and part != "iteration")
+        wanted = dict.fromkeys((*PARTS, "iteration"), True) if load_cfg is None else dict(load_cfg)
+        parts = tuple(part for part in PARTS if wanted.get(part))
         checkpoint.load(self.ppo, checkpoint.weights_in(loaded_dict, Path("loaded_dict")), parts, strict=strict)
         return bool(wanted.get("iteration", False))
 

@@ -17,6 +17,7 @@ from canter.storage.strict_yaml import parse_value
 
 INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 """The innermost ones; those around them follow once these are words."""
+FALSE = ("", "false", "none", "null", "0")
 UNRESOLVED = "\0"
 """Stands for the dollar of one that nothing resolves, so that it is not tried again."""
 
@@ -58,16 +59,10 @@ def resolve(
     tree: dict[str, Any], given: Mapping[str, Any], around: dict[str, Any], at: tuple[str, ...]
 ) -> dict[str, Any]:
     """A file's tree with every `${...}` that something resolves replaced; the others stay as they are."""
-    whole: Any = dict(around)
-    here = whole
-    for part in at[:-1]:
-        here = here.setdefault(part, {})
-    if at:
-        here[at[-1]] = tree
-    else:
-        whole = merge(whole, tree)
-    scope = Scope(whole, given)
-    return {key: _walk(value, scope, (*at, key)) for key, value in tree.items()}
+    below: Any = tree
+    for part in reversed(at):
+        below = {part: below}
+    return _walk(tree, Scope(around | below, given), at)
 
 
 def _walk(value: Any, scope: Scope, path: tuple[str, ...]) -> Any:
@@ -92,26 +87,25 @@ class Scope:
             value = self._value(found[1], path, depth)
             if found[0] == text and not isinstance(value, str):
                 return value
-            text = text[: found.start()] + _as_text(value) + text[found.end() :]
+            text = text[: found.start()] + ("" if value is None else str(value)) + text[found.end() :]
         text = text.replace(UNRESOLVED, "$")
         return text if "${" in text else parse_value(text)
 
     def _value(self, inner: str, path: tuple[str, ...], depth: int) -> Any:
         function, colon, arguments = inner.partition(":")
         if colon:
-            return _FUNCTIONS.get(function.strip(), _unknown)(inner, *(part.strip() for part in arguments.split(",")))
+            words = (part.strip() for part in arguments.split(","))
+            known = _FUNCTIONS.get(function.strip())
+            return known(*words) if known else _unresolved(inner)
         dots = len(inner) - len(inner.lstrip("."))
         name = tuple(inner.lstrip(".").split("."))
-        found = self._given(".".join(name))
+        found = self.given.get(".".join(name), _ABSENT)
         if found is _ABSENT:
             where = (*path[: len(path) - dots], *name) if dots else name
             found = self._at(where)
             if isinstance(found, str) and "${" in found:
                 found = self.resolve(found, where, depth + 1)
-        return f"{UNRESOLVED}{{{inner}}}" if found is _ABSENT or isinstance(found, Mapping) else found
-
-    def _given(self, name: str) -> Any:
-        return self.given.get(name, _ABSENT)
+        return _unresolved(inner) if found is _ABSENT or isinstance(found, Mapping) else found
 
     def _at(self, path: tuple[str, ...]) -> Any:
         here: Any = self.tree
@@ -125,22 +119,18 @@ class Scope:
 _ABSENT = object()
 
 
-def _as_text(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
-def _unknown(inner: str, *arguments: str) -> str:
+def _unresolved(inner: str) -> str:
     return f"{UNRESOLVED}{{{inner}}}"
 
 
-def _truth(text: str) -> bool:
-    return text.strip("\"'").lower() not in ("", "false", "none", "null", "0")
+def _bare(text: str) -> str:
+    return text.strip("\"'").lower()
 
 
 _FUNCTIONS: dict[str, Any] = {
-    "resolve_default": lambda inner, default, given="": given if given else default,
-    "if": lambda inner, condition, yes="", no="": yes if _truth(condition) else no,
-    "eq": lambda inner, one, other="": str(one.strip("\"'").lower() == other.strip("\"'").lower()),
-    "contains": lambda inner, part, whole="": str(part.strip("\"'").lower() in whole.strip("\"'").lower()),
+    "resolve_default": lambda default, given="": given if given else default,
+    "if": lambda condition, yes="", no="": no if _bare(condition) in FALSE else yes,
+    "eq": lambda one, other="": str(_bare(one) == _bare(other)),
+    "contains": lambda part, whole="": str(_bare(part) in _bare(whole)),
 }
 """The functions that IsaacGymEnvs gives to its files, of arguments that are words."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ from canter.compat.settings.python_syntax import (
     MISSING,
     Class,
     External,
+    Found,
     Module,
     fields_of,
+    is_class,
     method_of,
     nested,
+    note,
     outwards,
     without_missing,
 )
@@ -41,7 +44,6 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.modules: dict[Path, Module] = {}
         self.roots = [*_package_roots(path), *(Path(entry) for entry in sys.path if entry)]
-        self.depth = 0
         self.main = self.module(path)
 
     def module(self, path: Path) -> Module:
@@ -57,58 +59,30 @@ class Reader:
                 raise ConfigError(f"{path}:{getattr(error, 'lineno', 0)}: not valid Python: {error}") from error
             module = self.modules[path] = Module(path, path.stem)
             for node in tree.body:
-                self._note(module, node)
+                note(module, node)
         return self.modules[path]
 
-    def _note(self, module: Module, node: ast.stmt) -> None:
-        match node:
-            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
-                module.names[name] = node
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                module.names[name] = value
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                module.names[name] = value
-            case ast.Import(names=aliases):
-                for alias in aliases:
-                    module.names[alias.asname or alias.name.partition(".")[0]] = (alias.name, None)
-            case ast.ImportFrom(module=source, names=aliases, level=level):
-                where = "." * level + (source or "")
-                for alias in aliases:
-                    if alias.name == "*":
-                        module.stars.append(where)
-                    else:
-                        module.names[alias.asname or alias.name] = (where, alias.name)
-            case ast.If(body=body) | ast.Try(body=body):
-                for inner in body:
-                    self._note(module, inner)
-            case _:
-                pass
+    def find(self, module: Module, name: str, depth: int = 0) -> Found[Any] | External | None:
+        """What a name means in a file, with the file that defines it; None for an unknown name."""
+        if depth > 40:
+            return External(f"{module.name}:{name}")
+        if name not in module.names:
+            inside = (self._find_in(module, star, name, depth) for star in module.stars)
+            return next((found for found in inside if found), None)
+        found = module.names[name]
+        if not isinstance(found, tuple):
+            return Found(found, module)
+        where, original = found
+        if original is None:
+            return External(where)
+        submodule = self._locate(module, f"{where}.{original}" if not where.endswith(".") else where + original)
+        unread = External(f"{where}.{original}" if submodule else f"{where}:{original}")
+        return self._find_in(module, where, original, depth) or unread
 
-    def find(self, module: Module, name: str) -> tuple[Module, Any] | External | None:
-        """What a name means in a file: the file that defines it and the syntax tree; None for an unknown name."""
-        self.depth += 1
-        try:
-            if self.depth > 40:
-                return External(f"{module.name}:{name}")
-            if name not in module.names:
-                for star in module.stars:
-                    target = self._locate(module, star)
-                    found = target and self.find(self.module(target), name)
-                    if found:
-                        return found
-                return None
-            found = module.names[name]
-            if not isinstance(found, tuple):
-                return module, found
-            where, original = found
-            if original is None:
-                return External(where)
-            target = self._locate(module, where)
-            inner = target and self.find(self.module(target), original)
-            submodule = self._locate(module, f"{where}.{original}" if not where.endswith(".") else where + original)
-            return inner or External(f"{where}.{original}" if submodule else f"{where}:{original}")
-        finally:
-            self.depth -= 1
+    def _find_in(self, module: Module, where: str, name: str, depth: int) -> Found[Any] | External | None:
+        """The same for a name of another file, by the path by which a file imports from that."""
+        target = self._locate(module, where)
+        return self.find(self.module(target), name, depth + 1) if target else None
 
     def _locate(self, module: Module, name: str) -> Path | None:
         """The file of a module, without importing anything."""
@@ -142,11 +116,8 @@ OPERATORS: dict[type[ast.AST], Any] = {
 }
 
 
-class Evaluator:
+class Evaluator(Reader):
     """Syntax trees of settings to plain data."""
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
 
     def fail(self, module: Module, node: ast.AST, what: str) -> ConfigError:
         """Something that only running the file would tell."""
@@ -180,31 +151,21 @@ class Evaluator:
             raise self.fail(module, node, "expected a number")
         return value
 
-    def _target(
-        self, node: ast.AST, module: Module, scope: Class | None
-    ) -> tuple[Module, Any, Class | None] | External:
+    def _target(self, node: ast.AST, module: Module, scope: Class | None) -> Found[Any] | External:
         """What a name or a dotted name stands for."""
         if isinstance(node, ast.Name):
             for owner in outwards(scope):
-                inner = nested(owner.node).get(node.id)
-                if inner is not None:
-                    return module, inner, owner
-            found = self.reader.find(module, node.id)
-            if found is None:
-                return External(node.id)
-            return found if isinstance(found, External) else (*found, None)
+                if node.id in nested(owner.node):
+                    return Found(nested(owner.node)[node.id], module, owner)
+            return self.find(module, node.id) or External(node.id)
         if isinstance(node, ast.Attribute):
             of = self._target(node.value, module, scope)
             if isinstance(of, External):
-                return External(f"{of}{'.' if ':' in of.path else ':'}{node.attr}")
-            home, owner, outer = of
-            if isinstance(owner, ast.ClassDef):
-                for base in self.lineage(Class(owner.name, owner, home, outer)):
-                    if node.attr in nested(base.node):
-                        return base.module, nested(base.node)[node.attr], base
-                    own = fields_of(base.node).get(node.attr)
-                    if own is not None:
-                        return base.module, own, base
+                return External(f"{of}{'.' if ':' in of else ':'}{node.attr}")
+            for base in self.lineage(of) if is_class(of) else ():
+                own = fields_of(base.node) | nested(base.node)
+                if node.attr in own:
+                    return Found(own[node.attr], base.module, base)
         return External(ast.unparse(node))
 
     def _named(self, node: ast.AST, module: Module, scope: Class | None) -> Any:
@@ -212,11 +173,10 @@ class Evaluator:
             return MISSING
         found = self._target(node, module, scope)
         if isinstance(found, External):
-            return MISSING if found.path.endswith(":MISSING") else str(found)
-        home, tree, outer = found
-        if isinstance(tree, ast.ClassDef | ast.FunctionDef):
-            return f"{home.name}:{tree.name}"
-        return self.value(tree, home, outer)
+            return MISSING if found.endswith(":MISSING") else str(found)
+        if isinstance(found.node, ast.ClassDef | ast.FunctionDef):
+            return f"{found.module.name}:{found.node.name}"
+        return self.value(found.node, found.module, found.outer)
 
     def _call(self, node: ast.Call, module: Module, scope: Class | None) -> Any:
         keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
@@ -230,43 +190,42 @@ class Evaluator:
             return self.value(inner, module, scope)
         if name in ("list", "tuple", "dict") and not keywords:
             return self.value(node.args[0], module, scope) if node.args else ({} if name == "dict" else [])
-        if name == "dict":
-            return {key: self.value(item, module, scope) for key, item in keywords.items()}
         given = {key: self.value(item, module, scope) for key, item in keywords.items()}
+        if name == "dict":
+            return given
         found = self._target(node.func, module, scope)
         if isinstance(found, External) and (name in CLASS_NAMES or name.endswith("Cfg")):
             return {"class_name": CLASS_NAMES.get(name, MISSING)} | given
         if isinstance(found, External):
             raise self.fail(module, node, NOT_RUN)
-        home, tree, outer = found
-        if isinstance(tree, ast.ClassDef):
-            return self.instance(Class(tree.name, tree, home, outer), given)
-        if isinstance(tree, ast.FunctionDef):
-            return self.returned(tree, home)
+        if is_class(found):
+            return self.instance(found, given)
+        if isinstance(found.node, ast.FunctionDef):
+            return self.returned(found.node, found.module)
         raise self.fail(module, node, "expected a class of settings")
 
     def returned(self, function: ast.FunctionDef, module: Module) -> Any:
         """What a function without arguments returns, where that is one expression."""
-        returns = [node for node in function.body if isinstance(node, ast.Return) and node.value is not None]
-        if len(returns) != 1 or returns[0].value is None:
+        returned = [node.value for node in function.body if isinstance(node, ast.Return) and node.value is not None]
+        if len(returned) != 1:
             raise self.fail(module, function, NOT_RUN)
         local = Module(module.path, module.name, dict(module.names), module.stars)
         for statement in function.body:
-            self.reader._note(local, statement)
-        return self.value(returns[0].value, local)
+            note(local, statement)
+        return self.value(returned[0], local)
 
     def lineage(self, cls: Class) -> Iterator[Class]:
         """A class and its bases that are in reach, itself first."""
         yield cls
         for base in cls.node.bases:
             found = self._target(base, cls.module, cls.outer)
-            if not isinstance(found, External) and isinstance(found[1], ast.ClassDef):
-                yield from self.lineage(Class(found[1].name, found[1], found[0], found[2]))
+            if is_class(found):
+                yield from self.lineage(found)
 
     def base_names(self, cls: Class) -> Iterator[str]:
         """Names of a class and all its bases, in reach or not."""
         for member in self.lineage(cls):
-            yield member.name
+            yield member.node.name
             for base in member.node.bases:
                 yield ast.unparse(base).rpartition(".")[2]
 
@@ -280,24 +239,24 @@ class Evaluator:
                 values[name] = self.value(node, member.module, member)
             for name, node in nested(member.node).items():
                 if name.islower():  # legged_gym's sections are classes inside of a class
-                    values[name] = self.instance(Class(name, node, member.module, member))
+                    values[name] = self.instance(Found(node, member.module, member))
         values |= given or {}
-        owner = next((member for member in lineage if method_of(member.node, "__post_init__")), None)
-        if owner is not None:
-            self._post_init(owner, values)
+        self._post_init(lineage, values)
         return values
 
-    def _post_init(self, cls: Class, values: dict[str, Any]) -> None:
-        method = method_of(cls.node, "__post_init__")
-        for statement in method.body if method else ():
+    def _post_init(self, lineage: Iterable[Class], values: dict[str, Any]) -> None:
+        """What the first `__post_init__` of these classes assigns."""
+        having = ((cls, method) for cls in lineage if (method := method_of(cls.node, "__post_init__")))
+        first = next(having, None)
+        if first is None:
+            return
+        cls, method = first
+        for statement in method.body:
             match statement:
                 case ast.Expr(value=ast.Constant()):
                     continue
                 case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super"))))):
-                    above = [member for member in self.lineage(cls)][1:]
-                    owner = next((member for member in above if method_of(member.node, "__post_init__")), None)
-                    if owner is not None:
-                        self._post_init(owner, values)
+                    self._post_init([*self.lineage(cls)][1:], values)
                 case ast.Assign(targets=[ast.Attribute() as target], value=value):
                     self._assign(target, self.value(value, cls.module, cls), values, cls)
                 case _:
@@ -331,16 +290,15 @@ CLASS_NAMES = {
 
 def runs_in(path: Path) -> dict[str, Any]:
     """All settings of whole runs that a file defines, by the name of the class or function; a callable gives each."""
-    reader = Reader(path)
-    evaluator = Evaluator(reader)
+    evaluator = Evaluator(path)
     found: dict[str, Any] = {}
-    for name, node in reader.main.names.items():
+    for name, node in evaluator.main.names.items():
         if isinstance(node, ast.ClassDef):
-            cls = Class(name, node, reader.main)
+            cls = Found(node, evaluator.main)
             if any(word in base for base in evaluator.base_names(cls) for word in CONFIG_WORDS):
                 found[name] = lambda cls=cls: without_missing(evaluator.instance(cls))
         elif isinstance(node, ast.FunctionDef) and node.returns and "RunnerCfg" in ast.unparse(node.returns):
-            found[name] = lambda node=node: without_missing(evaluator.returned(node, reader.main))
+            found[name] = lambda node=node: without_missing(evaluator.returned(node, evaluator.main))
     return found
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeGuard, TypeVar
 
 
 class Missing:
@@ -16,24 +16,23 @@ class Missing:
 MISSING = Missing()
 
 
-@dataclass
-class Class:
-    """A class of settings: its own fields with their syntax trees, and the scope in which they are read."""
+Node = TypeVar("Node")
 
-    name: str
-    node: ast.ClassDef
+
+@dataclass
+class Found(Generic[Node]):
+    """A syntax tree, mostly of a class of settings, and where it was found: names in it mean what they mean there."""
+
+    node: Node
     module: Module
     outer: Class | None = None
 
 
-@dataclass(frozen=True)
-class External:
-    """Something from a module that is not in reach, or that is no setting."""
+Class = Found[ast.ClassDef]
 
-    path: str
 
-    def __str__(self) -> str:
-        return self.path
+class External(str):
+    """The path of something from a module that is not in reach, or that is no setting."""
 
 
 @dataclass
@@ -45,6 +44,11 @@ class Module:
     names: dict[str, Any] = field(default_factory=dict)
     """Syntax tree, or (module, name) for what is imported."""
     stars: list[str] = field(default_factory=list)
+
+
+def is_class(found: Found[Any] | External) -> TypeGuard[Class]:
+    """Whether that is a class in reach."""
+    return isinstance(found, Found) and isinstance(found.node, ast.ClassDef)
 
 
 def outwards(scope: Class | None) -> Iterator[Class]:
@@ -66,16 +70,40 @@ def method_of(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 
 def fields_of(node: ast.ClassDef) -> dict[str, ast.expr]:
     """What a class sets its fields to, by name."""
-    fields: dict[str, ast.expr] = {}
-    for inner in node.body:
-        match inner:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                fields[name] = value
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                fields[name] = value
-            case _:
-                pass
-    return fields
+    return {name: value for inner in node.body for name, value in assigned(inner).items()}
+
+
+def assigned(node: ast.stmt) -> dict[str, ast.expr]:
+    """What a statement sets a name to, if it does."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            return {name: value}
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+            return {name: value}
+    return {}
+
+
+def note(module: Module, node: ast.stmt) -> None:
+    """Take note of what a statement defines or imports."""
+    module.names |= assigned(node)
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+            module.names[name] = node
+        case ast.Import(names=aliases):
+            for alias in aliases:
+                module.names[alias.asname or alias.name.partition(".")[0]] = (alias.name, None)
+        case ast.ImportFrom(module=source, names=aliases, level=level):
+            where = "." * level + (source or "")
+            for alias in aliases:
+                if alias.name == "*":
+                    module.stars.append(where)
+                else:
+                    module.names[alias.asname or alias.name] = (where, alias.name)
+        case ast.If(body=body) | ast.Try(body=body):
+            for inner in body:
+                note(module, inner)
+        case _:
+            pass
 
 
 def without_missing(value: Any) -> Any:

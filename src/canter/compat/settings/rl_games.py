@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from canter.compat.settings.rl_games_algorithm import CENTRAL, CONFIG, CRITIC, POLICY, translate_algorithm
-from canter.compat.settings.rl_games_network import STARTS, Place, translate_network
+from canter.compat.settings.rl_games_network import STARTS, translate_network
 from canter.compat.settings.rl_games_sac import translate_sac
 from canter.compat.settings.translation import NONE, Translation
 
@@ -38,24 +38,27 @@ def translate(t: Translation, env: str | None, num_envs: int | None, agents: int
         if not t.section(key):
             raise t.error(key, "a mapping", "it is required")
     name = t.word("params.algo.name")
+    if name not in (*ALGORITHMS, "sac"):
+        t.refuse("params.algo.name", "an algorithm of the user's: see canter.register('algorithm', NAME)")
+        t.refuse("params", f"belongs to {name}, which was refused")
+        return
     if name == "sac":
         _run(t, env)
         alone = num_envs is None and t.raw(f"{CONFIG}.num_actors") is None  # where the file is silent there is one
         translate_sac(t, _rows(t, 1 if alone else num_envs, agents))
         _precision(t, "algorithm.policy")
-        _edges(t)
-        t.finish()
-        return
-    if name not in ALGORITHMS:
-        t.refuse("params.algo.name", "an algorithm of the user's: see canter.register('algorithm', NAME)")
-        t.judge("params", "refused", why=f"belongs to {name}, which was refused")
-        return
-    t.judge("params.algo.name", "mapped", "algorithm.kind=ppo")
-    t.put("algorithm.kind", "ppo")
+    else:
+        _ppo(t, name, env, num_envs, agents)
+    _edges(t)
+    t.finish()
+
+
+def _ppo(t: Translation, name: str, env: str | None, num_envs: int | None, agents: int) -> None:
+    t.to("params.algo.name", "algorithm.kind", "ppo")
     _model(t)
     _run(t, env)
     rows = _rows(t, num_envs, agents)
-    translate_network(t, Place("params.network", POLICY))
+    translate_network(t, "params.network", POLICY)
     _shared_trunk(t)
     recurrent = t.section("params.network.rnn") or t.section(f"{CENTRAL}.network.rnn")
     if name == "amp_continuous":
@@ -65,22 +68,19 @@ def translate(t: Translation, env: str | None, num_envs: int | None, agents: int
         _amp(t, rows)
     _actions(t)
     _precision(t, POLICY)
-    _edges(t)
-    t.finish()
 
 
 def _model(t: Translation) -> None:
-    model = t.word("params.model.name")
-    if model in OLD_MODELS:
-        why = (
-            f"rl_games has no model of this name any more: read as {OLD_MODELS[model]}, with the memory of network.rnn"
-        )
-        t.to("params.model.name", "algorithm.model.distribution", MODELS[OLD_MODELS[model]], why)
-    elif model not in MODELS:
-        t.refuse("params.model.name", f"a model of the user's; known: {', '.join(MODELS)}")
-    else:
-        why = "its KL and deterministic action are wrong in rl_games" if MODELS[model] == "tanh_gaussian" else ""
+    name = t.word("params.model.name")
+    model, why = OLD_MODELS.get(name, name), ""
+    if model != name:
+        why = f"rl_games has no model of this name any more: read as {model}, with the memory of network.rnn"
+    elif model == "continuous_a2c_tanh":
+        why = "its KL and deterministic action are wrong in rl_games"
+    if model in MODELS:
         t.to("params.model.name", "algorithm.model.distribution", MODELS[model], why)
+    else:
+        t.refuse("params.model.name", f"a model of the user's; known: {', '.join(MODELS)}")
     for space in ("discrete", "multi_discrete", "continuous"):
         if not t.section(f"params.network.space.{space}"):
             t.judge(f"params.network.space.{space}", "mapped", "the environment's action space")
@@ -93,8 +93,11 @@ AMP = {
     "disc_reward_scale": ("reward_scale", 2.0),
     "task_reward_w": ("task_weight", 0.0),
     "disc_reward_w": ("style_weight", 1.0),
+    "normalize_amp_input": ("normalize_obs", True),
+    "amp_replay_buffer_size": ("replay", 1_000_000),
+    "amp_minibatch_size": ("batch_size", 4096),
 }
-"""Numbers of AMP's settings: their name in the extension, and what the parent's files have."""
+"""AMP's settings: their name in the extension, and what the parent's files have."""
 CLIPS = ("motions", "motion_weights", "obs_group", "columns", "time_step", "frames")
 """Settings of the extension that the parent's environment knows; a file may have them as `config.amp`."""
 
@@ -113,10 +116,8 @@ def _amp(t: Translation, rows: int | None) -> None:
         t.put("algorithm.bound_loss.limit", 1.0)
     own: dict[str, Any] = {"kind": "amp", "hidden": t.widths("params.network.disc.units", [1024, 512])}
     own["activation"] = t.word("params.network.disc.activation", default="relu")
-    own |= {name: t.number(f"{CONFIG}.{key}", usual) for key, (name, usual) in AMP.items()}
-    own["normalize_obs"] = t.flag(f"{CONFIG}.normalize_amp_input", True)
-    own["replay"] = t.integer(f"{CONFIG}.amp_replay_buffer_size", 1_000_000)
-    own["batch_size"] = t.integer(f"{CONFIG}.amp_minibatch_size", 4096)
+    reads = {bool: t.flag, int: t.integer, float: t.number}
+    own |= {name: reads[type(usual)](f"{CONFIG}.{key}", usual) for key, (name, usual) in AMP.items()}
     horizon, keep = t.settings["algorithm.horizon"], t.finite(f"{CONFIG}.amp_replay_keep_prob", 0.01)
     own["replay_rows"] = max(1, min(own["replay"], round(keep * horizon * (rows or 1))))
     own["updates"] = t.settings["algorithm.epochs"] * t.settings.get("algorithm.num_minibatches", 1)
@@ -130,27 +131,24 @@ def _amp(t: Translation, rows: int | None) -> None:
             own[name] = t.raw(f"{CONFIG}.amp.{name}")
             t.judge(f"{CONFIG}.amp.{name}", "mapped", f"{at}.{name}")
     t.put("algorithm.extensions", [own])
-    for key in ("units", "activation"):
-        t.judge(f"params.network.disc.{key}", "mapped", f"{at}.{'hidden' if key == 'units' else key}")
-    for key, name in {**{key: name for key, (name, _) in AMP.items()}, "normalize_amp_input": "normalize_obs"}.items():
+    for key, name in (("learning_rate", "learning_rate"), ("grad_norm", "max_grad_norm")):
+        t.origin[f"{at}.optimizer.{name}"] = f"{CONFIG}.{key}"
+    t.judge("params.network.disc.units", "mapped", f"{at}.hidden")
+    t.judge("params.network.disc.activation", "mapped", f"{at}.activation")
+    for key, (name, _) in AMP.items():
         t.judge(f"{CONFIG}.{key}", "mapped", f"{at}.{name}={own[name]}")
-    t.judge(f"{CONFIG}.amp_replay_buffer_size", "mapped", f"{at}.replay={own['replay']}")
-    t.judge(f"{CONFIG}.amp_minibatch_size", "mapped", f"{at}.batch_size={own['batch_size']}")
     why = "that share of each rollout is kept from the start, not only once the buffer is full"
     t.judge(f"{CONFIG}.amp_replay_keep_prob", "differs", f"{at}.replay_rows={own['replay_rows']}", why)
     t.judge(f"{CONFIG}.disc_coef", "differs", "", "the discriminator has an Adam of its own, which no factor changes")
-    for key in ("amp_obs_demo_buffer_size", "amp_batch_size"):
-        t.judge(f"{CONFIG}.{key}", "differs", f"{at}.motions", "clips are drawn anew for every update")
+    why = "clips are drawn anew for every update"
+    t.each(CONFIG, "amp_obs_demo_buffer_size amp_batch_size", "differs", f"{at}.motions", why)
     if "motions" not in own:
         why = f"the parent's environment has the clips: name their files here, or in the file as {CONFIG}.amp.motions"
         t.always(why, f"{at}.motions")
 
 
 def _shared_trunk(t: Translation) -> None:
-    separate = t.flag("params.network.separate", False)
-    if t.section(CENTRAL):
-        t.to("params.network.separate", "algorithm.model.shared_trunk", False)  # the central value is the critic
-        return
+    separate = t.flag("params.network.separate", False) or t.section(CENTRAL)  # the central value is the critic
     t.to("params.network.separate", "algorithm.model.shared_trunk", not separate)
 
 
@@ -167,8 +165,8 @@ def _rows(t: Translation, num_envs: int | None, agents: int) -> int | None:
         if value is None:
             raise t.error(key, "the number of environments", "say --num-envs N")
         return None
-    t.to(key, "env.num_envs", t.count(key))
-    return t.count(key) * agents
+    t.move(key, "env.num_envs", t.count)
+    return t.settings["env.num_envs"] * agents
 
 
 def _run(t: Translation, env: str | None) -> None:
@@ -180,8 +178,7 @@ def _run(t: Translation, env: str | None) -> None:
     else:
         why = "rl_games seeds nothing with 0" if t.integer("params.seed") == 0 else ""
         t.to("params.seed", "seed", t.integer("params.seed"), why)
-    if t.has(f"{CONFIG}.device"):
-        t.to(f"{CONFIG}.device", "device", t.word(f"{CONFIG}.device"))
+    t.move_given(f"{CONFIG}.device", "device", t.word)
     t.put("total_steps", None)
     epochs = t.integer(f"{CONFIG}.max_epochs", -1)
     if epochs > 0:
@@ -190,20 +187,17 @@ def _run(t: Translation, env: str | None) -> None:
     steps = max(t.integer(f"{CONFIG}.{key}", -1) for key in ("max_frames", "max_steps"))
     if steps > 0:
         t.put("total_steps", steps, f"{CONFIG}.max_frames")
-    for key in ("max_frames", "max_steps"):
-        t.judge(f"{CONFIG}.{key}", "mapped", f"total_steps={steps if steps > 0 else 'null'}")
+    t.each(CONFIG, "max_frames max_steps", "mapped", f"total_steps={steps if steps > 0 else 'null'}")
     score = f"{CONFIG}.score_to_win"
     if t.has(score):
-        why = (
-            "the mean of the last 100 episodes, looked at in every row of the log; rl_games looks at its best mean only"
-        )
-        t.to(score, "until.mean_return", t.number(score), why)
+        where = "looked at in every row of the log; rl_games looks at its best mean only"
+        t.to(score, "until.mean_return", t.number(score), f"the mean of the last 100 episodes, {where}")
     if not (epochs > 0 or steps > 0 or t.has(score)):
         t.put("total_steps", ENDLESS)
         t.always("nothing ends this run but you, as in rl_games", f"total_steps={ENDLESS}")
     save = f"{CONFIG}.save_frequency"
     if t.has(save) and t.integer(save) > 0:
-        t.to(save, "checkpoints.save_every", t.integer(save))
+        t.move(save, "checkpoints.save_every", t.integer)
     t.judge(save, "mapped", "checkpoints.save_every, which is never 0 here")
 
 
@@ -229,21 +223,14 @@ def _environment(t: Translation, env: str | None) -> None:
     t.judge(f"{CONFIG}.env_name", "differs", "", why)
     for key in ("env_name", "name", "task_name", "device"):
         t.judge(f"{options}.{key}", "mapped", "env.id")
-    for key, value in given.items():
-        taken = env is None and found not in ("", name)
-        if (
-            taken
-            and isinstance(value, str | int | float | bool | list | dict | None)
-            and f"{options}.{key}" not in t.judged
-        ):
+    taken = env is None and found not in ("", name)
+    for key, value in given.items() if taken else ():
+        plain = isinstance(value, str | int | float | bool | list | dict | None)
+        if plain and f"{options}.{key}" not in t.judged:
             t.put(f"env.options.{key}", value, f"{options}.{key}")
-        t.judge(
-            f"{options}.{key}",
-            "mapped" if taken else "differs",
-            f"env.options.{key}" if taken else "",
-            "" if taken else "a keyword of the environment that rl_games builds: give --env.options of yours",
-        )
-    t.judge(options, "mapped")
+        t.judge(f"{options}.{key}", "mapped", f"env.options.{key}")
+    why = "a keyword of the environment that rl_games builds: give --env.options of yours"
+    t.judge(options, "differs" if given else "mapped", "", why if given else "")
 
 
 def _actions(t: Translation) -> None:
@@ -253,62 +240,47 @@ def _actions(t: Translation) -> None:
 
 
 def _precision(t: Translation, policy: str) -> None:
-    for key in (f"{CONFIG}.mixed_precision", f"{CENTRAL}.mixed_precision"):
-        mixed = t.flag(key, False)
-        setting = f"{policy if key.startswith(f'{CONFIG}.mixed') else CRITIC}.precision"
-        if mixed:
-            t.to(key, setting, "bfloat16", "in acting too; Isaac Lab's fork multiplies in float16")
-        t.judge(key, "mapped", f"{setting}=float32")
+    for at, network in ((CONFIG, policy), (CENTRAL, CRITIC)):
+        key = f"{at}.mixed_precision"
+        if t.flag(key, False):
+            t.to(key, f"{network}.precision", "bfloat16", "in acting too; Isaac Lab's fork multiplies in float16")
+        t.judge(key, "mapped", f"{network}.precision=float32")
 
 
 def _edges(t: Translation) -> None:
     """What scripts, writers and players read."""
     for keys, to in _EDGES.items():
-        for key in keys.split():
-            t.judge(f"{CONFIG}.{key}", "mapped", to)
+        t.each(CONFIG, keys, "mapped", to)
     t.judge("params.torch_threads", "mapped", "execution.threads, which Canter chooses by itself")
-    for key in ("save_best_after", "games_to_track"):
-        t.judge(f"{CONFIG}.{key}", "mapped", "checkpoints.best, by the mean of the last 100 episodes")
-    for key in ("population_based_training", "pbt_idx"):
-        if t.raw(f"{CONFIG}.{key}") in (*NONE, False):
-            t.judge(f"{CONFIG}.{key}", "mapped", "off")
-        t.refuse(f"{CONFIG}.{key}", "there is no population based training here: start several runs")
+    no_pbt = "there is no population based training here: start several runs"
+    for key in (f"{CONFIG}.population_based_training", f"{CONFIG}.pbt_idx"):
+        t.only(key, t.raw(key) in (*NONE, False), "off", no_pbt)
     if t.section(f"{CONFIG}.self_play_config"):
         t.refuse(f"{CONFIG}.self_play_config", "the opponent lives in the trainer here: see self_play, docs/agents.md")
-    t.dead(
-        "since rl_games 1.3 the file comes with run({'checkpoint': ...})", "params.load_checkpoint", "params.load_path"
-    )
+    why = "since rl_games 1.3 the file comes with run({'checkpoint': ...})"
+    t.dead(why, "params.load_checkpoint", "params.load_path")
     t.dead("belongs under config", "params.player")
-    t.dead("belongs to SAC", *(f"{CONFIG}.{key}" for key in ("num_warmup_steps", "num_seed_steps")))
+    t.dead("belongs to SAC", f"{CONFIG}.num_warmup_steps", f"{CONFIG}.num_seed_steps")
     t.each(f"{CONFIG}.player", _PLAYER, "mapped", "canter play, Runner")
     _wrapper(t)
-    _beside_params(t)
+    if t.raw("pbt.enabled") is True:
+        t.refuse("pbt", no_pbt)
+    t.dead("rl_games reads params alone", *(str(key) for key in t.tree if key != "params"))
 
 
 def _wrapper(t: Translation) -> None:
     """What Isaac Lab's wrapper is told by `params.env`; `isaaclab:` does it itself, under Runner the wrapper does."""
     own, at = str(t.settings.get("env.id", "")).startswith("isaaclab:"), "params.env"
     apart = not t.flag(f"{at}.concate_obs_groups", True)  # the wrapper then gives groups by name
-    for name in ("clip_actions", "clip_observations"):
-        if own and t.has(f"{at}.{name}"):
-            t.to(f"{at}.{name}", f"env.options.{name}", t.number(f"{at}.{name}"))
+    for name in ("clip_actions", "clip_observations") if own else ():
+        t.move_given(f"{at}.{name}", f"env.options.{name}", t.number)
     for name, network in (("obs", POLICY), ("states", CRITIC)):
-        used = name == "obs" or t.section(CENTRAL)
-        if (own or apart) and used and t.has(f"{at}.obs_groups.{name}"):
-            t.to(f"{at}.obs_groups.{name}", f"{network}.obs_groups", t.groups(f"{at}.obs_groups.{name}"))
-        elif not used:
+        if name == "states" and not t.section(CENTRAL):
             t.dead("nothing reads states without a central value", f"{at}.obs_groups.{name}")
+        elif own or apart:
+            t.move_given(f"{at}.obs_groups.{name}", f"{network}.obs_groups", t.groups)
     t.each(f"{at}.obs_groups", "obs states", "mapped", WRAPPER)
     t.each(at, "clip_actions clip_observations concate_obs_groups", "mapped", WRAPPER)
-
-
-def _beside_params(t: Translation) -> None:
-    """Sections that scripts read; rl_games itself looks at `params` alone."""
-    if t.raw("pbt.enabled") is True:
-        t.refuse("pbt", "there is no population based training here: start several runs")
-    for key in t.tree:
-        if key != "params":
-            t.dead("rl_games reads params alone", str(key))
 
 
 WRAPPER = "Isaac Lab's wrapper, which a script with Runner has; else --env isaaclab:TASK"
@@ -323,6 +295,7 @@ _EDGES = {
     "device_name": "device of canter play",
     "torch_compile": "execution",
     "multi_gpu": "torchrun",
+    "save_best_after games_to_track": "checkpoints.best, by the mean of the last 100 episodes",
     "algo_observer": "Runner(algo_observer)",
     "vecenv_type import_modules": "--allow-import: what is imported is named by the caller",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from canter.compat.settings.rl_games_network import OTHER_START, STARTS, Place, translate_network
+from canter.compat.settings.rl_games_network import OTHER_START, STARTS, translate_network
 from canter.compat.settings.translation import NONE, Translation
 
 CONFIG = "params.config"
@@ -18,36 +18,26 @@ LINEAR_FLOOR = 1e-3
 
 def translate_algorithm(t: Translation, rows: int | None, continuous: bool, recurrent: bool) -> None:
     """Everything that changes what is learned; `rows` is the number of environments times agents, if known."""
-    central = t.section(CENTRAL)
-    for key, setting in (("gamma", "gamma"), ("tau", "gae_lambda")):
-        t.to(f"{CONFIG}.{key}", f"algorithm.{setting}", t.number(f"{CONFIG}.{key}"))
+    t.move(f"{CONFIG}.gamma", "algorithm.gamma", t.number)
+    t.move(f"{CONFIG}.tau", "algorithm.gae_lambda", t.number)
     horizon = t.count(f"{CONFIG}.horizon_length")
     t.to(f"{CONFIG}.horizon_length", "algorithm.horizon", horizon)
-    t.to(f"{CONFIG}.mini_epochs", "algorithm.epochs", t.integer(f"{CONFIG}.mini_epochs"))
+    t.move(f"{CONFIG}.mini_epochs", "algorithm.epochs", t.integer)
     _minibatches(t, CONFIG, "algorithm.num_minibatches", horizon, rows)
     _loss(t, continuous)
     _optimizer(t, CONFIG, OPTIMIZER, continuous, adaptive=True)
     _sequences(t, recurrent)
     _advantages(t)
     _normalizers(t)
-    if central:
+    if t.section(CENTRAL):
         _central_value(t, horizon, rows, continuous)
     if continuous:
         _standard_deviation(t)
     t.choose("samples are shuffled anew for each epoch; rl_games never shuffles", "algorithm.shuffle", "none")
-    t.dead("no code reads it", *(f"{CONFIG}.{name}" for name in _DEAD))
+    t.each(CONFIG, _DEAD, "dead", why="no code reads it")
 
 
-_DEAD = (
-    "rnd_config",
-    "central_value_config1",
-    "ignore_dead_batches",
-    "bptt_length",
-    "network_path",
-    "log_path",
-    "is_train",
-    "features",
-)
+_DEAD = "rnd_config central_value_config1 ignore_dead_batches bptt_length network_path log_path is_train features"
 
 
 def _minibatches(t: Translation, at: str, setting: str, horizon: int, rows: int | None) -> None:
@@ -78,16 +68,14 @@ def _nearest_divisor(number: int, wanted: int) -> int:
 def _loss(t: Translation, continuous: bool) -> None:
     clip = t.number(f"{CONFIG}.e_clip")
     t.to(f"{CONFIG}.e_clip", "algorithm.clip_ratio", clip)
-    smooth = t.flag(f"{CONFIG}.use_smooth_clamp", False)
-    surrogate = "smooth_clipped" if smooth else "clipped"
+    surrogate = "smooth_clipped" if t.flag(f"{CONFIG}.use_smooth_clamp", False) else "clipped"
     if not t.flag(f"{CONFIG}.ppo", True):
         surrogate = "vanilla"
     t.judge(f"{CONFIG}.ppo", "mapped", f"algorithm.surrogate={surrogate}")
     t.to(f"{CONFIG}.use_smooth_clamp", "algorithm.surrogate", surrogate)
     t.put("algorithm.value_clip", clip)
-    clipped = t.flag(f"{CONFIG}.clip_value")
-    t.to(f"{CONFIG}.clip_value", "algorithm.value_loss", "clipped" if clipped else "mse")
-    t.to(f"{CONFIG}.critic_coef", "algorithm.value_coef", t.number(f"{CONFIG}.critic_coef"))
+    _value_loss(t, CONFIG, "algorithm")
+    t.move(f"{CONFIG}.critic_coef", "algorithm.value_coef", t.number)
     entropy = t.number(f"{CONFIG}.entropy_coef")
     if t.flag(f"{CONFIG}.schedule_entropy", False) and t.raw(f"{CONFIG}.lr_schedule") == "linear":
         line = {"kind": "linear", "start": entropy, "end": 1e-4}
@@ -99,21 +87,22 @@ def _loss(t: Translation, continuous: bool) -> None:
     _bounds_loss(t, continuous)
 
 
+def _value_loss(t: Translation, at: str, to: str) -> None:
+    t.to(f"{at}.clip_value", f"{to}.value_loss", "clipped" if t.flag(f"{at}.clip_value") else "mse")
+
+
 def _bounds_loss(t: Translation, continuous: bool) -> None:
     coef, form = f"{CONFIG}.bounds_loss_coef", f"{CONFIG}.bound_loss_type"
     if not continuous:
         t.dead("only continuous actions have bounds", coef, form)
         return
-    forms = {"bound": "soft", "regularisation": "regularisation"}
-    kind = str(t.raw(form, "bound"))
-    if kind not in forms:
+    ours = {"bound": "soft", "regularisation": "regularisation"}.get(str(t.raw(form, "bound")))
+    if ours is None:
         t.judge(form, "differs", why="rl_games knows bound and regularisation and reads every other word as no loss")
     elif t.has(coef) and t.number(coef) > 0:
-        t.to(coef, "algorithm.bound_loss.coef", t.number(coef))
-        t.put("algorithm.bound_loss.form", forms[kind], form)
-        t.judge(form, "mapped", f"algorithm.bound_loss.form={forms[kind]}")
-    t.judge(coef, "mapped", "algorithm.bound_loss=null")
-    t.judge(form, "mapped", "algorithm.bound_loss=null")
+        t.move(coef, "algorithm.bound_loss.coef", t.number)
+        t.to(form, "algorithm.bound_loss.form", ours)
+    t.each(CONFIG, "bounds_loss_coef bound_loss_type", "mapped", "algorithm.bound_loss=null")
 
 
 def _optimizer(t: Translation, at: str, to: str, continuous: bool, adaptive: bool) -> None:
@@ -132,7 +121,7 @@ def _optimizer(t: Translation, at: str, to: str, continuous: bool, adaptive: boo
         why = "" if known else "rl_games knows adaptive and linear and reads every other word as constant"
         t.judge(f"{at}.lr_schedule", "mapped" if known else "dead", f"{to}.learning_rate stays", why)
     t.judge(f"{at}.learning_rate", "mapped", f"{to}.learning_rate={rate:g}")
-    t.dead("only an adaptive rate reads it", *(f"{at}.{name}" for name in _ADAPTIVE))
+    t.each(at, "kl_threshold schedule_type min_lr max_lr lr_multiplier", "dead", why="only an adaptive rate reads it")
     truncate = t.flag(f"{at}.truncate_grads", False)
     norm = t.number(f"{at}.grad_norm", 1.0) if truncate else math.inf
     t.put(f"{to}.max_grad_norm", norm, f"{at}.grad_norm")
@@ -146,30 +135,24 @@ def _optimizer(t: Translation, at: str, to: str, continuous: bool, adaptive: boo
     t.judge(f"{at}.weight_decay", "mapped", f"{to}.weight_decay=0")
 
 
-_ADAPTIVE = ("kl_threshold", "schedule_type", "min_lr", "max_lr", "lr_multiplier")
-
-
 def _adaptive_rate(t: Translation, at: str, to: str, rate: float, continuous: bool) -> None:
-    kind = t.raw(f"{at}.schedule_type", "legacy")
+    kind, setting = t.raw(f"{at}.schedule_type", "legacy"), f"{to}.learning_rate"
     if kind == "standard_epoch":
-        t.put(f"{to}.learning_rate", rate, f"{at}.learning_rate")
-        t.judge(
-            f"{at}.lr_schedule", "differs", why="with schedule_type: standard_epoch the rate never moves in rl_games"
-        )
-        t.judge(f"{at}.schedule_type", "dead", why="rl_games has no standard_epoch; the rate stays as it is")
+        t.put(setting, rate, f"{at}.learning_rate")
+        why = "with schedule_type: standard_epoch the rate never moves in rl_games"
+        t.judge(f"{at}.lr_schedule", "differs", why=why)
+        t.dead("rl_games has no standard_epoch; the rate stays as it is", f"{at}.schedule_type")
         return
-    every = "epoch" if kind == "standard" or not continuous else "minibatch"
-    setting = f"{to}.learning_rate"
     t.put(f"{setting}.kind", "adaptive_kl")
     t.put(f"{setting}.start", rate, f"{at}.learning_rate")
-    t.to(f"{at}.kl_threshold", f"{setting}.target_kl", t.number(f"{at}.kl_threshold"))
-    for name, ours, usual in (("min_lr", "minimum", MIN_LR), ("max_lr", "maximum", MAX_LR)):
-        t.to(f"{at}.{name}", f"{setting}.{ours}", t.number(f"{at}.{name}", usual))
-    t.to(f"{at}.lr_multiplier", f"{setting}.factor", t.number(f"{at}.lr_multiplier", 1.5))
-    t.put(f"{setting}.every", every)
-    if every == "epoch":
-        t.judge(f"{at}.schedule_type", "mapped", f"{setting}.every=epoch")
+    t.move(f"{at}.kl_threshold", f"{setting}.target_kl", t.number)
+    t.move(f"{at}.min_lr", f"{setting}.minimum", t.number, MIN_LR)
+    t.move(f"{at}.max_lr", f"{setting}.maximum", t.number, MAX_LR)
+    t.move(f"{at}.lr_multiplier", f"{setting}.factor", t.number, 1.5)
+    if kind == "standard" or not continuous:
+        t.to(f"{at}.schedule_type", f"{setting}.every", "epoch")
     else:
+        t.put(f"{setting}.every", "minibatch")
         ours = "reacts before each minibatch's step, to that minibatch's KL; rl_games after the step"
         t.choose(ours, f"{setting}.every", "step", f"{at}.schedule_type")
     ours = (
@@ -185,10 +168,8 @@ def _sequences(t: Translation, recurrent: bool) -> None:
         return
     t.put("algorithm.sequence_length", t.integer(length, 4), length)
     t.judge(length, "mapped", "algorithm.sequence_length")
-    why = "rl_games ignores this key and uses seq_length, 4 where it is missing"
-    t.judge(
-        old, "dead", why=why if t.has(length) else f"{why}: so this policy trained with 4. Did you mean seq_length?"
-    )
+    silent = "" if t.has(length) else ": so this policy trained with 4. Did you mean seq_length?"
+    t.dead(f"rl_games ignores this key and uses seq_length, 4 where it is missing{silent}", old)
     resets = t.flag(f"{CONFIG}.zero_rnn_on_done", True)
     for network in (POLICY, CRITIC):
         if f"{network}.memory.cell" in t.settings:
@@ -200,13 +181,10 @@ def _advantages(t: Translation) -> None:
     on = t.flag(f"{CONFIG}.normalize_advantage", True)
     t.to(f"{CONFIG}.normalize_advantage", "algorithm.advantage_normalization", "rollout" if on else "none")
     if on:
-        t.choose(
-            "advantages are divided by the root of the mean square, not by n - 1", "algorithm.advantage_std", "sample"
-        )
+        ours = "advantages are divided by the root of the mean square, not by n - 1"
+        t.choose(ours, "algorithm.advantage_std", "sample")
     rms = f"{CONFIG}.normalize_rms_advantage"
-    if t.raw(rms) is True:
-        t.refuse(rms, "advantages are standardised over the rollout: set it to False")
-    t.judge(rms, "mapped")
+    t.only(rms, t.raw(rms) is not True, "", "advantages are standardised over the rollout: set it to False")
     t.dead("normalize_rms_advantage is off", f"{CONFIG}.adv_rms_momentum")
     bootstrap = f"{CONFIG}.value_bootstrap"
     if not t.flag(bootstrap, True):
@@ -216,15 +194,13 @@ def _advantages(t: Translation) -> None:
     else:
         why = "the value of the true last observation where the environment shows it, of the one before where not"
         t.judge(bootstrap, "differs", "algorithm.bootstrap_truncated=True", why)
-    shaper = f"{CONFIG}.reward_shaper"
-    for key, setting in (
-        ("shift_value", "shift"),
-        ("scale_value", "scale"),
-        ("min_val", "minimum"),
-        ("max_val", "maximum"),
-    ):
-        if t.has(f"{shaper}.{key}"):
-            t.to(f"{shaper}.{key}", f"algorithm.reward.{setting}", t.number(f"{shaper}.{key}"))
+    _rewards(t, f"{CONFIG}.reward_shaper")
+
+
+def _rewards(t: Translation, shaper: str) -> None:
+    ours = {"shift_value": "shift", "scale_value": "scale", "min_val": "minimum", "max_val": "maximum"}
+    for key, setting in ours.items():
+        t.move_given(f"{shaper}.{key}", f"algorithm.reward.{setting}", t.number)
     if t.flag(f"{shaper}.log_val", False):
         why = ""
         if not t.has(f"{shaper}.min_val"):
@@ -250,38 +226,35 @@ def _normalizers(t: Translation) -> None:
         ours = "the last layer is rescaled with the statistics (PopArt), so that no value moves"
         t.choose(ours, "algorithm.model.value_normalizer.rescale", False, f"{CONFIG}.normalize_value")
         if t.parity:
-            t.choose("", "algorithm.model.value_normalizer.of", "values_and_returns")
+            t.put("algorithm.model.value_normalizer.of", "values_and_returns")
             normalizer_form(t, "algorithm.model.value_normalizer")
     t.judge(f"{CONFIG}.normalize_value", "mapped", f"algorithm.model.normalize_value={values}")
-    if t.raw(f"{CONFIG}.freeze_critic") is True:
-        t.refuse(f"{CONFIG}.freeze_critic", "nothing is frozen here: leave it out")
-    t.judge(f"{CONFIG}.freeze_critic", "mapped")
+    frozen = f"{CONFIG}.freeze_critic"
+    t.only(frozen, t.raw(frozen) is not True, "", "nothing is frozen here: leave it out")
 
 
 def normalizer_form(t: Translation, setting: str) -> None:
     """rl_games' running mean and deviation: 1e-5 on the variance, cut off at 5, begun with one row of 0 +- 1."""
     if t.parity:
         for name, value in (("eps", 1e-5), ("eps_on", "variance"), ("clip", 5.0), ("prior_count", 1.0)):
-            t.choose(f"{setting}.{name} is Canter's", f"{setting}.{name}", value)
+            t.put(f"{setting}.{name}", value)
 
 
 def _standard_deviation(t: Translation) -> None:
     space = "params.network.space.continuous"
-    for name in ("mu_activation", "sigma_activation"):
-        if t.raw(f"{space}.{name}") not in NONE:
-            t.refuse(f"{space}.{name}", "the mean and the deviation have no activation here: set it to None")
-        t.judge(f"{space}.{name}", "mapped")
-    start = t.raw(f"{space}.sigma_init.val", t.raw(f"{space}.sigma_init.value"))
-    key = f"{space}.sigma_init.val" if t.raw(f"{space}.sigma_init.val") is not None else f"{space}.sigma_init.value"
+    for key in (f"{space}.mu_activation", f"{space}.sigma_activation"):
+        t.only(key, t.raw(key) in NONE, "", "the mean and the deviation have no activation here: set it to None")
+    start = f"{space}.sigma_init"
+    key = f"{start}.val" if t.raw(f"{start}.val") is not None else f"{start}.value"
     form, floor = _form(t, space)
-    raw = t.number(key, 0.0) if start is not None else 0.0
+    raw = t.number(key, 0.0) if t.raw(key) is not None else 0.0
     initial = floor + (math.exp(raw) if form == "log" else math.log1p(math.exp(raw - floor * (form == "linear"))))
     t.put("algorithm.model.std.initial", initial, key)
-    t.judge(key, "mapped", f"algorithm.model.std.initial={initial:.4g}")
-    constant = t.raw(f"{space}.sigma_init.name", "const_initializer") in ("const_initializer", "default")
-    why = "" if constant else f"begins at a constant; {OTHER_START}"
     to = f"algorithm.model.std.initial={initial:.4g}"
-    t.each(f"{space}.sigma_init", STARTS, "mapped" if constant else "differs", to, why)
+    t.judge(key, "mapped", to)
+    constant = t.raw(f"{start}.name", "const_initializer") in ("const_initializer", "default")
+    why = "" if constant else f"begins at a constant; {OTHER_START}"
+    t.each(start, STARTS, "mapped" if constant else "differs", to, why)
     kind = "parameter" if t.flag(f"{space}.fixed_sigma", True) else "network"
     t.put("algorithm.model.std.kind", kind)
     if not _std_bounds(t, space, form):
@@ -298,9 +271,7 @@ def _standard_deviation(t: Translation) -> None:
         t.to(f"{space}.min_sigma", "algorithm.model.std.minimum", floor, "a bound that is approached, not added")
     for name in ("min_sigma", "max_sigma", "logstd_bounds"):
         t.judge(f"{space}.{name}", "mapped", "off")
-    learn = f"{space}.learn_sigma"
-    if t.has(learn):
-        t.to(learn, "algorithm.model.std.learn", t.flag(learn))
+    t.move_given(f"{space}.learn_sigma", "algorithm.model.std.learn", t.flag)
     mean = f"{space}.mu_init"
     if t.raw(f"{mean}.name") not in (None, "default"):
         gain = t.number(f"{mean}.gain", t.number(f"{mean}.scale", t.number(f"{mean}.std", 1.0)))
@@ -338,28 +309,24 @@ def _std_bounds(t: Translation, space: str, form: str) -> bool:
 
 def _central_value(t: Translation, horizon: int, rows: int | None, continuous: bool) -> None:
     to = "algorithm.central_value"
-    translate_network(t, Place(f"{CENTRAL}.network", CRITIC))
-    t.to(f"{CENTRAL}.mini_epochs", f"{to}.epochs", t.integer(f"{CENTRAL}.mini_epochs"))
+    translate_network(t, f"{CENTRAL}.network", CRITIC)
+    t.move(f"{CENTRAL}.mini_epochs", f"{to}.epochs", t.integer)
     _minibatches(t, CENTRAL, f"{to}.num_minibatches", horizon, rows)
     _optimizer(t, CENTRAL, f"{to}.optimizer", continuous, adaptive=False)
-    t.judge(f"{CENTRAL}.lr_schedule", "dead", why="the rate of a central value never follows the KL")
-    clipped = t.flag(f"{CENTRAL}.clip_value")
-    t.to(f"{CENTRAL}.clip_value", f"{to}.value_loss", "clipped" if clipped else "mse")
-    t.to(f"{CENTRAL}.e_clip", f"{to}.value_clip", t.number(f"{CENTRAL}.e_clip", 0.2))
+    t.dead("the rate of a central value never follows the KL", f"{CENTRAL}.lr_schedule")
+    _value_loss(t, CENTRAL, to)
+    t.move(f"{CENTRAL}.e_clip", f"{to}.value_clip", t.number, 0.2)
     t.put(f"{to}.value_coef", 2.0)  # the parent's loss has neither a half nor a coefficient
-    on = t.flag(f"{CENTRAL}.normalize_input")
-    t.to(f"{CENTRAL}.normalize_input", f"{CRITIC}.normalize_obs", on)
-    if on:
+    t.move(f"{CENTRAL}.normalize_input", f"{CRITIC}.normalize_obs", t.flag)
+    if t.settings[f"{CRITIC}.normalize_obs"]:
         normalizer_form(t, f"{CRITIC}.normalizer")
-    t.dead(
-        "no code reads it here",
-        *(f"{CENTRAL}.{name}" for name in ("use_smooth_clamp", "kl_threshold", "schedule_type")),
-    )
+    t.dead("no code reads it here", f"{CENTRAL}.use_smooth_clamp")
     experimental = f"{CONFIG}.use_experimental_cv"
-    if t.flag(experimental, continuous) and t.flag("params.network.separate", False):
+    on = t.flag(experimental, continuous)
+    if on and t.flag("params.network.separate", False):
         why = "the actor's own critic network is left out: beside the central value it only shares the gradient norm"
-        t.always(why) if not t.has(experimental) else t.judge(experimental, "differs", "", why)
-    elif t.flag(experimental, continuous):
+        t.judge(experimental, "differs", why=why) if t.has(experimental) else t.always(why)
+    elif on:
         ours = "only the central value is trained; rl_games trains the actor's own value head besides"
         t.choose(ours, f"{to}.actor_value", True, experimental if t.has(experimental) else "")
     t.judge(experimental, "mapped", f"{to}.actor_value=False")

@@ -17,17 +17,15 @@ NETWORKS = ("algorithm.policy", "algorithm.critic")
 
 def translate_sac(t: Translation, num_envs: int | None) -> None:
     """Everything that changes what is learned; `num_envs` is None where it was refused."""
-    t.put("algorithm.kind", "sac")
-    t.judge("params.algo.name", "mapped", "algorithm.kind=sac")
-    t.to("params.model.name", "algorithm.kind", "sac")
+    for key in ("params.algo.name", "params.model.name"):
+        t.to(key, "algorithm.kind", "sac")
     _networks(t)
     _updates(t, num_envs)
-    for key, setting in (("gamma", "gamma"), ("critic_tau", "tau")):
-        t.to(f"{CONFIG}.{key}", f"algorithm.{setting}", t.number(f"{CONFIG}.{key}", 0.99 if key == "gamma" else 0.005))
-    t.to(f"{CONFIG}.batch_size", "algorithm.batch_size", t.integer(f"{CONFIG}.batch_size"))
-    t.to(f"{CONFIG}.replay_buffer_size", "algorithm.replay.capacity", t.integer(f"{CONFIG}.replay_buffer_size"))
-    saved = f"{CONFIG}.save_replay_buffer"
-    t.to(saved, "algorithm.replay.save", t.flag(saved, False))
+    t.move(f"{CONFIG}.gamma", "algorithm.gamma", t.number, 0.99)
+    t.move(f"{CONFIG}.critic_tau", "algorithm.tau", t.number, 0.005)
+    t.move(f"{CONFIG}.batch_size", "algorithm.batch_size", t.integer)
+    t.move(f"{CONFIG}.replay_buffer_size", "algorithm.replay.capacity", t.integer)
+    t.move(f"{CONFIG}.save_replay_buffer", "algorithm.replay.save", t.flag, False)
     _temperature(t)
     _optimizers(t)
     _rewards(t)
@@ -40,9 +38,8 @@ def translate_sac(t: Translation, num_envs: int | None) -> None:
 def _networks(t: Translation) -> None:
     """Policy and critics have layers of the same widths, each its own."""
     name, mlp = t.word(f"{NETWORK}.name"), f"{NETWORK}.mlp"
-    if name != "soft_actor_critic":
-        t.refuse(f"{NETWORK}.name", "a network of the user's; known for SAC: soft_actor_critic")
-    t.judge(f"{NETWORK}.name", "mapped", "algorithm.policy, algorithm.critic")
+    why = "a network of the user's; known for SAC: soft_actor_critic"
+    t.only(f"{NETWORK}.name", name == "soft_actor_critic", "algorithm.policy, algorithm.critic", why)
     widths, activation = t.widths(f"{mlp}.units"), ACTIVATIONS[t.word(f"{mlp}.activation", ACTIVATIONS)]
     normalized = t.flag(f"{CONFIG}.normalize_input", False)
     norm = t.raw(f"{NETWORK}.normalization")
@@ -68,9 +65,8 @@ def _networks(t: Translation) -> None:
     initializer = t.word(f"{mlp}.initializer.name", default="default")
     why = "" if initializer == "default" else f"no {initializer} here; only the start of a run differs"
     t.each(f"{mlp}.initializer", STARTS, "differs" if why else "mapped", "init=default_zero_bias", why)
-    if t.flag(f"{mlp}.d2rl", False):
-        t.refuse(f"{mlp}.d2rl", "SAC's networks are plain stacks here; residual blocks are algorithm.critic.blocks")
-    t.judge(f"{mlp}.d2rl", "mapped", "a plain stack of layers")
+    why = "SAC's networks are plain stacks here; residual blocks are algorithm.critic.blocks"
+    t.only(f"{mlp}.d2rl", not t.flag(f"{mlp}.d2rl", False), "a plain stack of layers", why)
     t.dead("no code of SAC reads it", f"{mlp}.regularizer", f"{mlp}.norm_only_first_layer")
     t.dead("policy and critics are always apart", f"{NETWORK}.separate")
     t.dead("SAC reads log_std_bounds instead", f"{NETWORK}.space")
@@ -94,9 +90,7 @@ def _std(t: Translation) -> None:
 
 def _updates(t: Translation, num_envs: int | None) -> None:
     """Steps between updates, updates for each, and what comes before the first."""
-    horizon = t.integer(f"{CONFIG}.num_steps_per_episode", 1)
-    t.put("algorithm.horizon", horizon, f"{CONFIG}.num_steps_per_episode")
-    t.judge(f"{CONFIG}.num_steps_per_episode", "mapped", f"algorithm.horizon={horizon}")
+    t.move(f"{CONFIG}.num_steps_per_episode", "algorithm.horizon", t.integer, 1)
     ratio, plain = f"{CONFIG}.utd_ratio", f"{CONFIG}.num_updates_per_step"
     count = t.integer(plain, 1)
     if t.has(ratio):
@@ -105,10 +99,9 @@ def _updates(t: Translation, num_envs: int | None) -> None:
     for key in (ratio, plain):
         t.judge(key, "mapped", f"algorithm.updates_per_step={count}")
     t.put("algorithm.updates_per_step", float(count), ratio if t.has(ratio) else plain)
-    delay = f"{CONFIG}.policy_frequency"
-    t.to(delay, "algorithm.policy_delay", t.integer(delay, 2))
+    t.move(f"{CONFIG}.policy_frequency", "algorithm.policy_delay", t.integer, 2)
     frames, epochs = f"{CONFIG}.num_warmup_frames", f"{CONFIG}.num_warmup_steps"
-    steps = t.integer(epochs, WARMUP_EPOCHS) * horizon * (num_envs or 1)
+    steps = t.integer(epochs, WARMUP_EPOCHS) * t.settings["algorithm.horizon"] * (num_envs or 1)
     if t.has(frames):
         steps = t.integer(frames)
         t.dead("num_warmup_frames wins", epochs)
@@ -120,12 +113,11 @@ def _updates(t: Translation, num_envs: int | None) -> None:
 
 def _temperature(t: Translation) -> None:
     to = "algorithm.temperature"
-    t.to(f"{CONFIG}.init_alpha", f"{to}.initial", t.number(f"{CONFIG}.init_alpha"))
-    t.to(f"{CONFIG}.learnable_temperature", f"{to}.learned", t.flag(f"{CONFIG}.learnable_temperature"))
+    t.move(f"{CONFIG}.init_alpha", f"{to}.initial", t.number)
+    t.move(f"{CONFIG}.learnable_temperature", f"{to}.learned", t.flag)
     share = f"{CONFIG}.target_entropy_coef"
-    if t.number(share, 1.0) != 1.0:
-        t.refuse(share, "give the entropy itself, minus this times the actions: --algorithm.temperature.target-entropy")
-    t.judge(share, "mapped", f"{to}.target_entropy=null, minus one per action")
+    why = "give the entropy itself, minus this times the actions: --algorithm.temperature.target-entropy"
+    t.only(share, t.number(share, 1.0) == 1.0, f"{to}.target_entropy=null, minus one per action", why)
     t.always(
         "critics read actions in -1..1, and entropy is that of such actions: rl_games' critics read those of the "
         "environment, whose entropy it takes after 1.6.5; its alpha acts as at least 0.01"
@@ -137,11 +129,10 @@ def _optimizers(t: Translation) -> None:
     for name, to in (places | {"alpha": "algorithm.temperature.optimizer"}).items():
         rate, betas = f"{CONFIG}.{name}_lr", f"{CONFIG}.{'alphas' if name == 'alpha' else name}_betas"
         t.put(f"{to}.learning_rate.kind", "constant")
-        t.to(rate, f"{to}.learning_rate.value", t.number(rate))
+        t.move(rate, f"{to}.learning_rate.value", t.number)
         t.put(f"{to}.eps", 1e-8)
         t.put(f"{to}.max_grad_norm", math.inf)
-        if t.has(betas):
-            t.to(betas, f"{to}.betas", t.raw(betas))
+        t.move_given(betas, f"{to}.betas", t.raw)
     key = f"{CONFIG}.critic_grad_clip"
     clip = t.number(key, GRAD_CLIP)
     t.to(key, f"{places['critic']}.max_grad_norm", clip if clip > 0 else math.inf)
@@ -157,6 +148,5 @@ def _rewards(t: Translation) -> None:
             t.refuse(f"{shaper}.{name}", "SAC does not cut rewards off here")
     t.each(shaper, "scale_value shift_value log_val min_val max_val", "mapped", "rewards as they are")
     bootstrap = f"{CONFIG}.value_bootstrap"
-    if not t.flag(bootstrap, True):
-        t.refuse(bootstrap, "an episode that is cut off is no end for SAC: leave it out")
-    t.judge(bootstrap, "mapped", "truncated episodes go on in their targets")
+    why = "an episode that is cut off is no end for SAC: leave it out"
+    t.only(bootstrap, t.flag(bootstrap, True), "truncated episodes go on in their targets", why)

@@ -41,64 +41,59 @@ def translate(t: Translation, dialect: Dialect, num_envs: int | None) -> None:
     else:
         t.put("env.num_envs", num_envs)
     algorithm = t.raw("algorithm.class_name", t.raw("runner.algorithm_class_name", "PPO"))
-    if algorithm == "Distillation":
-        _distillation(t, dialect)
-        _runner(t, dialect)
-        t.finish()
-        return
-    if algorithm != "PPO":
+    if algorithm not in ("PPO", "Distillation"):
         why = "only PPO and Distillation can be imported. A class of yours: canter.register('algorithm', NAME)"
-        key = "algorithm.class_name" if t.has("algorithm.class_name") else "runner.algorithm_class_name"
-        t.refuse(key, why)
+        t.refuse("algorithm.class_name" if t.has("algorithm.class_name") else "runner.algorithm_class_name", why)
         for key in t.tree:
-            t.judge(str(key), "refused", why=f"belongs to {algorithm}, which was refused")
+            t.refuse(str(key), f"belongs to {algorithm}, which was refused")
         return
+    _ppo(t, dialect) if algorithm == "PPO" else _distillation(t, dialect)
+    _runner(t, dialect)
+    t.finish()
+
+
+def _ppo(t: Translation, dialect: Dialect) -> None:
     for key in (dialect.actor, dialect.critic):
         t.section(key)  # an error where it is no mapping
-    t.put("algorithm.kind", "ppo")
-    t.judge("algorithm.class_name", "mapped", "algorithm.kind=ppo")
-    t.judge("runner.algorithm_class_name", "mapped", "algorithm.kind=ppo")
+    for key in ("algorithm.class_name", "runner.algorithm_class_name"):
+        t.to(key, "algorithm.kind", "ppo")
     if dialect.split:
         t.dead("actor and critic win over it", "policy")
     _algorithm(t, dialect)
     for network in (POLICY, CRITIC):
         translate_network(t, dialect, network)
     translate_std(t, dialect)
-    _observation_groups(t, dialect)
-    _runner(t, dialect)
-    t.finish()
+    for name, network in (("actor", POLICY), ("policy", POLICY), ("critic", CRITIC)):
+        if t.raw(f"obs_groups.{name}") is not None:
+            t.move(f"obs_groups.{name}", f"{network}.obs_groups", t.groups)
+    t.dead("no part of PPO reads it", "obs_groups.rnd_state", "obs_groups.teacher", "obs_groups.student")
+    if not t.section("obs_groups"):
+        t.judge("obs_groups", "mapped", "obs_groups=null")
 
 
 def _algorithm(t: Translation, dialect: Dialect) -> None:
     usual = OLD_DEFAULTS if dialect.generation < 3 else NEW_DEFAULTS
-    t.to("algorithm.num_learning_epochs", "algorithm.epochs", _int(t, "num_learning_epochs", usual))
-    count = _int(t, "num_mini_batches", usual)
-    setting = "algorithm.num_minibatches"
-    t.to("algorithm.num_mini_batches", setting, count)
+    t.move("algorithm.num_learning_epochs", "algorithm.epochs", t.count, usual["num_learning_epochs"])
+    t.move("algorithm.num_mini_batches", "algorithm.num_minibatches", t.count, usual["num_mini_batches"])
+    count = t.settings["algorithm.num_minibatches"]
     recurrent = _recurrent(t)
     rows = (1 if recurrent else t.count(f"{dialect.runner}num_steps_per_env")) * t.settings.get("env.num_envs", count)
     if rows % count and t.parity:
-        t.choose("", "algorithm.uneven_minibatches", "drop")
+        t.put("algorithm.uneven_minibatches", "drop")
     elif rows % count:
         what = "environments, with memory," if recurrent else "num_steps_per_env * environments"
         remedy = "RSL-RL drops the rest: --parity does too; or give another --num-envs"
         raise t.error("algorithm.num_mini_batches", f"a number that divides {what} = {rows}", remedy)
-    for key, ours, default in (
-        ("gamma", "gamma", usual["gamma"]),
-        ("lam", "gae_lambda", 0.95),
-        ("clip_param", "clip_ratio", 0.2),
-        ("entropy_coef", "entropy_coef", usual["entropy_coef"]),
-    ):
-        value = t.number(f"algorithm.{key}", default)
-        t.put(f"algorithm.{ours}", value, f"algorithm.{key}")
-        t.judge(f"algorithm.{key}", "mapped", f"algorithm.{ours}={value:g}")
+    t.move("algorithm.gamma", "algorithm.gamma", t.number, usual["gamma"])
+    t.move("algorithm.lam", "algorithm.gae_lambda", t.number, 0.95)
+    t.move("algorithm.clip_param", "algorithm.clip_ratio", t.number, 0.2)
+    t.move("algorithm.entropy_coef", "algorithm.entropy_coef", t.number, usual["entropy_coef"])
     t.put("algorithm.value_clip", t.settings["algorithm.clip_ratio"])
     coef = t.number("algorithm.value_loss_coef", 1.0)
     t.put("algorithm.value_coef", 2 * coef, "algorithm.value_loss_coef")
     t.judge("algorithm.value_loss_coef", "mapped", f"algorithm.value_coef={2 * coef:g} (half the square here)")
     clipped = t.flag("algorithm.use_clipped_value_loss", True)
-    t.put("algorithm.value_loss", "clipped" if clipped else "mse")
-    t.judge("algorithm.use_clipped_value_loss", "mapped", f"algorithm.value_loss={'clipped' if clipped else 'mse'}")
+    t.to("algorithm.use_clipped_value_loss", "algorithm.value_loss", "clipped" if clipped else "mse")
     _optimizer(t, dialect)
     per_minibatch = t.flag("algorithm.normalize_advantage_per_mini_batch", False)
     t.put("algorithm.advantage_normalization", "minibatch" if per_minibatch else "rollout")
@@ -111,10 +106,6 @@ def _algorithm(t: Translation, dialect: Dialect) -> None:
         t.to("algorithm.use_mixed_precision", f"{POLICY}.precision", "bfloat16", why)
         t.put(f"{CRITIC}.precision", "bfloat16")
     _extras(t)
-
-
-def _int(t: Translation, name: str, usual: Mapping[str, float]) -> int:
-    return t.count(f"algorithm.{name}", int(usual[name]))
 
 
 def _recurrent(t: Translation) -> bool:
@@ -130,12 +121,10 @@ def _extras(t: Translation) -> None:
             part(t)
         else:
             t.judge(key, "mapped", "off")
-    if t.raw("algorithm.share_cnn_encoders") is True:
-        t.refuse("algorithm.share_cnn_encoders", "model.shared_trunk shares the whole network, not the encoder alone")
-    t.judge("algorithm.share_cnn_encoders", "mapped", "off")
+    shared, why = "algorithm.share_cnn_encoders", "model.shared_trunk shares the whole network, not the encoder alone"
+    t.only(shared, t.raw(shared) is not True, "off", why)
     t.judge("algorithm.use_mixed_precision", "mapped", f"{POLICY}.precision=float32")
-    for name in ("grad_reduce_bucket_mb", "multi_gpu_cfg", "device"):
-        t.judge(f"algorithm.{name}", "mapped", "torchrun")
+    t.each("algorithm", "grad_reduce_bucket_mb multi_gpu_cfg device", "mapped", "torchrun")
 
 
 def _extend(t: Translation, own: dict[str, Any], key: str) -> None:
@@ -157,9 +146,9 @@ def _symmetry(t: Translation) -> None:
         return
     own: dict[str, Any] = {"kind": "symmetry", "augment": augment, "mirror_loss": coef}
     t.judge(f"{SYMMETRY}.mirror_loss_coeff", "mapped", f"mirror_loss={coef:g} of the extension symmetry")
-    key, remedy = f"{SYMMETRY}.data_augmentation_func", "declare EnvSpec.symmetries in the environment, or mirrors here"
+    remedy = "declare EnvSpec.symmetries in the environment, or mirrors here"
     why = f"a file's function is not run: {remedy}; OnPolicyRunner takes the function itself"
-    t.judge(key, "differs", "algorithm.extensions[].mirrors", why)
+    t.judge(f"{SYMMETRY}.data_augmentation_func", "differs", "algorithm.extensions[].mirrors", why)
     if t.parity:
         own["old_log_prob"] = "repeated"
     elif augment:
@@ -192,8 +181,7 @@ def _curiosity(t: Translation) -> None:
         own["weight"] = {"kind": "step", "start": weight, "end": end, "at": at}
     elif mode != "constant":
         t.refuse(f"{RND}.weight_schedule", "only constant and step fit: linear runs over the whole run here")
-    groups = t.raw("obs_groups.rnd_state")
-    if groups is not None:
+    if t.raw("obs_groups.rnd_state") is not None:
         own["obs_groups"] = t.groups("obs_groups.rnd_state")
         t.judge("obs_groups.rnd_state", "mapped", f"obs_groups={own['obs_groups']} of the extension rnd")
     _extend(t, own, RND)
@@ -212,52 +200,47 @@ _CURIOSITY = (
 def _distillation(t: Translation, dialect: Dialect) -> None:
     """A student of RSL-RL's, from `policy` up to 3.x and from `student` since."""
     at = "algorithm"
-    t.put("algorithm.kind", "distillation")
-    t.judge(f"{at}.class_name", "mapped", "algorithm.kind=distillation")
+    t.to(f"{at}.class_name", "algorithm.kind", "distillation")
     t.always("the parent's script loads the teacher: name its file", "algorithm.teacher")
-    t.to(f"{at}.num_learning_epochs", "algorithm.epochs", t.integer(f"{at}.num_learning_epochs", 1))
+    t.move(f"{at}.num_learning_epochs", "algorithm.epochs", t.integer, 1)
     length, horizon = t.count(f"{at}.gradient_length", 15), t.count(f"{dialect.runner}num_steps_per_env")
     t.put("algorithm.num_minibatches", max(1, horizon // length))
     why = "sequences of that length, shuffled, as many minibatches as the parent takes steps; nothing is left over"
     t.to(f"{at}.gradient_length", "algorithm.sequence_length", length, why)
     t.to(f"{at}.loss_type", "algorithm.loss", t.word(f"{at}.loss_type", ("mse", "huber"), "mse"))
     norm = t.number(f"{at}.max_grad_norm") if t.has(f"{at}.max_grad_norm") else math.inf
-    t.put("algorithm.optimizer.max_grad_norm", norm)
-    t.judge(f"{at}.max_grad_norm", "mapped", f"algorithm.optimizer.max_grad_norm={norm:g}")
+    t.to(f"{at}.max_grad_norm", "algorithm.optimizer.max_grad_norm", norm)
     t.put("algorithm.optimizer.eps", 1e-8)
-    t.to(f"{at}.learning_rate", RATE, t.number(f"{at}.learning_rate", 1e-3))
-    if t.raw(f"{at}.optimizer", "adam") != "adam":
-        t.refuse(f"{at}.optimizer", "there is Adam here")
-    t.judge(f"{at}.optimizer", "mapped", "algorithm.optimizer")
+    t.move(f"{at}.learning_rate", RATE, t.number, 1e-3)
+    t.only(f"{at}.optimizer", t.raw(f"{at}.optimizer") == "adam", "algorithm.optimizer", "there is Adam here")
     t.judge(f"{at}.device", "mapped", "device")
     old = t.section("policy") and not t.section("student")
-    own, prefix = ("policy", "student_") if old else ("student", "")
-    for key, setting, value in (
-        (f"{own}.{prefix}hidden_dims", "hidden", t.widths(f"{own}.{prefix}hidden_dims", [256, 256, 256])),
-        (f"{own}.activation", "activation", t.word(f"{own}.activation", default="elu")),
-        (f"{own}.{prefix}obs_normalization", "normalize_obs", t.flag(f"{own}.{prefix}obs_normalization", False)),
-    ):
-        t.to(key, f"algorithm.policy.{setting}", value)
+    _student(t, *(("policy", "student_") if old else ("student", "")))
+    t.judge("teacher", "mapped", "the teacher's file says it")
+    for key in ("hidden_dims", "obs_normalization", "recurrent"):
+        t.judge(f"policy.teacher_{key}", "mapped", "the teacher's file says it")
+    for key in ("obs_groups.policy", "obs_groups.student"):
+        t.move_given(key, "algorithm.policy.obs_groups", t.groups)
+    t.judge("obs_groups.teacher", "differs", "algorithm.teacher_obs", "the teacher reads its own; name others there")
+
+
+def _student(t: Translation, own: str, prefix: str) -> None:
+    """The student's network and deviation, in this section and with this before names that a teacher has too."""
+    t.move(f"{own}.{prefix}hidden_dims", "algorithm.policy.hidden", t.widths, [256, 256, 256])
+    t.to(f"{own}.activation", "algorithm.policy.activation", t.word(f"{own}.activation", default="elu"))
+    t.move(f"{own}.{prefix}obs_normalization", "algorithm.policy.normalize_obs", t.flag, False)
     if t.has(f"{own}.rnn_type"):
         hidden = t.integer(f"{own}.rnn_hidden_dim", t.integer(f"{own}.rnn_hidden_size", 256))
         memory = {"cell": t.word(f"{own}.rnn_type", ("lstm", "gru")), "hidden": hidden}
         t.put("algorithm.policy.memory", memory | {"layers": t.integer(f"{own}.rnn_num_layers", 1)})
-        for key in ("rnn_type", "rnn_hidden_dim", "rnn_hidden_size", "rnn_num_layers"):
-            t.judge(f"{own}.{key}", "mapped", "algorithm.policy.memory")
+        t.each(own, "rnn_type rnn_hidden_dim rnn_hidden_size rnn_num_layers", "mapped", "algorithm.policy.memory")
     std = f"{own}.init_noise_std" if t.has(f"{own}.init_noise_std") else f"{own}.distribution_cfg.init_std"
-    t.to(std, "algorithm.std.initial", t.number(std, 0.1))
+    t.move(std, "algorithm.std.initial", t.number, 0.1)
     if t.flag(f"{own}.state_dependent_std", False):
         t.to(f"{own}.state_dependent_std", "algorithm.std.kind", "network")
     for key in ("class_name", "noise_std_type", "stochastic", "state_dependent_std"):
         t.judge(f"{own}.{key}", "mapped", "algorithm.policy, algorithm.std")
     t.each(f"{own}.distribution_cfg", "class_name std_type", "mapped", "algorithm.std")
-    t.judge("teacher", "mapped", "the teacher's file says it")
-    for key in ("hidden_dims", "obs_normalization", "recurrent"):
-        t.judge(f"policy.teacher_{key}", "mapped", "the teacher's file says it")
-    for key in ("obs_groups.policy", "obs_groups.student"):
-        if t.has(key):
-            t.to(key, "algorithm.policy.obs_groups", t.groups(key))
-    t.judge("obs_groups.teacher", "differs", "algorithm.teacher_obs", "the teacher reads its own; name others there")
 
 
 def _optimizer(t: Translation, dialect: Dialect) -> None:
@@ -269,53 +252,29 @@ def _optimizer(t: Translation, dialect: Dialect) -> None:
     clipping = "per_network" if dialect.split else "joint"
     t.put("algorithm.gradient_clipping", clipping)
     t.judge("algorithm.max_grad_norm", "mapped", f"optimizer.max_grad_norm={norm:g}, gradient_clipping={clipping}")
-    name = t.raw("algorithm.optimizer", "adam")
+    name = t.raw("algorithm.optimizer")
     if name == "adamw":
         t.put("algorithm.optimizer.weight_decay", 0.01)
-    elif name != "adam":
-        t.refuse("algorithm.optimizer", "there is Adam and AdamW here")
-    t.judge("algorithm.optimizer", "mapped", "algorithm.optimizer")
-    old = dialect.generation < 3
-    adaptive = t.raw("algorithm.schedule", "fixed" if old else "adaptive") == "adaptive"
+    t.only("algorithm.optimizer", name in ("adam", "adamw"), "algorithm.optimizer", "there is Adam and AdamW here")
+    adaptive = t.raw("algorithm.schedule", "fixed" if dialect.generation < 3 else "adaptive") == "adaptive"
     if not adaptive or t.raw("algorithm.desired_kl", 0.01) in NONE:
         t.put(RATE, rate, "algorithm.learning_rate")
         t.judge("algorithm.schedule", "mapped", f"{RATE} stays")
         t.dead("only an adaptive rate reads it", "algorithm.desired_kl")
         return
-    t.put(
-        RATE,
-        {"kind": "adaptive_kl", "start": rate, "every": "minibatch", "factor": 1.5, "minimum": 1e-5, "maximum": 1e-2},
-    )
-    t.settings[RATE]["target_kl"] = t.number("algorithm.desired_kl", 0.01)
-    t.origin |= {f"{RATE}.start": "algorithm.learning_rate", f"{RATE}.target_kl": "algorithm.desired_kl"}
-    t.judge("algorithm.desired_kl", "mapped", f"{RATE}.target_kl={t.settings[RATE]['target_kl']:g}")
+    for name, value in {"every": "minibatch", "factor": 1.5, "minimum": 1e-5, "maximum": 1e-2}.items():
+        t.put(f"{RATE}.{name}", value)
+    t.put(f"{RATE}.start", rate, "algorithm.learning_rate")
+    t.move("algorithm.desired_kl", f"{RATE}.target_kl", t.number, 0.01)
     why = "the exact KL, as since 5.0; before, 1e-5 inside of it raised the rate in each first minibatch"
-    t.judge(
-        "algorithm.schedule",
-        "differs" if dialect.generation < 5 else "mapped",
-        f"{RATE}.kind=adaptive_kl",
-        why if dialect.generation < 5 else "",
-    )
-
-
-def _observation_groups(t: Translation, dialect: Dialect) -> None:
-    for name, network in (("actor", POLICY), ("policy", POLICY), ("critic", CRITIC)):
-        key = f"obs_groups.{name}"
-        if t.raw(key) is not None:
-            t.to(key, f"{network}.obs_groups", t.groups(key))
-    t.dead("no part of PPO reads it", "obs_groups.rnd_state", "obs_groups.teacher", "obs_groups.student")
-    if not t.section("obs_groups"):
-        t.judge("obs_groups", "mapped", "obs_groups=null")
+    t.to("algorithm.schedule", f"{RATE}.kind", "adaptive_kl", why if dialect.generation < 5 else "")
 
 
 def _runner(t: Translation, dialect: Dialect) -> None:
     at = dialect.runner
-    t.put("algorithm.horizon", t.integer(f"{at}num_steps_per_env"), f"{at}num_steps_per_env")
-    t.judge(f"{at}num_steps_per_env", "mapped", f"algorithm.horizon={t.integer(f'{at}num_steps_per_env')}")
+    t.move(f"{at}num_steps_per_env", "algorithm.horizon", t.integer)
     t.put("total_steps", None)
-    iterations = t.integer(f"{at}max_iterations", 1500)
-    t.put("until.iterations", iterations, f"{at}max_iterations")
-    t.judge(f"{at}max_iterations", "mapped", f"until.iterations={iterations}")
+    t.move(f"{at}max_iterations", "until.iterations", t.integer, 1500)
     if t.has(f"{at}save_interval"):
         every = t.integer(f"{at}save_interval")
         t.put("checkpoints.save_every", every, f"{at}save_interval")
@@ -337,7 +296,7 @@ def _edges(t: Translation, at: str) -> None:
             t.judge(f"{at}{key}", "mapped", to)
     clip = f"{at}clip_actions"
     if t.has(clip) and str(t.settings.get("env.id", "")).startswith(("mjlab:", "isaaclab:")):
-        t.to(clip, "env.options.clip_actions", t.number(clip))
+        t.move(clip, "env.options.clip_actions", t.number)
     elif t.has(clip):
         t.judge(clip, "differs", "the environment's adapter", "actions are cut off before the environment sees them")
     t.judge(clip, "mapped", "algorithm.model.bounds=none")

@@ -9,20 +9,10 @@ from typing import Any
 from canter.compat.settings.translation import Translation
 
 POLICY, CRITIC = "algorithm.model.policy", "algorithm.model.critic"
-ACTIVATIONS = {
-    "elu": "elu",
-    "relu": "relu",
-    "tanh": "tanh",
-    "gelu": "gelu",
-    "lrelu": "leaky_relu",
-    "swish": "silu",
-    "selu": "selu",
-    "crelu": "celu",
-    "sigmoid": "sigmoid",
-    "softplus": "softplus",
-    "mish": "mish",
-    "identity": "identity",
-}
+RENAMED = {"lrelu": "leaky_relu", "swish": "silu", "crelu": "celu"}
+KNOWN = "elu relu tanh gelu lrelu swish selu crelu sigmoid softplus mish identity"
+ACTIVATIONS = {name: RENAMED.get(name, name) for name in KNOWN.split()}
+"""RSL-RL's names of activations, and ours."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +34,8 @@ class Dialect:
 
     def of(self, network: str, name: str) -> str:
         """The key of one network's setting."""
-        if self.split:
-            return f"{self.actor if network == POLICY else self.critic}.{name}"
-        return f"{self.actor}.{'actor' if network == POLICY else 'critic'}_{name}"
+        own = "" if self.split else "actor_" if network == POLICY else "critic_"
+        return self.shared(network, own + name)
 
     def shared(self, network: str, name: str) -> str:
         """The key of a setting that both networks share up to 3.x."""
@@ -59,12 +48,9 @@ def translate_network(t: Translation, dialect: Dialect, network: str) -> None:
     widths = t.widths(hidden, [256, 256, 256])
     if -1 in widths:
         raise t.error(hidden, "widths of at least 1", "-1 is the width of the input: write it as a number")
-    t.put(f"{network}.hidden", widths, hidden)
-    t.judge(hidden, "mapped", f"{network}.hidden={widths}")
+    t.to(hidden, f"{network}.hidden", widths)
     key = dialect.shared(network, "activation")
-    activation = ACTIVATIONS[t.word(key, ACTIVATIONS, "elu")]
-    t.put(f"{network}.activation", activation, key)
-    t.judge(key, "mapped", f"{network}.activation={activation}")
+    t.to(key, f"{network}.activation", ACTIVATIONS[t.word(key, ACTIVATIONS, "elu")])
     t.put(f"{network}.init", "default")
     t.put(f"{network}.init_gain", math.sqrt(2))
     _normalizer(t, dialect, network)
@@ -92,23 +78,17 @@ def _normalizer(t: Translation, dialect: Dialect, network: str) -> None:
     t.choose(ours, f"{network}.normalizer.eps", 0.01, key if t.has(key) else "")
     if t.parity:
         for name, value in (("eps_on", "deviation"), ("clip", None), ("prior_count", 0.0)):
-            t.choose(f"{network}.normalizer.{name} is Canter's", f"{network}.normalizer.{name}", value)
+            t.put(f"{network}.normalizer.{name}", value)
         if timing:
-            t.always(
-                "observation statistics move once an iteration, as since 5.5; this generation moves them each step"
-            )
+            why = "observation statistics move once an iteration, as since 5.5; this generation moves them each step"
+            t.always(why)
 
 
 def _class_name(t: Translation, dialect: Dialect, network: str) -> None:
     key = dialect.shared(network, "class_name")
     known = ("MLPModel", "RNNModel", "CNNModel", "ActorCritic", "ActorCriticRecurrent", "ActorCriticCNN")
-    name = t.raw(key, known[0])
-    if name in known:
-        t.judge(key, "mapped", f"{network}.kind=standard")
-    else:
-        t.refuse(
-            key, f"a class of the user's: register it, canter.register('network', NAME); known: {', '.join(known)}"
-        )
+    why = f"a class of the user's: register it, canter.register('network', NAME); known: {', '.join(known)}"
+    t.only(key, t.raw(key) in known, f"{network}.kind=standard", why)
     t.judge("runner.policy_class_name", "mapped", f"{network}.kind=standard")
 
 
@@ -116,20 +96,14 @@ def _memory(t: Translation, dialect: Dialect, network: str) -> None:
     kind = dialect.shared(network, "rnn_type")
     named = t.raw(dialect.shared(network, "class_name"), t.raw("runner.policy_class_name", ""))
     recurrent = t.has(kind) or named in ("RNNModel", "ActorCriticRecurrent")
-    width = next(
-        (key for key in ("rnn_hidden_size", "rnn_hidden_dim") if t.has(dialect.shared(network, key))), "rnn_hidden_dim"
-    )
-    keys = {"hidden": (width, 256), "layers": ("rnn_num_layers", 1)}
+    size, dim = (dialect.shared(network, key) for key in ("rnn_hidden_size", "rnn_hidden_dim"))
+    width, layers = size if t.has(size) else dim, dialect.shared(network, "rnn_num_layers")
     if not recurrent:
-        t.dead("there is no memory", kind, *(dialect.shared(network, key) for key, _ in keys.values()))
+        t.dead("there is no memory", kind, width, layers)
         return
-    cell = "gru" if str(t.raw(kind, "lstm")).lower() == "gru" else "lstm"
-    t.put(f"{network}.memory.cell", cell, kind)
-    t.judge(kind, "mapped", f"{network}.memory.cell={cell}")
-    for name, (key, usual) in keys.items():
-        value = t.integer(dialect.shared(network, key), usual)
-        t.put(f"{network}.memory.{name}", value, dialect.shared(network, key))
-        t.judge(dialect.shared(network, key), "mapped", f"{network}.memory.{name}={value}")
+    t.to(kind, f"{network}.memory.cell", "gru" if str(t.raw(kind, "lstm")).lower() == "gru" else "lstm")
+    t.move(width, f"{network}.memory.hidden", t.integer, 256)
+    t.move(layers, f"{network}.memory.layers", t.integer, 1)
     t.put(f"{network}.memory.position", "before_mlp")
     horizon = f"{dialect.runner}num_steps_per_env"
     t.put("algorithm.sequence_length", t.integer(horizon), horizon)
@@ -155,53 +129,29 @@ def _encoder(t: Translation, network: str, key: str) -> None:
     t.put(f"{network}.cnn.layers", rows, f"{key}.output_channels")
     t.put(f"{network}.cnn.features", None)
     t.put(f"{network}.cnn.layout", "channels_first")
-    for name in ("output_channels", "kernel_size", "stride"):
-        t.judge(f"{key}.{name}", "mapped", f"{network}.cnn.layers")
+    t.each(key, "output_channels kernel_size stride", "mapped", f"{network}.cnn.layers")
     activation = ACTIVATIONS[t.word(f"{key}.activation", ACTIVATIONS, "elu")]
     t.to(f"{key}.activation", f"{network}.cnn.activation", activation)
     plain = {"dilation": 1, "norm": "none", "max_pool": False, "global_pool": "none", "flatten": True}
     for name, usual in plain.items():
-        if t.raw(f"{key}.{name}", usual) == usual:
-            t.judge(f"{key}.{name}", "mapped", "off")
-        t.refuse(f"{key}.{name}", "plain convolutions only: register an encoder of your own")
-    if t.raw(f"{key}.padding", "none") in ("none", "zeros"):
-        t.judge(f"{key}.padding", "mapped", f"{network}.cnn.layers")
-    t.refuse(f"{key}.padding", "zeros or none")
+        own = f"{key}.{name}"
+        t.only(own, t.raw(own) == usual, "off", "plain convolutions only: register an encoder of your own")
+    padding = f"{key}.padding"
+    t.only(padding, t.raw(padding) in ("none", "zeros"), f"{network}.cnn.layers", "zeros or none")
 
 
 def translate_std(t: Translation, dialect: Dialect) -> None:
     """The distribution of actions."""
     section = f"{dialect.actor}.distribution_cfg"
     if dialect.generation >= 5:
-        initial, form, name = (
-            f"{section}.init_std",
-            f"{section}.std_type",
-            t.raw(f"{section}.class_name", "GaussianDistribution"),
-        )
-        by_state = name == "HeteroscedasticGaussianDistribution"
-        known = ("GaussianDistribution", "HeteroscedasticGaussianDistribution")
-        if name in known:
-            t.judge(
-                f"{section}.class_name", "mapped", f"algorithm.model.std.kind={'network' if by_state else 'parameter'}"
-            )
-        t.refuse(f"{section}.class_name", f"known: {', '.join(known)}; for Beta set algorithm.model.distribution=beta")
-        if t.has(f"{section}.learn_std"):
-            t.to(f"{section}.learn_std", "algorithm.model.std.learn", t.flag(f"{section}.learn_std"))
-        if t.has(f"{section}.std_range"):
-            low, high = t.pair(f"{section}.std_range", "two numbers, such as [0.1, 2.0]")
-            t.put("algorithm.model.std.minimum", max(low, 1e-6), f"{section}.std_range")
-            t.put("algorithm.model.std.maximum", high, f"{section}.std_range")
-            t.judge(
-                f"{section}.std_range", "differs", "algorithm.model.std.minimum, .maximum", "approached, not cut off at"
-            )
+        initial, form = f"{section}.init_std", f"{section}.std_type"
+        _distribution(t, section)
     else:
         initial, form = f"{dialect.actor}.init_noise_std", f"{dialect.actor}.noise_std_type"
         by_state = t.flag(f"{dialect.actor}.state_dependent_std", False)
+        t.put("algorithm.model.std.kind", "network" if by_state else "parameter")
         t.judge(f"{dialect.actor}.state_dependent_std", "mapped", "algorithm.model.std.kind")
-    std = t.number(initial, 1.0)
-    t.put("algorithm.model.std.initial", std, initial)
-    t.judge(initial, "mapped", f"algorithm.model.std.initial={std:g}")
-    t.put("algorithm.model.std.kind", "network" if by_state else "parameter")
+    t.move(initial, "algorithm.model.std.initial", t.number, 1.0)
     kind = t.word(form, ("scalar", "log"), "scalar")
     if "algorithm.model.std.maximum" not in t.settings:
         # Also without parity: how fast the noise goes down, and with it the return in training, depends on it.
@@ -213,13 +163,28 @@ def translate_std(t: Translation, dialect: Dialect) -> None:
     t.put("algorithm.model.normalize_value", False)
     t.put("algorithm.model.policy_gain", math.sqrt(2))
     t.put("algorithm.model.value_gain", math.sqrt(2))
-    unused = "its values have no distribution"
     for name in ("stochastic", "noise_std_type", "init_noise_std", "state_dependent_std", "distribution_cfg"):
         if dialect.split:
-            t.dead(unused, f"{dialect.critic}.{name}")
+            t.dead("its values have no distribution", f"{dialect.critic}.{name}")
         if dialect.generation < 5:
             t.dead("the actor is stochastic", f"{dialect.actor}.{name}")
         elif name != "distribution_cfg":
             t.dead("distribution_cfg wins", f"{dialect.actor}.{name}")
     if not t.section(section):
         t.judge(section, "mapped", "algorithm.model.std")
+
+
+def _distribution(t: Translation, section: str) -> None:
+    """What 5.x has in a section of its own."""
+    kinds = {"GaussianDistribution": "parameter", "HeteroscedasticGaussianDistribution": "network"}
+    name, bounds = f"{section}.class_name", f"{section}.std_range"
+    kind = kinds.get(str(t.raw(name)))
+    t.put("algorithm.model.std.kind", kind or "parameter")
+    why = f"known: {', '.join(kinds)}; for Beta set algorithm.model.distribution=beta"
+    t.only(name, kind is not None, f"algorithm.model.std.kind={kind}", why)
+    t.move_given(f"{section}.learn_std", "algorithm.model.std.learn", t.flag)
+    if t.has(bounds):
+        low, high = t.pair(bounds, "two numbers, such as [0.1, 2.0]")
+        t.put("algorithm.model.std.minimum", max(low, 1e-6), bounds)
+        t.put("algorithm.model.std.maximum", high, bounds)
+        t.judge(bounds, "differs", "algorithm.model.std.minimum, .maximum", "approached, not cut off at")

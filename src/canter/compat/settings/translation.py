@@ -7,13 +7,13 @@ is dropped silently.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from canter.compat.settings.deviations import Deviations
+from canter.compat.settings.deviations import Deviations, Verdict
 from canter.config import TrainConfig
-from canter.plain import ConfigError, from_plain
+from canter.plain import ConfigError, from_plain, nest
 from canter.registry import nearest
 
 NONE = (None, "None", "none", "null", "")
@@ -86,9 +86,7 @@ class Translation:
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number, which may be written as a word such as 5e-4."""
-        value = self.raw(key, default)
-        if isinstance(value, str) and "${" in value:
-            raise self.error(key, "a number", f"nothing resolves it: say --set {_name_in(value)}=VALUE")
+        value = self._resolved(key, default, "a number")
         try:
             number = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
         except ValueError:
@@ -113,37 +111,41 @@ class Translation:
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false."""
-        value = self.raw(key, default)
+        value = self._resolved(key, default, "true or false")
         if isinstance(value, str) and value.lower() in ("true", "false"):
-            value = value.lower() == "true"
+            return value.lower() == "true"
         if not isinstance(value, bool):
-            hint = f"nothing resolves it: say --set {_name_in(value)}=VALUE" if "${" in str(value) else ""
-            raise self.error(key, "true or false", hint)
+            raise self.error(key, "true or false")
         return value
 
     def word(self, key: str, known: Iterable[str] | None = None, default: str | None = None) -> str:
         """A string, one of `known` where that is given."""
-        value = self.raw(key, default)
+        value = self._resolved(key, default, "a string")
         if not isinstance(value, str):
             raise self.error(key, "a string" if known is None else f"one of {', '.join(known)}")
-        if "${" in value:
-            raise self.error(key, "a string", f"nothing resolves it: say --set {_name_in(value)}=VALUE")
         if known is not None and value not in known:
             raise self.error(key, f"one of {', '.join(known)}", nearest(value, known))
         return value
 
+    def _resolved(self, key: str, default: Any, expected: str) -> Any:
+        """The value at a path, which must not wait for another one."""
+        value = self.raw(key, default)
+        if isinstance(value, str) and "${" in value:
+            raise self.error(key, expected, f"nothing resolves it: say --set {_name_in(value)}=VALUE")
+        return value
+
     def widths(self, key: str, default: Any = None) -> list[int]:
         """A list of whole numbers."""
-        value = self.raw(key, default)
-        if not isinstance(value, list | tuple) or not all(type(item) is int for item in value):
-            raise self.error(key, "a list of whole numbers")
-        return list(value)
+        return self._list(key, default, int, "a list of whole numbers")
 
     def groups(self, key: str) -> list[str]:
         """Names of observation groups."""
-        value = self.raw(key)
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise self.error(key, "a list of observation groups")
+        return self._list(key, None, str, "a list of observation groups")
+
+    def _list(self, key: str, default: Any, kind: type, expected: str) -> list[Any]:
+        value = self.raw(key, default)
+        if not isinstance(value, list | tuple) or not all(type(item) is kind for item in value):
+            raise self.error(key, expected)
         return list(value)
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -175,9 +177,16 @@ class Translation:
         self.put(setting, value, key)
         self.judge(key, "differs" if why else "mapped", f"{setting}={_show(value)}", why)
 
-    def judge(
-        self, key: str, verdict: Literal["mapped", "differs", "dead", "refused"], to: str = "", why: str = ""
-    ) -> None:
+    def move(self, key: str, setting: str, read: Callable[..., Any], *default: Any) -> None:
+        """A key became this setting, with the same value; `read` is the method above that reads it."""
+        self.to(key, setting, read(key, *default))
+
+    def move_given(self, key: str, setting: str, read: Callable[[str], Any]) -> None:
+        """The same for a key that may be missing, and then says nothing."""
+        if self.has(key):
+            self.to(key, setting, read(key))
+
+    def judge(self, key: str, verdict: Verdict, to: str = "", why: str = "") -> None:
         """Give a verdict to a key and all below it, unless they are not in the input or have one."""
         if self.raw(key, _ABSENT) is _ABSENT:
             return
@@ -188,7 +197,7 @@ class Translation:
                 self.judged.add(leaf)
                 self.report.add(leaf, value, verdict, to, why)
 
-    def each(self, key: str, names: str, verdict: Literal["mapped", "differs"], to: str = "", why: str = "") -> None:
+    def each(self, key: str, names: str, verdict: Verdict, to: str = "", why: str = "") -> None:
         """The same verdict for some keys of a section; others that it has stay unknown."""
         for name in names.split() if isinstance(self.raw(key), Mapping) else ():
             self.judge(f"{key}.{name}", verdict, to, why)
@@ -204,23 +213,20 @@ class Translation:
         """Nothing here does what the key asks for."""
         self.judge(key, "refused", why=why)
 
+    def only(self, key: str, fits: bool, to: str, why: str) -> None:
+        """A key of which one value can be done here; others are refused."""
+        self.judge(key, "mapped", to) if fits else self.refuse(key, why)
+
     def always(self, why: str, to: str = "") -> None:
         """A difference that comes from no key."""
         self.report.add("", None, "differs", to, why)
 
     def choose(self, ours: str, setting: str, theirs: Any, key: str = "") -> None:
         """What the parent does in its own way: its form with `parity`, else Canter's, in the words of `ours`."""
-        if not self.parity:
-            self._tell(key, "", ours)
-            return
-        self.put(setting, theirs, key)
-        self._tell(key, f"{setting}={_show(theirs)}", "")
-
-    def _tell(self, key: str, to: str, why: str) -> None:
-        if key:
-            self.judge(key, "differs" if why else "mapped", to, why)
-        elif why:
-            self.always(why, to)
+        if self.parity:
+            self.to(key, setting, theirs) if key else self.put(setting, theirs)
+        else:
+            self.judge(key, "differs", why=ours) if key else self.always(ours)
 
     def _left_out(self, key: str) -> bool:
         return any(key == name or key.startswith(f"{name}.") for name in self.without)
@@ -232,15 +238,14 @@ class Translation:
         for leaf, value in _leaves(self.tree, ""):
             if leaf not in self.judged and value == {}:
                 self.report.add(leaf, value, "mapped", "nothing, as it is empty")
+            elif leaf not in self.judged and self._left_out(leaf):
+                self.report.add(leaf, value, "differs", why="left out at your word (--without)")
             elif leaf not in self.judged:
-                name = leaf.rpartition(".")[2]
-                why = f"unknown key, {nearest(name, self.asked)}; leave it out with --without {leaf}"
-                if self._left_out(leaf):
-                    self.report.add(leaf, value, "differs", why="left out at your word (--without)")
-                else:
-                    self.report.add(leaf, value, "refused", why=why)
+                known = nearest(leaf.rpartition(".")[2], self.asked)
+                why = f"unknown key, {known}; leave it out with --without {leaf}"
+                self.report.add(leaf, value, "refused", why=why)
 
-    def config(self, base: TrainConfig | None = None) -> TrainConfig:
+    def config(self) -> TrainConfig:
         """Canter's settings; raises `ImportRefused` where a key was refused, ConfigError where values do not fit."""
         refused = self.report.of("refused")
         if refused:
@@ -248,7 +253,7 @@ class Translation:
             more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
             raise ImportRefused(f"{self.report.source}: refused: {shown}{more}", self.report)
         try:
-            return from_plain(nested(self.settings), base or TrainConfig())
+            return from_plain(nest(self.settings, {"env.options": {}}), TrainConfig())
         except ConfigError as error:
             raise ConfigError(f"{self.report.source}: {self._source_of(error)}{error}", error.key) from error
 
@@ -266,18 +271,6 @@ class Translation:
 
 
 _ABSENT = object()
-
-
-def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Paths to nested mappings."""
-    tree: dict[str, Any] = {}
-    for path, value in settings.items():
-        *parents, last = path.split(".")
-        here = tree
-        for part in parents:
-            here = here.setdefault(part, {})
-        here[last] = value
-    return tree
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:

@@ -55,9 +55,9 @@ class ManagerEnv:
         self._seed = 0
         self._first_levels = None if self._terrain is None else self._terrain.terrain_levels.clone()
         self._finite_horizon = bool(getattr(env.cfg, "is_finite_horizon", False))
-        obs = flat_groups(self._observe())
+        obs = flat_groups(env.reset(seed=0)[0])
         infinite = (float("inf"),) * int(env.single_action_space.shape[0])
-        self._spec = EnvSpec(
+        self.spec = EnvSpec(
             {name: TensorSpec(tuple(group.shape[1:]), group.dtype) for name, group in obs.items()},
             Continuous(tuple(-bound for bound in infinite), infinite),
             int(env.num_envs),
@@ -66,11 +66,7 @@ class ManagerEnv:
             truncates=not self._finite_horizon,
             env_id=env_id,
         )
-
-    @property
-    def spec(self) -> EnvSpec:
         """Shapes and conventions; actions have no bounds, as the networks' samples are cut off here."""
-        return self._spec
 
     @property
     def begins_anew(self) -> bool:
@@ -88,9 +84,6 @@ class ManagerEnv:
         captured = getattr(self._step, "about", None)
         return "a step runs eagerly" if captured is None else captured()
 
-    def _observe(self) -> Any:
-        return self.env.reset(seed=0)[0]
-
     def reset(self, seed: int | None = None) -> Obs:
         """Start every environment anew; counters begin at 0, or as they were loaded."""
         restored, self._restored = self._restored, {}
@@ -103,18 +96,14 @@ class ManagerEnv:
 
     def set_progress(self, progress: TrainingProgress) -> None:
         """Before the first rollout, let episodes be of different ages."""
-        if not self._trained or self._lengths is not None:
-            self._spread_lengths()
-        self._trained = True
-
-    def _spread_lengths(self) -> None:
         lengths, self._lengths = self._lengths, None
-        if lengths is None and self.random_start:
+        if lengths is None and self.random_start and not self._trained:
             generator = torch.Generator(self.device).manual_seed(self._seed)
             shape, limit = (self.spec.num_envs,), int(self.env.max_episode_length)
             lengths = torch.randint(limit, shape, generator=generator, device=self.device)
         if lengths is not None:
             self.env.episode_length_buf.copy_(lengths)
+        self._trained = True
 
     def step(self, action: Tensor) -> Step:
         """Apply one action per environment; nothing here waits for the device, except to restart by hand."""

@@ -48,7 +48,7 @@ def make_isaaclab(
     render_mode: str | None = None,
     **overrides: Any,
 ) -> ManagerEnv:
-    """Environments of a task.
+    """Isaac Lab's tasks, such as isaaclab:Isaac-Ant-v0, where Isaac Lab is installed.
 
     `final_obs` "exact" asks Isaac Lab 3 for the last observations; older ones lose them, which the spec then says.
     `clip_actions` None takes the task's own for RSL-RL. `overrides` are settings of the task by their dotted path.
@@ -85,11 +85,8 @@ def _known(task: str, device: str, cameras: bool = False) -> tuple[Any, Any]:
     if find_spec("isaaclab") is None:
         raise ImportError(f"isaaclab:{task} needs Isaac Lab: {HOW}")
     if _app is None:
-        _app = (
-            import_module("isaaclab.app")
-            .AppLauncher(headless=True, device=named_device(device), enable_cameras=cameras)
-            .app
-        )
+        launch = import_module("isaaclab.app").AppLauncher
+        _app = launch(headless=True, device=named_device(device), enable_cameras=cameras).app
     import_module("isaaclab_tasks")  # registers them
     utils = import_module("isaaclab_tasks.utils")
     if task not in gymnasium.registry:

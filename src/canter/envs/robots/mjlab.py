@@ -47,7 +47,7 @@ def make_mjlab(
     render_mode: str | None = None,
     **overrides: Any,
 ) -> ManagerEnv:
-    """Environments of a task.
+    """Mjlab's tasks, such as mjlab:Mjlab-Velocity-Flat-Unitree-Go1 (pip install "canter[mjlab]").
 
     `final_obs` "exact" restarts ended environments here, after their last observations were read; "approximate" leaves
     it to mjlab, which loses them. `clip_actions` None takes the task's own. `capture` lets parts of a step run as CUDA
@@ -137,7 +137,5 @@ def override(cfg: Any, overrides: dict[str, Any], path: str = "env.options") -> 
             raise ValueError(f"{path}.{name}={value!r}: the task has no such setting, {nearest(first, here)}")
         if rest or (isinstance(value, dict) and (is_dataclass(here[first]) or isinstance(here[first], dict))):
             override(here[first], {rest: value} if rest else value, f"{path}.{first}")
-        elif isinstance(cfg, dict):
-            cfg[first] = tuple(value) if isinstance(here[first], tuple) else value
         else:
-            setattr(cfg, first, tuple(value) if isinstance(here[first], tuple) else value)
+            here[first] = tuple(value) if isinstance(here[first], tuple) else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from canter.envs.agents import folded
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
 from canter.envs.tensor.cartpole import CartPole
 from canter.envs.tensor.maze import Maze
@@ -11,8 +12,8 @@ from canter.envs.tensor.null import Null
 from canter.envs.tensor.pendulum import Pendulum
 from canter.envs.tensor.quadrotor import Quadrotor
 from canter.envs.tensor.queue import QueueNetwork
-from canter.envs.tensor.rendezvous import Rendezvous, rendezvous
-from canter.envs.tensor.rps import RockPaperScissors, rps
+from canter.envs.tensor.rendezvous import Rendezvous
+from canter.envs.tensor.rps import RockPaperScissors
 from canter.envs.tensor.swimmer import Swimmer
 from canter.registry import Registry
 from canter.specs import Env
@@ -42,6 +43,6 @@ tensor_envs.register("null")(Null)
 tensor_envs.register("pendulum")(Pendulum)
 tensor_envs.register("quadrotor")(Quadrotor)
 tensor_envs.register("queue")(QueueNetwork)
-tensor_envs.register("rendezvous")(rendezvous)
-tensor_envs.register("rps")(rps)
+tensor_envs.register("rendezvous")(folded(Rendezvous))
+tensor_envs.register("rps")(folded(RockPaperScissors))
 tensor_envs.register("swimmer")(Swimmer)

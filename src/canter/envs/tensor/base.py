@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from canter.seeding import draw_rows
-from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, Symmetry, TensorSpec
+from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, Step, TensorSpec
 from canter.struct import Obs
 
 EnvState = dict[str, Tensor]
@@ -50,7 +50,8 @@ class TensorEnv(ABC):
 
     `max_episode_steps` cuts episodes (truncation, not termination). `random_start` lets the first episodes begin with
     random step counts, so that the rows of a large batch do not all end together. `truncates` tells the spec about
-    cuts that `_advance` makes; None takes it from `max_episode_steps`.
+    cuts that `_advance` makes; None takes it from `max_episode_steps`. `more` are further fields of the spec, such as
+    `symmetries`.
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class TensorEnv(ABC):
         device: torch.device | str,
         obs: dict[str, TensorSpec],
         action: ActionSpec,
-        *,
         max_episode_steps: int | None = None,
         random_start: bool = False,
+        *,
         truncates: bool | None = None,
         durations: bool = False,
-        symmetries: tuple[Symmetry, ...] = (),
+        **more: Any,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs} must be at least 1")
@@ -79,18 +80,12 @@ class TensorEnv(ABC):
         self.generator = torch.Generator(self.device)
         self.generator.seed()
         self.seeds_by_row = True
-        self.spec = EnvSpec(
-            obs=obs,
-            action=action,
-            num_envs=num_envs,
-            device=self.device,
-            truncates=max_episode_steps is not None if truncates is None else truncates,
-            env_id=env_id,
-            durations=durations,
-            symmetries=symmetries,
-        )
+        truncates = max_episode_steps is not None if truncates is None else truncates
+        about = {"truncates": truncates, "env_id": env_id, "durations": durations, **more}
+        self.spec = EnvSpec(obs, action, num_envs, self.device, **about)
         """Shapes, dtypes, bounds and conventions."""
-        self._action_shape = _action_shape(action, num_envs)
+        parts = action.low if isinstance(action, Continuous) else action.nvec
+        self._action_shape = (num_envs,) if isinstance(action, Discrete) else (num_envs, len(parts))
         self._limit = torch.iinfo(torch.int64).max if max_episode_steps is None else max_episode_steps
         self._random_start = random_start
         self._step_count = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
@@ -208,16 +203,6 @@ class TensorEnv(ABC):
         """`[N, *shape]` int64 uniform in 0..high-1."""
         how = {"generator": self.generator, "device": self.device}
         return draw_rows(partial(torch.randint, high), (self.num_envs, *shape), **how)
-
-
-def _action_shape(action: ActionSpec, num_envs: int) -> tuple[int, ...]:
-    match action:
-        case Continuous():
-            return (num_envs, action.dim)
-        case Discrete():
-            return (num_envs,)
-        case MultiDiscrete():
-            return (num_envs, len(action.nvec))
 
 
 def _row_form(tensors: dict[str, Tensor], name: str) -> tuple[torch.Size, torch.dtype] | None:

@@ -45,30 +45,19 @@ class CartPole(TensorEnv):
         max_episode_steps: int | None = 500,
         random_start: bool = False,
     ) -> None:
-        obs = {"policy": TensorSpec((2 if positions_only else 4,))}
-        if privileged:
-            obs["critic"] = TensorSpec((4,))
-        super().__init__(
-            "tensor:cartpole",
-            num_envs,
-            device,
-            obs=obs,
-            action=Discrete(2),
-            max_episode_steps=max_episode_steps,
-            random_start=random_start,
-            symmetries=(
-                Symmetry(
-                    "left-right",
-                    obs={name: Mirror.of("-" * group.shape[0]) for name, group in obs.items()},
-                    action=Mirror.of("++", (1, 0)),
-                    state={"body": Mirror.of("----")},
-                ),
-            ),
-        )
         self._dtype = dtype
         self._shown = {"policy": slice(0, None, 2) if positions_only else slice(None)}
         if privileged:
             self._shown["critic"] = slice(None)
+        obs = {group: TensorSpec((len(range(4)[shown]),)) for group, shown in self._shown.items()}
+        symmetry = Symmetry(
+            "left-right",
+            obs={name: Mirror.of("-" * group.shape[0]) for name, group in obs.items()},
+            action=Mirror.of("++", (1, 0)),
+            state={"body": Mirror.of("----")},
+        )
+        time = max_episode_steps, random_start
+        super().__init__("tensor:cartpole", num_envs, device, obs, Discrete(2), *time, symmetries=(symmetry,))
 
     def _sample_state(self) -> EnvState:
         return {"body": self._uniform(-START_RANGE, START_RANGE, 4, dtype=self._dtype)}

@@ -46,15 +46,8 @@ class Maze(TensorEnv):
         max_episode_steps: int | None = 300,
         random_start: bool = False,
     ) -> None:
-        super().__init__(
-            "tensor:maze",
-            num_envs,
-            device,
-            obs={"policy": TensorSpec((4,))},
-            action=Continuous(low=(-1.0, -1.0), high=(1.0, 1.0)),
-            max_episode_steps=max_episode_steps,
-            random_start=random_start,
-        )
+        obs, action = {"policy": TensorSpec((4,))}, Continuous(low=(-1.0, -1.0), high=(1.0, 1.0))
+        super().__init__("tensor:maze", num_envs, device, obs, action, max_episode_steps, random_start)
         # Row y of the table is the one that y counts from the bottom.
         self._walls = torch.tensor([[cell == "#" for cell in row] for row in MAZE[::-1]], device=self.device)
         self._start, self._goal = (torch.tensor(_centre_of(mark), device=self.device) for mark in "SG")

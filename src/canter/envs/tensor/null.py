@@ -35,15 +35,9 @@ class Null(TensorEnv):
         max_episode_steps: int | None = 1000,
         random_start: bool = False,
     ) -> None:
-        super().__init__(
-            "tensor:null",
-            num_envs,
-            device,
-            obs={"policy": TensorSpec((obs_dim,))},
-            action=Continuous(low=(-1.0,) * action_dim, high=(1.0,) * action_dim),
-            max_episode_steps=max_episode_steps,
-            random_start=random_start,
-        )
+        obs = {"policy": TensorSpec((obs_dim,))}
+        action = Continuous(low=(-1.0,) * action_dim, high=(1.0,) * action_dim)
+        super().__init__("tensor:null", num_envs, device, obs, action, max_episode_steps, random_start)
         self._pattern = torch.linspace(0.5, 1.5, obs_dim, device=self.device)
 
     def _sample_state(self) -> EnvState:

@@ -37,15 +37,8 @@ class Pendulum(TensorEnv):
         max_episode_steps: int | None = 200,
         random_start: bool = False,
     ) -> None:
-        super().__init__(
-            "tensor:pendulum",
-            num_envs,
-            device,
-            obs={"policy": TensorSpec((3,))},
-            action=Continuous(low=(-MAX_TORQUE,), high=(MAX_TORQUE,)),
-            max_episode_steps=max_episode_steps,
-            random_start=random_start,
-        )
+        obs, action = {"policy": TensorSpec((3,))}, Continuous(low=(-MAX_TORQUE,), high=(MAX_TORQUE,))
+        super().__init__("tensor:pendulum", num_envs, device, obs, action, max_episode_steps, random_start)
         self._dtype = dtype
 
     def _sample_state(self) -> EnvState:

@@ -6,6 +6,7 @@ World axes: z up. Body axes: x forward, y left, z along the thrust. Units are SI
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import final
 
 import torch
@@ -48,23 +49,12 @@ CHARGE = (0.5, 10.0)
 
 def _reflection(name: str, axis: str, turns: str, rotors: tuple[int, ...]) -> Symmetry:
     """The world in a mirror across a body axis: vectors change as `axis` says, turns about axes as `turns`."""
-    signs = [1 if sign == "+" else -1 for sign in axis]
-    rotation = "".join("+" if row * column > 0 else "-" for row in signs for column in signs)
+    rotation = "".join("+" if row == column else "-" for row in axis for column in axis)
     action = "+" + turns
     seen = axis + axis + rotation + turns + action + axis + axis + "+"
-    state = {
-        "position": Mirror.of(axis),
-        "velocity": Mirror.of(axis),
-        "attitude": Mirror.of("+" + turns),
-        "rates": Mirror.of(turns),
-        "rotors": Mirror.of("++++", rotors),
-        "last_action": Mirror.of(action),
-        "amplitude": Mirror.of(axis),
-        "pace": Mirror.of("+++"),
-        "time": Mirror.of("+"),
-        "load": Mirror.of("+"),
-        "charge": Mirror.of("+"),
-    }
+    changes = {"position": axis, "velocity": axis, "amplitude": axis, "rates": turns, "attitude": "+" + turns}
+    changes |= {"last_action": action, "pace": "+++", "time": "+", "load": "+", "charge": "+"}
+    state = {part: Mirror.of(signs) for part, signs in changes.items()} | {"rotors": Mirror.of("++++", rotors)}
     return Symmetry(name, {"policy": Mirror.of(seen), "critic": Mirror.of(seen + "++")}, Mirror.of(action), state)
 
 
@@ -110,27 +100,17 @@ class Quadrotor(TensorEnv):
         obs = {"policy": TensorSpec((OBS_DIM,))}
         if loaded:
             obs["critic"] = TensorSpec((OBS_DIM + 2,))
-        super().__init__(
-            "tensor:quadrotor",
-            num_envs,
-            device,
-            obs=obs,
-            action=Continuous(low=(-1.0,) * 4, high=(1.0,) * 4),
-            max_episode_steps=max_episode_steps,
-            random_start=random_start,
-            symmetries=SYMMETRIES,
-        )
+        action, time = Continuous(low=(-1.0,) * 4, high=(1.0,) * 4), (max_episode_steps, random_start)
+        super().__init__("tensor:quadrotor", num_envs, device, obs, action, *time, symmetries=SYMMETRIES)
         self._drag, self._loaded = drag, loaded
         self._motor_step = 1.0 - math.exp(-TIME_STEP / MOTOR_LAG)
-        self._inertia = self._constant(INERTIA)
-        self._max_rates = self._constant(MAX_RATES)
-        self._center = self._constant((0.0, 0.0, HEIGHT))
-        self._weight = self._constant((0.0, 0.0, -GRAVITY))
-        self._path_size = self._constant((1.0, 1.0, 0.3))
-        self._path_pace = self._constant((1.0, 2.0, 1.0))
+        constant = partial(torch.tensor, dtype=torch.float32, device=self.device)
+        self._inertia, self._max_rates = constant(INERTIA), constant(MAX_RATES)
+        self._center, self._weight = constant((0.0, 0.0, HEIGHT)), constant((0.0, 0.0, -GRAVITY))
+        self._path_size, self._path_pace = constant((1.0, 1.0, 0.3)), constant((1.0, 2.0, 1.0))
         # Rows: what each rotor's thrust adds to lift, roll, pitch and yaw torque. Rows are orthogonal, so the inverse
         # is the transpose with each row divided by its squared length.
-        self._mixer = self._constant(
+        self._mixer = constant(
             (
                 (1.0, 1.0, 1.0, 1.0),
                 (-ARM, ARM, ARM, -ARM),
@@ -139,9 +119,6 @@ class Quadrotor(TensorEnv):
             )
         )
         self._allocation = self._mixer / self._mixer.square().sum(-1, keepdim=True)
-
-    def _constant(self, values: tuple[object, ...]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self.device)
 
     def _sample_state(self) -> EnvState:
         zero = torch.zeros(self.num_envs, 1, device=self.device)

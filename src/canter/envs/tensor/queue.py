@@ -6,6 +6,7 @@ N environments, C customer classes, K classes that share the controlled server.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import final
 
 import torch
@@ -64,40 +65,35 @@ class QueueNetwork(TensorEnv):
         max_episode_steps: int | None = 1000,
         random_start: bool = False,
     ) -> None:
-        _check_network(arrival_rates, service_rates, holding_costs, servers, routing)
+        lengths = [len(values) for values in (arrival_rates, service_rates, holding_costs, servers, routing)]
+        if len(set(lengths)) != 1:
+            raise ValueError(
+                "arrival_rates, service_rates, holding_costs, servers and routing need one entry per class, "
+                f"but have {lengths}"
+            )
+        if min(arrival_rates) < 0 or min(service_rates) <= 0:
+            raise ValueError(f"{arrival_rates=} must not be negative and {service_rates=} must be positive")
+        if 0 not in servers or any(list(servers).count(server) > 1 for server in servers if server != 0):
+            raise ValueError(f"{servers=}: server 0 needs at least one class and every other server exactly one")
+        if any(target != LEAVES and not 0 <= target < len(routing) for target in routing):
+            raise ValueError(f"{routing=}: entries are class numbers 0..{len(routing) - 1} or {LEAVES} (leaves)")
         num_classes = len(servers)
         choices = [k for k in range(num_classes) if servers[k] == 0]
-        super().__init__(
-            "tensor:queue",
-            num_envs,
-            device,
-            obs={"policy": TensorSpec((num_classes,)), ACTION_MASK: TensorSpec((len(choices),), torch.bool)},
-            action=Discrete(len(choices)),
-            max_episode_steps=max_episode_steps,
-            random_start=random_start,
-            durations=True,
-        )
+        obs = {"policy": TensorSpec((num_classes,)), ACTION_MASK: TensorSpec((len(choices),), torch.bool)}
+        action, time = Discrete(len(choices)), (max_episode_steps, random_start)
+        super().__init__("tensor:queue", num_envs, device, obs, action, *time, durations=True)
         fastest = {
             server: max(r for r, s in zip(service_rates, servers, strict=True) if s == server) for server in servers
         }
         self.event_rate = float(sum(arrival_rates) + sum(fastest.values()))
         self._sampled_duration = sampled_duration
         self._choices = torch.tensor(choices, device=self.device)
-        self._holding_costs = torch.tensor(holding_costs, dtype=torch.float32, device=self.device)
-        self._arrival_rates = torch.tensor(arrival_rates, dtype=torch.float32, device=self.device)
-        self._rates = self._rate_table(choices, service_rates, servers)
-        self._moves = self._move_table(routing)
-
-    def _rate_table(self, choices: list[int], service_rates: Sequence[float], servers: Sequence[int]) -> Tensor:
+        numbers = partial(torch.tensor, dtype=torch.float32, device=self.device)
+        self._holding_costs, self._arrival_rates = numbers(holding_costs), numbers(arrival_rates)
+        is_served = [[server != 0 or k == chosen for k, server in enumerate(servers)] for chosen in choices]
+        self._rates = numbers(is_served) * numbers(service_rates)
         """`[K, C]`: the rate at which each class is served under each action, if somebody is there."""
-        table = [
-            [
-                rate if server != 0 or k == chosen else 0.0
-                for k, (rate, server) in enumerate(zip(service_rates, servers, strict=True))
-            ]
-            for chosen in choices
-        ]
-        return torch.tensor(table, dtype=torch.float32, device=self.device)
+        self._moves = self._move_table(routing)
 
     def _move_table(self, routing: Sequence[int]) -> Tensor:
         """`[2C, C]`: what each arrival (first C rows) and each service does to the queue lengths."""
@@ -132,24 +128,3 @@ class QueueNetwork(TensorEnv):
     def _observe(self, state: EnvState) -> Obs:
         present = state["queue"].index_select(-1, self._choices) > 0
         return {"policy": state["queue"].clone(), ACTION_MASK: present | ~present.any(-1, keepdim=True)}
-
-
-def _check_network(
-    arrival_rates: Sequence[float],
-    service_rates: Sequence[float],
-    holding_costs: Sequence[float],
-    servers: Sequence[int],
-    routing: Sequence[int],
-) -> None:
-    lengths = [len(values) for values in (arrival_rates, service_rates, holding_costs, servers, routing)]
-    if len(set(lengths)) != 1:
-        raise ValueError(
-            "arrival_rates, service_rates, holding_costs, servers and routing need one entry per class, "
-            f"but have {lengths}"
-        )
-    if min(arrival_rates) < 0 or min(service_rates) <= 0:
-        raise ValueError(f"{arrival_rates=} must not be negative and {service_rates=} must be positive")
-    if 0 not in servers or any(list(servers).count(server) > 1 for server in servers if server != 0):
-        raise ValueError(f"{servers=}: server 0 needs at least one class and every other server exactly one")
-    if any(target != LEAVES and not 0 <= target < len(routing) for target in routing):
-        raise ValueError(f"{routing=}: entries are class numbers 0..{len(routing) - 1} or {LEAVES} (leaves)")

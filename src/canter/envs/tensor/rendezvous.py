@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from canter.envs.agents import ALIVE, REWARD, FoldAgents
+from canter.envs.agents import ALIVE, REWARD
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
 from canter.specs import Continuous, TensorSpec
 from canter.struct import Obs
@@ -25,7 +25,10 @@ START = 0.9
 
 @final
 class Rendezvous(TensorEnv):
-    """A point masses in a square arena are paid for being together; the whole team is one row with a joint action.
+    """A team must meet, though each of its agents sees only the next one.
+
+    A point masses in a square arena are paid for being together; the whole team is one row with a joint action, until
+    `folded` makes every agent a row of its own.
 
     Every step pays each agent the same: the mean over the team of `max(0, 1 - distance to the centre of the living)`,
     in which the dead count 0. An agent that leaves the arena dies, and a world without living agents terminates;
@@ -48,15 +51,9 @@ class Rendezvous(TensorEnv):
     ) -> None:
         if num_agents < 2:
             raise ValueError(f"num_agents={num_agents} must be at least 2: one alone has nobody to meet")
-        super().__init__(
-            "tensor:rendezvous",
-            num_envs,
-            device,
-            obs={"policy": TensorSpec((num_agents, 4)), "critic": TensorSpec((num_agents, 6 * num_agents))},
-            action=Continuous(low=(-1.0,) * (2 * num_agents), high=(1.0,) * (2 * num_agents)),
-            max_episode_steps=max_episode_steps,
-            random_start=random_start,
-        )
+        obs = {"policy": TensorSpec((num_agents, 4)), "critic": TensorSpec((num_agents, 6 * num_agents))}
+        action = Continuous(low=(-1.0,) * (2 * num_agents), high=(1.0,) * (2 * num_agents))
+        super().__init__("tensor:rendezvous", num_envs, device, obs, action, max_episode_steps, random_start)
         self.num_agents = num_agents
         self._identity = torch.eye(num_agents, device=self.device).expand(num_envs, -1, -1)
 
@@ -93,21 +90,3 @@ class Rendezvous(TensorEnv):
             "policy": torch.cat((offset, state["velocity"]), -1),
             "critic": torch.cat((whole, self._identity), -1),
         }
-
-
-def rendezvous(
-    num_envs: int,
-    device: torch.device | str = "cpu",
-    *,
-    num_agents: int = 3,
-    max_episode_steps: int | None = 50,
-    random_start: bool = False,
-) -> FoldAgents:
-    """A team must meet, though each of its agents sees only the next one.
-
-    `Rendezvous` with every agent a row of its own: N = `num_envs` x `num_agents`.
-    """
-    worlds = Rendezvous(
-        num_envs, device, num_agents=num_agents, max_episode_steps=max_episode_steps, random_start=random_start
-    )
-    return FoldAgents(worlds, num_agents)

@@ -11,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from canter.envs.agents import ALIVE, REWARD, FoldAgents
+from canter.envs.agents import ALIVE, REWARD
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
 from canter.specs import MultiDiscrete, TensorSpec
 from canter.struct import Obs
@@ -22,13 +22,17 @@ NO_MOVE = 3
 
 @final
 class RockPaperScissors(TensorEnv):
-    """Both players choose at once: 0 rock, 1 paper, 2 scissors; the winner gets from the loser what is at stake.
+    """Rock, paper, scissors for two: a game with a known equilibrium, for self-play.
+
+    Both players choose at once: 0 rock, 1 paper, 2 scissors; the winner gets from the loser what is at stake.
 
     `stakes` are what a win with rock, paper and scissors is worth. With stakes `(r, p, s)` the only equilibrium plays
     them with probabilities in the proportion `s : r : p`, and then nobody can win anything. A game terminates after
     `rounds`. The joint action is `[E, 2]`; "policy" `[E, 2, 4]` is the other's last move, one-hot, or the fourth when
     there was none.
     """
+
+    num_agents = 2
 
     def __init__(
         self,
@@ -63,13 +67,3 @@ class RockPaperScissors(TensorEnv):
     def _observe(self, state: EnvState) -> Obs:
         seen = state["last_moves"].flip(1)
         return {"policy": self._one_hot.index_select(0, seen.flatten()).unflatten(0, seen.shape)}
-
-
-def rps(
-    num_envs: int, device: torch.device | str = "cpu", *, rounds: int = 1, stakes: Sequence[float] = (1.0, 1.0, 1.0)
-) -> FoldAgents:
-    """Rock, paper, scissors for two: a game with a known equilibrium, for self-play.
-
-    `RockPaperScissors` with each player a row of its own: N = `num_envs` x 2.
-    """
-    return FoldAgents(RockPaperScissors(num_envs, device, rounds=rounds, stakes=stakes), 2)

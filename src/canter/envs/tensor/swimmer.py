@@ -8,7 +8,6 @@ number of environments; lengths are in links, times in seconds.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import final
 
 import numpy as np
@@ -31,16 +30,12 @@ MAX_TORQUE = 80.0
 """In units of a joint's inertia, so it is an angular acceleration."""
 TIME_STEP, SUBSTEPS = 0.02, 4
 
+SIGNS = {"joints": "---", "rates": "---", "position": "+-", "heading": "-"}
 LEFT_RIGHT = Symmetry(
     "left-right",
     obs={"policy": Mirror.of("--- --- +-- +-"), "motion": Mirror.of("--- --- +--")},
     action=Mirror.of("---"),
-    state={
-        "joints": Mirror.of("---"),
-        "rates": Mirror.of("---"),
-        "position": Mirror.of("+-"),
-        "heading": Mirror.of("-"),
-    },
+    state={name: Mirror.of(signs) for name, signs in SIGNS.items()},
 )
 
 
@@ -79,26 +74,14 @@ def body_velocity(joints: Tensor, rates: Tensor, along: float = DRAG_ALONG, acro
     angle, turning = (torch.cat((zero, x.cumsum(-1)), -1) for x in (joints, rates))
     cos, sin = angle.cos(), angle.sin()
     x, y, bend_x, bend_y = centres(torch.stack((cos, sin, -sin * turning, cos * turning))).unbind()
-    xx, xy, yy = (
-        along * cos**2 + across * sin**2,
-        (along - across) * cos * sin,
-        along * sin**2 + across * cos**2,
-    )
+    xx = along * cos**2 + across * sin**2
+    xy = (along - across) * cos * sin
+    yy = along * sin**2 + across * cos**2
     turn_x, turn_y = xy * x - xx * y, yy * x - xy * y  # force against a unit turn about the head's centre
     spin = across / 12  # torque of a link against turning about its own centre
-    sums = torch.stack(
-        (
-            xx,
-            xy,
-            turn_x,
-            yy,
-            turn_y,
-            turn_y * x - turn_x * y + spin,
-            xx * bend_x + xy * bend_y,
-            xy * bend_x + yy * bend_y,
-            turn_x * bend_x + turn_y * bend_y + spin * turning,
-        )
-    ).sum(-1)
+    resistance = xx, xy, turn_x, yy, turn_y, turn_y * x - turn_x * y + spin
+    bending = xx * bend_x + xy * bend_y, xy * bend_x + yy * bend_y, turn_x * bend_x + turn_y * bend_y + spin * turning
+    sums = torch.stack((*resistance, *bending)).sum(-1)
     return -solve_symmetric(sums[:6], sums[6:]).T
 
 
@@ -147,17 +130,10 @@ class Swimmer(TensorEnv):
             raise ValueError(
                 f"heading={heading} must lie in 0..pi: rad that the head may point away from the x axis at first"
             )
-        super().__init__(
-            "tensor:swimmer",
-            num_envs,
-            device,
-            obs={"policy": TensorSpec((11,))} | ({"motion": TensorSpec((9,))} if motion else {}),
-            action=Continuous(low=(-1.0,) * JOINTS, high=(1.0,) * JOINTS),
-            max_episode_steps=max_episode_steps,
-            random_start=random_start,
-            symmetries=(LEFT_RIGHT,),
-        )
-        self.spec = replace(self.spec, motion=MOTION)
+        obs = {"policy": TensorSpec((11,))} | ({"motion": TensorSpec((9,))} if motion else {})
+        action, time = Continuous(low=(-1.0,) * JOINTS, high=(1.0,) * JOINTS), (max_episode_steps, random_start)
+        known = {"symmetries": (LEFT_RIGHT,), "motion": MOTION}
+        super().__init__("tensor:swimmer", num_envs, device, obs, action, *time, **known)
         self._motion, self._reference, self._pace = motion, None, math.inf if pace is None else pace
         self._heading = heading
         if reference is not None:
