@@ -256,12 +256,15 @@ from dataclasses import replace
 from canter.envs.tensor import Pendulum
 
 class Spreads(Pendulum):
-    counted = 0
+    rollouts = steps = 0
+
+    def set_progress(self, progress):  # called in training, not in the look before it
+        self.rollouts, self.steps = self.rollouts + 1, 0
 
     def step(self, action):
         step = super().step(action)
-        Spreads.counted += 1
-        if Spreads.counted < 405:
+        self.steps += 1
+        if self.rollouts < 3 or self.steps < 5:
             return step
         return replace(step, final_obs={name: group[:, :1] for name, group in step.obs.items()})
 """
