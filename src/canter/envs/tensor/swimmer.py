@@ -20,7 +20,7 @@ from canter.envs.tensor.drawing import BLACK, BLUE, RED, Picture
 from canter.specs import Continuous, Mirror, MotionSpec, Symmetry, TensorSpec
 from canter.struct import Obs
 
-LINKS, JOINTS = 4, 3
+JOINTS = 3
 DRAG_ALONG, DRAG_ACROSS = 1.0, 2.0
 MAX_ANGLE = 1.2
 """Target of a joint for an action of 1."""
