@@ -48,9 +48,9 @@ class Choices:
     shape: tuple[int, ...]
     """One environment's array."""
     options: tuple[int, ...]
-    """Among how many each choice is, and"""
+    """Among how many options each choice is."""
     start: tuple[int, ...]
-    """the number of the first of them."""
+    """The number of the first option of each."""
 
     def __call__(self, raw: np.ndarray) -> np.ndarray:
         """Choices `[M, ...]` as float32 `[M, sum(options)]`."""

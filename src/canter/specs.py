@@ -175,7 +175,8 @@ class EnvSpec:
     motion: MotionSpec | None = None
     """How motion clips look to it, for the extension `amp`."""
     own_arrays: OwnArrays = field(default_factory=OwnArrays)
-    """How observations and actions look to Gymnasium, where that is otherwise; only `Policy.predict` asks."""
+    """How observations and actions look in the environment's own spaces, where that is otherwise: for `Policy.predict`
+    and for who uses an exported file."""
 
     def __post_init__(self) -> None:
         """Refuse a misspelt `final_obs`, which decides what is learned at the end of an episode."""

@@ -1,5 +1,7 @@
 """Policies for NumPy: one observation or a batch, an array or a dict, with memory or without."""
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from canter.nn.arrays import read_arrays
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.specs import Continuous, Discrete, EnvSpec, TensorSpec
-from canter.storage.policy_file import load_policy
+from canter.storage.policy_file import PolicyFileCorrupt, describe, load_policy, write_policy_file
 
 
 def policy(obs, action, **network):
@@ -166,3 +168,21 @@ def test_choices_that_do_not_exist_are_named():
     acting = ModelConfig().build_policy(env.spec)
     with pytest.raises(ValueError, match=r"observation 'policy' is \[0 2\]; expected choices from \[1 0\] to \[3 3\]"):
         acting.predict(np.array([0, 2]))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"action": {"shape": [2], "dtype": "object"}},
+        {"action": {"shape": [2], "dtype": "nonsense"}},
+        {"choices": [{"group": "policy", "shape": [], "options": [1 << 40], "start": [0]}]},
+        {"choices": [{"group": "other", "shape": [], "options": [3], "start": [0]}]},
+        {"unknown": 1},
+    ],
+)
+def test_a_file_with_other_arrays_than_its_observations_is_refused(own, tmp_path):
+    acting = policy({"policy": TensorSpec((3,))}, Continuous((-1.0, -1.0), (1.0, 1.0)))
+    info = describe(acting)
+    write_policy_file(tmp_path / "a.safetensors", replace(info, env=info.env | {"own_arrays": own}), {})
+    with pytest.raises(PolicyFileCorrupt, match="its model cannot be built"):
+        load_policy(tmp_path / "a.safetensors")
