@@ -19,7 +19,7 @@ from canter.storage.durable import replace_file
 STDOUT = "-"
 EPISODES = 100
 NUM_ENVS = "env.num_envs"
-MAX_STEPS = 1_000_000
+EVAL_MAX_STEPS = 1_000_000
 
 
 def eval_command(argv: list[str]) -> None:
@@ -74,7 +74,7 @@ def eval_parser(argv: list[str]) -> Parser:
     add_acting_flags(parser)
     together = "environments stepped together; by default as in the run, and no more than episodes"
     parser.flag("--num-envs", "N", together, dest=f"key:{NUM_ENVS}")
-    parser.flag("--max-steps", "N", f"steps of each to stop after ({MAX_STEPS:,})", type=count, default=MAX_STEPS)
+    parser.flag("--max-steps", "N", f"steps of each to stop after ({EVAL_MAX_STEPS:,})", type=count, default=MAX_STEPS)
     return parser
 
 

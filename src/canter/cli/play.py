@@ -16,7 +16,7 @@ from canter.play.video import Recorder, draw_without_display, has_display, pictu
 from canter.play.viewer import OTHERWISE, VIEWERS, viewed, watch
 from canter.play.watching import drawn
 
-MAX_STEPS = 10_000
+PLAY_MAX_STEPS = 10_000
 """Steps to play when nothing else is said; some tasks never end."""
 
 
@@ -50,7 +50,7 @@ def played(player: Player, video: Path | None, viewer: str | None, arguments: ar
         return watch(player, viewer, arguments.episodes, arguments.max_steps)
     recorder = None if video is None else Recorder(player.env, video, caption=arguments.caption)
     with nullcontext(lambda turn: None) if recorder is None else recorder as on_turn:
-        return player.play(arguments.episodes or 1, arguments.max_steps or MAX_STEPS, on_turn)
+        return player.play(arguments.episodes or 1, arguments.max_steps or PLAY_MAX_STEPS, on_turn)
 
 
 def play_parser(argv: list[str]) -> Parser:
@@ -67,7 +67,7 @@ def play_parser(argv: list[str]) -> Parser:
     parser.flag("--viewer", "NAME", which, choices=VIEWERS)
     until = "no end in a viewer"
     parser.flag("--episodes", "N", f"episodes to play (default 1; {until})", type=count)
-    parser.flag("--max-steps", "N", f"steps after which to stop (default {MAX_STEPS}; {until})", type=count)
+    parser.flag("--max-steps", "N", f"steps after which to stop (default {PLAY_MAX_STEPS}; {until})", type=count)
     add_acting_flags(parser)
     parser.flag("--override-std", "X", "act with noise of this standard deviation (Gaussian policies)", type=float)
     return parser

@@ -71,8 +71,9 @@ def _ask(name: str, device: str, loss: PPOLoss, model: ActorCritic, optimizer: O
         return "it is for a GPU"
     if not has_triton():
         return "Triton is not installed"
-    from canter.engines.triton import layers, networks
+    from canter.engines.triton.layers import LayersEngine, unsupported_by_layers
+    from canter.engines.triton.networks import NetworksEngine, unsupported_by_networks
 
     if name == "triton":
-        return networks.declines(loss, model) or networks.NetworksEngine(loss, model, optimizer)
-    return layers.declines(loss, model) or layers.LayersEngine(loss, model, optimizer)
+        return unsupported_by_networks(loss, model) or NetworksEngine(loss, model, optimizer)
+    return unsupported_by_layers(loss, model) or LayersEngine(loss, model, optimizer)

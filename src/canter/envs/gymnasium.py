@@ -21,7 +21,7 @@ from canter import distributed
 from canter.envs.autoreset import find_mode, parse_mode
 from canter.envs.courier import Courier
 from canter.envs.gymnasium_about import explained, import_module_of, name_of, refuse_lost_steps, truncates
-from canter.envs.gymnasium_contract import CheckContract, check_obs
+from canter.envs.gymnasium_contract import CheckContract, check_space_obs
 from canter.envs.gymnasium_state import StateUnavailable, as_tree, obstacle, restore, snapshot
 from canter.envs.gymnasium_sync import SyncSteps, groups_of, in_mujoco, why_not_forked
 from canter.envs.spaces import ObsBuffer, ObsReader, TupleActions, action_codec, copy_info_
@@ -299,7 +299,7 @@ def _check_columns(num_envs: int, **columns: Any) -> None:
 
 def _check_row(obs: Any, space: gymnasium.Space, number: int, cause: Exception) -> None:
     try:
-        check_obs(obs, space)
+        check_space_obs(obs, space)
     except ContractBroken as error:
         raise EnvFailed(f"reset() {error}", number) from cause
 

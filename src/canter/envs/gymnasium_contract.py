@@ -22,14 +22,14 @@ NUMBERS: tuple[type, ...] = (float, np.float64, np.float32, int)
 """Types of rewards that need no second look."""
 
 
-def check_obs(obs: Any, space: Space, what: str = "an observation") -> None:
+def check_space_obs(obs: Any, space: Space, what: str = "an observation") -> None:
     """Refuse an observation of another form than its space; raises `ContractBroken`."""
     if isinstance(space, spaces.Dict):
         if not isinstance(obs, dict) or obs.keys() != space.spaces.keys():
             keys = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
             raise ContractBroken(f"gave {what} with the keys {keys}, its space has {sorted(space.spaces)}")
         for key, part in space.spaces.items():
-            check_obs(obs[key], part, f"observation {key!r}")
+            check_space_obs(obs[key], part, f"observation {key!r}")
         return
     try:
         found = np.asarray(obs)
@@ -70,7 +70,7 @@ def checked_reset(came: Any, space: Space) -> tuple[Any, dict[str, Any]]:
     """What `reset()` gave, once it was found to be right."""
     if not isinstance(came, tuple) or len(came) != 2 or not isinstance(came[1], dict):
         raise ContractBroken(f"gave {_short(came)} from reset(), it must be (observation, info)")
-    check_obs(came[0], space)
+    check_space_obs(came[0], space)
     return came
 
 
@@ -81,7 +81,7 @@ def checked_step(came: Any, space: Space) -> tuple[Any, float, bool, bool, dict[
         expected = "(observation, reward, terminated, truncated, info)"
         raise ContractBroken(f"gave {form} from step(), it must be {expected}")
     obs, reward, terminated, truncated, info = came
-    check_obs(obs, space)
+    check_space_obs(obs, space)
     return obs, as_number(reward), as_flag(terminated, "terminated"), as_flag(truncated, "truncated"), info
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from canter.storage.durable import replace_file
 from canter.storage.untrusted import read_untrusted
 
-MAX_BYTES = 1 << 20
+MAX_JSON_BYTES = 1 << 20
 """Larger files are refused unread."""
 
 
@@ -36,7 +36,7 @@ def parse_json(data: bytes) -> Any:
 
 def read_json(path: Path) -> Any:
     """What a small file says that lies where it claims to be; `OSError` or `Malformed` where it cannot be used."""
-    return parse_json(read_untrusted(path, MAX_BYTES, within=path.parent))
+    return parse_json(read_untrusted(path, MAX_JSON_BYTES, within=path.parent))
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -12,7 +12,7 @@ import yaml
 from canter.plain import MAX_DEPTH, ConfigError
 from canter.storage.untrusted import Unreadable, read_untrusted
 
-MAX_BYTES = 2**20
+MAX_YAML_BYTES = 2**20
 MAX_ALIASES = 100
 MAX_NODES = 10_000
 """Values in a file, each alias counted as all that it stands for."""
@@ -55,7 +55,7 @@ _Loader.add_implicit_resolver(FLOAT, EXPONENT, list("-+.0123456789"))
 def read_yaml(path: Path, within: Path | None = None, twice: list[str] | None = None) -> tuple[Any, dict[str, int]]:
     """The plain data in a YAML file, and the line of each key path; `ConfigError` for whatever is none."""
     try:
-        content = read_untrusted(path, MAX_BYTES, within)
+        content = read_untrusted(path, MAX_YAML_BYTES, within)
     except Unreadable as error:
         raise ConfigError(str(error)) from error
     except (OSError, ValueError) as error:

@@ -146,12 +146,12 @@ def test_a_block_of_too_little_shared_memory_is_a_reason_to_decline(monkeypatch)
     algorithm, _ = learned()
     loss, asked = algorithm.losses["policy"], []
     monkeypatch.setattr(networks, "shared_memory", lambda device: asked.append(device) or RTX)
-    assert networks.declines(loss, algorithm.model) == (
+    assert networks.unsupported_by_networks(loss, algorithm.model) == (
         "it needs 232448 bytes of shared memory a block, this GPU has 101376"
     )
     monkeypatch.setattr(networks, "shared_memory", lambda device: networks.SHARED_MEMORY)
     torch.set_float32_matmul_precision("high")
-    assert networks.declines(loss, algorithm.model) is None
+    assert networks.unsupported_by_networks(loss, algorithm.model) is None
     assert asked == [next(algorithm.model.parameters()).device]
 
 
@@ -175,8 +175,8 @@ def test_what_the_kernels_do_not_know_is_declined(monkeypatch, settings, whole, 
     monkeypatch.setattr(networks, "shared_memory", lambda device: networks.SHARED_MEMORY)
     torch.set_float32_matmul_precision("high")
     loss = algorithm.losses["policy"]
-    assert whole in networks.declines(loss, algorithm.model)
-    reason = layers.declines(loss, algorithm.model)
+    assert whole in networks.unsupported_by_networks(loss, algorithm.model)
+    reason = layers.unsupported_by_layers(loss, algorithm.model)
     assert reason is None if by_layers is None else by_layers in reason
 
 

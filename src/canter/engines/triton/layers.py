@@ -35,7 +35,7 @@ NAMES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/cli
 """What they give the means of, in their order."""
 
 
-def declines(loss: PPOLoss, model: ActorCritic) -> str | None:
+def unsupported_by_layers(loss: PPOLoss, model: ActorCritic) -> str | None:
     """Why this engine does not compute a loss; None if it does."""
     if type(model.policy.distribution) is not DiagGaussian:
         return f"it knows Gaussian policies, not {type(model.policy.distribution).__name__}"

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from canter.distributions import DiagGaussian
 from canter.engines.base import Acted, Coefs, PPOLoss, Valued, unknown_part
 from canter.engines.batch import PPOBatch
-from canter.engines.triton import layers
 from canter.engines.triton.chain import Layers
 from canter.engines.triton.gaussian_loss import bound_of
-from canter.engines.triton.layers import KERNELS, clip_of, named
+from canter.engines.triton.layers import KERNELS, clip_of, named, unsupported_by_layers
 from canter.engines.triton.learn import COUNT, Learner, Rows
 from canter.kernels.gaussian_params import FORMS, draw
 from canter.kernels.linear import kind_of
@@ -41,7 +40,7 @@ def shared_memory(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
-def declines(loss: PPOLoss, model: ActorCritic) -> str | None:
+def unsupported_by_networks(loss: PPOLoss, model: ActorCritic) -> str | None:
     """Why this engine does not compute a loss; None if it does."""
     memory = shared_memory(next(model.parameters()).device)
     if memory < SHARED_MEMORY:
@@ -57,7 +56,7 @@ def declines(loss: PPOLoss, model: ActorCritic) -> str | None:
         reason = _unknown_network(network, *heads)
         if reason:
             return reason
-    return layers.declines(loss, model) or unknown_part(loss, KERNELS)
+    return unsupported_by_layers(loss, model) or unknown_part(loss, KERNELS)
 
 
 def _networks(model: ActorCritic) -> list[tuple[AnyNetwork, list[nn.Module]]]:

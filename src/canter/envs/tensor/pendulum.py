@@ -12,12 +12,12 @@ from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
 from canter.specs import Continuous, TensorSpec
 from canter.struct import Obs
 
-GRAVITY = 10.0
+PENDULUM_GRAVITY = 10.0
 MASS = 1.0
 LENGTH = 1.0
 MAX_SPEED = 8.0
 MAX_TORQUE = 2.0
-TIME_STEP = 0.05
+PENDULUM_TIME_STEP = 0.05
 
 
 @final
@@ -53,10 +53,10 @@ class Pendulum(TensorEnv):
         torque = action[:, 0].clamp(-MAX_TORQUE, MAX_TORQUE)
         from_upright = torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
         cost = from_upright.square() + 0.1 * spin.square() + 0.001 * torque.square()
-        gravity_gain, torque_gain = 3 * GRAVITY / (2 * LENGTH), 3.0 / (MASS * LENGTH**2)
-        spin = spin + (gravity_gain * angle.sin() + torque_gain * torque) * TIME_STEP
+        gravity_gain, torque_gain = 3 * PENDULUM_GRAVITY / (2 * LENGTH), 3.0 / (MASS * LENGTH**2)
+        spin = spin + (gravity_gain * angle.sin() + torque_gain * torque) * PENDULUM_TIME_STEP
         spin = spin.clamp(-MAX_SPEED, MAX_SPEED)
-        angle = angle + spin * TIME_STEP
+        angle = angle + spin * PENDULUM_TIME_STEP
         return Outcome({"angle": angle, "spin": spin}, -cost, torch.zeros_like(cost, dtype=torch.bool))
 
     def _observe(self, state: EnvState) -> Obs:
