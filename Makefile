@@ -18,7 +18,7 @@ test: .venv/installed-dev
 
 # What there is to type, for help and typos that do not wait for torch.
 index: .venv/installed-dev
-	$(BIN)/python -m canter.cli.make_index
+	$(BIN)/python -m canter.app.cli.make_index
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

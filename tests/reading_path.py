@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import canter
-from canter.dispatch import Dispatched
+from canter.core.dispatch import Dispatched
 from code_lines import SOURCE, code_lines, lines_of_code
 
 

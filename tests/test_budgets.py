@@ -16,7 +16,7 @@ from code_lines import SOURCE, lines_under
 ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("reference/*.py"), *ROOT.glob("benchmarks/**/*.py")])
 FOLDERS = sorted({path.parent for path in SOURCE.rglob("*.py")})
-UNPICKLED = ("compat/pickled_file.py", "compat/import_run.py", "envs/workers.py")
+UNPICKLED = ("compat/pickled_file.py", "compat/import_run.py", "envs/gymnasium/workers.py")
 UNPICKLED += tuple(f"compat/rl_games/{name}.py" for name in ("checkpoint", "sac"))
 UNPICKLED += tuple(f"compat/rsl_rl/{name}.py" for name in ("checkpoint", "runner"))
 """Files that name pickles and never load one: what reads the parents' checkpoints by a closed list of types, and a

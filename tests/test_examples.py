@@ -21,7 +21,7 @@ LAST_LINES = {
     "control_loop": r"balanced for \d+ steps, \d+ microseconds each",
 }
 """What each prints at its end, where it has learned what it is about."""
-ELSEWHERE = {"convert_motion": "tests/data/test_motion.py"}
+ELSEWHERE = {"convert_motion": "tests/core/data/test_motion.py"}
 LINES = 45
 
 

@@ -24,12 +24,12 @@ import torch
 from gaits import GAITS
 
 import canter
-from canter.data.motion import Motions, load_clip, pose_error
+from canter.config.presets.extensions import swimmer_style
+from canter.core.data.motion import Motions, load_clip, pose_error
+from canter.core.plain import to_plain
+from canter.core.seeding import derive_seed
 from canter.envs.tensor import Swimmer
 from canter.envs.tensor.swimmer import JOINTS, TIME_STEP, body
-from canter.plain import to_plain
-from canter.recipes.extensions import swimmer_style
-from canter.seeding import derive_seed
 from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results" / "amp.json"

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 import canter
+from canter.config.presets.classic import cartpole, cartpole_distillation, cartpole_positions
+from canter.config.presets.extensions import quadrotor_central_value
+from canter.core.plain import to_plain
+from canter.core.seeding import derive_seed
 from canter.nn.rnn import RNNConfig
-from canter.plain import to_plain
-from canter.recipes.classic import cartpole, cartpole_distillation, cartpole_positions
-from canter.recipes.extensions import quadrotor_central_value
-from canter.seeding import derive_seed
 from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results" / "distillation.json"

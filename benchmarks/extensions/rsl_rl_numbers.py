@@ -1,8 +1,11 @@
-"""Numbers of RSL-RL's curiosity and symmetry on a small batch, for `tests/extensions/test_rsl_rl_numbers.py`.
+"""Compute RSL-RL's RND and symmetry on a small batch.
+
+`tests/algorithms/extensions/test_rsl_rl_numbers.py` compares Canter with them.
 
     python benchmarks/extensions/rsl_rl_numbers.py          in an environment with rsl-rl-lib 5.5.1
 
-Writes `tests/extensions/rsl_rl_5_5_1.json`: weights, batch and results, in float64. Canter is not needed here.
+Writes `tests/algorithms/extensions/rsl_rl_5_5_1.json`: weights, batch and results, in float64.
+Canter is not needed here.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ import torch
 
 import canter
 from canter.algorithms.base import symmetries_of
-from canter.extensions import SymmetryConfig
-from canter.plain import to_plain
-from canter.recipes import extensions as recipes
-from canter.seeding import derive_seed
+from canter.algorithms.extensions import SymmetryConfig
+from canter.config.presets import extensions as recipes
+from canter.core.plain import to_plain
+from canter.core.seeding import derive_seed
 from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results"

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 import canter
-from canter.machine import describe_machine, describe_versions
+from canter.core.machine import describe_machine, describe_versions
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int]] = {
     "HalfCheetah-v5, 1 environment": (

@@ -14,10 +14,10 @@ from typing import Any
 from fuzz import Fuzz, judge, refused_settings, sign
 from kills import NAME
 
-from canter.runs.hall_of_fame import INDEX, Hall
-from canter.runs.run_record import RECORD, run_status
-from canter.storage.checkpoint import MANIFEST, CheckpointStore, load_checkpoint
-from canter.storage.policy_file import BEST, POLICIES, load_critic, load_policy
+from canter.core.storage.checkpoint import MANIFEST, CheckpointStore, load_checkpoint
+from canter.nn.policy_file import BEST, POLICIES, load_critic, load_policy
+from canter.runs.policies import INDEX, Hall
+from canter.runs.records import RECORD, run_status
 
 CALLS = {"builtins.open": ("{}", "w"), "posix.mkdir": ("{}",), "shutil.copyfile": ("/dev/null", "{}")}
 """What the code does: each makes a file or folder at the place that stands for {}."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from kills import NAME, spawn, wait
 from misbehaving import CLOSE, PROCESS, RESETS, STEPS
 
-from canter.storage.checkpoint import CheckpointStore
+from canter.core.storage.checkpoint import CheckpointStore
 
 HORIZON, NUM_ENVS = 16, 2
 EARLY, LATE = 340, 640

@@ -27,17 +27,14 @@ import torch
 import yaml
 from kills import NAME, differences
 
-from canter.cli import main
+from canter.app.cli import main
+from canter.app.experiments.sweep import stored_config
 from canter.config import TrainConfig
-from canter.config_file import dump_config
-from canter.experiments.folders import stored_config
-from canter.recipes import presets
-from canter.runs.hall_of_fame import INDEX, Hall, HallCorrupt
-from canter.runs.parts import Parts
-from canter.runs.run_folder import RunFolder
-from canter.runs.run_record import RECORD, run_status
-from canter.storage.checkpoint import FILES, MANIFEST, CheckpointCorrupt, CheckpointStore, NoCheckpoint
-from canter.storage.policy_file import (
+from canter.config.files import dump_config
+from canter.config.presets import presets
+from canter.core.storage.checkpoint import FILES, MANIFEST, CheckpointCorrupt, CheckpointStore, NoCheckpoint
+from canter.core.storage.validity import Mismatch
+from canter.nn.policy_file import (
     BEST,
     POLICIES,
     NoPolicy,
@@ -46,7 +43,10 @@ from canter.storage.policy_file import (
     read_policy_file,
     write_policy_file,
 )
-from canter.storage.validity import Mismatch
+from canter.runs.policies import INDEX, Hall, HallCorrupt
+from canter.runs.records import RECORD, run_status
+from canter.runs.run_folder import RunFolder
+from canter.runs.state import Parts
 from canter.training.collector import Collector
 from canter.training.progress import Run
 

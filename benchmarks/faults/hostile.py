@@ -18,7 +18,7 @@ from pathlib import Path
 from fuzz import Fuzz, Refused, damage_checkpoint, damaged, edited_settings, judge, say
 from kills import NAME, spawn
 
-from canter.storage.policy_file import BEST, POLICIES
+from canter.nn.policy_file import BEST, POLICIES
 
 SECONDS = 60
 """After which a command hangs; a resumed run plays a hundred episodes, and machines may be busy."""

@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-from canter.cli import main
-from canter.runs.hall_of_fame import HALL
-from canter.runs.parts import Parts
+from canter.app.cli import main
+from canter.core.storage.checkpoint import CheckpointStore, load_checkpoint
+from canter.core.storage.validity import flatten
+from canter.nn.policy_file import BEST, POLICIES, read_policy_file
+from canter.runs.policies import HALL
+from canter.runs.records import run_status
 from canter.runs.run_folder import CONFIG, RunFolder, never_began
-from canter.runs.run_record import run_status
-from canter.storage.checkpoint import CheckpointStore, load_checkpoint
-from canter.storage.policy_file import BEST, POLICIES, read_policy_file
-from canter.storage.validity import flatten
+from canter.runs.state import Parts
 
 ITERATIONS = 14
 MILESTONE = 10

@@ -31,7 +31,7 @@ from fuzz import fuzz_checkpoints, fuzz_configs, fuzz_policies, fuzz_records, qu
 from hostile import by_command, fuzz_hostile
 from kills import AIMED, CASES, Campaign, Kills, spawn, train_arguments, wait
 
-from canter.machine import describe_machine, describe_versions
+from canter.core.machine import describe_machine, describe_versions
 
 RESULTS = Path(__file__).parent / "results.json"
 

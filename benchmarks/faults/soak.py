@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import canter
-from canter.machine import describe_machine, describe_versions
+from canter.core.machine import describe_machine, describe_versions
 
 CASES: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"env": {"id": "CartPole-v1", "num_envs": 2}},

@@ -73,7 +73,7 @@ model.save("thermostat")
 """.strip()
 
 AT_GOAL = {
-    "canter": "import canter.experiments.session as _s\n_old = _s.final_score\n"
+    "canter": "import canter.app.experiments.session as _s\n_old = _s.final_score\n"
     "def _told(*a, **k):\n    _mark()\n    return _old(*a, **k)\n_s.final_score = _told\n",
     "stable-baselines3": "from stable_baselines3 import PPO as _P\n_old = _P.save\n"
     "def _told(*a, **k):\n    _mark()\n    return _old(*a, **k)\n_P.save = _told\n",

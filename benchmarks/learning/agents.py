@@ -23,8 +23,8 @@ import gymnasium
 import torch
 
 import canter
-from canter.recipes.agents import rendezvous
-from canter.seeding import derive_seed
+from canter.config.presets.agents import rendezvous
+from canter.core.seeding import derive_seed
 from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results"

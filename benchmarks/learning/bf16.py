@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 
 import canter
-from canter.seeding import derive_seed
+from canter.core.seeding import derive_seed
 from canter.training.trainer import train
 
 RESULT = Path(__file__).parent / "results" / "bf16.json"

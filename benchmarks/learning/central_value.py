@@ -27,8 +27,8 @@ from typing import Any
 import torch
 
 import canter
-from canter.recipes.extensions import quadrotor_central_value
-from canter.seeding import derive_seed
+from canter.config.presets.extensions import quadrotor_central_value
+from canter.core.seeding import derive_seed
 from canter.training.trainer import train
 
 RESULT = Path(__file__).parent / "results" / "central_value.json"

@@ -18,9 +18,9 @@ import torch
 
 import canter
 from canter.algorithms.ppo import CentralValueConfig
+from canter.config.presets.classic import cartpole_positions
+from canter.core.seeding import derive_seed
 from canter.nn.network import NetworkConfig
-from canter.recipes.classic import cartpole_positions
-from canter.seeding import derive_seed
 from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results" / "memory.json"

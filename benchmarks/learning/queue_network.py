@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 
 import canter
+from canter.config.presets import presets
+from canter.core.seeding import derive_seed
+from canter.core.specs import ACTION_MASK, Discrete
+from canter.core.struct import Obs, State
 from canter.envs.tensor import QueueNetwork
-from canter.play.lta import long_run_average
+from canter.play.evaluation import long_run_average
 from canter.play.player import Acts
-from canter.recipes import presets
-from canter.seeding import derive_seed
-from canter.specs import ACTION_MASK, Discrete
-from canter.struct import Obs, State
 from canter.training.trainer import train
 
 RESULT = Path(__file__).parent / "results" / "queue_network.json"

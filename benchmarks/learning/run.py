@@ -24,7 +24,7 @@ import gymnasium
 import torch
 
 import canter
-from canter.seeding import derive_seed
+from canter.core.seeding import derive_seed
 from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results"

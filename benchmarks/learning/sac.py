@@ -28,8 +28,8 @@ import gymnasium
 import torch
 
 import canter
-from canter.recipes import name_for
-from canter.seeding import derive_seed
+from canter.config.presets import name_for
+from canter.core.seeding import derive_seed
 
 RESULTS = Path(__file__).parent / "results" / "sac"
 CURVE_EPISODES, EVAL_EPISODES = 10, 50

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from canter.functional.aggregate import bootstrap_interval, interquartile_mean
+from canter.functional.statistics import bootstrap_interval, interquartile_mean
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -28,12 +28,12 @@ import pytest
 import torch
 
 import canter
-from canter.cli.parser import nest
+from canter.app.cli.parser import nest
 from canter.compat import import_config
 from canter.compat.rl_games import checkpoint as rl_games
 from canter.compat.rsl_rl import checkpoint as rsl_rl
-from canter.functional import order as functional_order
-from canter.plain import from_plain
+from canter.core.plain import from_plain
+from canter.functional import minibatches as functional_order
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "parity"))
 from update_cases import CASES, ITERATIONS, N, rollouts

@@ -28,16 +28,16 @@ from typing import Any
 import torch
 
 from canter.algorithms.distillation import DistillationConfig
+from canter.algorithms.extensions.amp import AMPConfig
 from canter.algorithms.ppo import PPOConfig
 from canter.algorithms.sac import SACConfig
 from canter.compat import Imported, ImportRefused, import_config
 from canter.compat.settings.importing import read_source
 from canter.compat.settings.python_config import runs_in
 from canter.compat.settings.rl_games import is_rl_games
-from canter.config_file import ConfigError, read_config
-from canter.extensions.amp import AMPConfig
-from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mirror, MultiDiscrete, Symmetry, TensorSpec
-from canter.storage.policy_file import save_policy
+from canter.config.files import ConfigError, read_config
+from canter.core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mirror, MultiDiscrete, Symmetry, TensorSpec
+from canter.nn.policy_file import save_policy
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "sweep.json", HERE.parents[1] / "docs" / "imported_configs.md"

@@ -17,8 +17,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from canter import distributed
-from canter.distributed.world import world
+from canter.core import distributed
+from canter.core.distributed.world import world
 
 REPEATS, WARM_UP = 700, 50
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from canter.storage.checkpoint import CheckpointStore
-from canter.storage.tree import encode
+from canter.core.storage.checkpoint import CheckpointStore
+from canter.core.storage.tree import encode
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 

@@ -27,10 +27,10 @@ if importlib.util.find_spec("mjlab_stubs") is not None:
 import torch
 from torch import Tensor
 
+from canter.core.struct import copy_all_
 from canter.envs.robots.host_state import name_of
 from canter.envs.robots.mjlab import make_mjlab
 from canter.envs.robots.segments import Segment, Segments
-from canter.struct import copy_all_
 
 RESULTS = Path(__file__).parent / "results" / "mjlab_captured.json"
 

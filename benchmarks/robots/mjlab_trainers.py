@@ -86,7 +86,7 @@ def canter(options: argparse.Namespace) -> dict[str, Any]:
     from dataclasses import replace
 
     from canter.compat import task_settings
-    from canter.storage.policy_file import save_policy
+    from canter.nn.policy_file import save_policy
     from canter.training.trainer import Trainer
 
     logging.basicConfig(level=logging.INFO)

@@ -22,8 +22,8 @@ from torch import Tensor
 import canter
 from canter.algorithms.extension import Extension
 from canter.algorithms.phase import Phase
-from canter.data.rollout import Rollout
-from canter.engines.batch import PPOBatch
+from canter.core.data.rollout import Rollout
+from canter.engines.base import PPOBatch
 from canter.training.execution import ExecutionConfig
 
 

@@ -20,8 +20,8 @@ import torch
 from iteration import settings
 
 import canter
-from canter.recipes import preset_for
-from canter.seeding import derive_seed
+from canter.config.presets import preset_for
+from canter.core.seeding import derive_seed
 
 RESULTS = Path(__file__).parent / "results" / "fleet.json"
 NUM_ENVS, EPISODES = 1024, 256

@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from canter.algorithms.ppo import PPO, PPOConfig
-from canter.engines.batch import PPOBatch
+from canter.core.specs import Continuous, EnvSpec, TensorSpec
+from canter.engines.base import PPOBatch
 from canter.engines.choose import EngineName
 from canter.functional.adam import adam_step_
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
-from canter.specs import Continuous, EnvSpec, TensorSpec
 
 ENGINES: tuple[EngineName, ...] = ("native", "autograd")
 

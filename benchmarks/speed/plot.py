@@ -12,8 +12,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from canter.report.html import Markup, element
-from canter.report.numbers import human
+from canter.app.report.drawing import Markup, element, human
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
 TARGET = Path(__file__).parents[2] / "docs" / "_static"

@@ -18,10 +18,9 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.logging import getLogger
 
-from canter import api as api  # all that can be registered is, when this is imported
 from canter.config import TrainConfig
-from canter.config_file import field_docs
-from canter.plain import config_classes, registry_in, to_plain
+from canter.config.files import field_docs
+from canter.core.plain import config_classes, registry_in, to_plain
 
 logger = getLogger(__name__)
 

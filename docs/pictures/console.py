@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 
 import canter
-from canter.console.dashboard import Dashboard
-from canter.plain import to_plain
+from canter.app.console.dashboard import Dashboard
+from canter.core.plain import to_plain
 from canter.training.trainer import train
 
 PICTURE = Path(__file__).parents[1] / "_static" / "console.svg"

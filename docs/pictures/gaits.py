@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 
 import canter
-from canter.data.motion import Motions, load_clip
+from canter.core.data.motion import Motions, load_clip
 from canter.envs.tensor import Swimmer
-from canter.envs.tensor.drawing import BLACK, BLUE, GREEN, RED, Picture
+from canter.envs.tensor.base import BLACK, BLUE, GREEN, RED, Picture
 from canter.envs.tensor.swimmer import links
 
 STATIC = Path(__file__).parents[1] / "_static"

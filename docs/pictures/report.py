@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from canter.report import write_report
+from canter.app.report import write_report
 
 STATIC = Path(__file__).parents[1] / "_static"
 WIDTH = 1200

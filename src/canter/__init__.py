@@ -1,7 +1,7 @@
 """Canter trains control policies with PPO and its relatives.
 
-All public names are in `canter.api`, which is imported when the first of them is used: `canter --help` should not wait
-for torch.
+All public names are in `canter.app.api`, which is imported when the first of them is used, so that
+`canter --help` does not wait for torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from canter.api import *  # noqa: F403
+    from canter.app.api import *  # noqa: F403
 
 __version__ = "0.1.0"
 
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'canter' has no attribute {name!r}")
     if name != "__all__" and find_spec(f"canter.{name}") is not None:
         return import_module(f"canter.{name}")
-    api = import_module("canter.api")
+    api = import_module("canter.app.api")
     if not hasattr(api, name):
         raise AttributeError(f"module 'canter' has no attribute {name!r}")
     globals()[name] = value = getattr(api, name)
@@ -30,4 +30,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *import_module("canter.api").__all__]
+    return [*globals(), *import_module("canter.app.api").__all__]

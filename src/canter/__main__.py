@@ -1,5 +1,5 @@
 """`python -m canter` is the `canter` command."""
 
-from canter.cli import main
+from canter.app.cli import main
 
 main()

@@ -9,12 +9,12 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from canter.algorithms.ppo import PPOConfig
-from canter.engines.batch import PPORecord
-from canter.envs.gymnasium import GymnasiumEnv
+from canter.core.struct import tree_map
+from canter.engines.base import PPORecord
+from canter.envs.gymnasium.adapter import GymnasiumEnv
 from canter.functional.returns import gae
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
-from canter.struct import tree_map
 from canter.training.collector import Collector
 
 NUM_ENVS = 3

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from canter.algorithms.ppo import PPOConfig
-from canter.envs.agents import ALIVE, REWARD, FoldAgents
+from canter.core.specs import ACTION_MASK, Continuous, MultiDiscrete, TensorSpec
+from canter.core.struct import tree_map
 from canter.envs.tensor.base import Outcome, TensorEnv
+from canter.envs.tensor.games import ALIVE, REWARD, FoldAgents
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
-from canter.specs import ACTION_MASK, Continuous, MultiDiscrete, TensorSpec
-from canter.struct import tree_map
 from canter.training.collector import Collector
 
 AXES = ("masks", "memory", "multi_discrete", "asymmetric", "dict_obs")

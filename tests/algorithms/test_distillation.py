@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import canter
-from canter.algorithms.distillation.distillation import DistillationBatch
-from canter.cli import main
+from canter.algorithms.distillation import DistillationBatch
+from canter.app.cli import main
+from canter.core.plain import from_plain, to_plain
 from canter.envs.tensor import CartPole, Outcome, Pendulum, TensorEnv
-from canter.plain import from_plain, to_plain
 from canter.training.collector import Collector
 
 MEMORY = canter.NetworkConfig(hidden=(8,), memory=canter.RNNConfig(hidden=8))

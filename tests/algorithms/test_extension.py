@@ -9,10 +9,10 @@ from torch import nn
 import canter
 from canter.algorithms.extension import Extension
 from canter.algorithms.phase import Phase
-from canter.data.rollout import as_sequences
+from canter.core.data.rollout import as_sequences
+from canter.core.struct import tree_map
 from canter.engines.autograd import LossGradients, LossOutput
-from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
-from canter.struct import tree_map
+from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
 from canter.training.collector import Collector
 
 
@@ -257,4 +257,4 @@ def test_two_things_of_one_name_are_refused():
 
 def test_extensions_of_an_unknown_kind_are_refused_by_name():
     with pytest.raises(ValueError, match=r"algorithm\.extensions\[0\]\.kind: unknown extension 'rdn'"):
-        canter.plain.from_plain({"algorithm": {"extensions": [{"kind": "rdn"}]}}, canter.TrainConfig())
+        canter.core.plain.from_plain({"algorithm": {"extensions": [{"kind": "rdn"}]}}, canter.TrainConfig())

@@ -3,16 +3,16 @@
 import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from canter.algorithms.extensions import AMPConfig, RNDConfig, SymmetryConfig
 from canter.algorithms.ppo import BonusValueConfig, PPOConfig
 from canter.algorithms.ppo.rewards import RewardConfig
-from canter.engines.bound import BoundLossConfig
+from canter.engines.base import BoundLossConfig
 from canter.envs.tensor import CartPole, Null, Pendulum, Swimmer
-from canter.extensions import AMPConfig, RNDConfig, SymmetryConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
+from canter.nn.optimizer import OptimizerConfig
 from canter.nn.rnn import RNNConfig
-from canter.optim import OptimizerConfig
-from canter.schedules import AdaptiveKL, StepAt
+from canter.nn.schedules import AdaptiveKL, StepAt
 from canter.training.collector import Collector
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
+from canter.config.presets.agents import rendezvous
 from canter.envs.tensor import Rendezvous
-from canter.recipes.agents import rendezvous
 
 
 def outputs(algorithm, obs):

@@ -2,13 +2,13 @@ import pytest
 import torch
 
 from canter.algorithms.ppo import PPOConfig
-from canter.algorithms.ppo.objectives import AverageReward, Discounted
-from canter.data.rollout import Rollout
+from canter.algorithms.ppo.advantages import AverageReward, Discounted
+from canter.core.data.rollout import Rollout
+from canter.core.specs import Discrete, EnvSpec, TensorSpec
 from canter.envs.tensor import Pendulum, QueueNetwork
 from canter.functional.returns import gae
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.heads import ValueHead, ValueNormalizerConfig
-from canter.specs import Discrete, EnvSpec, TensorSpec
 from canter.training.collector import Collector
 
 

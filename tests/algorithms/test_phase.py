@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from canter.algorithms.phase import Phase
+from canter.core.struct import TensorStruct
 from canter.engines.autograd import LossGradients, LossOutput
-from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
-from canter.schedules import AdaptiveKL, Constant
-from canter.struct import TensorStruct
+from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
+from canter.nn.schedules import AdaptiveKL, Constant
 
 
 @dataclass

@@ -4,17 +4,17 @@ from dataclasses import replace
 import pytest
 import torch
 
+from canter.algorithms.phase import check_batch
 from canter.algorithms.ppo import PPOConfig
-from canter.algorithms.ppo.checks import check_batch
-from canter.algorithms.ppo.judge import Judge
-from canter.engines.batch import PPOBatch
+from canter.algorithms.ppo.advantages import Judge
+from canter.core.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, TensorSpec
+from canter.engines.base import PPOBatch
 from canter.envs.tensor import Pendulum
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
-from canter.optim import OptimizerConfig
-from canter.schedules import AdaptiveKL, Constant, Linear
-from canter.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, TensorSpec
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.schedules import AdaptiveKL, Constant, Linear
 from canter.training.collector import Collector
 
 

@@ -7,8 +7,8 @@ from canter.algorithms.ppo import PPOConfig
 from canter.envs.tensor import tensor_envs
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
-from canter.optim import OptimizerConfig
-from canter.schedules import AdaptiveKL
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.schedules import AdaptiveKL
 from canter.training.collector import Collector
 
 pytestmark = [

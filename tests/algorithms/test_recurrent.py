@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from canter.algorithms.ppo import CentralValueConfig, PPOConfig
-from canter.distributions import Categorical
-from canter.envs.gymnasium import make_gymnasium
+from canter.core.struct import tree_map
+from canter.envs.gymnasium.adapter import make_gymnasium
 from canter.envs.tensor import tensor_envs
 from canter.nn.actor_critic import ModelConfig
+from canter.nn.distributions import Categorical
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
-from canter.struct import tree_map
 from canter.training.collector import Collector
 
 LSTM = NetworkConfig(hidden=(8,), memory=RNNConfig(hidden=6))

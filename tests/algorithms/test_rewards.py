@@ -5,10 +5,10 @@ import torch
 
 from canter.algorithms.ppo import PPOConfig
 from canter.algorithms.ppo.rewards import RewardConfig
-from canter.data.rollout import Rollout
-from canter.envs.gymnasium import make_gymnasium
+from canter.core.data.rollout import Rollout
+from canter.core.specs import Discrete, EnvSpec, TensorSpec
+from canter.envs.gymnasium.adapter import make_gymnasium
 from canter.envs.tensor import CartPole, Pendulum, QueueNetwork
-from canter.specs import Discrete, EnvSpec, TensorSpec
 from canter.training.collector import Collector
 
 SPEC = EnvSpec({"policy": TensorSpec((1,))}, Discrete(2), num_envs=1)

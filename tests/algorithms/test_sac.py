@@ -9,21 +9,19 @@ import torch
 from canter.algorithms.base import algorithms, unused_by
 from canter.algorithms.ppo import PPOConfig
 from canter.algorithms.sac import SACConfig, TemperatureConfig
-from canter.algorithms.sac.exploration import KeptNoise
-from canter.algorithms.sac.reward_scale import ReturnScale
-from canter.data.replay import ReplayConfig
-from canter.data.rollout import Rollout
+from canter.algorithms.sac.sac import KeptNoise, ReturnScale
+from canter.core.data.replay import ReplayConfig
+from canter.core.data.rollout import Rollout
+from canter.core.specs import Continuous, Discrete, EnvSpec, TensorSpec
+from canter.core.storage.tree import decode, encode
 from canter.envs.tensor import tensor_envs
 from canter.nn.actor_critic import ModelConfig
-from canter.nn.critics import CriticConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.normalizer import NormalizerConfig
-from canter.nn.stack import StackNetworkConfig, batch_statistics
-from canter.optim import OptimizerConfig
-from canter.schedules import AdaptiveKL, Constant, Linear
-from canter.specs import Continuous, Discrete, EnvSpec, TensorSpec
-from canter.storage.tree import decode, encode
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.schedules import AdaptiveKL, Constant, Linear
+from canter.nn.stack import CriticConfig, StackNetworkConfig, batch_statistics
 from canter.training.collector import Collector
 
 NETWORK = NetworkConfig(hidden=(16,), activation="relu", init="default", normalize_obs=False)

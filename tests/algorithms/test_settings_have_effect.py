@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import canter
-from canter.cli.parser import nest
+from canter.app.cli.parser import nest
+from canter.core.plain import config_keys, from_plain
 from canter.envs.tensor import Outcome, TensorEnv
-from canter.plain import config_keys, from_plain
 from canter.training.collector import Collector
 
 KINDS = {

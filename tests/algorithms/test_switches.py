@@ -6,18 +6,18 @@ import pytest
 import torch
 
 import canter
+from canter.algorithms.phase import check_batch
 from canter.algorithms.ppo import CentralValueConfig, PPOConfig
-from canter.algorithms.ppo.checks import check_batch
-from canter.distributions import DiagGaussian
 from canter.engines.autograd import AutogradEngine
 from canter.envs.tensor import CartPole, Pendulum
 from canter.functional.returns import gae
 from canter.nn.actor_critic import ModelConfig
+from canter.nn.distributions import DiagGaussian
 from canter.nn.heads import StdConfig, ValueNormalizerConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.normalizer import NormalizerConfig
-from canter.optim import OptimizerConfig
-from canter.schedules import AdaptiveKL
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.schedules import AdaptiveKL
 from canter.training.collector import Collector
 from canter.training.trainer import train
 

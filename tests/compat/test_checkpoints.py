@@ -18,7 +18,7 @@ from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rl_games import checkpoint as rl_games
 from canter.compat.rsl_rl import checkpoint as rsl_rl
 from canter.compat.weights import groups_of
-from canter.plain import ConfigError
+from canter.core.plain import ConfigError
 
 OBS, ACTIONS = 5, 2
 BOX = Continuous((-1.0,) * ACTIONS, (1.0,) * ACTIONS)

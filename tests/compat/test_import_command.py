@@ -7,11 +7,11 @@ import torch
 import yaml
 from theirs import RL_GAMES, RSL_RL, changed, rl_games
 
-from canter.cli import main
+from canter.app.cli import main
 from canter.compat.pickled_file import read_pickled
 from canter.config import TrainConfig
-from canter.config_file import read_config
-from canter.storage.policy_file import load_critic, load_policy
+from canter.config.files import read_config
+from canter.nn.policy_file import load_critic, load_policy
 
 
 def write(tmp_path, tree, name="theirs.yaml"):

@@ -6,7 +6,7 @@ from theirs import rl_games
 
 from canter.compat import import_config
 from canter.compat.settings.interpolation import Scope, resolve
-from canter.plain import ConfigError
+from canter.core.plain import ConfigError
 
 
 @pytest.mark.parametrize(

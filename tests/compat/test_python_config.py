@@ -4,7 +4,7 @@ import pytest
 
 from canter.compat import import_config
 from canter.compat.settings.python_config import read_python_config
-from canter.plain import ConfigError
+from canter.core.plain import ConfigError
 
 ISAAC = """
 from isaaclab.utils import configclass

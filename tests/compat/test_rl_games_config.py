@@ -8,8 +8,8 @@ import torch
 from theirs import REMOVED, RL_GAMES, crashes, rl_games, silent
 
 from canter.compat import ImportRefused, import_config
-from canter.plain import ConfigError
-from canter.specs import Continuous, Discrete, EnvSpec, TensorSpec
+from canter.core.plain import ConfigError
+from canter.core.specs import Continuous, Discrete, EnvSpec, TensorSpec
 from canter.training.trainer import Trainer
 
 

@@ -12,15 +12,15 @@ from test_rsl_rl_runner import scalars
 from theirs import rl_games
 
 import canter
-from canter.cli import main
+from canter.app.cli import main
+from canter.app.experiments import session
 from canter.compat import import_config, import_run
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rl_games import Agent, AlgoObserver, PpoPlayer, Runner, env_configurations, model_builder, vecenv
 from canter.compat.rl_games.discriminator import discriminator_of
 from canter.compat.rl_games.env import RlGamesEnv
-from canter.experiments import session
-from canter.plain import ConfigError
-from canter.specs import ACTION_MASK, MultiDiscrete
+from canter.core.plain import ConfigError
+from canter.core.specs import ACTION_MASK, MultiDiscrete
 
 OBS, N = 3, 8
 

@@ -10,7 +10,7 @@ from test_rsl_rl_runner import run_python, scalars
 from theirs import rl_games
 
 from canter.compat.rl_games import IsaacAlgoObserver, RlGamesEnv, Runner, env_configurations, vecenv
-from canter.plain import ConfigError
+from canter.core.plain import ConfigError
 
 N = 8
 TAKE_OVER = """

@@ -11,7 +11,7 @@ from canter.algorithms.distillation import DistillationConfig
 from canter.compat import ImportRefused, import_config
 from canter.compat.settings.rsl_rl import dialect_of
 from canter.config import TrainConfig
-from canter.plain import ConfigError, to_plain
+from canter.core.plain import ConfigError, to_plain
 from canter.training.trainer import Trainer
 
 

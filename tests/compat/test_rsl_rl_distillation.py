@@ -7,7 +7,7 @@ from torch import nn
 
 from canter.compat.pickled_file import read_pickled
 from canter.compat.rsl_rl import DistillationRunner, OnPolicyRunner
-from canter.plain import ConfigError
+from canter.core.plain import ConfigError
 
 LEARNS = {"class_name": "Distillation", "num_learning_epochs": 2, "gradient_length": 4, "learning_rate": 3e-3}
 TEACHER = {"class_name": "MLPModel", "hidden_dims": [32, 16], "activation": "elu", "obs_normalization": True}

@@ -8,11 +8,11 @@ import pytest
 import torch
 from theirs import GENERATIONS, changed
 
-from canter.cli import main
+from canter.app.cli import main
 from canter.compat.pickled_file import read_pickled
 from canter.compat.rsl_rl import OnPolicyRunner, RslRlEnv
-from canter.config_file import dump_plain
-from canter.plain import ConfigError
+from canter.config.files import dump_plain
+from canter.core.plain import ConfigError
 
 OBS = 4
 

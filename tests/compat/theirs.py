@@ -3,7 +3,7 @@
 from copy import deepcopy
 
 from canter.compat import ImportRefused, import_config
-from canter.plain import ConfigError
+from canter.core.plain import ConfigError
 
 RL_GAMES = {
     "params": {

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import canter
-from canter import cli
-from canter.cli.parser import Parser
+from canter.app import cli
+from canter.app.cli.parser import Parser
+from canter.core.registry import registries
 from canter.envs.robots import mjlab
-from canter.registry import registries
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

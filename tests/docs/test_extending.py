@@ -31,7 +31,7 @@ def project(tmp_path):
 
 def canter(folder, *argv, **environment):
     """The command in a process of its own, in `folder`."""
-    call = [sys.executable, "-c", "from canter.cli import main; main()", *argv]
+    call = [sys.executable, "-c", "from canter.app.cli import main; main()", *argv]
     return subprocess.run(call, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=300)
 
 

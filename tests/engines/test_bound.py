@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from canter.algorithms.ppo import PPOConfig
-from canter.distributions import Beta, Categorical, DiagGaussian, TanhGaussian
-from canter.engines.bound import BoundLossConfig
+from canter.engines.base import BoundLossConfig
 from canter.envs.tensor import CartPole, Pendulum
 from canter.nn.actor_critic import ModelConfig
+from canter.nn.distributions import Beta, Categorical, DiagGaussian, TanhGaussian
 from canter.training.collector import Collector
 
 CPU = torch.device("cpu")

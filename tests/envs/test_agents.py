@@ -5,12 +5,12 @@ import torch
 from test_tensor_envs import NoHostSync
 
 from canter.algorithms.ppo import PPOConfig
-from canter.envs.agents import ALIVE, REWARD, FoldAgents, agent_action
+from canter.core.specs import Capturable, Continuous, Discrete, Env, MultiDiscrete, Stateful, TensorSpec
+from canter.core.struct import tree_map
 from canter.envs.tensor import Rendezvous, RockPaperScissors, tensor_envs
 from canter.envs.tensor.base import Outcome, TensorEnv
+from canter.envs.tensor.games import ALIVE, REWARD, FoldAgents, agent_action
 from canter.play.player import Player
-from canter.specs import Capturable, Continuous, Discrete, Env, MultiDiscrete, Stateful, TensorSpec
-from canter.struct import tree_map
 from canter.training.collector import Collector
 
 AGENTS = 3

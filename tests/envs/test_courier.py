@@ -6,10 +6,10 @@ import pytest
 import torch
 from counter_env import counters
 
-from canter.envs.courier import Courier
-from canter.envs.gymnasium import GymnasiumEnv
-from canter.specs import Step
-from canter.struct import tree_map
+from canter.core.specs import Step
+from canter.core.struct import tree_map
+from canter.envs.gymnasium.adapter import GymnasiumEnv
+from canter.envs.gymnasium.pinned import Courier
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]

@@ -7,11 +7,11 @@ import torch
 from test_pettingzoo import register_roll
 
 import canter
-from canter.cli import main
+from canter.app.cli import main
+from canter.core.specs import Capturable, Continuous, Env, Stateful
 from canter.envs import EnvConfig, imports, unused_settings
 from canter.envs.schemes import schemes
 from canter.envs.tensor import tensor_envs
-from canter.specs import Capturable, Continuous, Env, Stateful
 
 
 def still(env):

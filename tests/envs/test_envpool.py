@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from canter.specs import Continuous, Discrete, Env, TensorSpec
+from canter.core.specs import Continuous, Discrete, Env, TensorSpec
 
 pytest.importorskip("envpool")
 
 from canter.envs.envpool import EnvPoolEnv
-from canter.envs.finite_horizon import FiniteHorizon
+from canter.envs.wrappers import FiniteHorizon
 
 
 def run(env, steps, action, seed=3):

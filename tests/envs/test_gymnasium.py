@@ -11,9 +11,9 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from canter.envs.finite_horizon import FiniteHorizon
-from canter.envs.gymnasium import GymnasiumEnv, env_seeds, make_gymnasium
-from canter.specs import Continuous, Env, TensorSpec
+from canter.core.specs import Continuous, Env, TensorSpec
+from canter.envs.gymnasium.adapter import GymnasiumEnv, env_seeds, make_gymnasium
+from canter.envs.wrappers import FiniteHorizon
 
 
 @pytest.mark.parametrize("mode", MODES)

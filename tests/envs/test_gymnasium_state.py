@@ -5,8 +5,8 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
-from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
-from canter.envs.gymnasium_state import StateUnavailable, as_tree, obstacle, restore, snapshot
+from canter.envs.gymnasium.adapter import GymnasiumEnv, make_gymnasium
+from canter.envs.gymnasium.state import StateUnavailable, as_tree, obstacle, restore, snapshot
 
 MUJOCO = ["Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"]
 MUJOCO = [f"{name}-v5" for name in [*MUJOCO, "Pusher", "Reacher", "Swimmer", "Walker2d"]]

@@ -17,16 +17,16 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
+from canter.core.specs import EnvFailed
 from canter.envs import EnvConfig
-from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
-from canter.envs.gymnasium_state import StateUnavailable
-from canter.envs.gymnasium_sync import SyncSteps, groups_of
-from canter.specs import EnvFailed
+from canter.envs.gymnasium.adapter import GymnasiumEnv, make_gymnasium
+from canter.envs.gymnasium.state import StateUnavailable
+from canter.envs.gymnasium.sync import SyncSteps, groups_of
 
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    monkeypatch.setattr("canter.envs.gymnasium_sync.cores", lambda: 2)
+    monkeypatch.setattr("canter.envs.gymnasium.sync.cores", lambda: 2)
 
 
 class Pair(gymnasium.Wrapper):
@@ -134,7 +134,7 @@ def test_a_mask_in_info_is_still_read():
 
 
 def test_groups_are_for_many_mujoco_environments_without_a_window(monkeypatch):
-    monkeypatch.setattr("canter.envs.gymnasium_sync.cores", lambda: 4)
+    monkeypatch.setattr("canter.envs.gymnasium.sync.cores", lambda: 4)
 
     def made(env_id, num_envs):
         return SyncVectorEnv([lambda: gymnasium.make(env_id)] * num_envs)

@@ -3,7 +3,7 @@ import sys
 import gymnasium
 import pytest
 
-from canter.cli import main, take_permissions
+from canter.app.cli import main, take_permissions
 from canter.envs import EnvConfig, imports
 
 SOURCE = """

@@ -11,11 +11,11 @@ import torch
 from canter.algorithms.ppo import PPOConfig
 from canter.compat import task_settings
 from canter.config import TrainConfig
+from canter.core.specs import TrainingProgress, begins_anew
 from canter.envs import EnvConfig
-from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.robots import isaaclab
-from canter.specs import TrainingProgress, begins_anew
-from canter.training.rescue import RunFailed
+from canter.envs.wrappers import FiniteHorizon
+from canter.training.guard import RunFailed
 from canter.training.trainer import Trainer
 
 START = TrainingProgress(iteration=0, env_steps=0, fraction=0.0)

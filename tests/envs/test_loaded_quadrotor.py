@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from canter.core.struct import tree_map
 from canter.envs.tensor import Quadrotor
 from canter.envs.tensor.quadrotor import CHARGE, GRAVITY, HEIGHT, HOVER_THRUST, MAX_LOAD
-from canter.struct import tree_map
 
 
 def still(load, charge, thrust=1.0, **options):

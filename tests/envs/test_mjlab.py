@@ -18,16 +18,15 @@ from rerun import rerun
 pytest.importorskip("mjlab", reason="mjlab is not installed: make test-mjlab")
 
 from canter.compat import task_settings
+from canter.core.specs import TrainingProgress
 from canter.envs import EnvConfig
-from canter.envs.robots import physics
+from canter.envs.robots import recording as physics
 from canter.envs.robots.captured import CapturedStep
 from canter.envs.robots.mjlab import attach_metadata, onnx_metadata, tasks
 from canter.play.player import Player
-from canter.play.video import CannotRender
-from canter.play.viewer import Stage, viewed, watch
+from canter.play.video import CannotRender, Stage, viewed, watch
 from canter.runs.run_folder import RunFolder
-from canter.specs import TrainingProgress
-from canter.training.rescue import RunFailed
+from canter.training.guard import RunFailed
 from canter.training.trainer import Trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of mjlab's own packages

@@ -12,10 +12,10 @@ import torch
 from gymnasium import spaces
 
 from canter.algorithms.ppo import PPOConfig
+from canter.core.specs import ACTION_MASK, Discrete, Env, Stateful, TensorSpec, UnsupportedSpace
 from canter.envs import EnvConfig
-from canter.envs.finite_horizon import FiniteHorizon
 from canter.envs.pettingzoo import PettingZooEnv, make_pettingzoo
-from canter.specs import ACTION_MASK, Discrete, Env, Stateful, TensorSpec, UnsupportedSpace
+from canter.envs.wrappers import FiniteHorizon
 from canter.training.collector import Collector
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from canter.envs.robots import physics
+from canter.envs.robots import recording as physics
 
 
 class Bridge:

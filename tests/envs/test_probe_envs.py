@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from canter.core.specs import ACTION_MASK, Continuous, Discrete, MultiDiscrete
 from canter.envs.probes import PROBES, Probe, ProbeCheck
 from canter.envs.tensor import tensor_envs
-from canter.specs import ACTION_MASK, Continuous, Discrete, MultiDiscrete
 
 NAMES = [name for name in tensor_envs if name.startswith("probe-")]
 GAMMA = 0.99

@@ -12,9 +12,8 @@ import torch
 from rerun import rerun
 
 from canter.envs.robots import mjlab
-from canter.envs.robots.captured import Rows
+from canter.envs.robots.captured import Rows, yaw_rotation
 from canter.envs.robots.host_state import Effects, Moment, Roots
-from canter.envs.robots.masks import yaw_rotation
 from canter.envs.robots.recording import Declined
 from canter.envs.robots.segments import CHECKED, MOST, PATIENCE, UNUSED, WARM_UP, Segments
 

@@ -10,10 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from canter.algorithms.ppo import PPOConfig
+from canter.core.specs import Continuous, Discrete, Env, MultiDiscrete, Stateful
+from canter.core.struct import tree_map
 from canter.envs.tensor import CartPole, Null, Pendulum, Quadrotor, QueueNetwork, tensor_envs
 from canter.envs.tensor.quadrotor import GRAVITY, HEIGHT, HOVER_THRUST, MAX_RATES, from_rotation_vector, rotation_matrix
-from canter.specs import Continuous, Discrete, Env, MultiDiscrete, Stateful
-from canter.struct import tree_map
 from canter.training.collector import Collector
 
 NAMES = ("cartpole", "maze", "null", "pendulum", "quadrotor", "queue", "swimmer")

@@ -7,14 +7,14 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from canter.cli import main
+from canter.app.cli import main
 from canter.config import TrainConfig
+from canter.config.presets import preset_for
+from canter.core.plain import from_plain, nest, to_plain
+from canter.core.specs import Discrete, TensorSpec
 from canter.envs import EnvConfig
 from canter.envs.imports import allow_import
 from canter.nn.cnn import FITTING, CNNConfig
-from canter.plain import from_plain, nest, to_plain
-from canter.recipes import preset_for
-from canter.specs import Discrete, TensorSpec
 
 
 def test_wrappers_of_gymnasium_go_around_each_environment_by_name_the_first_innermost():

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from canter.cli import main
-from canter.runs.run_record import read_record
-from canter.storage.checkpoint import CheckpointStore
+from canter.app.cli import main
+from canter.core.storage.checkpoint import CheckpointStore
+from canter.runs.records import read_record
 
 CANTER = [sys.executable, "-m", "canter"]
 FLAGS = ["--num-envs=8", "--algorithm.horizon=8", "--algorithm.epochs=1", "--algorithm.num-minibatches=1"]
@@ -146,7 +146,7 @@ def test_a_clock_that_is_put_back_changes_nothing(tmp_path):
     program = (
         "import time, sys; begin = time.time(); started = time.perf_counter()\n"
         "time.time = lambda: begin - 3600 * (time.perf_counter() - started)\n"
-        "from canter.cli import main; main(sys.argv[1:])"
+        "from canter.app.cli import main; main(sys.argv[1:])"
     )
     command = [sys.executable, "-c", program, *train(tmp_path)[3:]]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -166,7 +166,7 @@ def test_runs_that_begin_in_one_second_or_in_the_past_get_names_of_their_own(tmp
 
             return datetime(2026, 1, 1, tzinfo=zone)
 
-    monkeypatch.setattr("canter.experiments.folders.datetime", Clock)
+    monkeypatch.setattr("canter.app.experiments.sweep.datetime", Clock)
     flags = [flag for flag in train(tmp_path, "--console", "quiet", steps=64)[3:] if flag not in ("--name", "run")]
     assert [canter(*flags)[0] for _ in range(2)] == [0, 0]
     names = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("tensor"))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from canter.cli import main
-from canter.runs.run_record import read_record
-from canter.storage.checkpoint import CheckpointStore
+from canter.app.cli import main
+from canter.core.storage.checkpoint import CheckpointStore
+from canter.runs.records import read_record
 
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults"
 sys.path.append(str(CAMPAIGN))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import trim_mean
 
-from canter.functional.aggregate import bootstrap_interval, interquartile_mean
+from canter.functional.statistics import bootstrap_interval, interquartile_mean
 
 
 @pytest.mark.parametrize(

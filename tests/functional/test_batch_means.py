@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from canter.functional.batch_means import BATCHES, QUANTILE, batch_means, in_groups
+from canter.functional.statistics import BATCHES, QUANTILE, batch_means, in_groups
 
 
 def test_the_quantile_is_that_of_student_t():

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from canter.functional.rewards import SQUASHES, TIME_SCALES, affine, discounted_return, symlog
+from canter.functional.returns import SQUASHES, TIME_SCALES, affine, discounted_return, symlog
 
 
 def rows(*values):

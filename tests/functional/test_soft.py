@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from canter.functional.soft import (
+from canter.functional.losses import (
     cross_entropy,
     entropy_of_std,
     lowest,

@@ -7,7 +7,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor
 
-from canter.functional.stats import explained_variance, masked_mean, merge_moments, moments, normalize
+from canter.functional.statistics import explained_variance, masked_mean, merge_moments, moments, normalize
 
 NAN = float("nan")
 

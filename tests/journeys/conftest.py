@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from canter.cli import main
+from canter.app.cli import main
 
 
 @dataclass

@@ -12,12 +12,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import canter.envs.envpool
 from canter.algorithms.ppo import PPOConfig
 from canter.envs.envpool import EnvPoolEnv
-from canter.envs.finite_horizon import FiniteHorizon
-from canter.envs.gymnasium import GymnasiumEnv
+from canter.envs.gymnasium.adapter import GymnasiumEnv
+from canter.envs.wrappers import FiniteHorizon
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
-from canter.optim import OptimizerConfig
-from canter.schedules import Linear
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.schedules import Linear
 from canter.training.collector import Collector
 
 GAMMA = 0.99

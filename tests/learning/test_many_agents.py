@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from canter.config.presets.agents import rendezvous, rock_paper_scissors
 from canter.play.evaluation import evaluate
-from canter.recipes.agents import rendezvous, rock_paper_scissors
-from canter.self_play.self_play import SelfPlayEnv
+from canter.training.self_play import SelfPlayEnv
 from canter.training.trainer import train
 
 EPISODES = 96

@@ -7,9 +7,9 @@ from canter.algorithms.ppo import PPOConfig
 from canter.envs.tensor import tensor_envs
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
+from canter.nn.optimizer import OptimizerConfig
 from canter.nn.rnn import RNNConfig
-from canter.optim import OptimizerConfig
-from canter.schedules import Linear
+from canter.nn.schedules import Linear
 from canter.training.collector import Collector
 
 SEEDS = 3

@@ -8,8 +8,8 @@ from canter.envs.probes import PROBES
 from canter.envs.tensor import tensor_envs
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
-from canter.optim import OptimizerConfig
-from canter.schedules import Linear
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.schedules import Linear
 from canter.training.collector import Collector
 
 GAMMA = 0.99

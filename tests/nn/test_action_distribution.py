@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
-from canter.distributions import Beta, Categorical, DiagGaussian, MultiCategorical, TanhGaussian
-from canter.nn.action_distribution import make_distribution
-from canter.specs import Continuous, Discrete, MultiDiscrete
+from canter.core.specs import Continuous, Discrete, MultiDiscrete
+from canter.nn.actor_critic import make_distribution
+from canter.nn.distributions import Beta, Categorical, DiagGaussian, MultiCategorical, TanhGaussian
 
 LOW, HIGH = (-1.0, 0.0, -3.0), (1.0, 10.0, -1.0)
 

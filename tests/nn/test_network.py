@@ -3,12 +3,12 @@ import math
 import pytest
 import torch
 
+from canter.core.specs import ACTION_MASK, Discrete, EnvSpec, TensorSpec
 from canter.nn.actor_critic import ActorCritic, ModelConfig
 from canter.nn.cnn import CNNConfig
 from canter.nn.mlp import MLP
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
-from canter.specs import ACTION_MASK, Discrete, EnvSpec, TensorSpec
 
 VECTOR = TensorSpec((4,))
 

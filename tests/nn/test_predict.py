@@ -9,13 +9,13 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
-from canter.envs.gymnasium import GymnasiumEnv
+from canter.core.specs import Continuous, Discrete, EnvSpec, TensorSpec
+from canter.envs.gymnasium.adapter import GymnasiumEnv
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.arrays import read_arrays
 from canter.nn.network import NetworkConfig
+from canter.nn.policy_file import PolicyFileCorrupt, describe, load_policy, write_policy_file
 from canter.nn.rnn import RNNConfig
-from canter.specs import Continuous, Discrete, EnvSpec, TensorSpec
-from canter.storage.policy_file import PolicyFileCorrupt, describe, load_policy, write_policy_file
 
 
 def policy(obs, action, **network):

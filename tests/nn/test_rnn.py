@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from canter.core.specs import TensorSpec
+from canter.core.struct import tree_map
 from canter.nn.cnn import CNNConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import Memory, RNNConfig
-from canter.specs import TensorSpec
-from canter.struct import tree_map
 
 OBS = {"policy": TensorSpec((5,)), "camera": TensorSpec((3, 16, 16), torch.uint8)}
 CNN = CNNConfig(layers=((4, 4, 2),), features=9)

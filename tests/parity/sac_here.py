@@ -7,7 +7,7 @@ from sac_cases import ACTIONS, CASES, OBS, batches, settings
 from canter import Continuous, EnvSpec, TensorSpec
 from canter.compat import import_config
 from canter.compat.rl_games import sac as files
-from canter.data.replay import Transitions
+from canter.core.data.replay import Transitions
 
 
 def differences(case, path, expected, written):

@@ -9,11 +9,11 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from canter.algorithms.ppo import PPOConfig
-from canter.envs.gymnasium import make_gymnasium
+from canter.envs.gymnasium.adapter import make_gymnasium
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
-from canter.optim import OptimizerConfig
-from canter.schedules import Constant, Linear
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.schedules import Constant, Linear
 from canter.training.collector import Collector
 
 ITERATIONS = 10

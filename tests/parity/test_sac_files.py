@@ -12,7 +12,7 @@ from canter import Continuous, EnvSpec, TensorSpec
 from canter.compat import import_config
 from canter.compat.pickled_file import read_pickled
 from canter.compat.rl_games import sac as files
-from canter.plain import ConfigError
+from canter.core.plain import ConfigError
 
 FILE = Path(__file__).with_name("rl_games_sac.pth")
 SPEC = EnvSpec({"policy": TensorSpec((OBS,))}, Continuous((-1.0, -1.0), (1.0, 1.0)), 4)

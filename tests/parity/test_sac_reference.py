@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 
 from canter.algorithms.sac import SACConfig
-from canter.data.replay import ReplayConfig
-from canter.data.rollout import Rollout
-from canter.nn.critics import CriticConfig
+from canter.core.data.replay import ReplayConfig
+from canter.core.data.rollout import Rollout
+from canter.core.specs import Continuous, EnvSpec, TensorSpec
 from canter.nn.network import NetworkConfig
-from canter.optim import OptimizerConfig
-from canter.schedules import Constant
-from canter.specs import Continuous, EnvSpec, TensorSpec
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.schedules import Constant
+from canter.nn.stack import CriticConfig
 
 UPDATES, BATCH, OBS, ACTION = 100, 32, 5, 2
 

@@ -5,13 +5,13 @@ import torch
 from update_cases import ACTIONS, CHOICES, ITERATIONS, OBS, STATES, N, T, first_value, order, rollouts
 
 import canter
-from canter.cli.parser import nest
-from canter.data.rollout import Rollout
-from canter.engines.batch import PPORecord
-from canter.functional import order as functional_order
+from canter.app.cli.parser import nest
+from canter.core.data.rollout import Rollout
+from canter.core.plain import from_plain
+from canter.core.specs import ACTION_MASK
+from canter.engines.base import PPORecord
+from canter.functional import minibatches as functional_order
 from canter.nn.normalizer import Normalizer
-from canter.plain import from_plain
-from canter.specs import ACTION_MASK
 
 
 def learn(case, engine, monkeypatch):

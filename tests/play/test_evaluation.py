@@ -5,10 +5,10 @@ import pytest
 import scipy.stats
 import torch
 
+from canter.core.specs import Discrete, EnvSpec, Step, TensorSpec
 from canter.envs.tensor import CartPole
 from canter.nn.actor_critic import ModelConfig
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
-from canter.specs import Discrete, EnvSpec, Step, TensorSpec
 
 
 class Uneven:

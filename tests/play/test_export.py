@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from canter.core.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, TensorSpec
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.cnn import CNNConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.play import export
 from canter.play.export import SUFFIXES, ExportError, collect_inputs, export_policy
-from canter.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, TensorSpec
 
 OBSERVATIONS = 1000
 BOX = Continuous((-2.0, -1.0, 0.0), (2.0, 3.0, 0.5))

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from canter.envs.gymnasium import make_gymnasium
+from canter.envs.gymnasium.adapter import make_gymnasium
 from canter.envs.tensor import QueueNetwork, tensor_envs
-from canter.play.lta import long_run_average
+from canter.play.evaluation import long_run_average
 
 
 class Constant:

@@ -3,13 +3,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from canter.envs.gymnasium import make_gymnasium
+from canter.core.specs import ACTION_MASK, Discrete, EnvSpec, Step, TensorSpec
+from canter.envs.gymnasium.adapter import make_gymnasium
 from canter.envs.tensor import CartPole, Pendulum, QueueNetwork
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.play.player import Episode, FixedStd, Player
-from canter.specs import ACTION_MASK, Discrete, EnvSpec, Step, TensorSpec
 
 
 class Uneven:

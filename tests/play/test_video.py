@@ -8,12 +8,12 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from canter.envs.gymnasium import make_gymnasium
+from canter.core.specs import Continuous, Discrete, MultiDiscrete
+from canter.envs.gymnasium.adapter import make_gymnasium
 from canter.envs.tensor import CartPole, Maze, Swimmer
 from canter.nn.actor_critic import ModelConfig
 from canter.play.player import Player
 from canter.play.video import CannotRender, Caption, Recorder, draw_without_display, has_display
-from canter.specs import Continuous, Discrete, MultiDiscrete
 
 # imageio-ffmpeg leaves the pipes of its process to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from canter.algorithms.ppo import PPOConfig
+from canter.core.specs import Discrete, EnvSpec, TensorSpec
 from canter.envs import EnvConfig
-from canter.runs.hall_of_fame import PLACES, Hall, enter_by_average, enter_hall_of_fame, problem_of
-from canter.specs import Discrete, EnvSpec, TensorSpec
-from canter.storage.policy_file import load_policy, save_policy
+from canter.nn.policy_file import load_policy, save_policy
+from canter.runs.policies import PLACES, Hall, enter_by_average, enter_hall_of_fame, problem_of
 
 ENV = EnvConfig(id="CartPole-v1")
 

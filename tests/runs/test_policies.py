@@ -8,8 +8,8 @@ import torch
 from canter.algorithms.ppo import PPOConfig
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
+from canter.nn.policy_file import read_policy_file
 from canter.runs.run_folder import CheckpointConfig, RunFolder
-from canter.storage.policy_file import read_policy_file
 from canter.training.trainer import RunStopped, train
 
 

@@ -9,18 +9,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from canter.cli.parser import nest
+from canter.app.cli.parser import nest
 from canter.config import TrainConfig
+from canter.config.presets import preset_for
+from canter.core.plain import from_plain
+from canter.core.storage.checkpoint import CheckpointCorrupt, NoCheckpoint
+from canter.core.storage.lock import RunLocked
+from canter.core.storage.validity import Mismatch, check_finite, flatten
 from canter.envs import EnvConfig
-from canter.plain import from_plain
-from canter.recipes import preset_for
+from canter.nn.policy_file import read_policy_file
+from canter.runs.records import read_record
 from canter.runs.run_folder import CheckpointConfig, RunFolder, never_began
-from canter.runs.run_record import read_record
-from canter.storage.checkpoint import CheckpointCorrupt, NoCheckpoint
-from canter.storage.lock import RunLocked
-from canter.storage.policy_file import read_policy_file
-from canter.storage.validity import Mismatch, check_finite, flatten
-from canter.training.rescue import RunFailed
+from canter.training.guard import RunFailed
 from canter.training.trainer import RunStopped, train
 
 EVERY_2 = CheckpointConfig(save_every=2)

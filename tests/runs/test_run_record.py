@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from canter.recipes import preset_for
+from canter.config.presets import preset_for
+from canter.runs.records import RunRecord, read_record, run_status, write_score
 from canter.runs.run_folder import RunFolder
-from canter.runs.run_record import RunRecord, read_record, run_status, write_score
 from canter.training.trainer import RunStopped, train
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from canter.app.report import write_report
+from canter.config.presets import preset_for
 from canter.envs import EnvConfig
-from canter.recipes import preset_for
-from canter.report import write_report
+from canter.runs.metrics import TensorBoardWriter, WandbWriter, Writers
 from canter.runs.run_folder import CheckpointConfig, RunFolder
-from canter.runs.writers import TensorBoardWriter, WandbWriter, Writers
 from canter.training.trainer import train
 
 
@@ -114,7 +114,7 @@ def test_an_interruption_is_no_failure_of_a_writer():
 
 
 def test_other_ranks_write_nothing(monkeypatch):
-    monkeypatch.setattr("canter.runs.writers.distributed.rank", lambda: 1)
+    monkeypatch.setattr("canter.runs.metrics.distributed.rank", lambda: 1)
     writer = Kept()
     with Writers([writer]) as writers:
         writers.start(short())

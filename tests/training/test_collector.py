@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from canter.algorithms.ppo import PPOConfig
+from canter.core.specs import Discrete, EnvSpec, Step, TensorSpec
 from canter.envs.tensor import CartPole, Pendulum
-from canter.specs import Discrete, EnvSpec, Step, TensorSpec
 from canter.training.collector import Collector
 from canter.training.episodes import NonFiniteObservation
 

@@ -5,15 +5,15 @@ import logging
 import pytest
 import torch
 
+from canter.algorithms.extensions import AMPConfig, RNDConfig, SymmetryConfig
 from canter.algorithms.ppo import BonusValueConfig, PPOConfig
-from canter.envs.gymnasium import make_gymnasium
+from canter.envs.gymnasium.adapter import make_gymnasium
 from canter.envs.tensor import tensor_envs
-from canter.extensions import AMPConfig, RNDConfig, SymmetryConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
+from canter.nn.optimizer import OptimizerConfig
 from canter.nn.rnn import RNNConfig
-from canter.optim import OptimizerConfig
-from canter.schedules import AdaptiveKL, Linear
+from canter.nn.schedules import AdaptiveKL, Linear
 from canter.training.collector import Collector
 from canter.training.execution import ExecutionConfig, Graph
 

@@ -12,12 +12,12 @@ from canter.algorithms.ppo import PPO, PPOConfig
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
 from canter.envs.tensor import CartPole
-from canter.optim import OptimizerConfig
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.schedules import Linear
 from canter.runs.run_folder import CheckpointConfig, RunFolder
-from canter.schedules import Linear
 from canter.training.episodes import EpisodeTracker
+from canter.training.guard import RunFailed
 from canter.training.progress import UntilConfig
-from canter.training.rescue import RunFailed
 from canter.training.trainer import Trainer, train
 
 

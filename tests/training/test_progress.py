@@ -6,10 +6,9 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from canter.recipes import preset_for
+from canter.config.presets import preset_for
 from canter.training.episodes import Episodes
-from canter.training.progress import Counters, Run, SuccessConfig
-from canter.training.stopwatch import Stopwatch
+from canter.training.progress import Counters, Run, Stopwatch, SuccessConfig
 from canter.training.trainer import train
 
 

@@ -10,17 +10,17 @@ import torch
 from canter.algorithms.extension import Extension
 from canter.algorithms.ppo import PPOConfig
 from canter.config import TrainConfig
+from canter.core.registry import register
+from canter.core.storage.checkpoint import load_checkpoint
+from canter.core.storage.validity import flatten
 from canter.envs import EnvConfig
 from canter.envs.tensor import CartPole
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
-from canter.registry import register
 from canter.runs.run_folder import RunFolder
-from canter.storage.checkpoint import load_checkpoint
-from canter.storage.validity import flatten
 from canter.training.episodes import NonFinite
-from canter.training.rescue import RunFailed
+from canter.training.guard import RunFailed
 from canter.training.trainer import Trainer, train
 
 HORIZON, ITERATIONS, BAD = 8, 12, 61

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from canter.algorithms.ppo import PPOConfig
-from canter.envs.gymnasium import make_gymnasium
+from canter.core.storage.checkpoint import load_checkpoint, save_checkpoint
+from canter.envs.gymnasium.adapter import make_gymnasium
 from canter.envs.tensor import CartPole, Pendulum
-from canter.optim import OptimizerConfig
-from canter.schedules import AdaptiveKL
-from canter.storage.checkpoint import load_checkpoint, save_checkpoint
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.schedules import AdaptiveKL
 from canter.training.collector import Collector
 
 ITERATIONS = 20

@@ -15,19 +15,18 @@ import torch
 
 import canter
 from canter.algorithms.sac import SACConfig
-from canter.cli import main
+from canter.app.cli import main
 from canter.config import TrainConfig
-from canter.data.replay import ReplayConfig
+from canter.config.presets import name_for, preset_for, presets
+from canter.core.data.replay import ReplayConfig
+from canter.core.storage.checkpoint import load_checkpoint
+from canter.core.storage.tree import encode
+from canter.core.struct import may_hold
 from canter.envs import EnvConfig
-from canter.nn.critics import CriticConfig
 from canter.nn.network import NetworkConfig
-from canter.recipes import name_for, preset_for, presets
+from canter.nn.stack import CriticConfig
 from canter.runs.run_folder import CheckpointConfig, RunFolder
-from canter.storage.checkpoint import load_checkpoint
-from canter.storage.tree import encode
-from canter.struct import may_hold
-from canter.training.execution import ByStage
-from canter.training.threads import time_updates
+from canter.training.execution import ByStage, time_updates
 from canter.training.trainer import Trainer
 
 NETWORK = NetworkConfig(hidden=(8,), activation="relu", init="default", normalize_obs=False)

@@ -9,12 +9,12 @@ from canter.algorithms.ppo import PPOConfig
 from canter.algorithms.sac import SACConfig
 from canter.envs.tensor import tensor_envs
 from canter.nn.actor_critic import ModelConfig
-from canter.nn.critics import CriticConfig
 from canter.nn.network import NetworkConfig
-from canter.training import execution, threads
+from canter.nn.stack import CriticConfig
+from canter.training import execution
+from canter.training import execution as threads
 from canter.training.collector import Collector
-from canter.training.execution import ExecutionConfig
-from canter.training.threads import choose_threads, time_updates
+from canter.training.execution import ExecutionConfig, choose_threads, time_updates
 
 
 @pytest.fixture(autouse=True)

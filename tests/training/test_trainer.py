@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import canter
-from canter.envs.finite_horizon import FiniteHorizon
-from canter.envs.gymnasium import GymnasiumEnv
-from canter.recipes import preset_for
+from canter.config.presets import preset_for
+from canter.envs.gymnasium.adapter import GymnasiumEnv
+from canter.envs.wrappers import FiniteHorizon
+from canter.runs.records import read_record
 from canter.runs.run_folder import CheckpointConfig, RunFolder
-from canter.runs.run_record import read_record
 from canter.training.trainer import Trainer, _count_parameters, train
 
 

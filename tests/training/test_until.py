@@ -11,10 +11,10 @@ import torch
 from canter.algorithms.ppo import PPOConfig
 from canter.config import TrainConfig
 from canter.envs import EnvConfig
-from canter.optim import OptimizerConfig
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.schedules import AdaptiveKL, Linear
+from canter.runs.records import read_record
 from canter.runs.run_folder import CheckpointConfig, RunFolder
-from canter.runs.run_record import read_record
-from canter.schedules import AdaptiveKL, Linear
 from canter.training.progress import UntilConfig
 from canter.training.trainer import Trainer, train
 

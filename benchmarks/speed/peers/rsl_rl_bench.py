@@ -18,8 +18,8 @@ from stopwatch import Stopwatch, arguments, bench
 from tensordict import TensorDict
 from torch import Tensor
 
+from canter.core.specs import Continuous
 from canter.envs.tensor import TensorEnv, tensor_envs
-from canter.specs import Continuous
 
 
 class TensorVecEnv(VecEnv):

@@ -1,23 +1,61 @@
-"""What training needs of an algorithm, whatever it is."""
+"""Which settings were changed, for those that have no part in a configuration.
+
+What training needs of an algorithm, whatever it is.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import reduce
 from typing import Annotated, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from canter.data.rollout import Rollout
+from canter.core.data.rollout import Rollout
+from canter.core.plain import check_settings
+from canter.core.registry import Registry
+from canter.core.specs import EnvSpec, Symmetry
+from canter.core.storage.validity import check_same_shape
+from canter.core.struct import Metrics, Obs, State, TensorStruct, tree_copy_, tree_map
 from canter.engines.choose import EngineName
 from canter.nn.actor_critic import Policy
-from canter.plain import check_settings
-from canter.registry import Registry
-from canter.specs import EnvSpec, Symmetry
-from canter.storage.validity import check_same_shape
-from canter.struct import Metrics, Obs, State, TensorStruct, tree_copy_, tree_map
+
+Rule = tuple[Any, str, str]
+"""Whether it holds; the keys, with blanks between them, that then have no part; and why."""
+
+
+def unused_lines(config: Any, rules: Iterable[Rule], prefix: str = "") -> list[str]:
+    """A line for each setting that was changed and by a rule has no effect; `prefix` is of all keys."""
+    return [
+        f"algorithm.{path}={value} has no part here: {reason}"
+        for holds, keys, reason in rules
+        if holds
+        for key in keys.split()
+        for path, value in _changed_below(config, prefix + key)
+    ]
+
+
+def _changed_below(config: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Path and value of every setting at or below a key that is not at its default."""
+    *parents, last = key.split(".")
+    owner = reduce(getattr, parents, config)
+    value, default = getattr(owner, last), getattr(type(owner)(), last)
+    if value == default:
+        return
+    if is_dataclass(value) and type(value) is type(default) and not _needed(value):
+        for field in fields(value):
+            yield from _changed_below(config, f"{key}.{field.name}")
+    else:
+        yield key, value
+
+
+def _needed(settings: Any) -> bool:
+    """Whether a setting among these has no default."""
+    return any(field.default is MISSING and field.default_factory is MISSING for field in fields(settings))
+
 
 RecordT = TypeVar("RecordT", bound=TensorStruct)
 
@@ -145,7 +183,7 @@ class Algorithm(Protocol[RecordT]):
     def artefacts(self) -> dict[str, Callable[..., None]]:
         """Files that it leaves at the end of a run beside the policy: name -> function that writes one to a path.
 
-        Called as `write(path, env_steps=..., return_=..., lta=...)`, see `canter.storage.policy_file.save_policy`.
+        Called as `write(path, env_steps=..., return_=..., lta=...)`, see `canter.nn.policy_file.save_policy`.
         """
         return {}
 

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from canter.algorithms.phase import Phase
-from canter.data.rollout import Rollout
-from canter.engines.base import Augment, Term
-from canter.engines.batch import ModelOutput, PPOBatch
+from canter.core.data.rollout import Rollout
+from canter.core.plain import check_settings
+from canter.core.registry import Registry
+from canter.core.specs import EnvSpec
+from canter.core.struct import Metrics
+from canter.engines.base import Augment, ModelOutput, PPOBatch, Term
 from canter.nn.actor_critic import ActorCritic
-from canter.plain import check_settings
-from canter.registry import Registry
-from canter.specs import EnvSpec
-from canter.struct import Metrics
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canter.core.specs import ActionSpec, EnvSpec, Step, TensorSpec
+from canter.core.struct import Obs
 from canter.envs.robots.adapter import scalars
-from canter.specs import ActionSpec, EnvSpec, Step, TensorSpec
-from canter.struct import Obs
 
 
 class ParentEnv:

@@ -14,11 +14,11 @@ from canter.compat.rl_games import checkpoint as rl_games
 from canter.compat.rl_games import sac as rl_games_sac
 from canter.compat.rsl_rl import checkpoint as rsl_rl
 from canter.config import TrainConfig
+from canter.core.plain import ConfigError
+from canter.core.specs import Continuous
 from canter.nn.actor_critic import Policy
 from canter.nn.normalizer import Normalizer
-from canter.plain import ConfigError
 from canter.runs.run_folder import RunFolder
-from canter.specs import Continuous
 
 FORMS = {".pt": "RSL-RL 5.x", ".pth": "rl_games 1.6"}
 

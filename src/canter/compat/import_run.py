@@ -13,8 +13,8 @@ from canter.compat.rl_games import checkpoint as rl_games
 from canter.compat.rl_games import sac as rl_games_sac
 from canter.compat.rsl_rl import checkpoint as rsl_rl
 from canter.config import TrainConfig
-from canter.config_file import dump_config
-from canter.plain import ConfigError
+from canter.config.files import dump_config
+from canter.core.plain import ConfigError
 from canter.runs.run_folder import RunFolder
 from canter.training.trainer import Trainer
 

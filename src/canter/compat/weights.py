@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from canter.algorithms.ppo import PPO
+from canter.core.plain import ConfigError
 from canter.nn.cnn import CNN
 from canter.nn.heads import GaussianHead, LogStd
 from canter.nn.network import Network
 from canter.nn.normalizer import Normalizer
+from canter.nn.optimizer import OptimizerConfig, ParameterGroup
 from canter.nn.rnn import Memory
-from canter.optim import OptimizerConfig, ParameterGroup
-from canter.plain import ConfigError
 
 Rows = tuple[int, int | None]
 ALL: Rows = (0, None)

@@ -14,16 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.distributions import DiagGaussian, Distribution, TanhGaussian
-from canter.engines.base import Acted, Coefs, PPOLoss, Valued
-from canter.engines.batch import ModelOutput, PPOBatch
+from canter.core.struct import Metrics, Obs, State, TensorStruct, tree_map
+from canter.engines.base import Acted, Coefs, ModelOutput, PPOBatch, PPOLoss, Valued
+from canter.engines.streams import beside, side_stream
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
-from canter.functional.order import take_sequences
-from canter.functional.stats import masked_mean, normalize
-from canter.kernels.streams import beside, side_stream
+from canter.functional.minibatches import take_sequences
+from canter.functional.statistics import masked_mean, normalize
 from canter.nn.actor_critic import ActorCritic
-from canter.optim import Optimizer
-from canter.struct import Metrics, Obs, State, TensorStruct, tree_map
+from canter.nn.distributions import DiagGaussian, Distribution, TanhGaussian
+from canter.nn.optimizer import Optimizer
 
 
 def policy_terms(loss: PPOLoss, distribution: Distribution, batch: PPOBatch, params: Tensor) -> Metrics:

@@ -9,9 +9,9 @@ from canter.engines import native
 from canter.engines.autograd import AutogradEngine
 from canter.engines.base import Engine, PPOLoss
 from canter.engines.native.soft import SoftEngine, SoftModel, declines_soft
-from canter.kernels import has_triton, load_kernels
+from canter.engines.triton.kernels import has_triton, load_kernels
 from canter.nn.actor_critic import ActorCritic
-from canter.optim import Optimizer
+from canter.nn.optimizer import Optimizer
 
 EngineName = Literal["auto", "autograd", "native", "triton", "triton_layers"]
 FAST = {"cpu": ("native",), "cuda": ("triton", "triton_layers")}
@@ -71,8 +71,12 @@ def _ask(name: str, device: str, loss: PPOLoss, model: ActorCritic, optimizer: O
         return "it is for a GPU"
     if not has_triton():
         return "Triton is not installed"
-    from canter.engines.triton.layers import LayersEngine, unsupported_by_layers
-    from canter.engines.triton.networks import NetworksEngine, unsupported_by_networks
+    from canter.engines.triton.engine import (
+        LayersEngine,
+        NetworksEngine,
+        unsupported_by_layers,
+        unsupported_by_networks,
+    )
 
     if name == "triton":
         return unsupported_by_networks(loss, model) or NetworksEngine(loss, model, optimizer)

@@ -17,15 +17,14 @@ from typing import Any, Literal, TypeVar
 
 from gymnasium.error import Error as GymnasiumError
 
-from canter import distributed
-from canter.envs import probes as probes
-from canter.envs.finite_horizon import FiniteHorizon
-from canter.envs.gymnasium_contract import place_of, said
+from canter.core import distributed
+from canter.core.specs import FROM_OUTSIDE, Env, EnvFailed
+from canter.envs import probes as probes  # registers the probe environments
+from canter.envs.contract import place_of, said
 from canter.envs.imports import PYTHON
 from canter.envs.schemes import check_options, find_builder, schemes
 from canter.envs.watchdog import watched
-from canter.envs.wrappers import make_wrappers
-from canter.specs import FROM_OUTSIDE, Env, EnvFailed
+from canter.envs.wrappers import FiniteHorizon, make_wrappers
 
 SAID = (*FROM_OUTSIDE, ImportError, MemoryError, TypeError, GymnasiumError)
 """What is raised while an environment is made and needs no words about whose error it is; nor do errors of Canter."""

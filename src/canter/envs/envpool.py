@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.envs.gymnasium import GymnasiumEnv, env_seeds
-from canter.registry import nearest
-from canter.specs import Step
-from canter.struct import Obs
+from canter.core.registry import nearest
+from canter.core.specs import Step
+from canter.core.struct import Obs
+from canter.envs.gymnasium.adapter import GymnasiumEnv, env_seeds
 
 _NO_LIMIT = np.iinfo(np.int32).max
 _SEED_BITS = 31

@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 
-from canter.registry import nearest
+from canter.core.registry import nearest
 
 PYTHON = "python"
 """What ids of environments begin with that no module has under a name."""

@@ -15,12 +15,12 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from canter.envs.gymnasium import env_seeds
+from canter.core.registry import nearest
+from canter.core.space_arrays import OwnArrays
+from canter.core.specs import ACTION_MASK, EnvSpec, Step, TensorSpec, UnsupportedSpace
+from canter.core.struct import Obs, tree_map
+from canter.envs.gymnasium.adapter import env_seeds
 from canter.envs.spaces import ObsBuffer, ObsReader, action_codec
-from canter.own_arrays import OwnArrays
-from canter.registry import nearest
-from canter.specs import ACTION_MASK, EnvSpec, Step, TensorSpec, UnsupportedSpace
-from canter.struct import Obs, tree_map
 
 CRITIC = "critic"
 """The observation group that holds the joint state."""

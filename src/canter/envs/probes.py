@@ -15,10 +15,10 @@ from typing import final
 import torch
 from torch import Tensor
 
+from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec
+from canter.core.struct import Obs
 from canter.envs.tensor import tensor_envs
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
-from canter.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec
-from canter.struct import Obs
 
 ENDS = -1
 """Entry of `ProbeTask.follows` for a node whose step terminates the episode."""

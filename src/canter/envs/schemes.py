@@ -9,15 +9,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from canter.core.registry import Registry, nearest
+from canter.core.specs import Env
 from canter.envs.envpool import EnvPoolEnv
-from canter.envs.gymnasium import make_gymnasium
+from canter.envs.gymnasium.adapter import make_gymnasium
 from canter.envs.imports import find_factory, makes_a_batch, registered_id
 from canter.envs.pettingzoo import make_pettingzoo
 from canter.envs.robots.isaaclab import make_isaaclab
 from canter.envs.robots.mjlab import make_mjlab
 from canter.envs.tensor import tensor_envs
-from canter.registry import Registry, nearest
-from canter.specs import Env
 
 Builder = Callable[..., Env]
 """Called with the part of the id after the colon, `num_envs` and `device` as keywords, and `env.options`.

@@ -15,9 +15,9 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from canter.own_arrays import ActionArray, Choices
-from canter.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec, UnsupportedSpace
-from canter.struct import Obs, row_writer
+from canter.core.space_arrays import ActionArray, Choices
+from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec, UnsupportedSpace
+from canter.core.struct import Obs, row_writer
 
 POLICY = "policy"
 """The observation group that holds an observation which is a single array."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from canter.envs.gymnasium_contract import row_of
+from canter.envs.contract import row_of
 
 _log = logging.getLogger(__name__)
 

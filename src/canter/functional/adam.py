@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.dispatch import has_kernels
+from canter.core.dispatch import has_kernels
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Samples, log-densities, entropies and divergences of single families, elementwise unless said otherwise.
 
-`canter.distributions` builds action distributions from them.
+`canter.nn.distributions` builds action distributions from them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from canter import distributed
-from canter.dispatch import has_kernels
-from canter.seeding import draw_rows
+from canter.core import distributed
+from canter.core.dispatch import has_kernels
+from canter.core.seeding import draw_rows
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 StdForm = Literal["bounded", "tanh", "log", "scalar", "softplus", "linear"]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from canter.dispatch import has_kernels
+from canter.core.dispatch import has_kernels
 
 
 @has_kernels

@@ -1,25 +1,64 @@
-"""The model of an actor-critic algorithm: a policy that acts and a critic that judges."""
+"""Which distribution an action space gets, by name.
+
+The model of an actor-critic algorithm: a policy that acts and a critic that judges.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from canter.distributions import Distribution
-from canter.nn import stack as stack  # enters it into the registry of networks
-from canter.nn.action_distribution import DistributionName, make_distribution
+from canter.core.plain import check_range
+from canter.core.registry import Registry
+from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete
+from canter.core.struct import Obs, State, tree_map
 from canter.nn.arrays import read_arrays
+from canter.nn.distributions import Beta, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
 from canter.nn.heads import StdConfig, ValueHead, ValueNormalizerConfig, policy_head
 from canter.nn.network import AnyNetwork, AnyNetworkConfig, NetworkConfig
-from canter.plain import check_range
-from canter.specs import ACTION_MASK, Continuous, EnvSpec
-from canter.struct import Obs, State, tree_map
+
+distributions: Registry[Callable[[ActionSpec, str], Distribution]] = Registry("distribution")
+"""What makes a distribution for an action space and `bounds` (that of `DiagGaussian`), or raises ValueError."""
+
+DistributionName = Annotated[str, distributions]
+
+
+def make_distribution(action_spec: ActionSpec, kind: str = "auto", bounds: str = "rescale") -> Distribution:
+    """The distribution for an action space; raises ValueError when it does not fit."""
+    return distributions[kind](action_spec, bounds)
+
+
+FITTING: dict[type[ActionSpec], dict[str, Callable[[Any, str], Distribution]]] = {
+    Continuous: {
+        "gaussian": lambda spec, bounds: DiagGaussian(spec.dim, spec.low, spec.high, bounds),
+        "tanh_gaussian": lambda spec, bounds: TanhGaussian(spec.low, spec.high),
+        "beta": lambda spec, bounds: Beta(spec.low, spec.high),
+    },
+    Discrete: {"categorical": lambda spec, bounds: Categorical(spec.n)},
+    MultiDiscrete: {"multi_categorical": lambda spec, bounds: MultiCategorical(spec.nvec)},
+}
+"""Canter's own by the kind of action; the first is what "auto" takes."""
+
+
+def _built_in(kind: str, action_spec: ActionSpec, bounds: str) -> Distribution:
+    fits = FITTING[type(action_spec)]
+    name = next(iter(fits)) if kind == "auto" else kind
+    if name not in fits:
+        raise ValueError(
+            f"distribution kind {kind!r} does not fit {action_spec}; use 'auto' or {', '.join(map(repr, fits))}"
+        )
+    return fits[name](action_spec, bounds)
+
+
+for _name in ("auto", *FITTING[Continuous], *FITTING[Discrete], *FITTING[MultiDiscrete]):
+    distributions.register(_name)(partial(_built_in, _name))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from canter.own_arrays import Choices
-from canter.specs import ACTION_MASK, EnvSpec, TensorSpec
+from canter.core.space_arrays import Choices
+from canter.core.specs import ACTION_MASK, EnvSpec, TensorSpec
 
 
 def read_arrays(obs: Any, spec: EnvSpec, reads: Iterable[str]) -> tuple[dict[str, np.ndarray], bool]:

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from canter.core.plain import check_range
 from canter.nn.mlp import Activation, Init, activations, init_layer
-from canter.plain import check_range
 
 FITTING: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = (
     (36, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),

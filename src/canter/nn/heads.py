@@ -9,8 +9,8 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from canter.distributions import DiagGaussian, Distribution, TanhGaussian, mask_logits
 from canter.functional.densities import StdForm, gaussian_params, log_std_of
+from canter.nn.distributions import DiagGaussian, Distribution, TanhGaussian, mask_logits
 from canter.nn.mlp import Init, Linear, init_layer
 from canter.nn.normalizer import IdentityNormalizer, NormalizerConfig
 

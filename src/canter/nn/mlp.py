@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from canter.core.registry import Registry
 from canter.functional.layers import linear_layers
-from canter.registry import Registry
 
 activations: Registry[Callable[[], nn.Module]] = Registry("activation")
 """What makes each non-linearity, a module without parameters, by its name."""

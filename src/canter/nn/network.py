@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from canter.core.plain import check_range, check_settings
+from canter.core.registry import Registry, nearest
+from canter.core.specs import ACTION_MASK, TensorSpec
+from canter.core.struct import Obs, State, tree_map
 from canter.nn.cnn import CNNConfig
 from canter.nn.mlp import D2RL, MLP, Activation, Init, NormPosition
 from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, NormalizerConfig
 from canter.nn.rnn import AnyMemory, Memory, NoMemory, RNNConfig
-from canter.plain import check_range, check_settings
-from canter.registry import Registry, nearest
-from canter.specs import ACTION_MASK, TensorSpec
-from canter.struct import Obs, State, tree_map
 
 
 class AnyNetwork(Protocol):

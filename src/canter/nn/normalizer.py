@@ -9,9 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from canter.functional.running import absorb_, standardize
-from canter.functional.stats import moments
-from canter.plain import check_range
+from canter.core.plain import check_range
+from canter.functional.statistics import absorb_, moments, standardize
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from canter.core.plain import check_range
+from canter.core.struct import State, tree_map
 from canter.nn.mlp import Init
-from canter.plain import check_range
-from canter.struct import State, tree_map
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,15 +27,15 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from canter.machine import describe_versions
+from canter.core.machine import describe_versions
+from canter.core.plain import to_plain
+from canter.core.registry import nearest
+from canter.core.specs import ACTION_MASK, Env
+from canter.core.storage.validity import spec_to_plain
+from canter.core.struct import Obs, State, tree_leaves, tree_map
 from canter.nn.actor_critic import Policy
 from canter.nn.network import Network
-from canter.plain import to_plain
 from canter.play.player import Player
-from canter.registry import nearest
-from canter.specs import ACTION_MASK, Env
-from canter.storage.validity import spec_to_plain
-from canter.struct import Obs, State, tree_leaves, tree_map
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}

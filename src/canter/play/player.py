@@ -15,13 +15,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from canter.distributions import DiagGaussian, TanhGaussian
-from canter.envs.gymnasium_contract import blamed
+from canter.core.registry import Registry
+from canter.core.specs import Env, Step
+from canter.core.struct import Obs, State
+from canter.envs.contract import blamed
 from canter.envs.watchdog import watched
 from canter.nn.actor_critic import Policy
-from canter.registry import Registry
-from canter.specs import Env, Step
-from canter.struct import Obs, State
+from canter.nn.distributions import DiagGaussian, TanhGaussian
 
 
 class Acts(Protocol):

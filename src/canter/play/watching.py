@@ -10,17 +10,19 @@ import math
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from canter.core.seeding import derive_seed
+from canter.core.specs import Env
 from canter.envs import EnvConfig, closed_quietly
+from canter.nn.policy_file import BEST, POLICIES, read_policy_file
 from canter.play.evaluation import EpisodesUnfinished, evaluate
 from canter.play.player import Player, check_positive
 from canter.play.video import Recorder, Strip, check_video, draw_without_display, pictures_explained
-from canter.runs.hall_of_fame import enter_by_average
-from canter.seeding import derive_seed
-from canter.specs import Env
-from canter.storage.policy_file import BEST, POLICIES, read_policy_file
-from canter.training.progress import Report
+from canter.runs.policies import enter_by_average
+
+if TYPE_CHECKING:
+    from canter.training.progress import Report
 
 _log = logging.getLogger(__name__)
 

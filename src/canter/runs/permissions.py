@@ -15,10 +15,10 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from canter.core.storage.files import replace_file
+from canter.core.storage.lock import guard
+from canter.core.storage.strict import Malformed, read_json, write_json
 from canter.envs.imports import allow_import, allowed_imports, import_trusted
-from canter.storage.durable import replace_file
-from canter.storage.lock import guard
-from canter.storage.strict_json import Malformed, read_json, write_json
 
 IMPORTS = "imports.json"
 

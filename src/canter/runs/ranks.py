@@ -7,11 +7,10 @@ from typing import Any, Self
 
 import torch
 
-from canter import distributed
-from canter.runs.parts import NoFolder, Parts
-from canter.runs.rank_state import gathered
+from canter.core import distributed
+from canter.core.storage.lock import is_held
 from canter.runs.run_folder import RunFolder
-from canter.storage.lock import is_held
+from canter.runs.state import NoFolder, Parts, gathered
 
 PATIENCE = 30.0
 """Seconds to wait for the lock of ranks that are about to notice that their agent was killed."""

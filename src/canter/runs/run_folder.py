@@ -18,20 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from canter.runs.finding import LATEST
-from canter.runs.parts import Account, Parts
+from canter.core.specs import EnvFailed, Stateful
+from canter.core.storage.checkpoint import CheckpointCorrupt, CheckpointStore, NoCheckpoint, save_checkpoint
+from canter.core.storage.files import Unreadable, append, open_untrusted, replace_file
+from canter.core.storage.lock import RunLock
+from canter.core.storage.tree import Malformed, parse_json
+from canter.core.storage.validity import NonFiniteParameters, check_finite, check_same, check_same_shape
+from canter.nn.policy_file import POLICIES
 from canter.runs.permissions import remember
 from canter.runs.policies import Policies, Progress
-from canter.runs.reading import MAX_BYTES, MAX_LINE
-from canter.runs.run_record import CONFIG, METRICS, RunRecord
-from canter.specs import EnvFailed, Stateful
-from canter.storage.checkpoint import CheckpointCorrupt, CheckpointStore, NoCheckpoint, save_checkpoint
-from canter.storage.durable import append, replace_file
-from canter.storage.lock import RunLock
-from canter.storage.policy_file import POLICIES
-from canter.storage.tree import Malformed, parse_json
-from canter.storage.untrusted import Unreadable, open_untrusted
-from canter.storage.validity import NonFiniteParameters, check_finite, check_same, check_same_shape
+from canter.runs.records import CONFIG, LATEST, MAX_BYTES, MAX_LINE, METRICS, RunRecord
+from canter.runs.state import Account, Parts
 
 logger = logging.getLogger(__name__)
 

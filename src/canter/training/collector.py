@@ -1,4 +1,8 @@
-"""Steps environments with the current policy.
+"""Numbers that a simulator reports of its own, on the way to the log.
+
+T steps, M names.
+
+Steps environments with the current policy.
 
 T steps, N environments.
 """
@@ -16,17 +20,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter import distributed
 from canter.algorithms.base import Algorithm
-from canter.data.rollout import Rollout
-from canter.envs.contract import check_form, check_obs
-from canter.envs.gymnasium_contract import blamed, failure
+from canter.core import distributed
+from canter.core.data.rollout import Rollout
+from canter.core.specs import FROM_OUTSIDE, LOST_FINAL_OBS, Env, Stateful
+from canter.core.struct import Metrics, Obs, tree_copy_, tree_map
+from canter.envs.contract import blamed, check_form, check_obs, failure
 from canter.envs.watchdog import PATIENCE, Watchdog, warn_of_hanging
-from canter.specs import FROM_OUTSIDE, LOST_FINAL_OBS, Env, Stateful
-from canter.struct import Metrics, Obs, tree_copy_, tree_map
-from canter.training.env_metrics import EnvMetrics
 from canter.training.episodes import Episodes, EpisodeTracker
-from canter.training.stopwatch import Stopwatch
+from canter.training.progress import Stopwatch
+
+
+class EnvMetrics:
+    """What the simulator itself reports (`Step.metrics`), by step, at an address that stays once all names are known.
+
+    A name is learned when it first comes: the first rollouts, which run eagerly, fix the names for a captured
+    collection.
+    """
+
+    def __init__(self, horizon: int, device: torch.device) -> None:
+        self.names: list[str] = []
+        self.nothing = torch.tensor(torch.nan, device=device)
+        self.table = self.nothing.expand(horizon, 0)
+        """`[T, M]`, NaN where a step did not report."""
+
+    def write(self, t: int, reported: dict[str, Tensor]) -> None:
+        """Keep what step t reported."""
+        new = [name for name in reported if name not in self.names]
+        if new:
+            self.names += new
+            self.table = torch.cat([self.table, self.nothing.expand(len(self.table), len(new))], 1)
+        if self.names:
+            self.table[t].copy_(torch.stack([reported.get(name, self.nothing) for name in self.names]))
+
+    def means(self) -> dict[str, Tensor]:
+        """By `env/<name>`, 0-d: means over the steps that reported, on all ranks; NaN where none did."""
+        if not self.names:
+            return {}
+        sums = distributed.sum_(torch.stack([self.table.nansum(0), (~self.table.isnan()).sum(0).to(self.table)]))
+        return {f"env/{name}": mean for name, mean in zip(self.names, (sums[0] / sums[1]).unbind(), strict=True)}
+
 
 _log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter import distributed
-from canter.data.rollout import Rollout
-from canter.functional.batch_means import in_groups
-from canter.struct import may_hold, tree_leaves
+from canter.core import distributed
+from canter.core.data.rollout import Rollout
+from canter.core.struct import may_hold, tree_leaves
+from canter.functional.statistics import in_groups
 
 ACTION = "action"
 """The part of a record, where it has one, that the environment acts on."""

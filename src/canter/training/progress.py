@@ -1,4 +1,7 @@
-"""How far a run has come and how it does."""
+"""Where the time of a run goes.
+
+How far a run has come and how it does.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,44 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from canter import distributed
-from canter.functional.batch_means import batch_means
+from canter.core import distributed
+from canter.core.specs import TrainingProgress
+from canter.core.struct import Metrics
+from canter.functional.statistics import batch_means
 from canter.runs.policies import Progress
-from canter.specs import TrainingProgress
-from canter.struct import Metrics
 from canter.training.episodes import Episodes
-from canter.training.stopwatch import Stopwatch
+
+PARTS: tuple[str, ...] = ("env", "policy", "update", "other")
+"""Stepping environments, choosing actions and recording them, learning, and the rest: logs, console, checkpoints."""
+
+
+class Stopwatch:
+    """Divides the time between readings among the `PARTS`; no moment is counted twice or lost.
+
+    This is the host's time, as asking a GPU when it is done would slow it down. There `env` and `policy` are the time
+    it takes to queue the work, and `update`, which ends when its metrics are read, includes the wait for all of it. A
+    collection that is replayed as one CUDA graph has no laps of its own, and counts as `update` too.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.last = time.perf_counter()
+
+    def restart(self) -> None:
+        """Leave out the time since the last lap."""
+        self.last = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        """The time since the last lap was spent on `part`."""
+        now = time.perf_counter()
+        self.seconds[part] += now - self.last
+        self.last = now
+
+    def read(self) -> dict[str, float]:
+        """Seconds of each part since the last reading."""
+        seconds, self.seconds = self.seconds, dict.fromkeys(PARTS, 0.0)
+        return seconds
+
 
 RECENT_EPISODES = 100
 """Return, length and success rate are means over this many episodes."""

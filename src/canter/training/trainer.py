@@ -13,30 +13,28 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from canter import distributed
 from canter.algorithms.base import Algorithm, declared_by, unused_by
-from canter.data.rollout import Rollout
-from canter.distributed.activity import activity
-from canter.distributed.world import world
+from canter.core import distributed
+from canter.core.data.rollout import Rollout
+from canter.core.distributed.watch import activity
+from canter.core.distributed.world import world
+from canter.core.seeding import derive_seed
+from canter.core.specs import Env, EnvSpec, tell_progress
+from canter.core.storage.validity import spec_to_plain
+from canter.core.struct import Metrics, to_dicts
 from canter.envs import closed_quietly, unused_settings
-from canter.envs.gymnasium_contract import EnvironmentFailed
+from canter.envs.contract import EnvironmentFailed
 from canter.envs.watchdog import PATIENCE
-from canter.runs.parts import NoFolder, Parts
-from canter.runs.rank_state import broadcast_tree
+from canter.runs.metrics import MetricWriter, Writers
 from canter.runs.ranks import of_all_ranks
 from canter.runs.run_folder import RunFolder
-from canter.runs.writers import MetricWriter, Writers
-from canter.seeding import derive_seed
-from canter.self_play.self_play import seat_opponents
-from canter.specs import Env, EnvSpec, tell_progress
-from canter.storage.validity import spec_to_plain
-from canter.struct import Metrics, to_dicts
+from canter.runs.state import NoFolder, Parts, broadcast_tree
 from canter.training.collector import Collector
+from canter.training.config import RunConfig
 from canter.training.episodes import Episodes, NonFinite
+from canter.training.guard import LastGood, RankFailed, RunFailed, StopSignals, agree
 from canter.training.progress import Report, Run
-from canter.training.rescue import LastGood, RankFailed, RunFailed, agree
-from canter.training.settings import RunConfig
-from canter.training.signals import StopSignals
+from canter.training.self_play import seat_opponents
 
 logger = logging.getLogger(__name__)
 

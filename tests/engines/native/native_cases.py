@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import torch
 
+from canter.core.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
 from canter.engines import base
 from canter.engines.autograd import AutogradEngine
-from canter.engines.batch import PPOBatch
+from canter.engines.base import PPOBatch
 from canter.engines.native import NativeEngine
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
-from canter.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
 
 ACTIONS = {
     "gaussian": Continuous((-2.0, -1.0, -0.5), (2.0, 3.0, float("inf"))),

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from canter.core.struct import copy_all_, row_writer
 from canter.engines.native import AVAILABLE
 from canter.functional.returns import trace_back_
-from canter.struct import copy_all_, row_writer
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 

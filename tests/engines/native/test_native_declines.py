@@ -9,12 +9,12 @@ import torch
 from native_cases import PPOLoss, build, engine_of
 from torch import nn
 
-from canter.engines.bound import BoundLossConfig
+from canter.core.specs import TensorSpec
+from canter.engines.base import BoundLossConfig
 from canter.engines.native import AVAILABLE, declines
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
-from canter.specs import TensorSpec
 
 needs_it = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 

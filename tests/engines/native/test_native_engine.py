@@ -9,11 +9,11 @@ import pytest
 import torch
 from native_cases import ACTIONS, GROUPS, PPOLoss, build, coefs, definition, engine_of, make_batch, observations
 
+from canter.core.specs import ACTION_MASK, TensorSpec
 from canter.engines.native import AVAILABLE, declines
 from canter.engines.native.declines import STD_FORMS, compiled
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
-from canter.specs import ACTION_MASK, TensorSpec
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 COEFS = coefs(0.01)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from native_cases import PPOLoss, build, coefs, definition, engine_of, make_batch, spoil, valid_rows
 
-from canter import distributed
-from canter.engines.bound import BoundLossConfig
+from canter.core import distributed
+from canter.core.specs import TensorSpec
+from canter.engines.base import BoundLossConfig
 from canter.engines.native import AVAILABLE
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
-from canter.specs import TensorSpec
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 

@@ -7,23 +7,22 @@ import pytest
 import torch
 from torch import nn
 
-from canter import distributed
 from canter.algorithms.sac import SACConfig, TemperatureConfig
 from canter.algorithms.sac.learner import Learner
-from canter.data.replay import ReplayConfig, Transitions
+from canter.core import distributed
+from canter.core.data.replay import ReplayConfig, Transitions
+from canter.core.plain import config_keys
+from canter.core.specs import Continuous, EnvSpec, TensorSpec
 from canter.engines.native import AVAILABLE
 from canter.engines.native.declines import compiled
 from canter.engines.native.soft import SoftEngine, declines_soft
 from canter.nn.cnn import CNNConfig
-from canter.nn.critics import CriticConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.normalizer import NormalizerConfig
-from canter.nn.stack import StackNetworkConfig
-from canter.optim import OptimizerConfig
-from canter.plain import config_keys
-from canter.schedules import Constant, Linear, StepAt
-from canter.specs import Continuous, EnvSpec, TensorSpec
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.schedules import Constant, Linear, StepAt
+from canter.nn.stack import CriticConfig, StackNetworkConfig
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 

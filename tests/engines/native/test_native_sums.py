@@ -7,8 +7,8 @@ import torch
 
 from canter.engines.native import AVAILABLE
 from canter.engines.native.declines import compiled
-from canter.functional.stats import masked_sums, moments
-from canter.schedules import follow_kl_
+from canter.functional.statistics import masked_sums, moments
+from canter.nn.schedules import follow_kl_
 
 needs_compiler = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from canter.distributions import DiagGaussian
 from canter.functional.losses import BOUND_LOSSES, SURROGATES, VALUE_LOSSES
-from canter.functional.stats import masked_mean
+from canter.functional.statistics import masked_mean
+from canter.nn.distributions import DiagGaussian
 from triton_device import DEVICE, NEEDS_DEVICE, relative_error
 
 pytestmark = NEEDS_DEVICE

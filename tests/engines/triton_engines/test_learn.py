@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from canter.distributions import DiagGaussian
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
-from canter.functional.stats import masked_mean
+from canter.functional.statistics import masked_mean
+from canter.nn.distributions import DiagGaussian
 from canter.nn.heads import LogStd, StdConfig
 from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE, relative_error
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import canter
-from canter import dispatch
+from canter.core import dispatch
 from canter.engines.autograd import AutogradEngine
 from canter.engines.choose import choose
+from canter.engines.triton.kernels import load_kernels
 from canter.envs.tensor import tensor_envs
-from canter.kernels import load_kernels
 from canter.training.collector import Collector
 from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
@@ -58,7 +58,8 @@ def all_kernels(monkeypatch):
     load_kernels()
     if not INTERPRETED:
         return
-    from canter.functional import densities, layers, order
+    from canter.functional import densities, layers
+    from canter.functional import minibatches as order
 
     for function in (densities.gaussian_params, layers.linear_layers, order.take_sequences):
         entered = [(lambda *args, **named: True, kernel) for _, kernel in function.kernels]
@@ -94,8 +95,7 @@ SETTINGS = {
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", ["triton", "triton_layers"])
 def test_an_engine_gives_the_gradients_of_the_definition(all_kernels, monkeypatch, name, settings):
-    from canter.engines.triton.layers import LayersEngine
-    from canter.engines.triton.networks import NetworksEngine
+    from canter.engines.triton.engine import LayersEngine, NetworksEngine
 
     algorithm, batch = learned(**settings)
     index = torch.randperm(batch.valid.shape[1], device=DEVICE)[5:170]
@@ -115,7 +115,7 @@ def test_an_engine_gives_the_gradients_of_the_definition(all_kernels, monkeypatc
 )
 def test_rl_games_kl_and_moving_statistics_beside_the_kernels(all_kernels, monkeypatch, settings):
     """Two minibatches with rows in common: the second KL is measured from what the first one saw."""
-    from canter.engines.triton.layers import LayersEngine
+    from canter.engines.triton.engine import LayersEngine
 
     algorithm, batch = learned(**settings)
     order = torch.randperm(batch.valid.shape[1], device=DEVICE)
@@ -141,7 +141,7 @@ def test_rl_games_kl_and_moving_statistics_beside_the_kernels(all_kernels, monke
 
 
 def test_a_block_of_too_little_shared_memory_is_a_reason_to_decline(monkeypatch):
-    from canter.engines.triton import networks
+    from canter.engines.triton import engine as networks
 
     algorithm, _ = learned()
     loss, asked = algorithm.losses["policy"], []
@@ -169,7 +169,8 @@ def test_a_block_of_too_little_shared_memory_is_a_reason_to_decline(monkeypatch)
     ids=str,
 )
 def test_what_the_kernels_do_not_know_is_declined(monkeypatch, settings, whole, by_layers):
-    from canter.engines.triton import layers, networks
+    from canter.engines.triton import engine as layers
+    from canter.engines.triton import engine as networks
 
     algorithm, _ = learned(envs=2, **settings)
     monkeypatch.setattr(networks, "shared_memory", lambda device: networks.SHARED_MEMORY)
@@ -181,7 +182,7 @@ def test_what_the_kernels_do_not_know_is_declined(monkeypatch, settings, whole, 
 
 
 def test_a_shared_trunk_acts_and_values_by_the_network_that_learns(all_kernels):
-    from canter.engines.triton.networks import NetworksEngine
+    from canter.engines.triton.engine import NetworksEngine
 
     algorithm, batch = learned(model={"shared_trunk": True} | std("log"))
     engine = NetworksEngine(algorithm.losses["policy"], algorithm.model, algorithm.optimizers["policy"])
@@ -206,7 +207,7 @@ def rng():
 @pytest.mark.skipif(INTERPRETED, reason="engines are chosen by the device, which is a CPU to the interpreter")
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_a_gpu_with_little_shared_memory_learns_by_layers(monkeypatch, precision):
-    from canter.engines.triton import networks
+    from canter.engines.triton import engine as networks
 
     torch.set_float32_matmul_precision(precision)
     monkeypatch.setattr(networks, "shared_memory", lambda device: RTX)
@@ -223,7 +224,7 @@ def test_a_gpu_with_little_shared_memory_learns_by_layers(monkeypatch, precision
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter has no streams")
 def test_a_minibatch_is_gathered_in_one_launch_that_a_graph_can_hold():
-    from canter.functional.order import take_sequences
+    from canter.functional.minibatches import take_sequences
 
     _, batch = learned()
     load_kernels()

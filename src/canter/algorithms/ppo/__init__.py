@@ -1,7 +1,7 @@
 """Proximal policy optimisation."""
 
-from canter.algorithms.ppo.judge import BonusValueConfig
+from canter.algorithms.ppo.advantages import BonusValueConfig
+from canter.algorithms.ppo.config import CentralValueConfig
 from canter.algorithms.ppo.ppo import PPO, PPOConfig
-from canter.algorithms.ppo.settings import CentralValueConfig
 
 __all__ = ["PPO", "BonusValueConfig", "CentralValueConfig", "PPOConfig"]

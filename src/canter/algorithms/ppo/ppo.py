@@ -14,29 +14,24 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from canter import distributed
 from canter.algorithms.base import Algorithm, Declared, RolloutPlan, algorithms, symmetries_of
 from canter.algorithms.extension import Extensions
-from canter.algorithms.phase import Phase
-from canter.algorithms.ppo.checks import check_batch, check_blocks, check_discount, check_norms
-from canter.algorithms.ppo.declared import DECLARED
-from canter.algorithms.ppo.judge import Judge, Judgement
-from canter.algorithms.ppo.moving_average import AveragedPolicy
-from canter.algorithms.ppo.settings import CentralValueConfig, PPOSettings
-from canter.algorithms.ppo.unused import unused_settings
-from canter.data.rollout import Rollout, as_sequences
+from canter.algorithms.phase import Phase, check_batch, check_blocks, check_discount, check_norms
+from canter.algorithms.ppo.advantages import AveragedPolicy, Judge, Judgement
+from canter.algorithms.ppo.config import DECLARED, CentralValueConfig, PPOSettings, unused_settings
+from canter.core import distributed
+from canter.core.data.rollout import Rollout, as_sequences
+from canter.core.seeding import derive_seed
+from canter.core.specs import EnvSpec, Symmetry
+from canter.core.struct import Metrics, Obs, State, tree_map
 from canter.engines.autograd import policy_terms
-from canter.engines.base import Coefs, Engine, PPOLoss
-from canter.engines.batch import PPOBatch, PPORecord
+from canter.engines.base import Coefs, Engine, PPOBatch, PPOLoss, PPORecord
 from canter.engines.choose import Choice, EngineName, choose
-from canter.functional.stats import explained_variance, moments, normalize
-from canter.kernels.streams import beside, side_stream
+from canter.engines.streams import beside, side_stream
+from canter.functional.statistics import explained_variance, moments, normalize
 from canter.nn.actor_critic import ActorCritic, Policy
-from canter.optim import Optimizer, ParameterGroup
-from canter.seeding import derive_seed
-from canter.specs import EnvSpec, Symmetry
-from canter.storage.policy_file import FINAL_CRITIC, ValueFunction
-from canter.struct import Metrics, Obs, State, tree_map
+from canter.nn.optimizer import Optimizer, ParameterGroup
+from canter.nn.policy_file import FINAL_CRITIC, ValueFunction
 
 
 class PPO(Algorithm[PPORecord]):

@@ -15,14 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from canter.algorithms.ppo.moving_average import MovingAverage
-from canter.algorithms.ppo.objectives import Per, discount
-from canter.data.rollout import Rollout
-from canter.functional.rewards import SQUASHES, TIME_SCALES, affine, discounted_return
-from canter.functional.stats import moments
+from canter.algorithms.ppo.advantages import MovingAverage, Per, discount
+from canter.core.data.rollout import Rollout
+from canter.core.plain import check_range
+from canter.core.specs import EnvSpec
+from canter.functional.returns import SQUASHES, TIME_SCALES, affine, discounted_return
+from canter.functional.statistics import moments
 from canter.nn.normalizer import Normalizer
-from canter.plain import check_range
-from canter.specs import EnvSpec
 
 
 @dataclass(frozen=True, kw_only=True)

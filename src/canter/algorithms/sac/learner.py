@@ -12,17 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from canter.algorithms.sac.settings import SACSettings
-from canter.data.replay import Transitions
+from canter.algorithms.sac.config import SACSettings
+from canter.core.data.replay import Transitions
+from canter.core.specs import EnvSpec
+from canter.core.struct import Metrics, Obs, copy_all_, tree_map
 from canter.engines.native.soft import ONE_THREAD, SoftEngine, SoftModel
-from canter.functional import soft
-from canter.functional.stats import masked_mean
+from canter.functional import losses as soft
+from canter.functional.statistics import masked_mean
 from canter.nn.actor_critic import Actor
-from canter.nn.critics import Critics
-from canter.nn.stack import batch_statistics, has_batch_norm
-from canter.optim import Optimizer, OptimizerConfig, ParameterGroup
-from canter.specs import EnvSpec
-from canter.struct import Metrics, Obs, copy_all_, tree_map
+from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
+from canter.nn.stack import Critics, batch_statistics, has_batch_norm
 
 BLOCKED = "optim/nonfinite_steps"
 METRICS = (

@@ -1,4 +1,12 @@
-"""Soft actor-critic, from two plain critics to a fleet's recipe.
+"""The noise that a policy explores with.
+
+N environments, A action components.
+
+The unit of rewards: known from all that were seen, applied to those that are drawn.
+
+T steps, N environments.
+
+Soft actor-critic, from two plain critics to a fleet's recipe.
 
 T steps, N environments, A action components, B rows in an update, E critics, K atoms.
 """
@@ -10,22 +18,81 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
-from canter import distributed
 from canter.algorithms.base import Algorithm, Declared, RolloutPlan, algorithms
-from canter.algorithms.sac.checks import check_spec, unused_settings
-from canter.algorithms.sac.declared import DECLARED
-from canter.algorithms.sac.exploration import FreshNoise, KeptNoise
+from canter.algorithms.sac.config import DECLARED, SACSettings, check_spec, unused_settings
 from canter.algorithms.sac.learner import Learner
-from canter.algorithms.sac.reward_scale import ReturnScale
-from canter.algorithms.sac.settings import SACSettings
-from canter.data.rollout import Rollout
+from canter.core import distributed
+from canter.core.data.rollout import Rollout
+from canter.core.seeding import derive_seed, draw_rows
+from canter.core.specs import Continuous, EnvSpec
+from canter.core.struct import Metrics, Obs, State, TensorStruct, tree_map
 from canter.engines.choose import EngineName, choose_soft
-from canter.kernels import load_kernels
-from canter.seeding import derive_seed, draw_rows
-from canter.specs import Continuous, EnvSpec
-from canter.struct import Metrics, Obs, State, TensorStruct, tree_map
+from canter.engines.triton.kernels import load_kernels
+from canter.functional.returns import discounted_return
+from canter.nn.normalizer import Normalizer
+
+
+class FreshNoise(nn.Module):
+    """New noise in every step."""
+
+    def forward(self, like: Tensor, generator: Generator) -> Tensor:
+        """Standard normal, of the shape of `like` `[N, A]`."""
+        return draw_rows(torch.randn, like.shape, generator=generator, device=like.device, dtype=like.dtype)
+
+
+class KeptNoise(nn.Module):
+    """Each environment keeps its noise for a random number of steps, k of them with a chance of k^-2 up to `most`.
+
+    Noise that lasts moves a robot; noise that changes in every step shakes it.
+    """
+
+    def __init__(self, most: int, num_envs: int, dim: int) -> None:
+        super().__init__()
+        weights = torch.arange(1, most + 1, dtype=torch.float64) ** -2
+        self.chance = nn.Buffer((weights.cumsum(0) / weights.sum()).float(), persistent=False)
+        self.noise = nn.Buffer(torch.zeros(num_envs, dim))
+        self.left = nn.Buffer(torch.zeros(num_envs, dtype=torch.int64))
+
+    def forward(self, like: Tensor, generator: Generator) -> Tensor:
+        """The noise of this step; overwritten by the next."""
+        fresh = draw_rows(torch.randn, like.shape, generator=generator, device=like.device, dtype=like.dtype)
+        share = draw_rows(torch.rand, (len(like),), generator=generator, device=like.device)
+        steps = (torch.searchsorted(self.chance, share) + 1).clamp(max=len(self.chance))
+        renew = self.left <= 0
+        self.left.copy_(torch.where(renew, steps, self.left) - 1)
+        self.noise.copy_(torch.where(renew.unsqueeze(-1), fresh, self.noise))
+        return self.noise
+
+
+class ReturnScale(nn.Module):
+    """Divides by the standard deviation of discounted returns, or by their largest amount over `limit` if that is more.
+
+    Rewards are stored as they came, so old ones follow what is known of the returns now.
+    """
+
+    def __init__(self, gamma: float, limit: float, num_envs: int) -> None:
+        super().__init__()
+        self.gamma, self.limit = gamma, limit
+        self.statistics = Normalizer()
+        self.running = nn.Buffer(torch.zeros(num_envs, dtype=torch.float64))
+        self.largest = nn.Buffer(torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, rollout: Rollout[Any]) -> None:
+        """Take note of a rollout, once."""
+        reward = rollout.reward.double()
+        returns, after = discounted_return(reward, rollout.done, rollout.valid, self.running, self.gamma)
+        self.running.copy_(torch.where(torch.isfinite(after), after, 0.0))
+        self.statistics.update(returns, rollout.valid)
+        amount = torch.where(rollout.valid & torch.isfinite(returns), returns.abs(), 0.0).amax()
+        self.largest.copy_(torch.maximum(self.largest, distributed.max_(amount)))
+
+    def forward(self, reward: Tensor) -> Tensor:
+        """In the unit of the returns seen so far."""
+        return reward / torch.maximum(self.statistics.scale, (self.largest / self.limit).float())
+
 
 logger = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from canter.compat.rl_games.observer import looks_at_infos
 from canter.compat.rl_games.registries import create_vec_env, find_environment, refuse_user_network
 from canter.compat.settings.importing import Imported, import_config
 from canter.compat.weights import Weights
+from canter.core.plain import ConfigError
+from canter.core.specs import Env
 from canter.envs import EnvConfig
 from canter.envs.imports import registered_id
-from canter.plain import ConfigError
-from canter.specs import Env
 from canter.training.progress import Report
 from canter.training.trainer import Trainer
 

@@ -24,10 +24,10 @@ from canter.compat.weights import (
     take_weights,
     torch_adam,
 )
+from canter.core.plain import ConfigError
+from canter.core.specs import MultiDiscrete
 from canter.nn.heads import GaussianHead
-from canter.optim import OptimizerConfig
-from canter.plain import ConfigError
-from canter.specs import MultiDiscrete
+from canter.nn.optimizer import OptimizerConfig
 
 NET, CENTRAL = "a2c_network", "central."
 """The policy's network; what stands here before names of the central value's, which is a model of its own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from canter.algorithms.extensions.amp import AMP
 from canter.algorithms.ppo import PPO
 from canter.compat.weights import (
     Statistics,
@@ -20,9 +21,8 @@ from canter.compat.weights import (
     statistics_of,
     taken_of,
 )
-from canter.extensions.amp import AMP
 from canter.nn.normalizer import Normalizer
-from canter.optim import ParameterGroup
+from canter.nn.optimizer import ParameterGroup
 
 PREFIX, ROLE = "a2c_network._disc_", "amp"
 """How its parameters' names begin; whose statistics are those of the frames."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from canter.compat.adapter import ParentEnv
-from canter.plain import ConfigError
-from canter.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, Step, TrainingProgress
-from canter.struct import Obs
+from canter.core.plain import ConfigError
+from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, Step, TrainingProgress
+from canter.core.struct import Obs
 
 Hook = Callable[[Any, Tensor], Any]
 """Called with the infos of a step and the rows that ended."""

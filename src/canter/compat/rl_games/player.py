@@ -20,10 +20,10 @@ from canter.compat.rl_games import checkpoint, sac
 from canter.compat.rl_games.agent import imported_settings, make_env, with_suffix
 from canter.compat.rl_games.env import RlGamesEnv
 from canter.config import TrainConfig
+from canter.core.specs import ACTION_MASK, EnvSpec
+from canter.core.struct import Obs, State
 from canter.nn.actor_critic import Policy
 from canter.play.player import Player as Plays
-from canter.specs import ACTION_MASK, EnvSpec
-from canter.struct import Obs, State
 
 NO_LIMIT = 10**9
 """rl_games' number of games that means no end."""

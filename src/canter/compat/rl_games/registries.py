@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from canter.plain import ConfigError
+from canter.core.plain import ConfigError
 
 _types: dict[str, Callable[..., Any]] = {}
 _environments: dict[str, Mapping[str, Any]] = {}

@@ -19,10 +19,10 @@ import torch
 from canter.compat.rl_games.agent import Agent, AmpAgent, SacAgent, parents_agents_refused, plain, refuse_overrides
 from canter.compat.rl_games.observer import DefaultAlgoObserver
 from canter.compat.rl_games.player import PpoPlayer, SacPlayer
+from canter.core.plain import ConfigError
+from canter.core.registry import nearest
 from canter.nn.actor_critic import Policy
 from canter.nn.heads import GaussianHead
-from canter.plain import ConfigError
-from canter.registry import nearest
 
 
 class ObjectFactory:

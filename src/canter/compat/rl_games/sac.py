@@ -29,16 +29,15 @@ from canter.compat.weights import (
     taken_of,
     torch_adam,
 )
-from canter.distributions import interval
+from canter.core.plain import ConfigError
+from canter.core.specs import Continuous
 from canter.nn.actor_critic import Actor
-from canter.nn.critics import Critics
+from canter.nn.distributions import interval
 from canter.nn.heads import GaussianHead
 from canter.nn.network import Network
 from canter.nn.normalizer import Normalizer
-from canter.nn.stack import Stack, StackedLinear, StackNetwork
-from canter.optim import ParameterGroup
-from canter.plain import ConfigError
-from canter.specs import Continuous
+from canter.nn.optimizer import ParameterGroup
+from canter.nn.stack import Critics, Stack, StackedLinear, StackNetwork
 
 OPTIMIZERS = {"policy": "actor", "critic": "critic", "temperature": "log_alpha"}
 """Canter's names of the optimisers, and rl_games' of what they move."""

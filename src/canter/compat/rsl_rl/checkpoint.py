@@ -24,8 +24,8 @@ from canter.compat.weights import (
     take_weights,
     torch_adam,
 )
+from canter.core.plain import ConfigError
 from canter.nn.heads import GaussianHead
-from canter.plain import ConfigError
 
 STD, LOG_STD = "actor.distribution.std_param", "actor.distribution.log_std_param"
 EPS = 0.01

@@ -21,9 +21,9 @@ from canter.compat.rsl_rl.policy import InferencePolicy
 from canter.compat.rsl_rl.runner import LearningAlg, OnPolicyRunner
 from canter.compat.settings.importing import import_config
 from canter.config import TrainConfig
-from canter.plain import ConfigError
-from canter.storage.policy_file import save_policy
-from canter.struct import tree_copy_
+from canter.core.plain import ConfigError
+from canter.core.struct import tree_copy_
+from canter.nn.policy_file import save_policy
 from canter.training.trainer import Trainer
 
 ROLES = ("student", "teacher")

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from canter.compat.adapter import ParentEnv
+from canter.core.specs import Continuous, Step, Symmetry
+from canter.core.struct import Obs
 from canter.envs.robots.adapter import flat_groups
-from canter.specs import Continuous, Step, Symmetry
-from canter.struct import Obs
 
 
 class RslRlEnv(ParentEnv):

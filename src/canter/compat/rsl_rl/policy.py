@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from canter.compat.rsl_rl.deployed import Deployed, DeployedLSTM, DeployedMemory, JoinedNormalizer
 from canter.compat.weights import network_of
+from canter.core.plain import ConfigError
+from canter.core.struct import Obs, State, tree_map
 from canter.nn.actor_critic import Policy
 from canter.nn.heads import GaussianHead
 from canter.nn.normalizer import Normalizer
 from canter.nn.rnn import Memory
-from canter.plain import ConfigError
-from canter.struct import Obs, State, tree_map
 
 
 class InferencePolicy(nn.Module):

@@ -22,7 +22,7 @@ from canter.compat.rsl_rl.symmetry import symmetries_in
 from canter.compat.settings.importing import import_config
 from canter.compat.settings.rsl_rl import dialect_of
 from canter.config import TrainConfig
-from canter.optim import ParameterGroup
+from canter.nn.optimizer import ParameterGroup
 from canter.training.progress import Report, UntilConfig
 from canter.training.trainer import Trainer
 

@@ -14,8 +14,8 @@ from canter.compat.settings.interpolation import merge, resolve, surroundings, w
 from canter.compat.settings.python_config import read_python_config
 from canter.compat.settings.translation import Translation
 from canter.config import TrainConfig
-from canter.config_file import read_config
-from canter.plain import ConfigError, to_plain
+from canter.config.files import read_config
+from canter.core.plain import ConfigError, to_plain
 
 
 @dataclass(frozen=True)

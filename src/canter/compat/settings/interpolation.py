@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from canter.config_file import read_config
-from canter.plain import ConfigError
-from canter.storage.strict_yaml import parse_value
+from canter.config.files import read_config
+from canter.core.plain import ConfigError
+from canter.core.storage.strict import parse_value
 
 INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 """The innermost ones; those around them follow once these are words."""

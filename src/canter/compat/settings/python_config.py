@@ -29,8 +29,8 @@ from canter.compat.settings.python_syntax import (
     outwards,
     without_missing,
 )
-from canter.plain import ConfigError
-from canter.registry import nearest
+from canter.core.plain import ConfigError
+from canter.core.registry import nearest
 
 MAX_BYTES = 2**20
 NOT_RUN = "settings are read without running the file, which this would need"

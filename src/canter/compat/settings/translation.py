@@ -13,8 +13,8 @@ from typing import Any
 
 from canter.compat.settings.deviations import Deviations, Verdict
 from canter.config import TrainConfig
-from canter.plain import ConfigError, from_plain, nest
-from canter.registry import nearest
+from canter.core.plain import ConfigError, from_plain, nest
+from canter.core.registry import nearest
 
 NONE = (None, "None", "none", "null", "")
 """How a parent's file says nothing; YAML reads `None` as a word."""

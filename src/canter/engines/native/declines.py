@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from canter.distributions import Categorical, DiagGaussian, MultiCategorical
+from canter.core.specs import ACTION_MASK, EnvSpec
 from canter.engines.base import PPOLoss, unknown_part
 from canter.nn.actor_critic import Actor, ActorCritic, Critic
+from canter.nn.distributions import Categorical, DiagGaussian, MultiCategorical
 from canter.nn.heads import GaussianHead, LinearHead, LogStd, ValueHead
 from canter.nn.mlp import MLP, Linear
 from canter.nn.network import Network
 from canter.nn.normalizer import IdentityNormalizer, Normalizer
 from canter.nn.rnn import NoMemory
-from canter.specs import ACTION_MASK, EnvSpec
 
 _native: ModuleType | None
 try:

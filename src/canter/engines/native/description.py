@@ -10,21 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from canter.distributions import Categorical, DiagGaussian, MultiCategorical
+from canter.core.specs import TensorSpec
 from canter.engines.base import PPOLoss
-from canter.engines.native.declines import (
-    ACTIVATION_NAMES,
-    ADVANTAGES,
-    BOUND_FORMS,
-    SURROGATES,
-    VALUE_LOSSES,
-    compiled,
-)
+from canter.engines.native.declines import ACTIVATION_NAMES, ADVANTAGES, BOUND_FORMS, SURROGATES, VALUE_LOSSES, compiled
 from canter.nn.actor_critic import ActorCritic
+from canter.nn.distributions import Categorical, DiagGaussian, MultiCategorical
 from canter.nn.heads import GaussianHead
 from canter.nn.network import Network
 from canter.nn.normalizer import Normalizer
-from canter.specs import TensorSpec
 
 Gradients = Mapping[Tensor, Tensor]
 """Where the gradient of each parameter goes."""

@@ -14,17 +14,16 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from canter import distributed
-from canter.distributions import DiagGaussian, MultiCategorical
-from canter.engines.base import Acted, Coefs, PPOLoss, Valued
-from canter.engines.batch import PPOBatch
+from canter.core import distributed
+from canter.core.specs import ACTION_MASK
+from canter.core.struct import Metrics, Obs, State
+from canter.engines.base import Acted, Coefs, PPOBatch, PPOLoss, Valued
 from canter.engines.native.declines import compiled, declines
 from canter.engines.native.description import Description
-from canter.functional.stats import moments
+from canter.functional.statistics import moments
 from canter.nn.actor_critic import ActorCritic
-from canter.optim import Optimizer
-from canter.specs import ACTION_MASK
-from canter.struct import Metrics, Obs, State
+from canter.nn.distributions import DiagGaussian, MultiCategorical
+from canter.nn.optimizer import Optimizer
 
 NAMES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction", "loss/bound")
 """What C gives the means of, in its order."""

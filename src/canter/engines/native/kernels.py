@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.dispatch import kernel
+from canter.core.dispatch import kernel
+from canter.core.struct import copy_all_, may_hold, row_writer
 from canter.engines.native.declines import AVAILABLE, compiled
 from canter.functional.adam import AdamGroup, adam_step_
 from canter.functional.returns import trace_back_
-from canter.functional.stats import masked_sums
-from canter.schedules import follow_kl_
-from canter.struct import copy_all_, may_hold, row_writer
+from canter.functional.statistics import masked_sums
+from canter.nn.schedules import follow_kl_
 
 LARGEST = {dtype: torch.finfo(dtype).max for dtype in (torch.float32, torch.float64)}
 FLAGS = {dtype: torch.arange(2, dtype=dtype).unbind() for dtype in LARGEST}

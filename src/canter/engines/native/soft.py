@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from canter.data.replay import Transitions
+from canter.core.data.replay import Transitions
+from canter.core.specs import EnvSpec
+from canter.core.struct import Obs
 from canter.engines.native.declines import (
     ACTIVATION_NAMES,
     AVAILABLE,
@@ -26,11 +28,8 @@ from canter.engines.native.declines import (
 )
 from canter.engines.native.description import OUTPUT_HEAD, STD_HEAD, VALUE_HEAD, Gradients, Lists
 from canter.nn.actor_critic import Actor
-from canter.nn.critics import Critics
 from canter.nn.heads import GaussianHead
-from canter.nn.stack import Stack, StackedLinear
-from canter.specs import EnvSpec
-from canter.struct import Obs
+from canter.nn.stack import Critics, Stack, StackedLinear
 
 MOST_CRITICS = 8
 ONE_THREAD = 2**15 - 1

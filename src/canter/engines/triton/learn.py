@@ -16,13 +16,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from canter.engines.triton.chain import SHAPE, TILE_M, Layers, _chain, room
+from canter.engines.streams import beside, side_stream
+from canter.engines.triton.chain import SHAPE, TILE_M, Layers, RowProducts, _chain, _share, room
 from canter.engines.triton.gaussian_loss import Bound, _bound_error, _surrogate, _value_error
-from canter.engines.triton.row_products import RowProducts, _share
+from canter.engines.triton.kernels.gaussian_params import FORMS, _log_prob, _log_std
+from canter.engines.triton.kernels.linear import _tf32
 from canter.functional.densities import StdForm
-from canter.kernels.gaussian_params import FORMS, _log_prob, _log_std
-from canter.kernels.linear import _tf32
-from canter.kernels.streams import beside, side_stream
 
 Tensors = tuple[Tensor, ...]
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from canter.specs import Continuous, EnvSpec, Step, TensorSpec, TrainingProgress
-from canter.struct import Obs
+from canter.core.specs import Continuous, EnvSpec, Step, TensorSpec, TrainingProgress
+from canter.core.struct import Obs
 
 FinalObsOption = Literal["exact", "approximate"]
 

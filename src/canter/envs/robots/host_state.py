@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from canter.struct import copy_all_
+from canter.core.struct import copy_all_
 
 SCALARS = (int, float, bool, str, type(None))
 LEAVES = (Tensor, *SCALARS)

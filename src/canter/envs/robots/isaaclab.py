@@ -8,9 +8,9 @@ from typing import Any
 
 import gymnasium
 
+from canter.core.registry import nearest
 from canter.envs.robots.adapter import FinalObsOption, ManagerEnv
 from canter.envs.robots.mjlab import named_device, override
-from canter.registry import nearest
 
 HOW = "install Isaac Sim and Isaac Lab (https://isaac-sim.github.io/IsaacLab), then pip install canter beside them"
 ENTRY_POINTS = ("rsl_rl_cfg_entry_point", "rl_games_cfg_entry_point")

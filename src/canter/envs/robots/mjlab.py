@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from canter.core.registry import nearest
 from canter.envs.robots.adapter import FinalObsOption, ManagerEnv
 from canter.envs.robots.captured import CapturedStep
-from canter.registry import nearest
 
 HOW = 'pip install "canter[mjlab]"'
 EXPORTER = "mjlab.rl.exporter_utils"

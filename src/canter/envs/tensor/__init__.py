@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from canter.envs.agents import folded
+from canter.core.registry import Registry
+from canter.core.specs import Env
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
-from canter.envs.tensor.cartpole import CartPole
+from canter.envs.tensor.classic import CartPole, Null, Pendulum
+from canter.envs.tensor.games import Rendezvous, RockPaperScissors, folded
 from canter.envs.tensor.maze import Maze
-from canter.envs.tensor.null import Null
-from canter.envs.tensor.pendulum import Pendulum
 from canter.envs.tensor.quadrotor import Quadrotor
 from canter.envs.tensor.queue import QueueNetwork
-from canter.envs.tensor.rendezvous import Rendezvous
-from canter.envs.tensor.rps import RockPaperScissors
 from canter.envs.tensor.swimmer import Swimmer
-from canter.registry import Registry
-from canter.specs import Env
 
 __all__ = [
     "CartPole",

@@ -1,4 +1,8 @@
-"""What every environment written in torch shares: rows that restart in place, on one device, without the host.
+"""Pictures of environments in the plane, by numpy alone.
+
+K points, H x W pixels.
+
+What every environment written in torch shares: rows that restart in place, on one device, without the host.
 
 N is the number of parallel environments.
 """
@@ -8,14 +12,69 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from canter.seeding import draw_rows
-from canter.specs import ActionSpec, Continuous, Discrete, EnvSpec, Step, TensorSpec
-from canter.struct import Obs
+from canter.core.seeding import draw_rows
+from canter.core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Step, TensorSpec
+from canter.core.struct import Obs
+
+Colour = tuple[int, int, int]
+WHITE, GREY, BLACK = (255, 255, 255), (225, 228, 232), (40, 44, 52)
+BLUE, RED, GREEN = (52, 101, 164), (204, 60, 50), (60, 160, 90)
+
+
+class Picture:
+    """A window on the plane around `centre`, `span` units wide; y points up."""
+
+    def __init__(self, centre: tuple[float, float], span: float, width: int = 480, height: int = 320) -> None:
+        self.pixel = span / width
+        x = centre[0] + (np.arange(width) + 0.5 - width / 2) * self.pixel
+        y = centre[1] - (np.arange(height) + 0.5 - height / 2) * self.pixel
+        self.x, self.y = x[None, :], y[:, None]
+        self.image = np.full((height, width, 3), WHITE, dtype=np.float64)
+
+    def line(self, points: np.ndarray, thickness: float, colour: Colour) -> None:
+        """Straight pieces from each of the points `[K, 2]` to the next, with round ends."""
+        distances = [self._distance(start, end) for start, end in pairwise(points)]
+        self._fill(np.minimum.reduce(distances), thickness / 2, colour)
+
+    def disc(self, point: np.ndarray, radius: float, colour: Colour) -> None:
+        """A filled circle."""
+        self._fill(self._distance(point, point), radius, colour)
+
+    def box(self, low: tuple[float, float], high: tuple[float, float], colour: Colour) -> None:
+        """A filled rectangle."""
+        inside = (self.x >= low[0]) & (self.x <= high[0]) & (self.y >= low[1]) & (self.y <= high[1])
+        self.image[inside] = colour
+
+    def grid(self, step: float, colour: Colour = GREY) -> None:
+        """Lines at all multiples of `step`, to see movement by."""
+        for axis in (self.x, self.y):
+            near = np.abs((axis + step / 2) % step - step / 2) < 0.6 * self.pixel
+            self.image[np.broadcast_to(near, self.image.shape[:2])] = colour
+
+    def pixels(self) -> np.ndarray:
+        """`[H, W, 3]` uint8."""
+        return self.image.round().astype(np.uint8)
+
+    def _distance(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Of every pixel `[H, W]` from a piece of a line."""
+        along = end - start
+        length2 = float(along @ along)
+        share = ((self.x - start[0]) * along[0] + (self.y - start[1]) * along[1]) / (length2 or 1.0)
+        share = np.clip(share, 0.0, 1.0)
+        return np.hypot(self.x - start[0] - share * along[0], self.y - start[1] - share * along[1])
+
+    def _fill(self, distance: np.ndarray, radius: float, colour: Colour) -> None:
+        # A pixel at the edge is covered in part.
+        cover = np.clip((radius - distance) / self.pixel + 0.5, 0.0, 1.0)[..., None]
+        self.image = (1 - cover) * self.image + cover * np.array(colour)
+
 
 EnvState = dict[str, Tensor]
 """The simulated world of N rows: tensors `[N, ...]` by name."""
@@ -45,8 +104,8 @@ class TensorEnv(ABC):
     Nothing here waits for the device and every shape is static, so a whole rollout can be captured in a CUDA graph
     (register `generator` with it). The world lives in buffers whose addresses never change. A concrete environment
     is final and says three things, all as pure functions: `_sample_state`, `_advance` and `_observe`. Draw with
-    `_uniform` and `_integers`, or by `canter.seeding.draw_rows`: the generator is the same on every rank, and these
-    take what belongs to the rows of this one.
+    `_uniform` and `_integers`, or by `canter.core.seeding.draw_rows`: the generator is the same on every rank,
+    and these take what belongs to the rows of this one.
 
     `max_episode_steps` cuts episodes (truncation, not termination). `random_start` lets the first episodes begin with
     random step counts, so that the rows of a large batch do not all end together. `truncates` tells the spec about

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
-from canter.envs.tensor.drawing import BLUE, GREEN, GREY, Picture
-from canter.specs import Continuous, TensorSpec
-from canter.struct import Obs
+from canter.core.specs import Continuous, TensorSpec
+from canter.core.struct import Obs
+from canter.envs.tensor.base import BLUE, GREEN, GREY, EnvState, Outcome, Picture, TensorEnv
 
 MAZE = ("#####", "#G..#", "###.#", "#S..#", "#####")
 """Walls, start and goal; the last row is at the bottom."""

@@ -12,9 +12,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from canter.core.specs import Continuous, Mirror, Symmetry, TensorSpec
+from canter.core.struct import Obs
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
-from canter.specs import Continuous, Mirror, Symmetry, TensorSpec
-from canter.struct import Obs
 
 GRAVITY = 9.81
 MASS = 0.7

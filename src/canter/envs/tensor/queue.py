@@ -12,9 +12,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from canter.core.specs import ACTION_MASK, Discrete, TensorSpec
+from canter.core.struct import Obs
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
-from canter.specs import ACTION_MASK, Discrete, TensorSpec
-from canter.struct import Obs
 
 LEAVES = -1
 """Entry of `routing` for a class whose customers leave after service."""

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.data.motion import Motions, load_clip
-from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
-from canter.envs.tensor.drawing import BLACK, BLUE, RED, Picture
-from canter.specs import Continuous, Mirror, MotionSpec, Symmetry, TensorSpec
-from canter.struct import Obs
+from canter.core.data.motion import Motions, load_clip
+from canter.core.specs import Continuous, Mirror, MotionSpec, Symmetry, TensorSpec
+from canter.core.struct import Obs
+from canter.envs.tensor.base import BLACK, BLUE, RED, EnvState, Outcome, Picture, TensorEnv
 
 JOINTS = 3
 DRAG_ALONG, DRAG_ACROSS = 1.0, 2.0

@@ -1,0 +1,171 @@
+"""Curiosity: a bonus for observations that a network has not learned to predict yet.
+
+Random network distillation (Burda et al., 2018): a predictor learns what a random, fixed target network makes of
+observations. Where it has seldom been, it is still wrong. T steps, N environments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from canter.algorithms.extension import Extension, extensions
+from canter.algorithms.phase import Phase
+from canter.core.data.rollout import Rollout, Transitions, as_sequences
+from canter.core.plain import check_range
+from canter.core.specs import EnvSpec
+from canter.core.struct import Obs
+from canter.engines.autograd import LossGradients, LossOutput
+from canter.functional.returns import discounted_return
+from canter.functional.statistics import masked_mean, moments
+from canter.nn.actor_critic import ActorCritic
+from canter.nn.mlp import MLP, Activation, init_layer
+from canter.nn.network import select_groups
+from canter.nn.normalizer import IdentityNormalizer, Normalizer
+from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
+from canter.nn.schedules import AdaptiveKL, AnySchedule, Constant
+
+CLIP = 5.0
+"""Standardised observations are cut off there, as in the paper: the target is random far away from all others."""
+
+
+@extensions.register("rnd")
+@dataclass(frozen=True, kw_only=True)
+class RNDConfig:
+    """Curiosity by random network distillation.
+
+    With `algorithm.bonus_value` the bonus has a value head and a discount of its own, as in the paper. Without, it is
+    added to the reward.
+    """
+
+    weight: AnySchedule = field(default_factory=lambda: Constant(1.0))
+    """What the bonus is multiplied by; a number, or a schedule."""
+    obs_groups: tuple[str, ...] | None = None
+    """Observation groups to be curious about; None takes "rnd" or, failing that, "policy"."""
+    hidden: tuple[int, ...] = (128, 128)
+    """Hidden layers of the predictor."""
+    target_hidden: tuple[int, ...] | None = None
+    """Those of the target; None takes the predictor's."""
+    outputs: int = 32
+    """How many random features are predicted."""
+    activation: Activation = "elu"
+    """Non-linearity of both."""
+    error: Literal["square", "norm"] = "square"
+    """The bonus: the mean squared error of the features, or the length of the error."""
+    normalize_obs: bool = True
+    """Standardise observations by running statistics, clipped at 5 standard deviations."""
+    normalize_bonus: bool = True
+    """Divide by the running standard deviation of the discounted sum of bonuses, `bonus_gamma`."""
+    bonus_gamma: float = 0.99
+    """Discount of that sum, which runs on over the ends of episodes."""
+    epochs: int = 1
+    """Passes of the predictor over each rollout."""
+    num_minibatches: int = 4
+    """Minibatches per pass; must divide `horizon * num_envs`."""
+    share: float = 1.0
+    """Share of the rows that the predictor learns from, drawn anew for each minibatch; less keeps it curious longer."""
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=Constant(1e-3)))
+    """Of the predictor."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, by name."""
+        if isinstance(self.weight, AdaptiveKL):
+            raise ValueError("weight: adaptive_kl moves learning rates; use a number, linear or step")
+        check_range(self, "must be at least 1", "outputs", "epochs", "num_minibatches")
+        check_range(self, "must lie in 0..1, without 1", "bonus_gamma")
+        check_range(self, "must lie above 0 and up to 1", "share")
+        check_range(self, "must be widths of at least 1", "hidden", "target_hidden")
+
+    def build(self, spec: EnvSpec, model: ActorCritic, generator: torch.Generator) -> RND:
+        """Target, predictor and normalisers for an environment."""
+        return RND(self, spec, generator, apart=model.bonus_head is not None)
+
+
+class RND(Extension):
+    """Gives the bonus by `reward`, or apart from it, and trains the predictor in a phase of its own."""
+
+    def __init__(self, config: RNDConfig, spec: EnvSpec, generator: torch.Generator, *, apart: bool) -> None:
+        super().__init__()
+        self.config, self.generator, self.apart = config, generator, apart
+        self.groups = select_groups(config.obs_groups, spec.obs, "rnd")
+        for name, group in self.groups.items():
+            if not group.dtype.is_floating_point:
+                raise ValueError(f"rnd: obs_groups: {name!r} is {group.dtype}, and only real numbers can be predicted")
+        width = sum(torch.Size(group.shape).numel() for group in self.groups.values())
+        self.normalizer = Normalizer((width,), clip=CLIP) if config.normalize_obs else IdentityNormalizer()
+        self.target = _network(width, config.hidden if config.target_hidden is None else config.target_hidden, config)
+        self.predictor = _network(width, config.hidden, config)
+        self.target.requires_grad_(False)
+        self.bonus_statistics = Normalizer(eps=1e-30)  # only against a division by zero: bonuses may be small
+        self.running = nn.Buffer(torch.zeros(spec.num_envs, dtype=torch.float64))
+        self.weight = nn.Buffer(torch.tensor(config.weight.initial))
+        self.paid = nn.Buffer(torch.zeros(()))
+        own = {"predictor": ParameterGroup(list(self.predictor.parameters()), config.optimizer)}
+        source = LossGradients(self.prediction_loss, Optimizer(own, clip_jointly=True))
+        self.phase: Phase[Transitions] = Phase(
+            source, config.epochs, config.num_minibatches, generator, name="rnd", num_envs=spec.num_envs, draw=self.draw
+        )
+
+    def reward(self, rollout: Rollout[Any]) -> Tensor | tuple[Tensor, Tensor]:
+        """The reward with the bonus added, or both apart."""
+        self.config.weight.set_(self.weight, self.progress)
+        rows = rollout.transitions(self.groups)
+        self.normalizer.update(self.flat(rows.next_obs), rows.valid)
+        bonus = self.weight * self.normalized(torch.where(rows.valid, self.surprise(rows.next_obs), 0.0), rows.valid)
+        self.paid.copy_(moments(bonus, rows.valid)[1])
+        if not self.apart:
+            return rollout.reward + bonus
+        return rollout.reward, bonus if rollout.bonus is None else rollout.bonus + bonus
+
+    def flat(self, obs: Obs) -> Tensor:
+        """The groups side by side, `[..., width]`."""
+        columns = [
+            obs[name].flatten(-len(group.shape)) if group.shape else obs[name].unsqueeze(-1)
+            for name, group in self.groups.items()
+        ]
+        return columns[0] if len(columns) == 1 else torch.cat(columns, -1)
+
+    def errors(self, obs: Obs) -> Tensor:
+        """How far the predictor is off the target `[..., outputs]`; only the predictor gets gradients."""
+        x = self.normalizer(self.flat(obs))
+        return self.predictor(x) - self.target(x).detach()
+
+    def surprise(self, obs: Obs) -> Tensor:
+        """The bonus `[...]` as it is, before it is normalised and weighed."""
+        errors = self.errors(obs)
+        return errors.square().mean(-1) if self.config.error == "square" else torch.linalg.vector_norm(errors, dim=-1)
+
+    def normalized(self, bonus: Tensor, valid: Tensor) -> Tensor:
+        """Bonuses `[T, N]` in units of the spread of their discounted sums, those at hand included."""
+        if not self.config.normalize_bonus:
+            return bonus
+        never = torch.zeros_like(valid)
+        sums, after = discounted_return(bonus.double(), never, valid, self.running, self.config.bonus_gamma)
+        self.running.copy_(torch.where(torch.isfinite(after), after, 0.0))
+        self.bonus_statistics.update(sums, valid)
+        return bonus * self.bonus_statistics.inverse_scale
+
+    def draw(self, rollout: Rollout[Any]) -> Transitions:
+        """Every row of a rollout, as a sequence of its own."""
+        return as_sequences(rollout.transitions(self.groups), length=1)
+
+    def prediction_loss(self, batch: Transitions) -> LossOutput:
+        """The predictor's mean squared error on what rows led to."""
+        counted = batch.valid
+        if self.config.share < 1:
+            drawn = torch.rand(counted.shape, generator=self.generator, device=counted.device)
+            counted = counted & (drawn < self.config.share)
+        loss = masked_mean(self.errors(batch.next_obs).square().mean(-1), counted)
+        return LossOutput(loss, {"loss/rnd": loss, "rnd/bonus": self.paid, "rnd/weight": self.weight})
+
+    def phases(self) -> dict[str, Phase[Any]]:
+        """The predictor's."""
+        return {"rnd": self.phase}
+
+
+def _network(width: int, hidden: tuple[int, ...], config: RNDConfig) -> nn.Sequential:
+    layers = MLP(width, hidden, config.activation, "orthogonal", 2**0.5)
+    return nn.Sequential(layers, init_layer(nn.Linear((width, *hidden)[-1], config.outputs), "orthogonal", 1.0))

@@ -1,0 +1,133 @@
+"""Every public name of Canter: what `canter.NAME` means."""
+
+from canter.algorithms.base import Algorithm, Declared, Headline, RolloutPlan
+from canter.algorithms.distillation import Distillation, DistillationConfig
+from canter.algorithms.extension import Extension
+from canter.algorithms.extensions import AMPConfig, MirrorConfig, RNDConfig, SymmetryConfig
+from canter.algorithms.phase import Phase
+from canter.algorithms.ppo import PPO, BonusValueConfig, CentralValueConfig, PPOConfig
+from canter.algorithms.ppo.rewards import RewardConfig
+from canter.algorithms.sac import SAC, SACConfig, TemperatureConfig
+from canter.app.experiments.session import InitFrom, TrainingResult
+from canter.app.experiments.train import evaluate, load, train
+from canter.config import TrainConfig
+from canter.config.presets import preset_for, presets
+from canter.core.data.replay import ReplayConfig
+from canter.core.registry import register
+from canter.core.specs import (
+    Continuous,
+    Discrete,
+    Env,
+    EnvSpec,
+    Mirror,
+    MotionSpec,
+    MultiDiscrete,
+    Step,
+    Symmetry,
+    TensorSpec,
+)
+from canter.engines.autograd import LossGradients, LossOutput
+from canter.engines.base import BoundLossConfig, ModelOutput
+from canter.envs import EnvConfig
+from canter.envs.imports import allow_import
+from canter.nn.actor_critic import ModelConfig, Policy
+from canter.nn.heads import StdConfig
+from canter.nn.network import NetworkConfig
+from canter.nn.optimizer import OptimizerConfig
+from canter.nn.policy_file import ValueFunction, load_critic, load_policy, save_critic, save_policy
+from canter.nn.rnn import RNNConfig
+from canter.nn.schedules import AdaptiveKL, Constant, Linear, StepAt
+from canter.nn.stack import CriticConfig, StackNetworkConfig
+from canter.play.evaluation import EpisodesUnfinished, Evaluation, LongRunAverage, long_run_average
+from canter.play.export import export_policy
+from canter.play.player import Player
+from canter.play.watching import EvaluateConfig, VideoConfig
+from canter.runs.run_folder import CheckpointConfig, RunFolder
+from canter.training.execution import ExecutionConfig
+from canter.training.progress import SuccessConfig, UntilConfig
+from canter.training.self_play import SelfPlayConfig
+from canter.training.trainer import STOP, Report, RunStopped, Trainer
+
+__all__ = [
+    "PPO",
+    "SAC",
+    "STOP",
+    "AMPConfig",
+    "AdaptiveKL",
+    "Algorithm",
+    "BonusValueConfig",
+    "BoundLossConfig",
+    "CentralValueConfig",
+    "CheckpointConfig",
+    "Constant",
+    "Continuous",
+    "CriticConfig",
+    "Declared",
+    "Discrete",
+    "Distillation",
+    "DistillationConfig",
+    "Env",
+    "EnvConfig",
+    "EnvSpec",
+    "EpisodesUnfinished",
+    "EvaluateConfig",
+    "Evaluation",
+    "ExecutionConfig",
+    "Extension",
+    "Headline",
+    "InitFrom",
+    "Linear",
+    "LongRunAverage",
+    "LossGradients",
+    "LossOutput",
+    "Mirror",
+    "MirrorConfig",
+    "ModelConfig",
+    "ModelOutput",
+    "MotionSpec",
+    "MultiDiscrete",
+    "NetworkConfig",
+    "OptimizerConfig",
+    "PPOConfig",
+    "Phase",
+    "Player",
+    "Policy",
+    "RNDConfig",
+    "RNNConfig",
+    "ReplayConfig",
+    "Report",
+    "RewardConfig",
+    "RolloutPlan",
+    "RunFolder",
+    "RunStopped",
+    "SACConfig",
+    "SelfPlayConfig",
+    "StackNetworkConfig",
+    "StdConfig",
+    "Step",
+    "StepAt",
+    "SuccessConfig",
+    "Symmetry",
+    "SymmetryConfig",
+    "TemperatureConfig",
+    "TensorSpec",
+    "TrainConfig",
+    "Trainer",
+    "TrainingResult",
+    "UntilConfig",
+    "ValueFunction",
+    "VideoConfig",
+    "allow_import",
+    "evaluate",
+    "export_policy",
+    "load",
+    "load_critic",
+    "load_policy",
+    "long_run_average",
+    "preset_for",
+    "presets",
+    "register",
+    "save_critic",
+    "save_policy",
+    "train",
+]

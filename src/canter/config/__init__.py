@@ -1,0 +1,42 @@
+"""Settings of a whole run, with PPO as the algorithm where none is named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from canter.algorithms import extensions as extensions  # registers AMP, RND and symmetry
+from canter.algorithms import sac as sac  # registers SAC
+from canter.algorithms.base import AnyAlgorithmConfig
+from canter.algorithms.ppo import PPOConfig
+from canter.play.watching import Contender, EvaluateConfig, Evaluator, Filmer, VideoConfig
+from canter.training.config import RunConfig, Watcher
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunConfig):
+    """Environment, algorithm, budget and seed: what is needed to repeat a run."""
+
+    algorithm: AnyAlgorithmConfig = field(default_factory=PPOConfig)
+    """The algorithm that learns."""
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    """Evaluations while training."""
+    video: VideoConfig = field(default_factory=VideoConfig)
+    """Videos while training."""
+
+    def __post_init__(self) -> None:
+        """Refuse to keep the best policy by evaluations that never happen."""
+        super().__post_init__()
+        if self.checkpoints.best_by == "evaluation" and self.evaluate.every is None:
+            raise ValueError("checkpoints.best_by=evaluation needs evaluations: set evaluate.every")
+
+    def watchers(self, folder: Path | None) -> list[Watcher]:
+        """What is done now and then while training; `folder` is the run's."""
+        made: list[Watcher] = []
+        if self.evaluate.every is not None:
+            made.append(Evaluator(self.evaluate, self.env, self.device, self.seed))
+        if self.video.every is not None:
+            made.append(Filmer(self.video, self.env, self.device, self.seed, folder))
+        if self.checkpoints.best and self.checkpoints.best_by == "lta" and folder is not None:
+            made.append(Contender(self.env, self.seed, folder))
+        return made

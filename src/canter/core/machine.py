@@ -1,0 +1,64 @@
+"""What a run ran on: the machine and the versions of what it is made of."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import platform
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("canter", "torch", "numpy", "gymnasium", "safetensors", "mujoco", "envpool")
+"""Whose versions are noted, where they are installed."""
+
+
+def describe_machine() -> dict[str, Any]:
+    """System, processor, cores that this process may use, and the GPUs."""
+    from canter.core.distributed import cores
+
+    return {"system": platform.platform(), "cpu": cpu_model(), "cores": cores(), "gpus": gpu_names()}
+
+
+def describe_versions() -> dict[str, str]:
+    """Versions of Python and of the installed packages that a result may depend on."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def cpu_model() -> str:
+    """The processor's name as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    # ARM systems give numbers instead of a name.
+    parts = [f"{key} {facts[key]}" for key in ("CPU implementer", "CPU part") if key in facts]
+    return f"{name} ({', '.join(parts)})" if parts else name
+
+
+def gpu_names() -> list[str]:
+    """Names of the GPUs; empty in a process that does not use CUDA, which asking would change."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def available_memory(device: str = "cpu") -> float:
+    """Bytes that programs may still take on a device; infinity where the system does not tell."""
+    if str(device).startswith("cuda"):
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return 1024.0 * int(fields["MemAvailable"].split()[0])
+    except (OSError, LookupError, ValueError):
+        return math.inf

@@ -1,0 +1,169 @@
+"""JSON from files that anybody may have written.
+
+Strict YAML: the plain data of a text, within limits of size, depth and aliases; nothing in it is ever run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from canter.core.plain import MAX_DEPTH, ConfigError
+from canter.core.storage.files import Unreadable, read_untrusted, replace_file
+
+MAX_JSON_BYTES = 1 << 20
+"""Larger files are refused unread."""
+
+
+class Malformed(ValueError):
+    """Bytes that `encode` never writes; the message says how."""
+
+
+def parse_json(data: bytes) -> Any:
+    """JSON by the standard: without NaN and infinity, however spelled, and not nested beyond reason."""
+
+    def refuse(constant: str) -> NoReturn:
+        raise ValueError(f"{constant} is no JSON")
+
+    def finite(text: str) -> float:
+        number = float(text)
+        return number if math.isfinite(number) else refuse(text[:40])
+
+    try:
+        return json.loads(data.decode("utf-8"), parse_constant=refuse, parse_float=finite)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"no valid JSON ({error})") from error
+
+
+def read_json(path: Path) -> Any:
+    """What a small file says that lies where it claims to be; `OSError` or `Malformed` where it cannot be used."""
+    return parse_json(read_untrusted(path, MAX_JSON_BYTES, within=path.parent))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Put a file in the place of the old one, durably; `ValueError` for what `read_json` would refuse."""
+    replace_file(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+
+
+MAX_YAML_BYTES = 2**20
+MAX_ALIASES = 100
+MAX_NODES = 10_000
+"""Values in a file, each alias counted as all that it stands for."""
+
+MAX_DIGITS = 400
+"""Characters of a value that is not a string; reading a number in base 60 takes time by the square of its length."""
+
+_STRING = "tag:yaml.org,2002:str"
+_MERGE = "tag:yaml.org,2002:merge"
+FLOAT = "tag:yaml.org,2002:float"
+EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9_]+)[eE][-+]?[0-9]+$")
+"""1e-3 is a number to everybody but YAML 1.1."""
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which stops reading as soon as a limit is passed."""
+
+    nodes = aliases = depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.nodes += 1
+        self.aliases += self.check_event(yaml.AliasEvent)
+        self.depth += 1
+        for count, limit, what in (
+            (self.nodes, MAX_NODES, "values"),
+            (self.aliases, MAX_ALIASES, "aliases"),
+            (self.depth, MAX_DEPTH, "levels"),
+        ):
+            if count > limit:
+                mark = self.peek_event().start_mark
+                raise yaml.MarkedYAMLError(problem=f"more than {limit:,} {what}", problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+_Loader.add_implicit_resolver(FLOAT, EXPONENT, list("-+.0123456789"))
+
+
+def read_yaml(path: Path, within: Path | None = None, twice: list[str] | None = None) -> tuple[Any, dict[str, int]]:
+    """The plain data in a YAML file, and the line of each key path; `ConfigError` for whatever is none."""
+    try:
+        content = read_untrusted(path, MAX_YAML_BYTES, within)
+    except Unreadable as error:
+        raise ConfigError(str(error)) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"{path}: cannot read the config file: {reason}") from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{line}: not UTF-8 text: {error.reason}") from error
+    return parse(text, str(path), twice)
+
+
+def parse(text: str, name: str, twice: list[str] | None = None) -> tuple[Any, dict[str, int]]:
+    """The plain data in a YAML text, and the line of each key path; `name` stands for the text in errors.
+
+    A key that is there twice is refused, or, where a list `twice` is given, noted there: the last one counts.
+    """
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None, {}
+        lines: dict[str, int] = {}
+        for count, (key, mark) in enumerate(_walk(node, "", 0, twice)):
+            if count >= MAX_NODES:
+                raise yaml.MarkedYAMLError(problem=f"more than {MAX_NODES:,} values", problem_mark=mark)
+            lines.setdefault(key, mark.line + 1)
+        return loader.construct_document(node), lines
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = name if mark is None else f"{name}:{mark.line + 1}"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
+        raise ConfigError(f"{place}: not valid YAML: {problem}") from error
+    except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
+        # What `!!int x`, `!!bool x`, `!!timestamp x` or 2001-13-45 end in.
+        raise ConfigError(f"{name}: not valid YAML: a value does not fit its type ({error})") from error
+
+
+def parse_value(text: str) -> Any:
+    """What a text means as a value in YAML; the text itself where it means nothing else."""
+    try:
+        return parse(text, "")[0]
+    except ConfigError:
+        return text
+
+
+def _walk(node: yaml.Node, key: str, depth: int, twice: list[str] | None) -> Iterator[tuple[str, Any]]:
+    """Key path and place of each value, aliases expanded; refuses what a config has no use for."""
+    yield key, node.start_mark
+    if depth > MAX_DEPTH:  # an alias inside of what it stands for has no end
+        raise yaml.MarkedYAMLError(problem=f"more than {MAX_DEPTH} levels", problem_mark=node.start_mark)
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag != _STRING and len(node.value) > MAX_DIGITS:
+            raise yaml.MarkedYAMLError(problem=f"more than {MAX_DIGITS} digits", problem_mark=node.start_mark)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _walk(item, key, depth + 1, twice)
+    elif isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for name, value in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a plain name", problem_mark=name.start_mark)
+            if name.value in seen and twice is not None:
+                twice.append(f"{key}.{name.value}" if key else name.value)
+            elif name.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {name.value} is there twice", problem_mark=name.start_mark)
+            seen.add(name.value)
+            part = name.value[:200]  # as in errors; a path repeats the names above it
+            inner = key if name.tag == _MERGE else f"{key}.{part}" if key else part
+            yield from _walk(name, inner, depth + 1, twice)
+            yield from _walk(value, inner, depth + 1, twice)

@@ -1,0 +1,131 @@
+"""What must not be saved, and what must not be loaded where it does not belong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canter.core.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
+
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*_INTEGERS, *_FLOATS)}
+
+
+class Mismatch(ValueError):
+    """What was saved does not fit what it is loaded into; `field` is where, `saved` and `here` are the two values."""
+
+    def __init__(self, what: str, field: str, saved: Any, here: Any) -> None:
+        super().__init__(f"{what} does not fit: {field} is {_show(saved)} in what was saved and {_show(here)} here")
+        self.field, self.saved, self.here = field, saved, here
+
+
+class NonFiniteParameters(ValueError):
+    """A tensor that the future of a run depends on holds NaN or infinity, so it is not saved."""
+
+
+def check_finite(tree: Any, what: str) -> None:
+    """Raise `NonFiniteParameters` if a tensor of a tree holds NaN or infinity, naming it."""
+    leaves = {name: leaf for name, leaf in flatten(tree).items() if isinstance(leaf, Tensor)}
+    numbers = {name: leaf for name, leaf in leaves.items() if leaf.is_floating_point() or leaf.is_complex()}
+    if not numbers or torch.stack([torch.isfinite(leaf).all() for leaf in numbers.values()]).all():
+        return
+    name = next(name for name, leaf in numbers.items() if not torch.isfinite(leaf).all())
+    count = int((~torch.isfinite(numbers[name])).sum())
+    raise NonFiniteParameters(
+        f"{what} was not saved: {count} of {numbers[name].numel()} numbers in {name} are NaN or infinite; "
+        "what was saved before is intact"
+    )
+
+
+def check_same(what: str, saved: Any, here: Any) -> None:
+    """Raise `Mismatch` at the first field in which two trees of plain data differ."""
+    saved, here = flatten(saved), flatten(here)
+    for field in {**here, **saved}:
+        if saved.get(field, "missing") != here.get(field, "missing"):
+            raise Mismatch(what, field, saved.get(field, "missing"), here.get(field, "missing"))
+
+
+def check_same_shape(what: str, saved: Any, here: Any) -> None:
+    """Raise `Mismatch` at the first leaf of two trees that is of another kind, or a tensor of another shape."""
+    check_same(what, *({name: _outline(leaf) for name, leaf in flatten(tree).items()} for tree in (saved, here)))
+
+
+def flatten(tree: Any, path: str = "") -> dict[str, Any]:
+    """The leaves of nested mappings and lists of mappings by their dotted path; lists of plain values are leaves."""
+    if isinstance(tree, Mapping):
+        items = list(tree.items())
+    elif isinstance(tree, list | tuple) and any(isinstance(item, Mapping | list | tuple | Tensor) for item in tree):
+        items = list(enumerate(tree))
+    else:
+        return {path: list(tree) if isinstance(tree, tuple) else tree}
+    leaves: dict[str, Any] = {}
+    for key, item in items:
+        leaves |= flatten(item, f"{path}.{key}" if path else str(key))
+    return leaves
+
+
+def spec_to_plain(spec: EnvSpec) -> dict[str, Any]:
+    """What an environment shows and accepts as plain data; how many there are and where does not matter."""
+    names = {dtype: name for name, dtype in _DTYPES.items()}
+    obs = {name: {"shape": list(group.shape), "dtype": names[group.dtype]} for name, group in spec.obs.items()}
+    match spec.action:
+        case Continuous(low, high):
+            # JSON has no infinity.
+            action = {"kind": "continuous", "low": [*map(_bound, low)], "high": [*map(_bound, high)]}
+        case Discrete(n):
+            action = {"kind": "discrete", "n": n}
+        case MultiDiscrete(nvec):
+            action = {"kind": "multi_discrete", "nvec": list(nvec)}
+    # The groups once more as a list: their order is the order in which a network reads them.
+    return {"env_id": spec.env_id, "groups": list(spec.obs), "obs": obs, "action": action}
+
+
+def spec_from_plain(plain: Any, device: torch.device) -> EnvSpec:
+    """The same again, for one environment; `ValueError` for whatever `spec_to_plain` never writes."""
+    try:
+        groups, env_id = plain["obs"], plain["env_id"]
+        if plain["groups"] != list(groups) or not isinstance(env_id, str):
+            raise ValueError("groups or env_id are malformed")
+        obs = {
+            name: TensorSpec(tuple(_size(n) for n in group["shape"]), _DTYPES[group["dtype"]])
+            for name, group in groups.items()
+        }
+        return EnvSpec(obs, _action_from_plain(plain["action"]), num_envs=1, device=device, env_id=env_id)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the environment is malformed ({type(error).__name__}: {error})") from error
+
+
+def _action_from_plain(plain: Any) -> ActionSpec:
+    match plain:
+        case {"kind": "continuous", "low": list(low), "high": list(high)} if len(low) == len(high) > 0:
+            return Continuous(tuple(map(float, low)), tuple(map(float, high)))
+        case {"kind": "discrete", "n": n}:
+            return Discrete(_size(n))
+        case {"kind": "multi_discrete", "nvec": list(nvec)} if nvec:
+            return MultiDiscrete(tuple(map(_size, nvec)))
+    raise ValueError(f"the action is malformed: {str(plain)[:100]}")
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 31:
+        raise ValueError(f"{value!r} is no size")
+    return value
+
+
+def _bound(value: float) -> float | str:
+    return value if abs(value) != float("inf") else str(value)
+
+
+def _outline(leaf: Any) -> str:
+    if isinstance(leaf, Tensor):
+        return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
+    return type(leaf).__name__
+
+
+def _show(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."

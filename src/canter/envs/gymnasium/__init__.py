@@ -1,0 +1,1 @@
+"""Gymnasium environments: one or many, in this process or in workers."""

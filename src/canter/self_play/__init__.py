@@ -1,1 +1,0 @@
-"""Learning a game of two against past policies."""

@@ -1,0 +1,348 @@
+"""A pool of frozen policies with ratings.
+
+Self-play: learning against frozen past policies.
+
+E games of two players each, K opponents that play at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canter.algorithms.base import Metrics
+from canter.core import distributed
+from canter.core.seeding import derive_seed
+from canter.core.specs import Capturable, Env, EnvSpec, Stateful, Step
+from canter.core.struct import Obs, State, tree_copy_, tree_map
+from canter.nn.actor_critic import Policy
+
+FIRST_RATING = 1000.0
+"""Rating of the first policy; only differences mean something."""
+RATING_SCALE = 400.0
+"""A lead of this much means a score of 10 to 1."""
+RATING_STEP = 16.0
+"""How far a series of games moves a rating at most."""
+
+
+class OpponentPool:
+    """An even sample of the policies that ever joined, at most `size` of them, and how strong they are.
+
+    Ratings are Elo's: the expected score against a rating higher by d is 1 / (1 + 10^(d / 400)). Here a whole series of
+    games counts like one in Elo's, by its mean score. A policy joins with the rating that the learner has then.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size = size
+        self.generator = torch.Generator().manual_seed(seed)
+        self.weights: list[dict[str, Tensor]] = []
+        self.ratings: list[float] = []
+        self.joined = 0
+        """How many ever did."""
+        self.elo = FIRST_RATING
+        """The learner's rating."""
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def add(self, policy: Policy) -> None:
+        """Let a policy in as it is now; when the pool is full a random one leaves, or this one does not come in.
+
+        Numbers of members change, so draw again.
+        """
+        self.joined += 1
+        if len(self) == self.size:
+            # Algorithm R (Vitter, 1985): each of all that ever joined is here with the same probability.
+            place = self._below(self.joined)
+            if place >= self.size:
+                return
+            del self.weights[place], self.ratings[place]
+        self.weights.append(tree_map(torch.clone, policy.actor.state_dict()))
+        self.ratings.append(self.elo)
+
+    def draw(self, count: int) -> list[int]:
+        """Numbers of `count` members, each member equally likely.
+
+        They are spread evenly over the pool, which is in the order of joining: neighbours are alike, so these few stand
+        for all far better than independent draws would.
+        """
+        start = float(torch.rand((), generator=self.generator))
+        return [int((start + place) * len(self) / count) for place in range(count)]
+
+    def load(self, member: int, into: Policy) -> None:
+        """Give a policy the weights of a member."""
+        into.actor.load_state_dict(self.weights[member])
+
+    def rate(self, member: int, score: float) -> None:
+        """Take account of the learner's mean score, 0..1, in a series of games against a member."""
+        expected = 1.0 / (1.0 + 10.0 ** ((self.ratings[member] - self.elo) / RATING_SCALE))
+        change = RATING_STEP * (score - expected)
+        self.elo += change
+        self.ratings[member] -= change
+
+    def new_seed(self) -> int:
+        """A seed for another random stream."""
+        return self._below(1 << 62)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything; the weights never change, so they are not copied."""
+        return {
+            "weights": list(self.weights),
+            "ratings": list(self.ratings),
+            "joined": self.joined,
+            "elo": self.elo,
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from there."""
+        self.weights, self.ratings = list(state["weights"]), list(state["ratings"])
+        self.joined, self.elo = state["joined"], state["elo"]
+        self.generator.set_state(state["generator"].cpu())
+
+    def _below(self, limit: int) -> int:
+        return int(torch.randint(limit, (), generator=self.generator))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfPlayConfig:
+    """Against whom a policy learns in a game of two: a pool of what it was before."""
+
+    snapshot_every: int = 10
+    """Iterations after which the policy as it is then joins the pool, and new opponents are drawn from it."""
+    pool_size: int = 100
+    """Policies in the pool; a full pool stays an even sample of all that ever joined."""
+    num_opponents: int = 8
+    """How many of the pool play at a time, each in as many games; must divide `env.num_envs`."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, by name."""
+        for name in ("snapshot_every", "pool_size", "num_opponents"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+    def check(self, spec: EnvSpec, games: int) -> None:
+        """Refuse what is no game of two, and opponents that cannot have equally many games."""
+        if spec.num_agents != 2:
+            raise ValueError(f"self_play needs a game of two, and {spec.env_id} has num_agents={spec.num_agents}")
+        if games % self.num_opponents:
+            fits = max(n for n in range(1, self.num_opponents) if games % n == 0)
+            raise ValueError(
+                f"self_play.num_opponents={self.num_opponents} does not divide num_envs={games}; "
+                f"use num_opponents={fits}"
+            )
+
+
+class SelfPlayEnv:
+    """E games of two as an environment for one: the other seat of every game is taken by a past policy.
+
+    The learner has the first seat in even games and the second in odd ones. `adapt` must be called with the policy that
+    learns before the first step, and after every iteration. A game is won by who has the higher return when the
+    learner's episode ends; games that a change of opponents interrupted are not rated.
+    """
+
+    def __init__(self, env: Env, config: SelfPlayConfig, seed: int) -> None:
+        spec, games = env.spec, env.spec.num_envs // 2
+        config.check(spec, games)
+        self.env, self.config = env, config
+        self.pool = OpponentPool(config.pool_size, derive_seed(seed, "opponents"))
+        self.spec = replace(spec, num_envs=games, num_agents=1)
+        """What the learner sees and does: one row per game."""
+        index = torch.arange(games, device=spec.device)
+        self._own, self._theirs = 2 * index + index % 2, 2 * index + 1 - index % 2
+        # Where each row of the games finds its action when those of both sides lie one after the other.
+        self._seating = torch.cat((self._own, self._theirs)).argsort()
+        self._seats: list[Policy] = []
+        self._members: list[int] = []
+        self._iterations = 0
+        self._score = 0.5
+        """The learner's mean score in the last games that were rated: 1 for a win, 1/2 for a draw."""
+        self._generator = torch.Generator(spec.device).manual_seed(self.pool.new_seed())
+        self._result = _Result(games, config.num_opponents, spec.device)
+        self._obs: Obs = {}
+        self._reset = torch.ones(games, dtype=torch.bool, device=spec.device)
+        self._memory: State = ()
+        self.resumes = getattr(env, "resumes", "exact") if isinstance(env, Stateful) else "partial"
+        """Where the games cannot be saved, they start anew; the opponents stay."""
+        self.seeds_by_row = getattr(env, "seeds_by_row", False)
+        if isinstance(env, Capturable):  # only then: to have this method says that a step may be captured
+            self.generators = lambda: [self._generator, *env.generators()]
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """Start every game anew; the pool stays."""
+        obs = self.env.reset(seed)
+        self._result.begin()
+        self._reset.fill_(True)
+        self._remember(tree_map(lambda x: x.index_select(0, self._theirs), obs))
+        return tree_map(lambda x: x.index_select(0, self._own), obs)
+
+    @torch.no_grad()
+    def step(self, action: Tensor) -> Step:
+        """Apply the learner's actions `[E, ...]`, and in the other seats those of the opponents."""
+        if not self._seats:
+            raise RuntimeError("there are no opponents yet; call adapt(policy) before step()")
+        both = torch.cat((action, self._replies())).index_select(0, self._seating)
+        step = self.env.step(both)
+        rows = replace(step, metrics={})  # metrics are of all games, not of rows
+        own, theirs = (rows.map(lambda x, seats=seats: x.index_select(0, seats)) for seats in (self._own, self._theirs))
+        self._remember(theirs.obs)
+        self._reset.copy_(theirs.restarts(self.spec.final_obs))
+        self._result.add(own, theirs)
+        return replace(own, metrics=step.metrics)
+
+    def adapt(self, policy: Policy) -> Metrics:
+        """Rate the games since the last call, and let the policy into the pool when it is time."""
+        if self._seats:
+            self._iterations += 1
+            self._rate()
+            due = self._iterations % self.config.snapshot_every == 0
+        else:
+            self._prepare(policy)
+            due = len(self.pool) == 0
+        if due:
+            self.pool.add(policy)
+            self._change_opponents()
+        values = {"elo": self.pool.elo, "pool_size": len(self.pool), "score": self._score}
+        return {f"self_play/{name}": torch.tensor(float(x), device=self.spec.device) for name, x in values.items()}
+
+    def close(self) -> None:
+        """Close the games."""
+        self.env.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The games, the pool, and who plays."""
+        saved = tree_map(torch.clone, {"reset": self._reset, "obs": self._obs, "memory": self._memory})
+        return saved | {
+            "games": self.env.state_dict() if isinstance(self.env, Stateful) else None,
+            "pool": self.pool.state_dict(),
+            "members": self._members,
+            "iterations": self._iterations,
+            "score": self._score,
+            "generator": self._generator.get_state(),
+            "result": self._result.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state, bit for bit; before or after the first `adapt`."""
+        if isinstance(self.env, Stateful):
+            self.env.load_state_dict(state["games"])
+        self.pool.load_state_dict(state["pool"])
+        self._members, self._iterations, self._score = state["members"], state["iterations"], state["score"]
+        self._generator.set_state(state["generator"].cpu())
+        self._result.load_state_dict(state["result"])
+        self._remember(state["obs"])
+        self._reset.copy_(state["reset"])
+        self._memory = tree_map(lambda x: x.to(self.spec.device), state["memory"])
+        self._fill_seats()
+
+    def _prepare(self, policy: Policy) -> None:
+        """Make room for the opponents; who sits there is known already where a saved state was loaded."""
+        self._seats = [copy_policy(policy) for _ in range(self.config.num_opponents)]
+        if not self._members:
+            self._memory = policy.initial_state(self.spec.num_envs)
+        self._fill_seats()
+
+    def _replies(self) -> Tensor:
+        """The opponents' actions `[E, ...]`, drawn from their distributions."""
+        rows = tree_map(lambda x: x.unflatten(0, (len(self._seats), -1)), (self._obs, self._memory, self._reset))
+        seated = [seat.params(*tree_map(lambda x, k=k: x[k], rows)) for k, seat in enumerate(self._seats)]
+        params, memory = tree_map(lambda *parts: torch.cat(parts), *seated)
+        tree_copy_(self._memory, memory)
+        distribution = self._seats[0].distribution
+        return distribution.to_env(distribution.sample(params, self._generator))
+
+    def _remember(self, obs: Obs) -> None:
+        """Keep what the opponents see, always in the same memory."""
+        if not self._obs:
+            self._obs = tree_map(torch.empty_like, obs)
+        tree_copy_(self._obs, obs)
+
+    def _rate(self) -> None:
+        played, points = self._result.read()
+        for member, number, won in zip(self._members, played, points, strict=True):
+            if number:
+                self.pool.rate(member, won / number)
+        if any(played):
+            self._score = sum(points) / sum(played)
+
+    def _change_opponents(self) -> None:
+        self._members = self.pool.draw(self.config.num_opponents)
+        self._fill_seats()
+        self._result.interrupt()
+        self._reset.fill_(True)
+
+    def _fill_seats(self) -> None:
+        for seat, member in zip(self._seats, self._members, strict=False):
+            self.pool.load(member, seat)
+
+
+class _Result:
+    """Who wins the running games, and how often each opponent was beaten; on the device."""
+
+    def __init__(self, games: int, opponents: int, device: torch.device) -> None:
+        self.lead = torch.zeros(games, device=device)
+        """The learner's return minus the opponent's."""
+        self.rated = torch.ones(games, dtype=torch.bool, device=device)
+        """Whether the same two play since the game began."""
+        self.between = self.rated.clone()
+        """Whether the learner's next step is the first of a game."""
+        self.played = torch.zeros(opponents, device=device)
+        self.points = torch.zeros(opponents, device=device)
+
+    def add(self, own: Step, theirs: Step) -> None:
+        """Count a step of both sides; what happens after the learner's end belongs to no game."""
+        reply = torch.where(theirs.valid, theirs.reward, 0.0)
+        self.lead += torch.where(own.valid, own.reward - reply, 0.0)
+        done = own.terminated | own.truncated
+        counted = (done & self.rated).view(len(self.played), -1)
+        score = 0.5 * (self.lead.sign() + 1.0).view_as(counted)
+        self.played += counted.sum(1)
+        self.points += torch.where(counted, score, 0.0).sum(1)
+        self.lead.masked_fill_(done, 0.0)
+        self.rated |= done
+        self.between.copy_(done | (self.between & ~own.valid))
+
+    def begin(self) -> None:
+        """All games start anew."""
+        self.lead.zero_()
+        self.rated.fill_(True)
+        self.between.fill_(True)
+
+    def interrupt(self) -> None:
+        """Other opponents take over: games that are on do not count."""
+        self.rated.copy_(self.between)
+
+    def read(self) -> tuple[list[float], list[float]]:
+        """Rated games and the learner's points against each opponent, on all ranks, since the last call."""
+        played, points = distributed.sum_(torch.stack((self.played, self.points))).tolist()
+        self.played.zero_()
+        self.points.zero_()
+        return played, points
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of all of it."""
+        return {name: tensor.clone() for name, tensor in vars(self).items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue from there."""
+        tree_copy_(vars(self), state)
+
+
+def seat_opponents(env: Env, config: SelfPlayConfig | None, seed: int) -> tuple[Env, Callable[[Policy], Metrics]]:
+    """The environment for the one that learns, and what to call with its policy at first and after every update."""
+    env = env if config is None else SelfPlayEnv(env, config, seed)
+    return (env, env.adapt) if isinstance(env, SelfPlayEnv) else (env, lambda policy: {})
+
+
+def copy_policy(policy: Policy) -> Policy:
+    """The same policy with weights and statistics of its own, which learn nothing."""
+    # Built, not copied: the learner's parameters are views of one flat tensor, which a copy would take along.
+    with torch.random.fork_rng(devices=[]):
+        twin = policy.config.build_policy(policy.spec)
+    twin.actor.to(policy.spec.device).requires_grad_(False)
+    twin.actor.load_state_dict(policy.actor.state_dict())
+    return twin

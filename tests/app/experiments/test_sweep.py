@@ -1,0 +1,91 @@
+"""Many runs: what they are, that none is lost, and going on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from canter.app.cli import main
+from canter.app.cli.sweep import values_of
+from canter.app.experiments.sweep import combinations
+
+
+def test_values_are_ranges_lists_or_whole_texts():
+    assert values_of("0..4", "seed") == ["0", "1", "2", "3", "4"]
+    assert values_of("0.98,0.99", "algorithm.gamma") == ["0.98", "0.99"]
+    assert values_of("64,64", "algorithm.model.policy.hidden") == ["64,64"]
+    assert values_of("1,2", "env.options.size") == ["1", "2"]
+    with pytest.raises(ValueError, match=r"--seed 4\.\.0: expected a range such as 0\.\.4"):
+        values_of("4..0", "seed")
+
+
+def test_every_combination_has_a_name_by_what_varies():
+    found = combinations({"seed": ["0", "1"], "algorithm.gamma": ["0.9", "0.99"], "total-steps": ["64"]})
+    assert list(found) == ["seed0-gamma0.9", "seed0-gamma0.99", "seed1-gamma0.9", "seed1-gamma0.99"]
+    assert found["seed1-gamma0.9"] == ["--seed=1", "--algorithm.gamma=0.9", "--total-steps=64"]
+    alike = combinations({"a.hidden": ["8,8", "8_8"]})
+    assert list(alike) == ["hidden8_8", "hidden8_8-2"]
+
+
+def test_a_combination_that_makes_no_sense_is_refused_before_any_run_begins(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["sweep", "tensor:cartpole", "--algorithm.gamma", "0.9,1.5"])
+    assert "gamma=1.5" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_commands_can_be_printed_for_another_scheduler(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["sweep", "tensor:cartpole", "--seed", "0..2", "--name", "mine", "--print-commands"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[2].endswith("train tensor:cartpole --seed=2 --run-dir runs/mine --name seed2 --console lines")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.long  # the example and the engineer's journey sweep too
+def test_a_sweep_goes_on_where_one_of_its_runs_was_killed_and_writes_one_report(tmp_path):
+    """Two runs in processes of their own; one is killed in the middle of its work, the other is not disturbed."""
+    command = [sys.executable, "-m", "canter", "sweep"]
+    flags = ["--algorithm.horizon", "8", "--algorithm.num-minibatches", "2", "--checkpoints.save-every", "1"]
+    first = subprocess.Popen(
+        [
+            *command,
+            "tensor:cartpole",
+            *flags,
+            "--seed",
+            "0,1",
+            "--total-steps",
+            "3840",
+            "--name",
+            "mine",
+            "--jobs",
+            "2",
+        ],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    victim = tmp_path / "runs" / "mine" / "seed1"
+    while not any((victim / "checkpoints").glob("step-*")):
+        assert first.poll() is None
+        time.sleep(0.01)
+    os.kill(json.loads((victim / "run.json").read_text())["pid"], signal.SIGKILL)
+    _, told = first.communicate(timeout=300)
+    assert first.returncode == 1
+    assert "1 of 2 runs failed; see runs/mine/seed1.log" in told
+    again = subprocess.run([*command, "mine"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert "seed0: " not in again.stdout  # it was finished
+    for name in ("seed0", "seed1"):
+        record = json.loads((victim.parent / name / "run.json").read_text())
+        assert record["status"] == "finished"
+        assert (record["resumed"] is not None) == (name == "seed1")
+        rows = (victim.parent / name / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(row)["env_steps"] for row in rows] == list(range(64, 3841, 64))
+    assert (victim.parent / "report.html").is_file()
