@@ -6,9 +6,12 @@ All public names are in `canter.app.api`, which is imported when the first of th
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from canter.core.aliases import DEPRECATED
 
 if TYPE_CHECKING:
     from canter.app.api import *  # noqa: F403
@@ -17,9 +20,14 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, or a module, at its first use."""
+    """Return a public name, a deprecated one or a module; called at its first use."""
     if name.startswith("__") and name != "__all__":
         raise AttributeError(f"module 'canter' has no attribute {name!r}")
+    if name in DEPRECATED:
+        current = DEPRECATED[name]
+        warnings.warn(f"canter.{name} is now called canter.{current}", DeprecationWarning, stacklevel=2)
+        globals()[name] = value = getattr(import_module("canter"), current)
+        return value
     if name != "__all__" and find_spec(f"canter.{name}") is not None:
         return import_module(f"canter.{name}")
     api = import_module("canter.app.api")

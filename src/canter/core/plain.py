@@ -16,6 +16,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from canter.core.aliases import SETTING_ALIASES as SETTING_ALIASES
+from canter.core.aliases import current_name, current_value, old_names
 from canter.core.registry import Registry, nearest
 
 MAX_DEPTH = 50
@@ -65,17 +67,23 @@ def from_plain(plain: Any, base: C | type[C]) -> C:
     return _merge(plain, cls, None if cls is base else base, "")
 
 
-def config_keys(cls: type) -> dict[str, Any]:
-    """The dotted path of every field under a dataclass with its type hint, those of all registered kinds included."""
+def config_keys(cls: type, *, with_old_names: bool = False) -> dict[str, Any]:
+    """Return the type hint of every field below a dataclass by its dotted path, including all registered kinds.
+
+    `with_old_names` adds the paths under the old names of `SETTING_ALIASES`, which `from_plain` reads too.
+    """
     keys: dict[str, Any] = {}
-    for name, hint in _hints(cls).items():
+    hints = _hints(cls)
+    if with_old_names:
+        hints = hints | {old: hints[current] for old, current in old_names(cls).items()}
+    for name, hint in hints.items():
         classes, is_open = config_classes(hint), registry_in(hint) is not None
         if not classes or is_open or accepts_none(hint):
             keys[name] = hint
         if classes and is_open:
             keys[f"{name}.kind"] = str
         for member in classes:
-            for inner, inner_hint in config_keys(member).items():
+            for inner, inner_hint in config_keys(member, with_old_names=with_old_names).items():
                 keys.setdefault(f"{name}.{inner}", inner_hint)
     return keys
 
@@ -189,11 +197,16 @@ def _merge(
     """An instance of `cls`: the given settings, then those of `base`, then the defaults."""
     hints = _hints(cls)
     values = _defaults(cls) if base is None else {name: getattr(base, name) for name in hints}
-    for name, value in plain.items():
-        path = _join(key, name)
+    given: dict[str, Any] = {}
+    for written_name, value in plain.items():
+        path = _join(key, written_name)
+        name = current_name(cls, written_name, key)
         if name not in hints:
             raise ConfigError(f"{path}: unknown key, {_meant(name, cls, key, kinds or {})}", path)
-        values[name] = _convert(value, hints[name], values.get(name), path)
+        if name in given:
+            raise ConfigError(f"{path}: also given as {given[name]}, another name of this setting; remove one", path)
+        given[name] = path
+        values[name] = _convert(current_value(cls, name, value, path), hints[name], values.get(name), path)
     missing = next((name for name in hints if name not in values), None)
     if missing is not None:
         raise ConfigError(f"{_join(key, missing)}: needs a value", key)

@@ -74,7 +74,7 @@ def all_keys() -> dict[str, Any]:
     """Every setting of a run with its type hint."""
     from canter.config import TrainConfig
 
-    return config_keys(TrainConfig)
+    return config_keys(TrainConfig, with_old_names=True)
 
 
 def add_config_flags(
