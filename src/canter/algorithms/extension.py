@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from canter.algorithms.phase import Phase
 from canter.core.data.rollout import Rollout
 from canter.core.plain import check_settings
-from canter.core.registry import Registry
+from canter.core.registry import Registry, UserError
 from canter.core.specs import EnvSpec
 from canter.core.struct import Metrics
-from canter.engines.base import Augment, ModelOutput, PPOBatch, Term
+from canter.engines.base import Augment, ExtensionLoss, ModelOutput, PPOBatch
 from canter.nn.actor_critic import ActorCritic
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class Extensions(nn.Module):
         """The hooks of those that change minibatches."""
         return tuple(extension.augment for extension in self if offers(extension, "augment"))
 
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[ExtensionLoss, ...]:
         """The hooks of those that add to the loss."""
         return tuple(extension.loss for extension in self if offers(extension, "loss"))
 
@@ -131,5 +131,5 @@ def offers(extension: Extension, hook: str) -> bool:
 def _unless_taken(what: str, named: dict[str, T], taken: Iterable[str]) -> dict[str, T]:
     twice = sorted(set(named) & set(taken))
     if twice:
-        raise ValueError(f"extensions: {what} called {', '.join(map(repr, twice))} are there already")
+        raise UserError(f"extensions: {what} called {', '.join(map(repr, twice))} are there already")
     return named

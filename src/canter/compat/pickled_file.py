@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from canter.core.registry import UserError
+
 MAX_BYTES = 16 << 30
 """Larger files are refused unread, and so are those that would be larger once unpacked."""
 MAX_DEPTH = 50
@@ -30,7 +32,7 @@ SAFE: list[Any] = [
 """All that may be in a file besides tensors, containers and plain values: NumPy's numbers, which rl_games saves."""
 
 
-class CheckpointRefused(ValueError):
+class CheckpointRefused(UserError):
     """A file that is no checkpoint of a parent, or one that cannot be trusted; the message says why."""
 
     def __init__(self, path: Path, reason: str) -> None:

@@ -9,6 +9,7 @@ from canter.algorithms import extensions as extensions  # registers AMP, RND and
 from canter.algorithms import sac as sac  # registers SAC
 from canter.algorithms.base import AnyAlgorithmConfig
 from canter.algorithms.ppo import PPOConfig
+from canter.core.registry import UserError
 from canter.play.watching import Contender, EvaluateConfig, Evaluator, Filmer, VideoConfig
 from canter.training.config import RunConfig, Watcher
 
@@ -28,7 +29,7 @@ class TrainConfig(RunConfig):
         """Refuse to keep the best policy by evaluations that never happen."""
         super().__post_init__()
         if self.checkpoints.best_by == "evaluation" and self.evaluate.every is None:
-            raise ValueError("checkpoints.best_by=evaluation needs evaluations: set evaluate.every")
+            raise UserError("checkpoints.best_by=evaluation needs evaluations: set evaluate.every")
 
     def watchers(self, folder: Path | None) -> list[Watcher]:
         """What is done now and then while training; `folder` is the run's."""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from canter.core.aliases import SETTING_ALIASES as SETTING_ALIASES
 from canter.core.aliases import current_name, current_value, old_names
-from canter.core.registry import Registry, nearest
+from canter.core.registry import Registry, UserError, nearest
 
 MAX_DEPTH = 50
 """How deep free values may be nested."""
@@ -42,7 +42,7 @@ _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a s
 C = TypeVar("C")
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """Settings that cannot be used; the message names the key, and `key` is its path."""
 
     def __init__(self, message: str, key: str = "") -> None:
@@ -162,7 +162,7 @@ def check_range(settings: Any, rule: str, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and not RANGES[rule](value):
             or_null = ", or null" if accepts_none(_hints(type(settings))[name]) else ""
-            raise ValueError(f"{name}={value} {rule}{or_null}")
+            raise UserError(f"{name}={value} {rule}{or_null}")
 
 
 def _value_to_plain(value: Any, hint: Any, key: str) -> Any:

@@ -13,6 +13,20 @@ PLUGINS = "canter.plugins"
 """Entry-point group of installed packages whose modules register things when they are imported."""
 
 
+class UserError(ValueError):
+    """A mistake in what the user gave: settings, a command, a file or an environment.
+
+    The message is complete: the command line shows it in one line, without a traceback.
+    """
+
+
+class UnknownName(UserError, KeyError):
+    """A name that a registry does not have; the message advises similar ones."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would show the repr
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message: which known names look like `name`, or what there is when none does."""
     known = sorted(known)
@@ -54,9 +68,9 @@ class Registry(Generic[T]):
         def enter(entered: Item) -> Item:
             item = cast(T, entered)  # a decorator that told more would hide the type of what it decorates
             if not name.isprintable():
-                raise ValueError(f"{self.kind} {name!r}, registered at {place}: a name must be printable")
+                raise UserError(f"{self.kind} {name!r}, registered at {place}: a name must be printable")
             if name in self._items:
-                raise ValueError(f"{self.kind} {name!r} is registered twice: at {self._places[name]} and at {place}")
+                raise UserError(f"{self.kind} {name!r} is registered twice: at {self._places[name]} and at {place}")
             try:
                 self._check(item)
             except (TypeError, ValueError) as error:
@@ -78,7 +92,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> T:
         load_plugins()
         if name not in self._items:
-            raise KeyError(f"unknown {self.kind} {name!r}: {nearest(name, self._items)}")
+            raise UnknownName(f"unknown {self.kind} {name!r}: {nearest(name, self._items)}")
         return self._items[name]
 
     def __contains__(self, name: str) -> bool:
@@ -97,7 +111,7 @@ def register(kind: str, name: str) -> Callable[[Item], Item]:
     and extensions are registered by their settings, a frozen dataclass that builds them.
     """
     if kind not in registries:
-        raise ValueError(f"register({kind!r}, {name!r}): unknown kind of thing, {nearest(kind, registries)}")
+        raise UserError(f"register({kind!r}, {name!r}): unknown kind of thing, {nearest(kind, registries)}")
     return registries[kind].register(name, depth=2)
 
 

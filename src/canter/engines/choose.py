@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from canter.core.registry import UserError
 from canter.engines import native
 from canter.engines.autograd import AutogradEngine
 from canter.engines.base import Engine, PPOLoss
@@ -44,7 +45,7 @@ def choose(loss: PPOLoss, model: ActorCritic, optimizer: Optimizer, wanted: Engi
             return Choice(answer, declined)
         declined[name] = answer
     if wanted not in ("auto", "autograd"):
-        raise ValueError(f"execution.engine={wanted} cannot be used here: {declined[wanted]}; use auto or autograd")
+        raise UserError(f"execution.engine={wanted} cannot be used here: {declined[wanted]}; use auto or autograd")
     return Choice(AutogradEngine(loss, model, optimizer), declined)
 
 
@@ -58,7 +59,7 @@ def choose_soft(model: SoftModel, wanted: EngineName = "auto") -> tuple[SoftEngi
     if reason is None:
         return SoftEngine(model), SoftEngine.name
     if wanted != "auto":
-        raise ValueError(f"execution.engine={wanted} cannot be used here: {reason}; use auto or autograd")
+        raise UserError(f"execution.engine={wanted} cannot be used here: {reason}; use auto or autograd")
     return None, f"autograd (native: {reason})"
 
 

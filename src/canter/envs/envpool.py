@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.core.registry import nearest
+from canter.core.registry import UserError, nearest
 from canter.core.specs import Step
 from canter.core.struct import Obs
 from canter.envs.gymnasium.adapter import GymnasiumEnv, env_seeds
@@ -61,7 +61,7 @@ class EnvPoolEnv:
         pool = _make_pool(self._env_id, self._num_envs, env_seeds(entropy, self._num_envs, _SEED_BITS), self._options)
         config = pool.config
         if config.get("max_num_players", 1) > 1:
-            raise ValueError(
+            raise UserError(
                 f"{self._env_id} has up to {config['max_num_players']} players per environment; only environments with "
                 "one player fit the rows here"
             )
@@ -98,5 +98,5 @@ def _make_pool(env_id: str, num_envs: int, seeds: list[int], options: dict[str, 
         raise ImportError(f'{env_id} needs EnvPool: pip install "canter[envpool]"') from error
     known = envpool.list_all_envs()
     if env_id not in known:
-        raise ValueError(f"unknown EnvPool task {env_id!r}: {nearest(env_id, known)}")
+        raise UserError(f"unknown EnvPool task {env_id!r}: {nearest(env_id, known)}")
     return envpool.make(env_id, env_type="gymnasium", num_envs=num_envs, seed=seeds, **options)

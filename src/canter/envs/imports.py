@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 
-from canter.core.registry import nearest
+from canter.core.registry import UserError, nearest
 
 PYTHON = "python"
 """What ids of environments begin with that no module has under a name."""
@@ -28,7 +28,7 @@ def allow_import(prefix: str, folder: str | None = None) -> None:
     It is looked for in `folder`, by default the current one, after all other places.
     """
     if not all(part.isidentifier() for part in prefix.split(".")):
-        raise ValueError(f"--allow-import {prefix!r}: expected a module such as my_package or my_package.envs")
+        raise UserError(f"--allow-import {prefix!r}: expected a module such as my_package or my_package.envs")
     _allowed[prefix] = folder or os.getcwd()
 
 
@@ -77,19 +77,19 @@ def find_factory(env_id: str, schemes: Iterable[str]) -> Callable[..., Any] | No
         return _introduced[env_id]
     module, _, name = env_id.partition(":")
     if module == PYTHON:
-        raise ValueError(
+        raise UserError(
             f"environment id {env_id!r}: it existed only in the program that trained it. Put its class or function "
             "into a module and name it: --env my_module:MyEnv --allow-import my_module"
         )
     if not is_allowed(module):
-        raise ValueError(
+        raise UserError(
             f"environment id {env_id!r}: unknown scheme {module!r}, {nearest(module, schemes)} "
             f"(if it is a module of yours, say --allow-import {module.partition('.')[0]})"
         )
     imported = import_trusted(module)
     factory = getattr(imported, name, None)
     if factory is None and name not in gymnasium.registry:
-        raise ValueError(f"environment id {env_id!r}: {module} has no {name} and registers no such environment")
+        raise UserError(f"environment id {env_id!r}: {module} has no {name} and registers no such environment")
     return factory
 
 

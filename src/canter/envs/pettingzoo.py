@@ -15,7 +15,7 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
-from canter.core.registry import nearest
+from canter.core.registry import UserError, nearest
 from canter.core.space_arrays import OwnArrays
 from canter.core.specs import ACTION_MASK, EnvSpec, Step, TensorSpec, UnsupportedSpace
 from canter.core.struct import Obs, tree_map
@@ -54,12 +54,12 @@ class PettingZooEnv:
         env_id: str = "",
     ) -> None:
         if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs} must be at least 1")
+            raise UserError(f"num_envs={num_envs} must be at least 1")
         self._envs = [make_env() for _ in range(num_envs)]
         first, env_id = self._envs[0], env_id or str(self._envs[0])
         self._agents = list(getattr(first, "possible_agents", ()))
         if not self._agents:
-            raise ValueError(f"{env_id} does not say in possible_agents which agents there may be, and rows are fixed")
+            raise UserError(f"{env_id} does not say in possible_agents which agents there may be, and rows are fixed")
         self._rows = [(env, agent) for env in range(num_envs) for agent in self._agents]
         self._action = action_codec(_common(first.action_space, self._agents, f"{env_id}: action"))
         space = _common(first.observation_space, self._agents, f"{env_id}: observation")
@@ -174,9 +174,9 @@ class PettingZooEnv:
         """Refuse agents that `left` without a flag, and those that must be `shown` and are not."""
         for row, (env, agent) in enumerate(self._rows):
             if left[row]:
-                raise ValueError(f"{self.spec.env_id}: agent {agent!r} left without being terminated or truncated")
+                raise UserError(f"{self.spec.env_id}: agent {agent!r} left without being terminated or truncated")
             if shown[row] and agent not in came[env][0]:
-                raise ValueError(f"{self.spec.env_id}: step() gave no observation of agent {agent!r}, which lives")
+                raise UserError(f"{self.spec.env_id}: step() gave no observation of agent {agent!r}, which lives")
 
     def _publish(self, tree: Any) -> Any:
         device = self.spec.device
@@ -203,7 +203,7 @@ def make_pettingzoo(
     except ImportError as error:
         raise ImportError(f'{env_id} needs PettingZoo: pip install "canter[pettingzoo]"') from error
     if env_id not in pettingzoo.parallel_registry:
-        raise ValueError(f"unknown PettingZoo environment {env_id!r}: {nearest(env_id, pettingzoo.parallel_registry)}")
+        raise UserError(f"unknown PettingZoo environment {env_id!r}: {nearest(env_id, pettingzoo.parallel_registry)}")
     make_env = partial(pettingzoo.make, "parallel", env_id, max_cycles=max_episode_steps, **kwargs)
     try:
         return PettingZooEnv(make_env, num_envs, joint_state=joint_state, device=device, env_id=env_id)

@@ -15,6 +15,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from canter.core.registry import UserError
 from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec
 from canter.core.struct import Obs
 from canter.envs.tensor import tensor_envs
@@ -161,7 +162,7 @@ class DeepSea(TensorEnv):
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu", *, size: int = 10) -> None:
         if size < 2:
-            raise ValueError(f"size={size} must be at least 2")
+            raise UserError(f"size={size} must be at least 2")
         shown = {"policy": TensorSpec((size * size,))}
         super().__init__("tensor:deep-sea", num_envs, device, shown, Discrete(2), truncates=False)
         self.size = size

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from canter.core.registry import Registry, nearest
+from canter.core.registry import Registry, UserError, nearest
 from canter.core.specs import Env
 from canter.envs.envpool import EnvPoolEnv
 from canter.envs.gymnasium.adapter import make_gymnasium
@@ -83,8 +83,8 @@ def check_options(builder: Callable[..., Any], env_id: str, options: dict[str, A
     for name, value in options.items():
         if name in SETTINGS:
             setting = "device" if name == "device" else f"env.{name}"
-            raise ValueError(f"env.options.{name}={value!r} is no option of {env_id}; say {setting}")
+            raise UserError(f"env.options.{name}={value!r} is no option of {env_id}; say {setting}")
         if not takes_any and name not in parameters:
             limit = " (nor env.reset_steps, which sets it)" if name == "max_episode_steps" else ""
             known = nearest(name, parameters.keys() - SETTINGS)
-            raise ValueError(f"env.options.{name}={value!r}{limit}: {env_id} takes no such option, {known}")
+            raise UserError(f"env.options.{name}={value!r}{limit}: {env_id} takes no such option, {known}")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.core.plain import check_range
-from canter.core.registry import Registry
+from canter.core.registry import Registry, UserError
 from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete
 from canter.core.struct import Obs, State, tree_map
 from canter.nn.arrays import read_arrays
@@ -51,7 +51,7 @@ def _built_in(kind: str, action_spec: ActionSpec, bounds: str) -> Distribution:
     fits = FITTING[type(action_spec)]
     name = next(iter(fits)) if kind == "auto" else kind
     if name not in fits:
-        raise ValueError(
+        raise UserError(
             f"distribution kind {kind!r} does not fit {action_spec}; use 'auto' or {', '.join(map(repr, fits))}"
         )
     return fits[name](action_spec, bounds)
@@ -91,7 +91,7 @@ class ModelConfig:
         """Refuse values outside their range, and a network of its own for a critic on a shared trunk."""
         check_range(self, "must not be negative", "policy_gain", "value_gain")
         if self.shared_trunk and self.critic is not None:
-            raise ValueError(
+            raise UserError(
                 "shared_trunk=True leaves no room for a critic network: set critic=None or shared_trunk=False"
             )
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from canter.core.space_arrays import Choices
+from canter.core.registry import UserError
+from canter.core.space_arrays import OneHotGroup
 from canter.core.specs import ACTION_MASK, EnvSpec, TensorSpec
 
 
@@ -19,21 +20,21 @@ def read_arrays(obs: Any, spec: EnvSpec, reads: Iterable[str]) -> tuple[dict[str
     if "" in given:  # an array: the only group there is, besides a mask
         names = [name for name in specs if name != ACTION_MASK]
         if len(names) > 1:
-            raise ValueError(
+            raise UserError(
                 f"an array was given, and the policy knows the observations {', '.join(names)}: give a dict"
             )
         given = {names[0]: given[""]}
     wanted = dict.fromkeys(reads)
     missing = [name for name in wanted if name not in given and name != ACTION_MASK]
     if missing:
-        raise ValueError(f"observation {missing[0]!r} is missing; given: {', '.join(given)}")
+        raise UserError(f"observation {missing[0]!r} is missing; given: {', '.join(given)}")
     given = {name: _encoded(_array(given[name]), known.get(name)) for name in wanted if name in given}
     read = {name: _group(name, array, specs[name]) for name, array in given.items()}
     if len({single for _, single in read.values()}) > 1:  # n choices among n look like one observation of n numbers
         read = {name: _group(name, given[name], specs[name], choices=name != ACTION_MASK) for name in read}
     counts = {name: len(array) for name, (array, _) in read.items()}
     if len({*counts.values()}) > 1 or len({single for _, single in read.values()}) > 1:
-        raise ValueError(f"observations of different numbers of environments: {counts}")
+        raise UserError(f"observations of different numbers of environments: {counts}")
     count, single = next(iter(counts.values())), next(iter(read.values()))[1]
     arrays = {name: array for name, (array, _) in read.items()}
     if ACTION_MASK in wanted and ACTION_MASK not in arrays:  # whoever gives none allows everything
@@ -53,7 +54,7 @@ def _array(raw: Any) -> np.ndarray:
     return raw.numpy(force=True) if isinstance(raw, torch.Tensor) else np.asarray(raw)
 
 
-def _encoded(array: np.ndarray, choices: Choices | None) -> np.ndarray:
+def _encoded(array: np.ndarray, choices: OneHotGroup | None) -> np.ndarray:
     """One-hot vectors of choices in the environment's own numbers; anything else as it is."""
     if choices is None or array.dtype.kind not in "iu":
         return array
@@ -65,7 +66,7 @@ def _encoded(array: np.ndarray, choices: Choices | None) -> np.ndarray:
     first, last = np.array(choices.start), np.array(choices.start) + choices.options - 1
     rows = array.reshape(1 if single else len(array), -1)
     if np.any((rows < first) | (rows > last)):
-        raise ValueError(f"observation {choices.group!r} is {array}; expected choices from {first} to {last}")
+        raise UserError(f"observation {choices.group!r} is {array}; expected choices from {first} to {last}")
     return choices(rows)[0] if single else choices(rows)
 
 
@@ -77,14 +78,12 @@ def _group(name: str, array: np.ndarray, spec: TensorSpec, *, choices: bool = Fa
         array, choices = array[:, 0], True
     if integers and array.ndim < 2 and (choices or array.shape != shape):  # a choice becomes one-hot
         if np.any((array < 0) | (array >= shape[0])):
-            raise ValueError(f"observation {name!r} is {array}; expected a choice from 0 to {shape[0] - 1}")
+            raise UserError(f"observation {name!r} is {array}; expected a choice from 0 to {shape[0] - 1}")
         array = np.eye(shape[0], dtype=np.float32)[array]
     if shape == (1,) and array.ndim <= 1 and array.shape != (1,):
         array = array[..., None]  # a number becomes a vector of length 1
     if array.shape != shape and array.shape[1:] != shape:
-        raise ValueError(
-            f"observation {name!r} has shape {array.shape}; expected {shape}, or (N, *{shape}) for a batch"
-        )
+        raise UserError(f"observation {name!r} has shape {array.shape}; expected {shape}, or (N, *{shape}) for a batch")
     single = array.shape == shape
     dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
     return np.ascontiguousarray(array[None] if single else array, dtype=dtype), single

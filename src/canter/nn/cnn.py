@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.core.plain import check_range
+from canter.core.registry import UserError
 from canter.nn.mlp import Activation, Init, activations, init_layer
 
 FITTING: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = (
@@ -47,14 +48,14 @@ class CNNConfig:
         """Refuse layers without width, kernel or stride."""
         layers = self.layers or ()
         if any(len(layer) not in (3, 4) or min(layer[:3]) < 1 or min(layer) < 0 for layer in layers):
-            raise ValueError(
+            raise UserError(
                 f"layers={self.layers} must be (channels, kernel, stride), each at least 1, or with a padding"
             )
         check_range(self, "must be at least 1", "features")
         if any(depth < 1 for depth in self.depths):
-            raise ValueError(f"depths={self.depths} must be channels, each at least 1")
+            raise UserError(f"depths={self.depths} must be channels, each at least 1")
         if self.kind == "impala" and self.sequences:
-            raise ValueError("kind=impala reads images: set sequences=false or kind=convolutions")
+            raise UserError("kind=impala reads images: set sequences=false or kind=convolutions")
 
     def layers_for(self, size: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The convolutions for images of so many pixels, or sequences of that length."""
@@ -114,7 +115,7 @@ def _convolutions(
         padding = rest[0] if rest else 0
         if min(size) + 2 * padding < kernel:
             left = "x".join(map(str, size))
-            raise ValueError(
+            raise UserError(
                 f"an image of {tuple(shape)} is too small for cnn.layers={chosen}: "
                 f"{left} is left before a kernel of {kernel}; use fewer or smaller kernels"
             )

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from canter.core.registry import UserError
 from canter.functional import densities
 
 BOUNDS = ("rescale", "clip", "none")
@@ -107,7 +108,7 @@ def _to_interval(x: Tensor, low: Floats, high: Floats) -> Tensor:
 def _check_intervals(kind: str, low: Floats, high: Floats) -> None:
     for index, (lo, hi) in enumerate(zip(low, high, strict=True)):
         if not (math.isfinite(hi - lo) and lo < hi):
-            raise ValueError(
+            raise UserError(
                 f"{kind} needs finite bounds low < high, but action component {index} has low={lo}, high={hi}; "
                 "use kind='gaussian', or an environment with finite bounds for this component"
             )
@@ -129,10 +130,10 @@ class DiagGaussian:
 
     def __post_init__(self) -> None:
         if self.bounds not in BOUNDS:
-            raise ValueError(f"bounds={self.bounds!r} is unknown; use one of {', '.join(BOUNDS)}")
+            raise UserError(f"bounds={self.bounds!r} is unknown; use one of {', '.join(BOUNDS)}")
         for name, bound in (("low", self.low), ("high", self.high)):
             if bound is not None and len(bound) != self.dim:
-                raise ValueError(f"{name} has {len(bound)} components, but dim={self.dim}; give one per component")
+                raise UserError(f"{name} has {len(bound)} components, but dim={self.dim}; give one per component")
 
     @property
     def param_dim(self) -> int:

@@ -9,6 +9,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from canter.core.registry import UserError
 from canter.functional.densities import StdForm, gaussian_params, log_std_of
 from canter.nn.distributions import DiagGaussian, Distribution, TanhGaussian, mask_logits
 from canter.nn.mlp import Init, Linear, init_layer
@@ -42,16 +43,16 @@ class StdConfig:
     def __post_init__(self) -> None:
         """Refuse bounds and a floor that do not hold the initial value, and a network that does not learn."""
         if not 0 <= self.floor < self.initial:
-            raise ValueError(f"std: 0 <= floor < initial must hold, not floor={self.floor}, initial={self.initial}")
+            raise UserError(f"std: 0 <= floor < initial must hold, not floor={self.floor}, initial={self.initial}")
         if self.form in BOUNDED and not 0 < self.minimum < self.initial - self.floor < self.maximum:
-            raise ValueError(
+            raise UserError(
                 f"std: 0 < minimum < initial (without the floor) < maximum must hold, not minimum={self.minimum}, "
                 f"initial={self.initial}, floor={self.floor}, maximum={self.maximum}"
             )
         if self.form == "linear" and not self.floor:
-            raise ValueError("std: form=linear needs a floor above 0, which is smoothly approached")
+            raise UserError("std: form=linear needs a floor above 0, which is smoothly approached")
         if self.kind == "network" and not self.learn:
-            raise ValueError("std: learn=false is for kind=parameter; an output of the network always learns")
+            raise UserError("std: learn=false is for kind=parameter; an output of the network always learns")
 
 
 class LogStd(nn.Module):
@@ -174,9 +175,7 @@ class ValueNormalizerConfig(NormalizerConfig):
         """Refuse values outside their range, and a clip that rescaling would move."""
         super().__post_init__()
         if self.rescale and self.clip is not None:
-            raise ValueError(
-                f"value_normalizer: clip={self.clip} cuts values off that rescale=true is to keep; use one"
-            )
+            raise UserError(f"value_normalizer: clip={self.clip} cuts values off that rescale=true is to keep; use one")
 
 
 class ValueHead(nn.Module):
@@ -194,7 +193,7 @@ class ValueHead(nn.Module):
         return self.linear(features).squeeze(-1)
 
     @torch.no_grad()
-    def absorb(self, value: Tensor, return_: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    def update_and_normalize(self, value: Tensor, return_: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
         """Move the statistics to include a rollout; gives its values and returns `[T, N]` in normalised units."""
         if self.counts_values:
             self.update_statistics(value, valid)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.core.plain import check_range, check_settings
-from canter.core.registry import Registry, nearest
+from canter.core.registry import Registry, UserError, nearest
 from canter.core.specs import ACTION_MASK, TensorSpec
 from canter.core.struct import Obs, State, tree_map
 from canter.nn.cnn import CNNConfig
@@ -109,10 +109,10 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         """Refuse layers without width, and weights that begin at zero and so never change."""
         if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden={self.hidden} must be widths of at least 1")
+            raise UserError(f"hidden={self.hidden} must be widths of at least 1")
         check_range(self, "must be above 0", "init_gain")
         if self.d2rl and self.layer_norm_layers == "first":
-            raise ValueError("layer_norm_layers=first is for layers in a row, not for d2rl")
+            raise UserError("layer_norm_layers=first is for layers in a row, not for d2rl")
 
     def build(self, obs: dict[str, TensorSpec], role: str) -> Network:
         """The network for these observation groups; `role` is "policy" or "critic"."""
@@ -127,7 +127,7 @@ def select_groups(names: tuple[str, ...] | None, obs: dict[str, TensorSpec], rol
         names = preferred or tuple(name for name in usable if name != "critic")
     for name in names:
         if name not in usable:
-            raise ValueError(f"{role} network: obs_groups names {name!r}: {nearest(name, usable)}")
+            raise UserError(f"{role} network: obs_groups names {name!r}: {nearest(name, usable)}")
     return {name: usable[name] for name in names}
 
 

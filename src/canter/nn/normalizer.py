@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.core.plain import check_range
+from canter.core.registry import UserError
 from canter.functional.statistics import absorb_, moments, standardize
 
 
@@ -30,7 +31,7 @@ class NormalizerConfig:
         """Refuse values outside their range, by name."""
         for name in ("eps", "prior_count"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be finite and not negative")
+                raise UserError(f"{name}={getattr(self, name)} must be finite and not negative")
         check_range(self, "must be above 0", "clip")
 
     def build(self, shape: tuple[int, ...] = ()) -> Normalizer:

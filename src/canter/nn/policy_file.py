@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from canter.core.machine import describe_versions
 from canter.core.plain import ConfigError, from_plain, to_plain
+from canter.core.registry import UserError
 from canter.core.space_arrays import OwnArrays
 from canter.core.specs import ACTION_MASK, EnvSpec, TensorSpec
 from canter.core.storage.files import read_untrusted, replace_file
@@ -39,7 +40,7 @@ POLICIES = "policies"
 BEST, FINAL_ACTOR, FINAL_CRITIC = "best.safetensors", "final_actor.safetensors", "final_critic.safetensors"
 
 
-class PolicyFileCorrupt(ValueError):
+class PolicyFileCorrupt(UserError):
     """A file that is no policy, or not the one that was written: `path` is its place, `reason` what is wrong."""
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -47,7 +48,7 @@ class PolicyFileCorrupt(ValueError):
         self.path, self.reason = path, reason
 
 
-class NoPolicy(ValueError):
+class NoPolicy(UserError):
     """There is no policy where one was expected."""
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from canter.core.dispatch import has_kernels
 from canter.core.plain import check_range, check_settings
-from canter.core.registry import Registry
+from canter.core.registry import Registry, UserError
 
 Event = Literal["minibatch", "step", "epoch", "update"]
 
@@ -114,7 +114,7 @@ class StepAt(_FromStart):
     def __post_init__(self) -> None:
         """Refuse a change that never comes."""
         if not 0 < self.at < 1:
-            raise ValueError(f"at={self.at} must lie between 0 and 1")
+            raise UserError(f"at={self.at} must lie between 0 and 1")
 
     def set_(self, value: Tensor, progress: Tensor) -> None:
         """A function of absolute progress, so that a resumed run changes at the same moment."""
@@ -157,10 +157,10 @@ class AdaptiveKL(_FromStart):
     def __post_init__(self) -> None:
         """Refuse a start outside the bounds, and a factor that would change nothing."""
         if not self.factor > 1:
-            raise ValueError(f"factor={self.factor} must be above 1")
+            raise UserError(f"factor={self.factor} must be above 1")
         check_range(self, "must be above 0", "target_kl")
         if not 0 < self.minimum <= self.start <= self.maximum:
-            raise ValueError(
+            raise UserError(
                 f"AdaptiveKL: start={self.start} must lie in minimum..maximum = {self.minimum}..{self.maximum}"
             )
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from canter.core import distributed
 from canter.core.plain import check_range
+from canter.core.registry import UserError
 from canter.core.specs import EnvSpec, TensorSpec
 from canter.core.struct import Obs, State
 from canter.functional.layers import batch_norm
@@ -65,9 +66,9 @@ class StackConfig:
     def __post_init__(self) -> None:
         """Refuse layers without width."""
         if not self.hidden or any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden={self.hidden} must be one or more widths of at least 1")
+            raise UserError(f"hidden={self.hidden} must be one or more widths of at least 1")
         if self.init not in ("default", "default_zero_bias", "orthogonal"):
-            raise ValueError(f"init={self.init}: stacks begin by default, default_zero_bias or orthogonal")
+            raise UserError(f"init={self.init}: stacks begin by default, default_zero_bias or orthogonal")
         check_range(self, "must not be negative", "blocks")
         check_range(self, "must be at least 1", "expansion")
 
@@ -265,7 +266,7 @@ class CriticConfig(StackConfig):
         super().__post_init__()
         check_range(self, "must be at least 1", "members", "atoms")
         if not self.support[0] < self.support[1]:
-            raise ValueError(f"support={self.support} must be a lower and a higher return")
+            raise UserError(f"support={self.support} must be a lower and a higher return")
 
     def build(self, spec: EnvSpec, action_dim: int) -> Critics:
         """The critics for an environment's observations and actions of so many components."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from canter.core.registry import UserError
 from canter.core.specs import Env
 from canter.functional.statistics import BATCHES, batch_means, interquartile_mean
 from canter.play.player import Acts, Games, Player, Turn
@@ -131,9 +132,9 @@ def long_run_average(
     The average is that of the task only if episodes are not cut: leave time limits and `reset_steps` out of `env`.
     """
     if steps < BATCHES:
-        raise ValueError(f"steps={steps} must be at least {BATCHES}")
+        raise UserError(f"steps={steps} must be at least {BATCHES}")
     if warm_up < 0:
-        raise ValueError(f"warm_up={warm_up} must not be negative")
+        raise UserError(f"warm_up={warm_up} must not be negative")
     sums = torch.zeros((BATCHES, 2, env.spec.num_envs), dtype=torch.float64, device=env.spec.device)
     turns = Player(policy, env, deterministic=deterministic, seed=seed).turns()
     for count, turn in zip(range(-warm_up, steps), turns, strict=False):
@@ -143,5 +144,5 @@ def long_run_average(
             sums[count * BATCHES // steps] += torch.where(step.valid, torch.stack([step.reward, duration]), 0.0)
     average = batch_means(sums.cpu())
     if average is None:
-        raise ValueError(f"no time has passed in {steps} steps: every duration is 0")
+        raise UserError(f"no time has passed in {steps} steps: every duration is 0")
     return LongRunAverage(*average)

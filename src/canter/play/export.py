@@ -29,7 +29,7 @@ from torch.export import Dim, ExportedProgram
 
 from canter.core.machine import describe_versions
 from canter.core.plain import to_plain
-from canter.core.registry import nearest
+from canter.core.registry import UserError, nearest
 from canter.core.specs import ACTION_MASK, Env
 from canter.core.storage.validity import spec_to_plain
 from canter.core.struct import Obs, State, tree_leaves, tree_map
@@ -49,7 +49,7 @@ Inputs = tuple[Obs, State]
 """What the exported function reads: observation groups and memory, all `[B, ...]`."""
 
 
-class ExportError(ValueError):
+class ExportError(UserError):
     """A policy that cannot be exported, or a file that does not do what the policy does."""
 
 

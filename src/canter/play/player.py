@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from canter.core.registry import Registry
+from canter.core.registry import Registry, UserError
 from canter.core.specs import Env, Step
 from canter.core.struct import Obs, State
 from canter.envs.contract import blamed
@@ -86,7 +86,7 @@ def check_positive(**numbers: int | None) -> None:
     """Refuse what is below 1, by name; None is no number."""
     for name, value in numbers.items():
         if value is not None and value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
+            raise UserError(f"{name}={value} must be at least 1")
 
 
 class Player:
@@ -131,7 +131,7 @@ class Player:
         all that finish count. `on_turn` is called after every step.
         """
         if num_games is None and max_steps is None:
-            raise ValueError("num_games and max_steps are both None: say how long to play")
+            raise UserError("num_games and max_steps are both None: say how long to play")
         check_positive(num_games=num_games, max_steps=max_steps)
         account = Account(self.env, num_games)
         for steps, turn in enumerate(self.turns(), start=1):
@@ -196,9 +196,9 @@ class FixedStd(Policy):
 
     def __init__(self, policy: Policy, std: float) -> None:
         if not isinstance(policy.distribution, DiagGaussian | TanhGaussian):
-            raise ValueError(f"a standard deviation cannot be set: {type(policy.distribution).__name__} has none")
+            raise UserError(f"a standard deviation cannot be set: {type(policy.distribution).__name__} has none")
         if not 0 < std < math.inf:
-            raise ValueError(f"std={std} must be positive and finite")
+            raise UserError(f"std={std} must be positive and finite")
         super().__init__(policy.actor, policy.distribution, policy.config, policy.spec)
         self.log_std = math.log(std)
 

@@ -23,13 +23,14 @@ import gymnasium
 import numpy as np
 import torch
 
+from canter.core.registry import UserError
 from canter.core.specs import ActionSpec, Continuous, Env
 from canter.envs import EnvConfig
 from canter.envs.robots.adapter import ManagerEnv
 from canter.play.player import Account, Games, Player, Turn
 
 
-class CannotRender(ValueError):
+class CannotRender(UserError):
     """An environment that gives no pictures, or a file that cannot hold them; the message says why."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from canter.core.registry import UserError
 from canter.core.seeding import derive_seed
 from canter.core.specs import Env
 from canter.envs import EnvConfig, closed_quietly
@@ -51,7 +52,7 @@ class EvaluateConfig:
         own = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
         changed = [f"{name}={value}" for name, value, default in own if value != default]
         if self.every is None and changed:
-            raise ValueError(f"{', '.join(changed)} would do nothing without every, the steps between evaluations")
+            raise UserError(f"{', '.join(changed)} would do nothing without every, the steps between evaluations")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,7 @@ class Filmer:
     def __init__(self, config: VideoConfig, env: EnvConfig, device: str, seed: int, folder: Path | None) -> None:
         self.config, self.env, self.device, self.seed = config, env, device, _stream(seed)
         if folder is None:
-            raise ValueError(f"video.every={config.every} needs a folder of the run to put videos into")
+            raise UserError(f"video.every={config.every} needs a folder of the run to put videos into")
         self.folder = folder / "videos"
         draw_without_display()
         with pictures_explained(), closed_quietly(drawn(env).build(device)) as drawing:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from canter.algorithms.base import AnyAlgorithmConfig
+from canter.core.registry import UserError
 from canter.envs import EnvConfig
 from canter.nn.schedules import schedules
 from canter.runs.run_folder import CheckpointConfig
@@ -70,23 +71,23 @@ class RunConfig:
         for name, least in (("total_steps", 1), ("log_every", 1), ("recent_episodes", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
+                raise UserError(f"{name}={value} must be at least {least}")
         if self.seed < 0:
-            raise ValueError(f"seed={self.seed} must not be negative")
+            raise UserError(f"seed={self.seed} must not be negative")
         if self.total_steps is None and self.until == UntilConfig():
-            raise ValueError("total_steps=null leaves the run without an end: set one of the keys of until")
+            raise UserError("total_steps=null leaves the run without an end: set one of the keys of until")
         if self.total_steps is None and self.until.iterations is None:
             self._refuse_what_needs_a_length()
 
     def _refuse_what_needs_a_length(self) -> None:
         for key, schedule in _schedules_in(self, ""):
             if getattr(schedule, "follows_progress", True):
-                raise ValueError(
+                raise UserError(
                     f"{key}: {type(schedule).__name__} follows the progress of the run, which is not known without "
                     "total_steps or until.iterations"
                 )
         if self.checkpoints.num_checkpoints:
-            raise ValueError(
+            raise UserError(
                 f"checkpoints.num_checkpoints={self.checkpoints.num_checkpoints} are spread over the run, whose length "
                 "is not known without total_steps or until.iterations"
             )

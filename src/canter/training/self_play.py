@@ -16,6 +16,7 @@ from torch import Tensor
 
 from canter.algorithms.base import Metrics
 from canter.core import distributed
+from canter.core.registry import UserError
 from canter.core.seeding import derive_seed
 from canter.core.specs import Capturable, Env, EnvSpec, Stateful, Step
 from canter.core.struct import Obs, State, tree_copy_, tree_map
@@ -123,15 +124,15 @@ class SelfPlayConfig:
         """Refuse values outside their range, by name."""
         for name in ("snapshot_every", "pool_size", "num_opponents"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+                raise UserError(f"{name}={getattr(self, name)} must be at least 1")
 
     def check(self, spec: EnvSpec, games: int) -> None:
         """Refuse what is no game of two, and opponents that cannot have equally many games."""
         if spec.num_agents != 2:
-            raise ValueError(f"self_play needs a game of two, and {spec.env_id} has num_agents={spec.num_agents}")
+            raise UserError(f"self_play needs a game of two, and {spec.env_id} has num_agents={spec.num_agents}")
         if games % self.num_opponents:
             fits = max(n for n in range(1, self.num_opponents) if games % n == 0)
-            raise ValueError(
+            raise UserError(
                 f"self_play.num_opponents={self.num_opponents} does not divide num_envs={games}; "
                 f"use num_opponents={fits}"
             )

@@ -16,6 +16,7 @@ from canter.algorithms.extension import Extension, extensions
 from canter.algorithms.phase import Phase
 from canter.core.data.rollout import Rollout, Transitions, as_sequences
 from canter.core.plain import check_range
+from canter.core.registry import UserError
 from canter.core.specs import EnvSpec
 from canter.core.struct import Obs
 from canter.engines.autograd import LossGradients, LossOutput
@@ -73,7 +74,7 @@ class RNDConfig:
     def __post_init__(self) -> None:
         """Refuse values outside their range, by name."""
         if isinstance(self.weight, AdaptiveKL):
-            raise ValueError("weight: adaptive_kl moves learning rates; use a number, linear or step")
+            raise UserError("weight: adaptive_kl moves learning rates; use a number, linear or step")
         check_range(self, "must be at least 1", "outputs", "epochs", "num_minibatches")
         check_range(self, "must lie in 0..1, without 1", "bonus_gamma")
         check_range(self, "must lie above 0 and up to 1", "share")
@@ -93,7 +94,7 @@ class RND(Extension):
         self.groups = select_groups(config.obs_groups, spec.obs, "rnd")
         for name, group in self.groups.items():
             if not group.dtype.is_floating_point:
-                raise ValueError(f"rnd: obs_groups: {name!r} is {group.dtype}, and only real numbers can be predicted")
+                raise UserError(f"rnd: obs_groups: {name!r} is {group.dtype}, and only real numbers can be predicted")
         width = sum(torch.Size(group.shape).numel() for group in self.groups.values())
         self.normalizer = Normalizer((width,), clip=CLIP) if config.normalize_obs else IdentityNormalizer()
         self.target = _network(width, config.hidden if config.target_hidden is None else config.target_hidden, config)

@@ -19,7 +19,7 @@ from torch import Tensor
 from canter.algorithms.extension import Extension, extensions
 from canter.core.data.rollout import Rollout
 from canter.core.plain import check_range
-from canter.core.registry import nearest
+from canter.core.registry import UserError, nearest
 from canter.core.specs import AnyMirror, Continuous, Discrete, EnvSpec, Mirror, Symmetry
 from canter.core.struct import Metrics, Obs, State, tree_copy_, tree_leaves, tree_map
 from canter.engines.base import ModelOutput, PPOBatch
@@ -46,11 +46,11 @@ class MirrorConfig:
 
 def _mirror(of: str, given: Any) -> Mirror:
     if not isinstance(given, dict) or "sign" not in given or set(given) - {"sign", "order"}:
-        raise ValueError(f"mirrors: {of} needs a mapping with sign and, where it changes, order; not {given!r}")
+        raise UserError(f"mirrors: {of} needs a mapping with sign and, where it changes, order; not {given!r}")
     try:
         return Mirror(tuple(given["sign"]), tuple(given.get("order", ())))
     except ValueError as error:
-        raise ValueError(f"mirrors: {of}: {error}") from error
+        raise UserError(f"mirrors: {of}: {error}") from error
 
 
 @extensions.register("symmetry")
@@ -74,20 +74,20 @@ class SymmetryConfig:
         """Refuse values outside their range, and an extension that does nothing."""
         check_range(self, "must not be negative", "mirror_loss")
         if not self.augment and self.mirror_loss == 0:
-            raise ValueError("augment=false and mirror_loss=0.0 leave nothing to do: set one of them")
+            raise UserError("augment=false and mirror_loss=0.0 leave nothing to do: set one of them")
 
     def symmetries(self, spec: EnvSpec) -> tuple[Symmetry, ...]:
         """Those to use in an environment, by its declaration and these settings."""
         declared = {symmetry.name: symmetry for symmetry in spec.symmetries}
         declared |= {mirror.name: mirror.build() for mirror in self.mirrors}
         if not declared:
-            raise ValueError(
+            raise UserError(
                 f"symmetry: {spec.env_id or 'this environment'} declares none; give algorithm.extensions[].mirrors, or "
                 "EnvSpec.symmetries in the environment"
             )
         for name in self.use or ():
             if name not in declared:
-                raise ValueError(f"symmetry: use names {name!r}: {nearest(name, declared)}")
+                raise UserError(f"symmetry: use names {name!r}: {nearest(name, declared)}")
         return tuple(symmetry for name, symmetry in declared.items() if self.use is None or name in self.use)
 
     def build(self, spec: EnvSpec, model: ActorCritic, generator: torch.Generator) -> Symmetries:
@@ -174,7 +174,7 @@ class Symmetries(Extension):
         if wrong.any():
             i = int(wrong.int().argmax())
             bounds = f"{spec.action.low[i]}..{spec.action.high[i]}"
-            raise ValueError(
+            raise UserError(
                 f"symmetry {image.name!r}: action component {i} has bounds {bounds} that are not its mirror's, or "
                 f"{type(self.distribution).__name__} cannot be mirrored"
             )
@@ -257,20 +257,18 @@ def check_symmetry(symmetry: Symmetry, spec: EnvSpec, groups: Sequence[str]) -> 
     for name in groups:
         what = f"observation group {name!r}"
         if name not in symmetry.obs:
-            raise ValueError(f"{named} says nothing of {what}, which a network reads")
+            raise UserError(f"{named} says nothing of {what}, which a network reads")
         mirrors[what] = symmetry.obs[name], spec.obs[name].shape[-1] if spec.obs[name].shape else 1
     for what, (mirror, size) in mirrors.items():
         signs = mirror.sign if isinstance(mirror, Mirror) else (1,) * size
         if len(signs) != size:
-            raise ValueError(f"{named}: {what} has {size} components, its mirror {len(signs)}")
+            raise UserError(f"{named}: {what} has {size} components, its mirror {len(signs)}")
         if what == "the action" and nvec and -1 in signs:
-            raise ValueError(f"{named}: choice {signs.index(-1)} of the action cannot have the sign -1")
+            raise UserError(f"{named}: choice {signs.index(-1)} of the action cannot have the sign -1")
         probe = torch.rand((8, size), generator=torch.Generator().manual_seed(0), device="cpu") + 0.5
         twice = mirror(mirror(probe))
         if twice.shape != probe.shape:
-            raise ValueError(f"{named}: {what} changes its shape, {tuple(twice.shape)}")
+            raise UserError(f"{named}: {what} changes its shape, {tuple(twice.shape)}")
         wrong = ((twice - probe).abs() > 1e-5).any(0)
         if wrong.any():
-            raise ValueError(
-                f"{named}: mirroring {what} twice does not give component {int(wrong.int().argmax())} back"
-            )
+            raise UserError(f"{named}: mirroring {what} twice does not give component {int(wrong.int().argmax())} back")

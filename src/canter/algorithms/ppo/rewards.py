@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from canter.algorithms.ppo.advantages import MovingAverage, Per, discount
 from canter.core.data.rollout import Rollout
 from canter.core.plain import check_range
+from canter.core.registry import UserError
 from canter.core.specs import EnvSpec
 from canter.functional.returns import SQUASHES, TIME_SCALES, affine, discounted_return
 from canter.functional.statistics import moments
@@ -49,11 +50,11 @@ class RewardConfig:
         """Refuse values outside their range, by name."""
         low, high = _limits(self)
         if not low < high:
-            raise ValueError(f"minimum={self.minimum} must be below maximum={self.maximum}")
+            raise UserError(f"minimum={self.minimum} must be below maximum={self.maximum}")
         if self.squash == "log" and not low > 0:
-            raise ValueError(f"squash='log' needs a minimum above 0, not minimum={self.minimum}; 'symlog' takes any")
+            raise UserError(f"squash='log' needs a minimum above 0, not minimum={self.minimum}; 'symlog' takes any")
         if self.scale == 0:
-            raise ValueError("scale=0.0 leaves nothing to learn from")
+            raise UserError("scale=0.0 leaves nothing to learn from")
         check_range(self, "must lie above 0 and up to 1", "centering")
 
     def build(self, spec: EnvSpec, gamma: float, per: Per = "step") -> RewardPipeline:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from canter.app.check.plan import Finding
+from canter.core.registry import UserError
 from canter.core.specs import (
     ACTION_MASK,
     AnyMirror,
@@ -141,7 +142,7 @@ TOLERANCE = 1e-3
 """Differences up to this share of a component's range are rounding."""
 
 
-class Asymmetric(ValueError):
+class Asymmetric(UserError):
     """The environment does not do in a mirror what was declared; the message names the component."""
 
 

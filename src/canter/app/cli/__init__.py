@@ -15,7 +15,7 @@ from typing import NoReturn
 from canter import __version__
 from canter.app.cli.index import UsageError, check_arguments
 from canter.app.console.text import printable_output, two_columns
-from canter.core.registry import nearest
+from canter.core.registry import UserError, nearest
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,12 @@ def main(argv: list[str] | None = None) -> None:
         except KeyboardInterrupt:
             end_with("stopped by SIGINT", 128 + signal.SIGINT)
         except Exception as error:
-            if type(error).__name__ == "RankLost":  # whoever knows why has said so
+            if type(error).__name__ == "RankLost":  # the rank that failed has reported the reason
                 end_with(None, 1)
-            if is_a_mistake(error):
-                # A KeyError's own text is the repr of its message.
-                message = error.args[0] if isinstance(error, KeyError) and error.args else error
-                end_with(" ".join(str(message).split()), 2)
-            # Of an environment or another part of the user's own, or a mistake in Canter.
-            end_with(unexpected(error), 2 if out_of_memory(error) else 1)
+            if is_user_error(error):
+                end_with(" ".join(str(error).split()), 2)
+            # From the user's environment or another part of their own, or a mistake in Canter.
+            end_with(unexpected(error), 2 if is_out_of_memory(error) else 1)
         if out.lost is not None and not isinstance(out.lost, BrokenPipeError):
             print(f"canter: not all of the output could be written: {out.lost}", file=sys.stderr)
             sys.exit(1)
@@ -158,19 +156,32 @@ def end_with(text: str | None, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def is_a_mistake(error: Exception) -> bool:
-    """Whether an error tells what the user got wrong, or what is missing here, in words of its own."""
-    return isinstance(error, ValueError | KeyError | ImportError | OSError) or type(error).__name__ == "RunLocked"
+def is_user_error(error: Exception) -> bool:
+    """Return True if the message of an error tells the user all there is to know, without a traceback."""
+    if isinstance(error, OSError):
+        return error.errno is not None or isinstance(error, UserError)
+    if isinstance(error, ImportError):  # a package that is not installed, but not a broken import of Canter's own
+        return (error.name or "").partition(".")[0] != "canter"
+    return isinstance(error, UserError)
 
 
-def out_of_memory(error: Exception) -> bool:
-    """Whether there was not enough memory, of the machine or of the GPU."""
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error))
+OUT_OF_MEMORY = ("DefaultCPUAllocator: ", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Text of RuntimeErrors that torch raises, besides `torch.OutOfMemoryError`, when memory is exhausted."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return True if the machine or the GPU had too little memory."""
+    if isinstance(error, MemoryError):
+        return True
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 def unexpected(error: Exception) -> str:
     """One line about an error that nothing foresaw; its traceback goes to a file."""
-    if out_of_memory(error):
+    if is_out_of_memory(error):
         first = (str(error).splitlines() or [""])[0]
         return f"there is not enough memory for this: {type(error).__name__} {first}"
     with NamedTemporaryFile("w", prefix="canter-", suffix=".txt", delete=False, errors="replace") as file:

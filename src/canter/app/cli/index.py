@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from canter.app.experiments.foreign import translated
-from canter.core.registry import PLUGINS, nearest
+from canter.core.registry import PLUGINS, UserError, nearest
 
 FILE = Path(__file__).with_name("index.json")
 FREE = ("--env.options.", "--env.wrappers.")
 
 
-class UsageError(ValueError):
+class UsageError(UserError):
     """A command line that makes no sense."""
 
 

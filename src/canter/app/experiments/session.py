@@ -23,8 +23,10 @@ from canter.app.check.plan import counted
 from canter.app.console.text import duration, two_columns
 from canter.config import TrainConfig
 from canter.core.distributed.world import world
+from canter.core.registry import UserError
+from canter.core.registry import UserError
 from canter.core.seeding import derive_seed
-from canter.core.specs import Env, begins_anew
+from canter.core.specs import Env, reset_is_clean
 from canter.core.storage.validity import check_same_shape
 from canter.envs import closed_quietly
 from canter.envs.contract import failure
@@ -66,7 +68,7 @@ class InitFrom:
             return self._load_policy(algorithm)
         store = RunFolder(self.run).store
         if not store.steps():
-            raise ValueError(f"--init-from {self.run}: there is no checkpoint to take weights from")
+            raise UserError(f"--init-from {self.run}: there is no checkpoint to take weights from")
         iteration, tree = store.load_latest()
         own, theirs = algorithm.state_dict(), tree["algorithm"]
         names = [name for name in (*WEIGHTS, *[OPTIMIZERS] * self.optimizer) if name in own]
@@ -81,7 +83,7 @@ class InitFrom:
 
     def _load_policy(self, algorithm: Algorithm[Any]) -> None:
         if self.optimizer or self.fresh_statistics:
-            raise ValueError(f"--init-from {self.run}: only its policy can be taken, as it is")
+            raise UserError(f"--init-from {self.run}: only its policy can be taken, as it is")
         begin_with(algorithm.acting, self.run)
 
 
@@ -106,6 +108,10 @@ LOGS: dict[str, Callable[[Path], MetricWriter]] = {
 """Where metrics can go besides `metrics.jsonl`; each takes the run's folder."""
 
 Say = Callable[[str], Any]
+
+
+class RunNotSaved(UserError, OSError):
+    """A run ended but not all of its files could be written, as on a full disk."""
 
 
 @dataclass(frozen=True)
@@ -167,20 +173,20 @@ def carry_out(
         with Trainer(config, on_iteration, env=env, folder=folder, writers=writers, begin=begin) as trainer:
             if init_from is not None:
                 say(begun_with(init_from, trainer.begun, folder))
-            algorithm, run = trainer.learn(), trainer.run
+            algorithm, run = trainer.learn(), trainer.progress
             unsaved = [] if folder is None else folder.unsaved
-        if not world.end_but_first():
+        if not world.end_except_first():
             return TrainingResult(algorithm, path, run.ended_by, None)
         say(f"Training ended by {run.ended_by}, after {run.env_steps:,} steps in {duration(run.spent)}")
         score = None
         if final_evaluation:
-            again = env if only_env or begins_anew(env) else None
+            again = env if only_env or reset_is_clean(env) else None
             score, words = final_score(config, algorithm.policy, None if unsaved else path, again, say)
             say(words)
     if path is not None:
         say(report_of(path))
     if unsaved:
-        raise OSError(f"not all of the run could be written to {path}: {', '.join(unsaved)}; see the log above")
+        raise RunNotSaved(f"not all of the run could be written to {path}: {', '.join(unsaved)}; see the log above")
     if path is not None:
         say(what_next(config, path, run.ended_by))
     return TrainingResult(algorithm, path, run.ended_by, score)

@@ -21,11 +21,12 @@ from typing import Any
 
 from canter.config import TrainConfig
 from canter.config.files import dump_config, read_config
+from canter.core.registry import UserError
 from canter.core.storage.files import read_untrusted, replace_file
 from canter.core.storage.strict import Malformed, parse_json
-from canter.runs.permissions import recall
+from canter.runs.permissions import import_trusted_modules
 from canter.runs.records import CONFIG, LATEST, METRICS, SWEEP, find_run, read_last_row, read_record, run_status
-from canter.runs.run_folder import RunFolder, never_began
+from canter.runs.run_folder import RunFolder, is_unstarted
 
 
 def check_name(parent: Path, name: str | None) -> None:
@@ -33,10 +34,10 @@ def check_name(parent: Path, name: str | None) -> None:
     if name is None:
         return
     if Path(name).name != name or name == LATEST or not name.isprintable():
-        raise ValueError(f"--name {name!r} must be a plain folder name that can be printed, and not {LATEST!r}")
+        raise UserError(f"--name {name!r} must be a plain folder name that can be printed, and not {LATEST!r}")
     path = parent / name
-    if path.exists() and not never_began(path):
-        raise ValueError(f"{path} exists already; give another --name, or go on with it: canter resume {path}")
+    if path.exists() and not is_unstarted(path):
+        raise UserError(f"{path} exists already; give another --name, or go on with it: canter resume {path}")
 
 
 def new_run(parent: Path, name: str | None, config: TrainConfig) -> RunFolder:
@@ -69,7 +70,7 @@ def located(given: str | Path, run_dir: Path) -> Path:
 
 def stored_config(path: Path) -> TrainConfig:
     """The settings of a run; what its user trusted when it was made is trusted again."""
-    recall(path)
+    import_trusted_modules(path)
     return read_config(path / CONFIG, within=path).over(TrainConfig())
 
 
@@ -93,11 +94,11 @@ class Sweep:
         try:
             found = parse_json(read_untrusted(folder / SWEEP, MAX_BYTES, within=folder))
         except (OSError, Malformed) as error:
-            raise ValueError(f"{folder / SWEEP} cannot be read: {error}") from error
+            raise UserError(f"{folder / SWEEP} cannot be read: {error}") from error
         match found:
             case {"base": list(base), "runs": dict(runs)}:
                 return Sweep(folder, [*map(str, base)], {str(name): [*map(str, own)] for name, own in runs.items()})
-        raise ValueError(f"{folder / SWEEP} is no sweep")
+        raise UserError(f"{folder / SWEEP} is no sweep")
 
     def write(self) -> None:
         """Keep it in its folder."""
@@ -136,7 +137,7 @@ def sweep_folder(parent: Path, env_id: str, name: str | None) -> Path:
         path.mkdir(parents=True)
     except FileExistsError as error:
         text = f"{path} exists already; give another --name, or go on: canter sweep {path}"
-        raise ValueError(text) from error
+        raise UserError(text) from error
     return path
 
 

@@ -22,7 +22,7 @@ from canter.app.experiments.session import LOGS, InitFrom, TrainingResult, annou
 from canter.app.experiments.settings import starting_point, with_settings
 from canter.app.experiments.sweep import check_name, located, new_run, stored_config
 from canter.config import TrainConfig
-from canter.core.registry import nearest
+from canter.core.registry import UserError, nearest
 from canter.core.specs import Env
 from canter.envs import EnvConfig
 from canter.envs.gymnasium.adapter import GymnasiumEnv
@@ -190,13 +190,13 @@ def _refuse_misspelt(console: str, log: Sequence[str], folder: Any) -> None:
     """Refuse what is no console, no place for metrics and no folder, before anything is made."""
     for what, name, known in (("console", console, ("auto", *CONSOLES)), *(("log", place, LOGS) for place in log)):
         if name not in known:
-            raise ValueError(f"{what}={name!r}: there is none of that name, {nearest(str(name), known)}")
+            raise UserError(f"{what}={name!r}: there is none of that name, {nearest(str(name), known)}")
     if not isinstance(folder, RunFolder | bool):
         raise TypeError(
             f"folder={folder!r}: expected True, False or a canter.RunFolder; run_dir= and name= say where a run goes"
         )
     if log and folder is False:
-        raise ValueError(f"log={list(log)} needs a folder of the run, and folder=False leaves none")
+        raise UserError(f"log={list(log)} needs a folder of the run, and folder=False leaves none")
 
 
 def _begin(init_from: str | Path | InitFrom | None, run_dir: Path) -> InitFrom | None:
@@ -269,7 +269,7 @@ def evaluate(
     `max_steps=1_000_000` steps of every environment. `deterministic=False` acts with noise.
     """
     if episodes < 1:
-        raise ValueError(f"episodes={episodes} must be at least 1")
+        raise UserError(f"episodes={episodes} must be at least 1")
     run = None
     if isinstance(policy, TrainingResult):
         policy, run = policy.policy, policy.path

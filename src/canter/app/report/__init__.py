@@ -7,6 +7,7 @@ from pathlib import Path
 
 from canter.app.report.data import read_run
 from canter.app.report.page import GENERATOR, comparison_page, run_page
+from canter.core.registry import UserError
 from canter.core.storage.files import replace_file
 
 __all__ = ["write_report"]
@@ -24,14 +25,14 @@ def write_report(paths: Sequence[Path], out: Path | None = None, *, threshold: f
     runs that are compared.
     """
     if not paths:
-        raise ValueError("a report needs at least one run")
+        raise UserError("a report needs at least one run")
     runs = [read_run(path) for path in dict.fromkeys(path.resolve() for path in paths)]
     out = out or (paths[0] / REPORT if len(runs) == 1 else Path(REPORT))
     page = run_page(runs[0], threshold) if len(runs) == 1 else comparison_page(runs, threshold)
     if not out.parent.is_dir():
-        raise ValueError(f"{out.parent} is no folder, so {out.name} cannot be written there")
+        raise UserError(f"{out.parent} is no folder, so {out.name} cannot be written there")
     if out.exists() and not is_report(out):
-        raise ValueError(f"{out} exists and is no report of canter; choose another file with --out")
+        raise UserError(f"{out} exists and is no report of canter; choose another file with --out")
     replace_file(out, page.encode(), 0o666)
     return out
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from canter.core.registry import UserError
 from canter.core.storage.files import read_untrusted
 from canter.runs.records import CONFIG, METRICS, Row, Status, flatten, read_record, read_rows, read_settings, run_status
 
@@ -103,7 +104,7 @@ def read_run(path: Path) -> RunData:
     """All that is to be known of a run; raises `ValueError` where there is no row of metrics."""
     rows = _forward(read_rows(path / METRICS))
     if not rows:
-        raise ValueError(f"{path}: no metrics to report; {METRICS} is missing, empty or damaged throughout")
+        raise UserError(f"{path}: no metrics to report; {METRICS} is missing, empty or damaged throughout")
     names = list(dict.fromkeys(["env_steps", *(name for row in rows for name in row)]))[:MAX_COLUMNS]
     columns = {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
     return RunData(path, read_settings(path / CONFIG), read_record(path), run_status(path), columns)

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from canter.core.registry import UserError
 from canter.core.storage.files import read_untrusted, sync_folder, write_synced
 from canter.core.storage.lock import is_alive
 from canter.core.storage.tree import Malformed, decode, encode, parse_json
@@ -42,7 +43,7 @@ _counter = itertools.count()
 _SCRATCH = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|old|trash)-(?P<host>\w+)-(?P<pid>\d+)-(?P<token>\w+)-\d+")
 
 
-class CheckpointCorrupt(ValueError):
+class CheckpointCorrupt(UserError):
     """A checkpoint that is not what was written: `path` is its folder, `reason` says what is wrong."""
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -50,7 +51,7 @@ class CheckpointCorrupt(ValueError):
         self.path, self.reason = path, reason
 
 
-class NoCheckpoint(ValueError):
+class NoCheckpoint(UserError):
     """A folder in which no checkpoint can be used; the message names those that are corrupt."""
 
 
@@ -66,7 +67,7 @@ def save_checkpoint(folder: Path, tree: dict[str, Any], *, replace: bool = False
     contents = {TENSORS: tensors, STATE: state}
     for name, data in contents.items():
         if len(data) > MAX_BYTES[name]:
-            raise ValueError(f"{name} would have {len(data)} bytes, more than the allowed {MAX_BYTES[name]}")
+            raise UserError(f"{name} would have {len(data)} bytes, more than the allowed {MAX_BYTES[name]}")
     contents[MANIFEST] = json.dumps(_manifest(contents), indent=1).encode()
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = _scratch(folder, "partial")

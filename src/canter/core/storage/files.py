@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from canter.core.machine import available_memory
+from canter.core.registry import UserError
 
 
-class Unreadable(OSError):
+class Unreadable(UserError, OSError):
     """A file that is not read; the message names it and says why."""
 
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Self
 
 from canter.core.plain import from_plain
+from canter.core.registry import UserError
 from canter.core.storage.files import write_synced
 from canter.core.storage.strict import read_json
 
-LOCK, GUARD = "run.lock", ".run.lock.guard"
+LOCK, GUARD = "run.lock", ".run.lock.folder_mutex"
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ class Owner:
     token: str
 
 
-class RunLocked(Exception):
+class RunLocked(UserError):
     """Another process owns the run folder; `owner` says which, None if the lock cannot be read."""
 
     def __init__(self, path: Path, owner: Owner | None, advice: str) -> None:
@@ -67,12 +68,12 @@ class RunLock:
         pid = os.getpid()
         since = datetime.now(UTC).isoformat(timespec="seconds")
         owner = Owner(pid, socket.gethostname(), since, _birth(pid), secrets.token_hex(8))
-        with guard(self.folder):
+        with folder_mutex(self.folder):
             if os.path.lexists(self.path):
                 self._remove_stale(owner.host)
             try:
                 _create(self.path, json.dumps(asdict(owner)).encode())
-            except FileExistsError:  # only from another machine, where the guard may not reach
+            except FileExistsError:  # only from another machine, where the folder_mutex may not reach
                 raise RunLocked(self.path, _read(self.path), "it took the lock first") from None
         self.owner = owner
         return self
@@ -82,7 +83,7 @@ class RunLock:
         owner, self.owner = self.owner, None
         if owner is None or owner.pid != os.getpid():
             return
-        with guard(self.folder):
+        with folder_mutex(self.folder):
             if _read(self.path) == owner:
                 self.path.unlink()
             else:
@@ -103,7 +104,7 @@ class RunLock:
         self.path.unlink()
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a process holds a run folder: one that lives, or one that nobody here can tell to be dead."""
     owner = _read(folder / LOCK)
     if owner is None:
@@ -135,11 +136,11 @@ def _birth(pid: int) -> str:
 
 
 @contextlib.contextmanager
-def guard(folder: Path) -> Iterator[None]:
+def folder_mutex(folder: Path) -> Iterator[None]:
     """Processes of one machine look at a folder and change it one after the other; each waits for its turn.
 
     Without it, two that find the same stale lock could each remove it, the second removing the lock of the first. The
-    system lets go of the guard when its holder dies.
+    system lets go of the folder_mutex when its holder dies.
     """
     fd = os.open(folder / GUARD, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -152,7 +153,7 @@ def guard(folder: Path) -> Iterator[None]:
 
 def _create(path: Path, data: bytes) -> None:
     """Create a file that did not exist, with its content from the start: a kill leaves all of it or nothing."""
-    host = re.sub(r"\W", "_", socket.gethostname())  # each machine its own: the guard may not reach beyond one
+    host = re.sub(r"\W", "_", socket.gethostname())  # each machine its own: the folder_mutex may not reach beyond one
     draft = path.with_name(f".{path.name}.draft-{host}")
     draft.unlink(missing_ok=True)
     write_synced(draft, data)

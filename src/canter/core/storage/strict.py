@@ -15,13 +15,14 @@ from typing import Any, NoReturn
 import yaml
 
 from canter.core.plain import MAX_DEPTH, ConfigError
+from canter.core.registry import UserError
 from canter.core.storage.files import Unreadable, read_untrusted, replace_file
 
 MAX_JSON_BYTES = 1 << 20
 """Larger files are refused unread."""
 
 
-class Malformed(ValueError):
+class Malformed(UserError):
     """Bytes that `encode` never writes; the message says how."""
 
 

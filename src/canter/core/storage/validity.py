@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canter.core.registry import UserError
 from canter.core.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
 
 _INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -15,7 +16,7 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*_INTEGERS, *_FLOATS)}
 
 
-class Mismatch(ValueError):
+class Mismatch(UserError):
     """What was saved does not fit what it is loaded into; `field` is where, `saved` and `here` are the two values."""
 
     def __init__(self, what: str, field: str, saved: Any, here: Any) -> None:
@@ -23,7 +24,7 @@ class Mismatch(ValueError):
         self.field, self.saved, self.here = field, saved, here
 
 
-class NonFiniteParameters(ValueError):
+class NonFiniteParameters(UserError):
     """A tensor that the future of a run depends on holds NaN or infinity, so it is not saved."""
 
 

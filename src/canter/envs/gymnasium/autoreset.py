@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from canter.core.registry import UserError
 from canter.core.specs import ACTION_MASK
 from canter.envs.spaces import ObsReader
 
@@ -29,7 +30,7 @@ def parse_mode(mode: AutoresetMode | str) -> AutoresetMode:
         return mode
     key = str(mode).replace("_", "").replace("-", "").lower()
     if key not in _SPELLINGS:
-        raise ValueError(f"autoreset mode {mode!r} is unknown; the modes are next_step, same_step and disabled")
+        raise UserError(f"autoreset mode {mode!r} is unknown; the modes are next_step, same_step and disabled")
     return _SPELLINGS[key]
 
 
@@ -41,7 +42,7 @@ def find_mode(env: VectorEnv, wanted: AutoresetMode | str | None, reader: ObsRea
     declared = (env.metadata or {}).get("autoreset_mode")
     said = [parse_mode(mode) for mode in (declared, wanted) if mode is not None]
     if len(set(said)) > 1:
-        raise ValueError(
+        raise UserError(
             f"autoreset={said[1].name.lower()!r} contradicts {env}, which declares {said[0].name.lower()!r}; "
             "leave the argument out, or make the environment with the other mode"
         )
@@ -49,7 +50,7 @@ def find_mode(env: VectorEnv, wanted: AutoresetMode | str | None, reader: ObsRea
         return said[0]
     mode = _Probe(env, reader).run(max_steps)
     if mode is None:
-        raise ValueError(
+        raise UserError(
             f"{env} does not declare how it resets, and {max_steps} random steps did not prove one of the three ways:"
             + _HOW_TO_DECLARE
         )

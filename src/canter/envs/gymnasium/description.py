@@ -14,7 +14,7 @@ from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from canter.core.registry import nearest
+from canter.core.registry import UserError, nearest
 from canter.envs.gymnasium.state import unwrap
 
 NEEDED = {
@@ -70,7 +70,7 @@ def explained(env_id: str) -> Iterator[None]:
         module, package = NAMESPACES.get(space, ("gymnasium", ""))
         if find_spec(module) is None:
             raise ImportError(f'{env_id}: pip install "{package}" brings {space}/... ({error})') from error
-        raise ValueError(
+        raise UserError(
             f"unknown Gymnasium environment {env_id!r}: {nearest(name, gymnasium.registry)} ({error})"
         ) from error
 
@@ -86,7 +86,7 @@ def import_module_of(env_id: str) -> None:
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ValueError(f"environment {env_id!r}: module {module!r} cannot be imported ({error})") from error
+        raise UserError(f"environment {env_id!r}: module {module!r} cannot be imported ({error})") from error
 
 
 def refuse_lost_steps(env: VectorEnv, mode: AutoresetMode) -> None:
@@ -94,7 +94,7 @@ def refuse_lost_steps(env: VectorEnv, mode: AutoresetMode) -> None:
     base = env.unwrapped
     if mode is AutoresetMode.NEXT_STEP and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
         # NOTE: its workers forget to clear their flag when reset after an end, and lose the next action (1.4.0).
-        raise ValueError(
+        raise UserError(
             "AsyncVectorEnv with shared_memory=False in next_step mode loses the first step after a reset; "
             "make it with shared_memory=True or with autoreset_mode='SameStep'"
         )

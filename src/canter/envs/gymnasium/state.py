@@ -22,6 +22,8 @@ from gymnasium.vector.utils import iterate
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 from torch import Tensor
 
+from canter.core.registry import UserError
+
 _CLASSIC, _MUJOCO = "gymnasium.envs.classic_control", "gymnasium.envs.mujoco"
 _WRAPPERS: dict[type, tuple[str, ...]] = {
     TimeLimit: ("_elapsed_steps",),
@@ -102,7 +104,7 @@ def restore(env: VectorEnv, state: dict[str, Any]) -> None:
         raise StateUnavailable(f"the saved state cannot be restored: {reason}")
     assert isinstance(env, SyncVectorEnv)
     if len(state["envs"]) != env.num_envs:
-        raise ValueError(f"the saved state is of {len(state['envs'])} environments, these are {env.num_envs}")
+        raise UserError(f"the saved state is of {len(state['envs'])} environments, these are {env.num_envs}")
     for name in _VECTOR_FIELDS:
         setattr(env, name, _from_tree(state["fields"][name]))
     # Rows as the environments gave them, for a reset of only some rows puts all of them together again.
@@ -153,7 +155,7 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
     own = [*(type(wrapper).__name__ for wrapper in wrappers), type(base).__name__]
     saved = [*(name for name, _ in state["wrappers"]), state["class"]]
     if own != saved:
-        raise ValueError(f"the saved state is of {' in '.join(saved[::-1])}, not of {' in '.join(own[::-1])}")
+        raise UserError(f"the saved state is of {' in '.join(saved[::-1])}, not of {' in '.join(own[::-1])}")
     for wrapper, (_, attributes) in zip(wrappers, state["wrappers"], strict=True):
         for name in _attributes(wrapper) or ():
             setattr(wrapper, name, _from_tree(attributes[name]))
@@ -165,7 +167,7 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
     base.np_random.bit_generator.state = _from_tree(state["rng"])
     for name, value in state["attributes"].items():
         if name.startswith((*_NOT_STATE, "__")):  # never saved: somebody else wrote this
-            raise ValueError(f"the saved state sets {name!r} of {type(base).__name__}, which is no state")
+            raise UserError(f"the saved state sets {name!r} of {type(base).__name__}, which is no state")
         setattr(base, name, _from_tree(value))
     if _is_mujoco(base):
         _restore_physics(base, state["physics"])
@@ -219,9 +221,7 @@ def _restore_physics(env: Any, state: dict[str, Tensor]) -> None:
     targets = [getattr(env.data, name) for name in _MUJOCO_DERIVED]
     sizes = mujoco.mj_stateSize(env.model, kind), sum(target.size for target in targets)
     if (state["integrated"].numel(), state["derived"].numel()) != sizes:
-        raise ValueError(
-            f"the saved physics do not fit the model of {type(env).__name__}, or another MuJoCo wrote them"
-        )
+        raise UserError(f"the saved physics do not fit the model of {type(env).__name__}, or another MuJoCo wrote them")
     mujoco.mj_setState(env.model, env.data, state["integrated"].numpy(), kind)
     derived = state["derived"].numpy()
     for target in targets:

@@ -8,7 +8,7 @@ from typing import Any
 
 import gymnasium
 
-from canter.core.registry import nearest
+from canter.core.registry import UserError, nearest
 from canter.envs.robots.adapter import FinalObsOption, ManagerEnv
 from canter.envs.robots.mjlab import named_device, override
 
@@ -30,7 +30,7 @@ def rl_settings(task: str, device: str = "cuda:0") -> dict[str, Any]:
     spec, utils = _known(task, device)
     entry = next((name for name in ENTRY_POINTS if name in spec.kwargs), None)
     if entry is None:
-        raise ValueError(f"isaaclab:{task} has no settings of RSL-RL or rl_games: give --config FILE")
+        raise UserError(f"isaaclab:{task} has no settings of RSL-RL or rl_games: give --config FILE")
     found = utils.load_cfg_from_registry(task, entry)
     return found if isinstance(found, dict) else found.to_dict()
 
@@ -54,7 +54,7 @@ def make_isaaclab(
     `clip_actions` None takes the task's own for RSL-RL. `overrides` are settings of the task by their dotted path.
     """
     if final_obs not in ("exact", "approximate"):
-        raise ValueError(f"env.options.final_obs={final_obs!r} must be exact or approximate")
+        raise UserError(f"env.options.final_obs={final_obs!r} must be exact or approximate")
     spec, utils = _known(task, device, cameras=render_mode is not None)
     cfg = utils.parse_env_cfg(task, device=named_device(device), num_envs=num_envs)
     override(cfg, overrides)
@@ -68,7 +68,7 @@ def make_isaaclab(
         clip_actions = getattr(utils.load_cfg_from_registry(task, "rsl_rl_cfg_entry_point"), "clip_actions", None)
     env: Any = gymnasium.make(task, cfg=cfg, render_mode=render_mode).unwrapped
     if hasattr(env, "possible_agents"):
-        raise ValueError(f"isaaclab:{task} has several agents; only tasks with one fit the rows here")
+        raise UserError(f"isaaclab:{task} has several agents; only tasks with one fit the rows here")
     return ManagerEnv(
         env,
         f"isaaclab:{task}",
@@ -90,5 +90,5 @@ def _known(task: str, device: str, cameras: bool = False) -> tuple[Any, Any]:
     import_module("isaaclab_tasks")  # registers them
     utils = import_module("isaaclab_tasks.utils")
     if task not in gymnasium.registry:
-        raise ValueError(f"unknown Isaac Lab task {task!r}: {nearest(task, tasks())}")
+        raise UserError(f"unknown Isaac Lab task {task!r}: {nearest(task, tasks())}")
     return gymnasium.spec(task), utils

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from canter.core.registry import nearest
+from canter.core.registry import UserError, nearest
 from canter.envs.robots.adapter import FinalObsOption, ManagerEnv
 from canter.envs.robots.captured import CapturedStep
 
@@ -56,7 +56,7 @@ def make_mjlab(
     """
     registry = _known(task)
     if final_obs not in ("exact", "approximate"):
-        raise ValueError(f"env.options.final_obs={final_obs!r} must be exact or approximate")
+        raise UserError(f"env.options.final_obs={final_obs!r} must be exact or approximate")
     cfg = registry.load_env_cfg(task, play=play)
     override(cfg, overrides)
     cfg.scene.num_envs, cfg.seed = num_envs, 0
@@ -124,7 +124,7 @@ def _registry(task: str) -> Any:
 def _known(task: str) -> Any:
     registry = _registry(task)
     if task not in registry.list_tasks():
-        raise ValueError(f"unknown mjlab task {task!r}: {nearest(task, registry.list_tasks())}")
+        raise UserError(f"unknown mjlab task {task!r}: {nearest(task, registry.list_tasks())}")
     return registry
 
 
@@ -134,7 +134,7 @@ def override(cfg: Any, overrides: dict[str, Any], path: str = "env.options") -> 
         first, _, rest = name.partition(".")
         here = cfg if isinstance(cfg, dict) else vars(cfg)
         if first not in here:
-            raise ValueError(f"{path}.{name}={value!r}: the task has no such setting, {nearest(first, here)}")
+            raise UserError(f"{path}.{name}={value!r}: the task has no such setting, {nearest(first, here)}")
         if rest or (isinstance(value, dict) and (is_dataclass(here[first]) or isinstance(here[first], dict))):
             override(here[first], {rest: value} if rest else value, f"{path}.{first}")
         else:

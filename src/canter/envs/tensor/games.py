@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, final
 import torch
 from torch import Tensor
 
+from canter.core.registry import UserError
 from canter.core.specs import ActionSpec, Continuous, Discrete, MultiDiscrete, Step, TensorSpec
 from canter.core.struct import Obs, tree_map
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
@@ -67,7 +68,7 @@ class FoldAgents:
     def step(self, action: Tensor) -> Step:
         """Apply one action per agent; those of dead agents are passed on and have no effect."""
         if len(action) != self.spec.num_envs:
-            raise ValueError(f"action has {len(action)} rows, {self.spec.env_id} has {self.spec.num_envs} agents")
+            raise UserError(f"action has {len(action)} rows, {self.spec.env_id} has {self.spec.num_envs} agents")
         step = self.worlds.step(action.reshape(self.worlds.num_envs, -1))
         info = dict(step.info)
         reward, alive = info.pop(REWARD), info.pop(ALIVE)
@@ -117,21 +118,19 @@ def agent_action(joint: ActionSpec, num_agents: int) -> ActionSpec:
             heads = _share(nvec, num_agents, joint)
             return Discrete(heads[0]) if len(heads) == 1 else MultiDiscrete(heads)
         case Discrete():
-            raise ValueError(
-                f"the joint action {joint} must be a MultiDiscrete, with one entry even for a single agent"
-            )
+            raise UserError(f"the joint action {joint} must be a MultiDiscrete, with one entry even for a single agent")
 
 
 def _share(parts: tuple[Any, ...], num_agents: int, joint: ActionSpec) -> tuple[Any, ...]:
     share = parts[: len(parts) // num_agents]
     if not share or share * num_agents != parts:
-        raise ValueError(f"the joint action {joint} is not {num_agents} equal actions, one per agent, side by side")
+        raise UserError(f"the joint action {joint} is not {num_agents} equal actions, one per agent, side by side")
     return share
 
 
 def _agent_obs(name: str, group: TensorSpec, num_agents: int) -> TensorSpec:
     if len(group.shape) < 2 or group.shape[0] != num_agents:
-        raise ValueError(f"observation {name!r} of a world has shape {group.shape}, not ({num_agents} agents, ...)")
+        raise UserError(f"observation {name!r} of a world has shape {group.shape}, not ({num_agents} agents, ...)")
     return TensorSpec(group.shape[1:], group.dtype)
 
 
@@ -175,7 +174,7 @@ class Rendezvous(TensorEnv):
         random_start: bool = False,
     ) -> None:
         if num_agents < 2:
-            raise ValueError(f"num_agents={num_agents} must be at least 2: one alone has nobody to meet")
+            raise UserError(f"num_agents={num_agents} must be at least 2: one alone has nobody to meet")
         obs = {"policy": TensorSpec((num_agents, 4)), "critic": TensorSpec((num_agents, 6 * num_agents))}
         action = Continuous(low=(-1.0,) * (2 * num_agents), high=(1.0,) * (2 * num_agents))
         super().__init__("tensor:rendezvous", num_envs, device, obs, action, max_episode_steps, random_start)
@@ -244,9 +243,9 @@ class RockPaperScissors(TensorEnv):
         stakes: Sequence[float] = (1.0, 1.0, 1.0),
     ) -> None:
         if rounds < 1:
-            raise ValueError(f"rounds={rounds} must be at least 1")
+            raise UserError(f"rounds={rounds} must be at least 1")
         if len(stakes) != 3 or min(stakes) <= 0:
-            raise ValueError(f"stakes={tuple(stakes)} must be three positive numbers: for rock, paper and scissors")
+            raise UserError(f"stakes={tuple(stakes)} must be three positive numbers: for rock, paper and scissors")
         obs = {"policy": TensorSpec((2, NO_MOVE + 1))}
         super().__init__("tensor:rps", num_envs, device, obs=obs, action=MultiDiscrete((3, 3)))
         self.rounds = rounds

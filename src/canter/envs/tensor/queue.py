@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from canter.core.registry import UserError
 from canter.core.specs import ACTION_MASK, Discrete, TensorSpec
 from canter.core.struct import Obs
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
@@ -67,16 +68,16 @@ class QueueNetwork(TensorEnv):
     ) -> None:
         lengths = [len(values) for values in (arrival_rates, service_rates, holding_costs, servers, routing)]
         if len(set(lengths)) != 1:
-            raise ValueError(
+            raise UserError(
                 "arrival_rates, service_rates, holding_costs, servers and routing need one entry per class, "
                 f"but have {lengths}"
             )
         if min(arrival_rates) < 0 or min(service_rates) <= 0:
-            raise ValueError(f"{arrival_rates=} must not be negative and {service_rates=} must be positive")
+            raise UserError(f"{arrival_rates=} must not be negative and {service_rates=} must be positive")
         if 0 not in servers or any(list(servers).count(server) > 1 for server in servers if server != 0):
-            raise ValueError(f"{servers=}: server 0 needs at least one class and every other server exactly one")
+            raise UserError(f"{servers=}: server 0 needs at least one class and every other server exactly one")
         if any(target != LEAVES and not 0 <= target < len(routing) for target in routing):
-            raise ValueError(f"{routing=}: entries are class numbers 0..{len(routing) - 1} or {LEAVES} (leaves)")
+            raise UserError(f"{routing=}: entries are class numbers 0..{len(routing) - 1} or {LEAVES} (leaves)")
         num_classes = len(servers)
         choices = [k for k in range(num_classes) if servers[k] == 0]
         obs = {"policy": TensorSpec((num_classes,)), ACTION_MASK: TensorSpec((len(choices),), torch.bool)}
