@@ -24,15 +24,35 @@ import torch
 from gaits import GAITS
 
 import canter
-from canter.config.presets.extensions import swimmer_style
-from canter.core.data.motion import Motions, load_clip, pose_error
-from canter.core.plain import to_plain
+from canter.core.data.motion import MotionLibrary, load_clip, pose_error
+from canter.core.plain import from_plain, to_plain
 from canter.core.seeding import derive_seed
 from canter.envs.tensor import Swimmer
 from canter.envs.tensor.swimmer import JOINTS, TIME_STEP, body
 from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results" / "amp.json"
+
+
+def swimmer_style(gait: str, *, task: float = 0.0, style: float = 1.0) -> canter.TrainConfig:
+    """Return the settings to swim like a clip (`gait`: wide or narrow), with these weights of task and style.
+
+    The task is one that the clips can do: keep up a speed that they have at every moment.
+    """
+    preset = canter.presets[f"swimmer-{gait}"]
+    options = dict(preset.env.options) if style else {"random_start": True}
+    algorithm: dict[str, Any] = {}
+    if task:
+        options |= {"pace": 0.03, "heading": 0.5}
+        # The way the body points matters to the task alone.
+        algorithm |= {"gamma": 0.99, "model": {"policy": {"obs_groups": ["policy"]}}}
+    if not style:
+        algorithm |= {"policy_average": 0.0, "extensions": []}
+    config = from_plain({"env": {"options": options}, "algorithm": algorithm}, preset)
+    weighted = [replace(amp, task_weight=task, style_weight=style) for amp in config.algorithm.extensions]
+    return replace(config, algorithm=replace(config.algorithm, extensions=tuple(weighted)))
+
+
 STUDIES = {
     "wide": ("wide", swimmer_style("wide")),
     "narrow": ("narrow", swimmer_style("narrow")),
@@ -92,7 +112,7 @@ def pose_errors(joints: torch.Tensor) -> dict[str, float]:
     never = torch.zeros(pieces.shape[:2], dtype=torch.bool)
     errors: dict[str, float] = {}
     for gait in GAITS:
-        frames, begins = Motions([load_clip(f"canter:swimmer_{gait}.npz")]).every(TIME_STEP)
+        frames, begins = MotionLibrary([load_clip(f"canter:swimmer_{gait}.npz")]).every(TIME_STEP)
         error = pose_error(pieces, never, frames["dof_positions"].double(), begins)
         errors[gait] = round(error.mean().item(), 4)
     return errors

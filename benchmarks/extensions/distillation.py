@@ -24,8 +24,6 @@ from typing import Any
 import torch
 
 import canter
-from canter.config.presets.classic import cartpole, cartpole_distillation, cartpole_positions
-from canter.config.presets.extensions import quadrotor_central_value
 from canter.core.plain import to_plain
 from canter.core.seeding import derive_seed
 from canter.nn.rnn import RNNConfig
@@ -66,10 +64,10 @@ class Task:
 def cart_pole() -> Task:
     """Velocities are not seen."""
     env = canter.EnvConfig(id="tensor:cartpole", num_envs=32, options={"random_start": True})
-    alone = cartpole_positions("lstm")
+    alone = canter.presets["cartpole-positions-lstm"]
     return Task(
-        teacher=replace(cartpole(), env=env, total_steps=150_000),
-        student=cartpole_distillation(),
+        teacher=replace(canter.presets["CartPole"], env=env, total_steps=150_000),
+        student=canter.presets["tensor:cartpole-distillation"],
         alone=replace(alone, env=replace(alone.env, options=alone.env.options | {"random_start": True})),
         seen={"positions_only": True, "privileged": True},
         look=4096,
@@ -79,7 +77,7 @@ def cart_pole() -> Task:
 
 def quadrotor() -> Task:
     """Load and charge are not seen."""
-    plain = replace(quadrotor_central_value().algorithm, central_value=None)
+    plain = replace(canter.presets["quadrotor-central-value"].algorithm, central_value=None)
     std = plain.model.std
     env = canter.EnvConfig(id="tensor:quadrotor", num_envs=256, options={"loaded": True, "random_start": True})
     told = canter.ModelConfig(policy=canter.NetworkConfig(obs_groups=("critic",)), std=std)
@@ -116,11 +114,11 @@ def run(task: Task, config: canter.TrainConfig, goal: float, most: float = math.
     start, looks = time.perf_counter(), []
     with canter.Trainer(config) as trainer:
         reached = None
-        while not trainer.finished and reached is None and trainer.run.counters.env_steps < most:
-            steps = trainer.run.counters.env_steps
-            while not trainer.finished and trainer.run.counters.env_steps < steps + task.look:
+        while not trainer.finished and reached is None and trainer.progress.counters.env_steps < most:
+            steps = trainer.progress.counters.env_steps
+            while not trainer.finished and trainer.progress.counters.env_steps < steps + task.look:
                 trainer.learn(1)
-            steps = trainer.run.counters.env_steps
+            steps = trainer.progress.counters.env_steps
             found = task.evaluate(trainer.algorithm.policy, task.seen, config.seed, config.device)
             looks.append([steps, round(found, 1)])
             reached = steps if found >= goal else None

@@ -23,8 +23,7 @@ import torch
 import canter
 from canter.algorithms.base import symmetries_of
 from canter.algorithms.extensions import SymmetryConfig
-from canter.config.presets import extensions as recipes
-from canter.core.plain import to_plain
+from canter.core.plain import from_plain, to_plain
 from canter.core.seeding import derive_seed
 from canter.training.trainer import train
 
@@ -34,6 +33,17 @@ FOUND = canter.UntilConfig(mean_return=0.9)
 """Runs in search of a reward end when it is found again and again."""
 
 
+SWIMMER_GOAL = 150.0
+QUADROTOR_GOAL = 300.0
+"""Returns of an episode that count as learned."""
+
+
+def preset(name: str, *, extended: bool) -> canter.TrainConfig:
+    """Return a preset, without its extensions for comparison (`extended=False`)."""
+    config = canter.presets[name]
+    return config if extended else from_plain({"algorithm": {"extensions": [], "bonus_value": None}}, config)
+
+
 def searching(config: canter.TrainConfig) -> tuple[canter.TrainConfig, float]:
     """Settings that end a run at its goal, and the goal."""
     return replace(config, until=FOUND), 0.9
@@ -41,16 +51,16 @@ def searching(config: canter.TrainConfig) -> tuple[canter.TrainConfig, float]:
 
 STUDIES: dict[str, dict[str, tuple[canter.TrainConfig, float]]] = {
     "rnd": {
-        "maze, ppo": searching(recipes.maze(curious=False)),
-        "maze, rnd": searching(recipes.maze()),
-        "deep sea, ppo": searching(recipes.deep_sea(curious=False)),
-        "deep sea, rnd": searching(recipes.deep_sea()),
+        "maze, ppo": searching(preset("tensor:maze", extended=False)),
+        "maze, rnd": searching(preset("tensor:maze", extended=True)),
+        "deep sea, ppo": searching(preset("tensor:deep-sea", extended=False)),
+        "deep sea, rnd": searching(preset("tensor:deep-sea", extended=True)),
     },
     "symmetry": {
-        "swimmer, ppo": (recipes.robot("tensor:swimmer", mirrored=False), recipes.SWIMMER_GOAL),
-        "swimmer, symmetry": (recipes.robot("tensor:swimmer"), recipes.SWIMMER_GOAL),
-        "quadrotor, ppo": (recipes.robot("tensor:quadrotor", mirrored=False), recipes.QUADROTOR_GOAL),
-        "quadrotor, symmetry": (recipes.robot("tensor:quadrotor"), recipes.QUADROTOR_GOAL),
+        "swimmer, ppo": (preset("tensor:swimmer", extended=False), SWIMMER_GOAL),
+        "swimmer, symmetry": (preset("tensor:swimmer", extended=True), SWIMMER_GOAL),
+        "quadrotor, ppo": (preset("quadrotor-symmetry", extended=False), QUADROTOR_GOAL),
+        "quadrotor, symmetry": (preset("quadrotor-symmetry", extended=True), QUADROTOR_GOAL),
     },
 }
 """Settings, and the return to reach, by name."""

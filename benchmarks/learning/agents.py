@@ -23,14 +23,18 @@ import gymnasium
 import torch
 
 import canter
-from canter.config.presets.agents import rendezvous
+from canter.core.plain import from_plain
 from canter.core.seeding import derive_seed
 from canter.training.trainer import train
 
 RESULTS = Path(__file__).parent / "results"
 EVAL_EPISODES = 300
 THRESHOLD = 45.7
-VARIANTS = {"rendezvous-mappo": True, "rendezvous-ippo": False}
+VARIANTS: dict[str, Any] = {
+    "rendezvous-mappo": {},
+    "rendezvous-ippo": {"critic": {"obs_groups": ["policy"]}},
+}
+"""Settings of the model, over the preset's: MAPPO's critic reads the whole world, IPPO's what its agent sees."""
 
 
 def run(config: canter.TrainConfig) -> dict[str, Any]:
@@ -60,8 +64,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds, from 0")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for name, joint_critic in VARIANTS.items():
-        config = rendezvous(joint_critic=joint_critic)
+    for name, model in VARIANTS.items():
+        config = from_plain({"algorithm": {"model": model}}, canter.presets["Rendezvous"])
         runs = [run(replace(config, seed=seed)) for seed in range(arguments.seeds)]
         document = {
             "env": f"{config.env.id} ({name.rpartition('-')[2].upper()})",

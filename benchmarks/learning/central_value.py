@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 import canter
-from canter.config.presets.extensions import quadrotor_central_value
+from canter.core.plain import from_plain
 from canter.core.seeding import derive_seed
 from canter.training.trainer import train
 
@@ -63,7 +63,9 @@ class Curve:
 
 def config_for(arguments: argparse.Namespace, *, privileged: bool) -> canter.TrainConfig:
     """The preset on a device, with minibatches of the preset's size whatever the number of environments."""
-    preset = quadrotor_central_value(privileged=privileged)
+    preset = canter.presets["quadrotor-central-value"]
+    if not privileged:
+        preset = from_plain({"algorithm": {"model": {"critic": {"obs_groups": ["policy"]}}}}, preset)
     algorithm, central = preset.algorithm, preset.algorithm.central_value
     num_envs = arguments.num_envs or preset.env.num_envs
     num_minibatches = max(1, algorithm.num_minibatches * num_envs // preset.env.num_envs)

@@ -18,7 +18,6 @@ import torch
 
 import canter
 from canter.algorithms.ppo import CentralValueConfig
-from canter.config.presets.classic import cartpole_positions
 from canter.core.seeding import derive_seed
 from canter.nn.network import NetworkConfig
 from canter.training.trainer import train
@@ -29,7 +28,7 @@ SEEDS = 5
 
 def central_value(*, privileged: bool) -> canter.TrainConfig:
     """The LSTM policy with a critic of its own phase that sees the velocities, or not (`privileged`)."""
-    base = cartpole_positions("lstm")
+    base = canter.presets["cartpole-positions-lstm"]
     critic = NetworkConfig(obs_groups=("critic",) if privileged else ("policy",))
     return replace(
         base,
@@ -43,8 +42,8 @@ def central_value(*, privileged: bool) -> canter.TrainConfig:
 
 
 STUDIES = {
-    "lstm": cartpole_positions("lstm"),
-    "gru": cartpole_positions("gru"),
+    "lstm": canter.presets["cartpole-positions-lstm"],
+    "gru": canter.presets["cartpole-positions-gru"],
     "central value that sees the velocities": central_value(privileged=True),
     "central value that does not": central_value(privileged=False),
 }

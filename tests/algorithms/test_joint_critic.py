@@ -2,7 +2,8 @@
 
 import torch
 
-from canter.config.presets.agents import rendezvous
+from canter.config.presets import presets
+from canter.core.plain import from_plain
 from canter.envs.tensor import Rendezvous
 
 
@@ -17,8 +18,10 @@ def outputs(algorithm, obs):
 def before_and_after(joint_critic):
     """What a team's actor and critic make of a world before and after its third agent has moved."""
     worlds = Rendezvous(1, num_agents=3)
-    env = rendezvous().env.build("cpu")
-    algorithm = rendezvous(joint_critic=joint_critic).algorithm.build(env.spec, seed=0)
+    preset = presets["Rendezvous"]
+    if not joint_critic:
+        preset = from_plain({"algorithm": {"model": {"critic": {"obs_groups": ["policy"]}}}}, preset)
+    algorithm = preset.algorithm.build(preset.env.build("cpu").spec, seed=0)
     before = outputs(algorithm, worlds.reset(seed=0))
     worlds._state["position"][0, 2] += 0.3
     return *before, *outputs(algorithm, worlds.observe())

@@ -2,7 +2,7 @@ import pytest
 
 from canter.algorithms.phase import check_batch
 from canter.algorithms.ppo import PPOConfig
-from canter.config.presets import preset_for, presets
+from canter.config.presets import preset_for, presets, read_presets
 
 
 @pytest.mark.parametrize("name", [name for name in presets if isinstance(presets[name].algorithm, PPOConfig)])
@@ -28,3 +28,22 @@ def test_presets_are_found_by_environment_id(env_id, found):
     assert (preset is not None) == found
     if preset:
         assert preset.env.id == env_id
+
+
+def test_a_preset_may_extend_another_and_shared_settings_are_no_preset(tmp_path):
+    file = tmp_path / "family.yaml"
+    file.write_text(
+        "_shared: {total_steps: 1_000, algorithm: {horizon: 16, gamma: 0.9}}\n"
+        "first: {extends: _shared, env: {id: CartPole-v1}}\n"
+        "second: {extends: first, algorithm: {gamma: 0.8}}\n"
+    )
+    family = dict(read_presets(file))
+    assert list(family) == ["first", "second"]
+    second = family["second"]
+    assert (second.env.id, second.total_steps) == ("CartPole-v1", 1000)
+    assert (second.algorithm.horizon, second.algorithm.gamma) == (16, 0.8)
+
+
+def test_presets_of_every_file_are_installed():
+    assert {"CartPole", "HalfCheetah", "Atari", "Rendezvous", "tensor:maze", "sac"} <= {*presets}
+    assert not [name for name in presets if name.startswith("_")]

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from canter.config.presets.agents import rendezvous, rock_paper_scissors
+from canter.config.presets import presets
+from canter.core.plain import from_plain
 from canter.play.evaluation import evaluate
 from canter.training.self_play import SelfPlayEnv
 from canter.training.trainer import train
@@ -32,8 +33,9 @@ INDEPENDENT = pytest.param(False, id="ippo", marks=pytest.mark.long)
 
 @pytest.mark.parametrize("joint_critic", [pytest.param(True, id="mappo"), INDEPENDENT])
 def test_a_team_comes_together(joint_critic):
-    torch.set_num_threads(1)
-    preset = rendezvous(joint_critic=joint_critic)
+    preset = presets["Rendezvous"]
+    if not joint_critic:
+        preset = from_plain({"algorithm": {"model": {"critic": {"obs_groups": ["policy"]}}}}, preset)
     env = preset.env.build("cpu")
     best = evaluate(StraightToTheCentre(env), env, EPISODES, seed=0).mean
     returns = []
@@ -61,10 +63,9 @@ def mixed_strategies(env):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_average_of_self_play_approaches_the_equilibrium(seed):
-    torch.set_num_threads(1)
     # With these stakes the equilibrium (1/2, 1/4, 1/4) is not where learning begins, which is at thirds.
     stakes = (1.0, 1.0, 2.0)
-    preset = rock_paper_scissors()
+    preset = presets["RPS"]
     config = replace(preset, seed=seed, self_play=None, total_steps=100_000)
     games = replace(preset.env, options={"stakes": stakes}).build("cpu")
     env = SelfPlayEnv(games, preset.self_play, seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from canter.algorithms import distillation as distillation  # registers distillation
 from canter.algorithms import extensions as extensions  # registers AMP, RND and symmetry
 from canter.algorithms import sac as sac  # registers SAC
 from canter.algorithms.base import AnyAlgorithmConfig

@@ -1,4 +1,4 @@
-"""Names to things: Canter's own, and those that users add to them."""
+"""Registries: named algorithms, networks, environments, ... of Canter, of plugins and of users."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
 
 PLUGINS = "canter.plugins"
-"""Entry-point group of installed packages whose modules register things when they are imported."""
+"""Entry-point group of packages whose modules register things when they are imported."""
 
 
 class UserError(ValueError):
@@ -28,45 +28,60 @@ class UnknownName(UserError, KeyError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error message: which known names look like `name`, or what there is when none does."""
+    """Return advice for an error message: known names similar to `name`, or the first 20 of all."""
     known = sorted(known)
     folded = {candidate.lower(): candidate for candidate in known}
     close = [folded[match] for match in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
     if close:
         return f"did you mean {' or '.join(close)}?"
     shown = ", ".join(known[:20]) if known else "nothing"
-    return f"known: {shown}" + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+    more = f" and {len(known) - 20} more" if len(known) > 20 else ""
+    return f"known: {shown}{more}"
 
 
 registries: dict[str, Registry[Any]] = {}
-"""All of them, by the kind of thing that they hold."""
+"""All registries by kind, such as `network`."""
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 
 
 class Registry(Generic[T]):
-    """A table of named things of one kind; a name is given once.
+    """A table of named things of one kind; every name is unique.
 
-    `check` raises TypeError or ValueError for what cannot be entered; `default` is the name that is meant where none is
-    given. Looking something up loads the plugins first.
+    `check` raises TypeError or ValueError for items that are not accepted; `default` is the name
+    that is used if a setting does not name one. Every lookup loads the plugins first. `fill`
+    registers Canter's own items before the first use, if reading them would make the import slow.
     """
 
     def __init__(
-        self, kind: str, check: Callable[[T], None] = lambda item: None, *, default: str | None = None
+        self,
+        kind: str,
+        check: Callable[[T], None] = lambda item: None,
+        *,
+        default: str | None = None,
+        fill: Callable[[Registry[T]], None] = lambda registry: None,
     ) -> None:
-        self.kind, self.default, self._check = kind, default, check
+        self.kind = kind
+        self.default = default
+        self._check = check
+        self._fill = fill
         self._items: dict[str, T] = {}
         self._places: dict[str, str] = {}
+        """File and line that registered each name."""
         registries[kind] = self
 
     def register(self, name: str, *, depth: int = 1) -> Callable[[Item], Item]:
-        """Decorator that enters what it decorates under `name`; errors tell the place `depth` callers up."""
-        caller = sys._getframe(depth)
+        """Return a decorator that registers what it decorates under `name`.
+
+        Errors name the file and line `depth` callers up.
+        """
+        self._fill_once()
+        caller = sys._getframe(depth)  # to name both places of a name that is registered twice
         place = f"{caller.f_code.co_filename}:{caller.f_lineno}"
 
-        def enter(entered: Item) -> Item:
-            item = cast(T, entered)  # a decorator that told more would hide the type of what it decorates
+        def decorate(decorated: Item) -> Item:
+            item = cast(T, decorated)  # typed as Item, so that type checkers keep the type of what is decorated
             if not name.isprintable():
                 raise UserError(f"{self.kind} {name!r}, registered at {place}: a name must be printable")
             if name in self._items:
@@ -75,40 +90,50 @@ class Registry(Generic[T]):
                 self._check(item)
             except (TypeError, ValueError) as error:
                 raise type(error)(f"{self.kind} {name!r}, registered at {place}: {error}") from error
-            self._items[name], self._places[name] = item, place
-            return entered
+            self._items[name] = item
+            self._places[name] = place
+            return decorated
 
-        return enter
+        return decorate
 
     def name_of(self, item: T) -> str | None:
-        """The name under which a thing was entered."""
-        return next((name for name, entered in self._items.items() if entered is item), None)
+        """Return the name under which an item is registered, or None."""
+        return next((name for name, registered in self._items.items() if registered is item), None)
 
     def items(self) -> dict[str, T]:
-        """All names and things, in the order in which they were entered."""
-        load_plugins()
-        return dict(self._items)
+        """Return all items by name, in the order of registration."""
+        return dict(self._known())
 
     def __getitem__(self, name: str) -> T:
-        load_plugins()
-        if name not in self._items:
-            raise UnknownName(f"unknown {self.kind} {name!r}: {nearest(name, self._items)}")
-        return self._items[name]
+        known = self._known()
+        if name not in known:
+            raise UnknownName(f"unknown {self.kind} {name!r}: {nearest(name, known)}")
+        return known[name]
 
     def __contains__(self, name: str) -> bool:
-        load_plugins()
-        return name in self._items
+        return name in self._known()
 
     def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._known()))
+
+    def _known(self) -> dict[str, T]:
         load_plugins()
-        return iter(sorted(self._items))
+        self._fill_once()
+        return self._items
+
+    def _fill_once(self) -> None:
+        fill = self._fill
+        self._fill = lambda registry: None
+        fill(self)
 
 
 def register(kind: str, name: str) -> Callable[[Item], Item]:
-    """Decorator that adds an algorithm, network, distribution, environment, scheme, schedule, extension or player.
+    """Return a decorator that registers something under a name.
 
-    From then on `name` means it in Python, in settings files and on the command line. Algorithms, networks, schedules
-    and extensions are registered by their settings, a frozen dataclass that builds them.
+    The kinds are algorithm, network, distribution, environment, scheme, schedule, extension and
+    player. The name is then known in Python, in settings files and on the command line. For
+    algorithms, networks, schedules and extensions register the settings, a frozen dataclass that
+    builds them.
     """
     if kind not in registries:
         raise UserError(f"register({kind!r}, {name!r}): unknown kind of thing, {nearest(kind, registries)}")
@@ -119,18 +144,18 @@ _loaded = False
 
 
 def load_plugins() -> None:
-    """Import, once, what installed packages offer in the entry-point group `canter.plugins`.
+    """Import the entry points `canter.plugins` of installed packages, once per process.
 
-    A plugin that fails is a warning: it must not keep a run from starting that does not need it.
+    A plugin that fails is only a warning, because the run may not need it.
     """
     global _loaded
     if _loaded:
         return
-    _loaded = True  # first, because a plugin may look things up while it is imported
+    _loaded = True  # before the loop, because a plugin may look up names while it is imported
     for plugin in entry_points(group=PLUGINS):
         try:
             plugin.load()
         except Exception as error:
-            package = f" of {plugin.dist.name}" if plugin.dist is not None else ""
+            package = "" if plugin.dist is None else f" of {plugin.dist.name}"
             text = f"the plugin {plugin.name!r}{package} cannot be used: {type(error).__name__}: {error}"
             warnings.warn(text, RuntimeWarning, stacklevel=3)

@@ -1,47 +1,48 @@
-"""Known-good settings, found by environment id."""
+"""Known-good settings, found by environment id.
+
+Each YAML file of this folder is a family of presets: names with their settings, as in a config file. `extends: NAME`
+begins with the settings of a preset above instead of the defaults. A name that begins with an underscore is shared by
+presets and is none itself.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from canter.algorithms.base import algorithms
 from canter.config import TrainConfig
-from canter.config.presets import agents, atari, classic, extensions, mujoco, sac
+from canter.core.plain import from_plain
 from canter.core.registry import Registry
+from canter.core.storage.strict import read_yaml
 
-presets: Registry[TrainConfig] = Registry("preset")
-"""Settings by environment id without version and simulator: `HalfCheetah` serves `HalfCheetah-v5` and EnvPool's. One by
-a whole id serves that environment alone."""
 
-for _name, _preset in {
-    "CartPole": classic.cartpole(),
-    "Atari": atari.atari(),
-    "Acrobot": classic.acrobot(),
-    "Pendulum": classic.pendulum(),
-    "MountainCarContinuous": classic.mountain_car_continuous(),
-    **mujoco.PRESETS,
-    "Rendezvous": agents.rendezvous(),
-    "RPS": agents.rock_paper_scissors(),
-    "cartpole-positions-lstm": classic.cartpole_positions("lstm"),
-    "cartpole-positions-gru": classic.cartpole_positions("gru"),
-    "distillation": classic.distillation(),
-    "tensor:cartpole-distillation": classic.cartpole_distillation(),
-    "quadrotor-central-value": extensions.quadrotor_central_value(),
-    "queue-average-reward": extensions.queue_average_reward(),
-    "queue-discounted": extensions.queue_discounted(),
-    "tensor:maze": extensions.maze(),
-    "tensor:swimmer": extensions.robot("tensor:swimmer"),
-    "quadrotor-symmetry": extensions.robot("tensor:quadrotor"),
-    "tensor:deep-sea": extensions.deep_sea(),
-    "swimmer-wide": extensions.swimmer_style("wide"),
-    "swimmer-narrow": extensions.swimmer_style("narrow"),
-    **sac.PRESETS,
-}.items():
-    presets.register(_name)(_preset)
+def register_presets(registry: Registry[TrainConfig]) -> None:
+    """Enter the presets of all files."""
+    for file in sorted(Path(__file__).parent.glob("*.yaml")):
+        for name, preset in read_presets(file):
+            registry.register(name)(preset)
+
+
+def read_presets(file: Path) -> Iterator[tuple[str, TrainConfig]]:
+    """Yield the names and settings of the presets in a YAML file."""
+    families, _ = read_yaml(file)
+    known: dict[str, TrainConfig] = {}
+    for name, settings in families.items():
+        base = settings.pop("extends", None)
+        known[name] = from_plain(settings, TrainConfig() if base is None else known[base])
+        if not name.startswith("_"):
+            yield name, known[name]
+
+
+presets: Registry[TrainConfig] = Registry("preset", fill=register_presets)
+"""Settings by environment id without version and simulator: `HalfCheetah` serves `HalfCheetah-v5` and EnvPool's. A
+preset named by a whole id serves that environment alone."""
 
 
 def preset_for(env_id: str, algorithm: str | None = None, device: str = "cpu") -> TrainConfig | None:
-    """The settings known to work for an environment and an algorithm, with its id filled in; None if there are none."""
+    """Return the preset for an environment and an algorithm, with the environment's id filled in; None if unknown."""
     name = name_for(env_id, algorithm, device)
     if name is None:
         return None
@@ -50,16 +51,19 @@ def preset_for(env_id: str, algorithm: str | None = None, device: str = "cpu") -
 
 
 def name_for(env_id: str, algorithm: str | None = None, device: str = "cpu") -> str | None:
-    """Name of the preset for an environment and an algorithm, the large one on a GPU where there is one.
+    """Return the name of the preset for an environment and an algorithm, on a GPU that of the large one if it exists.
 
-    An algorithm other than the default one may have one for any environment.
+    An algorithm other than the default may have a preset for any environment.
     """
-    task = env_id.rpartition(":")[2].rpartition("-v")[0] or env_id.rpartition(":")[2]
+    id_without_scheme = env_id.rpartition(":")[2]
+    task = id_without_scheme.rpartition("-v")[0] or id_without_scheme
     # The whole id first: a task of one simulator may have the name of another's.
-    tasks = [env_id, task, *["Atari"] * env_id.startswith("ALE/")]
+    candidates = [env_id, task]
+    if env_id.startswith("ALE/"):
+        candidates.append("Atari")
     if algorithm not in (None, algorithms.default):
-        tasks = [*[f"{name}-{algorithm}" for name in tasks], algorithm]
+        candidates = [*(f"{name}-{algorithm}" for name in candidates), algorithm]
     if device.startswith("cuda"):
-        tasks = [name for plain in tasks for name in (f"{plain}-large", plain)]
+        candidates = [name for plain in candidates for name in (f"{plain}-large", plain)]
     known = {name.lower(): name for name in presets}
-    return next((known[name.lower()] for name in tasks if name.lower() in known), None)
+    return next((known[name.lower()] for name in candidates if name.lower() in known), None)
