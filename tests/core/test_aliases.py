@@ -6,7 +6,8 @@ import pytest
 
 import canter
 from canter.core import aliases
-from canter.core.plain import ConfigError, config_keys, from_plain
+from canter.core.hints import config_keys
+from canter.core.plain import ConfigError, from_plain
 
 
 @dataclass(frozen=True)

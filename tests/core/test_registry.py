@@ -52,7 +52,7 @@ def test_a_field_called_kind_is_refused():
     class Named:
         kind: str = "a"
 
-    with pytest.raises(TypeError, match=r"Named\.kind: in settings files that word says which class is meant"):
+    with pytest.raises(TypeError, match=r"Named\.kind: in settings files this key selects the class"):
         canter.register("network", "x")(Named)
 
 

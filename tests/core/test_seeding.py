@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from canter.core import distributed
-from canter.core.seeding import PURPOSES, derive_seed, draw_rows
+from canter.core.seeding import PURPOSES, derive_seed, draw_for_rank
 
 
 def test_streams_of_all_purposes_and_seeds_are_distinct():
@@ -12,12 +12,12 @@ def test_streams_of_all_purposes_and_seeds_are_distinct():
 
 @pytest.mark.parametrize("draw", [torch.rand, torch.randn])
 def test_ranks_draw_for_their_rows_what_one_process_draws_there(draw, monkeypatch):
-    whole = draw_rows(draw, (12, 3), generator=torch.Generator().manual_seed(1))
+    whole = draw_for_rank(draw, (12, 3), generator=torch.Generator().manual_seed(1))
     parts = []
     for rank in range(3):
         monkeypatch.setattr(distributed, "world_size", lambda: 3)
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        parts.append(draw_rows(draw, (4, 3), generator=torch.Generator().manual_seed(1)))
+        parts.append(draw_for_rank(draw, (4, 3), generator=torch.Generator().manual_seed(1)))
     assert torch.equal(torch.cat(parts), whole)
 
 

@@ -1,7 +1,8 @@
 """Old names that are still understood: of settings, and of the public Python API.
 
-A renamed setting stays readable in old YAML files, flags, run folders and policy files: add a line to
-`SETTING_ALIASES`. A renamed public name stays importable for one release: add a line to `DEPRECATED`.
+A renamed setting stays readable in old YAML files, flags, run folders and policy files: add a line
+to `SETTING_ALIASES`. A renamed public name stays importable for one release: add a line to
+`DEPRECATED`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import logging
 from typing import Any
 
 SETTING_ALIASES: dict[str, str] = {}
-"""Old names of settings: `"ConfigClass.old_field": "new_field"`. Old values, and old kinds of a registry, of settings:
-`"ConfigClass.field=old": "new"`. A subclass of `ConfigClass` inherits its aliases."""
-DEPRECATED: dict[str, str] = {}
+"""Old names of settings: `"ConfigClass.old_field": "new_field"`. Old values, and old kinds of a
+registry, of settings: `"ConfigClass.field=old": "new"`. A subclass of `ConfigClass` inherits its
+aliases."""
+DEPRECATED: dict[str, str] = {
+    "Declared": "ReportSpec",
+}
 """Old public names, `"OldName": "NewName"`; `canter.OldName` warns once and is `canter.NewName`."""
 
 _log = logging.getLogger(__name__)
@@ -20,7 +24,10 @@ _warned: set[str] = set()
 
 
 def current_name(cls: type, name: Any, section: str) -> Any:
-    """Return today's name of a field of `cls` and warn about an old one; `section` is the key path above it."""
+    """Return the current name of a field of `cls`, and warn if `name` is an old one.
+
+    `section` is the key path above the field.
+    """
     alias = _find(cls, str(name))
     if alias is None:
         return name
@@ -30,7 +37,7 @@ def current_name(cls: type, name: Any, section: str) -> Any:
 
 
 def current_value(cls: type, field: str, value: Any, key: str) -> Any:
-    """Return the value of a setting with an old string, or an old `kind`, replaced by today's; warn about it."""
+    """Return the value of a setting, and warn if it was an old string or an old `kind`."""
     word = value.get("kind") if isinstance(value, dict) else value
     alias = _find(cls, f"{field}={word}") if isinstance(word, str) else None
     if alias is None:
@@ -41,7 +48,7 @@ def current_value(cls: type, field: str, value: Any, key: str) -> Any:
 
 
 def old_names(cls: type) -> dict[str, str]:
-    """Return the old names of the fields of `cls`, each with today's name."""
+    """Return the old names of the fields of `cls`, each with the current name."""
     names: dict[str, str] = {}
     for alias, current in SETTING_ALIASES.items():
         owner, _, old = alias.partition(".")

@@ -1,7 +1,8 @@
-"""Plain functions that have kernels for some devices: one table, filled by `canter.engines.triton.kernels`.
+"""Functions with kernels for some devices, which `canter.engines.triton.kernels` registers.
 
-The plain function is the definition and asks nothing about devices. A kernel is entered beside it with a test of the
-arguments that it knows; tests hold each against its plain function.
+The plain function is the definition and does not depend on the device. A kernel is registered for
+it together with a predicate of the arguments that it supports; tests compare it with the plain
+function.
 
     @has_kernels
     def gae(reward, ...): ...                       # in canter.functional
@@ -25,7 +26,7 @@ Accepts = Callable[..., bool]
 
 
 class Dispatched(Generic[P, R]):
-    """A plain function and its kernels; calling it runs the first kernel that accepts the arguments, else `plain`."""
+    """A function that runs the first of its kernels that accepts the arguments, else `plain`."""
 
     def __init__(self, plain: Callable[P, R]) -> None:
         self.plain = plain
@@ -33,7 +34,7 @@ class Dispatched(Generic[P, R]):
         wraps(plain)(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """As the plain function."""
+        """Run the first kernel that accepts the arguments, else the plain function."""
         for accepts, function in self.kernels:
             if accepts(*args, **kwargs):
                 return function(*args, **kwargs)
@@ -41,29 +42,32 @@ class Dispatched(Generic[P, R]):
 
 
 has_kernels = Dispatched
-"""Decorator of a plain function that kernels may be entered for."""
+"""Decorator of a plain function for which kernels may be registered."""
 
 
 def kernel(of: Callable[..., Any], accepts: Accepts) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator that enters a kernel for the plain function `of`, where `accepts` holds of the arguments."""
+    """Return a decorator that registers a kernel of the plain function `of`.
 
-    def enter(function: Callable[P, R]) -> Callable[P, R]:
+    It is used for arguments for which `accepts` returns True.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
         cast(Dispatched[P, R], of).kernels.append((accepts, function))
         return function
 
-    return enter
+    return decorate
 
 
 def on_gpu(*args: Any, **named: Any) -> bool:
-    """Whether the first argument is float32, or whole numbers, on a GPU, outside of a trace: what kernels know."""
+    """Return whether the first argument is on a GPU, not float64 and not traced by torch."""
     tensor: Tensor = args[0] if args else next(iter(named.values()))
     return tensor.is_cuda and tensor.dtype != torch.float64 and not torch.compiler.is_compiling()
 
 
-def differentiate_again(
+def double_backward(
     plain: Callable[..., Tensor], inputs: tuple[Tensor, ...], gradient: Tensor, others: tuple[Any, ...] = ()
 ) -> tuple[Tensor | None, ...]:
-    """The backward pass of a kernel by its plain function, for gradients that are themselves differentiated."""
+    """Return gradients, by the plain function, that can be differentiated again."""
     needed = [tensor for tensor in inputs if tensor.requires_grad]
-    found = iter(torch.autograd.grad(plain(*inputs, *others), needed, gradient, create_graph=True))
-    return tuple(next(found) if tensor.requires_grad else None for tensor in inputs)
+    gradients = iter(torch.autograd.grad(plain(*inputs, *others), needed, gradient, create_graph=True))
+    return tuple(next(gradients) if tensor.requires_grad else None for tensor in inputs)

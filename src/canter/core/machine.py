@@ -1,4 +1,4 @@
-"""What a run ran on: the machine and the versions of what it is made of."""
+"""The machine, and the versions of the packages that a run depends on."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("canter", "torch", "numpy", "gymnasium", "safetensors", "mujoco", "envpool")
-"""Whose versions are noted, where they are installed."""
+"""Packages whose versions are recorded if they are installed."""
 
 
 def describe_machine() -> dict[str, Any]:
-    """System, processor, cores that this process may use, and the GPUs."""
+    """Return the system, the processor, the cores that this process may use, and the GPUs."""
     from canter.core.distributed import cores
 
     return {"system": platform.platform(), "cpu": cpu_model(), "cores": cores(), "gpus": gpu_names()}
 
 
 def describe_versions() -> dict[str, str]:
-    """Versions of Python and of the installed packages that a result may depend on."""
+    """Return the versions of Python and of `PACKAGES`."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -30,20 +30,20 @@ def describe_versions() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    """The processor's name as far as the system tells it."""
+    """Return the name of the processor as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     name = facts.get("model name") or platform.processor() or platform.machine()
-    # ARM systems give numbers instead of a name.
+    # ARM systems report numbers instead of a name.
     parts = [f"{key} {facts[key]}" for key in ("CPU implementer", "CPU part") if key in facts]
     return f"{name} ({', '.join(parts)})" if parts else name
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs; empty in a process that does not use CUDA, which asking would change."""
+    """Return the names of the GPUs; empty unless CUDA is initialised, which asking would do."""
     import torch
 
     if not torch.cuda.is_initialized():
@@ -52,7 +52,7 @@ def gpu_names() -> list[str]:
 
 
 def available_memory(device: str = "cpu") -> float:
-    """Bytes that programs may still take on a device; infinity where the system does not tell."""
+    """Return the bytes that are free on a device; infinity if the system does not report it."""
     if str(device).startswith("cuda"):
         import torch
 

@@ -1,29 +1,37 @@
-"""Settings as plain data and back, checked by the type hints of their dataclasses.
+"""Conversion of settings to plain data and back, checked by the type hints of their dataclasses.
 
-A frozen dataclass becomes a mapping. Where a field is open to all kinds that a registry knows, `Annotated[Protocol,
-registry]`, the mapping has a `kind`, the name in the registry; the first kind that has a single field is written as
-that field alone, so a constant schedule is a number. `Annotated[str, registry]` is one of the registry's names.
+A frozen dataclass becomes a mapping. Where a field is open to all kinds that a registry knows,
+`Annotated[Protocol, registry]`, the mapping has a `kind`, the name in the registry; the first kind
+that has a single field is written as that field alone, so a constant schedule is a number.
+`Annotated[str, registry]` is one of the registry's names.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import types
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import fields, is_dataclass
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from canter.core.aliases import SETTING_ALIASES as SETTING_ALIASES
-from canter.core.aliases import current_name, current_value, old_names
+from canter.core.hints import (
+    accepts_none,
+    config_classes,
+    config_keys,
+    field_defaults,
+    field_hints,
+    is_free,
+    is_text,
+    registry_in,
+    without_none,
+)
 from canter.core.registry import Registry, UserError, nearest
 
 MAX_DEPTH = 50
-"""How deep free values may be nested."""
+"""Limit of the nesting of free values."""
 MAY_BE_INFINITE = frozenset({"max_grad_norm"})
-"""Numbers for which infinity has a meaning: no limit."""
+"""Settings for which infinity is allowed and means no limit."""
 
 RANGES: dict[str, Callable[[Any], bool]] = {
     "must be at least 1": lambda value: value >= 1,
@@ -34,7 +42,7 @@ RANGES: dict[str, Callable[[Any], bool]] = {
     "must lie above 0 and up to 1": lambda value: 0 < value <= 1,
     "must be widths of at least 1": lambda values: all(value >= 1 for value in values),
 }
-"""What numbers may be asked for, in the words of the refusal."""
+"""Allowed ranges of numbers, by the text of the error message."""
 
 _FLOAT_TEXT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WORDS = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
@@ -43,7 +51,7 @@ C = TypeVar("C")
 
 
 class ConfigError(UserError):
-    """Settings that cannot be used; the message names the key, and `key` is its path."""
+    """Invalid settings; the message names the key, and `key` is its dotted path."""
 
     def __init__(self, message: str, key: str = "") -> None:
         super().__init__(message)
@@ -51,15 +59,21 @@ class ConfigError(UserError):
 
 
 def to_plain(config: Any, key: str = "") -> dict[str, Any]:
-    """All settings as nested mappings, lists, strings, numbers, booleans and None; errors name them under `key`."""
-    hints = _hints(type(config))
+    """Return all settings as nested mappings, lists, strings, numbers, booleans and None.
+
+    `key` is the key path of `config`, for error messages.
+    """
+    hints = field_hints(type(config))
     return {name: _value_to_plain(getattr(config, name), hint, _join(key, name)) for name, hint in hints.items()}
 
 
 def from_plain(plain: Any, base: C | type[C]) -> C:
-    """`base` with the settings of a (partial) mapping put over it; of a class, what has no default must be given.
+    """Return `base` with the settings of a (partial) mapping applied.
 
-    Mappings merge, also into a schedule of the same kind; lists and free mappings such as `env.options` replace.
+    If `base` is a class, its defaults are used, and settings without a default must be given.
+
+    Mappings merge, also into a schedule of the same kind; lists and free mappings such as
+    `env.options` replace.
     """
     if not isinstance(plain, Mapping):
         raise ConfigError(f"expected a mapping of settings, got {_show(plain)}")
@@ -67,29 +81,11 @@ def from_plain(plain: Any, base: C | type[C]) -> C:
     return _merge(plain, cls, None if cls is base else base, "")
 
 
-def config_keys(cls: type, *, with_old_names: bool = False) -> dict[str, Any]:
-    """Return the type hint of every field below a dataclass by its dotted path, including all registered kinds.
-
-    `with_old_names` adds the paths under the old names of `SETTING_ALIASES`, which `from_plain` reads too.
-    """
-    keys: dict[str, Any] = {}
-    hints = _hints(cls)
-    if with_old_names:
-        hints = hints | {old: hints[current] for old, current in old_names(cls).items()}
-    for name, hint in hints.items():
-        classes, is_open = config_classes(hint), registry_in(hint) is not None
-        if not classes or is_open or accepts_none(hint):
-            keys[name] = hint
-        if classes and is_open:
-            keys[f"{name}.kind"] = str
-        for member in classes:
-            for inner, inner_hint in config_keys(member, with_old_names=with_old_names).items():
-                keys.setdefault(f"{name}.{inner}", inner_hint)
-    return keys
-
-
 def nest(overrides: Mapping[str, Any], free: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Key paths to nested mappings; keys under a free mapping are added, as ordered, to what `free` says it holds."""
+    """Return nested mappings for dotted key paths.
+
+    Keys below a free mapping are added, in order, to the content that `free` has for it.
+    """
 
     def stem(key: str) -> str | None:
         return next((f"{name}." for name in free if key.startswith(f"{name}.")), None)
@@ -109,59 +105,21 @@ def nest(overrides: Mapping[str, Any], free: dict[str, dict[str, Any]]) -> dict[
     return tree
 
 
-def is_free(hint: Any) -> bool:
-    """Whether a hint is a mapping of the user's own keys."""
-    return get_origin(hint) is dict
-
-
-def accepts_none(hint: Any) -> bool:
-    """Whether None is one of a hint's values."""
-    return types.NoneType in _members(hint)
-
-
-def without_none(hint: Any) -> Any:
-    """What else a hint with one further member accepts."""
-    others = [member for member in _members(hint) if member is not types.NoneType]
-    return others[0] if len(others) == 1 else hint
-
-
-def is_text(hint: Any) -> bool:
-    """Whether a hint is a string, a choice among strings, or a name."""
-    hint = without_none(hint)
-    return hint is str or get_origin(hint) is Literal or (get_origin(hint) is Annotated and get_args(hint)[0] is str)
-
-
-def registry_in(hint: Any) -> Registry[Any] | None:
-    """The registry that a hint is open to."""
-    hint = without_none(hint)
-    marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((mark for mark in marks if isinstance(mark, Registry)), None)
-
-
-def config_classes(hint: Any) -> list[type]:
-    """The dataclasses of settings that a hint allows: one, or all kinds of a registry."""
-    hint = without_none(hint)
-    registry = registry_in(hint)
-    if registry is None:
-        return [hint] if is_dataclass(hint) and isinstance(hint, type) else []
-    return [] if is_text(hint) else list(registry.items().values())
-
-
 def check_settings(cls: Any) -> None:
-    """Refuse what cannot stand in settings under a `kind`: anything but a frozen dataclass."""
+    """Raise TypeError unless `cls` is a frozen dataclass, as settings with a `kind` must be."""
     own = vars(cls).get("__dataclass_params__") if isinstance(cls, type) else None
     if own is None or not own.frozen:
         raise TypeError(f"expected settings, a class under @dataclass(frozen=True), got {cls!r}")
     if any(field.name == "kind" for field in fields(cls)):
-        raise TypeError(f"{cls.__name__}.kind: in settings files that word says which class is meant")
+        raise TypeError(f"{cls.__name__}.kind: in settings files this key selects the class")
 
 
 def check_range(settings: Any, rule: str, *names: str) -> None:
-    """Refuse settings of these names that break a rule of `RANGES`; null breaks none."""
+    """Raise UserError if a setting violates a rule of `RANGES`; None satisfies all."""
     for name in names:
         value = getattr(settings, name)
         if value is not None and not RANGES[rule](value):
-            or_null = ", or null" if accepts_none(_hints(type(settings))[name]) else ""
+            or_null = ", or null" if accepts_none(field_hints(type(settings))[name]) else ""
             raise UserError(f"{name}={value} {rule}{or_null}")
 
 
@@ -171,7 +129,8 @@ def _value_to_plain(value: Any, hint: Any, key: str) -> Any:
         return [_value_to_plain(item, inner, f"{key}[{i}]") for i, item in enumerate(value)]
     if not is_dataclass(value):
         return _free(value, key)
-    plain, registry = to_plain(value, key), registry_in(hint)
+    plain = to_plain(value, key)
+    registry = registry_in(hint)
     if registry is None:
         return plain
     if type(value) is _bare(registry):
@@ -187,16 +146,16 @@ def _value_to_plain(value: Any, hint: Any, key: str) -> Any:
 
 
 def _bare(registry: Registry[Any]) -> type | None:
-    """The kind that is written as its only field."""
-    return next((cls for cls in registry.items().values() if len(_hints(cls)) == 1), None)
+    """Return the kind that is written as its only field: the first with a single one."""
+    return next((cls for cls in registry.items().values() if len(field_hints(cls)) == 1), None)
 
 
 def _merge(
     plain: Mapping[Any, Any], cls: type[C], base: C | None, key: str, *, kinds: Mapping[str, type] | None = None
 ) -> C:
-    """An instance of `cls`: the given settings, then those of `base`, then the defaults."""
-    hints = _hints(cls)
-    values = _defaults(cls) if base is None else {name: getattr(base, name) for name in hints}
+    """Return an instance of `cls` from the given settings, then `base`, then the defaults."""
+    hints = field_hints(cls)
+    values = field_defaults(cls) if base is None else {name: getattr(base, name) for name in hints}
     given: dict[str, Any] = {}
     for written_name, value in plain.items():
         path = _join(key, written_name)
@@ -221,20 +180,23 @@ def _merge(
 
 
 def _meant(name: Any, cls: type, key: str, kinds: Mapping[str, type]) -> str:
-    """The advice about an unknown key: the kinds that have it, where it is further down, or what looks like it."""
-    if having := [kind for kind, other in kinds.items() if name in _hints(other)]:
+    """Return advice about an unknown key: kinds that have it, deeper paths, or similar names."""
+    if having := [kind for kind, other in kinds.items() if name in field_hints(other)]:
         return f"it belongs to kind {' or '.join(having)}: set kind too"
     if deeper := [_join(key, inner) for inner in config_keys(cls) if inner.endswith(f".{name}")]:
         return f"did you mean {' or '.join(deeper[:3])}?"
-    return nearest(_name(name), _hints(cls))
+    return nearest(_name(name), field_hints(cls))
 
 
 def _convert(value: Any, hint: Any, current: Any, key: str) -> Any:
     if value is None and accepts_none(hint):
         return None
-    classes, registry = config_classes(hint), registry_in(hint)
+    classes = config_classes(hint)
+    registry = registry_in(hint)
+    if registry is not None and is_text(hint):
+        return _convert_name(value, registry, key)
     if registry is not None:
-        return _convert_name(value, registry, key) if is_text(hint) else _convert_kind(value, registry, current, key)
+        return _convert_kind(value, registry, current, key)
     if classes:
         if not isinstance(value, Mapping):
             raise _expected(f"a mapping{' or null' if accepts_none(hint) else ''}", value, key)
@@ -247,11 +209,12 @@ def _convert_kind(value: Any, registry: Registry[Any], current: Any, key: str) -
     if isinstance(value, str) and value in kinds:
         value = {"kind": value}
     if not isinstance(value, Mapping):
-        bare, choice = _bare(registry), f"a mapping with kind {' or '.join(kinds)}"
+        bare = _bare(registry)
+        expected = f"a mapping with kind {' or '.join(kinds)}"
         if bare is None or value is None or isinstance(value, list | tuple):
-            raise _expected(choice, value, key)
-        ((name, hint),) = _hints(bare).items()
-        return bare(**{name: _convert_leaf(value, hint, key, f", or {choice}")})
+            raise _expected(expected, value, key)
+        ((name, hint),) = field_hints(bare).items()
+        return bare(**{name: _convert_leaf(value, hint, key, f", or {expected}")})
     kind = value.get("kind", registry.name_of(type(current)) or registry.default)
     if kind is None:
         raise ConfigError(f"{key}.kind: needs a value, one of {', '.join(kinds)}", key)
@@ -270,7 +233,7 @@ def _convert_name(value: Any, registry: Registry[Any], key: str) -> str:
 
 
 def _advise(name: Any, known: Mapping[str, Any]) -> str:
-    return f"{nearest(_name(name), known)} (--allow-import MODULE brings what you registered)"
+    return f"{nearest(_name(name), known)} (--allow-import MODULE registers your own)"
 
 
 def _convert_leaf(value: Any, hint: Any, key: str, or_else: str = "") -> Any:
@@ -291,7 +254,7 @@ def _convert_leaf(value: Any, hint: Any, key: str, or_else: str = "") -> Any:
     if hint is float:
         return _number(value, key, or_else)
     if hint is int and isinstance(value, float) and value.is_integer():
-        value = int(value)  # 1e6 is how people write a million
+        value = int(value)  # users write a million as 1e6
     if hint not in _WORDS:
         raise TypeError(f"{key}: no rule to read the type {hint}")
     if type(value) is not hint:
@@ -324,7 +287,7 @@ def _number(value: Any, key: str, or_else: str = "") -> float:
 
 
 def _free(value: Any, key: str, depth: int = 0) -> Any:
-    """A copy of a free value, in which tuples have become lists."""
+    """Return a copy of a free value with lists instead of tuples."""
     if depth > MAX_DEPTH:
         raise ConfigError(f"{key}: nested deeper than {MAX_DEPTH} levels", key)
     if isinstance(value, Mapping):
@@ -352,7 +315,7 @@ def _expected(what: str, value: Any, key: str, advice: str = "") -> ConfigError:
 
 
 def _show(value: Any) -> str:
-    """A short spelling for a message, as YAML has it where the two languages differ."""
+    """Return a short text for a message, as YAML would spell it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int) and abs(value) >= 10**40:
@@ -370,20 +333,3 @@ def _join(key: str, name: Any) -> str:
 
 def _name(name: Any) -> str:
     return name[:200] if isinstance(name, str) else _show(name)
-
-
-@cache
-def _hints(cls: type) -> dict[str, Any]:
-    hints = get_type_hints(cls, include_extras=True)
-    return {field.name: hints[field.name] for field in fields(cls) if field.init}
-
-
-def _defaults(cls: Any) -> dict[str, Any]:
-    """The fields of a dataclass that have a default, and those."""
-    own = {field.name: field for field in fields(cls) if field.init}
-    made = {name: field.default_factory() for name, field in own.items() if field.default_factory is not MISSING}
-    return {name: field.default for name, field in own.items() if field.default is not MISSING} | made
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)

@@ -1,6 +1,6 @@
-"""Arrays as an environment's own spaces have them, where tensors here are others: for whoever acts with NumPy.
+"""Conversion between Canter's tensors and NumPy arrays of an environment's own spaces.
 
-N environments, A numbers of an action, or K choices.
+For users that act with NumPy. N environments, A action components, or K discrete actions.
 """
 
 from __future__ import annotations
@@ -10,50 +10,56 @@ from functools import cached_property
 
 import numpy as np
 
+from canter.core.registry import UserError
+
 
 @dataclass(frozen=True)
 class ActionArray:
-    """One environment's action as its own space has it."""
+    """Shape and dtype of one environment's action in its own space."""
 
     shape: tuple[int, ...]
     dtype: str
     start: tuple[int, ...] = (0,)
-    """Added to choices, which the space may count from elsewhere than 0: one number for each, or one for all."""
+    """First value of each discrete action in the space, or one for all; Canter counts from 0."""
 
     def __post_init__(self) -> None:
-        """Refuse what is no number."""
+        """Raise UserError if the dtype is not numeric."""
         if np.dtype(self.dtype).kind not in "biuf":
-            raise ValueError(f"dtype={self.dtype!r} is no kind of number")
+            raise UserError(f"dtype={self.dtype!r} is not a numeric dtype")
 
     @cached_property
     def _start(self) -> np.ndarray:
         return np.array(self.start)
 
     def encode(self, action: np.ndarray) -> np.ndarray:
-        """A policy's action `[N, A]`, `[N]` or `[N, K]` as a new array `[N, *shape]`; nothing is clipped."""
+        """Return a policy's action `[N, A]`, `[N]` or `[N, K]` as a new array `[N, *shape]`.
+
+        Nothing is clipped.
+        """
         if action.dtype.kind != "f":
             action = action + self._start
         elif not self.dtype.startswith("float"):
-            # A cast alone truncates towards zero, which makes the interval around 0 twice as wide as the others.
+            # A cast alone would truncate towards zero: twice as many values would become 0 as any
+            # other.
             action = np.rint(action)
-        # NOTE: astype copies even when nothing changes, so no environment ever holds memory that is written again.
+        # astype copies even if nothing changes, so no environment keeps memory that is overwritten.
         return action.reshape(len(action), *self.shape).astype(self.dtype)
 
 
 @dataclass(frozen=True)
-class Choices:
-    """An observation group of one-hot vectors side by side, which are numbers in the environment's own array."""
+class OneHotGroup:
+    """An observation group of concatenated one-hot vectors, which are integers in the own array."""
 
     group: str
     shape: tuple[int, ...]
-    """One environment's array."""
+    """Shape of one environment's array."""
     options: tuple[int, ...]
-    """Among how many options each choice is."""
+    """Number of options of each integer."""
     start: tuple[int, ...]
-    """The number of the first option of each."""
+    """Value of the first option of each integer."""
 
     def __call__(self, raw: np.ndarray) -> np.ndarray:
-        """Choices `[M, ...]` as float32 `[M, sum(options)]`."""
+        """Return integers `[M, ...]` as one-hot vectors, float32 `[M, sum(options)]`."""
         hot = np.zeros((len(raw), sum(self.options)), np.float32)
         np.put_along_axis(hot, raw.reshape(len(raw), -1).astype(np.int64) + self._offset, 1.0, axis=1)
         return hot
@@ -65,8 +71,8 @@ class Choices:
 
 @dataclass(frozen=True)
 class OwnArrays:
-    """What is different in arrays of the environment's own spaces, for whoever acts with NumPy."""
+    """Differences between Canter's tensors and the arrays of the environment's own spaces."""
 
     action: ActionArray | None = None
-    """None: as the action spec says."""
-    choices: tuple[Choices, ...] = ()
+    """None if actions are as in the action spec."""
+    choices: tuple[OneHotGroup, ...] = ()

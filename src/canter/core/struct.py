@@ -18,12 +18,12 @@ Metrics = dict[str, Tensor]
 """0-d tensors on the training device, named by path: `loss/policy`, `policy/kl`."""
 
 State = Any
-"""Recurrent state: a tree of tensors, `()` for networks without memory."""
+"""Recurrent state: a tree of tensors, `()` for feed-forward networks."""
 
 
 def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """Apply `fn` to every tensor of `tree` (and the matching tensors of `others`), keeping the structure."""
-    # Plain tests rather than patterns, and the most frequent one first: this runs many times in every step.
+    """Apply `fn` to every tensor of `tree` and the matching tensors of `others`."""
+    # isinstance rather than match, and the most frequent type first: this runs many times per step.
     if isinstance(tree, Tensor):
         return fn(tree, *others)
     if isinstance(tree, dict):
@@ -39,19 +39,20 @@ def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def tree_leaves(tree: Any) -> list[Tensor]:
-    """Every tensor of `tree`, in the order of `tree_map`."""
+    """Return every tensor of `tree`, in the order of `tree_map`."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, TensorStruct):
         tree = tree.__dict__
-    parts, leaves = tree.values() if isinstance(tree, dict) else tree or (), []
-    for part in parts:  # mostly tensors, for which a call would take longer than the rest
+    parts = tree.values() if isinstance(tree, dict) else tree or ()
+    leaves: list[Tensor] = []
+    for part in parts:  # mostly tensors: a recursive call would cost more than this test
         leaves += [part] if isinstance(part, Tensor) else tree_leaves(part)
     return leaves
 
 
 def to_dicts(tree: Any) -> Any:
-    """Copies of all tensors on the CPU, with dataclasses as dicts: plain data that can be saved."""
+    """Return copies of all tensors on the CPU, with dataclasses as dicts, ready to be saved."""
     if isinstance(tree, TensorStruct):
         return {name: to_dicts(getattr(tree, name)) for name in tree.__dataclass_fields__}
     if isinstance(tree, dict):
@@ -63,54 +64,54 @@ def to_dicts(tree: Any) -> Any:
 
 @has_kernels
 def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each of `sources` into the memory of the matching one of `targets`, those of one dtype at once."""
+    """Copy each of `sources` into the memory of the matching target, with one call per dtype."""
     by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
-        into, of = by_dtype.setdefault(target.dtype, ([], []))
-        into.append(target)
-        of.append(source)
-    for into, of in by_dtype.values():
-        torch._foreach_copy_(into, of)  # pyright: ignore[reportPrivateImportUsage]
+        same_dtype = by_dtype.setdefault(target.dtype, ([], []))
+        same_dtype[0].append(target)
+        same_dtype[1].append(source)
+    for into, values in by_dtype.values():
+        torch._foreach_copy_(into, values)  # pyright: ignore[reportPrivateImportUsage]
 
 
 @has_kernels
-def row_writer(buffers: list[Tensor]) -> Callable[[int, list[Tensor | None]], bool]:
-    """A quick `write(t, values)` to row t of each buffer `[T, ...]`, where there is one.
+def fused_writer(buffers: list[Tensor]) -> Callable[[int, list[Tensor | None]], bool]:
+    """Return a function `write(t, values)` that copies values to index t of the buffers `[T, ...]`.
 
-    None, and buffers beyond the last value, stay as they are. It gives False where it did nothing, for it does not
-    know such values: then it is up to `copy_all_`.
+    A None among the values, and buffers beyond the last value, leave the buffer unchanged. `write`
+    returns False if it did nothing because the values are not supported: then use `copy_all_`.
     """
     return lambda t, values: False
 
 
 @has_kernels
-def may_hold(flags: Tensor) -> bool:
-    """False only where it is known at once that no flag holds; what would then be without effect can be left out."""
+def maybe_any(flags: Tensor) -> bool:
+    """Return False only if no flag is set and that is known without waiting for the device."""
     return True
 
 
 def tree_copy_(target: Any, source: Any) -> None:
     """Copy every tensor of `source` into the memory of the matching tensor of `target`."""
-    tree_map(lambda into, of: into.copy_(of, non_blocking=True), target, source)
+    tree_map(lambda into, value: into.copy_(value, non_blocking=True), target, source)
 
 
 @dataclass
 class TensorStruct:
-    """Base for `@dataclass` containers of tensors; adds mapping, indexing and in-place copying over all fields."""
+    """Base of `@dataclass` containers of tensors: map, index and copy all fields at once."""
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        """The same struct with `fn` applied to every tensor."""
+        """Return the same struct with `fn` applied to every tensor."""
         return tree_map(fn, self)
 
     def __getitem__(self, index: Any) -> Self:
-        """The same struct with every tensor indexed alike."""
+        """Return the same struct with every tensor indexed."""
         return tree_map(lambda leaf: leaf[index], self)
 
     def copy_(self, source: Self) -> None:
-        """Copy `source` into this struct's memory; addresses stay."""
+        """Copy `source` into the memory of this struct; addresses stay."""
         tree_copy_(self, source)
 
 
 def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros of leading `shape` and the trailing shape, dtype and device of one row of `like`."""
+    """Return zeros of leading `shape` and the trailing shape, dtype and device of `like[0]`."""
     return torch.zeros((*shape, *like.shape[1:]), dtype=like.dtype, device=like.device)

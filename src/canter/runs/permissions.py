@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from canter.core.storage.files import replace_file
-from canter.core.storage.lock import guard
+from canter.core.storage.lock import folder_mutex
 from canter.core.storage.strict import Malformed, read_json, write_json
 from canter.envs.imports import allow_import, allowed_imports, import_trusted
 
@@ -25,7 +25,7 @@ IMPORTS = "imports.json"
 _log = logging.getLogger(__name__)
 
 
-def remember(folder: Path, run: str) -> None:
+def save_trusted_modules(folder: Path, run: str) -> None:
     """Keep what is trusted now in a run's folder; where that cannot be, later commands must be told again."""
     modules = allowed_imports()
     if not modules:
@@ -37,7 +37,7 @@ def remember(folder: Path, run: str) -> None:
         _log.warning("later commands for this run need --allow-import again (%s)", error)
 
 
-def recalled(folder: Path) -> dict[str, str]:
+def trusted_modules(folder: Path) -> dict[str, str]:
     """Modules that this user trusted for a run, and where they are; nothing for a run of somebody else."""
     try:
         found, secret = read_json(folder / IMPORTS), _secret()
@@ -50,9 +50,9 @@ def recalled(folder: Path) -> dict[str, str]:
     return {}
 
 
-def recall(folder: Path) -> None:
+def import_trusted_modules(folder: Path) -> None:
     """Trust again what was trusted when the run was made, and import it for what it registers."""
-    for module, place in recalled(folder).items():
+    for module, place in trusted_modules(folder).items():
         allow_import(module, place)
         try:
             import_trusted(module)
@@ -70,7 +70,7 @@ def _secret(*, create: bool = False) -> bytes:
     path = Path(state) / "canter" / "secret"
     if create:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with guard(path.parent):  # two runs may begin at once
+        with folder_mutex(path.parent):  # two runs may begin at once
             if not path.exists():
                 replace_file(path, secrets.token_hex(32).encode())
     return path.read_bytes()

@@ -32,8 +32,9 @@ from typing import Any, Literal
 
 from canter.algorithms.base import Algorithm
 from canter.core.plain import from_plain, to_plain
+from canter.core.registry import UserError
 from canter.core.storage.files import replace_file
-from canter.core.storage.lock import guard
+from canter.core.storage.lock import folder_mutex
 from canter.core.storage.strict import read_json, write_json
 from canter.envs import EnvConfig
 from canter.nn.policy_file import (
@@ -52,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class ProgressSnapshot:
     """How far a run has come, and how it does."""
 
     iteration: int
@@ -102,7 +103,7 @@ class Policies:
             return
         self.best_score = -math.inf if score is None else score
 
-    def consider(self, algorithm: Algorithm[Any], run: Progress) -> None:
+    def consider(self, algorithm: Algorithm[Any], run: ProgressSnapshot) -> None:
         """Remember the policy if it has lately done better than any before."""
         about = run.account()
         score = about[self.by]
@@ -119,12 +120,12 @@ class Policies:
         if write is not None:
             self._write(BEST, write)
 
-    def save_numbered(self, algorithm: Algorithm[Any], run: Progress) -> None:
+    def save_numbered(self, algorithm: Algorithm[Any], run: ProgressSnapshot) -> None:
         """Write the policy under the number of its steps."""
         about = run.account()
         self._write(f"step-{run.env_steps:09d}.safetensors", lambda path: save_policy(path, algorithm.policy, **about))
 
-    def save_final(self, algorithm: Algorithm[Any], run: Progress) -> None:
+    def save_final(self, algorithm: Algorithm[Any], run: ProgressSnapshot) -> None:
         """Write the policy as the final one, and whatever else the algorithm leaves."""
         about = run.account()
         self._write(FINAL_ACTOR, lambda path: save_policy(path, algorithm.policy, **about))
@@ -144,11 +145,11 @@ class Policies:
 HALL, INDEX = "hall_of_fame", "index.json"
 PLACES = 5
 """How many policies a hall keeps."""
-HOW_IT_IS_STEPPED = ("num_envs", "vectorization", "autoreset")
+STEPPING_SETTINGS = ("num_envs", "vectorization", "autoreset")
 """Settings of an environment that do not change the problem."""
 
 
-class HallCorrupt(ValueError):
+class HallOfFameCorrupt(UserError):
     """An index that is not what was written; the message names the file and what is wrong with it."""
 
 
@@ -224,7 +225,7 @@ def _enter(run: Path, problem: dict[str, Any], mean: float, error: float, seed: 
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             file=f"{run.name[:200]}-{hashlib.sha256(data).hexdigest()[:8]}.safetensors",
         )
-        best = Hall(run.parent / HALL, problem).enter(entry, data, one_per_run=training)
+        best = HallOfFame(run.parent / HALL, problem).enter(entry, data, one_per_run=training)
     except (OSError, ValueError) as failure:
         return f"The hall of fame was not updated: {failure}"
     return _verdict(problem, entry, best)
@@ -251,10 +252,10 @@ def problem_of(env: EnvConfig) -> dict[str, Any]:
     """What of an environment's settings makes the problem: its id, and what differs from the defaults."""
     defaults = to_plain(type(env)())
     problem = {name: value for name, value in to_plain(env).items() if value != defaults[name]}
-    return {name: value for name, value in problem.items() if name not in HOW_IT_IS_STEPPED} | {"id": env.id}
+    return {name: value for name, value in problem.items() if name not in STEPPING_SETTINGS} | {"id": env.id}
 
 
-class Hall:
+class HallOfFame:
     """The hall of one problem; any number of processes may enter policies at once."""
 
     def __init__(self, parent: Path, problem: Mapping[str, Any]) -> None:
@@ -270,7 +271,7 @@ class Hall:
         last: a kill at any moment leaves an index whose files are there.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with guard(self.folder):
+        with folder_mutex(self.folder):
             others = [other for other in self._readable() if other.file != entry.file]
             if one_per_run:
                 others = [other for other in others if other.run != entry.run]
@@ -284,20 +285,20 @@ class Hall:
         return max(others, key=lambda other: other.return_, default=None)
 
     def entries(self) -> tuple[Entry, ...]:
-        """All entries, the best first; `HallCorrupt` if the index cannot be used."""
+        """All entries, the best first; `HallOfFameCorrupt` if the index cannot be used."""
         path = self.folder / INDEX
         try:
             return from_plain(read_json(path), Index).entries
         except FileNotFoundError:
             return ()
         except (OSError, ValueError) as error:
-            raise HallCorrupt(f"{path} cannot be used: {error}") from error
+            raise HallOfFameCorrupt(f"{path} cannot be used: {error}") from error
 
     def _readable(self) -> tuple[Entry, ...]:
         """All entries; an index that cannot be used is set aside, and the hall begins anew."""
         try:
             return self.entries()
-        except HallCorrupt as error:
+        except HallOfFameCorrupt as error:
             aside = self.folder / f"{INDEX}.corrupt"
             os.replace(self.folder / INDEX, aside)
             _log.warning("%s; it is now %s, and the hall of fame begins anew", error, aside)

@@ -8,20 +8,20 @@ from typing import Any, Self
 import torch
 
 from canter.core import distributed
-from canter.core.storage.lock import is_held
+from canter.core.storage.lock import is_locked
 from canter.runs.run_folder import RunFolder
-from canter.runs.state import NoFolder, Parts, gathered
+from canter.runs.state import NullRunFolder, TrainState, gathered
 
 PATIENCE = 30.0
 """Seconds to wait for the lock of ranks that are about to notice that their agent was killed."""
 
 
-def of_all_ranks(folder: RunFolder) -> RunFolder | RanksFolder:
+def for_all_ranks(folder: RunFolder) -> RunFolder | DistributedRunFolder:
     """The folder as it is used in a world of several ranks, or of one."""
-    return folder if distributed.world_size() == 1 else RanksFolder(folder)
+    return folder if distributed.world_size() == 1 else DistributedRunFolder(folder)
 
 
-class RanksFolder(NoFolder):
+class DistributedRunFolder(NullRunFolder):
     """The folder of a run on every rank; what it does is for all ranks to call at the same time, but for the log."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -30,7 +30,7 @@ class RanksFolder(NoFolder):
     def __enter__(self) -> Self:
         if self.first:
             end = time.monotonic() + PATIENCE
-            while time.monotonic() < end and is_held(self.folder.path):
+            while time.monotonic() < end and is_locked(self.folder.path):
                 time.sleep(0.2)
             self.folder.__enter__()
         return self
@@ -39,7 +39,7 @@ class RanksFolder(NoFolder):
         if self.first:
             self.folder.__exit__(*raised)
 
-    def restore(self, parts: Parts) -> bool:
+    def restore(self, parts: TrainState) -> bool:
         """Bring all parts to the newest valid checkpoint; without one, take one, so that any rank may be lost."""
         if self.first:
             found = self.folder.restore(parts)
@@ -47,11 +47,11 @@ class RanksFolder(NoFolder):
                 parts.shared(None)
                 self.save(parts)
             return found
-        self.folder.pace, tree = parts.algorithm.pace, parts.shared(None)
+        self.folder.iterations_per_tick, tree = parts.algorithm.iterations_per_tick, parts.shared(None)
         if tree is None:
             self.save(parts)
             return False
-        for name, part in parts.by_name().items():
+        for name, part in parts.components().items():
             part.load_state_dict(tree[name])
         return True
 
@@ -64,7 +64,7 @@ class RanksFolder(NoFolder):
         if self.first:
             self.folder.log(row)
 
-    def save(self, parts: Parts, *, final: bool = False) -> None:
+    def save(self, parts: TrainState, *, final: bool = False) -> None:
         """Save what it is time for; rank 0 decides and asks the others for their state as often as it needs it."""
         if self.first:
             self.folder.save(_Asking(parts.algorithm, parts.collector, parts.run, parts.seed), final=final)
@@ -73,7 +73,7 @@ class RanksFolder(NoFolder):
             while _from_rank_0(False):
                 parts.tree()
 
-    def rescue(self, parts: Parts, tree: dict[str, Any], error: BaseException) -> str:
+    def rescue(self, parts: TrainState, tree: dict[str, Any], error: BaseException) -> str:
         """Save the state of all ranks from before an error that all know of; says on each what was saved."""
         tree = gathered(tree, parts.algorithm.policy.actor.state_dict())
         told = self.folder.rescue(parts, tree, error) if self.first else ""
@@ -85,7 +85,7 @@ class RanksFolder(NoFolder):
             self.folder.black_box(tree)
 
 
-class _Asking(Parts):
+class _Asking(TrainState):
     """Rank 0's parts, which ask the other ranks for their state before their own is looked at."""
 
     def tree(self) -> dict[str, Any]:

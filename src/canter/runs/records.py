@@ -21,14 +21,14 @@ from typing import Any, Literal, cast
 
 from canter.core.machine import describe_machine, describe_versions
 from canter.core.plain import ConfigError
-from canter.core.registry import nearest
+from canter.core.registry import UserError, nearest
 from canter.core.storage.files import open_untrusted
-from canter.core.storage.lock import is_held
+from canter.core.storage.lock import is_locked
 from canter.core.storage.strict import Malformed, read_json, read_yaml, write_json
 
 RECORD, CONFIG, METRICS = "run.json", "config.yaml", "metrics.jsonl"
 
-Ending = Literal["finished", "stopped", "failed"]
+Outcome = Literal["finished", "stopped", "failed"]
 """It used up its budget or met a condition, it was asked to stop before, or an error ended it."""
 Status = Literal["running", "finished", "stopped", "failed", "interrupted", "unknown"]
 """`interrupted`: its process died without reporting it, by `kill -9` or with the machine."""
@@ -77,7 +77,7 @@ class RunRecord:
         }
         self._write()
 
-    def end(self, ending: Ending, error: BaseException | None = None, ended_by: str | None = None) -> None:
+    def end(self, ending: Outcome, error: BaseException | None = None, ended_by: str | None = None) -> None:
         """Note how it ended, and for a finished run which setting ended it."""
         text = None if error is None else f"{type(error).__name__}: {error}"[:2000]
         self.content |= {"status": ending, "ended": _now(), "ended_by": ended_by, "error": text}
@@ -114,7 +114,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 def run_status(folder: Path) -> Status:
     """Whether a run goes on, or how it ended; a process of another machine is believed to be alive."""
     status = read_record(folder).get("status")
-    if status == "running" and not is_held(folder):
+    if status == "running" and not is_locked(folder):
         return "interrupted"
     return cast(Status, status) if status in ("running", "finished", "stopped", "failed") else "unknown"
 
@@ -136,8 +136,8 @@ def find_run(text: str, parent: Path = RUNS) -> Path:
     if len(matching) == 1:
         return matching[0]
     if matching:
-        raise ValueError(f"{text!r} could be any of {', '.join(sorted(path.name for path in matching))}")
-    raise ValueError(
+        raise UserError(f"{text!r} could be any of {', '.join(sorted(path.name for path in matching))}")
+    raise UserError(
         f"no run {text!r} here or under {parent}: {nearest(text, [path.name for path in run_folders(parent)])}"
     )
 

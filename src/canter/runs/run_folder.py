@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from canter.core.registry import UserError
 from canter.core.specs import EnvFailed, Stateful
 from canter.core.storage.checkpoint import CheckpointCorrupt, CheckpointStore, NoCheckpoint, save_checkpoint
 from canter.core.storage.files import Unreadable, append, open_untrusted, replace_file
@@ -25,10 +26,10 @@ from canter.core.storage.lock import RunLock
 from canter.core.storage.tree import Malformed, parse_json
 from canter.core.storage.validity import NonFiniteParameters, check_finite, check_same, check_same_shape
 from canter.nn.policy_file import POLICIES
-from canter.runs.permissions import remember
-from canter.runs.policies import Policies, Progress
+from canter.runs.permissions import save_trusted_modules
+from canter.runs.policies import Policies, ProgressSnapshot
 from canter.runs.records import CONFIG, LATEST, MAX_BYTES, MAX_LINE, METRICS, RunRecord
-from canter.runs.state import Account, Parts
+from canter.runs.state import ProgressSource, TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +65,9 @@ class CheckpointConfig:
         """Refuse values outside their range, by name."""
         for name, least in (("save_every", 1), ("keep_last", 1), ("num_checkpoints", 0)):
             if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+                raise UserError(f"{name}={getattr(self, name)} must be at least {least}")
         if self.save_seconds is not None and not self.save_seconds > 0:
-            raise ValueError(f"save_seconds={self.save_seconds} must be above 0, or null")
+            raise UserError(f"save_seconds={self.save_seconds} must be above 0, or null")
 
 
 class RunFolder:
@@ -96,7 +97,7 @@ class RunFolder:
         checkpoints: CheckpointConfig | None = None,
         *,
         settings: str | None = None,
-        examine: Callable[[str | None, Progress], None] = lambda settings, progress: None,
+        examine: Callable[[str | None, ProgressSnapshot], None] = lambda settings, progress: None,
         from_scratch: bool = False,
     ) -> None:
         self.path = path = Path(path)
@@ -106,13 +107,13 @@ class RunFolder:
         self.store = CheckpointStore(path / CHECKPOINTS, keep_last=self.config.keep_last)
         self.policies = Policies(path / POLICIES, self.config.best_by)
         self.lock, self.record = RunLock(path), RunRecord(path)
-        self._run: Account | None = None
+        self._run: ProgressSource | None = None
         """What is being written down; None before `restore`."""
         self._saved: int | None = None
         """Iteration of the checkpoint that this process wrote or read last."""
         self._saved_at = time.monotonic()
-        self.pace = 1
-        """Iterations that count as one in `save_every`, see `Algorithm.pace`."""
+        self.iterations_per_tick = 1
+        """Iterations that count as one in `save_every`, see `Algorithm.iterations_per_tick`."""
         self._milestones = 0
         """How many of the checkpoints that are kept for ever lie behind."""
         self._identity = uuid.uuid4().hex
@@ -124,8 +125,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             undo.enter_context(self.lock)
             if self.from_scratch:
-                set_aside(self.path)
-            refuse_strange(self.path)
+                archive_attempt(self.path)
+            refuse_links(self.path)
             if self.settings is not None and not (self.path / CONFIG).exists():
                 replace_file(self.path / CONFIG, self.settings.encode())
             self.policies.open()
@@ -143,7 +144,7 @@ class RunFolder:
             self.record.end(ending, error if ending == "failed" else None, ended_by)
         self.lock.__exit__(kind, error, traceback)
 
-    def restore(self, parts: Parts) -> bool:
+    def restore(self, parts: TrainState) -> bool:
         """Bring all parts to the newest valid checkpoint; False if none was ever taken.
 
         Raises `NoCheckpoint` where there are some and all are corrupt, or none and metrics or policies tell of a run:
@@ -151,12 +152,12 @@ class RunFolder:
         checkpoint was made by another run, with another seed, for another environment, other networks or another
         optimiser, or is not of the iteration that its name says.
         """
-        self.pace, found = parts.algorithm.pace, bool(self.store.steps())
+        self.iterations_per_tick, found = parts.algorithm.iterations_per_tick, bool(self.store.steps())
         if found:
             self._saved, tree = self.store.load_latest()
             tree = parts.shared(tree) or tree
             self._check(self._saved, tree, parts)
-            for name, part in parts.by_name().items():
+            for name, part in parts.components().items():
                 self._load(part, name, tree[name], self._saved)
             progress = parts.run.progress()
             what = f"checkpoint {self.store.path(self._saved)}"
@@ -175,7 +176,7 @@ class RunFolder:
             replace_file(self.path / CONFIG, self.settings.encode())
         self._run, self._milestones = parts.run, self._milestones_behind(parts.run.progress())
         self.record.begin(self._identity, parts.algorithm.about())
-        remember(self.path, self._identity)
+        save_trusted_modules(self.path, self._identity)
         return found
 
     def leftovers(self) -> list[str]:
@@ -186,7 +187,7 @@ class RunFolder:
 
     def saves_at(self, iteration: int) -> bool:
         """Whether a checkpoint is due after that iteration by its number; there may be further ones."""
-        return iteration % (self.config.save_every * self.pace) == 0
+        return iteration % (self.config.save_every * self.iterations_per_tick) == 0
 
     def log(self, row: dict[str, Any]) -> None:
         """Append one line; `wall_time` says when. What the disk refuses is tried again with the next one."""
@@ -199,7 +200,7 @@ class RunFolder:
         except OSError as error:
             logger.warning("%s could not be written (%s); training goes on", self.metrics, error)
 
-    def save(self, parts: Parts, *, final: bool = False) -> None:
+    def save(self, parts: TrainState, *, final: bool = False) -> None:
         """Save what it is time for: called after every iteration, and once more at the end.
 
         Raises `NonFiniteParameters` before a checkpoint or policy with NaN or infinity in it would be written.
@@ -221,7 +222,7 @@ class RunFolder:
         if run.iteration != self._saved:
             self._save_checkpoint(parts, run.iteration, keep=milestone)
 
-    def rescue(self, parts: Parts, tree: dict[str, Any], error: BaseException) -> str:
+    def rescue(self, parts: TrainState, tree: dict[str, Any], error: BaseException) -> str:
         """Save a state from before an error instead of the parts' own, and the traceback; says what was saved.
 
         The counters of the parts are those of `tree`.
@@ -250,7 +251,7 @@ class RunFolder:
     def _note(self, error: BaseException) -> Path:
         """Write the traceback of what ended the run to a file."""
         lines = traceback.format_exception(error)
-        for link in causes(error):
+        for link in error_chain(error):
             if trace := getattr(link, "trace", ""):
                 lines.append(f"\n{getattr(link, 'where', 'in the process of the environment')}:\n{trace}")
         path = self.path / TRACEBACK
@@ -260,7 +261,7 @@ class RunFolder:
             logger.error("%s could not be written (%s)", path, failure)
         return path
 
-    def _save_checkpoint(self, parts: Parts, iteration: int, *, keep: bool, tree: dict[str, Any] | None = None) -> None:
+    def _save_checkpoint(self, parts: TrainState, iteration: int, *, keep: bool, tree: dict[str, Any] | None = None) -> None:
         tree = tree or parts.tree()
         check_finite({"algorithm": tree["algorithm"]}, f"checkpoint of iteration {iteration}")
         try:
@@ -278,9 +279,9 @@ class RunFolder:
         metrics = [f"{len(self._unwritten)} rows of metrics"] if self._unwritten else []
         return [*checkpoint, *metrics, *sorted(self.policies.unsaved)]
 
-    def _check(self, iteration: int, tree: dict[str, Any], parts: Parts) -> None:
+    def _check(self, iteration: int, tree: dict[str, Any], parts: TrainState) -> None:
         what = f"checkpoint {self.store.path(iteration)}"
-        check_same(what, {"parts": sorted(tree)}, {"parts": sorted(["identity", "made_for", *parts.by_name()])})
+        check_same(what, {"parts": sorted(tree)}, {"parts": sorted(["identity", "made_for", *parts.components()])})
         match tree["identity"]:
             case {"run": str(run), "settings": str() | None}:
                 check_same(what, {"run": run}, {"run": self.record.identity or run})
@@ -288,7 +289,7 @@ class RunFolder:
                 raise CheckpointCorrupt(self.store.path(iteration), "it does not say which run it is of")
         check_same(what, tree["made_for"], parts.describe())
         saved, here = (
-            {"algorithm": {name: part for name, part in state.items() if name not in parts.algorithm.grows}}
+            {"algorithm": {name: part for name, part in state.items() if name not in parts.algorithm.variable_size_keys}}
             for state in (tree["algorithm"], parts.algorithm.state_dict())
         )
         check_same_shape(what, saved, here)
@@ -302,7 +303,7 @@ class RunFolder:
             reason = f"its {name} cannot be restored ({type(error).__name__}: {error})"
             raise CheckpointCorrupt(self.store.path(iteration), reason) from error
 
-    def _milestones_behind(self, run: Progress) -> int:
+    def _milestones_behind(self, run: ProgressSnapshot) -> int:
         return math.floor(min(run.fraction, 1.0) * self.config.num_checkpoints + 1e-9)  # 3 * (1 / 3) may be below 1
 
     def _forget_after(self, iteration: int) -> None:
@@ -330,14 +331,14 @@ class RunFolder:
             logger.warning("%d damaged lines of %s are kept in %s", damaged, self.metrics, self.path / DAMAGED)
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
     """An error and what it came from."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
-def never_began(path: Path) -> bool:
+def is_unstarted(path: Path) -> bool:
     """Whether a folder is empty, or holds only what a run leaves that died before it had written its settings."""
     scraps = re.compile(r"\.?run\.(lock|json).*|\.config\.yaml\.partial")
     return path.is_dir() and all(scraps.fullmatch(entry.name) for entry in path.iterdir())
@@ -353,7 +354,7 @@ def _point_to(path: Path) -> None:
         fresh.unlink(missing_ok=True)
 
 
-def refuse_strange(path: Path) -> None:
+def refuse_links(path: Path) -> None:
     """Refuse to go on in a folder with links, which could lead anywhere, or with no room for checkpoints."""
     for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
         if entry.is_symlink():
@@ -362,7 +363,7 @@ def refuse_strange(path: Path) -> None:
             raise Unreadable(f"{entry.path} is no folder; remove it first")
 
 
-def set_aside(path: Path) -> None:
+def archive_attempt(path: Path) -> None:
     """Move what an earlier attempt has left of a run into a folder of its own."""
     left = [name for name in (CHECKPOINTS, POLICIES, METRICS, DAMAGED, EDITS) if os.path.lexists(path / name)]
     if left:

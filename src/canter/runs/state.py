@@ -24,7 +24,7 @@ from canter.core.plain import to_plain
 from canter.core.specs import Stateful
 from canter.core.storage.tree import decode, encode
 from canter.core.storage.validity import spec_to_plain
-from canter.runs.policies import Progress
+from canter.runs.policies import ProgressSnapshot
 
 RANKS = "ranks"
 """Part of a checkpoint: for each rank but the first, a list of paths and what is there instead."""
@@ -117,31 +117,31 @@ def _unpack(data: bytes) -> dict[str, Any]:
     return decode(data[8 : 8 + length], data[8 + length :])
 
 
-class Account(Stateful, Protocol):
+class ProgressSource(Stateful, Protocol):
     """Counts what happens in a run."""
 
-    def progress(self) -> Progress:
+    def progress(self) -> ProgressSnapshot:
         """How far it has come."""
         ...
 
 
 @dataclass(frozen=True)
-class Parts:
+class TrainState:
     """The parts of a run that a checkpoint holds."""
 
     algorithm: Algorithm[Any]
     collector: Stateful
-    run: Account
+    run: ProgressSource
     seed: int
 
-    def by_name(self) -> dict[str, Stateful]:
+    def components(self) -> dict[str, Stateful]:
         """Each under the name that it has in a checkpoint."""
         return {"algorithm": self.algorithm, "collector": self.collector, "run": self.run}
 
     def tree(self) -> dict[str, Any]:
         """The state of each, and on rank 0 what other ranks have of their own; all ranks must call it."""
         weights = self.algorithm.policy.actor.state_dict()
-        return gathered({name: part.state_dict() for name, part in self.by_name().items()}, weights)
+        return gathered({name: part.state_dict() for name, part in self.components().items()}, weights)
 
     def shared(self, tree: dict[str, Any] | None) -> dict[str, Any] | None:
         """What rank 0 found in a checkpoint, as this rank is to load it; all ranks must call it, others with None."""
@@ -156,10 +156,10 @@ class Parts:
         return {"env": spec_to_plain(spec), "num_envs": rows, "model": to_plain(policy.config), "seed": self.seed}
 
 
-class NoFolder:
+class NullRunFolder:
     """A run that leaves nothing on disk."""
 
-    def restore(self, parts: Parts) -> bool:
+    def restore(self, parts: TrainState) -> bool:
         """Never anything to continue from."""
         return False
 
@@ -170,10 +170,10 @@ class NoFolder:
     def log(self, row: dict[str, Any]) -> None:
         """Forget it."""
 
-    def save(self, parts: Parts, *, final: bool = False) -> None:
+    def save(self, parts: TrainState, *, final: bool = False) -> None:
         """Forget it."""
 
-    def rescue(self, parts: Parts, tree: dict[str, Any], error: BaseException) -> str:
+    def rescue(self, parts: TrainState, tree: dict[str, Any], error: BaseException) -> str:
         """Nothing is saved."""
         return "Nothing was saved, as the run has no folder"
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from canter.core.data.motion import AXES, Motions, column, load_clip, pose_error
+from canter.core.data.motion import AXES, MotionLibrary, column, load_clip, pose_error
 
 ROOT = Path(__file__).parents[2]
 WIDE, NARROW = (f"canter:swimmer_{name}.npz" for name in ("wide", "narrow"))
@@ -128,7 +128,7 @@ def test_a_table_holds_the_same(tmp_path):
 
 def test_frames_between_two_are_linear_and_rotations_lie_on_the_sphere(tmp_path):
     given = turning()
-    motions = Motions([load_clip(saved(tmp_path))])
+    motions = MotionLibrary([load_clip(saved(tmp_path))])
     time = torch.tensor([0.0, 0.513, 1.99, 2.0, 2.5])
     frames = motions.at(torch.zeros(5, dtype=torch.int64), time)
     kept = time.double().numpy().clip(0, 2)
@@ -145,14 +145,14 @@ def test_either_sign_of_a_quaternion_is_the_same_rotation(tmp_path):
     flipped = turning()["body_rotations"].copy()
     flipped[7:, 0] *= -1
     plain, other = (
-        Motions([load_clip(saved(tmp_path, **changes))]).at(torch.zeros(1, dtype=torch.int64), torch.tensor([6.5 / 30]))
+        MotionLibrary([load_clip(saved(tmp_path, **changes))]).at(torch.zeros(1, dtype=torch.int64), torch.tensor([6.5 / 30]))
         for changes in ({}, {"body_rotations": flipped})
     )
     torch.testing.assert_close(plain["body_rotations"], other["body_rotations"])
 
 
 def test_clips_are_drawn_by_weight_and_times_alike_from_the_span_on():
-    motions = Motions([load_clip(WIDE), load_clip(NARROW), load_clip(WIDE)], weights=(1, 3, 0))
+    motions = MotionLibrary([load_clip(WIDE), load_clip(NARROW), load_clip(WIDE)], weights=(1, 3, 0))
     clip, time = motions.sample(20_000, torch.Generator().manual_seed(0), span=4.0)
     # Three standard deviations of a share of 3/4 in 20,000 draws are 0.0092.
     assert abs((clip == 1).float().mean() - 0.75) < 0.0092 and (clip < 2).all()
@@ -162,7 +162,7 @@ def test_clips_are_drawn_by_weight_and_times_alike_from_the_span_on():
 
 def test_joints_come_in_the_order_that_is_asked_for(tmp_path):
     clip = load_clip(saved(tmp_path))
-    turned = Motions([clip], joints=("knee", "hip"), bodies=("foot",))
+    turned = MotionLibrary([clip], joints=("knee", "hip"), bodies=("foot",))
     frames = turned.at(torch.zeros(1, dtype=torch.int64), torch.tensor([1.0]))
     assert frames["dof_positions"].tolist() == [pytest.approx([1.0, np.sin(3.0)])]
     assert frames["body_positions"].shape == (1, 1, 3)
@@ -172,7 +172,7 @@ def test_joints_come_in_the_order_that_is_asked_for(tmp_path):
         with pytest.raises(ValueError, match="columns: "):
             column(frames, turned, name)
     with pytest.raises(ValueError, match=r"joints have no 'ankle'"):
-        Motions([clip], joints=("ankle",))
+        MotionLibrary([clip], joints=("ankle",))
 
 
 def warped(poses, reset, reference, begins):

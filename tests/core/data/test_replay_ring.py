@@ -11,7 +11,7 @@ from canter.core.data.replay import ReplayConfig, memory_of
 from canter.core.data.rollout import Rollout
 from canter.core.specs import Continuous, EnvSpec, TensorSpec
 from canter.core.storage.tree import decode, encode
-from canter.core.struct import may_hold
+from canter.core.struct import maybe_any
 
 A = 2
 
@@ -20,7 +20,7 @@ A = 2
 def looks(request, monkeypatch):
     """Whether what has no effect is left out."""
     if request.param == "as on a GPU":
-        monkeypatch.setattr(may_hold, "kernels", [])
+        monkeypatch.setattr(maybe_any, "kernels", [])
 
 
 @dataclass

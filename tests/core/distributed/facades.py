@@ -43,7 +43,7 @@ env.place += RANK  # what ranks see differs
 runner = OnPolicyRunner(env, rsl_rl_settings(seed=3 + RANK), log_dir=str(folder / "rsl_rl"), device="cpu")
 runner.learn(3, init_at_random_ep_len=True)
 assert runner.is_distributed and runner.gpu_global_rank == RANK
-tell("rsl_rl", runner.alg.ppo, runner.trainer.run.env_steps)
+tell("rsl_rl", runner.alg.ppo, runner.trainer.progress.env_steps)
 runner.close()
 
 vecenv.register("POINTS", lambda name, num_actors, **options: VecEnv(num_actors, **options))

@@ -124,7 +124,7 @@ def test_one_process_goes_on_with_a_run_of_two_ranks(undisturbed, caplog, monkey
     monkeypatch.chdir(run.parent)
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("iterations: 16", "iterations: 18"))
     main(["resume", str(run), "--accept-edits", "--console", "quiet"])
-    assert "all episodes start anew: the run was saved by 2 and goes on with 1 ranks" in caplog.text
+    assert "all episodes restart: the run was saved by 2 and goes on with 1 ranks" in caplog.text
     assert [row["iteration"] for row in rows_of(run)] == list(range(1, 19))
 
 
@@ -154,7 +154,7 @@ def test_a_device_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(ValueError, match=r"rank 5 needs cuda:1, but torch finds 1 CUDA devices"):
-        distributed.own_device("cuda")
+        distributed.rank_device("cuda")
 
 
 def test_a_port_that_is_in_use_is_named(monkeypatch):

@@ -51,7 +51,7 @@ if "means" in sys.argv:
         results = []
         for distributed.shared in (shared, None):  # None: torch's group, by the definition
             mine = [numbers((length,), torch.float32, rank), numbers((3, 4), torch.float32, rank)]
-            distributed.mean_of_(mine, torch.tensor(float(rank + 2)))
+            distributed.weighted_mean_(mine, torch.tensor(float(rank + 2)))
             results.append(torch.cat([part.reshape(-1) for part in mine]))
         total = sum(torch.arange(2.0, ranks + 2))
         by_hand = sum((other + 2) * numbers((length,), torch.float32, other) for other in range(ranks)) / total
@@ -59,10 +59,10 @@ if "means" in sys.argv:
         assert torch.equal(*results) if ranks == 2 else torch.allclose(*results, atol=1e-6)
         distributed.shared = shared
         bad = torch.tensor([float("inf") if rank else -float("inf"), float("nan"), 3e38])
-        distributed.mean_of_([bad], torch.tensor(float(rank + 2)))
+        distributed.weighted_mean_([bad], torch.tensor(float(rank + 2)))
         assert not torch.isfinite(bad).any()
         nothing = torch.ones(3)
-        distributed.mean_of_([nothing], torch.zeros(()))
+        distributed.weighted_mean_([nothing], torch.zeros(()))
         assert nothing.tolist() == [0.0, 0.0, 0.0], "nobody counts"
 
 if "turns" in sys.argv:

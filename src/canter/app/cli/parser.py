@@ -9,7 +9,8 @@ from typing import Any, NoReturn, get_origin
 
 from canter.app.cli.index import UsageError as UsageError
 from canter.app.cli.index import advise
-from canter.core.plain import ConfigError, accepts_none, config_keys, is_free, is_text, without_none
+from canter.core.hints import accepts_none, config_keys, is_free, is_text, without_none
+from canter.core.plain import ConfigError
 from canter.core.plain import nest as nest
 from canter.core.storage.strict import parse
 from canter.runs.records import RUNS

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from canter.core.registry import nearest
-from canter.core.seeding import draw_rows
+from canter.core.registry import UserError, nearest
+from canter.core.seeding import draw_for_rank
 
 AXES = {
     "dof_positions": "",
@@ -70,7 +70,7 @@ def load_clip(file: str) -> Clip:
     try:
         return _checked(_read(file), file)
     except ValueError as error:
-        raise ValueError(f"motion {file!r}: {error}") from error
+        raise UserError(f"motion {file!r}: {error}") from error
 
 
 def _read(file: str) -> dict[str, Any]:
@@ -78,16 +78,16 @@ def _read(file: str) -> dict[str, Any]:
     path = Path(__file__).parent / "motions" / file.removeprefix(OWN) if file.startswith(OWN) else Path(file)
     if not path.is_file():
         own = f": {nearest(path.name, [p.name for p in path.parent.glob('*.npz')])}" if file.startswith(OWN) else ""
-        raise ValueError(f"there is no such file{own}")
+        raise UserError(f"there is no such file{own}")
     if path.suffix == ".csv":
         return _read_csv(path)
     if path.suffix != ".npz":
-        raise ValueError(f"clips are .npz or .csv files, not {path.suffix or 'files without an end'}")
+        raise UserError(f"clips are .npz or .csv files, not {path.suffix or 'files without an end'}")
     try:
         with np.load(path) as opened:  # refuses everything but plain arrays
             return {OTHER_NAMES.get(str(key), str(key)): opened[key] for key in opened.files}
     except (ValueError, OSError, KeyError) as error:
-        raise ValueError(f"cannot be read as plain arrays: {error}") from error
+        raise UserError(f"cannot be read as plain arrays: {error}") from error
 
 
 def _read_csv(path: Path) -> dict[str, Any]:
@@ -97,14 +97,14 @@ def _read_csv(path: Path) -> dict[str, Any]:
     try:
         table = np.array(lines, dtype=np.float64)
     except ValueError as error:
-        raise ValueError(f"every cell below the names must be a number: {error}") from error
+        raise UserError(f"every cell below the names must be a number: {error}") from error
     if table.ndim != 2 or len(table) < 2 or "time" not in header:
-        raise ValueError(f"needs a column 'time' and at least two frames, has {header[:5]}")
+        raise UserError(f"needs a column 'time' and at least two frames, has {header[:5]}")
     column = dict(zip(header, table.T, strict=True))
     steps = np.diff(column.pop("time"))
     if not steps.min() > 0 or np.ptp(steps) > 0.01 * steps.mean():
         wrong = int(np.abs(steps - np.median(steps)).argmax())
-        raise ValueError(f"frames {wrong} and {wrong + 1} are {steps[wrong]:g} s apart, others not")
+        raise UserError(f"frames {wrong} and {wrong + 1} are {steps[wrong]:g} s apart, others not")
     raw: dict[str, Any] = {"fps": 1 / steps.mean()}
     for field, axes in AXES.items():
         names = list(dict.fromkeys(key.split("/")[1] for key in column if key.startswith(f"{field}/")))
@@ -114,41 +114,41 @@ def _read_csv(path: Path) -> dict[str, Any]:
         wanted = [f"{field}/{name}/{axis}".rstrip("/") for name in names for axis in (axes or ("",))]
         for key in wanted:
             if key not in column:
-                raise ValueError(f"column {key!r} is missing, {nearest(key, column)}")
+                raise UserError(f"column {key!r} is missing, {nearest(key, column)}")
         shape = (len(table), len(names), len(axes)) if axes else (len(table), len(names))
         raw[field] = np.stack([column.pop(key) for key in wanted], -1).reshape(shape)
     if column:
         key = next(iter(column))
         near = nearest(key.partition("/")[0], AXES)
-        raise ValueError(f"column {key!r} is no FIELD/NAME or FIELD/NAME/AXIS, {near}")
+        raise UserError(f"column {key!r} is no FIELD/NAME or FIELD/NAME/AXIS, {near}")
     return raw
 
 
 def _checked(raw: dict[str, Any], file: str) -> Clip:
     """A clip, once rate, names, shapes, numbers, quaternions and velocities have been found to fit together."""
     if "fps" not in raw:
-        raise ValueError(f"fps is missing, {nearest('fps', raw)}")
+        raise UserError(f"fps is missing, {nearest('fps', raw)}")
     fps = float(np.ravel(raw["fps"])[0])
     if not 1 <= fps <= 10_000:
-        raise ValueError(f"fps={fps:g} must lie in 1..10000")
+        raise UserError(f"fps={fps:g} must lie in 1..10000")
     names = {kind: tuple(map(str, np.ravel(raw.get(f"{kind}_names", ())))) for kind in ("dof", "body")}
     fields = {field: np.asarray(raw[field], np.float64) for field in AXES if field in raw}
     if not fields:
-        raise ValueError(f"it has none of {', '.join(AXES)}; it has {', '.join(raw)}")
+        raise UserError(f"it has none of {', '.join(AXES)}; it has {', '.join(raw)}")
     length = len(next(iter(fields.values())))
     for kind, own in names.items():
         if len(set(own)) < len(own):
-            raise ValueError(f"{kind}_names names {next(name for name in own if own.count(name) > 1)!r} twice")
+            raise UserError(f"{kind}_names names {next(name for name in own if own.count(name) > 1)!r} twice")
     for field, values in fields.items():
         kind = field.partition("_")[0]
         shape = (length, len(names[kind]), *([len(AXES[field])] if AXES[field] else []))
         if not names[kind]:
-            raise ValueError(f"{field} is of nobody: {kind}_names is missing")
+            raise UserError(f"{field} is of nobody: {kind}_names is missing")
         if values.shape != shape or length < 2:
-            raise ValueError(f"{field} has shape {values.shape}, and {len(names[kind])} {kind}_names need (2 or more,"
+            raise UserError(f"{field} has shape {values.shape}, and {len(names[kind])} {kind}_names need (2 or more,"
                          f"{str(shape[1:])[1:]}, frames as many as in other fields")  # fmt: skip
         if not np.isfinite(values).all():
-            raise ValueError(f"{field} is NaN or infinite in frame {int(np.argwhere(~np.isfinite(values))[0, 0])}")
+            raise UserError(f"{field} is NaN or infinite in frame {int(np.argwhere(~np.isfinite(values))[0, 0])}")
     _check_rates(fields, fps)
     if "body_rotations" in fields:
         fields["body_rotations"] = _check_rotations(fields, fps)
@@ -165,7 +165,7 @@ def _check_rates(fields: dict[str, np.ndarray], fps: float) -> None:
         size = float((moved * moved).mean())
         ratio = float((moved * told).mean()) / size if size > 1e-6 else 1.0
         if not 2 / 3 < ratio < 3 / 2:
-            raise ValueError(
+            raise UserError(
                 f"{velocity} are {ratio:.2g} times the differences of {position} at fps={fps:g}: rate, units or the "
                 "order of frames are wrong"
             )
@@ -177,7 +177,7 @@ def _check_rotations(fields: dict[str, np.ndarray], fps: float) -> np.ndarray:
     lengths = np.linalg.norm(given, axis=-1)
     if np.abs(lengths - 1).max() > 0.01:
         frame, body = np.unravel_index(np.abs(lengths - 1).argmax(), lengths.shape)
-        raise ValueError(
+        raise UserError(
             f"body_rotations of body {body} in frame {frame} has length {lengths[frame, body]:.3g} and not 1"
         )
     unit = given / lengths[..., None]
@@ -187,7 +187,7 @@ def _check_rotations(fields: dict[str, np.ndarray], fps: float) -> np.ndarray:
             np.square(_turning(unit[..., order], fps) - told).sum() for order in ([0, 1, 2, 3], [3, 0, 1, 2])
         )
         if last < 0.5 * first and first > 0.1 * np.square(told).sum():
-            raise ValueError("body_rotations turn as body_angular_velocities say if w is last; (w, x, y, z) is needed")
+            raise UserError("body_rotations turn as body_angular_velocities say if w is last; (w, x, y, z) is needed")
     return unit
 
 
@@ -200,7 +200,7 @@ def _turning(unit: np.ndarray, fps: float) -> np.ndarray:
     return 2 * fps * half / np.maximum(np.sin(half), 1e-12) * turned
 
 
-class Motions(nn.Module):
+class MotionLibrary(nn.Module):
     """Clips on a device, asked for frames at any time."""
 
     chance: Tensor
@@ -237,7 +237,7 @@ class Motions(nn.Module):
 
     def sample(self, count: int, generator: torch.Generator, span: float = 0.0) -> tuple[Tensor, Tensor]:
         """Clips `[count]` by weight, and times of them: seconds from `span` to the end, all equally likely."""
-        drawn = draw_rows(torch.rand, (count, 2), generator=generator, device=self.chance.device).T.contiguous()
+        drawn = draw_for_rank(torch.rand, (count, 2), generator=generator, device=self.chance.device).T.contiguous()
         clip = torch.searchsorted(self.chance, drawn[0], right=True).clamp(max=len(self.chance) - 1)
         return clip, span + drawn[1] * (self.last[clip] / self.fps[clip] - span)
 
@@ -266,7 +266,7 @@ def _reordered(clip: Clip, field: str, kind: str, names: Sequence[str]) -> np.nd
     own = getattr(clip, kind)
     for name in names:
         if name not in own:
-            raise ValueError(f"motion {clip.name!r}: {kind} have no {name!r}, {nearest(name, own)}")
+            raise UserError(f"motion {clip.name!r}: {kind} have no {name!r}, {nearest(name, own)}")
     return clip.fields[field][:, [own.index(name) for name in names]]
 
 
@@ -282,18 +282,18 @@ def _slerp(a: Tensor, b: Tensor, share: Tensor) -> Tensor:
     return mixed / mixed.norm(dim=-1, keepdim=True)
 
 
-def column(frames: Frames, motions: Motions, name: str) -> Tensor:
+def column(frames: Frames, motions: MotionLibrary, name: str) -> Tensor:
     """One component `[...]` of frames by its name in CSV files, `FIELD/NAME` or `FIELD/NAME/AXIS`."""
     field, _, rest = name.partition("/")
     who, _, axis = rest.partition("/")
     if field not in frames:
-        raise ValueError(f"columns: {name!r}: {nearest(field, frames)}")
+        raise UserError(f"columns: {name!r}: {nearest(field, frames)}")
     known = motions.joints if field.startswith("dof") else motions.bodies
     if who not in known:
-        raise ValueError(f"columns: {name!r}: {nearest(who, known)}")
+        raise UserError(f"columns: {name!r}: {nearest(who, known)}")
     axes = AXES[field]
     if axis not in (tuple(axes) or ("",)):
-        raise ValueError(f"columns: {name!r} must end in one of {', '.join(axes) or 'no axis'}")
+        raise UserError(f"columns: {name!r} must end in one of {', '.join(axes) or 'no axis'}")
     row = known.index(who)
     return frames[field][..., row, axes.index(axis)] if axes else frames[field][..., row]
 

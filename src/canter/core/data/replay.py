@@ -19,8 +19,9 @@ from torch import Tensor
 
 from canter.core.data.rollout import Rollout
 from canter.core.plain import check_range
+from canter.core.registry import UserError
 from canter.core.specs import EnvSpec
-from canter.core.struct import Obs, TensorStruct, may_hold
+from canter.core.struct import Obs, TensorStruct, maybe_any
 
 TERMINATED, TRUNCATED, FILLER = 1, 2, 4
 """Bits of a row's `ending`; 0 is a transition after which the episode goes on."""
@@ -70,7 +71,7 @@ class ReplayConfig:
         needed, there = self.nbytes(spec, action_dim), memory_of(spec.device)
         if needed > there:
             fits = max(1, int(self.capacity * there / needed / 2))
-            raise ValueError(
+            raise UserError(
                 f"replay.capacity={self.capacity} needs {needed / 1e9:,.1f} GB, more than the {there / 1e9:,.1f} GB "
                 f"of {spec.device}; use about {fits:,}, or dtype=bfloat16"
             )
@@ -167,7 +168,7 @@ class Replay:
         cut = broken = rollout.reset[0] & ~self.expected
         if rollout.final_obs is not None:
             cut = torch.cat([broken, rollout.truncated.flatten()])
-        if not may_hold(cut):
+        if not maybe_any(cut):
             return
         ended = self.ending[before]
         self.ending[before] = ended | torch.where(broken & (ended & TERMINATED == 0), TRUNCATED, 0).byte()
@@ -282,7 +283,7 @@ class Replay:
         for name, part in here.items():
             saved = state["tables"][name]
             if saved.shape != part.shape or saved.dtype != part.dtype:
-                raise ValueError(
+                raise UserError(
                     f"replay: {name} is {saved.dtype} {list(saved.shape)} in what was saved and {part.dtype} "
                     f"{list(part.shape)} here; replay.capacity and replay.dtype must be those of the run"
                 )

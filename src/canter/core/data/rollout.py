@@ -13,8 +13,18 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from canter.core.specs import ContractBroken, EnvSpec, FinalObs, Step, episode_begins
-from canter.core.struct import Obs, State, TensorStruct, copy_all_, row_writer, tree_copy_, tree_leaves, tree_map, zeros
+from canter.core.specs import ContractBroken, EnvSpec, FinalObs, Step, episode_starts
+from canter.core.struct import (
+    Obs,
+    State,
+    TensorStruct,
+    copy_all_,
+    fused_writer,
+    tree_copy_,
+    tree_leaves,
+    tree_map,
+    zeros,
+)
 
 Record = TypeVar("Record", bound=TensorStruct)
 NUMBERS = ("reward", "terminated", "truncated", "valid", "duration")
@@ -123,13 +133,13 @@ class Rollout(TensorStruct, Generic[Record]):
         after, final = [group[1:] for group in self.obs.values()], self.final_obs or {}
         numbers = [getattr(self, name) for name in NUMBERS]
         buffers = [*tree_leaves(self.record), *after, *numbers, *final.values()]
-        quickly, places = row_writer(buffers), zip(*(buffer.unbind() for buffer in buffers), strict=True)
+        quickly, places = fused_writer(buffers), zip(*(buffer.unbind() for buffer in buffers), strict=True)
         return [Row(self.obs_at(t + 1), list(final), partial(quickly, t), row) for t, row in enumerate(places)]
 
     def mark_resets(self, mode: FinalObs, t: int | slice = slice(None)) -> Tensor:
         """Write `reset` of the rows after t `[N]`, or by default of all `[T, N]`; `mode` is the spec's `final_obs`."""
         ends = self.terminated[t], self.truncated[t]
-        return episode_begins(self.valid[t], *ends, mode, out=self.reset[1:][t])
+        return episode_starts(self.valid[t], *ends, mode, out=self.reset[1:][t])
 
 
 @dataclass
@@ -141,7 +151,7 @@ class Row(Generic[Record]):
     final: list[str]
     """Names of the groups whose last observations are stored."""
     quickly: Callable[[list[Tensor | None]], bool]
-    """Writes all values if it can, see `row_writer`."""
+    """Writes all values if it can, see `fused_writer`."""
     places: tuple[Tensor, ...]
     """Where everything goes: the record, observations, `NUMBERS`, last observations."""
 

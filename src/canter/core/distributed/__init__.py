@@ -12,6 +12,7 @@ from torch import Tensor
 
 from canter.core.distributed.shared_memory import BYTES, SMALLEST, SharedMemory
 from canter.core.distributed.watch import activity
+from canter.core.registry import UserError
 
 NUMBERS = {torch.float32, torch.float64, torch.int64}
 shared: SharedMemory | None = None
@@ -23,7 +24,7 @@ class RankLost(RuntimeError):
 
 
 def cores() -> int:
-    """How many cores this process may use; the ranks of a machine share what it has (`scheduling.share_cores`)."""
+    """How many cores this process may use; the ranks of a machine share what it has (`scheduling.pin_cores`)."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
@@ -49,25 +50,25 @@ def share(total: int, key: str) -> int:
     ranks = world_size()
     if total % ranks:
         near = [n for n in (total // ranks * ranks, -(-total // ranks) * ranks) if n]
-        raise ValueError(
+        raise UserError(
             f"{key}={total} is the number over all ranks and cannot be shared by {ranks}; "
             f"use {key}={' or '.join(map(str, near))}"
         )
     return total // ranks
 
 
-def own_rows(rows: int) -> slice:
+def rank_slice(rows: int) -> slice:
     """Where the `rows` of this rank are among those of all ranks."""
     return slice(rank() * rows, (rank() + 1) * rows)
 
 
-def own_device(device: str) -> str:
+def rank_device(device: str) -> str:
     """The device of this rank: "cuda" is that of its number on its machine."""
     if device != "cuda" or not active():
         return device
     local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if local >= count:
-        raise ValueError(
+        raise UserError(
             f"device: rank {rank()} needs cuda:{local}, but torch finds {count} CUDA devices there; start at most "
             f"{count} ranks on a machine, or use cpu"
         )
@@ -101,7 +102,7 @@ def _plain(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.dtype in NUMBERS and tensor.is_contiguous()
 
 
-def mean_of_(tensors: list[Tensor], weight: Tensor) -> None:
+def weighted_mean_(tensors: list[Tensor], weight: Tensor) -> None:
     """Mean over ranks of each of some tensors of one dtype, in place; a rank counts by its 0-d `weight`.
 
     One exchange for all of them, after which every rank has the same numbers.
@@ -110,7 +111,7 @@ def mean_of_(tensors: list[Tensor], weight: Tensor) -> None:
         return
     size = sum(tensor.numel() for tensor in tensors) + 1
     if shared is not None and all(map(_plain, tensors)) and size * tensors[0].element_size() <= BYTES:
-        exchange("adding up", shared.mean_of_, tensors, weight)
+        exchange("adding up", shared.weighted_mean_, tensors, weight)
         return
     parts = [tensor.reshape(-1) for tensor in tensors]
     flat = torch.cat([*parts, weight.to(parts[0]).view(1)])
@@ -134,10 +135,10 @@ def mean(tensor: Tensor) -> Tensor:
 
 def largest(number: float) -> float:
     """The largest of the ranks' numbers on the host."""
-    return largest_of(number)[0]
+    return largest_each(number)[0]
 
 
-def largest_of(*numbers: float) -> list[float]:
+def largest_each(*numbers: float) -> list[float]:
     """The largest of the ranks' numbers on the host, of each; one exchange for all."""
     return max_(torch.tensor(numbers, dtype=torch.float64)).tolist() if active() else list(numbers)
 
@@ -149,7 +150,7 @@ def broadcast_(tensor: Tensor, source: int = 0) -> Tensor:
     return tensor
 
 
-def gather_rows(rows: Tensor) -> Tensor:
+def all_gather(rows: Tensor) -> Tensor:
     """Rows `[n, ...]` of all ranks one after the other, on the CPU of each; how many may differ."""
     if not active():
         return rows
@@ -166,8 +167,8 @@ def gather_bytes(data: bytes) -> list[bytes]:
     """The bytes of every rank, on each."""
     if not active():
         return [data]
-    lengths = gather_rows(torch.tensor([len(data)])).tolist()
-    flat = gather_rows(torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)])
+    lengths = all_gather(torch.tensor([len(data)])).tolist()
+    flat = all_gather(torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)])
     return [part.numpy().tobytes() for part in flat.split(lengths)]
 
 

@@ -78,7 +78,7 @@ class SharedMemory:
             self._add(parts, piece)
 
     @np.errstate(all="ignore")
-    def mean_of_(self, tensors: list[Tensor], weight: Tensor) -> None:
+    def weighted_mean_(self, tensors: list[Tensor], weight: Tensor) -> None:
         """Mean over ranks of each of some tensors of one dtype, in place; a rank counts by its 0-d `weight`."""
         arrays, own = [tensor.detach().numpy().reshape(-1) for tensor in tensors], weight.item()
         ends = list(accumulate(array.size for array in arrays))
@@ -131,7 +131,7 @@ class SharedMemory:
 def share_memory(store: Store, largest: Callable[[float], float]) -> SharedMemory | None:
     """Memory of all ranks, where one Linux machine has them all and can give it; otherwise None, on every rank.
 
-    `largest` gives the largest of the ranks' numbers; `scheduling.share_cores` has told the store each rank's cores.
+    `largest` gives the largest of the ranks' numbers; `scheduling.pin_cores` has told the store each rank's cores.
     Nothing of it stays in the file system, unless a rank is killed meanwhile.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

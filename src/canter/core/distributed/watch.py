@@ -118,13 +118,13 @@ class Watch(threading.Thread):
 
     def leave(self, text: str, hung: dict[str, Any] | None) -> None:
         """Say why, and end this process, and the hanging one, which would not hear torchrun's signal."""
-        if hung is None or self.first_to_say(text):
+        if hung is None or self.is_first_report(text):
             print(f"canter: {text}", file=sys.stderr, flush=True)
         if hung is not None and hung["host"] == socket.gethostname():
             os.kill(hung["pid"], signal.SIGKILL)
         os._exit(EXIT_CODE)
 
-    def first_to_say(self, text: str) -> bool:
+    def is_first_report(self, text: str) -> bool:
         """Whether nobody has reported an error in this attempt, nor this very one before."""
         digest = hashlib.sha256(text.encode()).hexdigest()
         try:
@@ -132,7 +132,7 @@ class Watch(threading.Thread):
         except (dist.DistError, RuntimeError):
             return True  # nobody is left to ask
 
-    def tell_loss(self) -> None:
+    def report_loss(self) -> None:
         """Say which rank has gone, unless one has said already why."""
         time.sleep(GRACE)
         try:
@@ -141,7 +141,7 @@ class Watch(threading.Thread):
             gone = {}
         texts = [f"{who(rank, about)} has gone; it was {about['doing']}" for rank, about in gone.items()]
         text = "; ".join(texts) or "the connection to another rank is lost"
-        if self.first_to_say(text):
+        if self.is_first_report(text):
             print(f"canter: {text}", file=sys.stderr, flush=True)
 
 

@@ -16,18 +16,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import (  # pyright: ignore[reportPrivateImportUsage]
-    PrefixStore,
-    Store,  # pyright: ignore[reportPrivateImportUsage]
-    TCPStore,
-)
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from canter.core import distributed
 from canter.core.distributed.shared_memory import share_memory
 from canter.core.distributed.watch import Watch, activity
+from canter.core.registry import UserError
 
 
-def share_cores(notes: Store) -> set[int]:
+def pin_cores(notes: Store) -> set[int]:
     """Keep this thread, and those it starts, to a part of the cores that all ranks of this machine were given.
 
     A rank's threads then never wait for those of another rank. Ranks that were started with different cores keep them.
@@ -50,7 +47,7 @@ def share_cores(notes: Store) -> set[int]:
 
 
 @contextmanager
-def patient_threads() -> Iterator[None]:
+def batch_scheduling() -> Iterator[None]:
     """Threads that are started meanwhile do not interrupt another one when they wake up, where the system has a way.
 
     gloo's thread for sockets tries again and again to get the lock of a connection. If it has pushed the thread that
@@ -103,8 +100,8 @@ class World:
         self.watch = Watch(PrefixStore(prefix, _connect(server=False)), rank, size, self.attempt)
         self.watch.beat()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        self.cores_before = share_cores(here)
-        with patient_threads():
+        self.cores_before = pin_cores(here)
+        with batch_scheduling():
             dist.init_process_group(backend, store=here, rank=rank, world_size=size, timeout=NEVER)
         distributed.shared = share_memory(here, distributed.largest)
         activity.on_loss = self._tell_loss
@@ -126,7 +123,7 @@ class World:
         if self.cores_before:
             os.sched_setaffinity(0, self.cores_before)
 
-    def end_but_first(self) -> bool:
+    def end_except_first(self) -> bool:
         """Leave the group; whether this process is the one that goes on with what is left to do."""
         first = distributed.rank() == 0
         self.end()
@@ -137,9 +134,9 @@ class World:
         if self.watch is not None:
             self.watch.timeout = seconds
 
-    def first_to_say(self, text: str) -> bool:
+    def is_first_report(self, text: str) -> bool:
         """Whether no other rank has reported an error before, nor this very one in an earlier attempt."""
-        return self.watch is None or self.watch.first_to_say(text)
+        return self.watch is None or self.watch.is_first_report(text)
 
     def keep(self, name: str, value: str) -> None:
         """Note something for a later attempt of the same run."""
@@ -158,7 +155,7 @@ class World:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun is about to end all ranks; first say why
         if self.watch is not None:
             self.watch.stop()
-            self.watch.tell_loss()
+            self.watch.report_loss()
 
 
 def _connect(server: bool) -> TCPStore:
@@ -170,23 +167,23 @@ def _connect(server: bool) -> TCPStore:
     except dist.DistError as error:
         what = "is in use" if "EADDRINUSE" in str(error) else "does not answer"
         text = f"MASTER_PORT={port} at MASTER_ADDR={address} {what}; choose another port for the ranks"
-        raise OSError(text) from error
+        raise UserError(text) from error
 
 
-def agree_on(what: dict[str, str]) -> None:
+def require_equal_on_ranks(what: dict[str, str]) -> None:
     """Refuse to go on where ranks have different settings or versions; names the first that differs."""
     told = [json.loads(data) for data in distributed.gather_bytes(json.dumps(what).encode())]
     for other, theirs in enumerate(told):
         for key in {**told[0], **theirs}:
             ours, other_value = told[0].get(key, "(absent)"), theirs.get(key, "(absent)")
             if ours != other_value:
-                raise ValueError(
+                raise UserError(
                     f"ranks differ: {key} is {ours} on rank 0 and {other_value} on rank {other}; start all with the "
                     "same command, in the same environment"
                 )
 
 
-def from_rank_0(value: Any) -> Any:
+def broadcast_value(value: Any) -> Any:
     """Rank 0's plain value, on every rank."""
     return json.loads(distributed.broadcast_bytes(json.dumps(value).encode()))
 
