@@ -36,7 +36,8 @@ from canter.compat.settings.importing import read_source
 from canter.compat.settings.python_config import runs_in
 from canter.compat.settings.rl_games import is_rl_games
 from canter.config.files import ConfigError, read_config
-from canter.core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Mirror, MultiDiscrete, Symmetry, TensorSpec
+from canter.core.declarations import Mirror, Symmetry
+from canter.core.specs import ActionSpec, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
 from canter.nn.policy_file import save_policy
 
 HERE = Path(__file__).parent
@@ -240,17 +241,17 @@ def page(rows: list[dict[str, Any]]) -> str:
     )
     return f"""# Shipped configurations of rl_games and RSL-RL
 
-What the importers make of every settings file that rl_games, IsaacGymEnvs, Isaac Lab and mjlab ship. A file counts as
-importable when the algorithm is built from the result, for a stand-in environment with its kind of observation and
-action. What no file holds is added, as its user has to: a teacher for a student, clips for AMP, and a mirror image that
-the environment declares. Every key of every file is in its report. Reproduce it with
-`python benchmarks/parity/sweep.py CHECKOUT... --write`, which also writes
-`benchmarks/parity/sweep.json` with a row for each file.
+This page shows the result of importing every settings file that rl_games, IsaacGymEnvs, Isaac Lab and mjlab ship. A file
+counts as importable if the algorithm can be built from the result, for a stand-in environment with its kind of
+observation and action. What no file contains is added, as its user must: a teacher for a student, clips for AMP, and a
+mirror image that the environment declares. Every key of every file is in its report.
+`python benchmarks/parity/sweep.py CHECKOUT... --write` reproduces it and writes `benchmarks/parity/sweep.json`, with a
+row for each file.
 
 {table(rows)}
 
-"As they are" means that with `--parity` no key and no habit of the parent is left as a difference, but for the moment
-at which `score_to_win` is looked at.
+"As they are" means that with `--parity` no key and no behaviour of the source library differs, except the moment at which
+`score_to_win` is checked.
 
 ## What is not imported
 
