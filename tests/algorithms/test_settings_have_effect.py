@@ -1,4 +1,4 @@
-"""Every setting of the algorithm, varied one at a time: it has its effect, is refused, or is said to have no part.
+"""Vary every setting of the algorithm, one at a time: it changes the numbers, is refused, or is reported as unused.
 
 `python tests/algorithms/test_settings_have_effect.py` prints the table that docs/settings_table.md shows.
 """
@@ -11,7 +11,8 @@ import torch
 
 import canter
 from canter.app.cli.parser import nest
-from canter.core.plain import config_keys, from_plain
+from canter.core.hints import config_keys
+from canter.core.plain import from_plain
 from canter.envs.tensor import Outcome, TensorEnv
 from canter.training.collector import Collector
 
@@ -35,7 +36,7 @@ STEP = {f"{RATE}.kind": "step", f"{RATE}.start": 0.01, f"{RATE}.end": 0.002}
 STACK = {"model.policy.kind": "stack", "model.policy.blocks": 1} | FAST
 CENTRAL = {"central_value.epochs": 2, "central_value.num_minibatches": 2} | FAST
 
-# Every setting: what it is changed to, and what else must be set for it to have a part.
+# Every setting: what it is changed to, and what else must be set for it to have an effect.
 VARIED = {
     "horizon": (24, {}),
     "epochs": (1, {}),
@@ -242,17 +243,17 @@ def varied(path):
 
 
 def verdict(path, kind, engine):
-    """What varying a setting comes to: changes, refused, has no part, or declined by the engine."""
+    """Return the result of varying a setting: changes, refused, no effect, or unsupported by the engine."""
     before, after = varied(path)
     try:
         old, new = trained(kind, engine, before), trained(kind, engine, after)
     except ValueError as error:
-        return "declined" if "execution.engine" in str(error) else "refused"
+        return "unsupported" if "execution.engine" in str(error) else "refused"
     if old[0] != new[0] or not torch.equal(old[1], new[1]):
         return "changes"
     env = Small(KINDS[kind], after.get("images", False))
     said = [line for line in flat(after).unused(env.spec) if line.startswith(f"algorithm.{path}")]
-    return "no part" if said else "SILENT"
+    return "no effect" if said else "SILENT"
 
 
 def test_every_setting_is_in_the_table():
@@ -269,7 +270,7 @@ def test_every_setting_is_in_the_table():
 def test_no_setting_is_silently_without_effect_and_the_effect_is_that_of_the_definition(path, kind):
     assert "SILENT" not in [verdict(path, kind, engine) for engine in ENGINES]
     found = verdict(path, kind, "native")
-    if found == "declined":
+    if found == "unsupported":
         return
     assert found == verdict(path, kind, "autograd")
     if found != "changes":
