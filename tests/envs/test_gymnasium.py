@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canter.core.specs import Continuous, Env, TensorSpec
-from canter.envs.gymnasium.adapter import GymnasiumEnv, env_seeds, make_gymnasium
+from canter.envs.gymnasium import GymnasiumEnv, env_seeds, make_gymnasium
 from canter.envs.wrappers import FiniteHorizon
 
 

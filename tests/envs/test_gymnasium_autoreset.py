@@ -8,7 +8,7 @@ from counter_env import MODES, Counter, counters, real_rows
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorEnv, VectorWrapper
 
-from canter.envs.gymnasium.adapter import GymnasiumEnv
+from canter.envs.gymnasium import GymnasiumEnv
 
 
 class Undeclared(VectorWrapper):

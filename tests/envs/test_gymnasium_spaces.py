@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 
 from canter.core.specs import Continuous, Discrete, MultiDiscrete, TensorSpec, UnsupportedSpace
-from canter.envs.gymnasium.adapter import GymnasiumEnv, make_gymnasium
+from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
 
 
 class Echo(gymnasium.Env):

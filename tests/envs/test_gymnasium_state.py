@@ -5,7 +5,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
-from canter.envs.gymnasium.adapter import GymnasiumEnv, make_gymnasium
+from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
 from canter.envs.gymnasium.state import StateUnavailable, as_tree, obstacle, restore, snapshot
 
 MUJOCO = ["Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum", "InvertedPendulum"]

@@ -1,27 +1,32 @@
-"""Environments stepped without Gymnasium's overhead, and by several threads, against Gymnasium's own stepping."""
+"""Environments of this process stepped by one thread, several, or forked processes, against Gymnasium's stepping."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from counter_env import Counter, counters
+from counter_env import MODES, Counter, counters
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from canter.core.specs import EnvFailed
+from canter.core.specs import ContractBroken, EnvFailed
 from canter.envs import EnvConfig
-from canter.envs.gymnasium.adapter import GymnasiumEnv, make_gymnasium
+from canter.envs.failures import env_number, failure
+from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
 from canter.envs.gymnasium.state import StateUnavailable
-from canter.envs.gymnasium.sync import SyncSteps, groups_of
+from canter.envs.gymnasium.sync import SyncStepper, choose_groups
+from canter.envs.gymnasium.vector import VectorStepper
+from canter.envs.gymnasium.workers import AsyncStepper
 
 
 @pytest.fixture
@@ -48,9 +53,9 @@ class Pair(gymnasium.Wrapper):
         return self._pair(obs), *rest
 
 
-def vector(wrap):
+def vector(wrap, mode):
     makers = [lambda length=length: wrap(Counter((length, 2), mask="growing")) for length in (3, 4, 5, 3, 2)]
-    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])
 
 
 def copied(tree):
@@ -68,13 +73,24 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize(("groups", "forked"), [(1, False), (2, False), (3, False), (2, True)])
+@pytest.mark.parametrize(
+    ("mode", "groups", "forked"),
+    [
+        ("same_step", 1, False),
+        ("same_step", 2, False),
+        ("same_step", 3, False),
+        ("same_step", 2, True),
+        ("next_step", 1, False),
+        ("disabled", 1, False),
+    ],
+)
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-def test_transitions_fields_and_wanted_infos_are_those_of_gymnasium(wrap, groups, forked):
-    plain, ours = vector(wrap), vector(wrap)
-    steps = SyncSteps(ours, ("clock",), groups, forked=forked)
-    for env in (plain, ours):
-        env.reset(seed=[0] * 5)
+def test_transitions_fields_and_requested_infos_are_those_of_gymnasium(wrap, mode, groups, forked):
+    plain, ours = vector(wrap, mode), vector(wrap, mode)
+    steps = SyncStepper(ours, ("clock",), groups, forked=forked)
+    expected, info = plain.reset(seed=[0] * 5)
+    got, found = steps.reset([0] * 5)
+    assert str(copied(got)) == str(copied(expected)) and str(found) == str(info)
     for t in range(12):
         actions = np.arange(t, t + 5) % 4
         *expected, info = plain.step(actions)
@@ -90,12 +106,18 @@ def test_transitions_fields_and_wanted_infos_are_those_of_gymnasium(wrap, groups
             assert getattr(mine, "_elapsed_steps", None) == getattr(theirs, "_elapsed_steps", None)
         for name in ("_autoreset_envs", "_terminations", "_truncations", "_rewards"):
             assert np.array_equal(getattr(ours, name), getattr(plain, name))
+        ended = plain._autoreset_envs.copy()
+        if mode == "disabled" and ended.any():
+            expected, info = plain.reset(options={"reset_mask": ended})
+            got, found = steps.reset(mask=ended)
+            assert str(copied(got)) == str(copied(expected)) and str(found) == str(info)
+            assert not ours._autoreset_envs.any() and not ours._truncations.any()
     steps.close()
 
 
 def test_without_a_reset_gymnasium_says_so():
     env = SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")], autoreset_mode=AutoresetMode.SAME_STEP)
-    steps = SyncSteps(env, ())
+    steps = SyncStepper(env, ())
     with pytest.raises(gymnasium.error.ResetNeeded):
         steps.step(np.zeros(1, dtype=np.int64))
     steps.close()
@@ -121,10 +143,69 @@ def test_a_mujoco_run_is_the_same_however_it_is_stepped_and_continues_bit_for_bi
     plain.close(), env.close()
 
 
-def test_only_plain_synchronous_environments_are_stepped_so():
-    assert SyncSteps.fits(counters("same_step"))
-    assert not SyncSteps.fits(counters("next_step"))
-    assert not SyncSteps.fits(gymnasium.wrappers.vector.RecordEpisodeStatistics(counters("same_step")))
+@pytest.mark.parametrize("mode", MODES)
+def test_each_kind_of_vector_environment_has_its_stepper(mode):
+    class Derived(SyncVectorEnv):
+        pass
+
+    for vector, stepper in ((SyncVectorEnv, SyncStepper), (AsyncVectorEnv, AsyncStepper), (Derived, VectorStepper)):
+        with closing(GymnasiumEnv(counters(mode, vector=vector))) as env:
+            assert type(env._stepper) is stepper
+    recorded = gymnasium.wrappers.vector.RecordEpisodeStatistics(counters(mode))
+    assert type(GymnasiumEnv(recorded)._stepper) is VectorStepper
+
+
+class Failing(Counter):
+    """Raises in its reset or step after so many calls."""
+
+    def __init__(self, call, calls):
+        super().__init__()
+        self.left = {call: calls}
+
+    def reset(self, **kwargs):
+        self._count("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self._count("step")
+        return super().step(action)
+
+    def _count(self, call):
+        if call in self.left:
+            self.left[call] -= 1
+            if self.left[call] < 0:
+                raise KeyError("joint")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("wrap", [lambda env: env, gymnasium.wrappers.vector.RecordEpisodeStatistics])
+@pytest.mark.parametrize(("call", "calls"), [("step", 2), ("reset", 1), ("reset", 2)])
+def test_an_error_carries_the_number_of_its_environment(mode, wrap, call, calls):
+    makers = [Counter, lambda: Failing(call, calls), Counter]
+    env = GymnasiumEnv(wrap(SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])))
+    with pytest.raises(KeyError) as raised:
+        env.reset(0)
+        for _ in range(20):
+            env.step(torch.zeros(3, dtype=torch.int64))
+    assert env_number(raised.value) == 1
+    assert "in environment 1" in raised.value.__notes__
+    message = str(failure(raised.value, call, 7))
+    assert message.startswith(f"environment 1 failed at its step 7: {call}() raised KeyError: 'joint' (")
+    assert env_number(pickle.loads(pickle.dumps(raised.value))) == 1
+
+
+@pytest.mark.parametrize("wrap", [lambda env: env, gymnasium.wrappers.vector.RecordEpisodeStatistics])
+def test_a_reset_that_breaks_the_contract_names_its_environment(wrap):
+    class Short(Counter):
+        def reset(self, **kwargs):
+            obs, info = super().reset(**kwargs)
+            return obs[:1], info
+
+    vector = wrap(SyncVectorEnv([Counter, Short], autoreset_mode=AutoresetMode.SAME_STEP))
+    with pytest.raises(ContractBroken) as raised:
+        GymnasiumEnv(vector)  # which resets, to see if there is an action mask
+    message = str(failure(raised.value, "reset", None))
+    assert message == "environment 1: reset() returned an observation of shape (1,), its space has (2,)"
 
 
 def test_a_mask_in_info_is_still_read():
@@ -140,7 +221,7 @@ def test_groups_are_for_many_mujoco_environments_without_a_window(monkeypatch):
         return SyncVectorEnv([lambda: gymnasium.make(env_id)] * num_envs)
 
     def groups(env):
-        return groups_of(env, "auto")["groups"]
+        return choose_groups(env, "auto")["groups"]
 
     many = made("InvertedPendulum-v5", 9)
     assert [groups(made("CartPole-v1", 16)), groups(made("InvertedPendulum-v5", 3))] == [1, 1]
@@ -165,7 +246,7 @@ def test_an_error_of_an_environment_comes_through_from_any_thread():
 
     env = SyncVectorEnv([Counter, Broken], autoreset_mode=AutoresetMode.SAME_STEP)
     env.reset()
-    steps = SyncSteps(env, (), 2)
+    steps = SyncStepper(env, (), 2)
     with pytest.raises(RuntimeError, match="the motor is stuck"):
         steps.step(np.zeros(2, dtype=np.int64))
     steps.close()
@@ -197,12 +278,12 @@ def test_an_error_in_a_forked_process_is_told_and_the_state_before_it_is_there(t
     env.reset(0)
     push(env)
     before = env.state_dict()
-    for group in env._steps.groups[:1]:  # let only the other process fail
+    for group in env._stepper.groups[:1]:  # let only the other process fail
         for number in group:
             env._env.envs[number].steps = -100
     with pytest.raises(EnvFailed, match=r"RuntimeError: the motor is stuck \(.*test_gymnasium_sync") as told:
         push(env), push(env)
-    assert told.value.row == env._steps.groups[1][0]
+    assert told.value.row == env._stepper.groups[1][0]
     env.load_state_dict(before)
     push(env)
     env.close()
@@ -212,13 +293,13 @@ def test_a_forked_process_that_dies_is_told_and_none_is_left_behind(two_cores):
     env = forked()
     env.reset(0)
     push(env)
-    (fork,) = env._steps.forks
+    (fork,) = env._stepper.forks
     os.kill(fork.pid, signal.SIGKILL)
     with pytest.raises(EnvFailed, match="died: signal SIGKILL"):
         push(env)
     env.reset(0)
     push(env)
-    (fork,) = env._steps.forks
+    (fork,) = env._stepper.forks
     pid = fork.pid
     env.close()
     with pytest.raises(ProcessLookupError):
@@ -229,7 +310,7 @@ def test_forked_processes_end_with_one_that_is_killed():
     script = """
 import os, signal, torch
 import canter.envs.gymnasium as adapter
-import canter.envs.gymnasium_sync as sync
+import canter.envs.gymnasium.sync as sync
 sync.cores = lambda: 3
 envs = [adapter.make_gymnasium("Hopper-v5", 6, vectorization="forked") for _ in range(2)]
 for env in envs:
@@ -237,7 +318,7 @@ for env in envs:
     env.step(torch.zeros(6, 3))
 envs[0].reset(0)  # forked anew, after the others: these pipes are in those processes and the other way round
 envs[0].step(torch.zeros(6, 3))
-print(*[fork.pid for env in envs for fork in env._steps.forks], flush=True)
+print(*[fork.pid for env in envs for fork in env._stepper.forks], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     ended = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=120)
@@ -267,7 +348,7 @@ def test_what_cannot_be_forked_says_why(two_cores):
 def test_environments_of_unknown_state_are_forked_on_demand_only(two_cores):
     own = {"wrappers": [type("Own", (gymnasium.Wrapper,), {})]}
     env = make_gymnasium("Hopper-v5", 8, **own)
-    assert env._steps.pool is not None and not env._steps.forked  # threads, by default
+    assert env._stepper.pool is not None and not env._stepper.forked  # threads, by default
     env.close()
     env, plain = forked(**own), make_gymnasium("Hopper-v5", 4, vectorization="sync", **own)
     for seed in (3, 4):

@@ -11,7 +11,7 @@ import torch
 from canter.algorithms.ppo import PPOConfig
 from canter.compat import task_settings
 from canter.config import TrainConfig
-from canter.core.specs import TrainingProgress, begins_anew
+from canter.core.specs import TrainingProgress, reset_is_clean
 from canter.envs import EnvConfig
 from canter.envs.robots import isaaclab
 from canter.envs.wrappers import FiniteHorizon
@@ -150,18 +150,18 @@ def test_a_log_is_reported_once_though_it_stays():
 
 def test_a_deadline_hides_not_that_training_leaves_a_trace():
     env = FiniteHorizon(build())
-    assert begins_anew(env)
+    assert reset_is_clean(env)
     env.env.set_progress(START)
-    assert not begins_anew(env)
+    assert not reset_is_clean(env)
 
 
 def test_episodes_have_random_ages_in_training_only():
     env = build(num_envs=64)
     env.reset(seed=0)
-    assert env.env.episode_length_buf.unique().tolist() == [0] and env.begins_anew
+    assert env.env.episode_length_buf.unique().tolist() == [0] and env.reset_is_clean
     env.set_progress(START)
     assert len(env.env.episode_length_buf.unique()) > 5
-    assert int(env.env.episode_length_buf.max()) < env.env.max_episode_length and not env.begins_anew
+    assert int(env.env.episode_length_buf.max()) < env.env.max_episode_length and not env.reset_is_clean
     ages = env.env.episode_length_buf.clone()
     env.set_progress(START)
     assert torch.equal(ages, env.env.episode_length_buf)
@@ -263,7 +263,7 @@ def test_it_trains_and_reports_what_the_simulator_says():
     with Trainer(trained(), reports.append) as trainer:
         trainer.learn()
         assert trainer.env.env.common_step_counter == 2 * 8
-    assert trainer.run.ended_by == "until.iterations"
+    assert trainer.progress.ended_by == "until.iterations"
     assert "env/Episode_Reward/stand" in reports[-1].metrics and "env/Curriculum/level" in reports[-1].metrics
 
 

@@ -72,7 +72,7 @@ def test_it_trains_is_killed_resumes_plays_and_exports(tmp_path):
     assert 0 < counter < HORIZON * ITERATIONS, "it was to be killed before the end"
 
     output = finished(canter(tmp_path, "resume", "a"))
-    assert "all episodes start anew" in output and "Training ended by until.iterations" in output
+    assert "all episodes restart" in output and "Training ended by until.iterations" in output
     _, tree = RunFolder(run).store.load_latest()
     assert tree["collector"]["env"]["common_step_counter"] == HORIZON * ITERATIONS
 

@@ -229,7 +229,7 @@ def test_check_tells_of_a_step_that_ends_the_program(rare, capsys):
 
 
 def test_a_step_that_hangs_in_the_look_before_a_run_is_named(rare, monkeypatch, caplog):
-    monkeypatch.setattr("canter.envs.watchdog.PATIENCE", 0.5)
+    monkeypatch.setattr("canter.envs.failures.HANG_WARNING_SECONDS", 0.5)
     assert rare("check", "step_sleeps", at=8) == 0
     assert "waiting for environment 0, in step" in caplog.text
 

@@ -18,15 +18,15 @@ from typing import Any, Literal, TypeVar
 from gymnasium.error import Error as GymnasiumError
 
 from canter.core import distributed
-from canter.core.specs import FROM_OUTSIDE, Env, EnvFailed
+from canter.core.registry import UserError
+from canter.core.specs import INTERRUPTS, Env, EnvFailed
 from canter.envs import probes as probes  # registers the probe environments
-from canter.envs.contract import place_of, said
+from canter.envs.failures import format_error, place_of, watched
 from canter.envs.imports import PYTHON
 from canter.envs.schemes import check_options, find_builder, schemes
-from canter.envs.watchdog import watched
 from canter.envs.wrappers import FiniteHorizon, make_wrappers
 
-SAID = (*FROM_OUTSIDE, ImportError, MemoryError, TypeError, GymnasiumError)
+SAID = (*INTERRUPTS, ImportError, MemoryError, TypeError, GymnasiumError)
 """What is raised while an environment is made and needs no words about whose error it is; nor do errors of Canter."""
 AnyEnv = TypeVar("AnyEnv", bound=Env)
 _log = logging.getLogger(__name__)
@@ -77,12 +77,12 @@ class EnvConfig:
         """Refuse an empty batch of environments, empty episodes and two answers about how long these are."""
         for name, value in vars(self).items():
             if name.endswith("_timeout") and not value > 0:
-                raise ValueError(f"env.{name}={value} must be above 0")
+                raise UserError(f"env.{name}={value} must be above 0")
             if name in ("num_envs", "reset_steps") and value is not None and value < 1:
-                raise ValueError(f"env.{name}={value} must be at least 1")
+                raise UserError(f"env.{name}={value} must be at least 1")
         if self.reset_steps is not None and (self.finite_horizon or "max_episode_steps" in self.options):
             rival = "finite_horizon" if self.finite_horizon else "options.max_episode_steps"
-            raise ValueError(f"env.reset_steps={self.reset_steps} leaves no room for env.{rival}")
+            raise UserError(f"env.reset_steps={self.reset_steps} leaves no room for env.{rival}")
 
     @property
     def is_gymnasium(self) -> bool:
@@ -96,7 +96,7 @@ class EnvConfig:
 
     def build(self, device: str) -> Env:
         """The environments of this rank, with their tensors on `device`."""
-        device, num_envs = distributed.own_device(device), distributed.share(self.num_envs, "env.num_envs")
+        device, num_envs = distributed.rank_device(device), distributed.share(self.num_envs, "env.num_envs")
         builder, name = find_builder(self.id)
         settings = (*HOW_GYMNASIUM_STEPS, "step_timeout")
         taken = {key: getattr(self, key) for key in settings if key in signature(builder).parameters}
@@ -104,7 +104,7 @@ class EnvConfig:
             taken["wrappers"] = make_wrappers(self.wrappers)
         elif self.wrappers:
             names = ", ".join(self.wrappers)
-            raise ValueError(f"env.wrappers ({names}) go around Gymnasium's environments, and {self.id} is none")
+            raise UserError(f"env.wrappers ({names}) go around Gymnasium's environments, and {self.id} is none")
         check_options(builder, self.id, self.keywords)
         try:
             with watched(self.step_timeout):
@@ -112,7 +112,7 @@ class EnvConfig:
         except BaseException as error:
             if isinstance(error, SAID) or place_of(error).startswith(str(Path(__file__).parents[1])):
                 raise
-            raise EnvFailed(f"{self.id} could not be made: {said(error)}") from error
+            raise EnvFailed(f"{self.id} could not be made: {format_error(error)}") from error
         if not self.finite_horizon:
             return env
         try:
@@ -132,9 +132,9 @@ def closed_quietly(env: AnyEnv) -> Iterator[AnyEnv]:
             with watched():
                 env.close()
         except BaseException as error:
-            if isinstance(error, FROM_OUTSIDE):
+            if isinstance(error, INTERRUPTS):
                 raise
-            _log.warning("the environment's close() raised %s; nothing is lost by it", said(error))
+            _log.warning("the environment's close() raised %s; nothing is lost by it", format_error(error))
 
 
 def unused_settings(config: EnvConfig, device: str) -> list[str]:

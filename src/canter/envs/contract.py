@@ -1,60 +1,65 @@
-"""Whether a step is what `canter.core.specs` promises; shapes, dtypes and devices are known without reading a tensor.
+"""Checks of what environments return: Canter's own contract, and Gymnasium's before NumPy hides a mistake.
 
-What one Gymnasium environment gives, looked at before it is believed.
-
-NumPy would take much for granted: `(1,)` numbers spread over three, the text "1.0" is a number and "False" is true.
+The checks of Canter's contract (`canter.core.specs`) compare shapes, dtypes and devices without reading a tensor. The
+checks of Gymnasium's contract are needed as NumPy accepts too much: it spreads one number over a row, reads the text
+"1.0" as a number and the text "False" as true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from traceback import extract_tb, walk_stack, walk_tb
-from types import FrameType, TracebackType
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import Space, spaces
-from gymnasium.vector import SyncVectorEnv
 from torch import Tensor
 
-from canter.core.specs import FROM_OUTSIDE, ContractBroken, EnvFailed, EnvSpec, Step
+from canter.core.specs import ContractBroken, EnvSpec, Step
 from canter.core.struct import Obs
+
+NUMBERS: tuple[type, ...] = (float, np.float64, np.float32, int)
+"""Types of rewards that are known to be one number."""
 
 
 def check_obs(obs: Obs, spec: EnvSpec, source: str) -> None:
-    """Refuse observations that are not what the spec declares."""
+    """Raise ContractBroken if observations differ from the spec in groups, shapes, dtypes or device."""
     if obs.keys() != spec.obs.keys():
-        raise ContractBroken(f"{source} gave the observation groups {sorted(obs)}, the spec has {sorted(spec.obs)}")
+        raise ContractBroken(f"{source} returned the observation groups {sorted(obs)}, the spec has {sorted(spec.obs)}")
     for name, declared in spec.obs.items():
-        found, shape = obs[name], (spec.num_envs, *declared.shape)
-        if (tuple(found.shape), found.dtype) != (shape, declared.dtype):
+        tensor = obs[name]
+        shape = (spec.num_envs, *declared.shape)
+        if (tuple(tensor.shape), tensor.dtype) != (shape, declared.dtype):
             raise ContractBroken(
-                f"{source} gave observation {name!r} as {found.dtype} {tuple(found.shape)}, "
+                f"{source} returned observation {name!r} as {tensor.dtype} {tuple(tensor.shape)}, "
                 f"the spec says {declared.dtype} {shape}"
             )
-        if found.device.type != spec.device.type:
-            raise ContractBroken(f"{source} gave observation {name!r} on {found.device}, the spec says {spec.device}")
-
-
-def check_form(step: Step, spec: EnvSpec) -> None:
-    """Refuse a step of other shapes, dtypes or devices than `canter.core.specs.Step` has; reads no tensor."""
-    check_obs(step.obs, spec, "step()")
-    for name in ("reward", "terminated", "truncated", "valid"):
-        dtype = torch.float32 if name == "reward" else torch.bool
-        found: Tensor = getattr(step, name)
-        if not isinstance(found, Tensor):
-            raise ContractBroken(f"step() gave {name} as {type(found).__name__}, it must be a tensor")
-        if (tuple(found.shape), found.dtype) != ((spec.num_envs,), dtype):
+        if tensor.device.type != spec.device.type:
             raise ContractBroken(
-                f"step() gave {name} as {found.dtype} {tuple(found.shape)}, it must be {dtype} ({spec.num_envs},)"
+                f"{source} returned observation {name!r} on {tensor.device}, the spec says {spec.device}"
+            )
+
+
+def check_layout(step: Step, spec: EnvSpec) -> None:
+    """Raise ContractBroken if a step's tensors have wrong shapes, dtypes or devices; reads no tensor."""
+    check_obs(step.obs, spec, "step()")
+    columns = {
+        "reward": step.reward,
+        "terminated": step.terminated,
+        "truncated": step.truncated,
+        "valid": step.valid,
+    }
+    for name, column in columns.items():
+        dtype = torch.float32 if name == "reward" else torch.bool
+        if not isinstance(column, Tensor):
+            raise ContractBroken(f"step() returned {name} as {type(column).__name__}, it must be a tensor")
+        if (tuple(column.shape), column.dtype) != ((spec.num_envs,), dtype):
+            raise ContractBroken(
+                f"step() returned {name} as {column.dtype} {tuple(column.shape)}, it must be {dtype} ({spec.num_envs},)"
             )
     for name, value in step.metrics.items():
         if value.ndim != 0 or value.device.type != spec.device.type:
             raise ContractBroken(
-                f"step() gave the metric {name!r} as {tuple(value.shape)} on {value.device}, "
+                f"step() returned the metric {name!r} as {tuple(value.shape)} on {value.device}, "
                 f"it must be () on {spec.device}"
             )
     if step.final_obs is not None:
@@ -62,10 +67,10 @@ def check_form(step: Step, spec: EnvSpec) -> None:
 
 
 def check_step(step: Step, spec: EnvSpec) -> None:
-    """Refuse a step that breaks the contract of `canter.core.specs.Step`; reads its flags."""
-    check_form(step, spec)
+    """Raise ContractBroken if a step breaks the contract of `canter.core.specs.Step`; reads its flags."""
+    check_layout(step, spec)
     if bool((step.terminated & step.truncated).any()):
-        raise ContractBroken("step() gave a row that is both terminated and truncated; terminated must win")
+        raise ContractBroken("step() returned a row that is both terminated and truncated; terminated must win")
     if spec.final_obs == "separate" and step.final_obs is None and bool((step.terminated | step.truncated).any()):
         raise ContractBroken(
             "an episode ended without Step.final_obs, which the spec promises (final_obs: separate); if the simulator "
@@ -73,153 +78,84 @@ def check_step(step: Step, spec: EnvSpec) -> None:
         )
 
 
-NUMBERS: tuple[type, ...] = (float, np.float64, np.float32, int)
-"""Types of rewards that need no second look."""
+def validate_reset(result: Any, space: Space) -> tuple[Any, dict[str, Any]]:
+    """Return the result of a Gymnasium environment's `reset()`, or raise ContractBroken."""
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        raise ContractBroken(f"reset() returned {_short(result)}, it must be (observation, info)")
+    _check_space("reset", result[0], space)
+    return result
 
 
-def check_space_obs(obs: Any, space: Space, what: str = "an observation") -> None:
-    """Refuse an observation of another form than its space; raises `ContractBroken`."""
+def validate_step(result: Any, space: Space) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    """Return the result of a Gymnasium environment's `step()` with plain reward and flags, or raise ContractBroken."""
+    if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], dict):
+        form = f"{len(result)} values" if isinstance(result, tuple) else _short(result)
+        expected = "(observation, reward, terminated, truncated, info)"
+        raise ContractBroken(f"step() returned {form}, it must be {expected}")
+    obs, reward, terminated, truncated, info = result
+    _check_space("step", obs, space)
+    return obs, to_reward(reward), to_flag(terminated, "terminated"), to_flag(truncated, "truncated"), info
+
+
+def to_reward(reward: Any) -> float:
+    """Return a reward of any type that is one number as a float; raise ContractBroken otherwise."""
+    if isinstance(reward, NUMBERS):
+        return float(reward)
+    array = np.asarray(reward)
+    if array.size != 1 or array.dtype.kind not in "fiub":
+        kind = type(reward).__name__
+        raise ContractBroken(f"step() returned the reward {_short(reward)} ({kind}), it must be one number")
+    return float(array.reshape(()))
+
+
+def to_flag(flag: Any, name: str) -> bool:
+    """Return a flag of any type that is true or false as a bool; raise ContractBroken otherwise."""
+    if isinstance(flag, bool | np.bool_):
+        return bool(flag)
+    array = np.asarray(flag)
+    if array.size != 1 or array.dtype.kind not in "biu" or array.reshape(()) not in (0, 1):
+        kind = type(flag).__name__
+        raise ContractBroken(f"step() returned {name}={_short(flag)} ({kind}), it must be True or False")
+    return bool(array.reshape(()))
+
+
+def check_columns(num_envs: int, **columns: Any) -> None:
+    """Raise ContractBroken if rewards or flags of a vector environment are not one number or flag per environment."""
+    for name, values in columns.items():
+        array = np.asarray(values)
+        if array.shape != (num_envs,):
+            raise ContractBroken(f"step() returned {name} of shape {array.shape}, it must be ({num_envs},)")
+        if array.dtype.kind not in ("fiu" if name == "reward" else "b"):
+            kind = "numbers" if name == "reward" else "bool"
+            raise ContractBroken(f"step() returned {name} as {array.dtype}, it must be {kind}")
+
+
+def _check_space(call: str, obs: Any, space: Space, name: str = "an observation") -> None:
+    """Raise ContractBroken if an observation has another form than its space."""
     if isinstance(space, spaces.Dict):
         if not isinstance(obs, dict) or obs.keys() != space.spaces.keys():
             keys = sorted(obs) if isinstance(obs, dict) else type(obs).__name__
-            raise ContractBroken(f"gave {what} with the keys {keys}, its space has {sorted(space.spaces)}")
+            raise ContractBroken(f"{call}() returned {name} with the keys {keys}, its space has {sorted(space.spaces)}")
         for key, part in space.spaces.items():
-            check_space_obs(obs[key], part, f"observation {key!r}")
+            _check_space(call, obs[key], part, f"observation {key!r}")
         return
     try:
-        found = np.asarray(obs)
+        array = np.asarray(obs)
     except ValueError as error:  # a list of lists of different lengths
-        raise ContractBroken(f"gave {what} that is no array: {error}") from error
-    expected, dtype = space.shape or (), np.dtype(space.dtype)
-    if found.dtype.kind not in "fiub":
-        raise ContractBroken(f"gave {what} as {found.dtype} ({_short(obs)}), its space has {dtype} numbers")
-    if found.shape != expected:
-        raise ContractBroken(f"gave {what} of shape {found.shape}, its space has {expected}")
-    if found.dtype.kind == "f" and dtype.kind != "f":
-        raise ContractBroken(f"gave {what} as {found.dtype}, its space has {dtype}, to which it would be cut off")
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not space.contains(found.astype(dtype)):
-        raise ContractBroken(f"gave {what} {_short(obs)}, which is outside of {space}")
-
-
-def as_number(reward: Any) -> float:
-    """A reward that is one number, of whatever type; else `ContractBroken`."""
-    if isinstance(reward, NUMBERS):
-        return float(reward)
-    found = np.asarray(reward)
-    if found.size != 1 or found.dtype.kind not in "fiub":
-        raise ContractBroken(f"gave the reward {_short(reward)} ({type(reward).__name__}), it must be one number")
-    return float(found.reshape(()))
-
-
-def as_flag(flag: Any, name: str) -> bool:
-    """A flag that is true or false, of whatever type; else `ContractBroken`."""
-    if isinstance(flag, bool | np.bool_):
-        return bool(flag)
-    found = np.asarray(flag)
-    if found.size != 1 or found.dtype.kind not in "biu" or found.reshape(()) not in (0, 1):
-        raise ContractBroken(f"gave {name}={_short(flag)} ({type(flag).__name__}), it must be True or False")
-    return bool(found.reshape(()))
-
-
-def checked_reset(came: Any, space: Space) -> tuple[Any, dict[str, Any]]:
-    """What `reset()` gave, once it was found to be right."""
-    if not isinstance(came, tuple) or len(came) != 2 or not isinstance(came[1], dict):
-        raise ContractBroken(f"gave {_short(came)} from reset(), it must be (observation, info)")
-    check_space_obs(came[0], space)
-    return came
-
-
-def checked_step(came: Any, space: Space) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-    """What `step()` gave, with a plain number and plain flags, once it was found to be right."""
-    if not isinstance(came, tuple) or len(came) != 5 or not isinstance(came[4], dict):
-        form = f"{len(came)} values" if isinstance(came, tuple) else _short(came)
-        expected = "(observation, reward, terminated, truncated, info)"
-        raise ContractBroken(f"gave {form} from step(), it must be {expected}")
-    obs, reward, terminated, truncated, info = came
-    check_space_obs(obs, space)
-    return obs, as_number(reward), as_flag(terminated, "terminated"), as_flag(truncated, "truncated"), info
-
-
-class CheckContract(gymnasium.Wrapper):
-    """Refuses what breaks the contract of Gymnasium, with an error that says what."""
-
-    state_attributes = ()
-
-    def reset(self, **kwargs: Any) -> Any:
-        """As the environment's own."""
-        return checked_reset(self.env.reset(**kwargs), self.observation_space)
-
-    def step(self, action: Any) -> Any:
-        """As the environment's own."""
-        return checked_step(self.env.step(action), self.observation_space)
-
-
-class EnvironmentFailed(EnvFailed):
-    """An environment raised, died or broke its contract; the message names it, the step, its error and the place."""
-
-
-def failure(error: BaseException, call: str, step: int | None, before: int = 0) -> EnvironmentFailed:
-    """What an environment did, in words: its number, the call, its step, its own error and where that was raised.
-
-    `before` environments are those of other ranks, and are counted first.
-    """
-    if isinstance(error, EnvironmentFailed):
-        return error
-    row = error.row if isinstance(error, EnvFailed) else row_of(error.__traceback__)
-    who = "the environment" if row is None else f"environment {before + row}"
-    when = "" if step is None else f" at its step {step}"
-    if isinstance(error, EnvFailed):
-        what = f"{who} failed{when}: {text_of(error)}"
-    elif isinstance(error, ContractBroken):
-        what = f"{who}{when}: {call}() {text_of(error).removeprefix(f'{call}() ')}"
-    else:
-        what = f"{who} failed{when}: {call}() raised {said(error)}"
-    return EnvironmentFailed(what, row, error.trace if isinstance(error, EnvFailed) else "")
-
-
-@contextmanager
-def blamed(call: str, step: int | None = None) -> Iterator[None]:
-    """What is raised inside becomes an `EnvironmentFailed`, see `failure`, unless it came from outside."""
-    try:
-        yield
-    except FROM_OUTSIDE:
-        raise
-    except BaseException as error:
-        raise failure(error, call, step) from error
-
-
-def row_of(trace: TracebackType | FrameType | None) -> int | None:
-    """The number of the environment in whose call an error was raised, or a thread is; None where nothing tells.
-
-    Adapters here call it `env_number` in the loop over environments; Gymnasium's has another name for it.
-    """
-    row = None
-    frames = walk_tb(trace) if not isinstance(trace, FrameType) else reversed([*walk_stack(trace)])
-    for frame, _ in frames:
-        names = frame.f_locals
-        row = names.get("env_number", row)
-        if isinstance(names.get("self"), SyncVectorEnv) and frame.f_code.co_name in ("reset", "step"):
-            row = names.get("i", row)
-    return row if isinstance(row, int) else None
-
-
-def place_of(error: BaseException) -> str:
-    """`file:line` of the innermost frame of an error; "no place" where there is none."""
-    frames = extract_tb(error.__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "no place"
-
-
-def text_of(error: BaseException) -> str:
-    """What an error says, on one line; the error of another's `__str__` says nothing."""
-    try:
-        return " ".join(str(error).split())
-    except Exception:
-        return ""
-
-
-def said(error: BaseException) -> str:
-    """An error by its type, its text and its place."""
-    return f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
+        raise ContractBroken(f"{call}() returned {name} that is no array: {error}") from error
+    shape = space.shape or ()
+    dtype = np.dtype(space.dtype)
+    problem = None
+    if array.dtype.kind not in "fiub":
+        problem = f"as {array.dtype} ({_short(obs)}), its space has {dtype} numbers"
+    elif array.shape != shape:
+        problem = f"of shape {array.shape}, its space has {shape}"
+    elif array.dtype.kind == "f" and dtype.kind != "f":
+        problem = f"as {array.dtype}, its space has {dtype}, which would cut the fractions off"
+    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete) and not space.contains(array.astype(dtype)):
+        problem = f"{_short(obs)}, which is outside of {space}"
+    if problem is not None:
+        raise ContractBroken(f"{call}() returned {name} {problem}")
 
 
 def _short(value: Any) -> str:

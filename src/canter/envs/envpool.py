@@ -21,7 +21,7 @@ from torch import Tensor
 from canter.core.registry import UserError, nearest
 from canter.core.specs import Step
 from canter.core.struct import Obs
-from canter.envs.gymnasium.adapter import GymnasiumEnv, env_seeds
+from canter.envs.gymnasium import GymnasiumEnv, env_seeds
 
 _NO_LIMIT = np.iinfo(np.int32).max
 _SEED_BITS = 31

@@ -19,7 +19,7 @@ from canter.core.registry import UserError, nearest
 from canter.core.space_arrays import OwnArrays
 from canter.core.specs import ACTION_MASK, EnvSpec, Step, TensorSpec, UnsupportedSpace
 from canter.core.struct import Obs, tree_map
-from canter.envs.gymnasium.adapter import env_seeds
+from canter.envs.gymnasium import env_seeds
 from canter.envs.spaces import ObsBuffer, ObsReader, action_codec
 
 CRITIC = "critic"

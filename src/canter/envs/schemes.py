@@ -12,7 +12,7 @@ from typing import Any
 from canter.core.registry import Registry, UserError, nearest
 from canter.core.specs import Env
 from canter.envs.envpool import EnvPoolEnv
-from canter.envs.gymnasium.adapter import make_gymnasium
+from canter.envs.gymnasium import make_gymnasium
 from canter.envs.imports import find_factory, makes_a_batch, registered_id
 from canter.envs.pettingzoo import make_pettingzoo
 from canter.envs.robots.isaaclab import make_isaaclab

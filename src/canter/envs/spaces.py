@@ -1,12 +1,13 @@
-"""Gymnasium spaces to Canter's specs, and arrays to tensors and back. Shared by every adapter of NumPy environments.
+"""Gymnasium spaces to Canter's specs, and arrays to tensors and back, for every adapter of NumPy environments.
 
-N is the number of environments, A the number of continuous action components, K of simultaneous discrete choices.
+N is the number of environments, A of continuous action components, K of simultaneous discrete actions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, cast
 
 import gymnasium
@@ -15,9 +16,10 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
-from canter.core.space_arrays import ActionArray, Choices
+from canter.core.registry import UserError
+from canter.core.space_arrays import ActionArray, OneHotGroup
 from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec, UnsupportedSpace
-from canter.core.struct import Obs, row_writer
+from canter.core.struct import Obs, fused_writer, tree_copy_, tree_leaves, tree_map
 
 POLICY = "policy"
 """The observation group that holds an observation which is a single array."""
@@ -25,27 +27,27 @@ POLICY = "policy"
 
 @dataclass(frozen=True)
 class ActionCodec:
-    """The action spec of a space, and the way from a policy's action to what the environments take."""
+    """The action spec of a space, and the conversion of a policy's action to the environments' arrays."""
 
     spec: ActionSpec
     array: ActionArray
-    memory: dict[tuple[torch.Size, torch.dtype], tuple[Any, Tensor, np.ndarray]] = field(default_factory=dict)
-    """Where actions of one form are read from: how to write there, and a tensor and an array over the same numbers."""
+    buffers: dict[tuple[torch.Size, torch.dtype], tuple[Any, Tensor, np.ndarray]] = field(default_factory=dict)
+    """By shape and dtype of actions: a quick writer, and a tensor and an array over the numbers that it writes."""
 
     def encode(self, action: Tensor) -> np.ndarray:
-        """Action `[N, A]`, `[N]` or `[N, K]` as a new array that the space holds; nothing is clipped."""
-        form = action.shape, action.dtype
-        if form not in self.memory:
-            memory = torch.empty((1, *form[0]), dtype=form[1])
-            self.memory[form] = row_writer([memory]), memory[0], memory[0].numpy()
-        write, memory, array = self.memory[form]
-        if not write(0, [action]):  # sooner done than making an array of the tensor
-            memory.copy_(action.detach())
+        """Return the action `[N, A]`, `[N]` or `[N, K]` as a new array of the space; nothing is clipped."""
+        key = action.shape, action.dtype
+        if key not in self.buffers:
+            buffer = torch.empty((1, *action.shape), dtype=action.dtype)
+            self.buffers[key] = fused_writer([buffer]), buffer[0], buffer[0].numpy()
+        write, buffer, array = self.buffers[key]
+        if not write(0, [action]):  # quicker than making an array of the tensor
+            buffer.copy_(action.detach())
         return self.array.encode(array)
 
 
 def action_codec(space: Space) -> ActionCodec:
-    """How actions of `space` look to a policy: Box of numbers, Discrete, MultiDiscrete or MultiBinary."""
+    """Return the codec of a space: Box of numbers, Discrete, MultiDiscrete or MultiBinary."""
     match space:
         case spaces.Box() if space.dtype.kind in "fiu":
             spec = Continuous(*(tuple(bound.tolist()) for bound in _float32_bounds(space)))
@@ -60,13 +62,13 @@ def action_codec(space: Space) -> ActionCodec:
             size = int(np.prod(space.shape))
             return ActionCodec(MultiDiscrete((2,) * size), ActionArray(space.shape, str(space.dtype)))
     raise UnsupportedSpace(
-        f"action space {space} is not supported: policies here choose from Box (numbers), Discrete, MultiDiscrete or "
+        f"action space {space} is not supported: policies act in Box (numbers), Discrete, MultiDiscrete or "
         "MultiBinary; wrap the environment with gymnasium.wrappers.TransformAction to offer one of these"
     )
 
 
 class TupleActions(gymnasium.ActionWrapper):
-    """An environment whose action is a Tuple of Discrete, as one of MultiDiscrete."""
+    """Turns an action space that is a Tuple of Discrete into MultiDiscrete."""
 
     def __init__(self, env: gymnasium.Env) -> None:
         super().__init__(env)
@@ -76,21 +78,23 @@ class TupleActions(gymnasium.ActionWrapper):
 
     @staticmethod
     def if_needed(env: gymnasium.Env) -> gymnasium.Env:
-        """The environment, with this around it where its action is such a Tuple."""
+        """Wrap the environment if its action space is such a Tuple."""
         space = env.action_space
         fits = isinstance(space, spaces.Tuple) and all(isinstance(part, spaces.Discrete) for part in space.spaces)
         return TupleActions(env) if fits else env
 
     def action(self, action: np.ndarray) -> tuple[int, ...]:
-        """One number for each part."""
+        """Return one number for each part of the Tuple."""
         return tuple(int(choice) for choice in action)
 
 
 def _float32_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds `[A]` that float32 can hold, rounded inwards: a policy's largest action is never out of the space."""
-    low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
+    """Return bounds `[A]` as float32, rounded inwards: a policy's largest action never leaves the space."""
+    low = space.low.reshape(-1).astype(np.float64)
+    high = space.high.reshape(-1).astype(np.float64)
     with np.errstate(over="ignore"):
-        low32, high32 = low.astype(np.float32), high.astype(np.float32)
+        low32 = low.astype(np.float32)
+        high32 = high.astype(np.float32)
     low32 = np.where(low32 < low, np.nextafter(low32, np.float32(np.inf)), low32)
     high32 = np.where(high32 > high, np.nextafter(high32, np.float32(-np.inf)), high32)
     return low32, high32
@@ -101,7 +105,7 @@ Convert = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class _Group:
-    """One observation group: where it is in a raw observation and how its rows become rows of a tensor."""
+    """One observation group: its path in a raw observation, and the conversion of its rows to rows of a tensor."""
 
     name: str
     path: tuple[str, ...]
@@ -111,7 +115,7 @@ class _Group:
 
 
 class ObsBuffer:
-    """Memory for one observation of N environments, seen both as tensors and as arrays."""
+    """Memory for one observation of N environments, as tensors and as arrays over the same numbers."""
 
     def __init__(self, specs: dict[str, TensorSpec], num_envs: int) -> None:
         self.tensors: Obs = {name: torch.zeros(num_envs, *s.shape, dtype=s.dtype) for name, s in specs.items()}
@@ -123,8 +127,8 @@ class ObsReader:
 
     Numbers become float32, images (uint8 with three axes) stay uint8, Discrete and MultiDiscrete become one-hot,
     MultiBinary 0 and 1; keys of nested Dicts are joined with "/". A scalar becomes a vector of length 1. The key
-    `action_mask` becomes bool `[N, n]` or `[N, sum(nvec)]`. Every number is copied exactly once, so whatever the
-    environment does to its arrays afterwards does not matter.
+    `action_mask` becomes bool `[N, n]` or `[N, sum(nvec)]`. Every number is copied exactly once, so the environment may
+    overwrite its arrays afterwards.
     """
 
     def __init__(self, space: Space, num_envs: int, action: ActionSpec) -> None:
@@ -133,14 +137,14 @@ class ObsReader:
         self._groups = list(_groups(space, (), self.mask_rule))
         self.specs = {group.name: group.spec for group in self._groups}
         converts = [group.convert for group in self._groups]
-        self.choices = tuple(convert for convert in converts if isinstance(convert, Choices))
+        self.choices = tuple(convert for convert in converts if isinstance(convert, OneHotGroup))
         if not self.specs or len(self.specs) < len(self._groups):
             raise UnsupportedSpace(f"observation space {space} needs at least one key and no two that join to one name")
 
     def add_mask(self, infos: Callable[[], Iterable[dict[str, Any]]]) -> bool:
-        """Add the group `action_mask`, to be filled from `info`, if one of the `infos` holds one; tells whether.
+        """Add the group `action_mask`, to be filled from `info`, if one of `infos()` has one; return True if so.
 
-        They are asked for only where actions are choices and observations show no mask.
+        `infos` is called only if actions are discrete and the observations have no mask.
         """
         if not self.mask_rule.applies or ACTION_MASK in self.specs:
             return False
@@ -149,7 +153,7 @@ class ObsReader:
         return found
 
     def buffer(self) -> ObsBuffer:
-        """New memory for one observation."""
+        """Allocate memory for one observation."""
         return ObsBuffer(self.specs, self.num_envs)
 
     def write(self, target: ObsBuffer, raw: Any, rows: np.ndarray | None = None) -> None:
@@ -158,7 +162,7 @@ class ObsReader:
             into = target.arrays[group.name]
             value = group.convert(np.asarray(_at(raw, group.path)))
             if value.shape != into.shape:
-                raise ValueError(
+                raise UserError(
                     f"observation {group.name!r} has shape {value.shape}, its space promises {into.shape}; "
                     "correct the observation space or the observation"
                 )
@@ -173,7 +177,7 @@ class ObsReader:
             return self.write(target, final, rows)
         for index in np.flatnonzero(rows):
             if final[index] is None:
-                raise ValueError(f"environment {index} ended, but its last observation is missing in info['final_obs']")
+                raise UserError(f"environment {index} ended, but its last observation is missing in info['final_obs']")
             for group in self._groups:
                 raw = np.asarray(_at(final[index], group.path))
                 target.arrays[group.name][index] = group.convert(raw[None])[0]
@@ -181,7 +185,7 @@ class ObsReader:
 
 
 class _MaskRule:
-    """What a valid action mask looks like for an action spec."""
+    """The shape of a valid action mask for an action spec, and its check."""
 
     def __init__(self, action: ActionSpec) -> None:
         nvec = () if isinstance(action, Continuous) else action.nvec
@@ -190,7 +194,7 @@ class _MaskRule:
         self._starts = np.cumsum((0, *nvec[:-1])) if nvec else np.zeros(0, np.int64)
 
     def check_(self, mask: np.ndarray, ended: np.ndarray) -> None:
-        """Refuse rows of `mask` `[N, n]` that leave a choice without any allowed action.
+        """Raise UserError if a row of `mask` `[N, n]` allows no option of some discrete action.
 
         A finished game may well have no legal move: rows that ended allow everything instead, as nobody acts on them.
         """
@@ -200,14 +204,14 @@ class _MaskRule:
         mask[blocked & ended] = True
         stuck = np.flatnonzero(blocked & ~ended)
         if stuck.size:
-            raise ValueError(
+            raise UserError(
                 f"the action mask of environment {', '.join(map(str, stuck))} allows no action; an environment in "
                 "which nothing can be done must report terminated or truncated"
             )
 
 
 def copy_info_(target: np.ndarray, info: dict[str, Any], key: str, rows: np.ndarray) -> None:
-    """Copy `info[key]` into those `rows` (bool `[N]`) of `target` `[N, ...]` that have an entry; others stay."""
+    """Copy `info[key]` into those `rows` (bool `[N]`) of `target` `[N, ...]` that have an entry."""
     value = info.get(key)
     if value is None:
         return
@@ -221,7 +225,7 @@ def copy_info_(target: np.ndarray, info: dict[str, Any], key: str, rows: np.ndar
         else:
             target[rows] = value.reshape(target.shape)[rows]
     except (TypeError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"info[{key!r}] of shape {value.shape}, dtype {value.dtype} is not {target.shape} numbers: {error}"
         ) from error
 
@@ -260,16 +264,70 @@ def _leaf(space: Space, name: str) -> tuple[TensorSpec, Convert]:
         case spaces.Box() if space.dtype.kind in "fiub":
             return TensorSpec(space.shape or (1,)), np.asarray if space.shape else _as_column
         case spaces.Discrete():
-            return TensorSpec((int(space.n),)), Choices(name, (), (int(space.n),), (int(space.start),))
+            return TensorSpec((int(space.n),)), OneHotGroup(name, (), (int(space.n),), (int(space.start),))
         case spaces.MultiDiscrete():
             options, start = (tuple(np.asarray(part).reshape(-1).tolist()) for part in (space.nvec, space.start))
-            return TensorSpec((sum(options),)), Choices(name, space.nvec.shape, options, start)
+            return TensorSpec((sum(options),)), OneHotGroup(name, space.nvec.shape, options, start)
         case spaces.MultiBinary():
             return TensorSpec(space.shape), np.asarray
-    helps = "an own wrapper that turns it into numbers: --env.wrappers.my_module:MyWrapper null"
+    remedy = "a wrapper that turns it into numbers, --env.wrappers.my_module:MyWrapper null"
     if isinstance(space, spaces.Tuple | spaces.Sequence | spaces.Graph | spaces.OneOf):
-        helps = "FlattenObservation, where its parts have fixed sizes: --env.wrappers.FlattenObservation null"
+        remedy = "FlattenObservation if its parts have fixed sizes, --env.wrappers.FlattenObservation null"
     raise UnsupportedSpace(
         f"observation {name!r} has space {space}, which is not supported: networks here read Box (numbers), Discrete, "
-        f"MultiDiscrete, MultiBinary and Dict of these. What helps is {helps}"
+        f"MultiDiscrete, MultiBinary and Dict of these. Wrap the environment with {remedy}"
     )
+
+
+ALIGNMENT = 16
+"""Bytes; every tensor in a buffer starts at a multiple of it, whatever its dtype."""
+
+
+class PinnedBuffers:
+    """The same tensors side by side in a buffer of the host and in one of the device."""
+
+    def __init__(self, tree: Any, device: torch.device) -> None:
+        starts = [0, *accumulate(-(-leaf.nbytes // ALIGNMENT) * ALIGNMENT for leaf in tree_leaves(tree))]
+        on_gpu = device.type == "cuda"
+        self.host = torch.zeros(starts[-1], dtype=torch.uint8, pin_memory=on_gpu)
+        self.device = torch.zeros(starts[-1], dtype=torch.uint8, device=device)
+        self.host_tree = _views(self.host, tree, starts)
+        self.device_tree = _views(self.device, tree, starts)
+        self.sent = torch.cuda.Event() if on_gpu else None
+        """Recorded after a copy: the host may write to its buffer again."""
+
+
+class PinnedCopier:
+    """Copies a tree of host tensors to a device, all of them in one transfer and without waiting.
+
+    The host can only go on during a copy from pinned memory. There are two pairs of buffers, so that the host fills
+    one while the other is being copied. The tree that a call returns is overwritten by the next but one.
+    """
+
+    def __init__(self, tree: Any, device: torch.device) -> None:
+        self.tree = tree
+        self.buffers = [PinnedBuffers(tree, device) for _ in range(2)]
+        self.turn = 0
+
+    def __call__(self) -> Any:
+        """Return the tree as it is now, on the device."""
+        buffers = self.buffers[self.turn]
+        self.turn = 1 - self.turn
+        if buffers.sent is not None:
+            buffers.sent.synchronize()
+        tree_copy_(buffers.host_tree, self.tree)
+        buffers.device.copy_(buffers.host, non_blocking=True)
+        if buffers.sent is not None:
+            buffers.sent.record()
+        return buffers.device_tree
+
+
+def _views(buffer: Tensor, tree: Any, starts: list[int]) -> Any:
+    """Return the tree's tensors as parts of a buffer."""
+    remaining = iter(starts)
+
+    def view(leaf: Tensor) -> Tensor:
+        start = next(remaining)
+        return buffer[start : start + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
+
+    return tree_map(view, tree)

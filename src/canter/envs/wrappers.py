@@ -15,7 +15,7 @@ import gymnasium
 import torch
 from torch import Tensor
 
-from canter.core.registry import nearest
+from canter.core.registry import UserError, nearest
 from canter.core.specs import Env, Step
 from canter.envs.imports import find_factory
 
@@ -34,7 +34,7 @@ class FiniteHorizon:
 
     def __init__(self, env: Env) -> None:
         if env.spec.truncates is False:
-            raise ValueError(
+            raise UserError(
                 f"env.finite_horizon=True: {env.spec.env_id} never cuts an episode off, so no deadline could count as "
                 "its end; give it one (env.options.max_episode_steps) or leave the setting out"
             )
@@ -45,9 +45,9 @@ class FiniteHorizon:
                 setattr(self, name, getattr(env, name))
 
     @property
-    def begins_anew(self) -> bool:
+    def reset_is_clean(self) -> bool:
         """As the environment says, which may change while it is used."""
-        return getattr(self.env, "begins_anew", False)
+        return getattr(self.env, "reset_is_clean", False)
 
     def step(self, action: Tensor) -> Step:
         """Apply one action per environment; no row is truncated."""
@@ -67,13 +67,13 @@ def make_wrappers(settings: Mapping[str, Any]) -> list[Wrap]:
     for name, given in settings.items():
         wrapper = _find(name)
         if not isinstance(given, Mapping | None):
-            raise ValueError(f"env.wrappers.{name}={given!r}: expected its keyword arguments as a mapping, or null")
+            raise UserError(f"env.wrappers.{name}={given!r}: expected its keyword arguments as a mapping, or null")
         arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in (given or {}).items()}
         try:
             signature(wrapper).bind(None, **arguments)
         except TypeError as error:
             taken = ", ".join(list(signature(wrapper).parameters)[1:]) or "none"
-            raise ValueError(f"env.wrappers.{name}: {error}; it takes {taken}") from error
+            raise UserError(f"env.wrappers.{name}: {error}; it takes {taken}") from error
         made.append(partial(wrapper, **arguments))
     return made
 
@@ -82,11 +82,11 @@ def _find(name: str) -> Callable[..., Any]:
     if ":" not in name:
         if name in gymnasium.wrappers.__all__:
             return getattr(gymnasium.wrappers, name)
-        raise ValueError(
+        raise UserError(
             f"env.wrappers.{name}: no wrapper of Gymnasium is called so (one of yours is my_module:MyWrapper, with "
             f"--allow-import my_module), {nearest(name, gymnasium.wrappers.__all__)}"
         )
     found = find_factory(name, ())
     if found is None:
-        raise ValueError(f"env.wrappers.{name}: that is an environment, not a wrapper")
+        raise UserError(f"env.wrappers.{name}: that is an environment, not a wrapper")
     return found

@@ -18,8 +18,7 @@ from torch import Tensor
 from canter.core.registry import Registry, UserError
 from canter.core.specs import Env, Step
 from canter.core.struct import Obs, State
-from canter.envs.contract import blamed
-from canter.envs.watchdog import watched
+from canter.envs.failures import attributed, watched
 from canter.nn.actor_critic import Policy
 from canter.nn.distributions import DiagGaussian, TanhGaussian
 
@@ -106,13 +105,13 @@ class Player:
         generator = torch.Generator(spec.device).manual_seed(self.seed)
         reset = torch.ones(spec.num_envs, dtype=torch.bool, device=spec.device)
         with watched() as watchdog:
-            with blamed("reset"):
+            with attributed("reset"):
                 obs = self.env.reset(self.seed)
             state, act = self.policy.initial_state(spec.num_envs), self.policy.act
             for number in count():
                 action, state = act(obs, state, reset, deterministic=self.deterministic, generator=generator)
                 watchdog.begin()
-                with blamed("step", number):
+                with attributed("step", number):
                     step = self.env.step(action)
                 watchdog.end()
                 obs, reset = step.obs, step.restarts(spec.final_obs)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from canter.algorithms.base import symmetries_of, unused_by
+from canter.algorithms.base import symmetries_of, unused_settings_of
 from canter.app.check.plan import (
     Finding,
     Level,
@@ -31,9 +31,9 @@ from canter.app.check.plan import (
 )
 from canter.app.check.trial import Trial, prove, run_trial
 from canter.core import distributed
-from canter.core.specs import ACTION_MASK, FROM_OUTSIDE, Continuous, ContractBroken, Env, EnvFailed
+from canter.core.specs import ACTION_MASK, INTERRUPTS, Continuous, ContractBroken, Env, EnvFailed
 from canter.envs import closed_quietly, unused_settings
-from canter.envs.contract import row_of, text_of
+from canter.envs.failures import env_number, text_of
 from canter.training.config import RunConfig
 
 STEPS, SECONDS = 256, 0.3
@@ -75,7 +75,7 @@ def preflight(config: RunConfig, plan: Plan, env: Env | None = None) -> list[Fin
         try:
             if config.self_play is not None:
                 config.self_play.check(spec, plan.num_envs // distributed.world_size())
-            unused = (*unused_settings(config.env, config.device), *unused_by(config.algorithm, spec))
+            unused = (*unused_settings(config.env, config.device), *unused_settings_of(config.algorithm, spec))
             found += [Finding("warning", "settings", line) for line in unused]
             algorithm = config.algorithm.build(spec, config.seed)
             algorithm.use_engine(config.execution.engine)
@@ -105,7 +105,7 @@ def examine(env: Env, seed: int) -> tuple[list[Finding], Trial | None]:
         again = run_trial(env, seed, steps=min(SEED_STEPS, len(trial.reward)), seconds=SECONDS)
         other = run_trial(env, seed + 1, steps=len(again.reward), seconds=SECONDS)
     except BaseException as error:  # whatever an environment raises is what there is to report
-        if isinstance(error, FROM_OUTSIDE):
+        if isinstance(error, INTERRUPTS):
             raise
         return [Finding("error", "environment", _raised(error))], None
     broken = list(_not_finite(trial))
@@ -281,7 +281,7 @@ def _span(values: list[Any]) -> str:
 
 def _raised(error: BaseException) -> str:
     """An error with the environment and the place that it comes from."""
-    row = error.row if isinstance(error, EnvFailed) else row_of(error.__traceback__)
+    row = env_number(error)
     who = "" if row is None else f" (environment {row})"
     if isinstance(error, ContractBroken | EnvFailed):
         return f"random actions showed a broken contract{who}: {text_of(error)}"

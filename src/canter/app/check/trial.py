@@ -19,22 +19,12 @@ import torch
 from torch import Tensor
 
 from canter.app.check.plan import Finding
+from canter.core.declarations import AnyMirror, Mirror, Symmetry
 from canter.core.registry import UserError
-from canter.core.specs import (
-    ACTION_MASK,
-    AnyMirror,
-    Continuous,
-    Discrete,
-    Env,
-    EnvSpec,
-    Mirror,
-    Stateful,
-    Step,
-    Symmetry,
-)
+from canter.core.specs import ACTION_MASK, Continuous, Discrete, Env, EnvSpec, Stateful, Step
 from canter.core.struct import Obs
 from canter.envs.contract import check_obs, check_step
-from canter.envs.watchdog import watched
+from canter.envs.failures import watched
 
 MAX_ROWS = 4
 """A trial looks at so many environments, however many are stepped."""

@@ -29,7 +29,7 @@ from canter.core.seeding import derive_seed
 from canter.core.specs import Env, reset_is_clean
 from canter.core.storage.validity import check_same_shape
 from canter.envs import closed_quietly
-from canter.envs.contract import failure
+from canter.envs.failures import failure
 from canter.envs.imports import PYTHON
 from canter.nn.actor_critic import Policy
 from canter.nn.policy_file import begin_with

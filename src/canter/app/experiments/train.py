@@ -25,7 +25,7 @@ from canter.config import TrainConfig
 from canter.core.registry import UserError, nearest
 from canter.core.specs import Env
 from canter.envs import EnvConfig
-from canter.envs.gymnasium.adapter import GymnasiumEnv
+from canter.envs.gymnasium import GymnasiumEnv
 from canter.envs.imports import PYTHON, allow_import, introduce, refuse_while_importing
 from canter.nn.actor_critic import Policy
 from canter.nn.policy_file import check_fits, load_policy

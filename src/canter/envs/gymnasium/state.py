@@ -1,8 +1,8 @@
-"""The exact state of Gymnasium environments, for those whose every variable is known.
+"""The exact state of Gymnasium environments whose every variable is known.
 
 Known are Gymnasium's own classic control and MuJoCo environments in a `SyncVectorEnv`, within the wrappers that
-`gymnasium.make` puts around them. A wrapper of one's own takes part by naming the attributes that change, plain data
-or arrays, in a class attribute `state_attributes`; one without memory says `state_attributes = ()`.
+`gymnasium.make` puts around them. A wrapper of a user takes part if its class declares the attributes that change,
+plain data or arrays, as `state_attributes`; a wrapper without state declares `state_attributes = ()`.
 
 A state is a tree of tensors (for arrays), numbers, strings, dicts, lists and tuples.
 """
@@ -24,7 +24,8 @@ from torch import Tensor
 
 from canter.core.registry import UserError
 
-_CLASSIC, _MUJOCO = "gymnasium.envs.classic_control", "gymnasium.envs.mujoco"
+_CLASSIC = "gymnasium.envs.classic_control"
+_MUJOCO = "gymnasium.envs.mujoco"
 _WRAPPERS: dict[type, tuple[str, ...]] = {
     TimeLimit: ("_elapsed_steps",),
     OrderEnforcing: ("_has_reset",),
@@ -32,8 +33,7 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
 }
 _VECTOR_FIELDS = ("_observations", "_rewards", "_terminations", "_truncations", "_autoreset_envs")
 _NOT_STATE = ("_ez", "metadata", "spec", "fullpath", "render_mode", "camera_", "width", "height", "screen", "isopen")
-"""Beginnings of the names of attributes that say where things are drawn or read, which another machine may do
-differently."""
+"""Prefixes of the names of attributes about drawing and files, which another machine may do differently."""
 _MUJOCO_DERIVED = (
     *("xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "site_xpos", "subtree_com", "ten_length"),
     *("ten_velocity", "cinert", "cvel", "cfrc_ext", "qfrc_actuator", "qfrc_constraint"),
@@ -43,17 +43,17 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 class StateUnavailable(NotImplementedError):
-    """The exact state of an environment cannot be had; the message says why."""
+    """The exact state of an environment is not known; the message says why."""
 
 
-def snapshot(env: VectorEnv, elsewhere: dict[int, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """A copy of everything that the next steps depend on, by the shortest way, as it is taken before every rollout.
+def snapshot(env: VectorEnv, in_forks: dict[int, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """Return a copy of everything that the next steps depend on; quick, as it is taken before every rollout.
 
-    `as_tree` makes a state of it; there must be no `obstacle`. `elsewhere` are rows that another process has, as
-    `take_rows` gives them there.
+    `as_tree` turns it into a state; there must be no `obstacle`. `in_forks` are the states by number of environments
+    that forked processes step, as `snapshot_singles` returns them there.
     """
     assert isinstance(env, SyncVectorEnv)
-    known = elsewhere or {}
+    known = in_forks or {}
     return {
         "fields": {name: _copied(getattr(env, name)) for name in _VECTOR_FIELDS},
         "action_rng": env.action_space.np_random.bit_generator.state,
@@ -61,23 +61,23 @@ def snapshot(env: VectorEnv, elsewhere: dict[int, dict[str, Any]] | None = None)
     }
 
 
-def take_rows(env: SyncVectorEnv, numbers: list[int]) -> dict[int, dict[str, Any]]:
-    """The parts of a snapshot that are of these environments, as plain data that another process can read."""
-    rows = {number: _snapshot_single(env.envs[number]) for number in numbers}
-    for row in rows.values():
-        row["attributes"] = {name: value for name, value in row["attributes"].items() if _is_plain(value)}
-    return rows
+def snapshot_singles(env: SyncVectorEnv, numbers: list[int]) -> dict[int, dict[str, Any]]:
+    """Return the snapshots of some environments by number, as plain data that can be sent to another process."""
+    singles = {number: _snapshot_single(env.envs[number]) for number in numbers}
+    for single in singles.values():
+        single["attributes"] = {name: value for name, value in single["attributes"].items() if _is_plain(value)}
+    return singles
 
 
-def put_rows(env: SyncVectorEnv, rows: dict[int, dict[str, Any]]) -> None:
-    """Bring environments to the states that `take_rows` gave."""
-    for number, row in rows.items():
-        _restore_single(env.envs[number], _single_as_tree(row))
+def restore_singles(env: SyncVectorEnv, singles: dict[int, dict[str, Any]]) -> None:
+    """Restore environments to the states that `snapshot_singles` returned."""
+    for number, single in singles.items():
+        _restore_single(env.envs[number], _single_as_tree(single))
         env._env_obs[number] = map_parts(lambda rows, n=number: rows[n].copy(), env._observations)
 
 
 def map_parts(function: Callable[[Any], Any], value: Any) -> Any:
-    """Apply a function to whatever dicts, lists and tuples are made of."""
+    """Apply a function to every leaf of nested dicts, lists and tuples."""
     if isinstance(value, dict):
         return {key: map_parts(function, part) for key, part in value.items()}
     if isinstance(value, list):
@@ -88,7 +88,7 @@ def map_parts(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def as_tree(copied: dict[str, Any]) -> dict[str, Any]:
-    """The state of which `snapshot` took a copy."""
+    """Return the saveable state of a snapshot."""
     singles = [_single_as_tree(single) for single in copied["envs"]]
     return {"fields": _to_tree(copied["fields"]), "action_rng": _to_tree(copied["action_rng"]), "envs": singles}
 
@@ -98,7 +98,7 @@ def _single_as_tree(copied: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore(env: VectorEnv, state: dict[str, Any]) -> None:
-    """Continue from a captured state, bit for bit; the environment must be made like the one it is from."""
+    """Continue from a saved state, bit for bit; the environment must be made with the same options."""
     reason = obstacle(env)
     if reason is not None:
         raise StateUnavailable(f"the saved state cannot be restored: {reason}")
@@ -107,7 +107,7 @@ def restore(env: VectorEnv, state: dict[str, Any]) -> None:
         raise UserError(f"the saved state is of {len(state['envs'])} environments, these are {env.num_envs}")
     for name in _VECTOR_FIELDS:
         setattr(env, name, _from_tree(state["fields"][name]))
-    # Rows as the environments gave them, for a reset of only some rows puts all of them together again.
+    # A reset of only some environments assembles the observations of all of them again.
     env._env_obs = [_from_tree(_to_tree(row)) for row in iterate(env.observation_space, env._observations)]
     env.action_space.np_random.bit_generator.state = _from_tree(state["action_rng"])
     for single, saved in zip(env.envs, state["envs"], strict=True):
@@ -115,14 +115,14 @@ def restore(env: VectorEnv, state: dict[str, Any]) -> None:
 
 
 def obstacle(env: VectorEnv) -> str | None:
-    """Why the exact state of a vector environment is not known, None if it is."""
+    """Return why the exact state of a vector environment is not known, or None if it is."""
     if type(env) is not SyncVectorEnv:
         return f"{type(env).__name__} is no SyncVectorEnv, whose environments can be looked into"
     for single in env.envs:
         wrappers, base = unwrap(single)
         unknown = [type(wrapper).__name__ for wrapper in wrappers if _attributes(wrapper) is None]
         if unknown:
-            return f"the wrapper {unknown[0]} may hold state; it does not say so in `state_attributes`"
+            return f"the wrapper {unknown[0]} may hold state; its class does not declare `state_attributes`"
         if not type(base).__module__.startswith((_CLASSIC, _MUJOCO)):
             return f"{type(base).__name__} is neither one of Gymnasium's classic control nor of its MuJoCo environments"
         if _is_mujoco(base) and not type(base.data).__module__.startswith("mujoco."):  # pyright: ignore[reportAttributeAccessIssue]
@@ -152,21 +152,23 @@ def _snapshot_single(env: gymnasium.Env) -> dict[str, Any]:
 
 def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
     wrappers, base = unwrap(env)
+    # Versions before 0.2 had a wrapper without state that checked the contract.
+    saved_wrappers = [(name, attributes) for name, attributes in state["wrappers"] if name != "CheckContract"]
     own = [*(type(wrapper).__name__ for wrapper in wrappers), type(base).__name__]
-    saved = [*(name for name, _ in state["wrappers"]), state["class"]]
+    saved = [*(name for name, _ in saved_wrappers), state["class"]]
     if own != saved:
         raise UserError(f"the saved state is of {' in '.join(saved[::-1])}, not of {' in '.join(own[::-1])}")
-    for wrapper, (_, attributes) in zip(wrappers, state["wrappers"], strict=True):
+    for wrapper, (_, attributes) in zip(wrappers, saved_wrappers, strict=True):
         for name in _attributes(wrapper) or ():
             setattr(wrapper, name, _from_tree(attributes[name]))
         if isinstance(wrapper, PassiveEnvChecker):
-            # It looks at the first steps of an environment, comparing each with the one before; this one is past them.
+            # It checks the first steps of an environment, comparing each with the one before; this one is past them.
             wrapper.checked_reset = wrapper.checked_step = wrapper.checked_data_reuse = True
             wrapper._previous_data = None
     # Before the attributes: making the generator sets the seed that it reports.
     base.np_random.bit_generator.state = _from_tree(state["rng"])
     for name, value in state["attributes"].items():
-        if name.startswith((*_NOT_STATE, "__")):  # never saved: somebody else wrote this
+        if name.startswith((*_NOT_STATE, "__")):  # never saved by Canter
             raise UserError(f"the saved state sets {name!r} of {type(base).__name__}, which is no state")
         setattr(base, name, _from_tree(value))
     if _is_mujoco(base):
@@ -174,7 +176,7 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
 
 
 def unwrap(env: gymnasium.Env) -> tuple[list[gymnasium.Wrapper], gymnasium.Env]:
-    """The wrappers around an environment, the outermost first, and what is inside of them."""
+    """Return the wrappers around an environment, the outermost first, and the environment inside."""
     wrappers = []
     while isinstance(env, gymnasium.Wrapper):
         wrappers.append(env)
@@ -183,14 +185,14 @@ def unwrap(env: gymnasium.Env) -> tuple[list[gymnasium.Wrapper], gymnasium.Env]:
 
 
 def _attributes(wrapper: gymnasium.Wrapper) -> tuple[str, ...] | None:
-    """The attributes in which a wrapper keeps its state, None if unknown."""
+    """Return the attributes in which a wrapper keeps its state, or None if unknown."""
     return _WRAPPERS.get(type(wrapper), type(wrapper).__dict__.get("state_attributes"))
 
 
 def _plain_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     plain = {}
     for name, value in attributes.items():
-        # What is no plain data: spaces, generators, windows and the simulation, saved by other means or not state.
+        # Spaces, generators, windows and the simulation are no plain data: saved separately, or not state.
         with suppress(TypeError):
             if not name.startswith(_NOT_STATE):
                 plain[name] = _to_tree(value)
@@ -202,10 +204,10 @@ def _is_mujoco(env: gymnasium.Env) -> bool:
 
 
 def _capture_physics(env: Any) -> dict[str, np.ndarray]:
-    """What MuJoCo integrates, and what it has derived from that.
+    """Return what MuJoCo integrates, and what it has derived from that.
 
-    The latter belongs to the last but one substep, and some rewards take a body's position from there: it is part of
-    the state though MuJoCo would compute it anew.
+    The derived quantities belong to the last but one substep, and some rewards read a body's position from there: they
+    are part of the state though MuJoCo would recompute them.
     """
     mujoco = importlib.import_module("mujoco")
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
@@ -230,7 +232,7 @@ def _restore_physics(env: Any, state: dict[str, Tensor]) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of plain data and arrays; what is neither is left as it is, for `_to_tree` to refuse."""
+    """Copy plain data and arrays; anything else stays as it is, for `_to_tree` to refuse."""
     return map_parts(lambda part: part.copy() if isinstance(part, np.ndarray) else part, value)
 
 
@@ -243,7 +245,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _to_tree(value: Any) -> Any:
-    """Plain data with arrays as tensors; numpy's scalars keep their type, which decides how they round."""
+    """Convert plain data, arrays to tensors; NumPy's scalars keep their type, which decides how they round."""
     match value:
         case np.ndarray():
             return torch.from_numpy(np.array(value, order="C"))

@@ -1,7 +1,7 @@
-"""Gymnasium's environments of one process, stepped without copies that nothing here reads, and several at a time.
+"""Environments of this process, stepped without copies that nothing here reads, and several at a time.
 
-N environments. `SyncVectorEnv.step` copies observations twice and collects the info of every environment, key by key;
-around a small simulator that costs as much as the simulator. `SyncSteps` gives the same transitions without it.
+N environments. `SyncVectorEnv.step` copies observations twice and collects the info of every environment key by key,
+which costs as much as a small simulator. `SyncStepper` returns the same transitions without it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -18,72 +18,116 @@ from gymnasium.vector.utils import concatenate
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from canter.core.distributed import cores
-from canter.envs.contract import as_flag, as_number, checked_reset, checked_step
-from canter.envs.gymnasium.state import StateUnavailable, map_parts, obstacle, put_rows, take_rows
+from canter.core.registry import UserError
+from canter.envs.contract import to_flag, to_reward, validate_reset, validate_step
+from canter.envs.failures import STEPPING_THREADS, EnvCalls
+from canter.envs.gymnasium.state import (
+    StateUnavailable,
+    as_tree,
+    map_parts,
+    obstacle,
+    restore,
+    restore_singles,
+    snapshot,
+    snapshot_singles,
+)
+from canter.envs.gymnasium.vector import Stepper, VectorStep
 from canter.envs.gymnasium.workers import FORKS, Fork, shared
 
 FEW = 4
-"""Environments for which a second thread or process does not pay."""
-NUMBERS = (float, np.float64)
-"""Types of rewards that need no look."""
-WRITTEN = ("_observations", "_rewards", "_terminations", "_truncations")
-"""Fields of a vector environment that a step writes row by row."""
+"""Number of environments for which a second thread or process does not pay."""
+FLOATS = (float, np.float64)
+"""Types of rewards that need no check."""
 
 
-class SyncSteps:
-    """Steps a `SyncVectorEnv` in `same_step` mode and keeps its fields as `SyncVectorEnv.step` would.
+class SyncStepper(Stepper):
+    """Steps a `SyncVectorEnv` and keeps its fields as `SyncVectorEnv.step` would.
 
-    With `groups` above 1, as many groups of environments are stepped at the same time: the first here, the others in
-    threads, which pays where most of a step is spent outside of Python, or in `forked` processes. Each environment has
-    its own state and random stream, so that the results are the same.
+    With `groups` above 1, in `same_step` mode, as many groups of environments are stepped at the same time: the first
+    in this thread, the others in threads, which pays if most of a step is spent outside of Python, or in `forked`
+    processes. Each environment has its own state and random stream, so the results are the same.
     """
 
-    def __init__(self, env: SyncVectorEnv, info_keys: Iterable[str], groups: int = 1, *, forked: bool = False) -> None:
-        self.env, self.info_keys = env, tuple(info_keys)
+    env: SyncVectorEnv
+
+    def __init__(
+        self, env: SyncVectorEnv, info_keys: Iterable[str] = (), groups: int = 1, *, forked: bool = False
+    ) -> None:
+        super().__init__(env)
+        self.info_keys = tuple(info_keys)
+        self.marks_ends = env.autoreset_mode is AutoresetMode.SAME_STEP
+        groups = groups if self.marks_ends else 1
         self.groups = [group.tolist() for group in np.array_split(np.arange(env.num_envs), groups)]
-        self.pool = ThreadPoolExecutor(groups - 1, "canter-env") if groups > 1 and not forked else None
-        self.forked, self.forks = forked and groups > 1, list[Fork]()
+        self.forked = forked and groups > 1
+        self.pool = ThreadPoolExecutor(groups - 1, STEPPING_THREADS) if groups > 1 and not forked else None
+        self.forks: list[Fork] = []
         self.actions = np.zeros(0)
-        """What forked processes read; those of a step."""
-        self.parts = list[Any]()
-        """Where forked processes write observations of several parts, for each environment."""
-        self.usual_dtype: np.dtype | None = None
-        """That of observations which were looked at and found right; another is looked at again."""
+        """The actions of a step, in memory that forked processes read."""
+        self.parts: list[Any] = []
+        """Memory for each environment's observation of several parts, to which forked processes write."""
+        self.checked_dtype: np.dtype | None = None
+        """Dtype of observations that were checked; another dtype is checked again."""
+        self._state_known = False
+        """True once the state of every environment is known to be complete; nothing changes that later."""
 
     @cached_property
     def stepped(self) -> list[tuple[Any, Any]]:
-        """As `past_wrappers` gives it of each environment, found in the first step."""
-        return [past_wrappers(env) for env in self.env.envs]
+        """The result of `skip_wrappers` for each environment, found in the first step."""
+        return [skip_wrappers(env) for env in self.env.envs]
 
-    @staticmethod
-    def fits(env: Any) -> TypeGuard[SyncVectorEnv]:
-        """Whether `env` is of this kind; a wrapper around it, or a class derived from it, has a `step` of its own."""
-        return type(env) is SyncVectorEnv and env.autoreset_mode is AutoresetMode.SAME_STEP
-
-    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """As `SyncVectorEnv.step`, but the arrays are the environment's own and only the wanted infos are there."""
+    def step(self, actions: np.ndarray) -> VectorStep:
+        """Apply one action per environment; infos hold only `info_keys`, and what belongs to ended episodes."""
         env = self.env
-        first, *others = self.groups
         running: list[Any] = []
         if self.forked:
-            running = self._begin_forks(actions)
+            running = self._ask_forks_to_step(actions)
         elif self.pool is not None:
-            running = [self.pool.submit(self._step_group, group, actions) for group in others]
-        noted = self._step_group(first, actions)
+            running = [self.pool.submit(self._step_group, group, actions) for group in self.groups[1:]]
+        noted = self._step_group(self.groups[0], actions)
         for job in running:
             noted += job.result()
         if not isinstance(env._observations, np.ndarray) and not self.forks:
             concatenate(env.single_observation_space, env._env_obs, env._observations)
         np.logical_or(env._terminations, env._truncations, out=env._autoreset_envs)
         infos: dict[str, Any] = {}
-        for index, info in noted:
-            infos = env._add_info(infos, info, index)
+        for number, info in noted:
+            infos = env._add_info(infos, info, number)
         return env._observations, env._rewards, env._terminations, env._truncations, infos
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As `SyncVectorEnv.reset`; random streams go on where no seed is given."""
-        self.gather() if seed is None else self.forget()
-        return self.env.reset(seed=seed, options=options)
+    def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset environments; without seeds their random streams continue."""
+        if seeds is None:
+            self.gather()
+        else:
+            self.forget()
+        env = self.env
+        rows = slice(None) if mask is None else mask
+        for flags in (env._terminations, env._truncations, env._autoreset_envs):
+            flags[rows] = False
+        infos: dict[str, Any] = {}
+        with EnvCalls() as calls:
+            for number in range(env.num_envs) if mask is None else np.flatnonzero(mask).tolist():
+                calls.number = number
+                seed = None if seeds is None else seeds[number]
+                result = env.envs[number].reset(seed=seed, options=None if mask is None else {})
+                env._env_obs[number], info = validate_reset(result, env.single_observation_space)
+                infos = env._add_info(infos, info, number)
+        env._observations = concatenate(env.single_observation_space, env._env_obs, env._observations)
+        return env._observations, infos
+
+    def snapshot(self) -> Callable[[], dict[str, Any]]:
+        """Copy the exact state by the quickest way; the returned function makes a tree of the copy."""
+        if not self._state_known:
+            reason = obstacle(self.env)
+            if reason is not None:
+                raise StateUnavailable(reason)
+            self._state_known = True
+        return partial(as_tree, snapshot(self.env, self._fork_states()))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state, bit for bit, in environments made with the same options."""
+        self.forget()
+        restore(self.env, state)
 
     def close(self) -> None:
         """Stop the threads and processes, and close the environments."""
@@ -92,17 +136,15 @@ class SyncSteps:
         self.forget()
         self.env.close()
 
-    def elsewhere(self) -> dict[int, dict[str, Any]]:
-        """The states of environments that live in forked processes, by number, as `gymnasium_state.snapshot` has them.
-
-        What the environments of this process with these numbers say is old then.
-        """
-        for fork in self.forks:
-            fork.ask("snapshot")
-        return {number: state for fork in self.forks for number, state in fork.result().items()}
+    @property
+    def idle_cores(self) -> int:
+        """Cores that could step a part of the environments in forked processes, and do so only on request."""
+        if not self.marks_ends or len(self.groups) > 1 or in_mujoco(self.env):
+            return 0
+        return cores() - 1 if fork_obstacle(self.env) is None else 0
 
     def gather(self) -> None:
-        """Bring all environments back into this process, as they are; the next step forks anew."""
+        """Bring all environments back into this process, as they are; the next step forks again."""
         if self.forks:
             reason = obstacle(self.env)
             if reason is not None:
@@ -110,104 +152,133 @@ class SyncSteps:
                     f"environments in forked processes cannot be brought back: {reason}; give reset() a seed, or use "
                     "vectorization=sync"
                 )
-            put_rows(self.env, self.elsewhere())
+            restore_singles(self.env, self._fork_states())
             self.forget()
 
     def forget(self) -> None:
-        """End forked processes, whose environments are to begin anew."""
+        """End forked processes, whose environments will be reset or restored here."""
         for fork in self.forks:
             fork.end()
         self.forks = []
 
-    def _begin_forks(self, actions: np.ndarray) -> list[Fork]:
-        """Let forked processes step; they are forked where they are not yet, from the environments as they are."""
+    def _fork_states(self) -> dict[int, dict[str, Any]]:
+        """Return the states of environments in forked processes by number; those of this process are outdated."""
+        for fork in self.forks:
+            fork.ask("snapshot")
+        return {number: state for fork in self.forks for number, state in fork.result().items()}
+
+    def _ask_forks_to_step(self, actions: np.ndarray) -> list[Fork]:
+        """Start a step in the forked processes, which are forked first if there are none."""
         if not self.forks or self.actions.dtype != actions.dtype:
             self.gather()
-            self.actions = shared(actions)
-            for name in WRITTEN:
-                setattr(self.env, name, map_parts(shared, getattr(self.env, name)))
-            if not isinstance(self.env._observations, np.ndarray):
-                numbers = range(self.env.num_envs)
-                self.parts = [map_parts(lambda x, n=n: x[n : n + 1], self.env._observations) for n in numbers]
-            self.forks = [Fork(self._calls(group)) for group in self.groups[1:]]
+            self._fork(actions)
         self.actions[...] = actions
         for fork in self.forks:
             fork.ask("step")
         return self.forks
 
-    def _calls(self, group: list[int]) -> dict[str, Callable[[], Any]]:
-        """What a forked process is asked for."""
+    def _fork(self, actions: np.ndarray) -> None:
+        """Fork a process for each group but the first, from the environments as they are."""
+        env = self.env
+        self.actions = shared(actions)
+        env._rewards = shared(env._rewards)
+        env._terminations = shared(env._terminations)
+        env._truncations = shared(env._truncations)
+        env._observations = map_parts(shared, env._observations)
+        if not isinstance(env._observations, np.ndarray):
+            numbers = range(env.num_envs)
+            self.parts = [map_parts(lambda x, n=n: x[n : n + 1], env._observations) for n in numbers]
+        self.forks = [Fork(self._fork_calls(group)) for group in self.groups[1:]]
+
+    def _fork_calls(self, group: list[int]) -> dict[str, Callable[[], Any]]:
+        """Return the calls that a forked process answers."""
         step = partial(self._step_group, group, self.actions)
-        return {"step": step, "snapshot": partial(take_rows, self.env, group)}
+        return {"step": step, "snapshot": partial(snapshot_singles, self.env, group)}
 
     def _step_group(self, group: list[int], actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
-        """Step some environments; gives what is to be known of them, by number."""
-        env, noted = self.env, []
+        """Step some environments and return infos by number."""
+        env = self.env
+        noted: list[tuple[int, dict[str, Any]]] = []
         # Other threads wait while Python runs: whatever can be done outside of this loop is.
         stepped, env_obs, rewards = self.stepped, env._env_obs, env._rewards
         terminations, truncations = env._terminations, env._truncations
-        rows, shape, ndarray, dtype, parts = None, None, np.ndarray, self.usual_dtype, self.parts
-        if isinstance(env._observations, ndarray):
-            rows, shape = env._observations, env._observations.shape[1:]
-        for env_number in group:
-            inner, limit = stepped[env_number]
-            came = inner.step(actions[env_number])
-            try:
-                obs, reward, terminated, truncated, info = came
-            except (TypeError, ValueError):
-                obs, reward, terminated, truncated, info = checked_step(came, env.single_observation_space)
-            # The usual types need no call; whatever else comes is looked at.
-            if reward.__class__ not in NUMBERS or terminated.__class__ is not bool or truncated.__class__ is not bool:
-                reward, terminated = as_number(reward), as_flag(terminated, "terminated")
-                truncated = as_flag(truncated, "truncated")
-            if (
-                obs.__class__ is not ndarray
-                or obs.shape != shape
-                or obs.dtype is not dtype
-                or info.__class__ is not dict
-            ):
-                dtype = self._look(came)
-            if limit is not None:
-                limit._elapsed_steps = elapsed = limit._elapsed_steps + 1
-                truncated = truncated or elapsed >= limit._max_episode_steps
-            rewards[env_number], terminations[env_number], truncations[env_number] = reward, terminated, truncated
-            if terminated or truncated:
-                # A copy: the reset may write to the same array.
-                noted.append((env_number, {"final_obs": copy.deepcopy(obs), "final_info": self._wanted(info)}))
-                obs, info = self._reset(env_number, shape)
-            env_obs[env_number] = obs
-            if rows is not None:
-                rows[env_number] = obs
-            elif parts:
-                concatenate(env.single_observation_space, [obs], parts[env_number])
-            if self.info_keys:
-                noted.append((env_number, self._wanted(info)))
+        same_step, keeps_info, ndarray = self.marks_ends, bool(self.info_keys), np.ndarray
+        pending = env._autoreset_envs if env.autoreset_mode is AutoresetMode.NEXT_STEP else None
+        rows = env._observations if isinstance(env._observations, ndarray) else None
+        shape = None if rows is None else rows.shape[1:]
+        dtype = self.checked_dtype
+        with EnvCalls() as calls:
+            for number in group:
+                calls.number = number
+                if pending is not None and pending[number]:
+                    reward, terminated, truncated = 0.0, False, False
+                    obs, info = self._reset_one(number, shape)
+                else:
+                    inner, limit = stepped[number]
+                    result = inner.step(actions[number])
+                    try:
+                        obs, reward, terminated, truncated, info = result
+                    except (TypeError, ValueError):
+                        obs, reward, terminated, truncated, info = validate_step(result, env.single_observation_space)
+                    # The usual types need no call; anything else is checked.
+                    if (
+                        reward.__class__ not in FLOATS
+                        or terminated.__class__ is not bool
+                        or truncated.__class__ is not bool
+                    ):
+                        reward = to_reward(reward)
+                        terminated = to_flag(terminated, "terminated")
+                        truncated = to_flag(truncated, "truncated")
+                    if (
+                        obs.__class__ is not ndarray
+                        or obs.shape != shape
+                        or obs.dtype is not dtype
+                        or info.__class__ is not dict
+                    ):
+                        dtype = self._check(result)
+                    if limit is not None:
+                        limit._elapsed_steps = elapsed = limit._elapsed_steps + 1
+                        truncated = truncated or elapsed >= limit._max_episode_steps
+                rewards[number] = reward
+                terminations[number] = terminated
+                truncations[number] = truncated
+                if same_step and (terminated or truncated):
+                    # A copy: the reset may write to the same array.
+                    noted.append((number, {"final_obs": copy.deepcopy(obs), "final_info": self._select(info)}))
+                    obs, info = self._reset_one(number, shape)
+                env_obs[number] = obs
+                if rows is not None:
+                    rows[number] = obs
+                elif self.parts:
+                    concatenate(env.single_observation_space, [obs], self.parts[number])
+                if keeps_info:
+                    noted.append((number, self._select(info)))
         return noted
 
-    def _reset(self, env_number: int, shape: Any) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; what it shows is looked at unless it is as usual."""
-        came = self.env.envs[env_number].reset()
-        if came.__class__ is tuple and len(came) == 2 and came[0].__class__ is np.ndarray:
-            obs, info = came
-            if obs.shape == shape and obs.dtype is self.usual_dtype and info.__class__ is dict:
+    def _reset_one(self, number: int, shape: Any) -> tuple[Any, dict[str, Any]]:
+        """Start an episode; its first observation is checked unless it has the usual form."""
+        result = self.env.envs[number].reset()
+        if result.__class__ is tuple and len(result) == 2 and result[0].__class__ is np.ndarray:
+            obs, info = result
+            if obs.shape == shape and obs.dtype is self.checked_dtype and info.__class__ is dict:
                 return obs, info
-        return checked_reset(came, self.env.single_observation_space)
+        return validate_reset(result, self.env.single_observation_space)
 
-    def _look(self, came: Any) -> np.dtype | None:
-        """Refuse what breaks the contract; gives the dtype of observations that need no second look."""
-        obs, *_ = checked_step(came, self.env.single_observation_space)
-        self.usual_dtype = obs.dtype if isinstance(obs, np.ndarray) else None
-        return self.usual_dtype
+    def _check(self, result: Any) -> np.dtype | None:
+        """Check what a step returned; return the dtype of observations that need no second check."""
+        obs, *_ = validate_step(result, self.env.single_observation_space)
+        self.checked_dtype = obs.dtype if isinstance(obs, np.ndarray) else None
+        return self.checked_dtype
 
-    def _wanted(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _select(self, info: dict[str, Any]) -> dict[str, Any]:
         return {key: info[key] for key in self.info_keys if key in info}
 
 
-def past_wrappers(env: Any) -> tuple[Any, Any]:
-    """What to step in the place of an environment, and the `TimeLimit` whose steps the caller then counts, or None.
+def skip_wrappers(env: Any) -> tuple[Any, Any]:
+    """Return what to step instead of an environment, and its `TimeLimit` if the caller must count the steps.
 
-    `gymnasium.make` wraps every environment in two that take a twentieth of a step of HalfCheetah: one counts, the
-    other looks whether there was a reset. Where there was none, it is left to say so.
+    `gymnasium.make` puts two wrappers around every environment that take a twentieth of a step of HalfCheetah: one
+    counts, the other checks that there was a reset. If there was none, the second wrapper is kept to raise its error.
     """
     limit = env if type(env) is TimeLimit else None
     inner = env.env if limit is not None else env
@@ -216,29 +287,30 @@ def past_wrappers(env: Any) -> tuple[Any, Any]:
     return env, None
 
 
-def groups_of(env: SyncVectorEnv, vectorization: str) -> dict[str, Any]:
-    """In how many groups environments of one process are stepped at the same time, and whether in forked processes.
+def choose_groups(env: SyncVectorEnv, vectorization: str) -> dict[str, Any]:
+    """Return in how many groups environments of this process are stepped, and if forked processes step them.
 
-    By default as many as cores where Gymnasium's MuJoCo does the work and four or more fall to each, or else one.
+    By default one group per core if MuJoCo does the work and each group has four or more environments, else one.
     """
-    groups, why_not = min(cores(), env.num_envs), why_not_forked(env)
-    if vectorization == "forked" and why_not is not None:
-        raise ValueError(f"vectorization=forked: {why_not}; use threads or async")
+    groups = min(cores(), env.num_envs)
+    reason = fork_obstacle(env)
+    if vectorization == "forked" and reason is not None:
+        raise UserError(f"vectorization=forked: {reason}; use threads or async")
     if vectorization == "auto":
-        why_not = why_not or obstacle(env)  # nobody asked for processes in which something of one's own might not work
+        reason = reason or obstacle(env)  # the user did not ask for processes, in which own code might not work
         # A window belongs to the thread that opened it.
-        apart = in_mujoco(env) and env.render_mode != "human"
-        groups = max(1, min(cores(), env.num_envs // FEW)) if apart else 1
-    return {"groups": groups, "forked": vectorization != "threads" and why_not is None}
+        independent = in_mujoco(env) and env.render_mode != "human"
+        groups = max(1, min(cores(), env.num_envs // FEW)) if independent else 1
+    return {"groups": groups, "forked": vectorization != "threads" and reason is None}
 
 
 def in_mujoco(env: SyncVectorEnv) -> bool:
-    """Whether these are Gymnasium's own MuJoCo environments, which `auto` steps in groups."""
+    """Return True for Gymnasium's own MuJoCo environments, which `auto` steps in groups."""
     return type(env.envs[0].unwrapped).__module__.startswith("gymnasium.envs.mujoco")
 
 
-def why_not_forked(env: SyncVectorEnv) -> str | None:
-    """Why environments cannot be stepped in forked processes, None if they can."""
+def fork_obstacle(env: SyncVectorEnv) -> str | None:
+    """Return why environments cannot be stepped in forked processes, or None if they can."""
     if not FORKS:
         return "this system has no safe fork"
     if env.render_mode is not None:

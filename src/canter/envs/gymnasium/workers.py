@@ -1,10 +1,10 @@
-"""Gymnasium environments in other processes, which may raise, die or hang.
+"""Environments in other processes, which may raise, die or hang.
 
-`Workers` have one environment each. An `AsyncVectorEnv` by itself waits for ever where the error of a worker cannot be
-pickled, and knows no more than that a pipe was closed where a worker died.
+`AsyncStepper` steps an `AsyncVectorEnv`, one worker process for each environment. By itself an `AsyncVectorEnv` waits
+for ever if a worker's error cannot be pickled, and reports no more than a closed pipe if a worker died.
 
-A `Fork` is a copy of this process that has a group of environments as they are at that moment, and writes what they
-show to memory that both see. Threads would wait for each other's Python, a third of a step of Gymnasium's MuJoCo.
+A `Fork` is a copy of this process with a group of environments as they are at that moment; it writes observations to
+memory that both processes see. Threads would wait for each other's Python, a third of a step of Gymnasium's MuJoCo.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -32,153 +33,173 @@ from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import concatenate
 
-from canter.core.specs import EnvFailed
-from canter.envs.contract import CheckContract, row_of, said
-from canter.envs.gymnasium.description import quiet_mujoco
-from canter.envs.watchdog import Watchdog
+from canter.core.specs import ContractBroken, EnvFailed
+from canter.envs.contract import validate_reset, validate_step
+from canter.envs.failures import Watchdog, env_number, format_error, text_of
+from canter.envs.gymnasium.vector import Stepper, VectorStep
 
 FORKS = sys.platform == "linux"
-"""Elsewhere a process that has threads cannot be forked safely, or not at all."""
-NOTHING, SOMETHING = b"\0", b"\1"
-"""What a fork answers; the second is followed by what there is to tell."""
-_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
+"""True where a process that has threads can be forked safely."""
+EMPTY, RESULT = b"\0", b"\1"
+"""First byte of a fork's answer; a pickled result follows the second."""
+_pipe_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
 """This process's ends of all pipes."""
 
 
+class WorkerEnv(gymnasium.Wrapper):
+    """The environment of a worker process: checked, and every error is an `EnvFailed`, which can be pickled."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the environment and check what it returns."""
+        with _as_env_failed("reset"):
+            return validate_reset(self.env.reset(**kwargs), self.observation_space)
+
+    def step(self, action: Any) -> Any:
+        """Step the environment and check what it returns; the last observation of an episode is a copy."""
+        with _as_env_failed("step"):
+            result = validate_step(self.env.step(action), self.observation_space)
+            obs, reward, terminated, truncated, info = result
+            # A copy: the reset of the same step may write to the same array.
+            return deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
+
+
 class ClosesQuietly(gymnasium.Wrapper):
-    """An error in `close` has no consequence; Gymnasium makes one more environment, to look at, and closes that too."""
+    """Ignores an error in `close`: Gymnasium makes one more environment, to read its spaces, and closes that too."""
 
     def close(self) -> None:
-        """As the environment's own."""
+        """Close the environment."""
         with suppress(Exception):
             super().close()
 
 
 @contextmanager
-def reported(call: str) -> Iterator[None]:
-    """Whatever is raised inside becomes an `EnvFailed`, which every process can read."""
+def _as_env_failed(call: str) -> Iterator[None]:
+    """Raise whatever is raised inside as an `EnvFailed`."""
     try:
         yield
+    except ContractBroken as error:
+        raise EnvFailed(text_of(error)) from error
     except BaseException as error:
-        raise EnvFailed(f"{call}() raised {said(error)}") from error
+        raise EnvFailed(f"{call}() raised {format_error(error)}") from error
 
 
-class Reports(CheckContract):
-    """Whatever the environment raises becomes an `EnvFailed`; the last observation of an episode is not overwritten."""
-
-    def reset(self, **kwargs: Any) -> Any:
-        """As the environment's own."""
-        with reported("reset"):
-            return super().reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        """As the environment's own."""
-        with reported("step"):
-            obs, reward, terminated, truncated, info = super().step(action)
-            # A copy: the reset of the same step may write to the same array.
-            return deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
-
-
-def work(
-    index: int, env_fn: Any, pipe: Any, parent_pipe: Any, memory: Any, errors: Any, *rest: Any, env_id: str
+def run_worker(
+    index: int,
+    env_fn: Callable[[], gymnasium.Env],
+    pipe: Any,
+    parent_pipe: Any,
+    memory: Any,
+    errors: Any,
+    *rest: Any,
+    making: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
-    """What a worker process does: Gymnasium's loop, around an environment whose errors can be told."""
+    """Run Gymnasium's worker loop in a process, around an environment whose errors can be pickled.
+
+    The environment is made in the context that `making` returns.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which finishes the iteration first
 
     def make() -> gymnasium.Env:
-        with quiet_mujoco(env_id):  # a worker that was not forked warns by itself
-            return Reports(env_fn())
+        with making():
+            return WorkerEnv(env_fn())
 
     try:
         _async_worker(index, make, pipe, parent_pipe, memory, errors, *rest)
     except BaseException as error:  # it could not be made
-        errors.put((index, EnvFailed, EnvFailed(f"__init__() raised {said(error)}"), traceback.format_exc()))
+        failed = EnvFailed(f"__init__() raised {format_error(error)}")
+        errors.put((index, EnvFailed, failed, traceback.format_exc()))
         with suppress(OSError):
             pipe.send((None, False))
 
 
-class Workers:
+class AsyncStepper(Stepper):
     """Steps an `AsyncVectorEnv`; a worker that fails, dies or takes longer than `step_timeout` is an `EnvFailed`.
 
-    `close` ends workers that do not end by themselves within `close_timeout` seconds.
+    `close` kills workers that do not end by themselves within `close_timeout` seconds.
     """
 
+    env: AsyncVectorEnv
+
     def __init__(self, env: AsyncVectorEnv, step_timeout: float, close_timeout: float) -> None:
-        self.env, self.close_timeout = env, close_timeout
+        super().__init__(env)
+        self.close_timeout = close_timeout
         self._waiting_for = 0
-        self._late: int | None = None
-        """The worker that was ended because it hung."""
-        self._watchdog = Watchdog(step_timeout, self._end)
+        self._hung: int | None = None
+        """The worker that was killed because it hung."""
+        self._watchdog = Watchdog(step_timeout, self._kill)
 
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """As `AsyncVectorEnv.reset`."""
-        obs, info = zip(*self._ask("reset", seed, options), strict=True)
-        return self._observations(obs), self._infos(info)
+    def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments, or those of `mask`."""
+        options = None if mask is None else {"reset_mask": mask.copy()}
+        obs, infos = zip(*self._call("reset", partial(self.env.reset_async, seeds, options)), strict=True)
+        return self._observations(obs), self._infos(infos)
 
-    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """As `AsyncVectorEnv.step`."""
-        obs, reward, terminated, truncated, info = zip(*self._ask("step", actions), strict=True)
+    def step(self, actions: np.ndarray) -> VectorStep:
+        """Apply one action per environment."""
+        results = self._call("step", partial(self.env.step_async, actions))
+        obs, reward, terminated, truncated, infos = zip(*results, strict=True)
         columns = np.array(reward, np.float64), np.array(terminated, bool), np.array(truncated, bool)
-        return self._observations(obs), *columns, self._infos(info)
+        return self._observations(obs), *columns, self._infos(infos)
 
     def close(self) -> None:
         """End all workers."""
         self._watchdog.close()
-        # Where one hung, others may hang too: the run has waited long enough.
-        patience = self.close_timeout if self._late is None else min(self.close_timeout, 1.0)
-        env, until = self.env, time.monotonic() + patience
-        for pipe in filter(None, env.parent_pipes):
+        # If one hung, others may hang too: the run has waited long enough.
+        patience = self.close_timeout if self._hung is None else min(self.close_timeout, 1.0)
+        until = time.monotonic() + patience
+        for pipe in filter(None, self.env.parent_pipes):
             with suppress(OSError):
                 pipe.send(("close", None))
-        for process in env.processes:
+        for process in self.env.processes:
             process.join(max(0.0, until - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
-        for pipe in filter(None, env.parent_pipes):
+        for pipe in filter(None, self.env.parent_pipes):
             pipe.close()
-        env.closed = True
+        self.env.closed = True
 
-    def _ask(self, what: str, *arguments: Any) -> list[Any]:
-        """Send a call to all workers and wait for their answers."""
-        env, self._waiting_for = self.env, 0
+    def _call(self, name: str, send: Callable[[], None]) -> list[Any]:
+        """Send a call to all workers and return their results."""
+        env = self.env
+        self._waiting_for = 0
         self._watchdog.begin()
         try:
-            getattr(env, f"{what}_async")(*arguments)
+            send()
             answers = []
             for self._waiting_for, pipe in enumerate(env.parent_pipes):
                 answers.append(pipe.recv())
         except (EOFError, OSError) as error:
-            raise self._dead(what) from error
+            raise self._worker_death(name) from error
         finally:
             self._watchdog.end()
             env._state = AsyncState.DEFAULT
         if not all(success for _, success in answers):
-            raise self._told(what)
+            raise self._worker_error(name)
         return [result for result, _ in answers]
 
-    def _end(self, seconds: float) -> None:
-        """End the worker that is being waited for; the wait then ends as if it had died by itself."""
-        self._late = self._waiting_for
-        self.env.processes[self._late].kill()
+    def _kill(self, seconds: float) -> None:
+        """Kill the worker that is being waited for; waiting then ends as if the worker had died by itself."""
+        self._hung = self._waiting_for
+        self.env.processes[self._hung].kill()
 
-    def _dead(self, what: str) -> EnvFailed:
-        if self._late is not None:
-            process = self.env.processes[self._late]
-            text = f"{what}() took more than {self._watchdog.seconds:g} s (env.step_timeout), so it was ended"
-            return EnvFailed(f"{text} ({process.name}, process {process.pid})", self._late)
+    def _worker_death(self, call: str) -> EnvFailed:
+        if self._hung is not None:
+            process = self.env.processes[self._hung]
+            text = f"{call}() took more than {self._watchdog.seconds:g} s (env.step_timeout), so it was ended"
+            return EnvFailed(f"{text} ({process.name}, process {process.pid})", self._hung)
         self.env.processes[self._waiting_for].join(1.0)  # its pipe is closed a moment before it is gone
         for number, process in enumerate(self.env.processes):
             if process.exitcode is not None:
-                text = f"its worker died in {what}(): {_how(process.exitcode)}"
+                text = f"its worker died in {call}(): {_format_exit(process.exitcode)}"
                 return EnvFailed(f"{text} ({process.name}, process {process.pid})", number)
-        return EnvFailed(f"its worker closed the connection in {what}()", self._waiting_for)
+        return EnvFailed(f"its worker closed the connection in {call}()", self._waiting_for)
 
-    def _told(self, what: str) -> EnvFailed:
+    def _worker_error(self, call: str) -> EnvFailed:
         try:
             number, _, value, trace = self.env.error_queue.get(timeout=10.0)
         except queue.Empty:
-            return EnvFailed(f"a worker failed in {what}() and did not say why", None)
+            return EnvFailed(f"a worker failed in {call}() and sent no error", None)
         return EnvFailed(str(value), number, trace)
 
     def _observations(self, rows: tuple[Any, ...]) -> Any:
@@ -195,7 +216,7 @@ class Workers:
 
 
 def shared(array: np.ndarray) -> np.ndarray:
-    """A copy in memory that this process will share with those forked from it."""
+    """Return a copy in memory that this process will share with those forked from it."""
     memory = mmap.mmap(-1, max(1, array.nbytes))
     copy = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
     copy[...] = array
@@ -203,95 +224,96 @@ def shared(array: np.ndarray) -> np.ndarray:
 
 
 class Fork:
-    """A forked process that calls the functions of `calls` when it is asked to, and gives what they return.
+    """A forked process that calls the functions of `calls` on request and sends back what they return.
 
-    A call is asked for by one byte, and most often answered by one. Read and written as such, past the lengths that a
+    A request is one byte, and most answers are one byte. Read and written as such, past the lengths that a
     `Connection` sends, and through pipes, not a socket, both sides are awake sooner: it happens in every step.
     """
 
     def __init__(self, calls: dict[str, Callable[[], Any]]) -> None:
-        (orders, self.orders), (self.answers, answers) = Pipe(duplex=False), Pipe(duplex=False)
+        requests, self.requests = Pipe(duplex=False)
+        self.answers, answers = Pipe(duplex=False)
         self.codes = {name: bytes([code]) for code, name in enumerate(calls)}
-        self.asked, self.died = False, ""
-        """Whether an answer is on its way; and what the process died of, if it did."""
+        self.busy = False
+        """True while an answer is on its way."""
+        self.cause_of_death = ""
         with warnings.catch_warnings():
             # Of Python 3.12, because of other threads' locks: those of Python and malloc are taken care of.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:
             try:
-                self.orders.close()
+                self.requests.close()
                 self.answers.close()
-                _serve(orders, answers, list(calls.items()))
+                _serve(requests, answers, list(calls.items()))
             finally:
-                os._exit(0)  # whatever the other process would do at its end is not for this one
-        orders.close()
+                os._exit(0)  # exit handlers are for the parent process
+        requests.close()
         answers.close()
-        _ends.update((self.orders, self.answers))
+        _pipe_ends.update((self.requests, self.answers))
 
-    def ask(self, what: str) -> None:
-        """Begin a call."""
-        if self.asked:  # by somebody who never came for the answer
+    def ask(self, call: str) -> None:
+        """Start a call in the process."""
+        if self.busy:  # the answer of an interrupted call
             with suppress(EnvFailed):
                 self.result()
         try:
-            os.write(self.orders.fileno(), self.codes[what])
+            os.write(self.requests.fileno(), self.codes[call])
         except OSError:
-            raise self._dead() from None
-        self.asked = True
+            raise self._death() from None
+        self.busy = True
 
     def result(self) -> Any:
-        """What the call returned; `EnvFailed` where it raised, or where the process died."""
-        self.asked = False
+        """Return what the call returned; raises `EnvFailed` if it raised, or if the process died."""
+        self.busy = False
         try:
-            told = os.read(self.answers.fileno(), 1)
-            answer = [] if told == NOTHING else self.answers.recv()
+            kind = os.read(self.answers.fileno(), 1)
+            answer = [] if kind == EMPTY else self.answers.recv()
         except (EOFError, OSError):
-            raise self._dead() from None
+            raise self._death() from None
         if isinstance(answer, EnvFailed):
             raise answer
         return answer
 
     def end(self) -> None:
         """End the process."""
-        if not self.died:
+        if not self.cause_of_death:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-            self._dead()
-        self.orders.close()
+            self._death()
+        self.requests.close()
         self.answers.close()
 
-    def _dead(self) -> EnvFailed:
-        """What to say of a process that is gone, or about to be."""
-        if not self.died:
-            self.died = "nobody knows of what"
-            with suppress(ChildProcessError):  # where a program ignores SIGCHLD
+    def _death(self) -> EnvFailed:
+        """Wait for a process that is gone, or about to be, and return its cause of death as an error."""
+        if not self.cause_of_death:
+            self.cause_of_death = "of unknown cause"
+            with suppress(ChildProcessError):  # a program may ignore SIGCHLD
                 code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-                self.died = _how(code)
-        text = f"the process that steps a part of the environments died: {self.died} (process {self.pid})"
-        return EnvFailed(text, None)
+                self.cause_of_death = _format_exit(code)
+        process = f"the process that steps a part of the environments died: {self.cause_of_death}"
+        return EnvFailed(f"{process} (process {self.pid})", None)
 
 
-def _how(code: int) -> str:
+def _format_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def _serve(orders: Connection, answers: Connection, calls: list[tuple[str, Callable[[], Any]]]) -> None:
-    """Answer until the other process closes its ends, or is gone."""
-    gc.freeze()  # looking for garbage would copy all that is shared with it so far
-    for end in _ends:
-        end.close()  # or the processes at the other ends would not hear of the end either
+def _serve(requests: Connection, answers: Connection, calls: list[tuple[str, Callable[[], Any]]]) -> None:
+    """Answer requests until the parent process closes its ends, or is gone."""
+    gc.freeze()  # a garbage collection would copy all memory that is shared with the parent so far
+    for end in _pipe_ends:
+        end.close()  # or the processes at the other ends would not see that the parent closed its ends
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_IGN)  # what is handled is for the other process, such as Ctrl-C
+            signal.signal(number, signal.SIG_IGN)  # signals with a handler, such as Ctrl-C, are for the parent
     with suppress(EOFError, OSError):
-        while code := os.read(orders.fileno(), 1):
-            what, call = calls[code[0]]
+        while code := os.read(requests.fileno(), 1):
+            name, call = calls[code[0]]
             try:
                 answer = call()
             except Exception as error:
-                row = row_of(error.__traceback__)
-                answer = EnvFailed(f"{what}() raised {said(error)}", row, traceback.format_exc())
-            os.write(answers.fileno(), SOMETHING if answer else NOTHING)  # most often there is nothing to tell
+                answer = EnvFailed(f"{name}() raised {format_error(error)}", env_number(error), traceback.format_exc())
+            os.write(answers.fileno(), RESULT if answer else EMPTY)
             if answer:
                 answers.send(answer)

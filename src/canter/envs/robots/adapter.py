@@ -69,7 +69,7 @@ class ManagerEnv:
         """Shapes and conventions; actions have no bounds, as the networks' samples are cut off here."""
 
     @property
-    def begins_anew(self) -> bool:
+    def reset_is_clean(self) -> bool:
         """Whether `reset(seed)` leaves no trace: until a run has trained here and moved a curriculum."""
         return not self._trained
 

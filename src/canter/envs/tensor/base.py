@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.core.seeding import draw_rows
+from canter.core.registry import UserError
+from canter.core.seeding import draw_for_rank
 from canter.core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Step, TensorSpec
 from canter.core.struct import Obs
 
@@ -104,7 +105,7 @@ class TensorEnv(ABC):
     Nothing here waits for the device and every shape is static, so a whole rollout can be captured in a CUDA graph
     (register `generator` with it). The world lives in buffers whose addresses never change. A concrete environment
     is final and says three things, all as pure functions: `_sample_state`, `_advance` and `_observe`. Draw with
-    `_uniform` and `_integers`, or by `canter.core.seeding.draw_rows`: the generator is the same on every rank,
+    `_uniform` and `_integers`, or by `canter.core.seeding.draw_for_rank`: the generator is the same on every rank,
     and these take what belongs to the rows of this one.
 
     `max_episode_steps` cuts episodes (truncation, not termination). `random_start` lets the first episodes begin with
@@ -128,11 +129,11 @@ class TensorEnv(ABC):
         **more: Any,
     ) -> None:
         if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs} must be at least 1")
+            raise UserError(f"num_envs={num_envs} must be at least 1")
         if max_episode_steps is not None and max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps={max_episode_steps} must be at least 1; None means no limit")
+            raise UserError(f"max_episode_steps={max_episode_steps} must be at least 1; None means no limit")
         if random_start and max_episode_steps is None:
-            raise ValueError("random_start=True needs max_episode_steps, from which the first step counts are drawn")
+            raise UserError("random_start=True needs max_episode_steps, from which the first step counts are drawn")
         # "cuda" and "cuda:0" compare unequal; the device of a tensor always carries its index.
         self.device = torch.empty(0, device=device).device
         self.num_envs = num_envs
@@ -183,12 +184,12 @@ class TensorEnv(ABC):
     def step(self, action: Tensor) -> Step:
         """Apply one action per row; `Step.final_obs` is always given and right in every row, ended or not."""
         if action.shape != self._action_shape:
-            raise ValueError(f"action has shape {tuple(action.shape)}, {self.spec.env_id} needs {self._action_shape}")
+            raise UserError(f"action has shape {tuple(action.shape)}, {self.spec.env_id} needs {self._action_shape}")
         if not self._state:
             raise RuntimeError(f"{self.spec.env_id} has no state yet; call reset() before step()")
         outcome = self._advance(self._state, action)
         if "duration" in outcome.info and not self.spec.durations:
-            raise ValueError(f"{self.spec.env_id} tells durations: say so with durations=True when it is made")
+            raise UserError(f"{self.spec.env_id} tells durations: say so with durations=True when it is made")
         self._step_count.add_(1)
         cut = self._step_count >= self._limit
         if outcome.truncated is not None:
@@ -232,7 +233,7 @@ class TensorEnv(ABC):
         saved = {**state["state"], "step_count": state["step_count"]}
         wrong = [name for name in own.keys() | saved.keys() if _row_form(own, name) != _row_form(saved, name)]
         if wrong:
-            raise ValueError(
+            raise UserError(
                 f"the saved state does not fit {self.spec.env_id} with num_envs={self.num_envs} and these options; "
                 f"these tensors differ in shape or dtype: {', '.join(sorted(wrong))}"
             )
@@ -255,13 +256,13 @@ class TensorEnv(ABC):
     def _uniform(self, low: float, high: float, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """`[N, *shape]` uniform in `[low, high)`."""
         size = (self.num_envs, *shape)
-        drawn = draw_rows(torch.rand, size, generator=self.generator, device=self.device, dtype=dtype)
+        drawn = draw_for_rank(torch.rand, size, generator=self.generator, device=self.device, dtype=dtype)
         return drawn * (high - low) + low
 
     def _integers(self, high: int, *shape: int) -> Tensor:
         """`[N, *shape]` int64 uniform in 0..high-1."""
         how = {"generator": self.generator, "device": self.device}
-        return draw_rows(partial(torch.randint, high), (self.num_envs, *shape), **how)
+        return draw_for_rank(partial(torch.randint, high), (self.num_envs, *shape), **how)
 
 
 def _row_form(tensors: dict[str, Tensor], name: str) -> tuple[torch.Size, torch.dtype] | None:

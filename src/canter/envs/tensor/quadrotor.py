@@ -12,7 +12,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from canter.core.specs import Continuous, Mirror, Symmetry, TensorSpec
+from canter.core.declarations import Mirror, Symmetry
+from canter.core.specs import Continuous, TensorSpec
 from canter.core.struct import Obs
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
 

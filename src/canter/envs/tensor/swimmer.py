@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.core.data.motion import Motions, load_clip
-from canter.core.specs import Continuous, Mirror, MotionSpec, Symmetry, TensorSpec
+from canter.core.data.motion import MotionLibrary, load_clip
+from canter.core.declarations import Mirror, MotionSpec, Symmetry
+from canter.core.registry import UserError
+from canter.core.specs import Continuous, TensorSpec
 from canter.core.struct import Obs
 from canter.envs.tensor.base import BLACK, BLUE, RED, EnvState, Outcome, Picture, TensorEnv
 
@@ -126,7 +128,7 @@ class Swimmer(TensorEnv):
         random_start: bool = False,
     ) -> None:
         if not 0.0 <= heading <= math.pi:
-            raise ValueError(
+            raise UserError(
                 f"heading={heading} must lie in 0..pi: rad that the head may point away from the x axis at first"
             )
         obs = {"policy": TensorSpec((11,))} | ({"motion": TensorSpec((9,))} if motion else {})
@@ -136,7 +138,7 @@ class Swimmer(TensorEnv):
         self._motion, self._reference, self._pace = motion, None, math.inf if pace is None else pace
         self._heading = heading
         if reference is not None:
-            self._reference = Motions([load_clip(reference)], joints=MOTION.joints, device=self.device)
+            self._reference = MotionLibrary([load_clip(reference)], joints=MOTION.joints, device=self.device)
 
     def _sample_state(self) -> EnvState:
         joints, rates = self._uniform(-0.2, 0.2, JOINTS), torch.zeros(self.num_envs, JOINTS, device=self.device)

@@ -1,4 +1,4 @@
-"""What environments in host memory give reaches the device as it is, in one copy."""
+"""Steps of environments in host memory reach the device unchanged, in one copy."""
 
 from dataclasses import replace
 
@@ -8,8 +8,8 @@ from counter_env import counters
 
 from canter.core.specs import Step
 from canter.core.struct import tree_map
-from canter.envs.gymnasium.adapter import GymnasiumEnv
-from canter.envs.gymnasium.pinned import Courier
+from canter.envs.gymnasium import GymnasiumEnv
+from canter.envs.spaces import PinnedCopier
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
@@ -36,11 +36,11 @@ def leaves(tree):
 @pytest.mark.parametrize("device", DEVICES)
 def test_every_tensor_arrives_with_its_shape_dtype_and_numbers(device):
     step = example()
-    courier = Courier(step, torch.device(device))
+    copier = PinnedCopier(step, torch.device(device))
     for _ in range(5):
         step.reward.add_(1)
         step.obs["policy"].mul_(-2)
-        arrived = courier()
+        arrived = copier()
         assert type(arrived) is Step and arrived.info.keys() == step.info.keys()
         for there, here in zip(leaves(arrived), leaves(step), strict=True):
             assert there.device.type == device and there.dtype == here.dtype
@@ -50,20 +50,20 @@ def test_every_tensor_arrives_with_its_shape_dtype_and_numbers(device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_step_stays_while_the_next_is_on_its_way(device):
     step = example()
-    courier = Courier(step, torch.device(device))
-    first, before = courier(), step.reward.clone()
+    copier = PinnedCopier(step, torch.device(device))
+    first, before = copier(), step.reward.clone()
     step.reward.add_(1)
-    second = courier()
+    second = copier()
     assert torch.equal(first.reward.cpu(), before)
     assert torch.equal(second.reward.cpu(), before + 1)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_an_environment_gives_the_same_by_courier(device):
+def test_an_environment_returns_the_same_through_a_copier(device):
     plain = GymnasiumEnv(counters("same_step"), info_keys=("clock",))
     carried = GymnasiumEnv(counters("same_step"), info_keys=("clock",))
     everything = replace(carried._step, final_obs=carried._final.tensors)
-    carried._courier = Courier(everything, torch.device(device))
+    carried._copier = PinnedCopier(everything, torch.device(device))
     assert torch.equal(plain.reset(0)["policy"], carried.reset(0)["policy"].cpu())
     for _ in range(12):
         action = torch.tensor([1, 2])
@@ -81,11 +81,11 @@ def test_an_environment_gives_the_same_by_courier(device):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_device_and_memory_is_pinned():
-    courier = Courier(example(), torch.device("cuda"))
-    courier()
-    assert all(slot.host.is_pinned() for slot in courier.slots)
+    copier = PinnedCopier(example(), torch.device("cuda"))
+    copier()
+    assert all(buffers.host.is_pinned() for buffers in copier.buffers)
     try:
         torch.cuda.set_sync_debug_mode("error")
-        courier()
+        copier()
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from canter.envs.watchdog import Watchdog
+from canter.envs.failures import Watchdog
 
 
 def test_its_thread_ends_with_it_where_nobody_closes_it():

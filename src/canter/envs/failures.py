@@ -1,0 +1,224 @@
+"""Failures and hangs of environments, attributed to an environment, a step and a line of the user's code.
+
+N environments are often stepped one after the other, or by several threads. Whoever calls them records the number of
+the environment in `EnvCalls`: an error then carries that number, and the watchdog can tell which call does not return.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import TracebackType
+
+from canter.core.specs import INTERRUPTS, ContractBroken, EnvFailed
+
+_log = logging.getLogger(__name__)
+
+HANG_WARNING_SECONDS = 60.0
+"""Seconds after which a log line says that an environment is slow to return."""
+STEPPING_THREADS = "canter-env"
+"""Prefix of the names of threads that step environments."""
+_calls: dict[int, EnvCalls] = {}
+"""The calls that are running now, by the identifier of their thread."""
+
+
+class EnvNumber(str):
+    """The note on an error of an environment: readable in a traceback, with the number for messages."""
+
+    number: int
+
+    def __new__(cls, number: int) -> EnvNumber:
+        """Write the note about environment `number`."""
+        note = super().__new__(cls, f"in environment {number}")
+        note.number = number
+        return note
+
+    def __reduce__(self) -> tuple[type[EnvNumber], tuple[int]]:
+        """Rebuild the note in another process from its number."""
+        return EnvNumber, (self.number,)
+
+
+class EnvCalls:
+    """Calls of numbered environments by one thread: set `number` before each call.
+
+    An error that leaves the block gets the number as a note, see `env_number`.
+    """
+
+    __slots__ = ("number", "thread")
+
+    def __init__(self, number: int | None = None) -> None:
+        self.number = number
+        self.thread = 0
+
+    def __enter__(self) -> EnvCalls:
+        """Make the calls of this thread visible to the watchdog."""
+        self.thread = threading.get_ident()
+        _calls[self.thread] = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Add the number to an error."""
+        _calls.pop(self.thread, None)
+        if error is not None and self.number is not None:
+            with suppress(Exception):  # an error class may forbid attributes
+                error.add_note(EnvNumber(self.number))
+
+
+def env_number(error: BaseException) -> int | None:
+    """Return the number of the environment that raised an error, or None if it is unknown."""
+    if isinstance(error, EnvFailed):
+        return error.row
+    numbers = [note.number for note in getattr(error, "__notes__", ()) if isinstance(note, EnvNumber)]
+    return numbers[-1] if numbers else None
+
+
+class EnvironmentFailed(EnvFailed):
+    """An environment raised, died or broke its contract; the message names it, the step, its error and the line."""
+
+
+def failure(error: BaseException, call: str, step: int | None, before: int = 0) -> EnvironmentFailed:
+    """Return the error of an environment with its number, the call, its step and the line that raised it.
+
+    `before` is the number of environments of lower ranks, which are counted first.
+    """
+    if isinstance(error, EnvironmentFailed):
+        return error
+    number = env_number(error)
+    name = "the environment" if number is None else f"environment {before + number}"
+    when = "" if step is None else f" at its step {step}"
+    trace = ""
+    if isinstance(error, EnvFailed):
+        message = f"{name} failed{when}: {text_of(error)}"
+        trace = error.trace
+    elif isinstance(error, ContractBroken):
+        text = text_of(error)
+        named = text.startswith(("reset()", "step()"))
+        message = f"{name}{when}: {text}" if named else f"{name}{when}: {call}() {text}"
+    else:
+        message = f"{name} failed{when}: {call}() raised {format_error(error)}"
+    return EnvironmentFailed(message, number, trace)
+
+
+@contextmanager
+def attributed(call: str, step: int | None = None) -> Iterator[None]:
+    """Raise whatever is raised inside as an `EnvironmentFailed`, except for interrupts and signals."""
+    try:
+        yield
+    except INTERRUPTS:
+        raise
+    except BaseException as error:
+        raise failure(error, call, step) from error
+
+
+def place_of(error: BaseException) -> str:
+    """Return `file:line` of the innermost frame of an error, or "no place" if it was never raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "no place"
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error on one line, or "" if its `__str__` raises."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return ""
+
+
+def format_error(error: BaseException) -> str:
+    """Return an error as its type, text and place."""
+    return f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
+
+
+class Watchdog:
+    """Calls `late(seconds)` once for each `begin` that no other `begin` or `end` followed within `seconds`.
+
+    `begin` only reads the clock; a thread checks every quarter of the time, at most every second. The thread starts
+    with the first `begin` and stops with `close`, or when nothing refers to the watchdog any more.
+    """
+
+    def __init__(self, seconds: float, late: Callable[[float], None]) -> None:
+        self.seconds = seconds
+        self.late = late
+        self._since: float | None = None
+        self._reported: float | None = None
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Start the clock for the next call."""
+        self._since = time.monotonic()
+        # An environment that nobody closed is closed when Python exits; no thread can be started or joined then.
+        if self._thread is None and not sys.is_finalizing():
+            pause = min(self.seconds / 4, 1.0)
+            arguments = (weakref.ref(self), self._closed, pause)  # weak, or the thread would keep the watchdog alive
+            self._thread = threading.Thread(target=_watch, args=arguments, name="canter-watchdog", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """Stop the clock: the call has returned."""
+        self._since = None
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closed.set()
+        if self._thread is not None and not sys.is_finalizing():
+            self._thread.join()
+
+    def check(self) -> None:
+        """Report the running call if it takes too long."""
+        since = self._since
+        if since is not None and since != self._reported and time.monotonic() - since > self.seconds:
+            self._reported = since
+            self.late(time.monotonic() - since)
+
+
+def _watch(reference: weakref.ref[Watchdog], closed: threading.Event, pause: float) -> None:
+    """Check from time to time, until the watchdog is closed or gone."""
+    while not closed.wait(pause):
+        watchdog = reference()
+        if watchdog is None:
+            return
+        watchdog.check()
+        del watchdog
+
+
+def locate_hang(thread: int) -> str:
+    """Return the number of the environment that a thread of this process waits for, and the `file:line` it is at."""
+    # NOTE: a call that does not return cannot report its line; the interpreter's frames are the one place that has it.
+    frames = sys._current_frames()
+    names = {running.ident: running.name for running in threading.enumerate()}
+    steppers = [ident for ident in frames if names.get(ident, "").startswith(STEPPING_THREADS)]
+    # While other threads step environments, the waiting thread itself is in no call.
+    candidates = [thread, *steppers]
+    in_call = [ident for ident in candidates if ident in _calls and ident in frames]
+    ident = next(iter([*in_call, *steppers, thread]))
+    calls = _calls.get(ident)
+    name = "the environment" if calls is None or calls.number is None else f"environment {calls.number}"
+    if ident not in frames:
+        return name
+    line = traceback.extract_stack(frames[ident])[-1]
+    return f"{name}, in {line.name} ({line.filename}:{line.lineno})"
+
+
+def warn_of_hanging(thread: int, seconds: float) -> None:
+    """Log which environment has not returned from its call."""
+    _log.warning("waiting for %s, which has not come back for %.0f s", locate_hang(thread), seconds)
+
+
+@contextmanager
+def watched(seconds: float = math.inf) -> Iterator[Watchdog]:
+    """Log a warning if this thread's call of an environment, from now or the last `begin` on, takes too long."""
+    watchdog = Watchdog(min(HANG_WARNING_SECONDS, seconds), partial(warn_of_hanging, threading.get_ident()))
+    watchdog.begin()
+    try:
+        yield watchdog
+    finally:
+        watchdog.close()
