@@ -6,12 +6,12 @@ SOURCES := pyproject.toml constraints.txt $(wildcard src/canter/engines/native/*
 # Every install goes through this: the constraint keeps torch at the build that the project is checked with.
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-mjlab index lint types layers docs pytest test-faults format bench-learning bench-cpu bench-gpu clean
+.PHONY: train test test-mjlab index lint types layers docs pytest test-all test-faults format bench-learning bench-cpu bench-gpu clean
 
 train: .venv/installed
 	$(BIN)/canter train CartPole-v1
 
-# The type checker takes as long as the other three together.
+# What is worth running before every commit. The type checker takes as long as the other three together.
 test: .venv/installed-dev
 	$(MAKE) --jobs 2 types lint layers docs
 	$(MAKE) pytest
@@ -36,11 +36,14 @@ docs: .venv/installed-dev
 pytest: .venv/installed-dev
 	$(BIN)/pytest -n auto
 
-test-faults: .venv/installed-dev
+# Everything: the long tests, one at a time for what they measure, and hours of kills and damaged files.
+test-all: test
+	$(BIN)/pytest -n 1 -m long
 	$(BIN)/python benchmarks/faults/run.py
 	$(BIN)/python benchmarks/ranks/kills.py
 	$(BIN)/python benchmarks/ranks/elastic.py
-	$(BIN)/pytest -n 1 -m long
+
+test-faults: test-all
 
 # mjlab asks for much, so it has an environment of its own; on a CPU its kernels compile for minutes at first.
 test-mjlab: .venv-mjlab/installed

@@ -1,21 +1,96 @@
-"""Being here, it lets tests of every folder import the helpers that lie beside it."""
+"""Fixtures that all tests share. Lying here, it also lets tests of every folder import the modules beside it."""
 
 import atexit
 import os
 import shutil
+import signal
+import sys
 import tempfile
+from typing import NamedTuple
 
 import pytest
+import torch
 
+from canter.app.cli import main
 from canter.envs import imports
 
 # Runs that may import something are signed with a secret of the user's, which tests have no business with.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="canter-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
+# Networks this small only lose by sharing the work, most of all where several tests run at once.
+torch.set_num_threads(1)
+
+LEFT_OUT = pytest.StashKey[int]()
+"""Number of tests that the selection by marks leaves out."""
+
 
 @pytest.fixture(autouse=True)
-def trust_ends_with_the_test(monkeypatch):
-    """What a test allows to be imported is not allowed in the next."""
+def restored_process(monkeypatch):
+    """Restore what commands and runs change of the process: permissions, threads, signals and search path."""
     monkeypatch.setattr(imports, "_allowed", imports.allowed_imports())
-    monkeypatch.setattr(imports, "_introduced", {})
+    monkeypatch.setattr(imports, "_factories", {})
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    torch.set_num_threads(1)
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    """Make an empty folder the current one; runs leave folders behind."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class Finished(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_canter(capsys):
+    """Return a function that runs a command in this process, where torch is loaded already."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = 0
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as leaving:
+            code = leaving.code or 0
+        return Finished(code, *capsys.readouterr())
+
+    return run
+
+
+def pytest_deselected(items):
+    """Count what the selection leaves out; each worker sees all tests."""
+    if items:
+        config = items[0].config
+        config.stash[LEFT_OUT] = config.stash.get(LEFT_OUT, 0) + len(items)
+
+
+def pytest_sessionfinish(session):
+    """Tell the process that started this worker."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Take the number from a worker; it is the same for all."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say what was left out and how to run it."""
+    left_out = config.stash.get(LEFT_OUT, 0)
+    if left_out and "not long" in config.option.markexpr:
+        terminalreporter.write_line(f"{left_out} long tests were left out; to run everything: make test-all")

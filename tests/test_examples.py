@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from covering import usual_of
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LAST_LINES = {
     "own_environment": r"0\.\d+ degrees off on average; the run is runs/own_environment-Thermostat-\S+",
@@ -25,8 +27,7 @@ ELSEWHERE = {"convert_motion": "tests/core/data/test_motion.py"}
 LINES = 45
 
 
-# The engineer's journey sweeps too.
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] * (n == "sweep")) for n in LAST_LINES])
+@pytest.mark.parametrize("name", usual_of(LAST_LINES, ["own_environment", "control_loop"]))
 def test_an_example_runs_from_an_empty_folder(name, tmp_path):
     ran = subprocess.run(
         [sys.executable, EXAMPLES / f"{name}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300

@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from canter.algorithms.ppo import PPOConfig
 from canter.core.struct import tree_map
 from canter.engines.base import PPORecord
-from canter.envs.gymnasium.adapter import GymnasiumEnv
+from canter.envs.gymnasium import GymnasiumEnv
 from canter.functional.returns import gae
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
@@ -115,7 +115,7 @@ def rows_through(mode):
     rollout = collector.collect()
     network = algorithm.model.critic
     algorithm.model.critic = PlainCritic(network.head)
-    batch, _ = algorithm.targets(rollout)
+    batch, _ = algorithm.prepare_batch(rollout)
     algorithm.model.critic = network
     episodes = collector.read_episodes()
     targets = {}
@@ -176,7 +176,6 @@ def complete_episodes(rows):
 
 @pytest.fixture(scope="module")
 def rows():
-    torch.set_num_threads(1)
     return {mode: rows_through(mode) for mode in MODES}
 
 

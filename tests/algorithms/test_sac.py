@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from canter.algorithms.base import algorithms, unused_by
+from canter.algorithms.base import algorithms, unused_settings_of
 from canter.algorithms.ppo import PPOConfig
 from canter.algorithms.sac import SACConfig, TemperatureConfig
 from canter.algorithms.sac.sac import KeptNoise, ReturnScale
@@ -45,14 +45,6 @@ LARGE = replace(
     temperature=TemperatureConfig(initial=0.01, target_std=0.15),
     optimizer=OptimizerConfig(learning_rate=Linear(3e-4, 1e-4), eps=1e-8, max_grad_norm=math.inf),
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Training:
@@ -238,10 +230,10 @@ def test_slow_copies_follow_by_tau():
     run = Training(SMALL)
     run.iterate(3)
     learner = run.algorithm.learner
-    slow = learner.slow_flat.clone()
+    slow = learner.target_flat.clone()
     batch = run.algorithm.replay.sample(16, 1, 0.99, torch.Generator().manual_seed(0))
     learner.update(batch, torch.randn(2, 16, 1), True)
-    torch.testing.assert_close(learner.slow_flat, slow + 0.005 * (learner.flat - slow))
+    torch.testing.assert_close(learner.target_flat, slow + 0.005 * (learner.flat - slow))
 
 
 def test_rows_whose_last_observation_was_given_up_teach_nothing():
@@ -351,11 +343,11 @@ def test_actions_that_cannot_be_squashed_are_refused(action, message):
 
 def test_settings_without_a_part_are_said():
     spec = Training(SMALL).env.spec
-    assert unused_by(SMALL, spec) == [] and unused_by(SACConfig(), spec) == []
+    assert unused_settings_of(SMALL, spec) == [] and unused_settings_of(SACConfig(), spec) == []
     critic = replace(SMALL.critic, normalizer=NormalizerConfig(clip=5.0))
     temperature = TemperatureConfig(learned=False, target_std=0.2)
     config = replace(SMALL, critic=critic, return_limit=3.0, temperature=temperature)
-    lines = "\n".join(unused_by(config, spec))
+    lines = "\n".join(unused_settings_of(config, spec))
     assert "algorithm.return_limit=3.0 has no part here: scale_rewards is off" in lines
     assert "algorithm.temperature.target_std=0.2 has no part here" in lines
     assert "algorithm.critic.normalizer.clip=5.0 has no part here: nothing is standardised" in lines

@@ -265,8 +265,15 @@ def test_every_setting_is_in_the_table():
     assert keys - set(VARIED) - set(NOT_VARIED) == {f"{RATE}.value"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("path", VARIED)
+def usual_kinds():
+    """Every setting with continuous actions, and every other one with one of the other two kinds; the rest is long."""
+    for number, path in enumerate(VARIED):
+        usual = {"continuous", {1: "discrete", 3: "multi_discrete"}.get(number % 4)}
+        for kind in KINDS:
+            yield pytest.param(path, kind, marks=[] if kind in usual else pytest.mark.long)
+
+
+@pytest.mark.parametrize(("path", "kind"), usual_kinds())
 def test_no_setting_is_silently_without_effect_and_the_effect_is_that_of_the_definition(path, kind):
     assert "SILENT" not in [verdict(path, kind, engine) for engine in ENGINES]
     found = verdict(path, kind, "native")

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-import torch
 
 import canter
 from canter.app import cli
@@ -70,10 +69,6 @@ def small_budgets(monkeypatch):
     monkeypatch.setattr(canter, "train", train_briefly)
     monkeypatch.setattr(canter, "evaluate", evaluate_briefly)
     monkeypatch.setattr(canter, "long_run_average", average_briefly)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

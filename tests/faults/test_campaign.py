@@ -1,4 +1,4 @@
-"""A small version of `make test-faults`: kills, damaged and forged files, code in disguise."""
+"""A small version of benchmarks/faults: kills, damaged and forged files, code in disguise."""
 
 import json
 import pickle
@@ -24,6 +24,7 @@ def results(tmp_path_factory):
     return {name: kind for part in parts for name, kind in part["results"].items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["random kills", "aimed kills"])
 def test_after_any_kill_a_run_goes_on_to_the_same_end(kind, results):
     found = results[kind]
@@ -32,6 +33,7 @@ def test_after_any_kill_a_run_goes_on_to_the_same_end(kind, results):
     assert found["unusable"] == found["not_exact"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["checkpoints", "policies", "configs", "records"])
 def test_damage_is_named_or_harmless(kind, results):
     found = results[f"fuzzed {kind}"]
@@ -40,6 +42,7 @@ def test_damage_is_named_or_harmless(kind, results):
     assert kind != "checkpoints" or found["previous_used"] > COUNTS[kind] / 4
 
 
+@pytest.mark.long
 def test_a_misbehaving_environment_costs_one_rollout_at_most(results):
     found = results["misbehaving environments"]
     assert found["runs"] == COUNTS["misbehaving"]
@@ -47,6 +50,7 @@ def test_a_misbehaving_environment_costs_one_rollout_at_most(results):
     assert found["wrong"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "count"),
     [

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 
 import pytest
 
 from canter.app.cli import main
 from canter.core.storage.checkpoint import CheckpointStore
 from canter.runs.records import read_record
+from covering import usual_of
 
 CANTER = [sys.executable, "-m", "canter"]
 FLAGS = ["--num-envs=8", "--algorithm.horizon=8", "--algorithm.epochs=1", "--algorithm.num-minibatches=1"]
@@ -38,21 +40,6 @@ def run(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
-@pytest.fixture
-def canter(capsys):
-    """Exit code, output and errors of a command, in this process."""
-
-    def command(*arguments):
-        capsys.readouterr()
-        try:
-            main([str(argument) for argument in arguments])
-        except SystemExit as leaving:
-            return leaving.code, *capsys.readouterr()
-        return 0, *capsys.readouterr()
-
-    return command
-
-
 def test_a_reader_that_goes_costs_the_output_and_not_the_run(tmp_path):
     command, pipe = train(tmp_path, "--console", "verbose"), subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe) as process:
@@ -64,6 +51,7 @@ def test_a_reader_that_goes_costs_the_output_and_not_the_run(tmp_path):
     assert (tmp_path / "run" / "policies" / "final_actor.safetensors").is_file()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_an_output_that_is_full_is_told_and_does_not_cost_the_run(tmp_path):
     with open("/dev/full", "w") as full:
@@ -73,7 +61,7 @@ def test_an_output_that_is_full_is_told_and_does_not_cost_the_run(tmp_path):
     assert read_record(tmp_path / "run")["status"] == "finished"
 
 
-@pytest.mark.parametrize(("times", "ignored"), [(1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("times", "ignored"), [(1, False), pytest.param(2, False, marks=pytest.mark.long), (2, True)])
 def test_ctrl_c_stops_after_the_iteration_and_once_more_at_once(times, ignored, tmp_path):
     slow = ["--algorithm.epochs=100000"] if times == 2 else []  # an iteration that would take minutes
     command = train(tmp_path, *slow, "--execution.engine=autograd", steps=10**9)
@@ -121,7 +109,7 @@ def mounts():
 
 
 @pytest.mark.skipif(not mounts(), reason="needs a small file system of its own, which is not permitted here")
-@pytest.mark.parametrize("kilobytes", [8, 120, *(pytest.param(size, marks=pytest.mark.long) for size in (40, 260))])
+@pytest.mark.parametrize("kilobytes", usual_of([8, 40, 120, 260], [8]))
 def test_a_disk_that_fills_at_any_write_is_told_and_what_was_written_stays(kilobytes, tmp_path):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
@@ -142,23 +130,19 @@ def test_a_disk_that_fills_at_any_write_is_told_and_what_was_written_stays(kilob
     assert not list(kept.rglob(".*.partial")) + list(kept.rglob("*/.step-*partial*"))
 
 
-def test_a_clock_that_is_put_back_changes_nothing(tmp_path):
-    program = (
-        "import time, sys; begin = time.time(); started = time.perf_counter()\n"
-        "time.time = lambda: begin - 3600 * (time.perf_counter() - started)\n"
-        "from canter.app.cli import main; main(sys.argv[1:])"
-    )
-    command = [sys.executable, "-c", program, *train(tmp_path)[3:]]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert finished.returncode == 0, finished.stderr
+def test_a_clock_that_is_put_back_changes_nothing(tmp_path, run_canter, monkeypatch):
+    begin, started = time.time(), time.perf_counter()
+    monkeypatch.setattr(time, "time", lambda: begin - 3600 * (time.perf_counter() - started))
+    finished = run_canter(*train(tmp_path)[3:])
+    assert finished.code == 0, finished.err
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[0]["wall_time"] > rows[-1]["wall_time"]
     assert all(row[name] >= 0 for row in rows for name in row if name.startswith("time/") or name == "seconds")
     assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
-    assert not re.search(r"-\d+ (steps/s|left)", finished.stdout)
+    assert not re.search(r"-\d+ (steps/s|left)", finished.out)
 
 
-def test_runs_that_begin_in_one_second_or_in_the_past_get_names_of_their_own(tmp_path, canter, monkeypatch):
+def test_runs_that_begin_in_one_second_or_in_the_past_get_names_of_their_own(tmp_path, run_canter, monkeypatch):
     class Clock:
         @staticmethod
         def now(zone=None):
@@ -168,7 +152,7 @@ def test_runs_that_begin_in_one_second_or_in_the_past_get_names_of_their_own(tmp
 
     monkeypatch.setattr("canter.app.experiments.sweep.datetime", Clock)
     flags = [flag for flag in train(tmp_path, "--console", "quiet", steps=64)[3:] if flag not in ("--name", "run")]
-    assert [canter(*flags)[0] for _ in range(2)] == [0, 0]
+    assert [run_canter(*flags)[0] for _ in range(2)] == [0, 0]
     names = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("tensor"))
     assert names == ["tensor-cartpole-seed0-20260101-000000", "tensor-cartpole-seed0-20260101-000000-2"]
 
@@ -178,7 +162,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9
 
 @pytest.mark.parametrize("command", ["report", "runs", "runs --json"])
 @pytest.mark.parametrize("kind", ["bomb", "pipe", "device", "out", "huge"])
-def test_a_hostile_config_hangs_nothing(command, kind, run, canter, tmp_path):
+def test_a_hostile_config_hangs_nothing(command, kind, run, run_canter, tmp_path):
     config = run / "config.yaml"
     config.unlink()
     make = {
@@ -191,32 +175,37 @@ def test_a_hostile_config_hangs_nothing(command, kind, run, canter, tmp_path):
     make[kind]()
     start = time.monotonic()
     if command == "report":
-        code, _, err = canter("report", run, "--out", tmp_path / "page.html")
+        code, _, err = run_canter("report", run, "--out", tmp_path / "page.html")
         assert code == 0 or "no run" in err  # what is no file is no run
     else:
-        code, out, _ = canter(*command.split(), "--run-dir", run.parent)
+        code, out, _ = run_canter(*command.split(), "--run-dir", run.parent)
         assert code == 0
         assert "root:" not in out
     assert time.monotonic() - start < 20
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "run.lock", "policies/best.safetensors"])
-@pytest.mark.parametrize("kind", ["pipe", "device", "out"])
-def test_no_file_of_a_run_is_a_pipe_a_device_or_elsewhere(name, kind, run, canter, tmp_path):
+FILES = ["metrics.jsonl", "run.json", "run.lock", "policies/best.safetensors"]
+KINDS = ["pipe", "device", "out"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), usual_of([*product(FILES, KINDS)], [*zip(FILES, [*KINDS, "pipe"], strict=True)])
+)
+def test_no_file_of_a_run_is_a_pipe_a_device_or_elsewhere(name, kind, run, run_canter, tmp_path):
     (run / name).unlink(missing_ok=True)
     target = {"device": "/dev/zero", "out": "/etc/passwd"}
     os.mkfifo(run / name) if kind == "pipe" else (run / name).symlink_to(target[kind])
-    assert canter("runs", "--json", "--run-dir", run.parent)[0] == 0
-    code, _, err = canter("report", run, "--out", tmp_path / "page.html")
+    assert run_canter("runs", "--json", "--run-dir", run.parent)[0] == 0
+    code, _, err = run_canter("report", run, "--out", tmp_path / "page.html")
     assert code == (2 if name == "metrics.jsonl" else 0)
-    code, _, err = canter("eval", run, "--episodes", "1")
+    code, _, err = run_canter("eval", run, "--episodes", "1")
     assert code == (2 if name.startswith("policies") else 0), err
-    code, _, err = canter("resume", run, "--console", "quiet")
+    code, _, err = run_canter("resume", run, "--console", "quiet")
     assert "Traceback" not in err
     assert kind == "pipe" or code == 2 or name.startswith("policies")
 
 
-def test_terminal_escapes_are_spelled_out_wherever_they_are_printed(run, canter):
+def test_terminal_escapes_are_spelled_out_wherever_they_are_printed(run, run_canter):
     evil = run.rename(run.with_name(f"x{ESCAPE}"))
     (evil / "config.yaml").write_text(f'env: {{id: "{ESCAPE.encode("unicode_escape").decode()}"}}\n')
     for command in (
@@ -229,14 +218,14 @@ def test_terminal_escapes_are_spelled_out_wherever_they_are_printed(run, canter)
         ["check", f"tensor:{ESCAPE}"],
         [ESCAPE],
     ):
-        _, out, err = canter(*command)
+        _, out, err = run_canter(*command)
         assert out + err
         assert "\x1b" not in out + err
         assert "\x07" not in out + err
 
 
-def test_new_names_with_control_characters_are_refused(tmp_path, canter):
-    code, _, err = canter(*train(tmp_path)[3:-1], f"a{ESCAPE}")
+def test_new_names_with_control_characters_are_refused(tmp_path, run_canter):
+    code, _, err = run_canter(*train(tmp_path)[3:-1], f"a{ESCAPE}")
     assert code == 2
     assert "must be a plain folder name that can be printed" in err
     assert not list(tmp_path.iterdir())
@@ -253,19 +242,19 @@ def test_new_names_with_control_characters_are_refused(tmp_path, canter):
     ],
 )
 @pytest.mark.parametrize("command", ["train", "check"])
-def test_sizes_that_no_memory_holds_are_refused_before_anything_is_made(command, flags, key, canter, monkeypatch):
+def test_sizes_that_no_memory_holds_are_refused_before_anything_is_made(command, flags, key, run_canter, monkeypatch):
     monkeypatch.setattr("canter.envs.EnvConfig.build", lambda config, device: pytest.fail("it was built"))
-    code, _, err = canter(command, *flags)
+    code, _, err = run_canter(command, *flags)
     assert code == 2
     assert err.startswith(f"canter: {key}")
     assert "are free here" in err
 
 
-def test_absurd_sizes_in_the_settings_of_a_stranger_are_refused(run, canter):
+def test_absurd_sizes_in_the_settings_of_a_stranger_are_refused(run, run_canter):
     text = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(text.replace("hidden: [64, 64]", "hidden: [100000000, 100000000]", 1))
     shutil.rmtree(run / "policies")
     for command in ("eval", "resume"):
-        code, _, err = canter(command, run)
+        code, _, err = run_canter(command, run)
         assert code == 2
         assert "are free here" in err

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from canter.app.cli import main
 from canter.core.storage.checkpoint import CheckpointStore
 from canter.runs.records import read_record
+from covering import usual_of
 
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults"
 sys.path.append(str(CAMPAIGN))
@@ -45,7 +47,11 @@ def metric_rows(run):
     return [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("kind", [*STEPS, *RESETS])
+USUAL = ["raise_value_error", "raise_system_exit", "obs_short", "obs_text", "obs_nan", "reward_text", "reward_vector"]
+USUAL += ["terminated_none", "truncated_text", "four_values", "reset_raises", "reset_nan"]
+
+
+@pytest.mark.parametrize("kind", usual_of([*STEPS, *RESETS], USUAL))
 def test_a_failure_costs_one_rollout_and_is_named(kind, tmp_path, capsys):
     assert train(tmp_path, kind) == 1
     err, run = said(capsys), tmp_path / "run"
@@ -63,8 +69,14 @@ def test_a_failure_costs_one_rollout_and_is_named(kind, tmp_path, capsys):
     assert not (run / "run.lock").exists()
 
 
-@pytest.mark.parametrize("kind", ["raise_value_error", "obs_short", "obs_nan", "reward_text", "terminated_none"])
-@pytest.mark.parametrize("how", ["threads", "next_step", "async"])
+ALIKE = ["raise_value_error", "obs_short", "obs_nan", "reward_text", "terminated_none"]
+WAYS = ["threads", "next_step", "async"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    usual_of([*product(ALIKE, WAYS)], [("raise_value_error", "async"), *zip(ALIKE[1:4], WAYS, strict=True)]),
+)
 def test_the_same_however_environments_are_stepped(kind, how, tmp_path, capsys):
     flag = f"--env.autoreset={how}" if how == "next_step" else f"--env.vectorization={how}"
     assert train(tmp_path, kind, flag) == 1
@@ -88,6 +100,7 @@ def test_close_that_raises_spoils_nothing(tmp_path, caplog):
     assert read_record(tmp_path / "run")["status"] == "finished"
 
 
+@pytest.mark.long
 def test_close_that_raises_in_worker_processes_spoils_nothing_either(tmp_path):
     assert train(tmp_path, "close_raises", "--total-steps=320", "--env.vectorization=async") == 0
     assert read_record(tmp_path / "run")["status"] == "finished"
@@ -124,7 +137,7 @@ PROCESS_WORDS = {
 }
 
 
-@pytest.mark.parametrize("kind", PROCESS_WORDS)
+@pytest.mark.parametrize("kind", usual_of(PROCESS_WORDS, ["exit", "kill", "hang"]))
 def test_a_worker_that_dies_or_hangs_is_named_and_the_run_can_go_on(kind, tmp_path, capsys):
     assert train(tmp_path, kind, "--env.vectorization=async") == 1
     err = said(capsys)
@@ -134,11 +147,13 @@ def test_a_worker_that_dies_or_hangs_is_named_and_the_run_can_go_on(kind, tmp_pa
     assert not (tmp_path / "run" / "run.lock").exists()
 
 
+@pytest.mark.long
 def test_workers_that_do_not_end_are_ended(tmp_path):
     flags = ["--env.vectorization=async", "--env.close-timeout=1", "--total-steps=320"]
     assert train(tmp_path, "close_hangs", *flags) == 0
 
 
+@pytest.mark.long
 def test_a_hanging_step_in_the_same_process_is_named(tmp_path):
     arguments = ["--allow-import", "misbehaving", "train", "misbehaving:Misbehaving", *SMALL]
     arguments += ["--env.options.kind=hang", "--env.step-timeout=1", "--run-dir", str(tmp_path), "--name=run"]

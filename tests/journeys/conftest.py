@@ -2,13 +2,12 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-
-from canter.app.cli import main
 
 
 @dataclass
@@ -16,7 +15,7 @@ class User:
     """Whoever walks the path."""
 
     folder: Path
-    capsys: pytest.CaptureFixture[str]
+    run_canter: Callable[..., Any]
 
     def types(self, *argv):
         """A command that works; gives what it said."""
@@ -26,14 +25,8 @@ class User:
 
     def tries(self, *argv):
         """A command that may be refused: exit code and all that it said. In this process, for torch is here already."""
-        self.capsys.readouterr()
-        try:
-            main([str(part) for part in argv])
-            code = 0
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        out, err = self.capsys.readouterr()
-        return code, out + err
+        code, out, err = self.run_canter(*argv)
+        return int(code), out + err
 
     def writes(self, name, text):
         (self.folder / name).write_text(text)
@@ -47,12 +40,11 @@ class User:
 
 
 @pytest.fixture
-def user(tmp_path, monkeypatch, capsys):
+def user(tmp_path, monkeypatch, run_canter):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    modules, threads = set(sys.modules), torch.get_num_threads()
-    yield User(tmp_path, capsys)
-    torch.set_num_threads(threads)
+    modules = set(sys.modules)
+    yield User(tmp_path, run_canter)
     for name in set(sys.modules) - modules:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
             del sys.modules[name]

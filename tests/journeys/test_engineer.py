@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 import canter
 
@@ -32,6 +33,7 @@ print(json.dumps(actions))
 FLAGS = ("--total-steps", "2048", "--algorithm.horizon", "64")
 
 
+@pytest.mark.long
 def test_from_seeds_to_a_controller_that_needs_no_canter(user):
     told = user.types("sweep", "CartPole-v1", "--seed", "0,1", *FLAGS, "--jobs", "2", "--name", "seeds")
     assert "0 of 2 to go" in told

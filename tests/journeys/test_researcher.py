@@ -12,7 +12,7 @@ from typing import final
 import torch
 
 from canter.envs.tensor import Outcome, TensorEnv
-from canter.specs import Continuous, TensorSpec
+from canter.core.specs import Continuous, TensorSpec
 
 
 @final

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import canter.envs.envpool
 from canter.algorithms.ppo import PPOConfig
 from canter.envs.envpool import EnvPoolEnv
-from canter.envs.gymnasium.adapter import GymnasiumEnv
+from canter.envs.gymnasium import GymnasiumEnv
 from canter.envs.wrappers import FiniteHorizon
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
@@ -97,7 +97,6 @@ def vector_pool(task):
 
 
 def values_after_training(env, seed, iterations=40):
-    torch.set_num_threads(1)
     config = PPOConfig(
         horizon=16,
         epochs=4,

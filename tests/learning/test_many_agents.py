@@ -10,6 +10,7 @@ from canter.core.plain import from_plain
 from canter.play.evaluation import evaluate
 from canter.training.self_play import SelfPlayEnv
 from canter.training.trainer import train
+from covering import usual_of
 
 EPISODES = 96
 
@@ -61,7 +62,7 @@ def mixed_strategies(env):
     return torch.stack(strategies)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", usual_of(range(3), [0]))
 def test_the_average_of_self_play_approaches_the_equilibrium(seed):
     # With these stakes the equilibrium (1/2, 1/4, 1/4) is not where learning begins, which is at thirds.
     stakes = (1.0, 1.0, 2.0)

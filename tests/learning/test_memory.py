@@ -1,7 +1,6 @@
 """Tasks that cannot be solved without memory, on many seeds."""
 
 import pytest
-import torch
 
 from canter.algorithms.ppo import PPOConfig
 from canter.envs.tensor import tensor_envs
@@ -18,7 +17,6 @@ ITERATIONS = 40
 
 def mean_return(seed, memory):
     """Mean return of the last rollout's episodes: 1 if every question was answered right, 0 by guessing."""
-    torch.set_num_threads(1)
     env = tensor_envs["probe-recall"](32)
     config = PPOConfig(
         horizon=10,

@@ -22,7 +22,6 @@ NEVER_ENDS = {"cycle"}
 
 def solve(name, seed, model=None, iterations=ITERATIONS):
     """Train on a probe; gives the algorithm and what the probe says must hold."""
-    torch.set_num_threads(1)
     env = tensor_envs[f"probe-{name}"](32)
     config = PPOConfig(
         horizon=8,
@@ -71,8 +70,9 @@ def test_a_policy_without_memory_cannot_solve_recall():
     assert not torch.equal(action, asked.action)
 
 
-@pytest.mark.parametrize("distribution", [pytest.param("tanh_gaussian", marks=pytest.mark.long), "beta"])
-@pytest.mark.parametrize("name", [pytest.param("action-continuous", marks=pytest.mark.long), "obs-action-continuous"])
+@pytest.mark.long
+@pytest.mark.parametrize("distribution", ["tanh_gaussian", "beta"])
+@pytest.mark.parametrize("name", ["action-continuous", "obs-action-continuous"])
 def test_bounded_distributions_solve_the_continuous_probes(name, distribution):
     model = ModelConfig(policy=NetworkConfig(hidden=(16,)), distribution=distribution)
     for seed in range(3):

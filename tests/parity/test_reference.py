@@ -9,7 +9,7 @@ import torch
 from gymnasium.vector import AutoresetMode
 
 from canter.algorithms.ppo import PPOConfig
-from canter.envs.gymnasium.adapter import make_gymnasium
+from canter.envs.gymnasium import make_gymnasium
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.optimizer import OptimizerConfig
@@ -77,7 +77,6 @@ def library_config(config):
     ids=lambda config: f"{config.env_id}-{config.seed}",
 )
 def test_library_equals_the_single_file_reference_parameter_for_parameter(config):
-    torch.set_num_threads(1)
     batch = config.num_envs * config.horizon
     schedule_length = 2 * ITERATIONS * batch
     config = reference.dataclasses.replace(config, total_steps=schedule_length)

@@ -59,7 +59,10 @@ def pairs(agent, learner):
     yield "mean", policy[-1].weight[:ACTION], head.mean.weight
     yield "mean bias", policy[-1].bias[:ACTION], head.mean.bias
     yield "std", policy[-1].weight[ACTION:], head.raw_std.weight
-    for name, theirs, ours in (("critic", agent.critics, learner.critics), ("slow", agent.slow_critics, learner.slow)):
+    for name, theirs, ours in (
+        ("critic", agent.critics, learner.critics),
+        ("slow", agent.slow_critics, learner.target_critics),
+    ):
         stacked = [layer for layer in ours.stack.layers if hasattr(layer, "weight")] + [ours.head]
         for member, critic in enumerate(theirs):
             linears = [layer for layer in critic if isinstance(layer, torch.nn.Linear)]
@@ -103,7 +106,6 @@ def fill(algorithm, rollouts, seed):
 
 
 def test_library_equals_the_single_file_reference_after_a_hundred_updates():
-    torch.set_num_threads(1)
     config = reference.Config(hidden=HIDDEN, batch_size=BATCH, learning_rate=1e-3)
     torch.manual_seed(0)
     agent = reference.Agent(OBS, ACTION, config)

@@ -26,14 +26,6 @@ def load():
 ppo = load()
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make_envs(env_id, num_envs):
     kwargs = {"autoreset_mode": AutoresetMode.SAME_STEP}
     return gym.make_vec(env_id, num_envs, vectorization_mode="sync", vector_kwargs=kwargs)

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from canter.algorithms.ppo import PPOConfig
 from canter.config import TrainConfig
@@ -11,16 +10,6 @@ from canter.envs import EnvConfig
 from canter.nn.policy_file import read_policy_file
 from canter.runs.run_folder import CheckpointConfig, RunFolder
 from canter.training.trainer import RunStopped, train
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Networks this small only lose by sharing the work, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 CONFIG = TrainConfig(
     env=EnvConfig(id="tensor:queue", num_envs=2, options={"max_episode_steps": None}),

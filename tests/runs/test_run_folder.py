@@ -19,20 +19,11 @@ from canter.core.storage.validity import Mismatch, check_finite, flatten
 from canter.envs import EnvConfig
 from canter.nn.policy_file import read_policy_file
 from canter.runs.records import read_record
-from canter.runs.run_folder import CheckpointConfig, RunFolder, never_began
+from canter.runs.run_folder import CheckpointConfig, RunFolder, is_unstarted
 from canter.training.guard import RunFailed
 from canter.training.trainer import RunStopped, train
 
 EVERY_2 = CheckpointConfig(save_every=2)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks this small only lose by sharing the work, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def config_for(env_id="tensor:pendulum", iterations=6, num_envs=8):
@@ -313,13 +304,13 @@ def test_a_folder_that_could_not_be_entered_is_not_left_locked(tmp_path, monkeyp
 
 def test_a_folder_in_which_no_run_ever_began_may_be_used(tmp_path):
     run = tmp_path / "run"
-    assert not never_began(run)
+    assert not is_unstarted(run)
     run.mkdir()
     for name in ("run.lock", ".run.lock.guard", ".run.json.partial", "run.json", ".config.yaml.partial"):
         (run / name).touch()
-    assert never_began(run)
+    assert is_unstarted(run)
     (run / "config.yaml").touch()
-    assert not never_began(run)
+    assert not is_unstarted(run)
 
 
 @pytest.mark.parametrize(

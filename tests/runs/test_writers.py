@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from canter.app.report import write_report
@@ -15,15 +14,6 @@ from canter.envs import EnvConfig
 from canter.runs.metrics import TensorBoardWriter, WandbWriter, Writers
 from canter.runs.run_folder import CheckpointConfig, RunFolder
 from canter.training.trainer import train
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Networks this small only lose by sharing the work, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def short(iterations=3):

@@ -20,15 +20,6 @@ from canter.training.guard import RunFailed
 from canter.training.progress import UntilConfig
 from canter.training.trainer import Trainer, train
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 ALGORITHM = PPOConfig(
     horizon=16, epochs=1, num_minibatches=2, optimizer=OptimizerConfig(learning_rate=Linear(1e-3)), target_kl=0.001
 )
@@ -111,7 +102,7 @@ class Spoilt(CartPole):
 
 
 def test_nan_between_two_rows_still_stops_the_run_and_is_named():
-    with pytest.raises(RunFailed, match=r"environment 3 gave reward = nan at its step 40\."):
+    with pytest.raises(RunFailed, match=r"environment 3 returned reward = nan at its step 40\."):
         train(replace(CONFIG, log_every=6), env=Spoilt(8))
 
 

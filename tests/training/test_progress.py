@@ -8,17 +8,8 @@ import torch
 
 from canter.config.presets import preset_for
 from canter.training.episodes import Episodes
-from canter.training.progress import Counters, Run, Stopwatch, SuccessConfig
+from canter.training.progress import Counters, RunProgress, Stopwatch, SuccessConfig
 from canter.training.trainer import train
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Networks this small only lose by sharing the work, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def episodes(returns=(), lengths=None, terminated=None, **others):
@@ -29,13 +20,13 @@ def episodes(returns=(), lengths=None, terminated=None, **others):
 
 
 def new_run(success=None):
-    return Run(1000, success or SuccessConfig(), Stopwatch(), optimizer_steps="optim/minibatch_updates")
+    return RunProgress(1000, success or SuccessConfig(), Stopwatch(), optimizer_steps="optim/minibatch_updates")
 
 
 def count(run, metrics, ended):
     """An iteration with a row of its own."""
     run.add(metrics, torch.ones(8, 8, dtype=torch.bool))
-    return run.report(metrics, ended)
+    return run.report(ended)
 
 
 METRICS = {"policy/kl": torch.tensor(0.25), "optim/minibatch_updates": torch.tensor(40)}

@@ -7,7 +7,7 @@ import torch
 
 from canter.algorithms.ppo import PPOConfig
 from canter.core.storage.checkpoint import load_checkpoint, save_checkpoint
-from canter.envs.gymnasium.adapter import make_gymnasium
+from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import CartPole, Pendulum
 from canter.nn.optimizer import OptimizerConfig
 from canter.nn.schedules import AdaptiveKL
@@ -26,15 +26,6 @@ CONFIG = PPOConfig(
     num_minibatches=2,
     optimizer=OptimizerConfig(learning_rate=AdaptiveKL(1e-3)),
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Networks this small only lose by sharing the work, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Training:
@@ -115,7 +106,7 @@ def test_an_environment_without_state_starts_new_episodes_and_says_so(tmp_path, 
         resumed = Training(Forgetful)
         with caplog.at_level(logging.WARNING):
             resumed.load_state_dict(load_checkpoint(tmp_path / "saved"))
-        assert "all episodes start anew: this kind of environment cannot save its state" in caplog.text
+        assert "all episodes restart: this kind of environment cannot save its state" in caplog.text
         assert not resumed.collector.tracker.running_length.any()
         assert resumed.collector.steps_before == CONFIG.horizon
         first, second = resumed.env.seeds
@@ -158,7 +149,7 @@ def test_an_environment_may_keep_a_part_of_its_state_while_its_episodes_start_an
     resumed = Training(Curriculum)
     with caplog.at_level(logging.WARNING):
         resumed.load_state_dict(load_checkpoint(tmp_path / "saved"))
-    said = "all episodes start anew: the environment saves a part of its state, and no more than that part was loaded"
+    said = "all episodes restart: the environment saves only a part of its state"
     assert [record.message for record in caplog.records] == [said]
     assert resumed.env.level == 3 * CONFIG.horizon
     assert resumed.collector.rollout.reset[-1].all() and not resumed.collector.tracker.running_length.any()

@@ -21,12 +21,12 @@ from canter.config.presets import name_for, preset_for, presets
 from canter.core.data.replay import ReplayConfig
 from canter.core.storage.checkpoint import load_checkpoint
 from canter.core.storage.tree import encode
-from canter.core.struct import may_hold
+from canter.core.struct import maybe_any
 from canter.envs import EnvConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.stack import CriticConfig
 from canter.runs.run_folder import CheckpointConfig, RunFolder
-from canter.training.execution import ByStage, time_updates
+from canter.training.execution import GraphPerStage, time_updates
 from canter.training.trainer import Trainer
 
 NETWORK = NetworkConfig(hidden=(8,), activation="relu", init="default", normalize_obs=False)
@@ -68,7 +68,7 @@ def newest(path):
 def test_what_is_left_out_on_a_cpu_had_no_effect(tmp_path, monkeypatch):
     config = replace(CONFIG, total_steps=2_000)
     left_out = train(tmp_path / "short", config).algorithm.state_dict()
-    monkeypatch.setattr(may_hold, "kernels", [])
+    monkeypatch.setattr(maybe_any, "kernels", [])
     assert encode(train(tmp_path / "long", config).algorithm.state_dict()) == encode(left_out)
     assert rows(tmp_path / "short") == rows(tmp_path / "long")
 
@@ -76,7 +76,7 @@ def test_what_is_left_out_on_a_cpu_had_no_effect(tmp_path, monkeypatch):
 def test_rows_and_checkpoints_come_by_steps_and_not_by_update(tmp_path):
     trainer = train(tmp_path / "run")
     logged = rows(tmp_path / "run")
-    assert trainer.algorithm.pace == 16  # a thousand steps of 16 environments, 4 steps an iteration
+    assert trainer.algorithm.iterations_per_tick == 16  # a thousand steps of 16 environments, 4 steps an iteration
     assert [row["env_steps"] for row in logged[:3]] == [1024, 2048, 3072]
     assert logged[-1]["env_steps"] == 16_000 and logged[-1]["minibatch_updates"] == 250 - 7
     assert RunFolder(tmp_path / "run").store.steps() == [192, 224, 250]
@@ -126,7 +126,7 @@ def test_a_run_without_its_ring_goes_on_and_says_so(tmp_path, caplog):
         trainer.learn(7)
         assert trainer.algorithm.updates == updates
         trainer.learn()
-    assert trainer.algorithm.updates > updates and trainer.run.env_steps == 4_032
+    assert trainer.algorithm.updates > updates and trainer.progress.env_steps == 4_032
 
 
 def test_commands_take_a_run_of_sac(tmp_path, capsys, monkeypatch):
@@ -148,7 +148,7 @@ def test_commands_take_a_run_of_sac(tmp_path, capsys, monkeypatch):
     assert rows(tmp_path / "runs" / "a")[-1]["env_steps"] == 480
 
 
-@pytest.mark.parametrize("policy", ["plain", "large"])
+@pytest.mark.parametrize("policy", ["plain", pytest.param("large", marks=pytest.mark.long)])
 def test_a_policy_in_a_file_acts_as_the_one_that_was_trained_and_is_exported(policy, tmp_path):
     network = NETWORK
     if policy == "large":
@@ -215,7 +215,7 @@ def test_each_stage_of_an_algorithm_has_a_graph_of_its_own():
         made.append(algorithm.stage)
         return lambda number, stage=algorithm.stage: (stage, number)
 
-    graphs = ByStage(algorithm, make)
+    graphs = GraphPerStage(algorithm, make)
     seen = []
     for number in range(4):
         algorithm.stage = number % 2

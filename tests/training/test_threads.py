@@ -18,12 +18,8 @@ from canter.training.execution import ExecutionConfig, choose_threads, time_upda
 
 
 @pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def two_cores(monkeypatch):
     monkeypatch.setattr(execution, "cores", lambda: 2)
-    yield
-    torch.set_num_threads(before)
 
 
 def built(hidden, num_envs=512, **settings):

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import pytest
-import torch
 
 from canter.algorithms.ppo import PPOConfig
 from canter.config import TrainConfig
@@ -17,15 +16,6 @@ from canter.runs.records import read_record
 from canter.runs.run_folder import CheckpointConfig, RunFolder
 from canter.training.progress import UntilConfig
 from canter.training.trainer import Trainer, train
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 CONFIG = TrainConfig(
     env=EnvConfig(id="tensor:cartpole", num_envs=16),
@@ -40,7 +30,7 @@ def ended(config, **parts):
     reports = []
     with Trainer(config, reports.append, **parts) as trainer:
         trainer.learn()
-        return reports, trainer.run.ended_by
+        return reports, trainer.progress.ended_by
 
 
 def test_a_run_ends_after_its_iterations():

@@ -1,7 +1,6 @@
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium import spaces
 
 from canter.app.cli import main
@@ -9,9 +8,8 @@ from canter.app.cli import main
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Runs leave folders behind, and `main` sets the number of threads."""
+    """Runs leave folders behind."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
 
 
 class Broken(gymnasium.Env):

@@ -1,7 +1,6 @@
 """Checkpoints, policies and the hall of fame as `canter train` leaves them."""
 
 import pytest
-import torch
 
 import canter
 from canter.app.cli import main
@@ -11,9 +10,6 @@ from canter.core.storage.checkpoint import CheckpointStore
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 SHORT = ["--algorithm.horizon=16", "--algorithm.epochs=1", "--algorithm.num-minibatches=1", "--num-envs=16"]

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from canter.app.cli import main
@@ -22,13 +21,6 @@ from canter.nn.schedules import Constant
 def elsewhere(tmp_path, monkeypatch):
     """Runs leave folders behind."""
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def same_number_of_threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

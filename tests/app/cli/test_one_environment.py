@@ -12,7 +12,7 @@ from canter.app.check.trial import random_actions, run_trial
 from canter.app.cli import main
 from canter.config import TrainConfig
 from canter.config.presets import preset_for
-from canter.core.specs import begins_anew
+from canter.core.specs import reset_is_clean
 from canter.envs import EnvConfig
 from canter.envs.tensor import tensor_envs
 from canter.play.evaluation import evaluate
@@ -21,9 +21,8 @@ from canter.training.trainer import train
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Runs leave folders behind, and `main` sets the number of threads."""
+    """Runs leave folders behind."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr("canter.app.experiments.session.EVAL_STEPS", 500)
 
 
@@ -64,7 +63,7 @@ def test_a_reset_by_seed_leaves_no_trace_of_what_was_before(env_id):
     config = EnvConfig(id=env_id, num_envs=4, **KINDS[env_id])
     fresh, used = config.build("cpu"), config.build("cpu")
     run_trial(used, 3, steps=40, seconds=60.0)
-    assert begins_anew(used)
+    assert reset_is_clean(used)
     assert all(torch.equal(one, other) for one, other in zip(seen(fresh), seen(used), strict=True))
     fresh.close(), used.close()
 

@@ -30,13 +30,6 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.platform", "linux")
 
 
-@pytest.fixture(autouse=True)
-def same_number_of_threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def say(capsys):
     """Runs a command: what it prints, and what it says beside that or its error line."""
@@ -177,7 +170,7 @@ def test_of_a_task_without_end_the_reward_per_step_is_told(tmp_path, say):
         (["eval", "runs/first/policies/final_critic.safetensors"], "it holds the critic, not the actor"),
         (["eval", "first", "--algorithm.gamma", "0.9"], "unknown flag --algorithm.gamma"),
         (["eval", "first", "--num-envs", "0"], "env.num_envs=0 must be at least 1"),
-        (["eval", "first", "--env.autoreset", "disabled"], "env.autoreset=disabled has no part here"),
+        (["eval", "first", "--env.autoreset", "disabled"], "env.autoreset=disabled has no effect here"),
         (["eval", "first", "--average", "9", "--env.reset-steps", "5"], "--env.reset-steps 5 cannot be: this command"),
         (["play", "first", "--env.num-envs", "3"], "--env.num-envs 3 cannot be: this command needs 1"),
         (["play", "first", "--override-std", "0.1"], "Categorical has none"),

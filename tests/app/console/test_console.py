@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 
 import pytest
-import torch
 from rich.cells import cell_len
 from rich.console import Console
 from screen import Screen
@@ -30,15 +29,6 @@ from canter.runs.run_folder import CheckpointConfig
 from canter.training.trainer import train
 
 CONFIG = replace(preset_for("CartPole-v1"), total_steps=8 * 1024)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Networks this small only lose by sharing the work, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -89,6 +89,7 @@ def test_training_on_a_terminal_leaves_one_table_and_what_to_do_next(tmp_path):
     assert "--total-steps 4000" in below.replace("\n", "")  # a long path may be broken by the edge of the screen
 
 
+@pytest.mark.long
 def test_prints_warnings_and_log_lines_stay_above_the_table(tmp_path):
     code, screen = Program("-c", NOISY, cwd=tmp_path).wait()
     assert code == 0
@@ -99,7 +100,9 @@ def test_prints_warnings_and_log_lines_stay_above_the_table(tmp_path):
             assert above.count(text) == 1, text
 
 
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+@pytest.mark.parametrize(
+    ("number", "times"), [(signal.SIGINT, 1), pytest.param(signal.SIGTERM, 2, marks=pytest.mark.long)]
+)
 def test_a_signal_gives_the_terminal_back(tmp_path, number, times):
     # The second signal does not wait for the iteration, which takes very long here.
     slow = ("--algorithm.epochs=100000",) if times == 2 else QUICK

@@ -5,12 +5,11 @@ import sys
 
 import gymnasium
 import pytest
-import torch
 
 from canter.app.cli import main
 from canter.app.experiments.train import train
 from canter.envs import imports
-from canter.runs.permissions import IMPORTS, recalled
+from canter.runs.permissions import IMPORTS, trusted_modules
 
 SOURCE = """
 import gymnasium
@@ -31,16 +30,13 @@ def forgotten(tmp_path, monkeypatch):
         sys.modules.pop("my_pole", None)
         gymnasium.registry.pop("imported/my_pole.Mine-v0", None)
         imports._allowed.clear()
-        imports._introduced.clear()
+        imports._factories.clear()
 
-    threads, path = torch.get_num_threads(), list(sys.path)
     (tmp_path / "my_pole.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
     forget()
     yield forget
     forget()
-    torch.set_num_threads(threads)
-    sys.path[:] = path
 
 
 def test_a_run_that_the_user_made_needs_to_be_told_once(forgotten, tmp_path, monkeypatch, capsys):
@@ -64,7 +60,7 @@ def refused(capsys):
     with pytest.raises(SystemExit):
         main(["eval", "one", "--episodes", "2"])
     assert "my_pole" not in sys.modules
-    return "say --allow-import my_pole" in capsys.readouterr().err
+    return "add --allow-import my_pole" in capsys.readouterr().err
 
 
 def test_a_run_of_somebody_else_is_trusted_with_nothing(forgotten, tmp_path, monkeypatch, capsys):
@@ -78,10 +74,10 @@ def test_what_was_changed_since_is_trusted_with_nothing(forgotten, tmp_path, key
     trained(forgotten)
     file = tmp_path / "runs" / "one" / IMPORTS
     content = json.loads(file.read_text())
-    assert recalled(file.parent) == {"my_pole": str(tmp_path)}
+    assert trusted_modules(file.parent) == {"my_pole": str(tmp_path)}
     content[key] = "another" if key == "run" else {**content["modules"], "os": "/"}
     file.write_text(json.dumps(content))
-    assert recalled(file.parent) == {}
+    assert trusted_modules(file.parent) == {}
     assert refused(capsys)
 
 

@@ -15,7 +15,7 @@ import canter
 from canter.app.cli import main
 from canter.app.experiments import session
 from canter.envs import imports
-from canter.envs.gymnasium.adapter import GymnasiumEnv
+from canter.envs.gymnasium import GymnasiumEnv
 from canter.envs.tensor import CartPole
 from canter.nn.policy_file import read_policy_file
 from canter.training.self_play import SelfPlayEnv
@@ -27,10 +27,7 @@ SMALL = {"total_steps": 256, "algorithm": {"horizon": 16, "epochs": 1, "num_mini
 def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(imports, "_allowed", {})
-    monkeypatch.setattr(imports, "_introduced", {})
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
+    monkeypatch.setattr(imports, "_factories", {})
 
 
 def rows(path):

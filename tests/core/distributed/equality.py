@@ -36,7 +36,7 @@ CASES = {
     "native": {"env": CARTPOLE, "algorithm": LEARN, "execution": {"engine": "native"}, "iterations": 2},
 }
 
-RARE = ("agents", "self_play")
+RARE = ("gymnasium_lstm", "agents", "self_play")
 """Cases that only the long tests run."""
 
 

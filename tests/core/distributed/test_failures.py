@@ -78,7 +78,8 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["raise", pytest.param("nan", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", WORDS)
 def test_it_costs_one_rollout_and_the_run_ends_like_another(kind, place, undisturbed, monkeypatch, capsys):
     _, err = train(place, kind, fails=True)
     run = place / kind
@@ -117,15 +118,15 @@ def test_a_rank_that_dies_costs_what_came_after_the_last_checkpoint(place):
 
 WHEN_READ = """
 import math, sys
-from canter import distributed
+from canter.core import distributed
 from canter.algorithms.ppo import PPOConfig
 from canter.config import TrainConfig
-from canter.distributed.world import world
+from canter.core.distributed.world import world
 from canter.envs import EnvConfig
 from canter.envs.tensor import CartPole
 from canter.runs.run_folder import RunFolder
-from canter.storage.validity import flatten
-from canter.training.rescue import RunFailed
+from canter.core.storage.validity import flatten
+from canter.training.guard import RunFailed
 from canter.training.trainer import Trainer
 
 class Fails(CartPole):

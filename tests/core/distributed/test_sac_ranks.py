@@ -5,10 +5,10 @@ from torchrun import torchrun
 
 LEARNS = """
 import torch, canter
-from canter import distributed
+from canter.core import distributed
 from canter.config import TrainConfig
-from canter.plain import from_plain
-from canter.distributed.world import world
+from canter.core.plain import from_plain
+from canter.core.distributed.world import world
 
 world.start()
 learn = {"kind": "sac", "batch_size": 16, "warmup_steps": 64}

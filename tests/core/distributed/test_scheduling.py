@@ -9,8 +9,8 @@ from torchrun import torchrun
 ASKS = """
 import json, os, sys
 from pathlib import Path
-from canter import distributed
-from canter.distributed.world import world
+from canter.core import distributed
+from canter.core.distributed.world import world
 
 def threads():
     tasks = [(int(path.name), (path / "comm").read_text().strip()) for path in Path("/proc/self/task").iterdir()]
@@ -47,6 +47,7 @@ def test_ranks_have_cores_of_their_own_and_threads_that_do_not_interrupt(tmp_pat
     assert len(set(taken)) == len(taken) or len(given) == 1
 
 
+@pytest.mark.long
 def test_more_ranks_than_cores_have_one_each(tmp_path):
     ranks = len(os.sched_getaffinity(0)) + 1
     if ranks > 5:
@@ -54,6 +55,7 @@ def test_more_ranks_than_cores_have_one_each(tmp_path):
     assert [inside for inside, *_ in ask(tmp_path, ranks)] == [1] * ranks
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not {0, 1} <= os.sched_getaffinity(0), reason="needs cores 0 and 1")
 def test_ranks_that_were_given_different_cores_keep_them(tmp_path):
     given = tuple(sorted(os.sched_getaffinity(0)))

@@ -13,9 +13,9 @@ ADDS = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 import torch
-from canter import distributed
-from canter.distributed.memory import BYTES
-from canter.distributed.world import world
+from canter.core import distributed
+from canter.core.distributed.shared_memory import BYTES
+from canter.core.distributed.world import world
 
 rank = int(os.environ["RANK"])
 if "no room" in sys.argv and rank == 0:
@@ -100,13 +100,14 @@ def ask(folder, ranks, *words, **how):
     return [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank*.json"))], err
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_sums_and_means_are_those_of_all_ranks_in_their_order(tmp_path, ranks):
     told, err = ask(tmp_path, ranks, "sums", "means", "turns")
     assert "Warning" not in err
     assert told == [{"shared": True, "in the file system": []}] * ranks
 
 
+@pytest.mark.long
 def test_without_room_for_it_ranks_go_by_gloo(tmp_path):
     told, _ = ask(tmp_path, 2, "no room", "turns")
     assert told == [{"shared": False, "in the file system": []}] * 2

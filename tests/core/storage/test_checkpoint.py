@@ -229,7 +229,7 @@ WRITER = """
 import os, signal, sys
 from pathlib import Path
 import torch
-from canter.storage.checkpoint import CheckpointStore
+from canter.core.storage.checkpoint import CheckpointStore
 
 store, calls, kill_at, steps = CheckpointStore(Path(sys.argv[1]), keep_last=1), 0, int(sys.argv[2]), [int(sys.argv[3])]
 
@@ -255,12 +255,14 @@ print(calls)
 """
 
 
-@pytest.mark.parametrize("steps", ["2", "1"], ids=["another step", "the same step"])
+@pytest.mark.parametrize(
+    "steps", ["2", pytest.param("1", marks=pytest.mark.long)], ids=["another step", "the same step"]
+)
 def test_killed_anywhere_in_a_save_the_store_can_be_used(steps, tmp_path):
     """A fork of one prepared process for each moment; starting Python anew would take a hundred times as long."""
     driver = f"""
 import os, sys
-import canter.storage.checkpoint
+import canter.core.storage.checkpoint
 writer = compile({WRITER!r}, "writer", "exec")
 for when in ("before", "after"):
     kill_at = 0

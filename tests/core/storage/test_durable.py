@@ -10,7 +10,7 @@ from canter.core.storage.files import replace_file
 DRIVER = """
 import os, signal, sys
 from pathlib import Path
-from canter.storage.durable import replace_file
+from canter.core.storage.files import replace_file
 
 def hook(name, kill_at, after):
     original = getattr(os, name)
