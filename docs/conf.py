@@ -1,4 +1,4 @@
-"""How Sphinx builds these pages: `make docs`."""
+"""Sphinx configuration of these pages: `make docs`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The directive `config-reference`: every setting, with its docstring, read from the config dataclasses.
+"""Define the directive `config-reference`: every setting with its docstring, from the config dataclasses.
 
 A field without a docstring is a warning, and a warning fails the build.
 """
@@ -20,7 +20,8 @@ from sphinx.util.logging import getLogger
 
 from canter.config import TrainConfig
 from canter.config.files import field_docs
-from canter.core.plain import config_classes, registry_in, to_plain
+from canter.core.hints import config_classes, registry_in
+from canter.core.plain import to_plain
 
 logger = getLogger(__name__)
 
@@ -30,14 +31,14 @@ PLURALS = {int: "integers", float: "numbers", str: "strings"}
 
 @dataclass(frozen=True)
 class Section:
-    """One config class and the key paths under which it is found; the empty path is the top."""
+    """A config class and the key paths that lead to it; the empty path is the top."""
 
     cls: type
     paths: list[str]
 
 
 def sections(root: type) -> list[Section]:
-    """The classes that can be reached from a config class, each once, in the order in which they are met."""
+    """Return the config classes reachable from `root`, each once, in order of first appearance."""
     found: dict[type, dict[str, None]] = {}
 
     def visit(cls: type, path: str) -> None:
@@ -46,7 +47,7 @@ def sections(root: type) -> list[Section]:
             one = get_args(hint)[0] if get_origin(hint) is tuple else hint
             registry = registry_in(one)
             usual = registry and registry.items().get(registry.default or "")
-            for inner in sorted(config_classes(one), key=lambda kind: kind is not usual):  # what most people look for
+            for inner in sorted(config_classes(one), key=lambda kind: kind is not usual):  # the default kind first
                 visit(inner, join(path, name))
 
     visit(root, "")
@@ -54,25 +55,25 @@ def sections(root: type) -> list[Section]:
 
 
 def page(root: type) -> Iterator[str]:
-    """The reference as lines of Markdown."""
+    """Yield the reference as lines of Markdown."""
     for section in sections(root):
         cls, first = section.cls, section.paths[0]
         yield from (f"({anchor(cls)})=", f"## {cls.__name__}", "", inspect.cleandoc(cls.__doc__ or ""), "")
         if first:
-            yield from (f"Found at {', '.join(f'`{path}`' for path in section.paths)}.", "")
+            yield from (f"Path: {', '.join(f'`{path}`' for path in section.paths)}.", "")
         for field in fields(cls):
             doc = field_docs(cls).get(field.name, "")
             if not doc:
                 logger.warning("%s.%s has no docstring", cls.__name__, field.name)
-            kind = in_words(get_type_hints(cls)[field.name])
+            kind = describe(get_type_hints(cls)[field.name])
             yield from (f"`{join(first, field.name)}`", f": {doc}", "", f"  *{kind}*{default(field)}", "")
 
 
-def in_words(hint: Any) -> str:
-    """A type hint as a reader of YAML would say it; config classes are links."""
+def describe(hint: Any) -> str:
+    """Return a type hint in the words of a YAML reader; config classes are links."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(in_words(member) for member in inner)
+        return " or ".join(describe(member) for member in inner)
     registry = registry_in(hint)
     if registry is not None:
         links = [f"`{kind}` ([{cls.__name__}](#{anchor(cls)}))" for kind, cls in named_classes(hint)]
@@ -90,20 +91,20 @@ def in_words(hint: Any) -> str:
 
 
 def plural(hint: Any) -> str:
-    """What a list is of."""
+    """Return the plural for the members of a list."""
     registry = registry_in(hint)
     if registry is not None:
-        return f"{registry.kind}s, each {in_words(hint)}"
+        return f"{registry.kind}s, each {describe(hint)}"
     if is_dataclass(hint):
-        return in_words(hint)
+        return describe(hint)
     return f"lists of {plural(get_args(hint)[0])}" if get_origin(hint) is tuple else PLURALS[hint]
 
 
 def default(field: Field[Any]) -> str:
-    """What a field is when nothing is said; nothing for a section, whose fields have their own defaults."""
+    """Return the default of a field; empty for a section, whose fields have their own defaults."""
     value = field.default_factory() if field.default_factory is not MISSING else field.default
     if value is MISSING:
-        return "; needed"
+        return "; required"
     if is_dataclass(value):
         plain = list(to_plain(value).values())
         return f"; default `{plain[0]}`" if len(plain) == 1 else ""
@@ -113,13 +114,13 @@ def default(field: Field[Any]) -> str:
 
 
 def named_classes(hint: Any) -> list[tuple[str, type]]:
-    """The kinds that a field is open to, and their classes."""
+    """Return the kinds that a field accepts, with their classes."""
     registry = registry_in(hint)
     return [(registry.name_of(cls) or "", cls) for cls in config_classes(hint)] if registry else []
 
 
 def get_type_hints(cls: type) -> dict[str, Any]:
-    """With the registries that fields are open to."""
+    """Return type hints with the registries of open fields."""
     return plain_hints(cls, include_extras=True)
 
 
@@ -132,7 +133,7 @@ def join(path: str, name: str) -> str:
 
 
 class ConfigReference(SphinxDirective):
-    """Puts the reference where the directive stands."""
+    """Insert the reference in place of the directive."""
 
     def run(self) -> list[nodes.Node]:
         return self.parse_text_to_nodes("\n".join(page(TrainConfig)), allow_section_headings=True)
@@ -140,5 +141,5 @@ class ConfigReference(SphinxDirective):
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("config-reference", ConfigReference)
-    # Another process may not have the modules whose sources are read.
+    # Sphinx may read pages in parallel.
     return {"parallel_read_safe": True}

@@ -1,4 +1,4 @@
-"""Draws `docs/_static/console.svg`: the live table, seven tenths into a real run of `canter train`.
+"""Draw `docs/_static/console.svg`: the live table at 70 % of a real run of `canter train`.
 
 python docs/pictures/console.py
 """

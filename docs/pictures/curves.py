@@ -1,4 +1,4 @@
-"""Learning curves as SVG, for the other scripts here."""
+"""Draw learning curves as SVG, for the other scripts here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 def chart(curves: dict[tuple[str, str], list[Curve]], across: range, up: range, label: str, left: int = 0) -> str:
-    """A line for each curve, by the name and colour that its kind has; the ranges give ends and ticks of both axes."""
+    """Return a chart with a line for each curve, keyed by name and colour; the ranges are the ticks of both axes."""
     x = lambda value: left + EDGE + (WIDTH - EDGE - 26) * (value - across[0]) / (across[-1] - across[0])  # noqa: E731
     y = lambda value: HEIGHT - EDGE - (HEIGHT - EDGE - 14) * (value - up[0]) / (up[-1] - up[0])  # noqa: E731
     lines = []
@@ -32,7 +32,7 @@ def chart(curves: dict[tuple[str, str], list[Curve]], across: range, up: range, 
 
 
 def svg(*charts: str) -> str:
-    """Charts beside each other; each is to be drawn `WIDTH` further to the left than the next."""
+    """Return charts side by side; each is drawn `WIDTH` to the left of the next."""
     size = f"{WIDTH * len(charts)} {HEIGHT}"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="12"'
     return f'{head} fill="#888">\n{chr(10).join(charts)}\n</svg>\n'

@@ -1,4 +1,4 @@
-"""Draws the rollout buffer and the way of an iteration: `python docs/pictures/diagrams.py`."""
+"""Draw the diagrams of the rollout buffer and of one iteration: `python docs/pictures/diagrams.py`."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def text(x, y, words, kind=""):
 
 
 def arrow(*points):
-    """A line along points, with a tip at its end, which comes from the left, from above or from below."""
+    """Return a line along points with an arrow head at its end."""
     (x0, y0), (x, y) = points[-2:]
     path = " L".join(f"{a} {b}" for a, b in points)
     size, back = 5, ((-9, 0) if x > x0 else (9, 0)) if y == y0 else ((0, -9) if y > y0 else (0, 9))
@@ -46,9 +46,9 @@ def picture(name, about, width, height, *parts):
 
 
 def rollout():
-    """Four environments, eight steps: T + 1 observations, T of all else."""
+    """Draw four environments with eight steps: T + 1 observations, T of everything else."""
     left, top, parts = 110, 56, []
-    # Each environment: where episodes end, and how; a dead agent's rows are not valid.
+    # For each environment, the steps at which episodes end, and how.
     worlds = [{2: "stop"}, {4: "cut"}, {4: "stop"}, {1: "stop", 6: "cut"}]
     for env, ends in enumerate(worlds):
         shade, y = "a", top + env * (CELL + 6)
@@ -68,16 +68,16 @@ def rollout():
     legend = [("a", "one episode, and"), ("b", "the next one"), ("stop", "terminated: nothing follows")]
     legend += [
         ("cut", "truncated: the value of final_obs follows"),
-        ("invalid", "not valid: in no loss and no statistic"),
+        ("invalid", "invalid: in no loss and no statistic"),
     ]
     for i, (kind, words) in enumerate(legend):
         parts.append(f'<rect x="430" y="{top + 4 + 24 * i}" width="14" height="14" rx="2" class="{kind}"/>')
         parts.append(text(452, top + 16 + 24 * i, words))
     rows = [
-        ("obs, reset", "[T + 1, N]: the last row is what the last step led to"),
+        ("obs, reset", "[T + 1, N]: the last entry follows the last step"),
         ("reward, terminated, truncated, valid, duration, final_obs", "[T, N]"),
-        ("record", "[T, N]: what the algorithm keeps, for PPO the raw action and the distribution's parameters"),
-        ("state", "[T / L, N]: the policy's memory at the beginning of each sequence of L steps (dashed line)"),
+        ("record", "[T, N]: the algorithm's own data; for PPO raw actions and distribution parameters"),
+        ("state", "[T / L, N]: the recurrent state at the start of each sequence of L steps (dashed line)"),
     ]
     for i, (name, words) in enumerate(rows):
         y = bottom + 30 + 22 * i
@@ -91,10 +91,10 @@ def rollout():
 
 
 def pipeline():
-    """From observations to moved weights and back."""
+    """Draw one iteration, from observations to updated weights and back."""
     parts = [
         text(16, 24, "One iteration", "title"),
-        box(16, 44, 150, 74, "Environments", "obs, reward,", "endings, final_obs"),
+        box(16, 44, 150, 74, "Environments", "obs, reward,", "episode ends"),
         box(206, 44, 150, 74, "Collector", "act, step, write,", "T times"),
         box(396, 44, 130, 74, "Rollout", "[T, N] buffers", kind="strong"),
         arrow((166, 70), (206, 70)),
@@ -103,7 +103,7 @@ def pipeline():
         arrow((356, 81), (396, 81)),
         box(566, 44, 138, 74, "Rewards", "shift, scale, squash,", "extensions"),
         arrow((526, 81), (566, 81)),
-        box(566, 164, 138, 74, "Judge", "values, advantages,", "returns"),
+        box(566, 164, 138, 74, "Advantages", "values, advantages,", "returns"),
         arrow((635, 118), (635, 164)),
         box(
             206,
@@ -117,11 +117,11 @@ def pipeline():
         ),
         text(366, 238, "clip, Adam, learning rates; stop at target_kl", "mid muted"),
         arrow((566, 201), (526, 201)),
-        box(16, 164, 150, 74, "Statistics move", "observations, once,", "after learning"),
+        box(16, 164, 150, 74, "Statistics", "of observations, once,", "after the update"),
         arrow((206, 201), (166, 201)),
         arrow((91, 164), (91, 118)),
         arrow((366, 256), (366, 304)),
-        box(186, 304, 360, 56, "Count, log, save", "the only place where the host reads from the device"),
+        box(186, 304, 360, 56, "Count, log, save", "the only place where the host waits"),
     ]
     picture("iteration.svg", "One iteration of training", 720, 376, *parts)
 

@@ -1,9 +1,9 @@
-"""Draws `docs/_static/gaits.png`: the swimmer's two clips, and what was learned from each.
+"""Draw `docs/_static/gaits.png`: the swimmer's two clips, and the gaits learned from each.
 
     python docs/pictures/gaits.py                          the clips alone, in blue
     python docs/pictures/gaits.py RUN_WIDE RUN_NARROW      with runs of the presets swimmer-wide and swimmer-narrow
 
-Each clip is a row, and what was learned from it, in green, the row below. Pictures are 0.25 s apart.
+Each clip is a row; the gait learned from it, in green, is the row below. Pictures are 0.25 s apart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 import canter
-from canter.core.data.motion import Motions, load_clip
+from canter.core.data.motion import MotionLibrary, load_clip
 from canter.envs.tensor import Swimmer
 from canter.envs.tensor.base import BLACK, BLUE, GREEN, RED, Picture
 from canter.envs.tensor.swimmer import links
@@ -26,8 +26,8 @@ COUNT, APART = 9, 0.25
 
 
 def bodies_of_clip(gait: str) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of the links `[COUNT, 5, 2]` in the clip, and the way that it covers `[2]`."""
-    motions = Motions([load_clip(f"canter:swimmer_{gait}.npz")])
+    """Return the ends of the links `[COUNT, 5, 2]` in the clip, and its displacement `[2]`."""
+    motions = MotionLibrary([load_clip(f"canter:swimmer_{gait}.npz")])
     frames = motions.at(torch.zeros(COUNT, dtype=torch.int64), 2.0 + APART * torch.arange(COUNT))
     rotation = frames["body_rotations"][:, 0]
     heading = 2 * torch.atan2(rotation[:, 3:], rotation[:, :1])
@@ -38,7 +38,7 @@ def bodies_of_clip(gait: str) -> tuple[np.ndarray, np.ndarray]:
 
 @torch.no_grad()
 def bodies_of_policy(run: str) -> tuple[np.ndarray, np.ndarray]:
-    """The same as the policy of a run moves them, without noise, after 5 s; the way is that of 10 s."""
+    """Return the same for a run's policy without noise, from 5 s on; the displacement is that of 10 s."""
     policy, env, found = canter.load_policy(run), Swimmer(1, motion=True, max_episode_steps=None), []
     obs = env.reset(0)
     for _ in range(750):
@@ -49,7 +49,7 @@ def bodies_of_policy(run: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def strip(bodies: np.ndarray, way: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
-    """Pictures side by side, all turned so that the swimmer goes to the right."""
+    """Return pictures side by side, rotated so that the swimmer moves to the right."""
     angle = np.arctan2(way[1], way[0])
     turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     turned = (bodies - bodies[0].mean(0)) @ turn.T
@@ -67,7 +67,7 @@ def strip(bodies: np.ndarray, way: np.ndarray, colour: tuple[int, int, int]) -> 
 
 
 def main(runs: list[str]) -> None:
-    """A row for each clip, and one for each run."""
+    """Write a row for each clip and one for each run."""
     rows = []
     for number, gait in enumerate(("wide", "narrow")):
         rows.append(strip(*bodies_of_clip(gait), BLUE))

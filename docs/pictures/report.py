@@ -1,6 +1,6 @@
-"""Draws `docs/_static/report.png` and `report-comparison.png`: what `canter report` writes about real runs.
+"""Draw `docs/_static/report.png` and `report-comparison.png`: reports of real runs.
 
-python docs/pictures/report.py          needs Chromium; trains CartPole-v1 six times unless an earlier call has
+python docs/pictures/report.py          needs Chromium; trains CartPole-v1 six times unless an earlier call did
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def train(path: Path, seed: int, flags: list[str]) -> None:
 
 
 def picture(paths: list[Path], target: Path, height: int) -> None:
-    """The upper part of a report as a PNG."""
+    """Write the upper part of a report as a PNG."""
     with tempfile.TemporaryDirectory() as scratch:
         page = write_report(paths, Path(scratch) / "report.html")
         shot = Path(scratch) / "shot.png"

@@ -1,10 +1,10 @@
-"""Draws `docs/_static/go1.png`, a stride of a trained Go1, and `go1-curve.svg`, what it had learned when.
+"""Draw `docs/_static/go1.png`, a stride of a trained Go1, and `go1-curve.svg`, its learning curve.
 
     MUJOCO_GL=egl python docs/pictures/robots.py RUN
 
-RUN is a run or a policy file of `mjlab:Mjlab-Velocity-Flat-Unitree-Go1`. It is told to walk ahead at 0.8 m/s;
-pictures are 0.06 s apart. The curve is of the files that `benchmarks/robots/mjlab_trainers.py` writes. Without RUN
-only the curve.
+RUN is a run or a policy file of `mjlab:Mjlab-Velocity-Flat-Unitree-Go1`. Its command is to walk ahead at 0.8 m/s;
+pictures are 0.06 s apart. The curve uses the files that `benchmarks/robots/mjlab_trainers.py` writes. Without RUN
+only the curve is drawn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COUNT, APART, BEFORE = 8, 3, 100
 
 @torch.no_grad()
 def stride(run: str) -> np.ndarray:
-    """Pictures in two rows, from the left of the robot."""
+    """Return pictures in two rows, seen from the left of the robot."""
     import mujoco
 
     import canter
@@ -55,7 +55,7 @@ def stride(run: str) -> np.ndarray:
 
 
 def curve() -> str:
-    """Return against seconds since the environment was ready, a line for each seed."""
+    """Return the chart of return against seconds since the environment was ready, a line per seed."""
     kinds = {"canter": ("Canter", BLUE), "theirs": ("mjlab's trainer", GREY)}
     curves = {
         label: [_points(file) for file in sorted(RESULTS.glob(f"mjlab_{n}_*.json"))] for n, label in kinds.items()

@@ -1,8 +1,8 @@
-"""Draws `docs/_static/sac-curves.svg`: SAC and PPO on Pendulum-v1, by steps and by seconds.
+"""Draw `docs/_static/sac-curves.svg`: SAC and PPO on Pendulum-v1, by steps and by seconds.
 
     python docs/pictures/sac.py
 
-A line for each seed, of the files in `benchmarks/learning/results/sac`: evaluations without noise.
+Each seed is a line, read from `benchmarks/learning/results/sac`: evaluations without noise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "learning" / "results" / "s
 
 
 def curves(by_seconds: bool) -> dict[tuple[str, str], list[Curve]]:
-    """Of all seeds."""
+    """Return the curves of all seeds, by label and colour."""
     found: dict[tuple[str, str], list[Curve]] = {}
     for label, preset in ((("SAC", BLUE), "Pendulum-sac"), (("PPO", GREY), "Pendulum")):
         runs = json.loads((RESULTS / f"Pendulum-v1-{preset}.json").read_text())["runs"]

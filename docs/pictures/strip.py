@@ -1,4 +1,4 @@
-"""Draws `docs/_static/play.png`: pictures of an episode of a run on CartPole-v1, as `canter play --caption` films it.
+"""Draw `docs/_static/play.png`: pictures of a CartPole-v1 episode, as `canter play --caption` records it.
 
 python docs/pictures/strip.py RUN
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from canter.config import TrainConfig
-from canter.core.plain import config_keys
+from canter.core.hints import config_keys
 
 EXTENSIONS = Path(__file__).parents[2] / "docs" / "_ext"
 

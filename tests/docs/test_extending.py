@@ -73,7 +73,7 @@ def test_a_simulator_of_ones_own_trains_reports_and_goes_on(project):
     assert trained.stderr.count("the simulator loses the last observation of an episode") == 1
     resumed = canter(project, "resume", "latest", "--total-steps", "1536", "--allow-import", "my_parts")
     assert resumed.returncode == 0, resumed.stderr
-    assert "all episodes start anew: the environment saves a part of its state" in resumed.stderr
+    assert "all episodes restart: the environment saves a part of its state" in resumed.stderr
     # The wind rises by 0.001 with every one of 64 steps: its mean is that of their middle.
     assert [row["env/wind"] for row in rows(project)] == pytest.approx([0.0325, 0.0965, 0.1605])
     checked = canter(project, "check", "mysim:breeze", *short[:2], "--allow-import", "my_parts")
