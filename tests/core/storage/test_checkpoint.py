@@ -125,7 +125,7 @@ def test_an_existing_checkpoint_is_replaced_only_on_demand(tmp_path):
 def test_a_folder_that_is_no_checkpoint_is_never_replaced(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("years of work")
-    with pytest.raises(FileExistsError, match="is no checkpoint"):
+    with pytest.raises(FileExistsError, match="is not a checkpoint"):
         save_checkpoint(tmp_path / "thesis", TREE, replace=True)
     assert (tmp_path / "thesis" / "chapter").exists()
 

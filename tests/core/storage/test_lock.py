@@ -57,7 +57,7 @@ def test_the_lock_of_a_dead_process_is_taken_over_and_explained(tmp_path, caplog
     path = forge(tmp_path, pid=pid)
     with caplog.at_level(logging.WARNING), RunLock(tmp_path):
         assert json.loads(path.read_text())["pid"] == os.getpid()
-    assert f"process {pid}, which held it since" in caplog.text
+    assert f"process {pid}, its owner since" in caplog.text
 
 
 def test_a_later_process_with_the_same_number_is_not_the_owner(tmp_path):
@@ -88,7 +88,7 @@ def test_a_lock_that_was_taken_away_is_not_removed(tmp_path, caplog):
         other = json.loads(lock.path.read_text()) | {"token": "other"}
         lock.path.write_text(json.dumps(other))
     assert lock.path.exists()
-    assert "taken by another process" in caplog.text
+    assert "replaced by another process" in caplog.text
 
 
 def test_a_zombie_is_dead():

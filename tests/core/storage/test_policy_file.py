@@ -281,7 +281,7 @@ def plain(**changes):
         ({"model": []}, "description is malformed"),
         ({"env": {}}, "the environment is malformed"),
         ({"env": plain(action={"kind": "call", "n": "os.abort"})}, "the action is malformed"),
-        ({"env": plain(action={"kind": "discrete", "n": -1})}, "-1 is no size"),
+        ({"env": plain(action={"kind": "discrete", "n": -1})}, "-1 is not a size"),
         ({"env": plain(obs={"policy": {"shape": [4], "dtype": "object"}})}, "the environment is malformed"),
         ({"env": plain(groups=["other"])}, "groups or env_id are malformed"),
         ({"env_steps": "1"}, "description is malformed"),
@@ -324,7 +324,7 @@ def test_nan_in_a_file_is_refused(tmp_path, monkeypatch):
 def test_a_pipe_or_a_device_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/zero"):
-        with pytest.raises(PolicyFileCorrupt, match="no plain file"):
+        with pytest.raises(PolicyFileCorrupt, match="not a regular file"):
             load_policy(path)
 
 

@@ -1,6 +1,7 @@
-"""Reading files that anybody may have written: plain ones, of limited size, from where they claim to be.
+"""Safe file access: reading untrusted files within limits, and writing files atomically.
 
-Files that are either whole or not there, whenever the process or the machine dies.
+A file that is read must be a regular one, of limited size and inside its folder. A file that is
+written is complete or absent, even if the process or the machine dies meanwhile.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from canter.core.registry import UserError
 
 
 class Unreadable(UserError, OSError):
-    """A file that is not read; the message names it and says why."""
+    """A file that is refused unread; the message says which and why."""
 
 
 def open_untrusted(path: Path, limit: int, within: Path | None = None) -> BinaryIO:
-    """A plain file of at most `limit` bytes, open for reading.
+    """Open a regular file of at most `limit` bytes for reading; pipes and devices are refused.
 
-    No pipe is waited for and no device is read. A file that belongs to the folder `within` must lie there, wherever
-    links lead; where nothing is said of a folder, the user has named the file, and may have named a link.
+    With `within`, the file must lie in that folder after resolving links. Without it, the user
+    named the file, which may be a link.
     """
     if within is not None and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(within)):
         raise Unreadable(f"{path} is a link out of {within}, which is not followed")
@@ -33,7 +34,7 @@ def open_untrusted(path: Path, limit: int, within: Path | None = None) -> Binary
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
-            raise Unreadable(f"{path} is no plain file")
+            raise Unreadable(f"{path} is not a regular file")
         if info.st_size > limit:
             raise Unreadable(f"{path} has {info.st_size:,} bytes, more than the {limit:,} allowed")
         return open(fd, "rb")
@@ -43,16 +44,20 @@ def open_untrusted(path: Path, limit: int, within: Path | None = None) -> Binary
 
 
 def read_untrusted(path: Path, limit: int, within: Path | None = None) -> bytes:
-    """All bytes of such a file; refused unread where memory would not hold it."""
+    """Return the bytes of such a file; raise Unreadable if they would not fit into memory."""
     with open_untrusted(path, limit, within) as file:
-        size, room = os.fstat(file.fileno()).st_size, available_memory()
-        if size > room:
-            raise Unreadable(f"{path} has {size:,} bytes, more than the memory here ({room:,.0f})")
+        size = os.fstat(file.fileno()).st_size
+        free = available_memory()
+        if size > free:
+            raise Unreadable(f"{path} has {size:,} bytes, more than the free memory ({free:,.0f})")
         return file.read(size)
 
 
 def write_synced(path: Path, data: bytes | Iterable[bytes], mode: int = 0o600) -> None:
-    """Write a new file, of one piece or several, by default for its owner only, and wait until it is on the disk."""
+    """Write a new file from one or several pieces and wait until it is on the disk.
+
+    By default only its owner may read it.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with open(fd, "wb") as file:
         file.writelines([data] if isinstance(data, bytes) else data)
@@ -61,7 +66,7 @@ def write_synced(path: Path, data: bytes | Iterable[bytes], mode: int = 0o600) -
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the directory entries of a folder are on the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -70,29 +75,30 @@ def sync_folder(folder: Path) -> None:
 
 
 def append(path: Path, data: bytes) -> None:
-    """Add to the end of a plain file, all or nothing as far as the disk allows."""
-    # No link is followed, and no pipe waited for.
+    """Append to a regular file; if that fails, remove what was appended."""
+    # Refuse links, and do not wait for pipes.
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | flags, 0o666)
     try:
-        end, rest = os.fstat(fd).st_size, memoryview(data)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "no plain file", str(path))
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        rest = memoryview(data)
         try:
             while rest:
                 rest = rest[os.write(fd, rest) :]
         except OSError:
-            os.ftruncate(fd, end)
+            os.ftruncate(fd, info.st_size)
             raise
     finally:
         os.close(fd)
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes], mode: int = 0o600) -> None:
-    """Put a whole new file in the place of the old one; if this raises, the old one is there still.
+    """Replace a file atomically and durably; if this raises, the old file is unchanged.
 
-    There must be one writer of `path` at a time. What a killed one left under a name that starts with a dot is
-    overwritten by the next.
+    There must be one writer of `path` at a time. The partial file of a killed writer, whose name
+    starts with a dot, is overwritten by the next.
     """
     fresh = path.with_name(f".{path.name}.partial")
     fresh.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One owner per run folder."""
+"""Locks: one process at a time owns a run folder."""
 
 from __future__ import annotations
 
@@ -22,48 +22,52 @@ from canter.core.registry import UserError
 from canter.core.storage.files import write_synced
 from canter.core.storage.strict import read_json
 
-LOCK, GUARD = "run.lock", ".run.lock.folder_mutex"
+LOCK = "run.lock"
+MUTEX = ".run.lock.guard"
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a run folder."""
+    """The process that owns a run folder."""
 
     pid: int
     host: str
     since: str
-    """When the lock was taken, ISO 8601, UTC."""
+    """Time when the lock was acquired, ISO 8601, UTC."""
     birth: str
-    """When the process started, by its machine's clock; tells it from a later one with the same pid. May be empty."""
+    """Start of the process by its machine's clock, to tell it from a later one with the same pid;
+    may be empty."""
     token: str
 
 
 class RunLocked(UserError):
-    """Another process owns the run folder; `owner` says which, None if the lock cannot be read."""
+    """Another process, `owner`, owns the run folder; None if the lock cannot be read."""
 
     def __init__(self, path: Path, owner: Owner | None, advice: str) -> None:
-        who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "an unknown process"
-        super().__init__(f"{path.parent} is in use by {who}; {advice}")
-        self.path, self.owner = path, owner
+        process = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "an unknown process"
+        super().__init__(f"{path.parent} is in use by {process}; {advice}")
+        self.path = path
+        self.owner = owner
 
 
 class RunLock:
-    """Holds a run folder while in its `with` block; whoever else wants to write there gets `RunLocked`.
+    """Locks a run folder inside its `with` block; any other process that tries raises `RunLocked`.
 
-    A lock whose process has died on this machine is taken over. Of a process on another machine nobody here can tell
-    whether it lives, so its lock is left alone.
+    A lock whose process has died on this machine is taken over. A lock of another machine is left
+    alone, because its process cannot be checked from here.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / LOCK
+        self.folder = folder
+        self.path = folder / LOCK
         self.owner: Owner | None = None
 
     def __enter__(self) -> Self:
-        """Take the lock or raise `RunLocked`."""
+        """Acquire the lock or raise `RunLocked`."""
         if self.owner:
-            raise RuntimeError(f"{self.path} is already held by this very lock")
+            raise RuntimeError(f"{self.path} is already locked by this object")
         self.folder.mkdir(parents=True, exist_ok=True)
         pid = os.getpid()
         since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -73,24 +77,25 @@ class RunLock:
                 self._remove_stale(owner.host)
             try:
                 _create(self.path, json.dumps(asdict(owner)).encode())
-            except FileExistsError:  # only from another machine, where the folder_mutex may not reach
+            except FileExistsError:  # by another machine, which may not share the mutex
                 raise RunLocked(self.path, _read(self.path), "it took the lock first") from None
         self.owner = owner
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Give the lock back, if it is still this one's and this is still the process that took it."""
-        owner, self.owner = self.owner, None
+        """Release the lock if this process still owns it."""
+        owner = self.owner
+        self.owner = None
         if owner is None or owner.pid != os.getpid():
             return
         with folder_mutex(self.folder):
             if _read(self.path) == owner:
                 self.path.unlink()
             else:
-                _log.warning("%s was removed or taken by another process while this one held it", self.path)
+                _log.warning("%s was removed or replaced by another process while this one owned it", self.path)
 
     def _remove_stale(self, host: str) -> None:
-        """Make room if the holder is known to be dead; else raise."""
+        """Remove the lock if its process is known to be dead; otherwise raise RunLocked."""
         owner = _read(self.path)
         by_hand = f"if you know that it is no longer running, remove {self.path} by hand"
         if owner is None:
@@ -99,13 +104,13 @@ class RunLock:
             raise RunLocked(self.path, owner, f"this is {host}, from where that process cannot be seen; {by_hand}")
         if is_alive(owner.pid, owner.birth):
             raise RunLocked(self.path, owner, "wait for it, stop it, or use another folder")
-        fate = f"process {owner.pid}, which held it since {owner.since}, died without giving it back"
-        _log.warning("taking over %s: %s", self.path, fate)
+        fate = f"process {owner.pid}, its owner since {owner.since}, died without releasing it"
+        _log.warning("taking over the lock %s: %s", self.path, fate)
         self.path.unlink()
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process holds a run folder: one that lives, or one that nobody here can tell to be dead."""
+    """Return whether a process owns a run folder that is alive or may be, on another machine."""
     owner = _read(folder / LOCK)
     if owner is None:
         return os.path.lexists(folder / LOCK)
@@ -113,7 +118,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def is_alive(pid: int, birth: str = "") -> bool:
-    """Whether a process of this machine runs; with the `birth` noted earlier, whether it is the same one."""
+    """Return whether a process of this machine runs and, given its `birth`, is the same one."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -125,9 +130,9 @@ def is_alive(pid: int, birth: str = "") -> bool:
 
 
 def _birth(pid: int) -> str:
-    """Boot and tick at which a process began, "zombie" if it has ended, empty where the system does not tell."""
+    """Return boot and tick of a process's start, "zombie" if it has ended, "" if unknown."""
     try:
-        # The name, in brackets, may itself hold spaces and brackets.
+        # The second field, the name in brackets, may contain spaces and brackets.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -137,14 +142,16 @@ def _birth(pid: int) -> str:
 
 @contextlib.contextmanager
 def folder_mutex(folder: Path) -> Iterator[None]:
-    """Processes of one machine look at a folder and change it one after the other; each waits for its turn.
+    """Wait for other processes of this machine that use a folder, and exclude them in the block.
 
-    Without it, two that find the same stale lock could each remove it, the second removing the lock of the first. The
-    system lets go of the folder_mutex when its holder dies.
+    Without it, two processes that find the same stale lock could each remove it, the second one the
+    new lock of the first. The system releases the mutex when its process dies.
     """
-    fd = os.open(folder / GUARD, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(folder / MUTEX, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        with contextlib.suppress(OSError):  # some network file systems have no such locks; creation is exclusive still
+        with contextlib.suppress(
+            OSError
+        ):  # some network file systems have no locks; creating the file is exclusive still
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
@@ -152,8 +159,8 @@ def folder_mutex(folder: Path) -> Iterator[None]:
 
 
 def _create(path: Path, data: bytes) -> None:
-    """Create a file that did not exist, with its content from the start: a kill leaves all of it or nothing."""
-    host = re.sub(r"\W", "_", socket.gethostname())  # each machine its own: the folder_mutex may not reach beyond one
+    """Create a file with its content, atomically; raise FileExistsError if it exists."""
+    host = re.sub(r"\W", "_", socket.gethostname())  # one per machine, since machines may not share the mutex
     draft = path.with_name(f".{path.name}.draft-{host}")
     draft.unlink(missing_ok=True)
     write_synced(draft, data)

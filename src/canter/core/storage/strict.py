@@ -1,6 +1,6 @@
-"""JSON from files that anybody may have written.
+"""Strict JSON and YAML from untrusted files: plain data within limits of size, depth and aliases.
 
-Strict YAML: the plain data of a text, within limits of size, depth and aliases; nothing in it is ever run.
+Nothing in a file is ever executed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MAX_JSON_BYTES = 1 << 20
 
 
 class Malformed(UserError):
-    """Bytes that `encode` never writes; the message says how."""
+    """Data that Canter never writes; the message says what is wrong."""
 
 
 def parse_json(data: bytes) -> Any:
-    """JSON by the standard: without NaN and infinity, however spelled, and not nested beyond reason."""
+    """Return the value of a JSON text; raise Malformed if it is invalid or not finite."""
 
     def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is no JSON")
+        raise ValueError(f"{constant} is not JSON")
 
     def finite(text: str) -> float:
         number = float(text)
@@ -39,36 +39,40 @@ def parse_json(data: bytes) -> Any:
     try:
         return json.loads(data.decode("utf-8"), parse_constant=refuse, parse_float=finite)
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"no valid JSON ({error})") from error
+        raise Malformed(f"not valid JSON ({error})") from error
 
 
 def read_json(path: Path) -> Any:
-    """What a small file says that lies where it claims to be; `OSError` or `Malformed` where it cannot be used."""
+    """Return the content of a small JSON file that is no link out of its folder.
+
+    Raises OSError or Malformed if it cannot be used.
+    """
     return parse_json(read_untrusted(path, MAX_JSON_BYTES, within=path.parent))
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Put a file in the place of the old one, durably; `ValueError` for what `read_json` would refuse."""
+    """Replace a JSON file atomically; raise ValueError for values that JSON does not have."""
     replace_file(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
 MAX_YAML_BYTES = 2**20
 MAX_ALIASES = 100
 MAX_NODES = 10_000
-"""Values in a file, each alias counted as all that it stands for."""
+"""Limit of values in a file, with aliases expanded."""
 
 MAX_DIGITS = 400
-"""Characters of a value that is not a string; reading a number in base 60 takes time by the square of its length."""
+"""Limit of characters of a value that is not a string; reading a base-60 number takes quadratic
+time."""
 
 _STRING = "tag:yaml.org,2002:str"
 _MERGE = "tag:yaml.org,2002:merge"
 FLOAT = "tag:yaml.org,2002:float"
 EXPONENT = re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9_]+)[eE][-+]?[0-9]+$")
-"""1e-3 is a number to everybody but YAML 1.1."""
+"""Numbers such as 1e-3, which YAML 1.1 reads as strings."""
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which stops reading as soon as a limit is passed."""
+    """The safe loader, with limits that are checked while reading."""
 
     nodes = aliases = depth = 0
 
@@ -92,8 +96,10 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(FLOAT, EXPONENT, list("-+.0123456789"))
 
 
-def read_yaml(path: Path, within: Path | None = None, twice: list[str] | None = None) -> tuple[Any, dict[str, int]]:
-    """The plain data in a YAML file, and the line of each key path; `ConfigError` for whatever is none."""
+def read_yaml(
+    path: Path, within: Path | None = None, duplicates: list[str] | None = None
+) -> tuple[Any, dict[str, int]]:
+    """Return the plain data in a YAML file and the line of each key path; see `parse`."""
     try:
         content = read_untrusted(path, MAX_YAML_BYTES, within)
     except Unreadable as error:
@@ -106,13 +112,14 @@ def read_yaml(path: Path, within: Path | None = None, twice: list[str] | None = 
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise ConfigError(f"{path}:{line}: not UTF-8 text: {error.reason}") from error
-    return parse(text, str(path), twice)
+    return parse(text, str(path), duplicates)
 
 
-def parse(text: str, name: str, twice: list[str] | None = None) -> tuple[Any, dict[str, int]]:
-    """The plain data in a YAML text, and the line of each key path; `name` stands for the text in errors.
+def parse(text: str, name: str, duplicates: list[str] | None = None) -> tuple[Any, dict[str, int]]:
+    """Return the plain data in a YAML text and the line of each key path.
 
-    A key that is there twice is refused, or, where a list `twice` is given, noted there: the last one counts.
+    Raises ConfigError, in which `name` stands for the text. A duplicate key is an error too, unless
+    a list `duplicates` is given: then it is added to the list, and the last value is used.
     """
     try:
         loader = _Loader(text)
@@ -120,51 +127,54 @@ def parse(text: str, name: str, twice: list[str] | None = None) -> tuple[Any, di
         if node is None:
             return None, {}
         lines: dict[str, int] = {}
-        for count, (key, mark) in enumerate(_walk(node, "", 0, twice)):
+        for count, (key, mark) in enumerate(_walk(node, "", 0, duplicates)):
             if count >= MAX_NODES:
                 raise yaml.MarkedYAMLError(problem=f"more than {MAX_NODES:,} values", problem_mark=mark)
             lines.setdefault(key, mark.line + 1)
         return loader.construct_document(node), lines
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
+        mark = getattr(error, "problem_mark", None)  # some subclasses of YAMLError have no mark or problem
         place = name if mark is None else f"{name}:{mark.line + 1}"
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
         raise ConfigError(f"{place}: not valid YAML: {problem}") from error
     except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
-        # What `!!int x`, `!!bool x`, `!!timestamp x` or 2001-13-45 end in.
+        # Raised for `!!int x`, `!!bool x`, `!!timestamp x` or 2001-13-45.
         raise ConfigError(f"{name}: not valid YAML: a value does not fit its type ({error})") from error
 
 
 def parse_value(text: str) -> Any:
-    """What a text means as a value in YAML; the text itself where it means nothing else."""
+    """Return the value of a YAML text, or the text itself if it is not valid YAML."""
     try:
         return parse(text, "")[0]
     except ConfigError:
         return text
 
 
-def _walk(node: yaml.Node, key: str, depth: int, twice: list[str] | None) -> Iterator[tuple[str, Any]]:
-    """Key path and place of each value, aliases expanded; refuses what a config has no use for."""
+def _walk(node: yaml.Node, key: str, depth: int, duplicates: list[str] | None) -> Iterator[tuple[str, Any]]:
+    """Yield key path and mark of each value, with aliases expanded, and check keys and limits."""
     yield key, node.start_mark
-    if depth > MAX_DEPTH:  # an alias inside of what it stands for has no end
+    if depth > MAX_DEPTH:  # an alias inside its own value never ends
         raise yaml.MarkedYAMLError(problem=f"more than {MAX_DEPTH} levels", problem_mark=node.start_mark)
     if isinstance(node, yaml.ScalarNode):
         if node.tag != _STRING and len(node.value) > MAX_DIGITS:
             raise yaml.MarkedYAMLError(problem=f"more than {MAX_DIGITS} digits", problem_mark=node.start_mark)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            yield from _walk(item, key, depth + 1, twice)
+            yield from _walk(item, key, depth + 1, duplicates)
     elif isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for name, value in node.value:
             if not isinstance(name, yaml.ScalarNode):
                 raise yaml.MarkedYAMLError(problem="a key must be a plain name", problem_mark=name.start_mark)
-            if name.value in seen and twice is not None:
-                twice.append(f"{key}.{name.value}" if key else name.value)
+            if name.value in seen and duplicates is not None:
+                duplicates.append(f"{key}.{name.value}" if key else name.value)
             elif name.value in seen:
                 raise yaml.MarkedYAMLError(problem=f"the key {name.value} is there twice", problem_mark=name.start_mark)
             seen.add(name.value)
-            part = name.value[:200]  # as in errors; a path repeats the names above it
-            inner = key if name.tag == _MERGE else f"{key}.{part}" if key else part
-            yield from _walk(name, inner, depth + 1, twice)
-            yield from _walk(value, inner, depth + 1, twice)
+            part = name.value[:200]  # as long as in error messages
+            if name.tag == _MERGE:
+                inner = key
+            else:
+                inner = f"{key}.{part}" if key else part
+            yield from _walk(name, inner, depth + 1, duplicates)
+            yield from _walk(value, inner, depth + 1, duplicates)

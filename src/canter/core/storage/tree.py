@@ -1,4 +1,4 @@
-"""A tree of tensors and plain values as two byte strings: safetensors for the tensors, JSON for everything else."""
+"""Encoding of trees of tensors and plain values: safetensors for tensors, JSON for the rest."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from canter.core.storage.strict import Malformed as Malformed
 from canter.core.storage.strict import parse_json as parse_json
 
 SCHEMA = 1
-"""Version of the JSON; `decode` refuses what it does not know."""
+"""Version of the JSON document; `decode` refuses other versions."""
 MAX_HEADER_BYTES = 64 << 20
 MAX_TENSORS = 200_000
 MAX_DEPTH = 64
 
 
 def encode(tree: dict[str, Any]) -> tuple[bytes, bytes]:
-    """Tensors and state of a tree: nested dicts, lists and tuples of tensors, numbers, strings and None.
+    """Return the tensors and the state of a tree as bytes.
 
-    Raises `TypeError` or `ValueError` for anything that could not be read back exactly.
+    A tree consists of nested dicts, lists and tuples of tensors, numbers, strings and None. Raises
+    TypeError or ValueError for anything that could not be read back exactly.
     """
     if not isinstance(tree, dict):
         raise TypeError(f"a checkpoint is a dict, not {type(tree).__name__}")
@@ -36,7 +37,7 @@ def encode(tree: dict[str, Any]) -> tuple[bytes, bytes]:
 
 
 def decode(tensors: bytes, state: bytes) -> dict[str, Any]:
-    """The tree again, with tensors on the CPU; `Malformed` for whatever is no encoded tree."""
+    """Return the encoded tree, with tensors on the CPU; raise Malformed if it is invalid."""
     unused, _ = parse_tensors(tensors)
     document = parse_json(state)
     if not isinstance(document, dict) or document.keys() != {"schema", "tree"}:
@@ -48,26 +49,27 @@ def decode(tensors: bytes, state: bytes) -> dict[str, Any]:
     except (KeyError, ValueError, struct.error) as error:
         raise Malformed(f"the state is malformed ({type(error).__name__}: {error})") from error
     if not isinstance(tree, dict):
-        raise Malformed("the state is no dict")
+        raise Malformed("the state is not a dict")
     if unused:
         raise Malformed(f"there are tensors that the state does not name: {sorted(unused)[:3]}")
     return tree
 
 
 def _encode_node(node: Any, path: str, depth: int, tensors: dict[str, Tensor]) -> Any:
-    """JSON for a value: what JSON cannot say, and every container, is a list that begins with its kind."""
+    """Return JSON for a value: containers, and values that JSON lacks, as lists [kind, content]."""
     if depth > MAX_DEPTH:
         raise ValueError(f"the tree is nested deeper than {MAX_DEPTH} at {path[:200]}")
     match node:
         case None | bool() | str():
             return node
         case int():
-            # Readers of JSON may hold integers in 64 bits, and Python itself refuses very long decimals.
+            # Other JSON readers may use 64 bits for integers, and Python refuses very long
+            # decimals.
             return int(node) if abs(node) < 1 << 63 else ["int", hex(node)]
         case float():
             return float(node) if math.isfinite(node) else ["float", struct.pack(">d", node).hex()]
         case Tensor():
-            # A copy each: the format refuses tensors that share memory.
+            # Cloned, because safetensors refuses tensors that share memory.
             tensors[path] = node.detach().cpu().contiguous().clone()
             return ["tensor", path]
         case list() | tuple():
@@ -76,13 +78,13 @@ def _encode_node(node: Any, path: str, depth: int, tensors: dict[str, Tensor]) -
         case dict():
             wrong = [key for key in node if not isinstance(key, str)]
             if wrong:
-                raise TypeError(f"key {wrong[0]!r} at {path or '/'} is no string")
+                raise TypeError(f"key {wrong[0]!r} at {path or '/'} is not a string")
             return ["dict", {k: _encode_node(v, f"{path}/{_escape(k)}", depth + 1, tensors) for k, v in node.items()}]
     raise TypeError(f"a checkpoint cannot hold {type(node).__name__} (at {path or '/'})")
 
 
 def _escape(key: str) -> str:
-    """A key as part of a tensor's name, as in JSON pointers; different keys stay different."""
+    """Return a key escaped as in JSON pointers, so that different paths have different names."""
     text = key.replace("~", "~0").replace("/", "~1").replace("\\", "~2")
     return text.encode("ascii", "backslashreplace").decode("ascii")
 
@@ -109,7 +111,7 @@ def _decode_node(node: Any, depth: int, tensors: dict[str, Tensor]) -> Any:
 
 
 def parse_tensors(data: bytes) -> tuple[dict[str, Tensor], Any]:
-    """Tensors, on the CPU, and metadata, as it is, of a safetensors file; `Malformed` for whatever is none."""
+    """Return the tensors, on the CPU, and the metadata of a safetensors file."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
         raise Malformed(f"the tensors claim a header of {length} bytes in {len(data)} bytes")
@@ -118,8 +120,8 @@ def parse_tensors(data: bytes) -> tuple[dict[str, Tensor], Any]:
         raise Malformed("the tensors have a malformed header, or too many entries in it")
     try:
         views = safetensors.torch.load(data)
-        # Copies, aligned and writable, in memory of their own.
+        # Copied, so that every tensor is aligned, writable and independent of the file's bytes.
         tensors = {name: view.clone(memory_format=torch.contiguous_format) for name, view in views.items()}
         return tensors, header.get("__metadata__")
-    except Exception as error:  # the library documents no set of exceptions for hostile files
+    except Exception as error:  # safetensors does not document its exceptions for malformed files
         raise Malformed(f"the tensors are malformed ({error})") from error

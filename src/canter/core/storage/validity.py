@@ -1,4 +1,4 @@
-"""What must not be saved, and what must not be loaded where it does not belong."""
+"""Checks before saving (finite values) and before loading (same kind of run, same shapes)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*_INTEGERS, *_
 
 
 class Mismatch(UserError):
-    """What was saved does not fit what it is loaded into; `field` is where, `saved` and `here` are the two values."""
+    """Saved data does not fit the object that loads it: `field` differs, `saved` against `here`."""
 
     def __init__(self, what: str, field: str, saved: Any, here: Any) -> None:
         super().__init__(f"{what} does not fit: {field} is {_show(saved)} in what was saved and {_show(here)} here")
-        self.field, self.saved, self.here = field, saved, here
+        self.field = field
+        self.saved = saved
+        self.here = here
 
 
 class NonFiniteParameters(UserError):
-    """A tensor that the future of a run depends on holds NaN or infinity, so it is not saved."""
+    """A tensor of the training state holds NaN or infinity, so the state is not saved."""
 
 
 def check_finite(tree: Any, what: str) -> None:
-    """Raise `NonFiniteParameters` if a tensor of a tree holds NaN or infinity, naming it."""
+    """Raise NonFiniteParameters, naming the tensor, if one holds NaN or infinity."""
     leaves = {name: leaf for name, leaf in flatten(tree).items() if isinstance(leaf, Tensor)}
     numbers = {name: leaf for name, leaf in leaves.items() if leaf.is_floating_point() or leaf.is_complex()}
     if not numbers or torch.stack([torch.isfinite(leaf).all() for leaf in numbers.values()]).all():
@@ -43,20 +45,25 @@ def check_finite(tree: Any, what: str) -> None:
 
 
 def check_same(what: str, saved: Any, here: Any) -> None:
-    """Raise `Mismatch` at the first field in which two trees of plain data differ."""
-    saved, here = flatten(saved), flatten(here)
+    """Raise Mismatch at the first field in which two trees of plain data differ."""
+    saved = flatten(saved)
+    here = flatten(here)
     for field in {**here, **saved}:
         if saved.get(field, "missing") != here.get(field, "missing"):
             raise Mismatch(what, field, saved.get(field, "missing"), here.get(field, "missing"))
 
 
 def check_same_shape(what: str, saved: Any, here: Any) -> None:
-    """Raise `Mismatch` at the first leaf of two trees that is of another kind, or a tensor of another shape."""
-    check_same(what, *({name: _outline(leaf) for name, leaf in flatten(tree).items()} for tree in (saved, here)))
+    """Raise Mismatch at the first leaf with another type or, for tensors, dtype or shape."""
+
+    def outline(tree: Any) -> dict[str, str]:
+        return {name: _outline(leaf) for name, leaf in flatten(tree).items()}
+
+    check_same(what, outline(saved), outline(here))
 
 
 def flatten(tree: Any, path: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings and lists of mappings by their dotted path; lists of plain values are leaves."""
+    """Return the leaves of nested mappings and lists by dotted path, lists of plain values whole."""
     if isinstance(tree, Mapping):
         items = list(tree.items())
     elif isinstance(tree, list | tuple) and any(isinstance(item, Mapping | list | tuple | Tensor) for item in tree):
@@ -70,7 +77,7 @@ def flatten(tree: Any, path: str = "") -> dict[str, Any]:
 
 
 def spec_to_plain(spec: EnvSpec) -> dict[str, Any]:
-    """What an environment shows and accepts as plain data; how many there are and where does not matter."""
+    """Return observations and action of a spec as plain data, without `num_envs` and device."""
     names = {dtype: name for name, dtype in _DTYPES.items()}
     obs = {name: {"shape": list(group.shape), "dtype": names[group.dtype]} for name, group in spec.obs.items()}
     match spec.action:
@@ -81,14 +88,15 @@ def spec_to_plain(spec: EnvSpec) -> dict[str, Any]:
             action = {"kind": "discrete", "n": n}
         case MultiDiscrete(nvec):
             action = {"kind": "multi_discrete", "nvec": list(nvec)}
-    # The groups once more as a list: their order is the order in which a network reads them.
+    # The groups also as a list, because networks read them in this order.
     return {"env_id": spec.env_id, "groups": list(spec.obs), "obs": obs, "action": action}
 
 
 def spec_from_plain(plain: Any, device: torch.device) -> EnvSpec:
-    """The same again, for one environment; `ValueError` for whatever `spec_to_plain` never writes."""
+    """Return the spec, for one environment; raise ValueError for data of another form."""
     try:
-        groups, env_id = plain["obs"], plain["env_id"]
+        groups = plain["obs"]
+        env_id = plain["env_id"]
         if plain["groups"] != list(groups) or not isinstance(env_id, str):
             raise ValueError("groups or env_id are malformed")
         obs = {
@@ -113,7 +121,7 @@ def _action_from_plain(plain: Any) -> ActionSpec:
 
 def _size(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 1 << 31:
-        raise ValueError(f"{value!r} is no size")
+        raise ValueError(f"{value!r} is not a size")
     return value
 
 
