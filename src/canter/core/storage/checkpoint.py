@@ -87,7 +87,7 @@ def save_checkpoint(folder: Path, tree: dict[str, Any], *, replace: bool = False
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any]:
-        """Save a checkpoint, replacing one of the same step; `keep` marks it to be kept for ever.
+    """Return the tree saved as `folder`, on the CPU; raise CheckpointCorrupt if it is damaged."""
     location = _location(folder)
     contents = _read_verified(location)
     try:
