@@ -1,4 +1,4 @@
-"""Every example does what it says, as a user starts it: in a process and a folder of its own."""
+"""Run every example as a user does: in its own process and folder."""
 
 import json
 import re
@@ -22,7 +22,7 @@ LAST_LINES = {
     "export_onnx": r"cartpole\.onnx: at most \de[+-]\d+ from the policy; return \d+",
     "control_loop": r"balanced for \d+ steps, \d+ microseconds each",
 }
-"""What each prints at its end, where it has learned what it is about."""
+"""The last line that each example prints after it has learned."""
 ELSEWHERE = {"convert_motion": "tests/core/data/test_motion.py"}
 LINES = 45
 

@@ -241,17 +241,17 @@ def page(rows: list[dict[str, Any]]) -> str:
     )
     return f"""# Shipped configurations of rl_games and RSL-RL
 
-This page shows the result of importing every settings file that rl_games, IsaacGymEnvs, Isaac Lab and mjlab ship. A file
-counts as importable if the algorithm can be built from the result, for a stand-in environment with its kind of
-observation and action. What no file contains is added, as its user must: a teacher for a student, clips for AMP, and a
-mirror image that the environment declares. Every key of every file is in its report.
-`python benchmarks/parity/sweep.py CHECKOUT... --write` reproduces it and writes `benchmarks/parity/sweep.json`, with a
-row for each file.
+This page shows the result of importing every settings file that rl_games, IsaacGymEnvs, Isaac Lab
+and mjlab ship. A file counts as importable if the algorithm can be built from the result, for a
+stand-in environment with its kind of observation and action. What no file contains is added, as its
+user must: a teacher for a student, clips for AMP, and a mirror image that the environment declares.
+Every key of every file is in its report. `python benchmarks/parity/sweep.py CHECKOUT... --write`
+reproduces it and writes `benchmarks/parity/sweep.json`, with a row for each file.
 
 {table(rows)}
 
-"As they are" means that with `--parity` no key and no behaviour of the source library differs, except the moment at which
-`score_to_win` is checked.
+"As they are" means that with `--parity` no key and no behaviour of the source library differs,
+except the moment at which `score_to_win` is checked.
 
 ## What is not imported
 

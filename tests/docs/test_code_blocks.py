@@ -1,4 +1,4 @@
-"""What the documentation tells people to type works."""
+"""Run the code blocks of the documentation and parse its commands."""
 
 import contextlib
 import io
@@ -29,11 +29,11 @@ RSL_RL = {
     "policy": {"actor_hidden_dims": [64], "critic_hidden_dims": [64], "activation": "elu", "init_noise_std": 1.0},
     "algorithm": {"class_name": "PPO", "num_learning_epochs": 5, "num_mini_batches": 4},
 }
-"""What stands for the settings that a task of mjlab brings, where mjlab is not installed."""
+"""Stand-in for the settings of an mjlab task if mjlab is not installed."""
 
 
 class Parsed(Exception):
-    """The arguments of a command made sense."""
+    """Raised when the arguments of a command were accepted."""
 
 
 def blocks(page, *languages):
@@ -45,20 +45,22 @@ def commands(page, program):
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith(f"{program} ")]
 
 
-def pages_with(found):
-    return pytest.mark.parametrize("page", [page for page in PAGES if found(page)], ids=lambda page: page.stem)
+def pages_with(condition):
+    return pytest.mark.parametrize("page", [page for page in PAGES if condition(page)], ids=lambda page: page.stem)
 
 
 @pytest.fixture
 def small_budgets(monkeypatch):
-    train, evaluate, average = canter.train, canter.evaluate, canter.long_run_average
+    train = canter.train
+    evaluate = canter.evaluate
+    average = canter.long_run_average
 
-    def train_briefly(what=None, *args, **kwargs):
-        if isinstance(what, canter.TrainConfig):
-            what = replace(what, total_steps=1, algorithm=replace(what.algorithm, epochs=1))
+    def train_briefly(env=None, *args, **kwargs):
+        if isinstance(env, canter.TrainConfig):
+            env = replace(env, total_steps=1, algorithm=replace(env.algorithm, epochs=1))
         else:
             kwargs |= {"total_steps": 1, "algorithm": {**kwargs.get("algorithm", {}), "epochs": 1}}
-        return train(what, *args, **kwargs, final_evaluation=False)
+        return train(env, *args, **kwargs, final_evaluation=False)
 
     def evaluate_briefly(policy, env=None, episodes=100, seed=0):
         return evaluate(policy, env, min(episodes, 2), seed)
@@ -73,7 +75,7 @@ def small_budgets(monkeypatch):
 
 @pytest.fixture
 def unregistered(monkeypatch):
-    """What a page registers is gone after it."""
+    """Undo what a page registers."""
     before = dict(gymnasium.registry)
     for registry in registries.values():
         monkeypatch.setattr(registry, "_items", dict(registry._items))
@@ -84,7 +86,7 @@ def unregistered(monkeypatch):
 
 
 @pages_with(lambda page: blocks(page, "python"))
-def test_python_blocks_run_in_their_order(page, tmp_path, monkeypatch, small_budgets, unregistered):
+def test_python_blocks_run_in_order(page, tmp_path, monkeypatch, small_budgets, unregistered):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": page.stem}
     for number, body in enumerate(blocks(page, "python")):
@@ -95,7 +97,7 @@ def test_python_blocks_run_in_their_order(page, tmp_path, monkeypatch, small_bud
 def test_commands_are_accepted(page, tmp_path, monkeypatch, unregistered):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    # A module that is imported does not train.
+    # The module must not train when it is imported.
     defined = [
         re.split(r"^.*canter\.train\(", body, maxsplit=1, flags=re.MULTILINE)[0] for body in blocks(page, "python")
     ]
@@ -112,8 +114,8 @@ def test_commands_are_accepted(page, tmp_path, monkeypatch, unregistered):
 
     for argv in commands(page, "canter"):
         if argv[0] in ("train", "check"):
-            # Not only the flags: the settings that they make must be in range and fit each other.
-            settings = [flag for flag in argv[1:] if flag != "--threads"]  # which `check` alone knows
+            # Beyond the flags, the resulting settings must be in range and consistent.
+            settings = [flag for flag in argv[1:] if flag != "--threads"]  # a flag of `check` only
             with contextlib.redirect_stdout(io.StringIO()):
                 cli.dispatch(["train", *settings, "--print-config"])
         with monkeypatch.context() as patch, pytest.raises(Parsed):
@@ -122,7 +124,7 @@ def test_commands_are_accepted(page, tmp_path, monkeypatch, unregistered):
 
 
 @pages_with(lambda page: commands(page, "make"))
-def test_make_has_the_targets_that_are_named(page):
+def test_the_makefile_has_the_named_targets(page):
     makefile = (ROOT / "Makefile").read_text()
     for target, *_ in commands(page, "make"):
         assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
@@ -134,6 +136,6 @@ def test_every_public_name_is_in_the_reference():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_to_files_of_the_repository_lead_somewhere(page):
+def test_links_to_files_of_the_repository_exist(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         assert "://" in target or (page.parent / target).exists(), target

@@ -27,12 +27,12 @@ class Toy:
     silent: bool = True
 
 
-def test_every_key_is_told_with_its_docstring(reference):
+def test_every_key_is_listed_with_its_docstring(reference):
     sections = reference.sections(TrainConfig)
     for key in config_keys(TrainConfig):
         path, _, name = key.rpartition(".")
         docs = [reference.field_docs(section.cls).get(name) for section in sections if path in section.paths]
-        # `kind` is no field: it chooses among the classes that are found under one path.
+        # `kind` is not a field: it chooses among the classes under one path.
         assert any(docs) or (name == "kind" and docs), key
 
 

@@ -1,4 +1,4 @@
-"""The page about one's own parts: short examples that work from the command line, as a module and as a plugin."""
+"""Check docs/extending.md: its examples are short and work from the command line, as a module and as a plugin."""
 
 import json
 import os
@@ -24,13 +24,13 @@ ALL_AT_ONCE = [
 
 @pytest.fixture
 def project(tmp_path):
-    """A folder with all examples of the page as `my_parts.py`; the one that trains is cut short."""
+    """A folder with all examples of the page as `my_parts.py`; the one that trains does not."""
     (tmp_path / "my_parts.py").write_text(PARTS.replace("\ncanter.train(", "\n0 and canter.train("))
     return tmp_path
 
 
 def canter(folder, *argv, **environment):
-    """The command in a process of its own, in `folder`."""
+    """Run the command in its own process, in `folder`."""
     call = [sys.executable, "-c", "from canter.app.cli import main; main()", *argv]
     return subprocess.run(call, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=300)
 
@@ -53,10 +53,10 @@ def test_registered_parts_train_resume_and_play_by_their_names(project):
         assert f"kind: {kind}" in settings
     assert {"loss/curiosity", "curiosity/learning_rate/predictor"} <= rows(project)[-1].keys()
 
-    # A cosine on its way to 1e-5: half of the run done means half of the way.
+    # Half of the run is done, so the cosine is half-way to 1e-5.
     assert rows(project)[2]["optim/learning_rate/model"] == pytest.approx((3e-4 + 1e-5) / 2, rel=1e-3)
 
-    # The run remembers what its user trusted.
+    # The run stores which imports its user allowed.
     resumed = canter(project, "resume", "latest", "--total-steps", "2560")
     assert resumed.returncode == 0, resumed.stderr
     assert rows(project)[-1]["env_steps"] == 2560
@@ -66,7 +66,7 @@ def test_registered_parts_train_resume_and_play_by_their_names(project):
     assert "return over 4 episodes" in played.stdout
 
 
-def test_a_simulator_of_ones_own_trains_reports_and_goes_on(project):
+def test_a_custom_simulator_trains_reports_and_resumes(project):
     short = ["--env.num-envs", "8", "--algorithm.horizon", "64", "--console", "quiet", "--allow-import", "my_parts"]
     trained = canter(project, "train", "mysim:storm", "--total-steps", "1024", *short)
     assert trained.returncode == 0, trained.stderr
@@ -74,7 +74,7 @@ def test_a_simulator_of_ones_own_trains_reports_and_goes_on(project):
     resumed = canter(project, "resume", "latest", "--total-steps", "1536", "--allow-import", "my_parts")
     assert resumed.returncode == 0, resumed.stderr
     assert "all episodes restart: the environment saves a part of its state" in resumed.stderr
-    # The wind rises by 0.001 with every one of 64 steps: its mean is that of their middle.
+    # The wind rises by 0.001 in each of 64 steps; its mean is that of the middle step.
     assert [row["env/wind"] for row in rows(project)] == pytest.approx([0.0325, 0.0965, 0.1605])
     checked = canter(project, "check", "mysim:breeze", *short[:2], "--allow-import", "my_parts")
     assert "note     truncation    the simulator loses the last observation" in checked.stdout
@@ -82,7 +82,7 @@ def test_a_simulator_of_ones_own_trains_reports_and_goes_on(project):
     assert "env.options.rain=1: mysim:breeze takes no such option" in refused.stderr
 
 
-def test_an_algorithm_that_is_nothing_like_ppo(project):
+def test_an_algorithm_unlike_ppo(project):
     flags = ["--algorithm.kind", "random_search", "--total-steps", "32000", "--allow-import", "my_parts"]
     trained = canter(project, "train", "CartPole-v1", *flags, "--console", "quiet")
     assert trained.returncode == 0, trained.stderr
@@ -93,7 +93,7 @@ def test_an_algorithm_that_is_nothing_like_ppo(project):
 
 @pytest.fixture
 def plugin(project):
-    """The same as an installed package: its module is named in the entry-point group, and no flag is needed."""
+    """The same as an installed package, whose entry-point group names the module, so that no flag is needed."""
     info = project / "my_parts-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-parts\nVersion: 1.0\n")
