@@ -76,7 +76,7 @@ def test_it_is_a_term_of_the_loss_with_its_weight():
         algorithm = PPOConfig(horizon=8, num_minibatches=1, bound_loss=bound_loss).build(env.spec, 0)
         with torch.no_grad():
             algorithm.model.actor.head.mean.bias.fill_(3.1)
-        batch, _ = algorithm.targets(Collector(env, algorithm, 0).collect())
+        batch, _ = algorithm.prepare_batch(Collector(env, algorithm, 0).collect())
         algorithm.use_engine("autograd")
         return algorithm.engine.evaluate(batch, algorithm.coefs)
 

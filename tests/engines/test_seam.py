@@ -1,4 +1,4 @@
-"""Engines compute the loss that is described, or decline; nothing is ignored."""
+"""Engines compute the loss that is described, or refuse it; nothing is ignored."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import canter
-from canter.engines.base import PPOLoss, unknown_part
+from canter.engines.base import PPOLoss
+from canter.engines.capabilities import ANYTHING, Capabilities, unsupported_reason
 from canter.engines.choose import choose
 from canter.envs.tensor import tensor_envs
 from canter.nn.mlp import activations
@@ -20,8 +21,8 @@ def build(env="pendulum", extensions=(), algorithm=canter.PPO, **settings):
     return algorithm(config, env.spec, 0), Collector(env, algorithm(config, env.spec, 0), 0)
 
 
-def decliners(algorithm, loss):
-    """Why each fast engine of this machine's device declines a loss; None for one that does not."""
+def refusals(algorithm, loss):
+    """Why each fast engine of this machine's device refuses a loss; None for one that does not."""
     found = {}
     for name in ("native",):
         try:
@@ -39,30 +40,30 @@ class WithPenalty(PPOLoss):
     penalty: float | None = None
 
 
-def test_a_field_that_nobody_knows_makes_every_fast_engine_decline_unless_it_is_absent():
+def test_every_fast_engine_refuses_a_field_that_it_does_not_list_unless_it_is_absent():
     algorithm, _ = build()
     loss = algorithm.losses["policy"]
     fields = {name: getattr(loss, name) for name in loss.__dataclass_fields__}
     present, absent = WithPenalty(**fields, penalty=1000.0), WithPenalty(**fields)
-    known = {name: lambda value: True for name in fields}
-    assert unknown_part(present, known) == "it does not know penalty=1000.0"
-    assert unknown_part(absent, known) is None
-    assert all("penalty" in reason for reason in decliners(algorithm, present).values())
-    assert decliners(algorithm, absent) == decliners(algorithm, loss)
+    every = Capabilities("cpu", loss=dict.fromkeys(fields, ANYTHING), model={}, runs_modules=True)
+    assert unsupported_reason(every, present, algorithm.model) == "penalty=1000.0 is not supported"
+    assert unsupported_reason(every, absent, algorithm.model) is None
+    assert all("penalty" in reason for reason in refusals(algorithm, present).values())
+    assert refusals(algorithm, absent) == refusals(algorithm, loss)
     assert choose(present, algorithm.model, algorithm.optimizers["policy"]).engine.name == "autograd"
 
 
-def test_a_further_term_takes_one_entry_counts_and_makes_fast_engines_decline():
+def test_a_further_term_takes_one_entry_counts_and_is_refused_by_fast_engines():
     algorithm, collector = build()
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     size = (lambda batch, output: {"loss/size": 1000.0 * output.dist_params.square().sum(-1)},)
     loss = replace(algorithm.losses["policy"], terms=size)
-    assert all("terms" in reason for reason in decliners(algorithm, loss).values())
+    assert all("the hook loss of an extension" in reason for reason in refusals(algorithm, loss).values())
     every, optimizer = torch.arange(128), algorithm.optimizers["policy"]
     found = []
     for description in (algorithm.losses["policy"], loss):
         engine = choose(description, algorithm.model, optimizer).engine
-        metrics = engine.gradients(engine.begin(batch), every, algorithm.coefs)
+        metrics, _ = engine.gradients(engine.begin(batch), every, algorithm.coefs)
         found.append(torch.cat([gradient.flatten() for gradient in optimizer.gradients.values()]))
     assert metrics["loss/size"] > 0
     assert (found[1] - found[0]).norm() > 10 * found[0].norm()
@@ -104,7 +105,7 @@ def test_only_an_extension_that_changes_the_loss_changes_the_engine(extension, k
         assert extended.engine.name == "autograd"
 
 
-def test_a_subclass_with_terms_of_its_own_makes_every_fast_engine_decline():
+def test_every_fast_engine_refuses_a_subclass_with_terms_of_its_own():
     class Weighed(canter.PPO):
         def policy_terms(self, batch, params):
             terms = super().policy_terms(batch, params)
@@ -112,8 +113,8 @@ def test_a_subclass_with_terms_of_its_own_makes_every_fast_engine_decline():
 
     algorithm, collector = build(algorithm=Weighed)
     assert algorithm.engine.name == "autograd"
-    assert all("policy_terms" in reason for reason in decliners(algorithm, algorithm.losses["policy"]).values())
-    batch, _ = algorithm.targets(collector.collect())
+    assert all("policy_terms" in reason for reason in refusals(algorithm, algorithm.losses["policy"]).values())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     batch = replace(batch, advantage=batch.advantage + 1)
     plain = algorithm.engine.evaluate(batch, algorithm.coefs).metrics["loss/policy"]
     algorithm.engine.loss = replace(algorithm.engine.loss, policy_terms=None)
@@ -122,7 +123,9 @@ def test_a_subclass_with_terms_of_its_own_makes_every_fast_engine_decline():
 
 def test_an_engine_that_cannot_be_used_is_refused_with_its_reason():
     algorithm, _ = build()
-    with pytest.raises(ValueError, match=r"execution.engine=triton cannot be used here: it is for a GPU; use auto or"):
+    with pytest.raises(
+        ValueError, match=r"execution.engine=triton cannot be used here: it runs on a GPU"
+    ):
         algorithm.use_engine("triton")
 
 

@@ -1,6 +1,8 @@
-"""The definition: PPO's loss as one reads it, differentiated by autograd.
+"""The definition of PPO's loss in plain PyTorch, differentiated by autograd.
 
-L sequence length (1 without memory), S sequences, B sequences in a minibatch, P distribution parameters.
+`loss_terms` lists the terms and their weights; `AutogradEngine.evaluate` sums them.
+
+L sequence length (1 for feed-forward networks), S sequences, B sequences in a minibatch, P distribution parameters.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from canter.core.struct import Metrics, Obs, State, TensorStruct, tree_map
-from canter.engines.base import Acted, Coefs, ModelOutput, PPOBatch, PPOLoss, Valued
+from canter.engines.base import Acted, Coefs, ModelOutput, PPOBatch, PPOLoss, UpdateResult, Valued
 from canter.engines.streams import beside, side_stream
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
 from canter.functional.minibatches import take_sequences
@@ -25,8 +27,26 @@ from canter.nn.distributions import DiagGaussian, Distribution, TanhGaussian
 from canter.nn.optimizer import Optimizer
 
 
+@dataclass(frozen=True)
+class Term:
+    """A term of the loss: the mean of `value` over the valid samples, times `weight`."""
+
+    name: str
+    """Name under which the mean is logged, without the weight."""
+    value: Tensor
+    """`[L, B]`."""
+    weight: float | Tensor
+
+
+DIAGNOSTICS = ("policy/kl", "policy/clip_fraction")
+"""Quantities that `policy_terms` returns for the log and for early stopping; they are not part of the loss."""
+
+UNAUGMENTED_ONLY = ("policy/entropy", *DIAGNOSTICS)
+"""Quantities whose means leave out samples that an extension added."""
+
+
 def policy_terms(loss: PPOLoss, distribution: Distribution, batch: PPOBatch, params: Tensor) -> Metrics:
-    """Surrogate, entropy, KL, whether the ratio was clipped, how far the mean is out of bounds; each `[L, B]`."""
+    """Return surrogate, entropy, KL, whether the ratio was clipped and perhaps the bound loss; `[L, B]`, unweighted."""
     assert loss.surrogate is not None
     advantage = batch.advantage
     if loss.advantage != "given":
@@ -36,100 +56,117 @@ def policy_terms(loss: PPOLoss, distribution: Distribution, batch: PPOBatch, par
         kl = distribution.kl(batch.dist_params, params)
         if loss.moving_kl and isinstance(distribution, DiagGaussian | TanhGaussian):
             kl = rl_games_kl(batch.dist_params, params)
-        elif loss.moving_kl:  # of choices it has an estimate
+        elif loss.moving_kl:  # rl_games estimates it for discrete actions
             kl = 0.5 * (log_prob - batch.log_prob).square()
         clipped = ((torch.exp(log_prob - batch.log_prob) - 1).abs() > loss.clip_ratio).to(kl.dtype)
-    terms = {
+    values = {
         "loss/policy": SURROGATES[loss.surrogate](log_prob, batch.log_prob, advantage, loss.clip_ratio),
         "policy/entropy": distribution.entropy(params),
         "policy/kl": kl,
         "policy/clip_fraction": clipped,
     }
-    return terms if loss.bound is None else terms | {"loss/bound": loss.bound(params)}
+    if loss.bound is not None:
+        values["loss/bound"] = loss.bound(params)
+    return values
 
 
 def rl_games_kl(last_params: Tensor, params: Tensor) -> Tensor:
-    """KL(new || last seen) of Gaussians, by parameters `[..., 2A]`, with constants where a std stands below."""
-    (mean, log_std), (last_mean, last_log_std) = params.chunk(2, -1), last_params.chunk(2, -1)
-    std, last_std = torch.exp(log_std), torch.exp(last_log_std)
+    """Return KL(new || last seen) of Gaussians by parameters `[..., 2A]`, with rl_games' constants in the divisors."""
+    mean, log_std = params.chunk(2, -1)
+    last_mean, last_log_std = last_params.chunk(2, -1)
+    std = torch.exp(log_std)
+    last_std = torch.exp(last_log_std)
     squares = std.square() + (last_mean - mean).square()
     return (torch.log(last_std / std + 1e-5) + squares / (2 * (last_std.square() + 1e-5)) - 0.5).sum(-1)
 
 
-def value_terms(loss: PPOLoss, batch: PPOBatch, value: Tensor, bonus: Tensor | None) -> Metrics:
-    """The critic's error `[L, B]`, and that of its second head if it has one."""
-    assert loss.value_loss is not None
-    error = VALUE_LOSSES[loss.value_loss]
-    terms = {"loss/value": error(value, batch.value, batch.return_, loss.value_clip)}
-    if bonus is None or batch.bonus_value is None or batch.bonus_return is None:
-        return terms
-    return terms | {"loss/bonus_value": error(bonus, batch.bonus_value, batch.bonus_return, loss.value_clip)}
+def loss_terms(loss: PPOLoss, coefs: Coefs, batch: PPOBatch, output: ModelOutput, policy: Metrics | None) -> list[Term]:
+    """Return the terms of PPO's loss, without those of extensions, in the order in which they are summed.
+
+    `policy` are the values of `policy_terms`; None where the policy is not trained.
+    """
+    terms: list[Term] = []
+    if policy is not None:
+        terms.append(Term("loss/policy", policy["loss/policy"], weight=1.0))
+    if output.value is not None:
+        assert loss.value_loss is not None
+        error = VALUE_LOSSES[loss.value_loss]
+        value = error(output.value, batch.value, batch.return_, loss.value_clip)
+        terms.append(Term("loss/value", value, weight=loss.value_coef))
+        if output.bonus_value is not None and batch.bonus_value is not None and batch.bonus_return is not None:
+            value = error(output.bonus_value, batch.bonus_value, batch.bonus_return, loss.value_clip)
+            terms.append(Term("loss/bonus_value", value, weight=loss.bonus_coef or 0.0))
+    if policy is not None:
+        terms.append(Term("policy/entropy", policy["policy/entropy"], weight=-coefs.entropy))
+        if loss.bound is not None:
+            terms.append(Term("loss/bound", policy["loss/bound"], weight=loss.bound.config.coef))
+    return terms
 
 
-def weights(loss: PPOLoss, coefs: Coefs) -> dict[str, float | Tensor]:
-    """What each term counts for in the loss; a term that is not named here is only reported."""
-    return {
-        "loss/policy": 1.0,
-        "loss/value": loss.value_coef,
-        "loss/bonus_value": loss.bonus_coef or 0.0,
-        "policy/entropy": -coefs.entropy,
-        "loss/bound": loss.bound.config.coef if loss.bound else 0.0,
-    }
+def extension_terms(loss: PPOLoss, batch: PPOBatch, output: ModelOutput) -> list[Term]:
+    """Return the terms that extensions add; their values include their weights."""
+    return [Term(name, value, weight=1.0) for hook in loss.terms for name, value in hook(batch, output).items()]
 
 
-OF_ORIGINALS = ("policy/entropy", "policy/kl", "policy/clip_fraction")
-"""Terms that rows which an extension added have no part in."""
-
-
-def means_of(terms: Metrics, batch: PPOBatch) -> Metrics:
-    """The mean of each term `[L, B]` over the rows that it is of."""
-    means = dict(zip(terms, masked_mean(torch.stack(list(terms.values())), batch.valid).unbind(), strict=True))
-    own = [name for name in OF_ORIGINALS if name in terms]
+def sample_means(values: Metrics, batch: PPOBatch) -> Metrics:
+    """Return the mean of each value `[L, B]` over the valid samples, or the valid and unaugmented ones."""
+    means = dict(zip(values, masked_mean(torch.stack(list(values.values())), batch.valid).unbind(), strict=True))
+    own = [name for name in UNAUGMENTED_ONLY if name in values]
     if batch.original is None or not own:
         return means
-    counted = masked_mean(torch.stack([terms[name] for name in own]), batch.valid & batch.original)
-    return means | dict(zip(own, counted.unbind(), strict=True))
+    unaugmented = masked_mean(torch.stack([values[name] for name in own]), batch.valid & batch.original)
+    return means | dict(zip(own, unaugmented.unbind(), strict=True))
 
 
 @dataclass
 class LossOutput:
-    """A minibatch's loss, 0-d, and what to log. A phase's KL is the metric `policy/kl`."""
+    """The loss of a minibatch, 0-d, and what to log."""
 
     loss: Tensor
     metrics: Metrics
+    kl: Tensor | None = None
+    """KL from the policy that collected the samples, 0-d; early stopping and adaptive learning rates follow it."""
     dist_params: Tensor | None = None
-    """What the policy's network gave."""
+    """Output of the policy's network `[L, B, P]`."""
+
+    def measured(self) -> UpdateResult:
+        """Return metrics and KL without their autograd graphs."""
+        metrics = {name: value.detach() for name, value in self.metrics.items()}
+        return UpdateResult(metrics, None if self.kl is None else self.kl.detach())
 
 
 class LossGradients:
     """Gradients of any loss by autograd, for a phase of an update; `loss` takes a minibatch `[L, B, ...]`."""
 
     def __init__(self, loss: Callable[[Any], LossOutput], optimizer: Optimizer) -> None:
-        self.loss, self.optimizer = loss, optimizer
+        self.loss = loss
+        self.optimizer = optimizer
 
     def begin(self, batch: TensorStruct) -> TensorStruct:
-        """The rows themselves."""
+        """Return the samples as they are."""
         return batch
 
-    def gradients(self, rows: TensorStruct, index: Tensor, coefs: Any) -> Metrics:
-        """Write the gradients of the loss of some sequences into the optimiser; gives what there is to log."""
-        output = self.loss(take_sequences(rows, index))
+    def gradients(self, samples: TensorStruct, index: Tensor, coefs: Any) -> UpdateResult:
+        """Write the gradients of the loss of some sequences into the optimizer; return metrics and KL."""
+        output = self.loss(take_sequences(samples, index))
         self.optimizer.backward(output.loss)
-        return {name: value.detach() for name, value in output.metrics.items()}
+        return output.measured()
 
 
 class AutogradEngine:
-    """Runs the modules themselves; knows every loss and every model."""
+    """Runs the modules themselves; supports every loss and every model."""
 
     name = "autograd"
 
     def __init__(self, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> None:
-        self.loss, self.model, self.optimizer = loss, model, optimizer
+        self.loss = loss
+        self.model = model
+        self.optimizer = optimizer
         self.distribution = model.policy.distribution
         self.stream = side_stream(next(model.parameters()).device)
 
     def act(self, obs: Obs, state: State, reset: Tensor, rng: torch.Generator) -> Acted:
-        """Sample; the environment gets actions within bounds, the record keeps them as drawn."""
+        """Sample; the environment receives actions within bounds, the record keeps them as sampled."""
         with torch.no_grad():
             params, state = self.model.policy.params(obs, state, reset)
             action = self.distribution.sample(params, rng)
@@ -137,37 +174,40 @@ class AutogradEngine:
 
     @torch.no_grad()
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
-        """Values of all rows; on a CPU only of those that are needed."""
+        """Return the values of all samples, or on a CPU of the needed ones and zeros elsewhere."""
         if needed is None or not needed.is_cpu:
             return self.model.critic.unroll(obs, state, reset)
-        rows, values = torch.from_numpy(np.flatnonzero(needed.numpy())), torch.zeros(needed.shape)
-        if len(rows):
-            some, states = tree_map(lambda x: x[:, rows], obs), tree_map(lambda x: x[rows], state)
-            values[:, rows] = self.model.critic.unroll(some, states, None)[0]
+        values = torch.zeros(needed.shape)
+        index = torch.from_numpy(np.flatnonzero(needed.numpy()))
+        if len(index):
+            some = tree_map(lambda x: x[:, index], obs)
+            states = tree_map(lambda x: x[index], state)
+            values[:, index] = self.model.critic.unroll(some, states, None)[0]
         return values, ()
 
     def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
-        """Those of the distribution."""
+        """Return the log-probabilities of the distribution."""
         return self.distribution.log_prob(dist_params, action)
 
     def begin(self, batch: PPOBatch) -> PPOBatch:
-        """The rows themselves; with a moving KL, copies of the parameters that it is measured from."""
+        """Return the samples; a moving KL overwrites its reference parameters, so it gets a copy of them."""
         return replace(batch, dist_params=batch.dist_params.clone()) if self.loss.moving_kl else batch
 
-    def gradients(self, rows: PPOBatch, index: Tensor, coefs: Coefs) -> Metrics:
-        """By autograd."""
-        batch = take_sequences(rows, index)
-        if self.loss.moves_statistics:
-            self._move_statistics(batch)
+    def gradients(self, samples: PPOBatch, index: Tensor, coefs: Coefs) -> UpdateResult:
+        """Write the gradients of the loss of some sequences into the optimizer; return metrics and KL."""
+        batch = take_sequences(samples, index)
+        if self.loss.update_obs_stats_per_minibatch:
+            self._update_obs_statistics(batch)
         output = self.evaluate(batch, coefs)
         if self.loss.moving_kl and output.dist_params is not None:
-            rows.dist_params[:, index] = output.dist_params.detach()
+            samples.dist_params[:, index] = output.dist_params.detach()
         self.optimizer.backward(output.loss)
-        return {name: value.detach() for name, value in output.metrics.items()}
+        return output.measured()
 
-    def _move_statistics(self, batch: PPOBatch) -> None:
-        """Of the networks that this loss trains, each once."""
-        model, trained = self.model, []
+    def _update_obs_statistics(self, batch: PPOBatch) -> None:
+        """Update the observation statistics of the networks that this loss trains, each once."""
+        model = self.model
+        trained = []
         if self.loss.surrogate is not None:
             trained.append(model.actor.network)
         if self.loss.value_loss is not None and not (trained and (model.shared_trunk or self.loss.trunk_value)):
@@ -176,44 +216,53 @@ class AutogradEngine:
             network.update_statistics(batch.obs, batch.valid)
 
     def evaluate(self, batch: PPOBatch, coefs: Coefs) -> LossOutput:
-        """The loss of one minibatch: means of all terms over the valid rows, weighed and added up."""
+        """Return the loss of one minibatch: the sum of the weighted means of its terms."""
         loss = self.loss
         for augment in loss.augment:
             batch = augment(batch)
-        output, terms = self.forward(batch), Metrics()
-        if output.dist_params is not None:
-            own = loss.policy_terms or partial(policy_terms, loss, self.distribution)
-            terms |= own(batch, output.dist_params)
-        if output.value is not None:
-            terms |= value_terms(loss, batch, output.value, output.bonus_value)
-        counted = weights(loss, coefs)
-        for further in loss.terms:
-            added = further(batch, output)
-            twice = sorted(added.keys() & terms.keys())
-            if twice:
-                raise ValueError(f"extensions: loss terms called {', '.join(map(repr, twice))} are there already")
-            counted |= dict.fromkeys(added, 1.0)
-            terms |= added
-        means = means_of(terms, batch)
-        total = torch.stack([means[name] * weight for name, weight in counted.items() if name in means]).sum()
-        return LossOutput(total, means, output.dist_params)
+        output = self.forward(batch)
+        policy = None if output.dist_params is None else self._policy_terms(batch, output.dist_params)
+        diagnostics = {} if policy is None else {name: policy[name] for name in DIAGNOSTICS}
+        terms = loss_terms(loss, coefs, batch, output, policy)
+        for term in extension_terms(loss, batch, output):
+            if term.name in diagnostics or any(term.name == other.name for other in terms):
+                raise ValueError(f"extensions: the loss has a term named {term.name!r} already: rename it")
+            terms.append(term)
+        means = sample_means({term.name: term.value for term in terms} | diagnostics, batch)
+        total = torch.stack([means[term.name] * term.weight for term in terms]).sum()
+        kl = means.pop("policy/kl", None)
+        return LossOutput(total, means, kl, output.dist_params)
+
+    def _policy_terms(self, batch: PPOBatch, params: Tensor) -> Metrics:
+        """Return the policy's values, those of a subclass where it has its own; raise if one of them has no weight."""
+        values = (self.loss.policy_terms or partial(policy_terms, self.loss, self.distribution))(batch, params)
+        known = {"loss/policy", "loss/bound", *UNAUGMENTED_ONLY}
+        unweighted = sorted(values.keys() - known)
+        if unweighted:
+            raise ValueError(
+                f"policy_terms returns {', '.join(unweighted)}, for which there is no weight: it may change "
+                f"{', '.join(sorted(known))}; return further terms from the hook `loss` of an extension"
+            )
+        return values
 
     def forward(self, batch: PPOBatch) -> ModelOutput:
-        """Outputs of the networks that this loss trains; on a GPU the critic runs on a stream of its own."""
-        states = [tree_map(lambda x: x[0], state) for state in (batch.policy_state, batch.critic_state)]
-        model, obs, reset = self.model, batch.obs, batch.reset
+        """Return the outputs of the networks that this loss trains; on a GPU the critic runs on its own stream."""
+        model = self.model
+        obs = batch.obs
+        reset = batch.reset
+        policy_state, critic_state = (tree_map(lambda x: x[0], x) for x in (batch.policy_state, batch.critic_state))
         if self.loss.value_loss is None:
-            return ModelOutput(model.actor(obs, states[0], reset)[0], None)
+            return ModelOutput(model.actor(obs, policy_state, reset)[0], None)
         if self.loss.surrogate is None:
-            return ModelOutput(None, *model.values(obs, states[1], reset))
+            return ModelOutput(None, *model.values(obs, critic_state, reset))
         if self.loss.trunk_value:
-            return ModelOutput(*model.with_trunk_value(obs, states[0], reset))
+            return ModelOutput(*model.with_trunk_value(obs, policy_state, reset))
         if model.shared_trunk and model.bonus_head is None:
-            return ModelOutput(*model(obs, *states, reset))
-        if model.shared_trunk:  # twice through the trunk: a second head is rare
-            return ModelOutput(model.actor(obs, states[0], reset)[0], *model.values(obs, states[0], reset))
+            return ModelOutput(*model(obs, policy_state, critic_state, reset))
+        if model.shared_trunk:  # two passes through the trunk: a second head is rare
+            return ModelOutput(model.actor(obs, policy_state, reset)[0], *model.values(obs, policy_state, reset))
         with beside(self.stream) as join:
-            values = model.values(obs, states[1], reset)
-        params = model.actor(obs, states[0], reset)[0]
+            values = model.values(obs, critic_state, reset)
+        params = model.actor(obs, policy_state, reset)[0]
         join(*[value for value in values if value is not None])
         return ModelOutput(params, *values)

@@ -1,29 +1,24 @@
-"""A loss that keeps the mean of a Gaussian policy near the bounds of the action.
+"""The interface between PPO's mathematics and the engines that compute it.
 
-A sample outside is cut off, so beyond the bounds the reward says nothing about where the mean is, and it drifts away.
+`PPOLoss` describes the loss of one minibatch; an `Engine` acts, values states and writes the gradients of that loss.
+`canter.engines.autograd` is the definition. Every other engine supports some descriptions, names what it does not
+support in the others, and is tested against the definition.
 
-What PPO remembers of each step, the rows that it learns from, and what its networks make of them.
-
-N environments, L sequence length (1 without memory), S sequences, B of them in a minibatch, P distribution parameters.
-
-The seam between PPO's mathematics and speed: what the loss is, and what an engine does with it.
-
-L sequence length (1 without memory), S sequences, B sequences in a minibatch, N environments.
-
-`canter.engines.autograd` is the definition. Every other engine computes the same description and is held against it by
-one table of parity tests. An engine takes a description only if it knows every part of it.
+N environments, L sequence length (1 for feed-forward networks), S sequences, B sequences in a minibatch,
+P distribution parameters, A action components.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from canter.core.plain import check_range
+from canter.core.registry import UserError
 from canter.core.struct import Metrics, Obs, State, TensorStruct
 from canter.functional.losses import BOUND_LOSSES
 from canter.nn.distributions import DiagGaussian, Distribution
@@ -32,24 +27,27 @@ from canter.nn.optimizer import Optimizer
 
 @dataclass(frozen=True, kw_only=True)
 class BoundLossConfig:
-    """A loss on the mean of a Gaussian policy, in units in which the bounds are -1 and 1."""
+    """Loss that keeps the mean of a Gaussian policy near the action bounds, in units in which these are -1 and 1.
+
+    Actions beyond the bounds are clipped, so the reward has no gradient there and the mean drifts away.
+    """
 
     form: Literal["soft", "regularisation"] = "soft"
-    """The squared distance beyond `limit`, or the square of the mean."""
+    """Squared distance beyond `limit`, or the squared mean."""
     coef: float = 1e-3
     """Weight of the loss."""
     limit: float = 1.1
-    """For `form="soft"`: how far from the centre the mean may be without cost."""
+    """For `form="soft"`: distance of the mean from the centre up to which the loss is zero."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
+        """Raise for values outside their range, by name."""
         check_range(self, "must not be negative", "coef")
         check_range(self, "must be above 0", "limit")
 
     def build(self, distribution: Distribution, device: torch.device) -> BoundLoss:
-        """The loss for a distribution; raises ValueError for one whose actions cannot leave the bounds."""
+        """Return the loss for a distribution; raise UserError for one whose actions cannot leave the bounds."""
         if not isinstance(distribution, DiagGaussian):
-            raise ValueError(
+            raise UserError(
                 f"bound_loss is for a Gaussian policy, whose mean can leave the bounds; {type(distribution).__name__} "
                 "cannot: set bound_loss=null, or model.distribution=gaussian for a continuous action"
             )
@@ -60,30 +58,35 @@ class BoundLoss:
     """Distribution parameters `[..., 2A]` to a loss `[...]`."""
 
     def __init__(self, config: BoundLossConfig, distribution: DiagGaussian, device: torch.device) -> None:
-        self.config, self.distribution = config, distribution
-        half, centre = (1.0,) * distribution.dim, (0.0,) * distribution.dim
-        if distribution.bounds != "rescale":  # else the mean is in the right units already
+        self.config = config
+        self.distribution = distribution
+        half = (1.0,) * distribution.dim
+        centre = (0.0,) * distribution.dim
+        if distribution.bounds != "rescale":  # otherwise the bounds are -1 and 1 already
             half, centre, *_ = replace(distribution, bounds="rescale").interval()
         self.half, self.centre = torch.tensor([half, centre], device=device)
 
     def __call__(self, params: Tensor) -> Tensor:
-        """The loss of each row."""
+        """Return the loss of each sample."""
         mean = (self.distribution.mode(params) - self.centre) / self.half
         return BOUND_LOSSES[self.config.form](mean, self.config.limit)
 
 
 @dataclass
 class PPORecord(TensorStruct):
-    """What PPO remembers of each step, `[N, ...]`; log-probabilities follow from it, for a whole rollout at once."""
+    """Tensors that PPO stores for each step, `[N, ...]`.
+
+    Log-probabilities are computed from them for a whole rollout at once.
+    """
 
     action: Tensor
-    """The sample itself, never clipped or rescaled."""
+    """The sample itself, neither clipped nor rescaled."""
     dist_params: Tensor
 
 
 @dataclass
 class PPOBatch(TensorStruct):
-    """Rows to learn from, `[L, S, ...]`."""
+    """Samples to learn from, `[L, S, ...]`."""
 
     obs: Obs
     action: Tensor
@@ -97,74 +100,84 @@ class PPOBatch(TensorStruct):
     valid: Tensor
     reset: Tensor
     policy_state: State
-    """`[1, S, ...]` the policy's memory before each sequence; `()` without memory."""
+    """`[1, S, ...]` recurrent state of the policy before each sequence; `()` for a feed-forward policy."""
     critic_state: State
-    """`[1, S, ...]` the same of the critic."""
+    """`[1, S, ...]` recurrent state of the critic before each sequence."""
     bonus_value: Tensor | None = None
     """Values of a second head before the update, in its normalised units; None without one."""
     bonus_return: Tensor | None = None
     """Targets of that head, in the same units."""
     carried: dict[str, Any] = field(default_factory=dict)
-    """What extensions asked to have beside the rows, by their names: trees of `[L, S, ...]` or `[1, S, ...]`."""
+    """Additional tensors of extensions, by name: trees of `[L, S, ...]` or `[1, S, ...]`."""
     original: Tensor | None = None
-    """bool: rows that the policy acted on itself. KL, entropy and clip fraction, and with the KL the adaptive learning
-    rates, are of these only; None says that all are."""
+    """bool: True for samples that the policy collected, False for those that an extension added. KL, entropy, clip
+    fraction and, through the KL, adaptive learning rates use the former only; None means that all are original."""
 
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What the networks made of a minibatch."""
+    """Outputs of the networks for a minibatch."""
 
     dist_params: Tensor | None
-    """`[L, B, P]` parameters of the action distribution; None in the phase of a critic of its own."""
+    """`[L, B, P]` parameters of the action distribution; None where only the critic is trained."""
     value: Tensor | None
-    """`[L, B]` in normalised units; None where the critic has a phase of its own."""
+    """`[L, B]` in normalised units; None where only the policy is trained."""
     bonus_value: Tensor | None = None
     """`[L, B]` by a second head, in its normalised units; None without one."""
 
 
 Acted = tuple[Tensor, Tensor, Tensor, State]
-"""What the environment receives, the action as drawn, the distribution parameters `[N, ...]`, and the next state."""
+"""Action for the environment, action as sampled, distribution parameters `[N, ...]`, and the next state."""
 Valued = tuple[Tensor, State]
-"""Values, and the critic's states after each row."""
+"""Values, and the critic's states after each sample."""
 ValueLoss = Literal["mse", "clipped", "huber"]
 Augment = Callable[[PPOBatch], PPOBatch]
-Term = Callable[[PPOBatch, ModelOutput], Metrics]
-"""From a minibatch and what the networks made of it to further terms `[L, B]`, weights included, by name."""
+ExtensionLoss = Callable[[PPOBatch, ModelOutput], Metrics]
+"""Minibatch and network outputs to further terms of the loss `[L, B]`, weights included, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOLoss:
     """Everything that the loss of one minibatch depends on besides its tensors and the `Coefs`.
 
-    None and () say that a part is absent. An engine declines a loss with a part that it does not know and that is not
-    absent, so fields may be added here.
+    None and () mean that a part is absent. An engine refuses a loss with a part that is present and not in its list,
+    so fields may be added here.
     """
 
     surrogate: Literal["clipped", "smooth_clipped", "vanilla"] | None
-    """Policy objective; None where the loss is the critic's alone."""
+    """Policy objective; None for a loss of the critic alone."""
     clip_ratio: float
     value_loss: ValueLoss | None
-    """Error of the critic; None where the loss is the policy's alone."""
+    """Error of the critic; None for a loss of the policy alone."""
     value_clip: float
     value_coef: float
     advantage: Literal["given", "minibatch", "minibatch_sample"]
-    """Advantages as they are, or standardised over the valid rows of the minibatch; "sample" is the unbiased form."""
+    """Advantages as they are, or standardised over the valid samples of the minibatch; "sample" is unbiased."""
     bound: BoundLoss | None = None
     trunk_value: Literal[True] | None = None
-    """The value is that of a head on the policy's features, while the critic has a phase of its own."""
+    """Train the value head on the policy's features; the critic has a phase of its own."""
     moving_kl: Literal[True] | None = None
-    """Measure the KL from the policy as it was when a row was last learned from, as rl_games does."""
-    moves_statistics: Literal[True] | None = None
-    """Show each minibatch to the observation statistics of the networks that it trains, before their forward pass."""
+    """Measure the KL from the policy at the last visit of each sample, as rl_games does."""
+    update_obs_stats_per_minibatch: Literal[True] | None = None
+    """Update the observation statistics of the trained networks with each minibatch, before the forward pass."""
     bonus_coef: float | None = None
     """Weight of the error of a second value head; None without one."""
     augment: tuple[Augment, ...] = ()
-    """What extensions make of a minibatch on its way to the loss."""
-    terms: tuple[Term, ...] = ()
-    """What extensions add to the loss."""
+    """Changes of a minibatch by extensions, before the forward pass."""
+    terms: tuple[ExtensionLoss, ...] = ()
+    """Further terms by extensions."""
     policy_terms: Callable[[PPOBatch, Tensor], Metrics] | None = None
-    """A subclass's own terms of the policy."""
+    """A subclass's own version of `canter.engines.autograd.policy_terms`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACLoss:
+    """Everything that the gradients of SAC depend on besides its networks and tensors."""
+
+    pessimism: Literal["min", "mean"]
+    """Combine the critics by their minimum or their mean."""
+    learner: str | None = None
+    """Name of a subclass that may have changed the losses; None for SAC's own learner."""
 
 
 class Coefs(NamedTuple):
@@ -173,49 +186,45 @@ class Coefs(NamedTuple):
     entropy: Tensor
 
 
+class UpdateResult(NamedTuple):
+    """Measurements of one minibatch, or of all minibatches of a phase."""
+
+    metrics: Metrics
+    """Means over the valid samples, for the log."""
+    kl: Tensor | None = None
+    """KL from the policy that collected the samples, 0-d, for early stopping and adaptive learning rates; None for a
+    loss without a policy. It is not among the metrics: a phase logs it."""
+
+
 class Engine(Protocol):
-    """Computes what PPO needs of its networks; chosen once, when the algorithm is built."""
+    """Computes everything PPO needs of its networks; chosen once, when the algorithm is built."""
 
     name: str
     optimizer: Optimizer
-    """Where gradients go."""
+    """Receives the gradients."""
 
     def act(self, obs: Obs, state: State, reset: Tensor, rng: torch.Generator) -> Acted:
         """Sample actions; `reset` `[N]` marks environments that begin a new episode with this observation.
 
-        The next call may write over the action as drawn and the parameters, not over what the environment receives.
+        The next call may overwrite the action as sampled and the parameters, but not the action for the environment.
         """
         ...
 
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
-        """Values `[L, B]` of observations `[L, B, ...]` in the units of the reward, and the states after each row.
+        """Return values `[L, B]` of observations `[L, B, ...]` in reward units, and the states after each sample.
 
-        With `needed` `[1, B]`, for single rows, values of the others may be anything, and there are no states.
+        With `needed` `[1, B]`, for single steps, the other values are undefined, and there are no states.
         """
         ...
 
     def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
-        """Log-probabilities `[...]` of stored actions, rounded as `gradients` does: then the first ratio is 1."""
+        """Return the log-probabilities `[...]` of stored actions, rounded as in `gradients`: the first ratio is 1."""
         ...
 
     def begin(self, batch: PPOBatch) -> Any:
-        """Take the rows `[L, S, ...]` to learn from; what is given back is opaque and goes into `gradients`."""
+        """Take the samples `[L, S, ...]` to learn from; return them in the engine's own form, for `gradients`."""
         ...
 
-    def gradients(self, rows: Any, index: Tensor, coefs: Coefs) -> Metrics:
-        """Write the gradients of the loss of sequences `index` `[B]` into the optimiser; means over valid rows."""
+    def gradients(self, samples: Any, index: Tensor, coefs: Coefs) -> UpdateResult:
+        """Write the gradients of the loss of sequences `index` `[B]` into the optimizer; return what was measured."""
         ...
-
-
-def unknown_part(loss: PPOLoss, known: dict[str, Callable[[Any], bool]]) -> str | None:
-    """Why an engine that knows only these parts of a loss declines it; None if it knows all.
-
-    `known` has a test of the value for each field. A field that it does not have must be absent: None or ().
-    """
-    for part in fields(loss):
-        value = getattr(loss, part.name)
-        fits = known.get(part.name, lambda value: value is None or value == ())
-        if not fits(value):
-            shown = f"={value}" if isinstance(value, str | float | int) else ""
-            return f"it does not know {part.name}{shown}"
-    return None

@@ -1,84 +1,130 @@
-"""Which engine computes a loss: the first that knows every part of it."""
+"""Choice of the engine that computes a loss: the first one that supports every part of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from canter.core.registry import UserError
-from canter.engines import native
 from canter.engines.autograd import AutogradEngine
-from canter.engines.base import Engine, PPOLoss
-from canter.engines.native.soft import SoftEngine, SoftModel, declines_soft
+from canter.engines.base import Engine, PPOLoss, SACLoss
+from canter.engines.capabilities import unsupported_reason
+from canter.engines.native import kernels  # noqa: F401  # enters the kernels of the CPU in the dispatch table
+from canter.engines.native.engine import NativeEngine
+from canter.engines.native.sac import NativeSACEngine
 from canter.engines.triton.kernels import has_triton, load_kernels
 from canter.nn.actor_critic import ActorCritic
+from canter.nn.describe import SACModel
 from canter.nn.optimizer import Optimizer
 
 EngineName = Literal["auto", "autograd", "native", "triton", "triton_layers"]
-FAST = {"cpu": ("native",), "cuda": ("triton", "triton_layers")}
-"""Engines that are asked before the definition, by the kind of device."""
+E = TypeVar("E", covariant=True)
+
+
+def _networks_engine() -> Any:
+    from canter.engines.triton.engine import NetworksEngine
+
+    return NetworksEngine
+
+
+def _layers_engine() -> Any:
+    from canter.engines.triton.engine import LayersEngine
+
+    return LayersEngine
 
 
 @dataclass(frozen=True)
-class Choice:
-    """An engine, and why each that was asked before it declined."""
+class Candidate:
+    """An engine for one kind of loss and one type of device."""
 
-    engine: Engine
-    declined: dict[str, str] = field(default_factory=dict)
-
-    def in_words(self) -> str:
-        """One line for a log."""
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.declined.items())
-        return self.engine.name + (f" ({reasons})" if reasons else "")
+    name: EngineName
+    loss: type
+    device: str
+    load: Callable[[], Any]
+    """Import and return the class of the engine."""
 
 
-def choose(loss: PPOLoss, model: ActorCritic, optimizer: Optimizer, wanted: EngineName = "auto") -> Choice:
-    """The fastest engine for this loss, model and device; the one that is `wanted`, if it does not decline."""
-    device = next(model.parameters()).device.type
+CANDIDATES = (
+    Candidate("native", PPOLoss, "cpu", lambda: NativeEngine),
+    Candidate("native", SACLoss, "cpu", lambda: NativeSACEngine),
+    Candidate("triton", PPOLoss, "cuda", _networks_engine),
+    Candidate("triton_layers", PPOLoss, "cuda", _layers_engine),
+)
+"""Engines that are tried before the definition, the fastest first."""
+ALGORITHMS: dict[type, str] = {PPOLoss: "ppo", SACLoss: "sac"}
+
+
+@dataclass(frozen=True)
+class Choice(Generic[E]):
+    """The chosen engine, and the reason against each one that was tried before."""
+
+    engine: E
+    """None is the definition of SAC: its learner."""
+    name: str
+    unsupported: dict[str, str] = field(default_factory=dict)
+
+    def summary(self) -> str:
+        """Return one line for a log."""
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in self.unsupported.items())
+        return self.name + (f" ({reasons})" if reasons else "")
+
+
+@overload
+def choose(
+    loss: PPOLoss, model: ActorCritic, optimizer: Optimizer, requested: EngineName = "auto"
+) -> Choice[Engine]: ...
+
+
+@overload
+def choose(
+    loss: SACLoss, model: SACModel, optimizer: Mapping[str, Optimizer], requested: EngineName = "auto"
+) -> Choice[NativeSACEngine | None]: ...
+
+
+def choose(loss: Any, model: Any, optimizer: Any, requested: EngineName = "auto") -> Choice[Any]:
+    """Return the fastest engine for a loss, a model and its device, or the requested one.
+
+    SAC passes its optimizers by name. Raise UserError if the requested engine does not support them.
+    """
+    device = _device_of(model)
     if device == "cuda":
         load_kernels()
-    declined: dict[str, str] = {}
-    asked = FAST.get(device, ()) if wanted == "auto" else () if wanted == "autograd" else (wanted,)
-    for name in asked:
-        answer = _ask(name, device, loss, model, optimizer)
-        if not isinstance(answer, str):
-            return Choice(answer, declined)
-        declined[name] = answer
-    if wanted not in ("auto", "autograd"):
-        raise UserError(f"execution.engine={wanted} cannot be used here: {declined[wanted]}; use auto or autograd")
-    return Choice(AutogradEngine(loss, model, optimizer), declined)
+    unsupported: dict[str, str] = {}
+    for candidate in _candidates(loss, device, requested):
+        reason = _unsupported(candidate, device, loss, model)
+        if reason is None:
+            return Choice(candidate.load()(loss, model, optimizer), candidate.name, unsupported)
+        unsupported[candidate.name] = reason
+    if requested not in ("auto", "autograd"):
+        reason = unsupported.get(requested, f"it does not support {_algorithm(loss)}")
+        raise UserError(f"execution.engine={requested} cannot be used here: {reason}; use auto or autograd")
+    definition = AutogradEngine(loss, model, optimizer) if isinstance(loss, PPOLoss) else None
+    return Choice(definition, "autograd", unsupported)
 
 
-def choose_soft(model: SoftModel, wanted: EngineName = "auto") -> tuple[SoftEngine | None, str]:
-    """What computes SAC's gradients beside the definition, if anything, and one line for a log."""
-    on_cpu = model.spec.device.type == "cpu"
-    if wanted == "autograd" or (wanted == "auto" and not on_cpu):
-        return None, "autograd"
-    known = wanted in ("auto", "native")
-    reason = "it does not know sac" if not known else declines_soft(model) if on_cpu else "it is for a CPU"
-    if reason is None:
-        return SoftEngine(model), SoftEngine.name
-    if wanted != "auto":
-        raise UserError(f"execution.engine={wanted} cannot be used here: {reason}; use auto or autograd")
-    return None, f"autograd (native: {reason})"
+def _algorithm(loss: PPOLoss | SACLoss) -> str:
+    return next(name for kind, name in ALGORITHMS.items() if isinstance(loss, kind))
 
 
-def _ask(name: str, device: str, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> Engine | str:
-    """The engine of that name, or why it declines."""
-    if name == "native":
-        reason = "it is for a CPU" if device != "cpu" else native.declines(loss, model)
-        return reason or native.NativeEngine(loss, model, optimizer)
-    if device != "cuda":
-        return "it is for a GPU"
-    if not has_triton():
+def _device_of(model: ActorCritic | SACModel) -> str:
+    if isinstance(model, SACModel):
+        return model.spec.device.type
+    return next(model.parameters()).device.type
+
+
+def _candidates(loss: PPOLoss | SACLoss, device: str, requested: EngineName) -> list[Candidate]:
+    """Return the engines to try: those of the device, or the requested one whatever its device."""
+    fitting = [candidate for candidate in CANDIDATES if isinstance(loss, candidate.loss)]
+    if requested == "auto":
+        return [candidate for candidate in fitting if candidate.device == device]
+    return [candidate for candidate in fitting if candidate.name == requested]
+
+
+def _unsupported(candidate: Candidate, device: str, loss: Any, model: Any) -> str | None:
+    """Return why an engine cannot be used; None if it can."""
+    if candidate.device != device:
+        return f"it runs on a {'GPU' if candidate.device == 'cuda' else 'CPU'}, and the networks are on {device}"
+    if candidate.device == "cuda" and not has_triton():
         return "Triton is not installed"
-    from canter.engines.triton.engine import (
-        LayersEngine,
-        NetworksEngine,
-        unsupported_by_layers,
-        unsupported_by_networks,
-    )
-
-    if name == "triton":
-        return unsupported_by_networks(loss, model) or NetworksEngine(loss, model, optimizer)
-    return unsupported_by_layers(loss, model) or LayersEngine(loss, model, optimizer)
+    return unsupported_reason(candidate.load().capabilities, loss, model)

@@ -9,7 +9,8 @@ from canter.core.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiD
 from canter.engines import base
 from canter.engines.autograd import AutogradEngine
 from canter.engines.base import PPOBatch
-from canter.engines.native import NativeEngine
+from canter.engines.capabilities import unsupported_reason
+from canter.engines.native.engine import NativeEngine
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 
@@ -38,6 +39,16 @@ def engine_of(model, gradients, threads=1, loss=None, **settings):
     """The engine, and as many threads from now on."""
     torch.set_num_threads(threads)
     return NativeEngine(loss or PPOLoss(**settings), model, SimpleNamespace(gradients=gradients))
+
+
+def refusal(loss, model):
+    """Why the engine refuses a loss of a model; None where it does not."""
+    return unsupported_reason(NativeEngine.capabilities, loss, model)
+
+
+def means_of(result):
+    """Metrics of a minibatch, with its KL where it has one."""
+    return result.metrics | ({} if result.kl is None else {"policy/kl": result.kl})
 
 
 def coefs(entropy, dtype=torch.float64):
@@ -125,7 +136,7 @@ def definition(loss, model, batch, entropy_coef):
     dtype = next(model.parameters()).dtype
     output = AutogradEngine(loss, model, None).evaluate(batch, coefs(entropy_coef, dtype))
     gradients = torch.autograd.grad(output.loss, list(model.parameters()), materialize_grads=True)
-    means = {name: mean.detach() for name, mean in output.metrics.items()}
+    means = output.measured().metrics | ({} if output.kl is None else {"policy/kl": output.kl.detach()})
     return means, dict(zip(model.parameters(), gradients, strict=True))
 
 

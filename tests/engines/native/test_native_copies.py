@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from canter.core.struct import copy_all_, row_writer
+from canter.core.struct import copy_all_, fused_writer
 from canter.engines.native import AVAILABLE
 from canter.functional.returns import trace_back_
 
@@ -47,7 +47,7 @@ def test_a_source_of_another_size_is_refused_and_nothing_is_copied():
 
 def test_a_row_is_written_where_it_belongs_and_what_is_none_or_missing_stays():
     buffers = [torch.zeros(3, 2), torch.zeros((3, 2, 2), dtype=torch.int64), torch.ones(3, 2)]
-    write = row_writer(buffers)
+    write = fused_writer(buffers)
     first = torch.tensor([1.5, -2.0])
     assert write(1, [first, torch.tensor([[1, 2], [3, 4]])])
     first += 1.0
@@ -62,7 +62,7 @@ def test_a_row_is_written_where_it_belongs_and_what_is_none_or_missing_stays():
 )
 def test_a_row_of_another_form_is_left_to_others(value):
     buffers = [torch.zeros(3, 2), torch.zeros(3, 2)]
-    write = row_writer(buffers)
+    write = fused_writer(buffers)
     assert write(0, [torch.ones(2), torch.ones(2)])
     assert not write(1, [torch.ones(2), value])
     assert not buffers[0][1:].any()
@@ -71,7 +71,7 @@ def test_a_row_of_another_form_is_left_to_others(value):
 
 def test_a_source_that_moved_is_found_again():
     buffers, source = [torch.zeros(2, 2)], torch.ones(2)
-    write = row_writer(buffers)
+    write = fused_writer(buffers)
     assert write(0, [source])
     source.data = torch.full((2,), 5.0)
     assert write(1, [source])

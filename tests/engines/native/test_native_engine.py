@@ -7,11 +7,22 @@ import threading
 
 import pytest
 import torch
-from native_cases import ACTIONS, GROUPS, PPOLoss, build, coefs, definition, engine_of, make_batch, observations
+from native_cases import (
+    ACTIONS,
+    GROUPS,
+    PPOLoss,
+    build,
+    coefs,
+    definition,
+    engine_of,
+    make_batch,
+    means_of,
+    observations,
+    refusal,
+)
 
 from canter.core.specs import ACTION_MASK, TensorSpec
-from canter.engines.native import AVAILABLE, declines
-from canter.engines.native.declines import STD_FORMS, compiled
+from canter.engines.native import AVAILABLE, STD_FORMS, compiled
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 
@@ -79,7 +90,7 @@ def test_the_first_ratio_is_exactly_one(action, activation, std):
     batch.dist_params = torch.cat([params for _, _, params, _ in steps])[None]
     batch.log_prob = engine.log_prob(batch.dist_params, batch.action)
     batch.advantage = torch.ones_like(batch.advantage)
-    means = engine.gradients(engine.begin(batch), torch.randperm(256), COEFS)
+    means = means_of(engine.gradients(engine.begin(batch), torch.randperm(256), COEFS))
     assert means["loss/policy"] == -1.0 and means["policy/kl"] == 0.0 and means["policy/clip_fraction"] == 0.0
 
 
@@ -92,7 +103,7 @@ def test_equal_calls_give_equal_bits(threads):
         engine = engine_of(model, gradients, threads)
         rows = engine.begin(batch)
         for _ in range(3):
-            means = engine.gradients(rows, index, COEFS)
+            means = means_of(engine.gradients(rows, index, COEFS))
             found.append(
                 torch.cat([*(view.reshape(-1) for view in gradients.values()), torch.stack([*means.values()])])
             )
@@ -173,7 +184,7 @@ def test_rows_keep_their_tensors_and_their_model():
     rows = engine_of(model, gradients).begin(make_batch(model, 50, torch.float32))
     gc.collect()
     noise = [torch.full((50, 7), torch.nan) for _ in range(50)]
-    means = engine_of(model, gradients).gradients(rows, torch.arange(50), COEFS)
+    means = means_of(engine_of(model, gradients).gradients(rows, torch.arange(50), COEFS))
     assert all(torch.isfinite(mean) for mean in means.values()) and len(noise) == 50
 
 
@@ -203,8 +214,47 @@ def test_wrong_shapes_and_dtypes_are_refused():
         engine.act({"policy": torch.zeros(3, 6)}, (), None, rng)
     with pytest.raises(TypeError, match="float64"):
         engine.act({"policy": torch.zeros(3, 7, dtype=torch.float64)}, (), None, rng)
-    with pytest.raises(ValueError, match="description"):
-        compiled().model(False, 1, 0, torch.tensor([3]).numpy(), torch.zeros(1, dtype=torch.float64).numpy(), [])
+
+
+def altered(fields, path, change):
+    """A copy of a description with another dictionary at a path."""
+    if not path:
+        return change(dict(fields))
+    copied = list(fields) if isinstance(fields, list) else dict(fields)
+    copied[path[0]] = altered(fields[path[0]], path[1:], change)
+    return copied
+
+
+LAYER = ("towers", 0, "hidden", 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "message"),
+    [
+        ((), lambda fields: fields | {"entropy": 1.0}, "the model has an unknown field 'entropy'"),
+        ((), lambda fields: {"towers": fields["towers"], "policy": fields["policy"]}, "the model has no field 'loss'"),
+        ((), lambda fields: fields | {"towers": 3}, "the model.towers is not a list"),
+        ((), lambda fields: fields | {"loss": 3}, "the loss is not a dictionary"),
+        (LAYER, lambda fields: fields | {"dropout": 0.1}, "a layer has an unknown field 'dropout'"),
+        (LAYER, lambda fields: fields | {"activation": "selu"}, "a layer.activation has an unknown value"),
+        (LAYER, lambda fields: fields | {"outputs": -1}, "a layer.outputs is out of range"),
+        (LAYER, lambda fields: fields | {"bias": 3}, "a layer.bias is not a pair"),
+        (LAYER, lambda fields: fields | {"bias": None}, "a layer lacks parameters"),
+        (LAYER, lambda fields: fields | {"role": "value"}, "a layer has the role"),
+        (LAYER, lambda fields: fields | {"outputs": 3}, "bytes"),
+        (("towers", 0, "groups", 0), lambda fields: fields | {"shift": None}, "shift and inverse_scale"),
+        (("towers", 0), lambda fields: fields | {"heads": []}, "do not fit the policy"),
+        (("policy",), lambda fields: fields | {"std_mid": "wide"}, "the policy.std_mid is not a number"),
+        (("policy",), lambda fields: fields | {"low": None}, "the policy.low is missing"),
+        (("loss",), lambda fields: fields | {"surrogate": "spo"}, "the loss.surrogate has an unknown value"),
+    ],
+)
+def test_an_error_of_a_description_names_the_field(path, change, message):
+    model, gradients = build(dtype=torch.float32)
+    fields = engine_of(model, gradients)._description.fields
+    compiled().model(False, 1, 0, fields)
+    with pytest.raises(ValueError, match=message):
+        compiled().model(False, 1, 0, altered(fields, path, change))
 
 
 def test_observations_need_not_be_contiguous():
@@ -216,7 +266,7 @@ def test_observations_need_not_be_contiguous():
 
 
 def _in_a_child(engine, rows, results):
-    results.put(float(engine.gradients(rows, torch.arange(3000), COEFS)["loss/policy"]))
+    results.put(float(engine.gradients(rows, torch.arange(3000), COEFS).metrics["loss/policy"]))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -224,7 +274,7 @@ def test_a_child_of_fork_has_threads_of_its_own():
     model, gradients = build(network=NetworkConfig(hidden=(96, 64)), dtype=torch.float32)
     engine = engine_of(model, gradients, threads=2)
     rows = engine.begin(make_batch(model, 3000, torch.float32))
-    wanted = float(engine.gradients(rows, torch.arange(3000), COEFS)["loss/policy"])
+    wanted = float(engine.gradients(rows, torch.arange(3000), COEFS).metrics["loss/policy"])
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     child = context.Process(target=_in_a_child, args=(engine, rows, results))
@@ -255,7 +305,7 @@ def test_several_python_threads_with_engines_of_their_own():
 
 def test_a_mask_is_needed_where_the_model_has_one():
     model, gradients = build("categorical", masked=True)
-    assert ACTION_MASK in model.policy.spec.obs and declines(PPOLoss(), model) is None
+    assert ACTION_MASK in model.policy.spec.obs and refusal(PPOLoss(), model) is None
     with pytest.raises(KeyError):
         engine_of(model, gradients).act({"policy": torch.zeros(2, 7, dtype=torch.float64)}, (), None, torch.Generator())
 

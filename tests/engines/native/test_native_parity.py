@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from native_cases import PPOLoss, build, coefs, definition, engine_of, make_batch, spoil, valid_rows
+from native_cases import PPOLoss, build, coefs, definition, engine_of, make_batch, means_of, spoil, valid_rows
 
 from canter.core import distributed
 from canter.core.specs import TensorSpec
@@ -84,7 +84,7 @@ def of_case(case, dtype):
 def run(loss, model, gradients, batch, index=None, threads=1):
     engine = engine_of(model, gradients, threads, loss)
     index = torch.arange(batch.valid.shape[1]) if index is None else index
-    return engine.gradients(engine.begin(batch), index, coefs(0.02, engine.dtype))
+    return means_of(engine.gradients(engine.begin(batch), index, coefs(0.02, engine.dtype)))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(str(value) for value in case.values()))

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from canter.engines.native import AVAILABLE
-from canter.engines.native.declines import compiled
+from canter.engines.native import AVAILABLE, compiled
 from canter.functional.statistics import masked_sums, moments
 from canter.nn.schedules import follow_kl_
 

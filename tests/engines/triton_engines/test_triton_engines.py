@@ -31,7 +31,7 @@ def learned(clipping="joint", hidden=(32, 16), envs=32, model=(), **settings):
     algorithm.use_engine("autograd")
     collector = Collector(env, algorithm, 0)
     algorithm.update(collector.collect())
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     with torch.no_grad():
         for parameter in algorithm.model.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))

@@ -1,10 +1,35 @@
-"""The CPU's own engine: acting, values, whole minibatches and optimiser steps in C.
+"""The CPU's own engine in C: acting, values, gradients of whole minibatches and optimizer steps.
 
-The C sources are built when Canter is installed. On a machine without a compiler `declines` says so for every model.
+The C sources are compiled when Canter is installed. Without a compiler the engine is refused with that reason and
+everything runs in plain PyTorch.
 """
 
-from canter.engines.native import kernels
-from canter.engines.native.declines import AVAILABLE, declines
-from canter.engines.native.engine import NativeEngine
+from __future__ import annotations
 
-__all__ = ["AVAILABLE", "NativeEngine", "declines", "kernels"]
+from types import ModuleType
+from typing import Any
+
+_native: ModuleType | None
+try:
+    from canter.engines.native import _native  # pyright: ignore[reportAttributeAccessIssue]
+except ImportError:
+    _native = None
+
+AVAILABLE = _native is not None
+"""The C module was built."""
+ACTIVATIONS: tuple[str, ...] = _native.ACTIVATIONS[1:] if _native else ()
+"""Activations of hidden layers in C; the first of its list is the identity of heads."""
+STD_FORMS: tuple[str, ...] = _native.STD_FORMS if _native else ()
+"""Parameterisations of a standard deviation in C."""
+
+
+def compiled() -> ModuleType:
+    """Return the C module; raise RuntimeError if it was not built."""
+    if _native is None:
+        raise RuntimeError("the native engine was not built: install Canter again where there is a C compiler")
+    return _native
+
+
+def build_requirement(model: Any) -> str | None:
+    """Return why the C module is missing, if it is."""
+    return None if AVAILABLE else "it was not built: there was no C compiler when Canter was installed"

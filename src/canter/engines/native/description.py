@@ -1,9 +1,13 @@
-"""A model and its loss as the C code reads them: whole numbers, settings and arrays, in the order of `model.c`."""
+"""A model and its loss as nested dictionaries of named fields, which `model.c` reads by name.
+
+Arrays are views of their tensors, so every later update in place is seen.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,148 +15,207 @@ import torch
 from torch import Tensor, nn
 
 from canter.core.specs import TensorSpec
-from canter.engines.base import PPOLoss
-from canter.engines.native.declines import ACTIVATION_NAMES, ADVANTAGES, BOUND_FORMS, SURROGATES, VALUE_LOSSES, compiled
+from canter.engines.base import PPOLoss, SACLoss
+from canter.engines.native import compiled
 from canter.nn.actor_critic import ActorCritic
+from canter.nn.describe import LayerSpec, SACModel, describe
 from canter.nn.distributions import Categorical, DiagGaussian, MultiCategorical
-from canter.nn.heads import GaussianHead
-from canter.nn.network import Network
 from canter.nn.normalizer import Normalizer
 
 Gradients = Mapping[Tensor, Tensor]
-"""Where the gradient of each parameter goes."""
-OUTPUT_HEAD, STD_HEAD, VALUE_HEAD = 0, 1, 2
-"""Roles of heads, by their numbers in C."""
+"""Gradient of each parameter, a view that stays where it is."""
+Fields = dict[str, Any]
 
 
-class Lists:
-    """Reads networks into three lists. Arrays are views of their tensors: every update in place is seen."""
+class Description:
+    """Base of a model's description: the fields for C, and the parameters whose gradients C writes."""
 
-    def __init__(self, obs: dict[str, TensorSpec], dtype: torch.dtype, gradients: Gradients) -> None:
-        self.obs, self.dtype, self.gradients = obs, dtype, gradients
-        self.numbers: list[int] = []
-        self.settings: list[float] = []
-        self.arrays: list[np.ndarray | None] = []
+    fields: Fields
+
+    def __init__(self, obs: Mapping[str, TensorSpec], dtype: torch.dtype, gradients: Gradients) -> None:
+        self.obs = obs
+        self.dtype = dtype
+        self.gradients = gradients
         self.written: set[Tensor] = set()
         """Parameters whose gradients C writes."""
 
-    def build(self, threads: int, rows: int = 0) -> Any:
-        """The model in C; for SAC with room for `rows`."""
-        numbers, settings = np.array(self.numbers, np.int64), np.array(self.settings, np.float64)
-        return compiled().model(self.dtype == torch.float64, threads, rows, numbers, settings, self.arrays)
+    def build(self, threads: int, batch_size: int = 0) -> Any:
+        """Return the model in C, with room for as many threads; for SAC with the samples of a batch."""
+        return compiled().model(self.dtype == torch.float64, threads, batch_size, self.fields)
 
-    def tower(self, network: Any, heads: list[tuple[int, nn.Linear, bool]], learns: bool) -> None:
-        """A network and the layers behind it: their roles, themselves, and whether each learns."""
-        layers = _layers(network)
-        self.numbers += [len(network.groups), len(layers), len(heads)]
-        self.groups(network)
-        for linear, norm, activation in layers:
-            self._layer(linear, norm, activation, OUTPUT_HEAD, learns)
-        for role, linear, learns_head in heads:
-            self._layer(linear, None, "identity", role, learns_head)
+    def tower(self, layers: Iterable[LayerSpec], trained: Mapping[str, bool]) -> Fields:
+        """Return a network: its inputs, its hidden layers and its heads; `trained` says so by the kind of layer."""
+        layers = list(layers)
+        heads = [layer for layer in layers if layer.kind in ("output", "std", "value") and layer.module is not None]
+        return {
+            "groups": [self.group(layer) for layer in layers if layer.kind == "input"],
+            "hidden": [self.layer(layer, trained["hidden"]) for layer in layers if layer.kind == "hidden"],
+            "heads": [self.layer(layer, trained[layer.kind]) for layer in heads],
+        }
 
-    def groups(self, network: Any) -> None:
-        """What a network reads."""
-        for name, normalizer in zip(network.groups, network.normalizers, strict=True):
-            self.numbers.append(math.prod(self.obs[name].shape))
-            if isinstance(normalizer, Normalizer):
-                self.settings.append(math.inf if normalizer.clip is None else normalizer.clip)
-                self.arrays += [normalizer.shift.numpy(), normalizer.inverse_scale.numpy()]
-            else:
-                self.settings.append(math.inf)
-                self.arrays += [None, None]
+    def group(self, layer: LayerSpec) -> Fields:
+        """Return an observation group and its normalizer."""
+        normalizer = layer.normalizer
+        if not isinstance(normalizer, Normalizer):
+            return unnormalized_group(math.prod(self.obs[layer.group].shape))
+        return {
+            "width": math.prod(self.obs[layer.group].shape),
+            "clip": math.inf if normalizer.clip is None else normalizer.clip,
+            "shift": normalizer.shift.numpy(),
+            "inverse_scale": normalizer.inverse_scale.numpy(),
+        }
 
-    def _layer(self, linear: nn.Linear, norm: nn.LayerNorm | None, activation: str, role: int, learns: bool) -> None:
-        self.numbers += [linear.out_features, compiled().ACTIVATIONS.index(activation), role, 0]
-        self.parameter(linear.weight, learns)
-        self.parameter(linear.bias, learns)
-        self.parameter(None if norm is None else norm.weight, learns)
-        self.parameter(None if norm is None else norm.bias, learns)
+    def layer(self, layer: LayerSpec, trained: bool) -> Fields:
+        """Return a linear layer with its layer norm and activation."""
+        linear: nn.Linear = layer.module
+        norm = layer.norm
+        return {
+            "outputs": linear.out_features,
+            "activation": layer.activation,
+            "role": layer.kind,
+            "transposed": False,
+            "weight": self.parameter(linear.weight, trained),
+            "bias": self.parameter(linear.bias, trained),
+            "gamma": None if norm is None else self.parameter(norm.weight, trained),
+            "beta": None if norm is None else self.parameter(norm.bias, trained),
+        }
 
-    def parameter(self, parameter: Tensor | None, learns: bool) -> None:
-        """A parameter and where its gradient goes, if anywhere."""
-        gradient = None
-        if parameter is not None and learns:
-            gradient = self.gradients[parameter].numpy()
-            self.written.add(parameter)
-        self.arrays += [None if parameter is None else parameter.detach().numpy(), gradient]
+    def parameter(self, parameter: Tensor, trained: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return a parameter and its gradient, None where it is not trained."""
+        if not trained:
+            return parameter.detach().numpy(), None
+        self.written.add(parameter)
+        return parameter.detach().numpy(), self.gradients[parameter].numpy()
 
-    def std(self, head: GaussianHead, learns: bool) -> None:
-        """How a Gaussian's std follows from what is learned."""
-        self.numbers.append(compiled().STD_FORMS.index(head.log_std.form))
-        self.settings += [head.log_std.mid, head.log_std.half_range]
-        std = head.raw_std if isinstance(head.raw_std, Tensor) else None
-        self.parameter(std, learns and isinstance(std, nn.Parameter))
+    def std(self, head: Any, trained: bool) -> Fields:
+        """Return the parameterisation of a Gaussian's standard deviation."""
+        raw = head.raw_std
+        is_parameter = isinstance(raw, nn.Parameter)
+        return {
+            "std_form": head.log_std.form,
+            "std_mid": head.log_std.mid,
+            "std_half_range": head.log_std.half_range,
+            "raw_std": self.parameter(raw, trained and is_parameter) if isinstance(raw, Tensor) else None,
+        }
 
 
-class Description(Lists):
-    """Reads a model and its loss."""
+def unnormalized_group(width: int) -> Fields:
+    """Return an observation group that is read as it is."""
+    return {"width": width, "clip": math.inf, "shift": None, "inverse_scale": None}
+
+
+class PPODescription(Description):
+    """Description of an actor, a critic and PPO's loss."""
 
     def __init__(self, loss: PPOLoss, model: ActorCritic, gradients: Gradients) -> None:
         super().__init__(model.policy.spec.obs, next(model.parameters()).dtype, gradients)
-        self.loss, self.model = loss, model
-        learns_policy, learns_value = loss.surrogate is not None, loss.value_loss is not None
-        policy, value = _policy_heads(model), [(VALUE_HEAD, model.critic.head.linear, learns_value)]
-        heads = [(role, layer, learns_policy) for role, layer in policy]
+        self.loss = loss
+        self.model = model
+        trains_policy = loss.surrogate is not None
+        trains_value = loss.value_loss is not None
+        trained = {"output": trains_policy, "std": trains_policy, "value": trains_value}
+        hidden = {"policy": trains_policy, "critic": trains_value}
         if model.shared_trunk:
-            towers = [(model.actor.network, heads + value, learns_policy or learns_value)]
-        else:
-            towers = [(model.actor.network, heads, learns_policy), (model.critic.network, value, learns_value)]
-        self.numbers.append(len(towers))
-        for network, of_tower, learns in towers:
-            self.tower(network, of_tower, learns)
-        self._policy(learns_policy)
-        self._loss()
+            hidden = {"policy": trains_policy or trains_value}
+        layers = describe(model)
+        self.fields = {
+            "towers": [
+                self.tower((layer for layer in layers if layer.network == name), trained | {"hidden": trunk})
+                for name, trunk in hidden.items()
+            ],
+            "policy": self._policy(trains_policy),
+            "loss": self._loss(),
+        }
 
-    def _policy(self, learns: bool) -> None:
-        distribution, dtype = self.model.policy.distribution, self.dtype
-        match distribution:
-            case DiagGaussian(dim):
-                family, outputs, options = 0, dim, ()
+    def _policy(self, trained: bool) -> Fields:
+        match self.model.policy.distribution:
+            case DiagGaussian() as distribution:
+                return self._gaussian(distribution, trained)
             case Categorical(n):
-                family, outputs, options = 1, n, (n,)
+                options = (n,)
             case MultiCategorical(nvec):
-                family, outputs, options = 1, sum(nvec), nvec
-            case _:
-                raise TypeError(f"{distribution} should have been declined")
-        self.numbers += [family, outputs, int(self.model.actor.masked), len(options)]
-        self.arrays.append(np.array(options, np.int64) if options else None)
-        head = self.model.actor.head
-        if not isinstance(distribution, DiagGaussian) or not isinstance(head, GaussianHead):
-            return
-        self.std(head, learns)
-        self.numbers.append(int(distribution.bounds != "none"))
-        columns = [torch.tensor(column, dtype=dtype) for column in distribution.interval()]
+                options = nvec
+            case other:
+                raise TypeError(f"the native engine does not support {other}")
+        return {
+            "family": "categorical",
+            "outputs": sum(options),
+            "masked": self.model.actor.masked,
+            "options": np.array(options, np.int64),
+        }
+
+    def _gaussian(self, distribution: DiagGaussian, trained: bool) -> Fields:
+        dim = distribution.dim
         bound = self.loss.bound
-        units = (bound.centre, bound.half) if bound else (torch.zeros(outputs), torch.ones(outputs))
-        columns += [unit.to(dtype).expand(outputs).contiguous() for unit in units]
-        self.arrays += [column.numpy() for column in columns]
+        columns = {
+            name: torch.tensor(column, dtype=self.dtype).numpy()
+            for name, column in zip(("scale", "centre", "low", "high"), distribution.interval(), strict=True)
+        }
+        centre, half = (bound.centre, bound.half) if bound else (torch.zeros(dim), torch.ones(dim))
+        columns["bound_centre"] = centre.to(self.dtype).expand(dim).contiguous().numpy()
+        columns["bound_half"] = half.to(self.dtype).expand(dim).contiguous().numpy()
+        head = self.model.actor.head
+        rescaled = distribution.bounds != "none"
+        gaussian = {"family": "gaussian", "outputs": dim, "masked": False, "to_env": rescaled}
+        return gaussian | self.std(head, trained) | columns
 
-    def _loss(self) -> None:
-        loss, bound = self.loss, self.loss.bound and self.loss.bound.config
-        self.numbers += [SURROGATES.index(loss.surrogate), VALUE_LOSSES.index(loss.value_loss)]
-        self.numbers += [BOUND_FORMS.index(bound.form) if bound else 0, ADVANTAGES.index(loss.advantage)]
-        self.settings += [loss.clip_ratio, loss.value_clip, loss.value_coef]
-        self.settings += [bound.coef, bound.limit] if bound else [0.0, 0.0]
+    def _loss(self) -> Fields:
+        loss = self.loss
+        bound = loss.bound.config if loss.bound else None
+        return {
+            "surrogate": loss.surrogate or "none",
+            "value_loss": loss.value_loss or "none",
+            "advantage": loss.advantage,
+            "bound": bound.form if bound else "none",
+            "clip_ratio": loss.clip_ratio,
+            "value_clip": loss.value_clip,
+            "value_coef": loss.value_coef,
+            "bound_coef": bound.coef if bound else 0.0,
+            "bound_limit": bound.limit if bound else 0.0,
+        }
 
 
-def _policy_heads(model: ActorCritic) -> list[tuple[int, Any]]:
-    head: Any = model.actor.head
-    if not isinstance(head, GaussianHead):
-        return [(OUTPUT_HEAD, head.linear)]
-    std = [] if isinstance(head.raw_std, Tensor) else [(STD_HEAD, head.raw_std)]
-    return [(OUTPUT_HEAD, head.mean), *std]
+class SACDescription(Description):
+    """Description of an actor, critics and target critics; each critic is a tower."""
 
+    def __init__(self, loss: SACLoss, model: SACModel, gradients: Gradients) -> None:
+        head: Any = model.actor.head
+        super().__init__(model.spec.obs, head.mean.weight.dtype, gradients)
+        self.action_dim: int = head.mean.out_features
+        members = model.critics.members
+        trained = {"hidden": True, "output": True, "std": True}
+        towers = [self.tower((layer for layer in describe(model) if layer.network == "policy"), trained)]
+        for critics, is_trained in ((model, True), (replace(model, critics=model.target_critics), False)):
+            layers = [layer for layer in describe(critics) if layer.network == "critic"]
+            towers += [self._critic(layers, member, is_trained) for member in range(members)]
+        self.fields = {
+            "towers": towers,
+            "policy": {"family": "gaussian", "outputs": self.action_dim, "masked": False} | self.std(head, True),
+            "critics": {"members": members, "lowest": loss.pessimism == "min"},
+        }
 
-def _layers(network: Network) -> list[tuple[nn.Linear, nn.LayerNorm | None, str]]:
-    """Each hidden layer with its layer norm, if it has one, and the name of its activation."""
-    layers: list[tuple[nn.Linear, nn.LayerNorm | None, str]] = []
-    linear, norm = None, None
-    for module in network.hidden:
-        if isinstance(module, nn.Linear):
-            linear, norm = module, None
-        elif isinstance(module, nn.LayerNorm):
-            norm = module
-        elif linear is not None:
-            layers.append((linear, norm, ACTIVATION_NAMES[type(module)]))
-    return layers
+    def _critic(self, layers: list[LayerSpec], member: int, trained: bool) -> Fields:
+        """Return one of the critics, whose weights are stacked; the action is its last group."""
+        groups = [self.group(layer) for layer in layers if layer.kind == "input"]
+        return {
+            "groups": [*groups, unnormalized_group(self.action_dim)],
+            "hidden": [self._member(layer, member, trained) for layer in layers if layer.kind == "hidden"],
+            "heads": [self._member(layer, member, trained) for layer in layers if layer.kind == "value"],
+        }
+
+    def _member(self, layer: LayerSpec, member: int, trained: bool) -> Fields:
+        """Return one critic's part of stacked linear layers."""
+        weight, bias = (
+            (part.detach()[member].numpy(), self.gradients[part][member].numpy() if trained else None)
+            for part in (layer.module.weight, layer.module.bias)
+        )
+        return {
+            "outputs": layer.module.weight.shape[-1],
+            "activation": layer.activation,
+            "role": layer.kind,
+            "transposed": True,
+            "weight": weight,
+            "bias": bias,
+            "gamma": None,
+            "beta": None,
+        }

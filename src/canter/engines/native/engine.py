@@ -1,7 +1,7 @@
-"""An engine that acts, values and learns in C, without memory, on a CPU.
+"""The engine of PPO in C: acts, values and learns with feed-forward networks on a CPU.
 
-N environments, L sequence length, B sequences, S rows to learn from, A action components, P distribution parameters.
-The autograd engine stays the definition: tests hold every description that this one accepts against it.
+N environments, L sequence length, B sequences, S samples to learn from, A action components, P distribution parameters.
+The autograd engine is the definition: tests compare every supported description with it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,65 @@ from torch import Generator, Tensor
 
 from canter.core import distributed
 from canter.core.specs import ACTION_MASK
-from canter.core.struct import Metrics, Obs, State
-from canter.engines.base import Acted, Coefs, PPOBatch, PPOLoss, Valued
-from canter.engines.native.declines import compiled, declines
-from canter.engines.native.description import Description
+from canter.core.struct import Obs, State
+from canter.engines.base import Acted, Coefs, PPOBatch, PPOLoss, UpdateResult, Valued
+from canter.engines.capabilities import NUMBERS, Capabilities, unsupported_reason
+from canter.engines.native import ACTIVATIONS, STD_FORMS, build_requirement, compiled
+from canter.engines.native.description import PPODescription
 from canter.functional.statistics import moments
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.distributions import DiagGaussian, MultiCategorical
 from canter.nn.optimizer import Optimizer
 
-NAMES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction", "loss/bound")
-"""What C gives the means of, in its order."""
+LAYERS = {
+    "network": {"standard"},
+    "precision": {"float32"},
+    "observation groups": range(1, 17),
+    "hidden layers": {"MLP", "empty"},
+    "encoder": {"identity", "flatten"},
+    "normalizer": {"running"},
+    "observation dtype": {"torch.float32"},
+    "layer": {"linear"},
+    "activation": ACTIVATIONS,
+    "form": STD_FORMS,
+    "actor": {"standard"},
+    "policy head": {"standard"},
+    "parameter dtype": {"torch.float32", "torch.float64"},
+    "device": {"cpu"},
+}
+"""Features of networks that both PPO and SAC in C support."""
+
+CAPABILITIES = Capabilities(
+    device="cpu",
+    loss={
+        "surrogate": {None, "clipped", "smooth_clipped", "vanilla"},
+        "clip_ratio": NUMBERS,
+        "value_loss": {None, "mse", "clipped", "huber"},
+        "value_clip": NUMBERS,
+        "value_coef": NUMBERS,
+        "advantage": {"given", "minibatch", "minibatch_sample"},
+        "bound": {None, "soft", "regularisation"},
+    },
+    model=LAYERS
+    | {
+        "layer norm": {"before_activation"},
+        "distribution": {"gaussian", "categorical", "multi_categorical"},
+        "action mask": {"torch.bool"},
+        "std kind": {"parameter", "constant", "network"},
+        "critic": {"standard"},
+        "value head": {"standard"},
+    },
+    requirement=build_requirement,
+)
+
+MEANS = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction", "loss/bound")
+"""Means that C returns, in its order."""
+KL = MEANS.index("policy/kl")
 
 
 @dataclass(frozen=True)
-class NativeRows:
-    """Rows to learn from: arrays held by C, and what Python needs of them where several ranks learn together."""
+class NativeSamples:
+    """Samples to learn from: arrays held by C, and the tensors needed where several ranks learn together."""
 
     handle: Any
     valid: Tensor
@@ -41,88 +84,100 @@ class NativeRows:
 
 
 class NativeEngine:
-    """One loss of one model; raises ValueError with the sentence of `declines` where it does not know either.
+    """Computes one loss of one model; raises ValueError with the reason where it does not support them.
 
-    Gradients of parameters that the loss does not depend on become zero. Parameters and gradients must stay where they
-    are. As many threads may share a call as torch has when rows come in; how many do follows from sizes alone.
+    Gradients of parameters that the loss does not depend on become zero. Parameters and gradients must keep their
+    addresses. A call uses up to as many threads as torch has; their number follows from sizes alone.
     """
 
     name = "native"
+    capabilities = CAPABILITIES
 
     def __init__(self, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> None:
-        reason = declines(loss, model)
+        reason = unsupported_reason(CAPABILITIES, loss, model)
         if reason is not None:
             raise ValueError(reason)
-        self.loss, self.model, self.optimizer = loss, model, optimizer
+        self.loss = loss
+        self.model = model
+        self.optimizer = optimizer
         gradients = optimizer.gradients
         self.dtype = next(model.parameters()).dtype
         self.distribution: Any = model.policy.distribution
         # Looked up once: a module's attributes take longer to find than an action.
-        self._policy_groups, self._masked = model.actor.network.groups, model.actor.masked
+        self._policy_groups = model.actor.network.groups
+        self._masked = model.actor.masked
         self._gaussian = isinstance(self.distribution, DiagGaussian)
         self._bounded = self._gaussian and self.distribution.bounds != "none"
         self._action_dtype = self.dtype if self._gaussian else torch.int64
         self._params = torch.empty(0, 0)
-        self._description = Description(loss, model, gradients)
+        self._description = PPODescription(loss, model, gradients)
         written = self._description.written
         self._unused = [view for parameter, view in gradients.items() if parameter not in written]
-        self._handle, self._handle_threads = None, 0
-        has = {"loss/policy": loss.surrogate, "loss/value": loss.value_loss, "loss/bound": loss.bound}
-        reported = [has.get(name, loss.surrogate) is not None for name in NAMES]
-        reported[NAMES.index("loss/bound")] &= loss.surrogate is not None
-        self._reported = [name if wanted else None for name, wanted in zip(NAMES, reported, strict=True)]
-        self._means = _fresh_numbers(len(NAMES), self.dtype)
+        self._handle: Any = None
+        self._handle_threads = 0
+        self._trains_policy = loss.surrogate is not None
+        self._reported = [name if self._reports(name) else None for name in MEANS]
+        self._means = _fresh_numbers(len(MEANS), self.dtype)
+
+    def _reports(self, name: str) -> bool:
+        """Return whether a mean is a metric of this loss; the KL is returned beside the metrics."""
+        match name:
+            case "policy/kl":
+                return False
+            case "loss/value":
+                return self.loss.value_loss is not None
+            case "loss/bound":
+                return self.loss.bound is not None and self._trains_policy
+        return self._trains_policy
 
     def act(self, obs: Obs, state: State, reset: Tensor, rng: Generator) -> Acted:
-        """What the environment receives, the action as drawn, `dist_params` `[N, P]`, and the state as it came.
+        """Sample; return the action for the environment, the sample, `dist_params` `[N, P]` and the unchanged state.
 
-        The next call writes over the latter two; an environment may keep what it receives.
+        The next call overwrites the sample and the parameters; an environment may keep the action it receives.
         """
         arrays = [self._checked(obs[name]) for name in self._policy_groups]
-        rows = arrays[0].shape[0]
-        if self._params.shape[0] != rows:
-            self._prepare(rows)
+        count = arrays[0].shape[0]
+        if self._params.shape[0] != count:
+            self._prepare(count)
         self._draw(generator=rng)
         for_env = next(self._for_env)
         arrays += [self._checked(obs[ACTION_MASK], torch.bool)] if self._masked else []
-        compiled().act(self._model(), rows, (*arrays, *self._fixed, for_env))
+        compiled().act(self._model(), count, (*arrays, *self._fixed, for_env))
         return for_env, self._action if self._bounded else for_env, self._params, state
 
-    def _prepare(self, rows: int) -> None:
-        """Memory for acting on so many rows: noise of all ranks, of which this one's is taken, and results."""
-        noises = self.distribution.dim if self._gaussian else self.distribution.param_dim
-        shape: tuple[int, ...] = (rows, noises) if self._gaussian else (rows,)
+    def _prepare(self, count: int) -> None:
+        """Allocate noise of all ranks, of which this rank takes its part, and results for as many environments."""
+        width = self.distribution.dim if self._gaussian else self.distribution.param_dim
+        shape: tuple[int, ...] = (count, width) if self._gaussian else (count,)
         if isinstance(self.distribution, MultiCategorical):
-            shape = (rows, len(self.distribution.nvec))
-        noise = torch.empty((rows * distributed.world_size(), noises), dtype=self.dtype)
+            shape = (count, len(self.distribution.nvec))
+        noise = torch.empty((count * distributed.world_size(), width), dtype=self.dtype)
         self._draw = noise.normal_ if self._gaussian else noise.uniform_
-        self._params = torch.empty((rows, self.distribution.param_dim), dtype=self.dtype)
-        self._action, self._for_env = torch.empty(shape, dtype=self._action_dtype), _fresh(shape, self._action_dtype)
-        fixed = [noise[distributed.own_rows(rows)], self._params, *[self._action] * self._bounded]
-        self._fixed = [tensor.numpy() for tensor in fixed]  # whose addresses are found sooner than those of tensors
+        self._params = torch.empty((count, self.distribution.param_dim), dtype=self.dtype)
+        self._action = torch.empty(shape, dtype=self._action_dtype)
+        self._for_env = _fresh(shape, self._action_dtype)
+        fixed = [noise[distributed.rank_slice(count)], self._params, *[self._action] * self._bounded]
+        self._fixed = [tensor.numpy() for tensor in fixed]  # C finds the address of an array faster than of a tensor
 
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
-        """Values `[L, B]` in units of the reward, of observations `[L, B, ...]`, and the state as it came.
-
-        Where `needed` `[L, B]` is False the value is 0.
-        """
+        """Return values `[L, B]` in reward units, 0 where `needed` `[L, B]` is False, and the unchanged state."""
         critic = self.model.critic
         shape = obs[critic.network.groups[0]].shape[:2]
         groups = [self._checked(obs[name]) for name in critic.network.groups]
-        rows = shape.numel()
+        count = shape.numel()
         index = None if needed is None else np.flatnonzero(needed.numpy())
-        found = torch.empty(rows if index is None else len(index), dtype=self.dtype)
+        found = torch.empty(count if index is None else len(index), dtype=self.dtype)
         if len(found):
-            compiled().values(self._model(), rows, index, (*groups, found))
+            compiled().values(self._model(), count, index, (*groups, found))
         found = critic.head.normalizer.inverse(found)
         if index is None:
             return found.view(shape), state
-        values = torch.zeros(rows, dtype=self.dtype)
+        values = torch.zeros(count, dtype=self.dtype)
         values[torch.from_numpy(index)] = found
         return values.view(shape), state
 
     def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
-        """Log-probabilities `[...]` of actions under parameters `[..., P]`, rounded as `gradients` rounds them."""
+        """Return log-probabilities `[...]` of actions under parameters `[..., P]`, rounded as in `gradients`."""
         shape = dist_params.shape[:-1]
         result = torch.empty(shape, dtype=self.dtype)
         if shape.numel():
@@ -130,60 +185,63 @@ class NativeEngine:
             compiled().log_prob(self._model(), shape.numel(), arrays)
         return result
 
-    def begin(self, batch: PPOBatch) -> NativeRows:
-        """Rows of a `PPOBatch` of `[1, S, ...]`, which must not change while they are learned from."""
+    def begin(self, batch: PPOBatch) -> NativeSamples:
+        """Take the samples of a `PPOBatch` of `[1, S, ...]`, which must not change while they are learned from."""
         networks = [self.model.actor.network, *([] if self.model.shared_trunk else [self.model.critic.network])]
         arrays = [self._checked(batch.obs[name]) for network in networks for name in network.groups]
         arrays += [self._checked(batch.obs[ACTION_MASK], torch.bool)] if self._masked else []
         arrays += [self._checked(batch.valid, torch.bool), self._checked(batch.action, self._action_dtype)]
-        names = ("dist_params", "log_prob", "advantage", "value", "return_")
-        arrays += [self._checked(getattr(batch, name)) for name in names]
+        columns = (batch.dist_params, batch.log_prob, batch.advantage, batch.value, batch.return_)
+        arrays += [self._checked(column) for column in columns]
         valid = batch.valid.reshape(-1)
-        handle = compiled().rows(self._model(), len(valid), tuple(arrays))
-        return NativeRows(handle, valid, batch.advantage.reshape(-1))
+        handle = compiled().samples(self._model(), len(valid), tuple(arrays))
+        return NativeSamples(handle, valid, batch.advantage.reshape(-1))
 
-    def gradients(self, rows: NativeRows, index: Tensor, coefs: Coefs) -> Metrics:
-        """Write all gradients of the loss of some rows, `index` int64 `[B]`; returns 0-d means over the valid ones."""
-        adv_mean, adv_divisor = 0.0, -1.0  # negative: C finds both
+    def gradients(self, samples: NativeSamples, index: Tensor, coefs: Coefs) -> UpdateResult:
+        """Write all gradients of the loss of the samples `index` int64 `[B]`; return means over the valid ones."""
+        adv_mean = 0.0
+        adv_divisor = -1.0  # negative: C computes both
         if distributed.world_size() > 1 and self.loss.advantage != "given":
             unbiased = self.loss.advantage == "minibatch_sample"
-            adv_mean, adv_divisor = _divisor(rows.advantage[index], rows.valid[index], unbiased)
+            adv_mean, adv_divisor = _divisor(samples.advantage[index], samples.valid[index], unbiased)
         entropy = float(coefs.entropy.numpy())
         array, means = next(self._means)
-        array[:] = compiled().gradients(rows.handle, index, entropy, adv_mean, adv_divisor)
+        array[:] = compiled().gradients(samples.handle, index, entropy, adv_mean, adv_divisor)
         for view in self._unused:
             view.zero_()
-        return {name: mean for name, mean in zip(self._reported, means, strict=True) if name}
+        metrics = {name: mean for name, mean in zip(self._reported, means, strict=True) if name}
+        return UpdateResult(metrics, means[KL] if self._trains_policy else None)
 
     def _model(self) -> Any:
-        """The model in C, with as many workspaces as there may be threads."""
+        """Return the model in C, with a workspace for each thread that torch may use."""
         threads = torch.get_num_threads()
         if self._handle is None or threads != self._handle_threads:
-            self._handle, self._handle_threads = self._description.build(threads), threads
+            self._handle = self._description.build(threads)
+            self._handle_threads = threads
         return self._handle
 
     def _checked(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor in C's order; raises TypeError for another dtype than the model's, or the one asked for."""
+        """Return the tensor in C order; raise TypeError for another dtype than the model's or the given one."""
         if tensor.dtype is not (dtype or self.dtype):
             raise TypeError(f"a tensor of {tensor.dtype} where the native engine needs {dtype or self.dtype}")
         return tensor.contiguous()
 
 
 def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Tensor]:
-    """One new tensor `[N, ...]` after the other, made many at a time: a single one takes half as long as acting."""
+    """Yield new tensors `[N, ...]`, allocated many at a time: a single one takes half as long as acting."""
     while True:
         yield from torch.empty((max(1, 1024 // shape[0]), *shape), dtype=dtype).unbind()
 
 
 def _fresh_numbers(count: int, dtype: torch.dtype) -> Iterator[tuple[np.ndarray, tuple[Tensor, ...]]]:
-    """One array `[count]` after the other, each with its numbers as new 0-d tensors, made many at a time too."""
+    """Yield new arrays `[count]`, each with its numbers as new 0-d tensors, allocated many at a time."""
     while True:
         block = torch.empty((64, count), dtype=dtype)
         yield from zip(block.numpy(), zip(*[iter(block.view(-1).unbind())] * count, strict=True), strict=True)
 
 
 def _divisor(advantage: Tensor, valid: Tensor, unbiased: bool) -> tuple[float, float]:
-    """Mean and divisor by which advantages `[B]` of all ranks are standardised, as in `stats.normalize`."""
+    """Return mean and divisor that standardise advantages `[B]` over all ranks, as `statistics.normalize` does."""
     count, mean, m2 = (float(part) for part in moments(advantage, valid))
     std = (m2 / max(count - unbiased, 1.0)) ** 0.5
     resolution = max(torch.finfo(advantage.dtype).eps, 64 * torch.finfo(torch.float64).eps)

@@ -3,7 +3,7 @@
 
 #include "handle.h"
 
-#define PLACES_NAME "canter.places"
+#define ROW_WRITER_NAME "canter.writer"
 
 static PyObject *SHAPE, *DTYPE, *DATA_PTR;
 
@@ -30,20 +30,20 @@ PyObject *copy_tensors(PyObject *self, PyObject *args)
     PyObject *targets, *sources;
     if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &targets, &PyList_Type, &sources))
         return NULL;
-    Held to = {0}, from = {0};
+    Buffers to = {0}, from = {0};
     const Py_ssize_t count = PyList_Size(targets);
     int fine = PyList_Size(sources) == count && name_attributes();
     for (Py_ssize_t i = 0; fine && i < count; i++) {
         PyObject *target = PyList_GetItem(targets, i), *source = PyList_GetItem(sources, i);
         PyObject *dtype = PyObject_GetAttr(target, DTYPE);
-        fine = has(source, DTYPE, dtype) && hold(&to, target, -1, 1) && hold(&from, source, held_view(&to, i)->len, 0);
+        fine = has(source, DTYPE, dtype) && acquire(&to, target, -1, 1) && acquire(&from, source, buffer_at(&to, i)->len, 0);
         Py_XDECREF(dtype);
     }
     PyErr_Clear();
     for (Py_ssize_t i = 0; fine && i < count; i++)
-        memcpy(held_view(&to, i)->buf, held_view(&from, i)->buf, held_view(&to, i)->len);
-    release(&to);
-    release(&from);
+        memcpy(buffer_at(&to, i)->buf, buffer_at(&from, i)->buf, buffer_at(&to, i)->len);
+    release_buffers(&to);
+    release_buffers(&from);
     return PyBool_FromLong(fine);
 }
 
@@ -54,87 +54,87 @@ typedef struct {
     Py_ssize_t bytes;        /* of a row */
     PyObject *source;        /* what was written last, which is not looked at again */
     void *from;              /* as long as it is where it was */
-} Place;
+} Target;
 
 typedef struct {
-    Held held;
+    Buffers buffers;
     Py_ssize_t count, rows;
-    Place place[];
-} Places;
+    Target target[];
+} RowWriter;
 
-static void drop_places(PyObject *capsule)
+static void drop_row_writer(PyObject *capsule)
 {
-    Places *places = PyCapsule_GetPointer(capsule, PLACES_NAME);
-    for (Py_ssize_t i = 0; i < places->count; i++) {
-        Py_XDECREF(places->place[i].shape);
-        Py_XDECREF(places->place[i].dtype);
-        Py_XDECREF(places->place[i].source);
+    RowWriter *writer = PyCapsule_GetPointer(capsule, ROW_WRITER_NAME);
+    for (Py_ssize_t i = 0; i < writer->count; i++) {
+        Py_XDECREF(writer->target[i].shape);
+        Py_XDECREF(writer->target[i].dtype);
+        Py_XDECREF(writer->target[i].source);
     }
-    release(&places->held);
-    free(places);
+    release_buffers(&writer->buffers);
+    free(writer);
 }
 
-PyObject *make_places(PyObject *self, PyObject *args)
+PyObject *make_row_writer(PyObject *self, PyObject *args)
 {
     PyObject *tensors;
     if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &tensors) || !name_attributes())
         return NULL;
     const Py_ssize_t count = PyList_Size(tensors);
-    Places *places = calloc(1, sizeof *places + count * sizeof *places->place);
-    PyObject *capsule = places ? PyCapsule_New(places, PLACES_NAME, drop_places) : PyErr_NoMemory();
+    RowWriter *writer = calloc(1, sizeof *writer + count * sizeof *writer->target);
+    PyObject *capsule = writer ? PyCapsule_New(writer, ROW_WRITER_NAME, drop_row_writer) : PyErr_NoMemory();
     if (!capsule)
-        return free(places), NULL;
+        return free(writer), NULL;
     for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
         PyObject *tensor = PyList_GetItem(tensors, i), *whole = PyObject_GetAttr(tensor, SHAPE);
-        Place *place = &places->place[places->count++];
-        Py_buffer *view = hold(&places->held, tensor, -1, 1);
+        Target *target = &writer->target[writer->count++];
+        Py_buffer *view = acquire(&writer->buffers, tensor, -1, 1);
         const Py_ssize_t rows = whole ? PyObject_Size(tensor) : 0;
         if (view && rows > 0) {
-            places->rows = i == 0 || rows < places->rows ? rows : places->rows;
-            place->to = view->buf, place->bytes = view->len / rows;
-            place->shape = PySequence_GetSlice(whole, 1, PyTuple_Size(whole));
-            place->dtype = PyObject_GetAttr(tensor, DTYPE);
+            writer->rows = i == 0 || rows < writer->rows ? rows : writer->rows;
+            target->to = view->buf, target->bytes = view->len / rows;
+            target->shape = PySequence_GetSlice(whole, 1, PyTuple_Size(whole));
+            target->dtype = PyObject_GetAttr(tensor, DTYPE);
         }
         Py_XDECREF(whole);
     }
     return PyErr_Occurred() ? Py_DecRef(capsule), NULL : capsule;
 }
 
-/* Whether a source is a row of this place, as it is; then `from` is where it is now. */
-static int fits(Place *place, PyObject *source)
+/* Whether a source is a row of this target, as it is; then `from` is where it is now. */
+static int fits(Target *target, PyObject *source)
 {
     PyObject *number = PyObject_CallMethodObjArgs(source, DATA_PTR, NULL);
     void *from = number ? PyLong_AsVoidPtr(number) : NULL;
     Py_XDECREF(number);
-    if (source == place->source && from == place->from)
+    if (source == target->source && from == target->from)
         return 1;
-    Held held = {0};
-    int fine = from && has(source, SHAPE, place->shape) && has(source, DTYPE, place->dtype) &&
-               hold(&held, source, place->bytes, 0);
-    release(&held);
+    Buffers buffers = {0};
+    int fine = from && has(source, SHAPE, target->shape) && has(source, DTYPE, target->dtype) &&
+               acquire(&buffers, source, target->bytes, 0);
+    release_buffers(&buffers);
     if (fine) {
-        Py_XDECREF(place->source);
-        place->source = Py_NewRef(source), place->from = from;
+        Py_XDECREF(target->source);
+        target->source = Py_NewRef(source), target->from = from;
     }
     return fine;
 }
 
-/* As copy, to row t of every place that there is a source for; the last ones may be missing. */
+/* As copy, to row t of every target that there is a source for; the last ones may be missing. */
 PyObject *write_row(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *sources;
     Py_ssize_t t;
     if (!PyArg_ParseTuple(args, "OnO!", &capsule, &t, &PyList_Type, &sources))
         return NULL;
-    Places *places = PyCapsule_GetPointer(capsule, PLACES_NAME);
+    RowWriter *writer = PyCapsule_GetPointer(capsule, ROW_WRITER_NAME);
     const Py_ssize_t count = PyList_Size(sources);
-    int fine = places && count <= places->count && t >= 0 && t < places->rows;
+    int fine = writer && count <= writer->count && t >= 0 && t < writer->rows;
     for (Py_ssize_t i = 0; fine && i < count; i++)
-        fine = PyList_GetItem(sources, i) == Py_None || fits(&places->place[i], PyList_GetItem(sources, i));
+        fine = PyList_GetItem(sources, i) == Py_None || fits(&writer->target[i], PyList_GetItem(sources, i));
     PyErr_Clear();
     for (Py_ssize_t i = 0; fine && i < count; i++)
         if (PyList_GetItem(sources, i) != Py_None)
-            memcpy(places->place[i].to + t * places->place[i].bytes, places->place[i].from, places->place[i].bytes);
+            memcpy(writer->target[i].to + t * writer->target[i].bytes, writer->target[i].from, writer->target[i].bytes);
     return PyBool_FromLong(fine);
 }
 
@@ -145,10 +145,10 @@ PyObject *square_sum(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "pO", &is_double, &array))
         return NULL;
     const Real *real = real_of(is_double);
-    Held held = {0};
-    Py_buffer *view = hold(&held, array, -1, 0);
+    Buffers buffers = {0};
+    Py_buffer *view = acquire(&buffers, array, -1, 0);
     double sum = view ? real->square_sum(view->buf, (long)(view->len / real->item)) : 0.0;
-    release(&held);
+    release_buffers(&buffers);
     return view ? PyFloat_FromDouble(sum) : NULL;
 }
 
@@ -165,10 +165,10 @@ PyObject *adamw(PyObject *self, PyObject *args)
                           &norm))
         return NULL;
     const Real *real = real_of(is_double);
-    Held held = {0};
+    Buffers buffers = {0};
     Py_ssize_t bytes = -1;
     for (int i = 0; i < 5 && fine; i++) { /* flat, gradient, exp_avg, exp_avg_sq, step */
-        Py_buffer *view = hold(&held, array[i], i < 4 ? bytes : (Py_ssize_t)sizeof(float), i != 1);
+        Py_buffer *view = acquire(&buffers, array[i], i < 4 ? bytes : (Py_ssize_t)sizeof(float), i != 1);
         if ((fine = view != NULL))
             data[i] = view->buf, bytes = i == 0 ? view->len : bytes;
     }
@@ -183,7 +183,7 @@ PyObject *adamw(PyObject *self, PyObject *args)
         }
         Py_END_ALLOW_THREADS
     }
-    release(&held);
+    release_buffers(&buffers);
     return fine ? PyFloat_FromDouble(norm) : NULL;
 }
 
@@ -195,16 +195,16 @@ PyObject *trace_back(PyObject *self, PyObject *args)
     long columns;
     if (!PyArg_ParseTuple(args, "plOO", &is_double, &columns, &x_, &decay_))
         return NULL;
-    Held held = {0};
-    int fine = hold(&held, x_, -1, 1) != NULL;
-    fine = fine && hold(&held, decay_, held_view(&held, 0)->len, 0);
+    Buffers buffers = {0};
+    int fine = acquire(&buffers, x_, -1, 1) != NULL;
+    fine = fine && acquire(&buffers, decay_, buffer_at(&buffers, 0)->len, 0);
     if (fine) {
         const Real *real = real_of(is_double);
         Py_BEGIN_ALLOW_THREADS
-        real->trace_back(held.few[0].buf, held.few[1].buf, (long)(held.few[0].len / real->item), columns);
+        real->trace_back(buffers.few[0].buf, buffers.few[1].buf, (long)(buffers.few[0].len / real->item), columns);
         Py_END_ALLOW_THREADS
     }
-    release(&held);
+    release_buffers(&buffers);
     return fine ? Py_NewRef(Py_None) : NULL;
 }
 
@@ -218,17 +218,17 @@ PyObject *column_sums(PyObject *self, PyObject *args)
         return NULL;
     const Real *real = real_of(is_double);
     const Py_ssize_t bytes = columns * sizeof(double);
-    Held held = {0};
-    Py_buffer *mask = hold(&held, mask_, -1, 0);
-    Py_buffer *x = mask ? hold(&held, x_, mask->len * columns * real->item, 0) : NULL;
-    Py_buffer *sums = x ? hold(&held, sums_, bytes, 1) : NULL;
-    Py_buffer *centre = sums && centre_ != Py_None ? hold(&held, centre_, bytes, 0) : NULL;
+    Buffers buffers = {0};
+    Py_buffer *mask = acquire(&buffers, mask_, -1, 0);
+    Py_buffer *x = mask ? acquire(&buffers, x_, mask->len * columns * real->item, 0) : NULL;
+    Py_buffer *sums = x ? acquire(&buffers, sums_, bytes, 1) : NULL;
+    Py_buffer *centre = sums && centre_ != Py_None ? acquire(&buffers, centre_, bytes, 0) : NULL;
     const int fine = sums && (centre || centre_ == Py_None);
     if (fine) {
         Py_BEGIN_ALLOW_THREADS
         real->column_sums(x->buf, mask->buf, mask->len, columns, centre ? centre->buf : NULL, sums->buf);
         Py_END_ALLOW_THREADS
     }
-    release(&held);
+    release_buffers(&buffers);
     return fine ? Py_NewRef(Py_None) : NULL;
 }

@@ -169,13 +169,13 @@ static void pack(const Layer *layer)
     REAL *packed = layer->packed;
     for (long n = 0; n < layer->outputs; n++)
         packed[n / PANEL * step + n % PANEL] = bias[n];
-    (layer->turned ? pack_rows : pack_turned)(layer->weight.value, layer->inputs, layer->outputs, packed + PANEL, step);
+    (layer->transposed ? pack_rows : pack_turned)(layer->weight.value, layer->inputs, layer->outputs, packed + PANEL, step);
 }
 
 /* The same for dy[M, N] -> dx[M, K]: panels of PANEL inputs, each N rows. */
 static void pack_back(const Layer *layer)
 {
-    (layer->turned ? pack_turned : pack_rows)(layer->weight.value, layer->outputs, layer->inputs, layer->packed_back,
+    (layer->transposed ? pack_turned : pack_rows)(layer->weight.value, layer->outputs, layer->inputs, layer->packed_back,
                                               layer->outputs * PANEL);
 }
 

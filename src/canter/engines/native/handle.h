@@ -1,6 +1,6 @@
 /* Who owns which memory.
  *
- * Arrays come as buffers or tensors. Those of a call are held until it returns, those of a model or of rows until Python drops the
+ * Arrays come as buffers or tensors. Those of a call are buffers until it returns, those of a model or of rows until Python drops the
  * capsule; nothing here keeps an address without the buffer that it belongs to. Every length is checked against the
  * model's description, so that a wrong shape is an error and never a write beyond an array. */
 #ifndef CANTER_HANDLE_H
@@ -17,29 +17,44 @@
 typedef struct {
     Py_buffer few[8], *many; /* a minibatch needs few, and allocates nothing */
     int count, room;
-} Held;
+} Buffers;
 
-/* A model and what its description is read from. */
 typedef struct {
     Model model;
     const Real *real;
-    Held held;
-    int busy;
-    const int64_t *number, *number_end; /* whole numbers that are still to be read, */
-    const double *setting, *setting_end; /* settings, */
-    PyObject *arrays;                    /* and arrays */
-    Py_ssize_t next;
-    int failed;
+    Buffers buffers;  /* of the description */
+    int busy;   /* a call is using the model */
+    int failed; /* while the description is read */
 } Handle;
+
+/* A dictionary of the description, and its fields that were read so far. */
+typedef struct {
+    Handle *h;
+    PyObject *dict;
+    const char *what; /* its name in errors */
+    const char *taken[24];
+    int count;
+} Fields;
+
+void fail(Handle *, const char *format, const char *what, const char *name);
+Fields open_fields(Handle *, PyObject *dict, const char *what);
+void close_fields(Fields *);
+PyObject *read_field(Fields *, const char *name);
+long read_integer(Fields *, const char *name, long most);
+double read_number(Fields *, const char *name);
+int read_name(Fields *, const char *name, const char *const *table);
+void *read_array(Fields *, const char *name, long size, size_t item);
+Parameter read_parameter(Fields *, const char *name, long size);
+PyObject *read_list(Fields *, const char *name, long most, int *count);
 
 #define MODEL_NAME "canter.model"
 
-void release(Held *);
-Py_buffer *held_view(Held *, Py_ssize_t number);
-Py_buffer *hold(Held *, PyObject *array, Py_ssize_t bytes, int write);
+void release_buffers(Buffers *);
+Py_buffer *buffer_at(Buffers *, Py_ssize_t number);
+Py_buffer *acquire(Buffers *, PyObject *array, Py_ssize_t bytes, int write);
 PyObject *make_model(PyObject *self, PyObject *args);
 PyObject *copy_tensors(PyObject *self, PyObject *args);
-PyObject *make_places(PyObject *self, PyObject *args);
+PyObject *make_row_writer(PyObject *self, PyObject *args);
 PyObject *write_row(PyObject *self, PyObject *args);
 PyObject *square_sum(PyObject *self, PyObject *args);
 PyObject *adamw(PyObject *self, PyObject *args);

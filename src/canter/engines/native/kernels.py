@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from canter.core.dispatch import kernel
-from canter.core.struct import copy_all_, may_hold, row_writer
-from canter.engines.native.declines import AVAILABLE, compiled
+from canter.core.struct import copy_all_, fused_writer, maybe_any
+from canter.engines.native import AVAILABLE, compiled
 from canter.functional.adam import AdamGroup, adam_step_
 from canter.functional.returns import trace_back_
 from canter.functional.statistics import masked_sums
@@ -60,13 +60,13 @@ def copy_all_on_cpu(targets: list[Tensor], sources: list[Tensor]) -> None:
         copy_all_.plain(targets, sources)
 
 
-@kernel(of=row_writer, accepts=lambda buffers: AVAILABLE and all(x.is_cpu and x.is_contiguous() for x in buffers))
+@kernel(of=fused_writer, accepts=lambda buffers: AVAILABLE and all(x.is_cpu and x.is_contiguous() for x in buffers))
 def row_writer_on_cpu(buffers: list[Tensor]) -> Callable[[int, list[Tensor | None]], bool]:
     """Whatever has the shape and the dtype of a row, as bytes; what came in the step before is not looked at again."""
-    return partial(compiled().write, compiled().places(buffers))
+    return partial(compiled().write, compiled().row_writer(buffers))
 
 
-@kernel(of=may_hold, accepts=lambda flags: flags.is_cpu)
+@kernel(of=maybe_any, accepts=lambda flags: flags.is_cpu)
 def may_hold_on_cpu(flags: Tensor) -> bool:
     """Looks."""
     return bool(flags.any().tolist())

@@ -154,15 +154,15 @@ static void layer_forward(const Layer *layer, const Trace *t, const REAL *x, lon
         ACTIVATION[layer->activation].activate(t->before, t->after, rows * stride);
 }
 
-/* Rows of the gradient of a layer's weight, as it lies. */
+/* Samples of the gradient of a layer's weight, as it lies. */
 INLINE long weight_rows(const Layer *layer)
 {
-    return layer->turned ? layer->inputs : layer->outputs;
+    return layer->transposed ? layer->inputs : layer->outputs;
 }
 
 INLINE long weight_columns(const Layer *layer)
 {
-    return layer->turned ? layer->outputs : layer->inputs;
+    return layer->transposed ? layer->outputs : layer->inputs;
 }
 
 /* Adds what rows of x and of the gradient `d` give to rows `from` to `to` of the gradient of a layer's weight, and
@@ -171,8 +171,8 @@ static void layer_gradients(const Layer *layer, const Trace *sums, const REAL *x
                             long rows)
 {
     const long d_stride = padded(layer->outputs), x_stride = padded(layer->inputs);
-    const REAL *left = layer->turned ? x : d, *right = layer->turned ? d : x;
-    const long left_stride = layer->turned ? x_stride : d_stride, stride = layer->turned ? d_stride : x_stride;
+    const REAL *left = layer->transposed ? x : d, *right = layer->transposed ? d : x;
+    const long left_stride = layer->transposed ? x_stride : d_stride, stride = layer->transposed ? d_stride : x_stride;
     REAL *sum = (REAL *)sums->d_weight + from * stride;
     multiply(&(Product){.a = left + from, .a_row = 1, .a_step = left_stride,
                         .b = right, .b_step = stride, .b_panel = PANEL,
@@ -245,7 +245,7 @@ static void step_back(const Model *model, int number, int i, const Workspace *w,
     const Trace *trace = w->trace[number];
     const int below = layer_below(&model->tower[number], i);
     layer_backward(model, layer, &trace[i], below < 0 ? back : trace[below].d, add, rows);
-    if (!model->rows) /* otherwise when all rows are through */
+    if (!model->batch_size) /* otherwise when all rows are through */
         layer_gradients(layer, &trace[i], layer_input(model, number, i, w), trace[i].d, 0, weight_rows(layer), rows);
 }
 

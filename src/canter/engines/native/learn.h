@@ -41,8 +41,8 @@ static void pack_model(Model *model, int parts, int back)
     }
 }
 
-/* Rows of observations side by side and normalised; `index` NULL: those from `first` on. */
-static void gather(const Model *model, int number, const Rows *rows, const int64_t *index, long first, long count,
+/* Samples of observations side by side and normalised; `index` NULL: those from `first` on. */
+static void gather(const Model *model, int number, const Samples *rows, const int64_t *index, long first, long count,
                    REAL *x)
 {
     const Tower *tower = &model->tower[number];
@@ -65,7 +65,7 @@ static void gather(const Model *model, int number, const Rows *rows, const int64
     }
 }
 
-static void run_towers(const Model *model, const Workspace *w, int parts, const Rows *rows, const int64_t *index,
+static void run_towers(const Model *model, const Workspace *w, int parts, const Samples *rows, const int64_t *index,
                        long first, long count)
 {
     for (int t = 0; t < model->towers; t++)
@@ -87,7 +87,7 @@ static REAL *head_output(const Model *model, const Workspace *w, int role)
 
 typedef struct {
     Model *model;
-    const Rows *rows;
+    const Samples *rows;
     const int64_t *index;
     long count;
     const REAL *noise;
@@ -131,14 +131,14 @@ static void act_blocks(void *context, int thread, int threads)
                               job->for_env ? job->for_env + r * n : NULL);
             } else {
                 if (policy->masked)
-                    forbid(params, (const unsigned char *)job->rows->mask + r * n, n);
-                draw_choices(policy, params, job->noise + r * n, (int64_t *)job->action + r * policy->choices);
+                    mask_logits(params, (const unsigned char *)job->rows->mask + r * n, n);
+                draw_categorical(policy, params, job->noise + r * n, (int64_t *)job->action + r * policy->components);
             }
         }
     }
 }
 
-static void act(Model *model, const Rows *rows, const void *noise, void *params, void *action, void *for_env)
+static void act(Model *model, const Samples *rows, const void *noise, void *params, void *action, void *for_env)
 {
     pack_model(model, POLICY, 0);
     Job job = {.model = model, .rows = rows, .noise = noise, .params = params, .action = action, .for_env = for_env};
@@ -157,14 +157,14 @@ static void value_blocks(void *context, int thread, int threads)
     }
 }
 
-static void values(Model *model, const Rows *rows, const int64_t *index, long count, void *value)
+static void values(Model *model, const Samples *rows, const int64_t *index, long count, void *value)
 {
     pack_model(model, VALUE, 0);
     Job job = {.model = model, .rows = rows, .index = index, .count = count, .value = value};
     run_in_threads(value_blocks, &job, threads_for(model, count, VALUE, 1));
 }
 
-static int log_prob(const Model *model, const Rows *rows, void *result)
+static int log_prob(const Model *model, const Samples *rows, void *result)
 {
     const Policy *policy = &model->policy;
     REAL *row = model->workspace[0].row;
@@ -179,7 +179,7 @@ static int log_prob(const Model *model, const Rows *rows, void *result)
                 gaussian_log_prob(params, params + n, row, (const REAL *)rows->action + r * n, n);
         } else {
             log_softmax(policy, params, row);
-            ((REAL *)result)[r] = choice_log_prob(policy, row, (const int64_t *)rows->action + r * policy->choices);
+            ((REAL *)result)[r] = categorical_log_prob(policy, row, (const int64_t *)rows->action + r * policy->components);
         }
     }
     return 1;
@@ -191,7 +191,7 @@ typedef struct {
 } Terms;
 
 /* Surrogate and KL of a row, as sums and as derivatives. */
-static void weigh(const Job *job, Workspace *w, int64_t row, Terms *terms)
+static void add_terms(const Job *job, Workspace *w, int64_t row, Terms *terms)
 {
     const Loss *loss = &job->model->loss;
     REAL advantage = ((const REAL *)job->rows->advantage)[row], old = ((const REAL *)job->rows->log_prob)[row], slope;
@@ -208,7 +208,7 @@ static void weigh(const Job *job, Workspace *w, int64_t row, Terms *terms)
 }
 
 /* mean [A] becomes its gradient, and raw, where the std depends on the state. */
-static void gaussian_row(const Job *job, Workspace *w, int64_t row, REAL *mean, REAL *raw)
+static void gaussian_gradient(const Job *job, Workspace *w, int64_t row, REAL *mean, REAL *raw)
 {
     const Model *model = job->model;
     const Policy *policy = &model->policy;
@@ -228,7 +228,7 @@ static void gaussian_row(const Job *job, Workspace *w, int64_t row, REAL *mean, 
         terms.entropy += log_std[j] + (HALF_LOG_TWO_PI + (REAL)0.5);
         d[j] = 0;
     }
-    weigh(job, w, row, &terms);
+    add_terms(job, w, row, &terms);
     if (model->loss.bound)
         w->sums[BOUND_SUM] += bound_error(model, mean, (REAL)model->loss.bound_coef * job->weight, d);
     REAL *d_log_std = w->d_log_std;
@@ -248,24 +248,24 @@ static void gaussian_row(const Job *job, Workspace *w, int64_t row, REAL *mean, 
 }
 
 /* logits [P] become their gradient. */
-static void choice_row(const Job *job, Workspace *w, int64_t row, REAL *logits)
+static void categorical_gradient(const Job *job, Workspace *w, int64_t row, REAL *logits)
 {
     const Policy *policy = &job->model->policy;
     const long total = policy->outputs;
-    const int64_t *action = (const int64_t *)job->rows->action + row * policy->choices;
+    const int64_t *action = (const int64_t *)job->rows->action + row * policy->components;
     const unsigned char *mask = policy->masked ? (const unsigned char *)job->rows->mask + row * total : NULL;
     REAL *now = w->row, *old = now + padded(total);
     if (mask)
-        forbid(logits, mask, total);
+        mask_logits(logits, mask, total);
     log_softmax(policy, logits, now);
     log_softmax(policy, (const REAL *)job->rows->dist_params + row * total, old);
-    Terms terms = {.log_prob = choice_log_prob(policy, now, action)};
+    Terms terms = {.log_prob = categorical_log_prob(policy, now, action)};
     for (long j = 0; j < total; j++) {
         terms.entropy -= real_exp(now[j]) * now[j];
         terms.kl += real_exp(old[j]) * (old[j] - now[j]);
     }
-    weigh(job, w, row, &terms);
-    for (long c = 0, first = 0; c < policy->choices; first += policy->options[c++]) {
+    add_terms(job, w, row, &terms);
+    for (long c = 0, first = 0; c < policy->components; first += policy->options[c++]) {
         REAL entropy = 0;
         for (long j = first; j < first + policy->options[c]; j++)
             entropy -= real_exp(now[j]) * now[j];
@@ -295,13 +295,13 @@ static void learn_blocks(void *context, int thread, int threads)
         const long stride = padded(model->policy.outputs);
         for (long r = 0; r < count && loss->surrogate; r++)
             if (model->policy.family == GAUSSIAN)
-                gaussian_row(job, w, index[r], output + r * stride, raw ? raw + r * stride : NULL);
+                gaussian_gradient(job, w, index[r], output + r * stride, raw ? raw + r * stride : NULL);
             else
-                choice_row(job, w, index[r], output + r * stride);
+                categorical_gradient(job, w, index[r], output + r * stride);
         for (long r = 0; r < count && loss->value; r++, value += padded(1)) {
             const REAL old = ((const REAL *)job->rows->value)[index[r]];
-            const REAL wanted = ((const REAL *)job->rows->return_)[index[r]];
-            w->sums[VALUE_SUM] += value_error(loss, *value, old, wanted, value);
+            const REAL target = ((const REAL *)job->rows->return_)[index[r]];
+            w->sums[VALUE_SUM] += value_error(loss, *value, old, target, value);
             *value *= value_weight;
         }
         for (int t = 0; t < model->towers; t++)

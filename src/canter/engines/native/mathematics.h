@@ -10,8 +10,8 @@
 
 #include "learn.h"
 #include "update.h"
-#include "soft.h"
+#include "sac.h"
 
 #define REAL_TABLE                                                                                                     \
     {sizeof(REAL), prepare, act, values, log_prob, gradients, square_sum, trace_back, column_sums, adamw,  \
-     soft_gradients}
+     sac_gradients}

@@ -57,11 +57,11 @@ static void lay_out_workspace(Arena *arena, const Model *model, Workspace *w)
         w->d[i] = take_rows(arena, BLOCK, widest(model));
     for (int t = 0; t < model->towers; t++) {
         const Tower *tower = &model->tower[t];
-        w->input[t] = model->rows && t > 1 ? w->input[1] : take_rows(arena, BLOCK, tower->inputs);
+        w->input[t] = model->batch_size && t > 1 ? w->input[1] : take_rows(arena, BLOCK, tower->inputs);
         for (int i = 0; i < tower->hidden + tower->heads; i++) {
             const Layer *layer = &tower->layer[i];
             Trace *trace = &w->trace[t][i];
-            if (model->rows && t > model->critics) { /* a slow copy is through before its critic begins */
+            if (model->batch_size && t > model->critics) { /* a slow copy is through before its critic begins */
                 *trace = w->trace[t - model->critics][i];
                 continue;
             }
@@ -69,11 +69,11 @@ static void lay_out_workspace(Arena *arena, const Model *model, Workspace *w)
             if (i >= tower->hidden)
                 trace->d = trace->after;
             else /* two layers in a row, or all until the weights' gradients are made */
-                trace->d = model->rows ? take_rows(arena, BLOCK, layer->outputs) : w->d[i % 2];
+                trace->d = model->batch_size ? take_rows(arena, BLOCK, layer->outputs) : w->d[i % 2];
         }
     }
     w->row = take_rows(arena, 4, model->policy.params);
-    if (model->rows && w != model->workspace)
+    if (model->batch_size && w != model->workspace)
         return;
     size_t before = arena->used;
     w->gradients = take(arena, 0);
@@ -94,7 +94,7 @@ static void lay_out(Arena *arena, Model *model)
         }
     model->log_std = take_rows(arena, 2, model->policy.outputs);
     model->zeros = take_rows(arena, 1, widest(model));
-    model->row_values = take(arena, (size_t)model->rows * (ROW_VALUES + model->policy.outputs) * sizeof(REAL));
+    model->sample_values = take(arena, (size_t)model->batch_size * (SAMPLE_VALUES + model->policy.outputs) * sizeof(REAL));
     for (int number = 0; number < model->workspaces; number++)
         lay_out_workspace(arena, model, &model->workspace[number]);
 }

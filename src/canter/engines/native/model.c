@@ -1,17 +1,17 @@
-/* A model from its description: whole numbers, settings and arrays, each read from the first to the last. */
+/* Buffers of arrays and tensors, and a model from its description. */
 #include "handle.h"
 
-Py_buffer *held_view(Held *held, Py_ssize_t number)
+Py_buffer *buffer_at(Buffers *buffers, Py_ssize_t number)
 {
-    return (held->many ? held->many : held->few) + number;
+    return (buffers->many ? buffers->many : buffers->few) + number;
 }
 
-void release(Held *held)
+void release_buffers(Buffers *buffers)
 {
-    while (held->count > 0)
-        PyBuffer_Release(held_view(held, --held->count));
-    free(held->many);
-    held->many = NULL;
+    while (buffers->count > 0)
+        PyBuffer_Release(buffer_at(buffers, --buffers->count));
+    free(buffers->many);
+    buffers->many = NULL;
 }
 
 static int is_true(PyObject *answer)
@@ -45,25 +45,25 @@ static int tensor_memory(PyObject *tensor, Py_buffer *view)
 }
 
 /* The memory of an array or a tensor of `bytes` (negative: of any length); NULL with an exception where it has not that
- * many. The view may move when the next array is held, what it points to does not. */
-Py_buffer *hold(Held *held, PyObject *array, Py_ssize_t bytes, int write)
+ * many. The view may move when the next array is buffers, what it points to does not. */
+Py_buffer *acquire(Buffers *buffers, PyObject *array, Py_ssize_t bytes, int write)
 {
-    const int few = sizeof held->few / sizeof *held->few;
-    if (held->count == (held->many ? held->room : few)) {
-        held->room = 2 * held->count;
-        Py_buffer *grown = realloc(held->many, held->room * sizeof *grown);
+    const int few = sizeof buffers->few / sizeof *buffers->few;
+    if (buffers->count == (buffers->many ? buffers->room : few)) {
+        buffers->room = 2 * buffers->count;
+        Py_buffer *grown = realloc(buffers->many, buffers->room * sizeof *grown);
         if (!grown)
             return (Py_buffer *)PyErr_NoMemory();
-        if (!held->many)
-            memcpy(grown, held->few, sizeof held->few);
-        held->many = grown;
+        if (!buffers->many)
+            memcpy(grown, buffers->few, sizeof buffers->few);
+        buffers->many = grown;
     }
-    Py_buffer *view = held_view(held, held->count);
+    Py_buffer *view = buffer_at(buffers, buffers->count);
     int status = PyObject_CheckBuffer(array) ? PyObject_GetBuffer(array, view, write ? PyBUF_WRITABLE : PyBUF_SIMPLE)
                                              : tensor_memory(array, view);
     if (status < 0)
         return NULL;
-    held->count++;
+    buffers->count++;
     if (bytes >= 0 && view->len != bytes) {
         PyErr_Format(PyExc_ValueError, "an array of %zd bytes where %zd are needed", view->len, bytes);
         return NULL;
@@ -71,117 +71,148 @@ Py_buffer *hold(Held *held, PyObject *array, Py_ssize_t bytes, int write)
     return view;
 }
 
-static long read_number(Handle *h, long most)
-{
-    if (h->number == h->number_end || *h->number < 0 || *h->number > most)
-        return h->failed = 1, 0;
-    return (long)*h->number++;
-}
-
-static double read_setting(Handle *h)
-{
-    return h->setting == h->setting_end ? (h->failed = 1, 0.0) : *h->setting++;
-}
-
-/* The next array, of `size` numbers of `item` bytes; None is NULL. */
-static void *read_array(Handle *h, long size, size_t item, int write)
-{
-    PyObject *array = h->failed ? NULL : PyList_GetItem(h->arrays, h->next++);
-    if (array == Py_None)
-        return NULL;
-    Py_buffer *view = array ? hold(&h->held, array, (Py_ssize_t)(size * item), write) : NULL;
-    if (!view)
-        return h->failed = 1, NULL;
-    return view->buf;
-}
-
-static Parameter read_parameter(Handle *h, long size)
-{
-    void *value = read_array(h, size, h->real->item, 0), *gradient = read_array(h, size, h->real->item, 1);
-    return (Parameter){value, gradient, size};
-}
-
 enum { LONGEST = 1 << 24, MOST_LAYERS = 1 << 10, MOST_THREADS = 256 };
 
-static void read_tower(Handle *h, Tower *tower)
+/* Names of enumerations in native.h, in their order. */
+static const char *const ROLES[] = {"output", "std", "value", "hidden", NULL};
+static const char *const FAMILIES[] = {"gaussian", "categorical", NULL};
+static const char *const SURROGATES[] = {"none", "clipped", "smooth_clipped", "vanilla", NULL};
+static const char *const VALUE_LOSSES[] = {"none", "mse", "clipped", "huber", NULL};
+static const char *const BOUND_LOSSES[] = {"none", "soft", "regularisation", NULL};
+static const char *const ADVANTAGES[] = {"given", "minibatch", "minibatch_sample", NULL};
+
+static void read_group(Handle *h, PyObject *dict, Group *group)
 {
+    Fields f = open_fields(h, dict, "an observation group");
     const size_t item = h->real->item;
-    tower->groups = (int)read_number(h, MAX_GROUPS);
-    tower->hidden = (int)read_number(h, MOST_LAYERS);
-    tower->heads = (int)read_number(h, 3);
-    tower->group = calloc(tower->groups + 1, sizeof *tower->group);
-    tower->layer = calloc(tower->hidden + tower->heads + 1, sizeof *tower->layer);
-    if (!tower->group || !tower->layer)
-        h->failed = 1;
-    for (int g = 0; g < tower->groups && !h->failed; g++) {
-        Group *group = &tower->group[g];
-        tower->inputs += group->width = read_number(h, LONGEST);
-        group->clip = read_setting(h);
-        group->shift = read_array(h, group->width, item, 0);
-        group->inverse_scale = read_array(h, group->width, item, 0);
-        h->failed |= !group->shift != !group->inverse_scale;
-    }
-    long width = tower->inputs;
-    for (int i = 0; i < tower->hidden + tower->heads && !h->failed; i++) {
-        Layer *layer = &tower->layer[i];
-        layer->inputs = width;
-        layer->outputs = read_number(h, LONGEST);
-        long activations = 0;
-        while (ACTIVATION_NAMES[activations])
-            activations++;
-        layer->activation = (int)read_number(h, activations - 1);
-        layer->role = (int)read_number(h, VALUE_HEAD);
-        layer->turned = (int)read_number(h, 1);
-        layer->weight = read_parameter(h, layer->outputs * width);
-        layer->bias = read_parameter(h, layer->outputs);
-        layer->gamma = read_parameter(h, layer->outputs);
-        layer->beta = read_parameter(h, layer->outputs);
-        h->failed |= !layer->weight.value || !layer->bias.value || !layer->gamma.value != !layer->beta.value;
-        h->failed |= layer->outputs < 1 || (i >= tower->hidden && layer->activation != 0);
-        width = i < tower->hidden ? layer->outputs : width;
-    }
+    group->width = read_integer(&f, "width", LONGEST);
+    group->clip = read_number(&f, "clip");
+    group->shift = read_array(&f, "shift", group->width, item);
+    group->inverse_scale = read_array(&f, "inverse_scale", group->width, item);
+    if (!group->shift != !group->inverse_scale)
+        fail(h, "the description of a model: %s needs both shift and inverse_scale%s", f.what, "");
+    close_fields(&f);
 }
 
-static void read_policy(Handle *h, Policy *policy)
+static void read_layer(Handle *h, PyObject *dict, Layer *layer, long inputs, int is_head)
 {
-    const size_t item = h->real->item;
-    policy->family = (int)read_number(h, CHOICES);
-    policy->outputs = read_number(h, LONGEST);
-    policy->masked = (int)read_number(h, 1);
-    policy->choices = read_number(h, LONGEST);
-    policy->params = policy->family == GAUSSIAN ? 2 * policy->outputs : policy->outputs;
-    policy->options = read_array(h, policy->choices, sizeof *policy->options, 0);
-    long options = 0;
-    for (long c = 0; c < policy->choices && !h->failed; c++)
-        options += policy->options[c];
-    h->failed |= policy->family == CHOICES && options != policy->outputs;
-    if (policy->family != GAUSSIAN || h->failed)
+    Fields f = open_fields(h, dict, "a layer");
+    layer->inputs = inputs;
+    layer->outputs = read_integer(&f, "outputs", LONGEST);
+    layer->activation = read_name(&f, "activation", ACTIVATION_NAMES);
+    layer->role = read_name(&f, "role", ROLES);
+    layer->transposed = (int)read_integer(&f, "transposed", 1);
+    layer->weight = read_parameter(&f, "weight", layer->outputs * inputs);
+    layer->bias = read_parameter(&f, "bias", layer->outputs);
+    layer->gamma = read_parameter(&f, "gamma", layer->outputs);
+    layer->beta = read_parameter(&f, "beta", layer->outputs);
+    close_fields(&f);
+    int whole = layer->weight.value && layer->bias.value && !layer->gamma.value == !layer->beta.value;
+    if (!whole || layer->outputs < 1)
+        fail(h, "the description of a model: %s lacks parameters%s", f.what, "");
+    if (is_head != (layer->role != HIDDEN) || (is_head && layer->activation != 0))
+        fail(h, "the description of a model: %s has the role or the activation of another%s", f.what, "");
+}
+
+static void read_tower(Handle *h, PyObject *dict, Tower *tower)
+{
+    Fields f = open_fields(h, dict, "a tower");
+    PyObject *groups = read_list(&f, "groups", MAX_GROUPS, &tower->groups);
+    PyObject *hidden = read_list(&f, "hidden", MOST_LAYERS, &tower->hidden);
+    PyObject *heads = read_list(&f, "heads", 3, &tower->heads);
+    close_fields(&f);
+    tower->group = calloc(tower->groups + 1, sizeof *tower->group);
+    tower->layer = calloc(tower->hidden + tower->heads + 1, sizeof *tower->layer);
+    if (!tower->group || !tower->layer) {
+        PyErr_NoMemory();
+        h->failed = 1;
+    }
+    for (int g = 0; g < tower->groups && !h->failed; g++) {
+        read_group(h, PyList_GetItem(groups, g), &tower->group[g]);
+        tower->inputs += tower->group[g].width;
+    }
+    long width = tower->inputs;
+    for (int i = 0; i < tower->hidden && !h->failed; i++) {
+        read_layer(h, PyList_GetItem(hidden, i), &tower->layer[i], width, 0);
+        width = tower->layer[i].outputs;
+    }
+    for (int i = 0; i < tower->heads && !h->failed; i++)
+        read_layer(h, PyList_GetItem(heads, i), &tower->layer[tower->hidden + i], width, 1);
+}
+
+static void read_categorical(Fields *f, Policy *policy, PyObject *options)
+{
+    Py_buffer *view = acquire(&f->h->buffers, options, -1, 0);
+    if (!view) {
+        f->h->failed = 1;
         return;
-    policy->std_form = (int)read_number(h, 3);
-    policy->std_mid = read_setting(h), policy->std_half = read_setting(h);
-    policy->raw_std = read_parameter(h, policy->outputs);
-    if (h->model.rows) /* SAC squashes what it draws, outside of this */
+    }
+    policy->options = view->buf;
+    policy->components = (long)(view->len / sizeof *policy->options);
+    long total = 0;
+    for (long c = 0; c < policy->components; c++)
+        total += policy->options[c];
+    if (total != policy->outputs)
+        fail(f->h, "the description of a model: %s.%s do not add up to outputs", f->what, "options");
+}
+
+static void read_gaussian(Fields *f, Policy *policy)
+{
+    policy->std_form = read_name(f, "std_form", STD_NAMES);
+    policy->std_mid = read_number(f, "std_mid");
+    policy->std_half = read_number(f, "std_half_range");
+    policy->raw_std = read_parameter(f, "raw_std", policy->outputs);
+    if (f->h->model.batch_size) /* SAC squashes its samples in Python */
         return;
-    policy->to_env = (int)read_number(h, 1);
+    policy->to_env = (int)read_integer(f, "to_env", 1);
+    static const char *const names[] = {"scale", "centre", "low", "high", "bound_centre", "bound_half"};
     void **columns[] = {&policy->scale, &policy->centre, &policy->low, &policy->high, &policy->bound_centre,
                         &policy->bound_half};
     for (size_t c = 0; c < sizeof columns / sizeof *columns; c++)
-        h->failed |= !(*columns[c] = read_array(h, policy->outputs, item, 0));
+        if (!(*columns[c] = read_array(f, names[c], policy->outputs, f->h->real->item)))
+            fail(f->h, "the description of a model: %s.%s is missing", f->what, names[c]);
 }
 
-static void read_loss(Handle *h, Loss *loss)
+static void read_policy(Handle *h, PyObject *dict, Policy *policy)
 {
-    loss->surrogate = (int)read_number(h, VANILLA), loss->value = (int)read_number(h, HUBER);
-    loss->bound = (int)read_number(h, REGULARISATION), loss->standardize = (int)read_number(h, SAMPLE_STD);
-    loss->clip_ratio = read_setting(h), loss->value_clip = read_setting(h), loss->value_coef = read_setting(h);
-    loss->bound_coef = read_setting(h), loss->bound_limit = read_setting(h);
+    Fields f = open_fields(h, dict, "the policy");
+    policy->family = read_name(&f, "family", FAMILIES);
+    policy->outputs = read_integer(&f, "outputs", LONGEST);
+    policy->masked = (int)read_integer(&f, "masked", 1);
+    policy->params = policy->family == GAUSSIAN ? 2 * policy->outputs : policy->outputs;
+    if (policy->family == GAUSSIAN)
+        read_gaussian(&f, policy);
+    else {
+        PyObject *options = read_field(&f, "options");
+        if (options)
+            read_categorical(&f, policy, options);
+    }
+    close_fields(&f);
 }
 
-static void read_critics(Handle *h, Model *model)
+static void read_loss(Handle *h, PyObject *dict, Loss *loss)
 {
-    model->critics = (int)read_number(h, MAX_CRITICS);
-    model->lowest = (int)read_number(h, 1);
-    h->failed |= !model->critics || model->towers != 1 + 2 * model->critics;
+    Fields f = open_fields(h, dict, "the loss");
+    loss->surrogate = read_name(&f, "surrogate", SURROGATES);
+    loss->value = read_name(&f, "value_loss", VALUE_LOSSES);
+    loss->bound = read_name(&f, "bound", BOUND_LOSSES);
+    loss->standardize = read_name(&f, "advantage", ADVANTAGES);
+    loss->clip_ratio = read_number(&f, "clip_ratio");
+    loss->value_clip = read_number(&f, "value_clip");
+    loss->value_coef = read_number(&f, "value_coef");
+    loss->bound_coef = read_number(&f, "bound_coef");
+    loss->bound_limit = read_number(&f, "bound_limit");
+    close_fields(&f);
+}
+
+static void read_critics(Handle *h, PyObject *dict, Model *model)
+{
+    Fields f = open_fields(h, dict, "the critics");
+    model->critics = (int)read_integer(&f, "members", MAX_CRITICS);
+    model->lowest = (int)read_integer(&f, "lowest", 1);
+    close_fields(&f);
+    if (!model->critics || model->towers != 1 + 2 * model->critics)
+        fail(h, "the description of a model: %s do not fit the towers%s", f.what, "");
 }
 
 /* Whether a model of SAC has the towers that its mathematics goes through: critics of one shape, and no layer norms. */
@@ -213,7 +244,7 @@ static int heads_fit(const Model *model)
                 return 0;
         }
     int std = model->policy.family == GAUSSIAN && !model->policy.raw_std.value;
-    int values = model->rows ? 2 * model->critics : 1;
+    int values = model->batch_size ? 2 * model->critics : 1;
     return seen[OUTPUT_HEAD] == 1 && seen[STD_HEAD] == std && seen[VALUE_HEAD] == values;
 }
 
@@ -229,15 +260,15 @@ static void drop_model(PyObject *capsule)
         free(model->tower[t].layer);
     }
     free(model->workspace);
-    free(model->row);
+    free(model->selected);
     free(model->arena);
-    release(&h->held);
+    release_buffers(&h->buffers);
     free(h);
 }
 
 static int make_workspaces(Model *model)
 {
-    model->workspaces = model->rows ? (int)((model->rows + BLOCK - 1) / BLOCK) : model->threads;
+    model->workspaces = model->batch_size ? (int)((model->batch_size + BLOCK - 1) / BLOCK) : model->threads;
     model->workspace = calloc(model->workspaces, sizeof *model->workspace);
     for (int number = 0; model->workspace && number < model->workspaces; number++)
         for (int t = 0; t < model->towers; t++) {
@@ -248,45 +279,49 @@ static int make_workspaces(Model *model)
     return model->workspace != NULL;
 }
 
+/* Reads towers, policy, and the loss of PPO or the critics of SAC. */
+static void read_model(Handle *h, PyObject *description)
+{
+    Model *model = &h->model;
+    Fields f = open_fields(h, description, "the model");
+    PyObject *towers = read_list(&f, "towers", model->batch_size ? MAX_TOWERS : 2, &model->towers);
+    PyObject *policy = read_field(&f, "policy");
+    PyObject *rest = read_field(&f, model->batch_size ? "critics" : "loss");
+    close_fields(&f);
+    for (int t = 0; t < model->towers && !h->failed; t++)
+        read_tower(h, PyList_GetItem(towers, t), &model->tower[t]);
+    if (!h->failed)
+        read_policy(h, policy, &model->policy);
+    if (!h->failed && model->batch_size)
+        read_critics(h, rest, model);
+    else if (!h->failed)
+        read_loss(h, rest, &model->loss);
+    if (!h->failed && !(heads_fit(model) && (!model->batch_size || critics_fit(model))))
+        fail(h, "the description of a model: %s do not fit the policy%s", "heads or critics", "");
+}
+
 PyObject *make_model(PyObject *self, PyObject *args)
 {
     int is_double, threads;
     long rows;
-    PyObject *numbers, *settings, *arrays;
-    if (!PyArg_ParseTuple(args, "pilOOO!", &is_double, &threads, &rows, &numbers, &settings, &PyList_Type, &arrays))
+    PyObject *description;
+    if (!PyArg_ParseTuple(args, "pilO", &is_double, &threads, &rows, &description))
         return NULL;
+    if (rows < 0 || rows > LONGEST)
+        return PyErr_SetString(PyExc_ValueError, "a batch that is too large, or negative"), NULL;
     Handle *h = calloc(1, sizeof *h);
     PyObject *capsule = h ? PyCapsule_New(h, MODEL_NAME, drop_model) : PyErr_NoMemory();
     if (!capsule)
         return free(h), NULL;
     Model *model = &h->model;
     h->real = real_of(is_double);
-    h->arrays = arrays;
-    model->rows = rows < 0 || rows > LONGEST ? (h->failed = 1, 0) : rows;
+    model->batch_size = rows;
     model->threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
-    Py_buffer *view = hold(&h->held, numbers, -1, 0);
-    if (view)
-        h->number = view->buf, h->number_end = h->number + view->len / sizeof *h->number;
-    view = view ? hold(&h->held, settings, -1, 0) : NULL;
-    if (!view)
-        return Py_DecRef(capsule), NULL;
-    h->setting = view->buf, h->setting_end = h->setting + view->len / sizeof *h->setting;
-    model->towers = (int)read_number(h, rows ? MAX_TOWERS : 2);
-    for (int t = 0; t < model->towers && !h->failed; t++)
-        read_tower(h, &model->tower[t]);
-    if (!h->failed)
-        read_policy(h, &model->policy);
-    if (!h->failed && rows)
-        read_critics(h, model);
-    else if (!h->failed)
-        read_loss(h, &model->loss);
-    if (!h->failed && heads_fit(model) && (!rows || critics_fit(model))) {
-        h->arrays = NULL; /* read, and only borrowed */
-        if (make_workspaces(model) && h->real->prepare(model))
-            return capsule;
+    read_model(h, description);
+    if (!h->failed && make_workspaces(model) && h->real->prepare(model))
+        return capsule;
+    if (!PyErr_Occurred())
         PyErr_NoMemory();
-    } else if (!PyErr_Occurred())
-        PyErr_SetString(PyExc_ValueError, "the description is not that of a model");
     Py_DecRef(capsule);
     return NULL;
 }

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#define ROWS_NAME "canter.rows"
+#define SAMPLES_NAME "canter.samples"
 
 /* The model for a call, which nobody else may be using, for calls share its memory. */
 static Handle *open_model(PyObject *capsule)
@@ -32,46 +32,46 @@ typedef struct {
         int write;
     } array[4 * MAX_GROUPS + 9];
     int count;
-} Wanted;
+} Arguments;
 
-static void want(Wanted *w, void *place, long numbers, size_t item, int write)
+static void expect(Arguments *w, void *place, long numbers, size_t item, int write)
 {
     w->array[w->count].place = place;
     w->array[w->count].bytes = (Py_ssize_t)(numbers * item);
     w->array[w->count++].write = write;
 }
 
-static void want_obs(Wanted *w, const Handle *h, int first, int last, Rows *rows)
+static void expect_obs(Arguments *w, const Handle *h, int first, int last, Samples *rows)
 {
     for (int t = first; t <= last; t++)
         for (int g = 0; g < h->model.tower[t].groups; g++)
-            want(w, &rows->obs[t][g], rows->count * h->model.tower[t].group[g].width, h->real->item, 0);
+            expect(w, &rows->obs[t][g], rows->count * h->model.tower[t].group[g].width, h->real->item, 0);
 }
 
-static void want_mask(Wanted *w, const Handle *h, Rows *rows)
+static void expect_mask(Arguments *w, const Handle *h, Samples *rows)
 {
     if (h->model.policy.masked)
-        want(w, &rows->mask, rows->count * h->model.policy.outputs, 1, 0);
+        expect(w, &rows->mask, rows->count * h->model.policy.outputs, 1, 0);
 }
 
 /* Actions are numbers, or options as int64. */
-static void want_action(Wanted *w, const Handle *h, void *place, long rows, int write)
+static void expect_action(Arguments *w, const Handle *h, void *place, long rows, int write)
 {
     const Policy *policy = &h->model.policy;
-    if (policy->family == CHOICES)
-        want(w, place, rows * policy->choices, sizeof(int64_t), write);
+    if (policy->family == CATEGORICAL)
+        expect(w, place, rows * policy->components, sizeof(int64_t), write);
     else
-        want(w, place, rows * policy->outputs, h->real->item, write);
+        expect(w, place, rows * policy->outputs, h->real->item, write);
 }
 
-static int hold_wanted(Held *held, PyObject *arrays, const Wanted *w)
+static int acquire_arguments(Buffers *buffers, PyObject *arrays, const Arguments *w)
 {
     if (PyTuple_Size(arrays) != w->count)
         return PyErr_Format(PyExc_ValueError, "%zd arrays where %d are needed", PyTuple_Size(arrays), w->count), 0;
     for (int i = 0; i < w->count; i++) {
         if (w->array[i].bytes < 0)
             return PyErr_SetString(PyExc_ValueError, "a negative number of rows"), 0;
-        Py_buffer *view = hold(held, PyTuple_GetItem(arrays, i), w->array[i].bytes, w->array[i].write);
+        Py_buffer *view = acquire(buffers, PyTuple_GetItem(arrays, i), w->array[i].bytes, w->array[i].write);
         if (!view)
             return 0;
         *w->array[i].place = view->buf;
@@ -82,9 +82,9 @@ static int hold_wanted(Held *held, PyObject *arrays, const Wanted *w)
 static PyObject *act(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *arrays;
-    Rows rows = {0};
-    Held held = {0};
-    Wanted w = {.count = 0};
+    Samples rows = {0};
+    Buffers buffers = {0};
+    Arguments w = {.count = 0};
     void *noise, *params, *action, *for_env = NULL;
     if (!PyArg_ParseTuple(args, "OlO!", &capsule, &rows.count, &PyTuple_Type, &arrays))
         return NULL;
@@ -92,23 +92,23 @@ static PyObject *act(PyObject *self, PyObject *args)
     if (!h)
         return NULL;
     const Policy *policy = &h->model.policy;
-    want_obs(&w, h, 0, 0, &rows);
-    want_mask(&w, h, &rows);
-    want(&w, &noise, rows.count * policy->outputs, h->real->item, 0);
-    want(&w, &params, rows.count * policy->params, h->real->item, 1);
-    want_action(&w, h, &action, rows.count, 1);
+    expect_obs(&w, h, 0, 0, &rows);
+    expect_mask(&w, h, &rows);
+    expect(&w, &noise, rows.count * policy->outputs, h->real->item, 0);
+    expect(&w, &params, rows.count * policy->params, h->real->item, 1);
+    expect_action(&w, h, &action, rows.count, 1);
     if (policy->to_env)
-        want(&w, &for_env, rows.count * policy->outputs, h->real->item, 1);
-    int fine = hold_wanted(&held, arrays, &w);
+        expect(&w, &for_env, rows.count * policy->outputs, h->real->item, 1);
+    int fine = acquire_arguments(&buffers, arrays, &w);
     if (fine) {
         COMPUTE(h, h->real->act(&h->model, &rows, noise, params, action, for_env))
     }
-    release(&held);
+    release_buffers(&buffers);
     return fine ? Py_NewRef(Py_None) : NULL;
 }
 
 /* Whether an index has only rows that exist; an exception where it has others. */
-static int rows_exist(const int64_t *index, long count, long rows)
+static int index_in_range(const int64_t *index, long count, long rows)
 {
     for (long r = 0; r < count; r++)
         if (index[r] < 0 || index[r] >= rows)
@@ -119,96 +119,96 @@ static int rows_exist(const int64_t *index, long count, long rows)
 static PyObject *values(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *index_, *arrays;
-    Rows rows = {0};
-    Held held = {0};
-    Wanted w = {.count = 0};
+    Samples rows = {0};
+    Buffers buffers = {0};
+    Arguments w = {.count = 0};
     void *value;
     if (!PyArg_ParseTuple(args, "OlOO!", &capsule, &rows.count, &index_, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = open_model(capsule);
-    Py_buffer *index = h && index_ != Py_None ? hold(&held, index_, -1, 0) : NULL;
+    Py_buffer *index = h && index_ != Py_None ? acquire(&buffers, index_, -1, 0) : NULL;
     const long count = index ? (long)(index->len / sizeof(int64_t)) : rows.count;
-    int fine = h && !PyErr_Occurred() && (!index || rows_exist(index->buf, count, rows.count));
+    int fine = h && !PyErr_Occurred() && (!index || index_in_range(index->buf, count, rows.count));
     if (fine) {
-        want_obs(&w, h, h->model.towers - 1, h->model.towers - 1, &rows);
-        want(&w, &value, count, h->real->item, 1);
+        expect_obs(&w, h, h->model.towers - 1, h->model.towers - 1, &rows);
+        expect(&w, &value, count, h->real->item, 1);
         const int64_t *row = index ? index->buf : NULL; /* before the buffers may move to a larger place */
-        if ((fine = hold_wanted(&held, arrays, &w))) {
+        if ((fine = acquire_arguments(&buffers, arrays, &w))) {
             COMPUTE(h, h->real->values(&h->model, &rows, row, count, value))
         }
     }
-    release(&held);
+    release_buffers(&buffers);
     return fine ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *log_prob(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *arrays;
-    Rows rows = {0};
-    Held held = {0};
-    Wanted w = {.count = 0};
+    Samples rows = {0};
+    Buffers buffers = {0};
+    Arguments w = {.count = 0};
     void *result;
     if (!PyArg_ParseTuple(args, "OlO!", &capsule, &rows.count, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = open_model(capsule);
     if (!h)
         return NULL;
-    want(&w, &rows.dist_params, rows.count * h->model.policy.params, h->real->item, 0);
-    want_action(&w, h, &rows.action, rows.count, 0);
-    want(&w, &result, rows.count, h->real->item, 1);
+    expect(&w, &rows.dist_params, rows.count * h->model.policy.params, h->real->item, 0);
+    expect_action(&w, h, &rows.action, rows.count, 0);
+    expect(&w, &result, rows.count, h->real->item, 1);
     int done = 0;
-    if (hold_wanted(&held, arrays, &w)) {
+    if (acquire_arguments(&buffers, arrays, &w)) {
         COMPUTE(h, done = h->real->log_prob(&h->model, &rows, result))
         if (!done)
             PyErr_SetString(PyExc_IndexError, "an action that does not exist");
     }
-    release(&held);
+    release_buffers(&buffers);
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
 typedef struct {
-    Rows rows;
-    Held held;
+    Samples rows;
+    Buffers buffers;
     PyObject *model;
-} RowsHandle;
+} SamplesHandle;
 
-static void free_rows(RowsHandle *r)
+static void free_samples(SamplesHandle *r)
 {
-    release(&r->held);
+    release_buffers(&r->buffers);
     Py_DecRef(r->model);
     free(r);
 }
 
-static void drop_rows(PyObject *capsule)
+static void drop_samples(PyObject *capsule)
 {
-    free_rows(PyCapsule_GetPointer(capsule, ROWS_NAME));
+    free_samples(PyCapsule_GetPointer(capsule, SAMPLES_NAME));
 }
 
-static PyObject *make_rows(PyObject *self, PyObject *args)
+static PyObject *make_samples(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *arrays;
     long count;
     if (!PyArg_ParseTuple(args, "OlO!", &capsule, &count, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = PyCapsule_GetPointer(capsule, MODEL_NAME);
-    RowsHandle *r = h ? calloc(1, sizeof *r) : NULL;
+    SamplesHandle *r = h ? calloc(1, sizeof *r) : NULL;
     if (!r)
         return h ? PyErr_NoMemory() : NULL;
-    Rows *rows = &r->rows;
-    Wanted w = {.count = 0};
+    Samples *rows = &r->rows;
+    Arguments w = {.count = 0};
     r->model = Py_NewRef(capsule);
     rows->count = count;
-    want_obs(&w, h, 0, h->model.towers - 1, rows);
-    want_mask(&w, h, rows);
-    want(&w, &rows->valid, count, 1, 0);
-    want_action(&w, h, &rows->action, count, 0);
-    want(&w, &rows->dist_params, count * h->model.policy.params, h->real->item, 0);
+    expect_obs(&w, h, 0, h->model.towers - 1, rows);
+    expect_mask(&w, h, rows);
+    expect(&w, &rows->valid, count, 1, 0);
+    expect_action(&w, h, &rows->action, count, 0);
+    expect(&w, &rows->dist_params, count * h->model.policy.params, h->real->item, 0);
     const void **column[] = {&rows->log_prob, &rows->advantage, &rows->value, &rows->return_};
     for (int c = 0; c < 4; c++)
-        want(&w, column[c], count, h->real->item, 0);
-    PyObject *result = hold_wanted(&r->held, arrays, &w) ? PyCapsule_New(r, ROWS_NAME, drop_rows) : NULL;
+        expect(&w, column[c], count, h->real->item, 0);
+    PyObject *result = acquire_arguments(&r->buffers, arrays, &w) ? PyCapsule_New(r, SAMPLES_NAME, drop_samples) : NULL;
     if (!result)
-        free_rows(r);
+        free_samples(r);
     return result;
 }
 
@@ -218,12 +218,12 @@ static PyObject *gradients(PyObject *self, PyObject *args)
     Coefs coefs;
     if (!PyArg_ParseTuple(args, "OOddd", &capsule, &index_, &coefs.entropy_coef, &coefs.adv_mean, &coefs.adv_divisor))
         return NULL;
-    RowsHandle *r = PyCapsule_GetPointer(capsule, ROWS_NAME);
+    SamplesHandle *r = PyCapsule_GetPointer(capsule, SAMPLES_NAME);
     Handle *h = r ? open_model(r->model) : NULL;
     if (!h)
         return NULL;
-    Held held = {0};
-    Py_buffer *index = hold(&held, index_, -1, 0);
+    Buffers buffers = {0};
+    Py_buffer *index = acquire(&buffers, index_, -1, 0);
     double sums[SUMS];
     int status = 1;
     if (index) {
@@ -234,60 +234,60 @@ static PyObject *gradients(PyObject *self, PyObject *args)
         else if (status)
             PyErr_SetString(PyExc_IndexError, "a row or an action that does not exist");
     }
-    release(&held);
+    release_buffers(&buffers);
     return status ? NULL : Py_BuildValue("dddddd", sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]);
 }
 
 /* The gradients of SAC's critics, or of its policy, and a few means. */
-static PyObject *soft(PyObject *self, PyObject *args)
+static PyObject *sac_gradients(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *arrays;
-    SoftBatch batch = {0};
-    Held held = {0};
-    Wanted w = {.count = 0};
+    SACBatch batch = {0};
+    Buffers buffers = {0};
+    Arguments w = {.count = 0};
     int policy;
     if (!PyArg_ParseTuple(args, "OpdO!", &capsule, &policy, &batch.temperature, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = open_model(capsule);
     if (!h)
         return NULL;
-    const long rows = batch.now.count = batch.next.count = h->model.rows;
-    want_obs(&w, h, 0, 1, &batch.now); /* the critics' last group is the action */
+    const long rows = batch.now.count = batch.next.count = h->model.batch_size;
+    expect_obs(&w, h, 0, 1, &batch.now); /* the critics' last group is the action */
     if (!policy) {
-        want_obs(&w, h, 0, 1, &batch.next); /* whose action is any, for the policy's takes its place */
-        want(&w, &batch.reward, rows, h->real->item, 0);
-        want(&w, &batch.discount, rows, h->real->item, 0);
-        want(&w, &batch.valid, rows, 1, 0);
+        expect_obs(&w, h, 0, 1, &batch.next); /* whose action is any, for the policy's takes its place */
+        expect(&w, &batch.reward, rows, h->real->item, 0);
+        expect(&w, &batch.discount, rows, h->real->item, 0);
+        expect(&w, &batch.valid, rows, 1, 0);
     }
-    want(&w, &batch.noise, rows * h->model.policy.outputs, h->real->item, 0);
-    int fine = rows ? hold_wanted(&held, arrays, &w) : (PyErr_SetString(PyExc_ValueError, "no model of SAC"), 0);
+    expect(&w, &batch.noise, rows * h->model.policy.outputs, h->real->item, 0);
+    int fine = rows ? acquire_arguments(&buffers, arrays, &w) : (PyErr_SetString(PyExc_ValueError, "no model of SAC"), 0);
     if (fine) {
-        COMPUTE(h, h->real->soft_gradients(&h->model, &batch, policy))
+        COMPUTE(h, h->real->sac_gradients(&h->model, &batch, policy))
     }
-    release(&held);
+    release_buffers(&buffers);
     const double *means = batch.means;
     return fine ? Py_BuildValue("dddd", means[0], means[1], means[2], means[3]) : NULL;
 }
 
 static PyMethodDef METHODS[] = {
-    {"model", make_model, METH_VARARGS, "model(is_double, threads, rows, numbers, settings, arrays) -> model"},
+    {"model", make_model, METH_VARARGS, "model(is_double, threads, batch_size, description) -> model"},
     {"act", act, METH_VARARGS, "act(model, rows, (*obs, mask, noise, params, action, for_env))"},
     {"values", values, METH_VARARGS, "values(model, rows, index, (*obs, value))"},
     {"log_prob", log_prob, METH_VARARGS, "log_prob(model, rows, (dist_params, action, result))"},
-    {"rows", make_rows, METH_VARARGS,
-     "rows(model, rows, (*obs, mask, valid, action, dist_params, log_prob, advantage, value, return_)) -> rows"},
+    {"samples", make_samples, METH_VARARGS,
+     "samples(model, count, (*obs, mask, valid, action, dist_params, log_prob, advantage, value, return_)) -> samples"},
     {"gradients", gradients, METH_VARARGS,
-     "gradients(rows, index, entropy_coef, count, advantage_mean, advantage_divisor) -> means of six terms"},
+     "gradients(samples, index, entropy_coef, count, advantage_mean, advantage_divisor) -> means of six terms"},
     {"square_sum", square_sum, METH_VARARGS, "square_sum(is_double, x) -> sum of squares"},
     {"adamw", adamw, METH_VARARGS,
      "adamw(is_double, flat, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, decay, coupled, max_norm, norm)"},
-    {"soft", soft, METH_VARARGS,
-     "soft(model, policy, temperature, (*obs, action, [*next_obs, action, reward, discount, valid,] noise)) -> means"},
+    {"sac_gradients", sac_gradients, METH_VARARGS,
+     "sac_gradients(model, policy, temperature, (*obs, action, [*next_obs, action, reward, discount, valid,] noise)) -> means"},
     {"trace_back", trace_back, METH_VARARGS, "trace_back(is_double, columns, x, decay)"},
     {"column_sums", column_sums, METH_VARARGS, "column_sums(is_double, columns, x, mask, sums, centre or None)"},
     {"copy", copy_tensors, METH_VARARGS, "copy(targets, sources) -> whether they could be copied"},
-    {"places", make_places, METH_VARARGS, "places(tensors of [T, ...]) -> places"},
-    {"write", write_row, METH_VARARGS, "write(places, t, sources or None) -> whether they could be copied to row t"},
+    {"row_writer", make_row_writer, METH_VARARGS, "row_writer(tensors of [T, ...]) -> writer"},
+    {"write", write_row, METH_VARARGS, "write(writer, t, sources or None) -> whether they could be copied to row t"},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, METHODS, NULL, NULL, NULL, NULL};

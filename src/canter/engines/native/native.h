@@ -14,16 +14,16 @@
 #include <stdint.h>
 
 enum { POLICY = 1, VALUE = 2 };                                      /* parts of a model, as bits */
-enum { OUTPUT_HEAD, STD_HEAD, VALUE_HEAD };                          /* roles of heads */
-enum { GAUSSIAN, CHOICES };                                          /* families of distributions */
+enum { OUTPUT_HEAD, STD_HEAD, VALUE_HEAD, HIDDEN };                  /* roles of layers */
+enum { GAUSSIAN, CATEGORICAL };                                          /* families of distributions */
 enum { NO_SURROGATE, CLIPPED, SMOOTH_CLIPPED, VANILLA };             /* policy losses */
 enum { NO_VALUE_LOSS, MSE, CLIPPED_MSE, HUBER };                     /* value losses */
 enum { NO_BOUND, SOFT, REGULARISATION };                             /* bound losses */
 enum { GIVEN, POPULATION_STD, SAMPLE_STD };                          /* what advantages are divided by */
-enum { LOG_PROB, TARGET, VALUE_OF_ROW, ERROR, ROW_VALUES };           /* what SAC keeps of each row */
+enum { LOG_PROB, TARGET, VALUE_OF_SAMPLE, ERROR, SAMPLE_VALUES };           /* what SAC keeps of each row */
 enum { POLICY_SUM, VALUE_SUM, ENTROPY_SUM, KL_SUM, CLIPPED_SUM, BOUND_SUM, SUMS }; /* what a minibatch reports */
 
-/* Rows that pass through a model together. Their activations stay in the cache from the first layer to the last and
+/* Samples that pass through a model together. Their activations stay in the cache from the first layer to the last and
  * back; threads take whole blocks. */
 enum { BLOCK = 64, MAX_GROUPS = 16, MAX_CRITICS = 8, MAX_TOWERS = 1 + 2 * MAX_CRITICS };
 
@@ -41,7 +41,7 @@ typedef struct {
 typedef struct {
     long inputs, outputs;
     int activation, role;             /* role: of a head */
-    int turned;                       /* the weight is [inputs, outputs], as in a stack, not [outputs, inputs] */
+    int transposed;                       /* the weight is [inputs, outputs], as in a stack, not [outputs, inputs] */
     Parameter weight, bias, gamma, beta; /* gamma and beta of a layer norm before the activation, or NULL */
     void *packed, *packed_back;       /* the weight as products with it and with its transpose want it */
 } Layer;
@@ -56,7 +56,7 @@ typedef struct {
 typedef struct {
     int family, std_form, masked;
     long outputs, params;   /* numbers that the output head gives, and parameters P of the distribution */
-    long choices;           /* how many choices an action consists of */
+    long components;           /* how many choices an action consists of */
     const int64_t *options; /* and among how many options each is */
     Parameter raw_std;      /* of a Gaussian whose std is a parameter, or NULL */
     double std_mid, std_half;
@@ -70,7 +70,7 @@ typedef struct {
     double clip_ratio, value_clip, value_coef, bound_coef, bound_limit;
 } Loss;
 
-/* What one thread keeps of one layer for one block of rows, and its sums of gradients. Rows are padded to whole
+/* What one thread keeps of one layer for one block of rows, and its sums of gradients. Samples are padded to whole
  * vectors, so that no loop has a tail and no result depends on where in a row or in a call it stands. */
 typedef struct {
     void *before, *after;   /* the activation, [BLOCK, outputs]; before == after where it needs no input to go back */
@@ -96,23 +96,23 @@ typedef struct {
     Policy policy;
     Loss loss;
     int critics, lowest;  /* of SAC: how many learn, and whether the lowest counts or their mean */
-    long rows;            /* of SAC: those of a batch; 0 for PPO */
-    void *row_values;     /* of SAC: ROW_VALUES columns [rows], and the policy's std [rows, A] */
+    long batch_size;            /* of SAC; 0 for PPO */
+    void *sample_values;     /* of SAC: SAMPLE_VALUES columns [rows], and the policy's std [rows, A] */
     int workspaces;       /* one for each thread; of SAC one for each block of rows, the first with the sums of all */
     Workspace *workspace;
     void *log_std;        /* of a Gaussian whose std is a parameter: log-std and exp(-log-std), [2, A] */
     void *zeros;          /* as many as any row has */
-    int64_t *row;         /* the valid rows of a minibatch; grows to the largest that was seen */
-    long row_room;
+    int64_t *selected;         /* the valid rows of a minibatch; grows to the largest that was seen */
+    long selected_room;
     void *arena;
 } Model;
 
-/* Rows to learn from or to evaluate; fields that a call does not need are NULL. */
+/* Samples to learn from or to evaluate; fields that a call does not need are NULL. */
 typedef struct {
     long count;
     const void *obs[2][MAX_GROUPS]; /* by tower and group, [count, width] */
     const void *mask, *valid, *action, *dist_params, *log_prob, *advantage, *value, *return_;
-} Rows;
+} Samples;
 
 typedef struct {
     double entropy_coef;
@@ -127,25 +127,25 @@ typedef struct {
 
 /* A batch for SAC: now and after the step, whose observations the critics share, and where the results go. */
 typedef struct {
-    Rows now, next;
+    Samples now, next;
     const void *reward, *discount, *valid, *noise; /* [rows], and [rows, A] */
     double temperature;
     double means[4]; /* of the critics: loss, std of the targets; of the policy: loss, log-probability, std, value */
-} SoftBatch;
+} SACBatch;
 
 /* The mathematics for one kind of number. */
 typedef struct {
     size_t item;
     int (*prepare)(Model *); /* allocates what calls need; 0 where there is no memory */
-    void (*act)(Model *, const Rows *, const void *noise, void *params, void *action, void *for_env);
-    void (*values)(Model *, const Rows *, const int64_t *index, long count, void *value);
-    int (*log_prob)(const Model *, const Rows *, void *log_prob); /* 0 for an action that does not exist */
-    int (*gradients)(Model *, const Rows *, const int64_t *index, long count, Coefs, double *sums);
+    void (*act)(Model *, const Samples *, const void *noise, void *params, void *action, void *for_env);
+    void (*values)(Model *, const Samples *, const int64_t *index, long count, void *value);
+    int (*log_prob)(const Model *, const Samples *, void *log_prob); /* 0 for an action that does not exist */
+    int (*gradients)(Model *, const Samples *, const int64_t *index, long count, Coefs, double *sums);
     double (*square_sum)(const void *x, long n);
     void (*trace_back)(void *x, const void *decay, long n, long columns);
     void (*column_sums)(const void *x, const char *mask, long rows, long columns, const double *centre, double *sums);
     void (*adamw)(void *flat, const void *gradient, void *mean, void *square, long n, AdamW);
-    void (*soft_gradients)(Model *, SoftBatch *, int policy); /* of the policy, or of the critics */
+    void (*sac_gradients)(Model *, SACBatch *, int policy); /* of the policy, or of the critics */
 } Real;
 
 extern const Real REAL_FLOAT, REAL_DOUBLE;

@@ -3,7 +3,7 @@
 #define CANTER_POLICY_H
 
 #define HALF_LOG_TWO_PI ((REAL)0.91893853320467274)
-#define FORBIDDEN ((REAL)-1e8)
+#define MASKED_LOGIT ((REAL)-1e8)
 #define LEAST_STD ((REAL)1e-6)
 
 /* Name, the log-std of a raw number x, and its slope; mid and half are settings. One line each. */
@@ -66,7 +66,7 @@ ONCE REAL gaussian_log_prob(const REAL *mean, const REAL *log_std, const REAL *p
 /* Of every choice apart. */
 ONCE void log_softmax(const Policy *policy, const REAL *logits, REAL *log_prob)
 {
-    for (long c = 0; c < policy->choices; c++) {
+    for (long c = 0; c < policy->components; c++) {
         const long n = policy->options[c];
         REAL most = logits[0], sum = 0;
         for (long j = 1; j < n; j++)
@@ -81,28 +81,28 @@ ONCE void log_softmax(const Policy *policy, const REAL *logits, REAL *log_prob)
 }
 
 /* Of the options taken, `action` [choices], which exist: `action_exists` was asked. */
-ONCE REAL choice_log_prob(const Policy *policy, const REAL *log_prob, const int64_t *action)
+ONCE REAL categorical_log_prob(const Policy *policy, const REAL *log_prob, const int64_t *action)
 {
     REAL sum = 0;
-    for (long c = 0; c < policy->choices; log_prob += policy->options[c++])
+    for (long c = 0; c < policy->components; log_prob += policy->options[c++])
         sum += log_prob[action[c]];
     return sum;
 }
 
 /* Whether the options that a row took exist; always for numbers. */
-static int action_exists(const Policy *policy, const Rows *rows, int64_t row)
+static int action_exists(const Policy *policy, const Samples *rows, int64_t row)
 {
-    const int64_t *action = (const int64_t *)rows->action + row * policy->choices;
-    for (long c = 0; c < policy->choices && policy->family == CHOICES; c++)
+    const int64_t *action = (const int64_t *)rows->action + row * policy->components;
+    for (long c = 0; c < policy->components && policy->family == CATEGORICAL; c++)
         if (action[c] < 0 || action[c] >= policy->options[c])
             return 0;
     return 1;
 }
 
-INLINE void forbid(REAL *logits, const unsigned char *mask, long n)
+INLINE void mask_logits(REAL *logits, const unsigned char *mask, long n)
 {
     for (long j = 0; j < n; j++)
-        logits[j] = mask[j] ? logits[j] : FORBIDDEN;
+        logits[j] = mask[j] ? logits[j] : MASKED_LOGIT;
 }
 
 /* A sample and what the environment gets for it, from noise [A] of the standard normal distribution. */
@@ -122,10 +122,10 @@ static void draw_gaussian(const Policy *policy, const REAL *params, const REAL *
 
 /* The option with the largest logit plus Gumbel noise, from uniform numbers [P], which go into the open interval 0..1;
  * NaN counts as the largest. */
-static void draw_choices(const Policy *policy, const REAL *logits, const REAL *uniform, int64_t *action)
+static void draw_categorical(const Policy *policy, const REAL *logits, const REAL *uniform, int64_t *action)
 {
     const REAL top = ONE - (REAL)0.5 * real_eps;
-    for (long c = 0; c < policy->choices; c++) {
+    for (long c = 0; c < policy->components; c++) {
         const long n = policy->options[c];
         REAL best = 0;
         action[c] = 0;
@@ -170,9 +170,9 @@ static REAL surrogate(const Loss *loss, REAL log_prob, REAL ratio, REAL advantag
         limited = ONE + clip * t;
         d_limited = share_of_maximum(-advantage * limited, gain) * -advantage * (ONE - t * t);
     }
-    REAL held = -advantage * limited;
-    *slope = (share_of_maximum(gain, held) * -advantage + d_limited) * ratio;
-    return maximum(gain, held);
+    REAL limited_gain = -advantage * limited;
+    *slope = (share_of_maximum(gain, limited_gain) * -advantage + d_limited) * ratio;
+    return maximum(gain, limited_gain);
 }
 
 static REAL value_error(const Loss *loss, REAL value, REAL old_value, REAL return_, REAL *slope)
@@ -187,12 +187,12 @@ static REAL value_error(const Loss *loss, REAL value, REAL old_value, REAL retur
     if (loss->value == MSE)
         return (REAL)0.5 * error * error;
     REAL moved = value - old_value;
-    REAL held = old_value + (moved < -clip ? -clip : moved > clip ? clip : moved) - return_;
-    REAL square = error * error, held_square = held * held;
-    *slope = share_of_maximum(square, held_square) * error;
+    REAL limited_gain = old_value + (moved < -clip ? -clip : moved > clip ? clip : moved) - return_;
+    REAL square = error * error, limited_square = limited_gain * limited_gain;
+    *slope = share_of_maximum(square, limited_square) * error;
     if (moved >= -clip && moved <= clip)
-        *slope += share_of_maximum(held_square, square) * held;
-    return (REAL)0.5 * maximum(square, held_square);
+        *slope += share_of_maximum(limited_square, square) * limited_gain;
+    return (REAL)0.5 * maximum(square, limited_square);
 }
 
 /* Bound loss of means [A]; adds its gradient, times `weight`, to `d`. */

@@ -45,13 +45,13 @@ static void forget(void)
     pool.job = 0;
 }
 
-/* How many threads there are besides the caller, after starting what is missing of `wanted`. */
-static int start(int wanted)
+/* How many threads there are besides the caller, after starting what is missing of `count`. */
+static int start(int count)
 {
     static int registered;
     if (!registered)
         registered = pthread_atfork(NULL, NULL, forget) == 0;
-    for (; pool.started < wanted && pool.started < MOST; pool.started++) {
+    for (; pool.started < count && pool.started < MOST; pool.started++) {
         pthread_t thread;
         pool.job_at_birth[pool.started] = pool.job;
         if (pthread_create(&thread, NULL, wait_for_work, (void *)(intptr_t)(pool.started + 1)) != 0)

@@ -53,8 +53,8 @@ INLINE Vector fused(Vector sum, REAL a, Vector b)
 #endif
 }
 
-/* From one row of n numbers to the next: whole panels, and of wide rows an odd number of them. Rows that are a power of
- * two apart meet in a few places of the cache, and drive each other out when a product walks down a column. */
+/* From one row of n numbers to the next: whole panels, and of wide rows an odd number of them. Samples that are a power of
+ * two apart meet in a few writer of the cache, and drive each other out when a product walks down a column. */
 INLINE long padded(long n)
 {
     long panels = (n + PANEL - 1) / PANEL;

@@ -46,9 +46,9 @@ static void collect_all(const Model *model, int parts, int threads)
     std_form(policy, policy->raw_std.value, NULL, to, policy->outputs);
 }
 
-/* The valid rows among those of an index, into model->row: how many, or -1 for a row or an action that does not exist.
+/* The valid rows among those of an index, into model->selected: how many, or -1 for a row or an action that does not exist.
  * Others are never looked at, whatever they hold. */
-static long select_rows(Model *model, const Rows *rows, const int64_t *index, long count)
+static long select_rows(Model *model, const Samples *rows, const int64_t *index, long count)
 {
     long selected = 0;
     for (long r = 0; r < count; r++) {
@@ -58,7 +58,7 @@ static long select_rows(Model *model, const Rows *rows, const int64_t *index, lo
             continue;
         if (model->loss.surrogate && !action_exists(&model->policy, rows, index[r]))
             return -1;
-        model->row[selected++] = index[r];
+        model->selected[selected++] = index[r];
     }
     return selected;
 }
@@ -81,24 +81,24 @@ static void advantage_moments(const REAL *advantage, const int64_t *row, long co
 
 enum { DONE, NO_MEMORY, NO_SUCH_ROW };
 
-static int gradients(Model *model, const Rows *rows, const int64_t *index, long count, Coefs coefs, double *sums)
+static int gradients(Model *model, const Samples *rows, const int64_t *index, long count, Coefs coefs, double *sums)
 {
-    if (count > model->row_room) {
-        int64_t *room = realloc(model->row, count * sizeof *room);
+    if (count > model->selected_room) {
+        int64_t *room = realloc(model->selected, count * sizeof *room);
         if (!room)
             return NO_MEMORY;
-        model->row = room, model->row_room = count;
+        model->selected = room, model->selected_room = count;
     }
     const long selected = select_rows(model, rows, index, count);
     if (selected < 0)
         return NO_SUCH_ROW;
     if (model->loss.standardize && coefs.adv_divisor < 0)
-        advantage_moments(rows->advantage, model->row, selected, model->loss.standardize == SAMPLE_STD, &coefs);
+        advantage_moments(rows->advantage, model->selected, selected, model->loss.standardize == SAMPLE_STD, &coefs);
     coefs.count = (double)selected;
     const double weight = 1.0 / (coefs.count > 1e-9 ? coefs.count : 1e-9); /* without rows every sum is zero */
     const int parts = (model->loss.surrogate ? POLICY : 0) | (model->loss.value ? VALUE : 0);
     pack_model(model, parts, 1);
-    Job job = {.model = model, .rows = rows, .index = model->row, .count = selected, .coefs = coefs,
+    Job job = {.model = model, .rows = rows, .index = model->selected, .count = selected, .coefs = coefs,
                .weight = (REAL)weight, .parts = parts};
     const int threads = threads_for(model, selected, parts, 3);
     run_in_threads(learn_blocks, &job, threads);

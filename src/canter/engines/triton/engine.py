@@ -17,10 +17,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from canter.core.seeding import draw_rows
+from canter.core.seeding import draw_for_rank
 from canter.core.struct import Metrics, Obs, State
 from canter.engines.autograd import AutogradEngine, LossOutput, rl_games_kl
-from canter.engines.base import Acted, Coefs, PPOBatch, PPOLoss, Valued, unknown_part
+from canter.engines.base import Acted, Coefs, PPOBatch, PPOLoss, UpdateResult, Valued
+from canter.engines.capabilities import ANYTHING, NUMBERS, Capabilities
 from canter.engines.streams import beside
 from canter.engines.triton.chain import Layers
 from canter.engines.triton.gaussian_loss import BOUND_FORMS, bound_of, count_true, gaussian_loss
@@ -30,33 +31,29 @@ from canter.engines.triton.learn import COUNT, Learner, Rows
 from canter.functional.statistics import masked_mean
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.distributions import DiagGaussian
-from canter.nn.heads import GaussianHead, LogStd
-from canter.nn.mlp import MLP
+from canter.nn.heads import GaussianHead
 from canter.nn.network import AnyNetwork, Network
 from canter.nn.optimizer import Optimizer
-from canter.nn.rnn import NoMemory
 
-KERNELS = {
-    "surrogate": lambda name: name == "clipped",
-    "clip_ratio": lambda number: True,
-    "value_loss": lambda name: name in ("mse", "clipped"),
-    "value_clip": lambda number: True,
-    "value_coef": lambda number: True,
-    "advantage": lambda name: name == "given",
-    "bound": lambda bound: bound is None or bound.config.form in BOUND_FORMS,
+LOSS = {
+    "surrogate": {"clipped"},
+    "clip_ratio": NUMBERS,
+    "value_loss": {"mse", "clipped"},
+    "value_clip": NUMBERS,
+    "value_coef": NUMBERS,
+    "advantage": {"given"},
+    "bound": {None, *BOUND_FORMS},
 }
-"""What the kernels of the loss know."""
-KNOWN = KERNELS | {"moving_kl": lambda yes: True, "moves_statistics": lambda yes: True}
-"""Besides, what is done as the definition does it."""
+"""Fields of a `PPOLoss` that the kernels of the loss support."""
+LAYERS_CAPABILITIES = Capabilities(
+    device="cuda",
+    # The last two are computed as in the definition.
+    loss=LOSS | {"moving_kl": {None, True}, "update_obs_stats_per_minibatch": {None, True}},
+    model={"distribution": {"gaussian"}},
+    runs_modules=True,
+)
 NAMES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction", "loss/bound")
 """What they give the means of, in their order."""
-
-
-def unsupported_by_layers(loss: PPOLoss, model: ActorCritic) -> str | None:
-    """Why this engine does not compute a loss; None if it does."""
-    if type(model.policy.distribution) is not DiagGaussian:
-        return f"it knows Gaussian policies, not {type(model.policy.distribution).__name__}"
-    return unknown_part(loss, KNOWN)
 
 
 def clip_of(loss: PPOLoss) -> float | None:
@@ -74,6 +71,7 @@ class LayersEngine(AutogradEngine):
     """Autograd through the networks, with one kernel for the loss."""
 
     name = "triton_layers"
+    capabilities = LAYERS_CAPABILITIES
 
     def __init__(self, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> None:
         super().__init__(loss, model, optimizer)
@@ -102,10 +100,11 @@ class LayersEngine(AutogradEngine):
             bound=self.bound,
         )
         metrics = named(means, self.loss)
+        kl = metrics.pop("policy/kl")
         if self.loss.moving_kl:
             with torch.no_grad():
-                metrics["policy/kl"] = masked_mean(rl_games_kl(batch.dist_params, params), batch.valid)
-        return LossOutput(loss, metrics, params)
+                kl = masked_mean(rl_games_kl(batch.dist_params, params), batch.valid)
+        return LossOutput(loss, metrics, kl, params)
 
 
 SHARED_MEMORY = 232_448
@@ -117,23 +116,50 @@ def shared_memory(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
-def unsupported_by_networks(loss: PPOLoss, model: ActorCritic) -> str | None:
-    """Why this engine does not compute a loss; None if it does."""
+def networks_requirement(model: ActorCritic) -> str | None:
+    """Return why this GPU or the size of the networks rules out whole networks in one launch, if so."""
     memory = shared_memory(next(model.parameters()).device)
     if memory < SHARED_MEMORY:
         return f"it needs {SHARED_MEMORY} bytes of shared memory a block, this GPU has {memory}"
     if torch.get_float32_matmul_precision() == "highest":
         return "it multiplies in TF32, which execution.tf32=false forbids"
-    head = model.actor.head
-    if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, nn.Parameter):
-        return "it knows Gaussian policies whose std is a parameter that learns"
-    if type(head.log_std) is not LogStd or head.log_std.form not in FORMS:
-        return f"it knows the forms {', '.join(FORMS)} of the std"
-    for network, heads in _networks(model):
-        reason = _unknown_network(network, *heads)
-        if reason:
-            return reason
-    return unsupported_by_layers(loss, model) or unknown_part(loss, KERNELS)
+    return None
+
+
+def networks_fit(model: ActorCritic) -> str | None:
+    """Return why supported networks are too wide for one launch, if so."""
+    fits = all(_layers(network, *heads).fits for network, heads in _networks(model))
+    return None if fits else "model.policy.hidden or model.critic.hidden is too wide for one launch"
+
+
+NETWORKS_CAPABILITIES = Capabilities(
+    device="cuda",
+    loss=LOSS,
+    model={
+        "network": {"standard"},
+        "precision": {"float32"},
+        "observation groups": ANYTHING,
+        "hidden layers": {"MLP"},
+        "encoder": {"identity"},
+        "normalizer": ANYTHING,
+        "observation dtype": ANYTHING,
+        "layer": {"linear"},
+        "activation": {"tanh", "relu", "elu"},
+        "actor": {"standard"},
+        "policy head": {"standard"},
+        "distribution": {"gaussian"},
+        "form": FORMS,
+        "std kind": {"parameter"},
+        "critic": {"standard"},
+        "value head": {"standard"},
+        "parameter dtype": ANYTHING,
+        "device": {"cuda"},
+        "frozen parameter": ANYTHING,
+        "hook": ANYTHING,
+    },
+    requirement=networks_requirement,
+    size_limit=networks_fit,
+)
 
 
 def _networks(model: ActorCritic) -> list[tuple[AnyNetwork, list[nn.Module]]]:
@@ -142,21 +168,6 @@ def _networks(model: ActorCritic) -> list[tuple[AnyNetwork, list[nn.Module]]]:
     if model.shared_trunk:
         return [(model.actor.network, [mean, value])]
     return [(model.actor.network, [mean]), (model.critic.network, [value])]
-
-
-def _unknown_network(network: AnyNetwork, *heads: nn.Module) -> str | None:
-    linear = all(isinstance(head, nn.Linear) and head.bias is not None for head in heads)
-    if type(network) is not Network or type(network.hidden) is not MLP or not linear:
-        return "it does not know networks of another kind than the standard one"
-    if not isinstance(network.memory, NoMemory):
-        return "it does not know memory"
-    if network.in_bfloat16:
-        return "it does not know bfloat16"
-    if not all(isinstance(encoder, nn.Identity) for encoder in network.encoders):
-        return "it does not know images or observations of several axes"
-    if not network.hidden.plain or kind_of(network.hidden[-1]) is None:
-        return "it knows linear layers with tanh, relu or elu"
-    return None if _layers(network, *heads).fits else "its networks are too wide for one launch"
 
 
 def _layers(network: AnyNetwork, *heads: nn.Module) -> Layers:
@@ -172,6 +183,7 @@ class NetworksEngine:
     """What PPO does with its networks, in few launches."""
 
     name = "triton"
+    capabilities = NETWORKS_CAPABILITIES
 
     def __init__(self, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> None:
         self.optimizer, self.loss, self.shared = optimizer, loss, model.shared_trunk
@@ -210,7 +222,7 @@ class NetworksEngine:
     def act(self, obs: Obs, state: State, reset: Tensor, rng: torch.Generator) -> Acted:
         """Noise, sample, bounds and parameters in one launch behind the network's."""
         mean = self._outputs(0, self.actor_network.encode(obs))[:, : self.distribution.dim].contiguous()
-        noise = draw_rows(torch.randn, mean.shape, generator=rng, device=mean.device)
+        noise = draw_for_rank(torch.randn, mean.shape, generator=rng, device=mean.device)
         mid, half, form = self.std
         params, action, for_env = draw(mean, self.raw, noise, self.bounds, mid=mid, half=half, form=form)
         return for_env, action, params, state
@@ -237,7 +249,7 @@ class NetworksEngine:
         own = (batch.action, batch.dist_params, batch.advantage, batch.value, batch.return_, batch.valid)
         return Rows(*(row.squeeze(0).contiguous() for row in (*inputs, *own)))
 
-    def gradients(self, rows: Rows, index: Tensor, coefs: Coefs) -> Metrics:
+    def gradients(self, rows: Rows, index: Tensor, coefs: Coefs) -> UpdateResult:
         """Forward, loss, back and the products over rows."""
         sums, parts = self.learner(rows, index, coefs.entropy)
         count = sums[COUNT]
@@ -248,4 +260,6 @@ class NetworksEngine:
         if len(self.flats) > 1:
             for flat, part in zip(self.flats, self.gradient.split([flat.numel() for flat in self.flats]), strict=True):
                 flat.copy_(part)
-        return named(means, self.loss)
+        metrics = named(means, self.loss)
+        kl = metrics.pop("policy/kl")
+        return UpdateResult(metrics, kl)

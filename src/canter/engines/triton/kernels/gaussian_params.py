@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from canter.core.dispatch import differentiate_again, kernel, on_gpu
+from canter.core.dispatch import double_backward, kernel, on_gpu
 from canter.functional import densities
 
 TILE = 64
@@ -92,7 +92,7 @@ class _GaussianParams(torch.autograd.Function):
         mean, raw = ctx.saved_tensors
         if torch.is_grad_enabled():
             plain = densities.gaussian_params.plain
-            return *differentiate_again(plain, (mean, raw), gradients[0], ctx.std), None, None, None
+            return *double_backward(plain, (mean, raw), gradients[0], ctx.std), None, None, None
         gradient = gradients[0].contiguous()
         m, a = gradient.shape[0], raw.shape[0]
         blocks, tile_a = triton.cdiv(m, TILE), max(2, triton.next_power_of_2(a))

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from canter.core.dispatch import differentiate_again, kernel, on_gpu
+from canter.core.dispatch import double_backward, kernel, on_gpu
 from canter.functional.layers import linear_layers
 
 PARTS = 32
@@ -234,7 +234,7 @@ def _again(
     def layers(x: Tensor, *parameters: Tensor) -> Tensor:
         return linear_layers.plain(x, activation, parameters)
 
-    of_x, *others = differentiate_again(layers, (x, *parameters), gradient)
+    of_x, *others = double_backward(layers, (x, *parameters), gradient)
     return of_x, None, None, *others
 
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from canter.core.dispatch import differentiate_again, kernel, on_gpu
+from canter.core.dispatch import double_backward, kernel, on_gpu
 from canter.functional.layers import batch_norm
 from canter.functional.losses import project
 
@@ -154,7 +154,7 @@ class _BatchNorm(torch.autograd.Function):
         x, weight, bias, mean, var = ctx.saved_tensors
         if torch.is_grad_enabled():
             plain = lambda *inputs: batch_norm.plain(*inputs, ctx.eps)[0]  # noqa: E731
-            return *differentiate_again(plain, (x, weight, bias), gradients[0]), None
+            return *double_backward(plain, (x, weight, bias), gradients[0]), None
         gradient, (grid, parts, tiles, chunks) = gradients[0].contiguous(), _cut(x)
         of_x, of_weight, of_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
         rows, columns = x.shape[1:]

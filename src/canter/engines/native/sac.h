@@ -2,31 +2,31 @@
  *
  * Threads share blocks of rows on the way there and back, and then rows of each weight's gradient. Every number is made
  * in one order, whichever thread makes it: results do not depend on how many there are. */
-#ifndef CANTER_SOFT_H
-#define CANTER_SOFT_H
+#ifndef CANTER_SAC_H
+#define CANTER_SAC_H
 
 #define LOG_TWO ((REAL)0.69314718055994531)
 
 typedef struct {
     Model *model;
-    SoftBatch *batch;
+    SACBatch *batch;
     int policy;  /* whether its gradients are wanted, or those of the critics, which ask their slow copies */
     REAL weight; /* of a row in the mean */
-} SoftJob;
+} SACJob;
 
-static REAL *row_values(const Model *model, int which)
+static REAL *sample_values(const Model *model, int which)
 {
-    return (REAL *)model->row_values + which * model->rows;
+    return (REAL *)model->sample_values + which * model->batch_size;
 }
 
-static REAL *row_std(const Model *model, long row)
+static REAL *sample_std(const Model *model, long row)
 {
-    return row_values(model, ROW_VALUES) + row * model->policy.outputs;
+    return sample_values(model, SAMPLE_VALUES) + row * model->policy.outputs;
 }
 
 static void pack_layers(void *context, int thread, int threads)
 {
-    const SoftJob *job = context;
+    const SACJob *job = context;
     const Model *model = job->model;
     int number = 0;
     for (int t = 0; t < (job->policy ? 1 + model->critics : model->towers); t++)
@@ -39,7 +39,7 @@ static void pack_layers(void *context, int thread, int threads)
 }
 
 /* The policy's actions for observations of a block, beside these in the critics' input, and their log-probabilities. */
-static void choose_actions(const SoftJob *job, const Workspace *w, const Rows *rows, long first, long count)
+static void sample_actions(const SACJob *job, const Workspace *w, const Samples *rows, long first, long count)
 {
     const Model *model = job->model;
     const long n = model->policy.outputs, stride = padded(n), inputs = model->tower[1].inputs;
@@ -50,7 +50,7 @@ static void choose_actions(const SoftJob *job, const Workspace *w, const Rows *r
     for (long r = 0; r < count; r++) {
         const REAL *noise = (const REAL *)job->batch->noise + (first + r) * n;
         const REAL *mean = (REAL *)heads[0].after + r * stride;
-        REAL *action = (REAL *)w->input[1] + r * padded(inputs) + inputs - n, *std = row_std(model, first + r);
+        REAL *action = (REAL *)w->input[1] + r * padded(inputs) + inputs - n, *std = sample_std(model, first + r);
         REAL log_prob = 0;
         std_form(&model->policy, (REAL *)heads[1].after + r * stride, std, NULL, n);
         for (long j = 0; j < n; j++) {
@@ -61,7 +61,7 @@ static void choose_actions(const SoftJob *job, const Workspace *w, const Rows *r
             log_prob -= 2 * (LOG_TWO - raw - softplus(-2 * raw)); /* log(1 - tanh(raw)^2), also for large ones */
             action[j] = real_tanh(raw);
         }
-        row_values(model, LOG_PROB)[first + r] = log_prob;
+        sample_values(model, LOG_PROB)[first + r] = log_prob;
     }
 }
 
@@ -71,7 +71,7 @@ static REAL *critic_value(const Model *model, const Workspace *w, int tower, lon
 }
 
 /* What the critics from tower `from` on say of a row together, and how many of them say it where the lowest counts. */
-static REAL agree(const Model *model, const Workspace *w, int from, long r, int *equal)
+static REAL reduce_critics(const Model *model, const Workspace *w, int from, long r, int *equal)
 {
     REAL value = *critic_value(model, w, from, r), sum = value;
     for (int t = from + 1; t < from + model->critics; t++) {
@@ -87,20 +87,20 @@ static REAL agree(const Model *model, const Workspace *w, int from, long r, int 
 
 static void critic_blocks(void *context, int thread, int threads)
 {
-    const SoftJob *job = context;
+    const SACJob *job = context;
     const Model *model = job->model;
-    const SoftBatch *batch = job->batch;
+    const SACBatch *batch = job->batch;
     const REAL *reward = batch->reward, *discount = batch->discount, temperature = (REAL)batch->temperature;
-    REAL *target = row_values(model, TARGET), *errors = row_values(model, ERROR);
-    FOR_BLOCKS(first, count, model->rows) {
+    REAL *target = sample_values(model, TARGET), *errors = sample_values(model, ERROR);
+    FOR_BLOCKS(first, count, model->batch_size) {
         const Workspace *w = &model->workspace[first / BLOCK];
         int equal;
-        choose_actions(job, w, &batch->next, first, count);
+        sample_actions(job, w, &batch->next, first, count);
         for (int t = 1 + model->critics; t < model->towers; t++)
             tower_forward(model, t, w, VALUE, count);
         for (long r = 0; r < count; r++) {
-            const REAL value = agree(model, w, 1 + model->critics, r, &equal);
-            const REAL log_prob = row_values(model, LOG_PROB)[first + r];
+            const REAL value = reduce_critics(model, w, 1 + model->critics, r, &equal);
+            const REAL log_prob = sample_values(model, LOG_PROB)[first + r];
             target[first + r] = reward[first + r] + discount[first + r] * (value - temperature * log_prob);
             errors[first + r] = 0;
         }
@@ -119,14 +119,14 @@ static void critic_blocks(void *context, int thread, int threads)
 }
 
 /* From the gradients of actions to those of the policy's heads, in the place of their outputs. */
-static void policy_heads_back(const SoftJob *job, const Workspace *w, const REAL *d_input, long first, long count)
+static void policy_heads_back(const SACJob *job, const Workspace *w, const REAL *d_input, long first, long count)
 {
     const Model *model = job->model;
     const long n = model->policy.outputs, stride = padded(n), inputs = model->tower[1].inputs;
     const REAL of_entropy = (REAL)job->batch->temperature * job->weight;
     const Trace *heads = &w->trace[0][model->tower[0].hidden];
     for (long r = 0; r < count; r++) {
-        const REAL *noise = (const REAL *)job->batch->noise + (first + r) * n, *std = row_std(model, first + r);
+        const REAL *noise = (const REAL *)job->batch->noise + (first + r) * n, *std = sample_std(model, first + r);
         const REAL *action = (REAL *)w->input[1] + r * padded(inputs) + inputs - n;
         const REAL *d_action = d_input + r * padded(inputs) + inputs - n;
         REAL *mean = (REAL *)heads[0].after + r * stride, *raw_std = (REAL *)heads[1].after + r * stride, *d = w->row;
@@ -141,20 +141,20 @@ static void policy_heads_back(const SoftJob *job, const Workspace *w, const REAL
 
 static void policy_blocks(void *context, int thread, int threads)
 {
-    const SoftJob *job = context;
+    const SACJob *job = context;
     const Model *model = job->model;
-    FOR_BLOCKS(first, count, model->rows) {
+    FOR_BLOCKS(first, count, model->batch_size) {
         const Workspace *w = &model->workspace[first / BLOCK];
         REAL *d_input = w->d[0];
-        choose_actions(job, w, &job->batch->now, first, count);
+        sample_actions(job, w, &job->batch->now, first, count);
         for (int t = 1; t <= model->critics; t++)
             tower_forward(model, t, w, VALUE, count);
         for (long r = 0; r < count; r++) {
             int equal;
-            const REAL agreed = agree(model, w, 1, r, &equal);
-            row_values(model, VALUE_OF_ROW)[first + r] = agreed;
+            const REAL reduced = reduce_critics(model, w, 1, r, &equal);
+            sample_values(model, VALUE_OF_SAMPLE)[first + r] = reduced;
             for (int t = 1; t <= model->critics; t++) { /* those that are equally low share the gradient */
-                REAL *value = critic_value(model, w, t, r), share = (REAL)(*value == agreed) / equal;
+                REAL *value = critic_value(model, w, t, r), share = (REAL)(*value == reduced) / equal;
                 *value = -job->weight * (model->lowest ? share : ONE / model->critics);
             }
         }
@@ -167,7 +167,7 @@ static void policy_blocks(void *context, int thread, int threads)
 
 enum { ROWS_AT_ONCE = 48 }; /* of a weight's gradient: they stay in the cache until they are copied to their place */
 
-/* Rows of the gradient of one layer's weight, and beside the first that of its bias, over all rows of the batch. */
+/* Samples of the gradient of one layer's weight, and beside the first that of its bias, over all rows of the batch. */
 static void gradient_rows(const Model *model, int t, int i, long from, long to)
 {
     const Layer *layer = &model->tower[t].layer[i];
@@ -179,7 +179,7 @@ static void gradient_rows(const Model *model, int t, int i, long from, long to)
         memset(sums->d_bias, 0, padded(layer->outputs) * sizeof *sum);
     for (int b = 0; b < model->workspaces; b++) {
         const Workspace *w = &model->workspace[b];
-        const long left = model->rows - (long)b * BLOCK, count = left < BLOCK ? left : BLOCK;
+        const long left = model->batch_size - (long)b * BLOCK, count = left < BLOCK ? left : BLOCK;
         layer_gradients(layer, sums, layer_input(model, t, i, w), w->trace[t][i].d, from, to, count);
     }
     for (long row = from; row < to; row++, sum += stride)
@@ -190,7 +190,7 @@ static void gradient_rows(const Model *model, int t, int i, long from, long to)
 
 static void gradient_parts(void *context, int thread, int threads)
 {
-    const SoftJob *job = context;
+    const SACJob *job = context;
     int number = 0;
     for (int t = job->policy ? 0 : 1; t <= (job->policy ? 0 : job->model->critics); t++)
         for (int i = 0; i < job->model->tower[t].hidden + job->model->tower[t].heads; i++) {
@@ -201,9 +201,9 @@ static void gradient_parts(void *context, int thread, int threads)
         }
 }
 
-static void make_gradients(SoftJob *job)
+static void make_gradients(SACJob *job)
 {
-    const int threads = threads_for(job->model, job->model->rows, POLICY | VALUE, 3);
+    const int threads = threads_for(job->model, job->model->batch_size, POLICY | VALUE, 3);
     run_in_threads(pack_layers, job, threads);
     run_in_threads(job->policy ? policy_blocks : critic_blocks, job, threads);
     run_in_threads(gradient_parts, job, threads);
@@ -217,26 +217,26 @@ static double mean_of(const REAL *x, long n)
     return sum / n;
 }
 
-static void soft_gradients(Model *model, SoftBatch *batch, int policy)
+static void sac_gradients(Model *model, SACBatch *batch, int policy)
 {
-    const long rows = model->rows;
-    const REAL *target = row_values(model, TARGET);
+    const long rows = model->batch_size;
+    const REAL *target = sample_values(model, TARGET);
     double *means = batch->means, counted = policy ? rows : 0.0, square = 0.0;
     for (long r = 0; r < rows && !policy; r++)
         counted += ((const unsigned char *)batch->valid)[r] != 0;
-    SoftJob job = {model, batch, policy, (REAL)(1.0 / (counted < 1.0 ? 1.0 : counted))};
+    SACJob job = {model, batch, policy, (REAL)(1.0 / (counted < 1.0 ? 1.0 : counted))};
     make_gradients(&job);
     if (policy) {
-        means[1] = mean_of(row_values(model, LOG_PROB), rows);
-        means[2] = mean_of(row_std(model, 0), rows * model->policy.outputs);
-        means[3] = mean_of(row_values(model, VALUE_OF_ROW), rows);
+        means[1] = mean_of(sample_values(model, LOG_PROB), rows);
+        means[2] = mean_of(sample_std(model, 0), rows * model->policy.outputs);
+        means[3] = mean_of(sample_values(model, VALUE_OF_SAMPLE), rows);
         means[0] = batch->temperature * means[1] - means[3];
         return;
     }
     const double mean = mean_of(target, rows);
     for (long r = 0; r < rows; r++)
         square += (target[r] - mean) * (target[r] - mean);
-    means[0] = mean_of(row_values(model, ERROR), rows) * rows * job.weight;
+    means[0] = mean_of(sample_values(model, ERROR), rows) * rows * job.weight;
     means[1] = sqrt(square / (rows - 1));
 }
 

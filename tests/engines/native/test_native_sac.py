@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from canter.algorithms.sac import SACConfig, TemperatureConfig
-from canter.algorithms.sac.learner import Learner
+from canter.algorithms.sac.learner import SACLearner
 from canter.core import distributed
 from canter.core.data.replay import ReplayConfig, Transitions
-from canter.core.plain import config_keys
+from canter.core.hints import config_keys
 from canter.core.specs import Continuous, EnvSpec, TensorSpec
-from canter.engines.native import AVAILABLE
-from canter.engines.native.declines import compiled
-from canter.engines.native.soft import SoftEngine, declines_soft
+from canter.engines.capabilities import unsupported_reason
+from canter.engines.native import AVAILABLE, compiled
+from canter.engines.native.sac import NativeSACEngine
 from canter.nn.cnn import CNNConfig
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
@@ -35,8 +35,8 @@ ADAM = OptimizerConfig(**RATE)
 NETWORK_STD = {"kind": "network", "initial": 0.5}
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
 
-# Every setting of sac that an update may depend on: values that the engine knows, and others that it declines.
-KNOWN = {
+# Every setting of sac that an update may depend on: values that the engine supports, and others that it refuses.
+SUPPORTED = {
     "tau": [0.3, 0.7, 1.0],
     "pessimism": ["min", "mean"],
     "temperature.initial": [TemperatureConfig(initial=0.03)],
@@ -63,36 +63,42 @@ KNOWN = {
     ],
     "critic_optimizer": [ADAM],
 }
-DECLINED = {
+REFUSED = {
     "policy": [
-        (replace(POLICY, layer_norm=True), "layer norms"),
-        (replace(POLICY, layer_norm=True, layer_norm_position="after_activation"), "order of layers"),
-        (replace(POLICY, layer_norm=True, layer_norm_layers="first"), "layer norms"),
-        (replace(POLICY, d2rl=True), "D2RL"),
-        (replace(POLICY, activation="selu"), "SELU"),
-        (replace(POLICY, precision="bfloat16"), "bfloat16"),
-        (StackNetworkConfig(hidden=(8,)), "StackNetwork"),
-        (replace(POLICY, cnn=CNNConfig(layers=((2, 1, 1),), sequences=True), obs_groups=("critic",)), "reads 'critic'"),
+        (replace(POLICY, layer_norm=True), "policy.layer_norm=true"),
+        (
+            replace(POLICY, layer_norm=True, layer_norm_position="after_activation"),
+            "policy.layer_norm_position=after_activation",
+        ),
+        (replace(POLICY, layer_norm=True, layer_norm_layers="first"), "policy.layer_norm=true"),
+        (replace(POLICY, d2rl=True), "policy.d2rl=true"),
+        (replace(POLICY, activation="selu"), "policy.activation=selu"),
+        (replace(POLICY, precision="bfloat16"), "policy.precision=bfloat16"),
+        (StackNetworkConfig(hidden=(8,)), "policy.kind: the network StackNetwork"),
+        (
+            replace(POLICY, cnn=CNNConfig(layers=((2, 1, 1),), sequences=True), obs_groups=("critic",)),
+            "observation group 'critic'",
+        ),
     ],
     "std": [
-        (StdConfig(kind="parameter"), "parameter"),
-        (StdConfig(kind="parameter", learn=False), "parameter"),
-        (StdConfig(form="tanh", **NETWORK_STD), "std's form"),
-        (StdConfig(floor=0.1, **NETWORK_STD), "std's form"),
+        (StdConfig(kind="parameter"), "std.kind=parameter"),
+        (StdConfig(kind="parameter", learn=False), "std.learn=false"),
+        (StdConfig(form="tanh", **NETWORK_STD), "std.form=tanh"),
+        (StdConfig(floor=0.1, **NETWORK_STD), "std.floor=0.1"),
     ],
     "critic": [
-        (replace(CRITIC, atoms=11), "atoms"),
-        (replace(CRITIC, atoms=11, support=(-9.0, 9.0)), "atoms"),
-        (replace(CRITIC, members=9), "up to 8 critics"),
-        (replace(CRITIC, blocks=1, expansion=2), "the critics have"),
-        (replace(CRITIC, norm="layer"), "the critics have"),
-        (replace(CRITIC, norm="rms"), "RMSNorm"),
-        (replace(CRITIC, norm="batch"), "the critics have"),
-        (replace(CRITIC, input_norm="rms"), "RMSNorm"),
-        (replace(CRITIC, output_norm="layer"), "LayerNorm"),
-        (replace(CRITIC, precision="bfloat16"), "bfloat16"),
-        (replace(CRITIC, activation="selu"), "SELU"),
-        (replace(CRITIC, cnn=CNNConfig(layers=((2, 1, 1),)), obs_groups=("image",)), "reads 'image'"),
+        (replace(CRITIC, atoms=11), "critic.atoms=11"),
+        (replace(CRITIC, atoms=11, support=(-9.0, 9.0)), "critic.atoms=11"),
+        (replace(CRITIC, members=9), "critic.members=9"),
+        (replace(CRITIC, blocks=1, expansion=2), "critic.blocks=1"),
+        (replace(CRITIC, norm="layer"), "critic.norm=layer"),
+        (replace(CRITIC, norm="rms"), "critic.norm=rms"),
+        (replace(CRITIC, norm="batch"), "critic.norm=batch"),
+        (replace(CRITIC, input_norm="rms"), "critic.input_norm=rms"),
+        (replace(CRITIC, output_norm="layer"), "critic.output_norm=layer"),
+        (replace(CRITIC, precision="bfloat16"), "critic.precision=bfloat16"),
+        (replace(CRITIC, activation="selu"), "critic.activation=selu"),
+        (replace(CRITIC, cnn=CNNConfig(layers=((2, 1, 1),)), obs_groups=("image",)), "observation group 'image'"),
     ],
 }
 ELSEWHERE = {
@@ -118,11 +124,11 @@ def learners(config, dtype=torch.float64, threads=1):
         for network in (actor.network, critics.encoder):
             network.update_statistics(seen, torch.ones(40, 2, dtype=torch.bool))
         torch.set_default_dtype(dtype)  # of the temperature
-        learner = Learner(config, actor, critics, 3)
+        learner = SACLearner(config, actor, critics, 3)
         torch.set_default_dtype(torch.float32)
-        learner.slow_flat.add_(0.1 * torch.randn_like(learner.slow_flat))
+        learner.target_flat.add_(0.1 * torch.randn_like(learner.target_flat))
         if native:
-            learner.engine = SoftEngine(learner.described(spec_of()))
+            learner.engine = NativeSACEngine(learner.loss(), learner.networks(spec_of()), learner.optimizers)
         found.append(learner)
     return found
 
@@ -147,7 +153,7 @@ def update(learner, rows, dtype, count=3):
 
 def state(learner):
     """Everything that an update moves, and what it tells."""
-    parts = {"slow": learner.slow_flat} | {name: o.adams[0].flat for name, o in learner.optimizers.items()}
+    parts = {"slow": learner.target_flat} | {name: o.adams[0].flat for name, o in learner.optimizers.items()}
     for name, optimizer in learner.optimizers.items():
         parts |= {f"{name}/{key}": getattr(optimizer.adams[0], key) for key in ("exp_avg", "exp_avg_sq", "step")}
     return parts | learner.metrics
@@ -162,18 +168,18 @@ def assert_same(plain, native, dtype):
         torch.testing.assert_close(ours[name], theirs, **limits, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def known_cases():
-    for name, values in KNOWN.items():
+def supported_cases():
+    for name, values in SUPPORTED.items():
         yield from ((name.split(".")[0], value) for value in values)
 
 
-def test_every_setting_is_known_declined_or_decided_elsewhere():
-    tables = {name.split(".")[0] for name in (*KNOWN, *DECLINED)} | ELSEWHERE
+def test_every_setting_is_supported_refused_or_decided_elsewhere():
+    tables = {name.split(".")[0] for name in (*SUPPORTED, *REFUSED)} | ELSEWHERE
     assert {key.split(".")[0] for key in config_keys(SACConfig)} == tables
-    varied = {name for name in KNOWN if name.startswith("temperature.")}
+    varied = {name for name in SUPPORTED if name.startswith("temperature.")}
     assert {".".join(key.split(".")[:2]) for key in config_keys(SACConfig) if key.startswith("temperature.")} == varied
     for name in ("policy", "critic", "optimizer"):
-        values = [*KNOWN[name], *(value for value, _ in DECLINED.get(name, []))]
+        values = [*SUPPORTED[name], *(value for value, _ in REFUSED.get(name, []))]
         usual = {"policy": POLICY, "critic": CRITIC, "optimizer": BASE.optimizer}[name]
         for field in vars(usual):
             decided_before = ("memory", "init_gain", "init") if name == "policy" else ()
@@ -181,8 +187,8 @@ def test_every_setting_is_known_declined_or_decided_elsewhere():
             assert varies or field in decided_before, f"{name}.{field}"
 
 
-@pytest.mark.parametrize(("name", "value"), list(known_cases()), ids=lambda value: str(value)[:70])
-def test_known_settings_give_the_update_of_the_definition(name, value):
+@pytest.mark.parametrize(("name", "value"), list(supported_cases()), ids=lambda value: str(value)[:70])
+def test_supported_settings_give_the_update_of_the_definition(name, value):
     plain, native = learners(replace(BASE, **{name: value}))
     update(plain, 70, torch.float64)
     update(native, 70, torch.float64)
@@ -200,7 +206,7 @@ def test_any_number_of_rows(rows, dtype):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rows", [1, 64, 65, 300])
-@pytest.mark.parametrize("policy", [POLICY, *KNOWN["policy"][-1:]], ids=["one group", "normalised groups"])
+@pytest.mark.parametrize("policy", [POLICY, *SUPPORTED["policy"][-1:]], ids=["one group", "normalised groups"])
 def test_actions_before_squashing_are_those_of_the_definition(policy, rows, dtype):
     plain, native = learners(replace(BASE, policy=policy), dtype, threads=2)
     batch, noise = batch_of(rows, dtype)
@@ -222,7 +228,7 @@ def test_widths_of_float32(width):
 
 def test_critics_that_agree_share_the_gradient():
     for learner in (found := learners(BASE)):
-        for parameter in (*learner.critics.parameters(), *learner.slow.parameters()):
+        for parameter in (*learner.critics.parameters(), *learner.target_critics.parameters()):
             parameter.data[1:] = parameter.data[:1]
         update(learner, 30, torch.float64, 1)
     assert_same(*found, torch.float64)
@@ -259,7 +265,7 @@ def test_what_is_not_finite_skips_the_same_steps(where, value, valid):
         SPOILT[where](batch).fill_(value)
         learner.update(batch, noise, True)
         counts.append(learner.metrics["optim/nonfinite_steps"].item())
-        assert learner.flat.isfinite().all() and learner.slow_flat.isfinite().all()
+        assert learner.flat.isfinite().all() and learner.target_flat.isfinite().all()
     assert counts[0] == counts[1] > 0
     steps = [[optimizer.adams[0].step.item() for optimizer in learner.optimizers.values()] for learner in found]
     assert steps[0] == steps[1]
@@ -269,7 +275,7 @@ def test_what_is_not_finite_skips_the_same_steps(where, value, valid):
 @pytest.mark.parametrize("member", [0, 1])
 def test_one_critic_that_gives_nan_spoils_what_all_say(member):
     for learner in (found := learners(BASE)):
-        learner.slow.head.bias[member] = math.nan
+        learner.target_critics.head.bias[member] = math.nan
         learner.update(*batch_of(20), True)
         learner.critics.head.bias.data[member] = math.nan
         learner.update(*batch_of(20, seed=1), True)
@@ -291,61 +297,66 @@ def test_gradients_and_metrics_are_those_of_all_ranks(monkeypatch):
     assert found[1].metrics["optim/grad_norm/critic"] < 0.9 * alone.metrics["optim/grad_norm/critic"]
 
 
-def declined(config, groups=None):
+def refusal(learner):
+    return unsupported_reason(NativeSACEngine.capabilities, learner.loss(), learner.networks(spec_of()))
+
+
+def refused(config, groups=None):
     groups = groups or GROUPS | {"image": TensorSpec((1, 4, 4))}
     sac = config.build(spec_of(groups), 0)
-    reason = declines_soft(sac.learner.described(sac.spec))
+    networks = sac.learner.networks(sac.spec)
+    reason = unsupported_reason(NativeSACEngine.capabilities, sac.learner.loss(), networks)
     assert sac.about()["engine"] == ("native" if reason is None else f"autograd (native: {reason})")
     return reason
 
 
 @pytest.mark.parametrize(
     ("name", "value", "word"),
-    [(name, *case) for name, cases in DECLINED.items() for case in cases],
+    [(name, *case) for name, cases in REFUSED.items() for case in cases],
     ids=lambda value: str(value)[:60],
 )
-def test_unknown_settings_are_declined_with_a_word_and_run_by_autograd(name, value, word):
+def test_unsupported_settings_are_refused_by_name_and_run_by_autograd(name, value, word):
     config = replace(BASE, **{name: value})
-    assert word in declined(config)
+    assert word in refused(config)
     with pytest.raises(ValueError, match=r"execution\.engine=native cannot be used here: "):
         config.build(spec_of(GROUPS | {"image": TensorSpec((1, 4, 4))}), 0).use_engine("native")
 
 
-def test_observations_of_other_dtypes_are_declined():
-    assert "float32 observations" in declined(BASE, GROUPS | {"policy": TensorSpec((7,), torch.uint8)})
+def test_observations_of_other_dtypes_are_refused():
+    assert "of torch.uint8" in refused(BASE, GROUPS | {"policy": TensorSpec((7,), torch.uint8)})
 
 
 def test_engines_can_be_asked_for_by_name():
     sac = BASE.build(spec_of(), 0)
-    assert sac.about()["engine"] == "native" and isinstance(sac.learner.engine, SoftEngine)
+    assert sac.about()["engine"] == "native" and isinstance(sac.learner.engine, NativeSACEngine)
     sac.use_engine("autograd")
     assert sac.about()["engine"] == "autograd" and sac.learner.engine is None
     sac.use_engine("native")
-    assert isinstance(sac.learner.engine, SoftEngine)
-    with pytest.raises(ValueError, match=r"execution\.engine=triton cannot be used here: it does not know sac"):
+    assert isinstance(sac.learner.engine, NativeSACEngine)
+    with pytest.raises(ValueError, match=r"execution\.engine=triton cannot be used here: it does not support sac"):
         sac.use_engine("triton")
 
 
-def test_modules_that_somebody_changed_are_declined():
+def test_modules_that_somebody_changed_are_refused():
     for change, word in (
-        (lambda learner: learner.critics.stack.register_forward_hook(print), "hung on"),
-        (lambda learner: learner.critics.head.weight.requires_grad_(False), "not to be learned"),
-        (lambda learner: setattr(learner.actor.head, "mean", nn.Sequential()), "last layer"),
+        (lambda learner: learner.critics.stack.register_forward_hook(print), "a hook"),
+        (lambda learner: learner.critics.head.weight.requires_grad_(False), "requires_grad=False"),
+        (lambda learner: setattr(learner.actor.head, "mean", nn.Sequential()), "the layer Sequential"),
         (lambda learner: learner.critics.double(), "float64"),
     ):
         learner = BASE.build(spec_of(), 0).learner
         change(learner)
-        assert word in declines_soft(learner.described(spec_of()))
+        assert word in refusal(learner)
 
 
-def test_a_learner_of_somebody_elses_is_declined():
-    class Mine(Learner):
+def test_a_subclass_of_the_learner_is_refused():
+    class Mine(SACLearner):
         """With another target."""
 
     sac = BASE.build(spec_of(), 0)
     sac.learner = Mine(BASE, sac.policy.actor, sac.learner.critics, 3)
     sac.use_engine("auto")
-    assert sac.learner.engine is None and "a subclass of the learner" in sac.about()["engine"]
+    assert sac.learner.engine is None and "subclass" in sac.about()["engine"]
 
 
 def test_wrong_shapes_and_dtypes_are_refused():
@@ -356,4 +367,4 @@ def test_wrong_shapes_and_dtypes_are_refused():
     with pytest.raises(TypeError, match="float32"):
         engine.learn_policy(replace(batch, action=batch.action.float()), noise[1], temperature)
     with pytest.raises(ValueError, match="arrays where"):
-        compiled().soft(engine._model(8), False, 1.0, ())
+        compiled().sac_gradients(engine._model(8), False, 1.0, ())
