@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import canter
-from canter.algorithms.base import Declared, RolloutPlan, declared_by, declared_under, plan_of, title_of
+from canter.algorithms.base import ReportSpec, RolloutPlan, report_spec_of, report_spec_for, plan_of, title_of
 from canter.algorithms.ppo import PPOConfig
 from canter.envs.tensor import CartPole
 from canter.training.collector import Collector
 
 SOURCE = Path(canter.__file__).parent
-AROUND = ("cli", "console", "play", "preflight", "report", "runs", "self_play", "storage", "training")
+AROUND = ("app/check", "app/cli", "app/console", "app/report", "core/storage", "play", "runs", "training")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class SilentConfig:
 
 
 def test_settings_that_declare_nothing_are_fine():
-    assert declared_by(SilentConfig()) == declared_under("no such algorithm") == Declared()
+    assert report_spec_of(SilentConfig()) == report_spec_for("no such algorithm") == ReportSpec()
     assert plan_of(SilentConfig()) == RolloutPlan(horizon=8)
     assert title_of(SilentConfig()) == "Silent"
 
@@ -38,7 +38,7 @@ def test_every_metric_that_ppo_declares_is_one_that_it_reports():
     env = CartPole(4)
     algorithm = PPOConfig(horizon=8, num_minibatches=1).build(env.spec, 0)
     metrics = algorithm.update(Collector(env, algorithm, 0).collect())
-    declared = declared_under("ppo")
+    declared = report_spec_for("ppo")
     names = [line.metric for line in declared.headlines if line.metric != "policy/std"]  # of Gaussians only
     for name in (*names, declared.optimizer_steps, *declared.counters):
         assert any(metric == name or metric.startswith(f"{name}/") for metric in metrics), name

@@ -243,7 +243,7 @@ def test_a_student_with_memory_learns_what_it_cannot_see_and_ppo_goes_on_from_it
 
 def test_what_does_not_fit_is_refused_by_name(tmp_path, pendulum):
     for settings, message in (
-        ({"teacher": ""}, "teacher names none"),
+        ({"teacher": ""}, "teacher is empty"),
         ({"teacher": str(tmp_path / "nothing")}, "there is no policy"),
         ({"env": CartPole(4)}, r"gives Continuous.*, the environment takes Discrete"),
         ({"teacher_obs": {"polcy": "policy"}}, r"names 'polcy', unknown to the teacher: did you mean policy"),
@@ -309,7 +309,7 @@ class Twice(Pendulum.__base__):
 
 def test_every_setting_has_an_effect(tmp_path, pendulum):
     """On what the student learns, three updates on."""
-    assert set(VARIED) | {"declared"} == set(canter.DistillationConfig.__dataclass_fields__)
+    assert set(VARIED) | {"report_spec"} == set(canter.DistillationConfig.__dataclass_fields__)
     other = canter.load_policy(pendulum)
     for parameter in other.actor.parameters():
         parameter.data.mul_(2)

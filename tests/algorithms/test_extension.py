@@ -90,7 +90,7 @@ def leaves(batch):
 @pytest.mark.parametrize("central", [False, True])
 def test_the_loss_is_of_the_augmented_minibatch(central):
     algorithm, collector = collected(Twice, central=central)
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     # The ratio is 1 before any step, so the surrogate is the mean of the advantages: here that of both signs.
     assert evaluate(algorithm, batch).metrics["loss/policy"].item() == pytest.approx(0.0, abs=1e-7)
     lopsided, bare = replace(batch, advantage=batch.advantage + 1), collected(central=central)[0]
@@ -114,7 +114,7 @@ class SmallApart(Small):
 @pytest.mark.parametrize("central", [False, True])
 def test_a_further_term_adds_its_mean_over_the_valid_rows(central):
     algorithm, collector = collected(SmallApart if central else Small, central=central)
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     valid = batch.valid.clone()
     valid[:, ::3] = False
     batch = replace(batch, valid=valid)
@@ -124,7 +124,7 @@ def test_a_further_term_adds_its_mean_over_the_valid_rows(central):
     expected = 1.5 * batch.dist_params.square().mean(-1)[valid].mean()
     torch.testing.assert_close(output.metrics["loss/size"], expected)
     torch.testing.assert_close(output.loss - without.loss, expected)
-    assert torch.equal(output.metrics["policy/kl"], without.metrics["policy/kl"])
+    assert torch.equal(output.kl, without.kl)
 
 
 class Guess(Plain):
@@ -208,7 +208,7 @@ def test_batches_carry_what_a_loss_asks_for_in_the_order_of_their_rows():
     memory = canter.ModelConfig(policy=canter.NetworkConfig(memory=canter.RNNConfig(hidden=4)))
     algorithm, collector = collected(Ahead, model=memory, sequence_length=4)
     rollout = collector.collect()
-    batch, _ = algorithm.targets(rollout)
+    batch, _ = algorithm.prepare_batch(rollout)
     evaluate(algorithm, batch)
     carried = algorithm.extensions.each[0].batch.carried
     assert torch.equal(carried["next"]["policy"][:-1], batch.obs["policy"][1:])  # no episode ends so soon
@@ -236,22 +236,24 @@ class Doubled(Plain):
 
 def test_added_rows_count_for_the_surrogate_but_not_for_kl_entropy_and_clip_fraction():
     (algorithm, collector), (bare, _) = collected(Doubled), collected()
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     moved = torch.randn(bare.model.actor.head.linear.weight.shape, generator=torch.Generator().manual_seed(0))
     for each in (algorithm, bare):
         each.model.actor.head.linear.weight.data += 0.1 * moved
-    mine, plain = (evaluate(each, batch).metrics for each in (algorithm, bare))
-    for name in ("policy/kl", "policy/entropy", "policy/clip_fraction"):
+    output, plain_output = (evaluate(each, batch) for each in (algorithm, bare))
+    torch.testing.assert_close(output.kl, plain_output.kl)
+    mine, plain = output.metrics, plain_output.metrics
+    for name in ("policy/entropy", "policy/clip_fraction"):
         torch.testing.assert_close(mine[name], plain[name])
     other = evaluate(bare, replace(batch, action=1 - batch.action)).metrics["loss/policy"]
     torch.testing.assert_close(mine["loss/policy"], (plain["loss/policy"] + other) / 2)
 
 
 def test_two_things_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"extensions: phases called 'guess' are there already"):
+    with pytest.raises(ValueError, match=r"extensions: two phases are called 'guess'"):
         collected(Guess, Guess)
     algorithm, collector = collected(Small, Small)
-    with pytest.raises(ValueError, match=r"extensions: loss terms called 'loss/size' are there already"):
+    with pytest.raises(ValueError, match=r"extensions: the loss has a term named 'loss/size' already"):
         algorithm.update(collector.collect())
 
 

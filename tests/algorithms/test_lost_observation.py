@@ -36,12 +36,12 @@ def test_a_truncated_row_is_valued_by_its_own_observation_and_never_by_the_next_
     config = PPOConfig(**lengths, gamma=0.9, gae_lambda=0.8, model=model)
     algorithm = config.build(env.spec, 0)
     rollout = Collector(env, algorithm, 0).collect()
-    judged = algorithm.judge(rollout)
+    targets = algorithm.estimator(rollout)
     assert rollout.truncated.sum() == 9
     assert torch.equal(rollout.reset[1:], rollout.truncated)
-    following = torch.where(rollout.truncated, judged.value, judged.value.roll(-1, 0))  # the last row is an end
-    advantage, _ = gae(rollout.reward, judged.value, following, rollout.terminated, rollout.done, 0.9, 0.8)
-    torch.testing.assert_close(judged.advantage, advantage)
+    following = torch.where(rollout.truncated, targets.value, targets.value.roll(-1, 0))  # the last row is an end
+    advantage, _ = gae(rollout.reward, targets.value, following, rollout.terminated, rollout.done, 0.9, 0.8)
+    torch.testing.assert_close(targets.advantage, advantage)
 
 
 def test_training_names_the_approximation_once(caplog):

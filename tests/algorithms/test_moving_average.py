@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from canter.algorithms.ppo.advantages import MovingAverage
+from canter.algorithms.ppo.rewards import MovingAverage
 
 SOME = torch.tensor(5.0)
 

@@ -29,7 +29,7 @@ def rows(*values):
 
 def test_the_rate_is_reward_per_unit_of_time():
     objective, zero = AverageReward(0.1, 0.95), rows(0.0, 0.0)
-    objective.observe(rollout_of([6.0, 1.0], duration=[3.0, 0.5]), zero, zero)
+    objective.update(rollout_of([6.0, 1.0], duration=[3.0, 0.5]), zero, zero)
     assert objective.rate.item() == pytest.approx(2.0)
 
 
@@ -40,7 +40,7 @@ def test_the_rate_is_zero_before_anything_was_seen():
 def test_values_correct_a_rate_that_an_incomplete_cycle_gets_wrong():
     """The cycle pays 0, 2, 0, 2, ...; three rows of it average 2/3 or 4/3, and values know what was left out."""
     objective = AverageReward(0.1, 0.95)
-    objective.observe(rollout_of([0.0, 2.0, 0.0]), rows(-0.5, 0.5, -0.5), rows(0.5, -0.5, 0.5))
+    objective.update(rollout_of([0.0, 2.0, 0.0]), rows(-0.5, 0.5, -0.5), rows(0.5, -0.5, 0.5))
     assert objective.rate.item() == pytest.approx(1.0)
 
 
@@ -63,14 +63,14 @@ def test_values_correct_for_resets_to_a_good_state():
     rollout.truncated.copy_(rows(*cut))
     assert rollout.reward.mean().item() > 0.6 * true_rate  # far too good, because of the resets
     objective = AverageReward(0.1, 0.95)
-    objective.observe(rollout, rows(*values), rows(*nexts))
+    objective.update(rollout, rows(*values), rows(*nexts))
     assert objective.rate.item() == pytest.approx(true_rate, rel=0.05)
 
 
 def test_a_terminated_row_has_no_successor():
     objective, rollout = AverageReward(0.1, 0.95), rollout_of([1.0])
     rollout.terminated.fill_(True)
-    objective.observe(rollout, rows(3.0), rows(float("nan")))
+    objective.update(rollout, rows(3.0), rows(float("nan")))
     assert objective.rate.item() == pytest.approx(1.0 - 3.0)
 
 

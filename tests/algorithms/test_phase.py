@@ -29,8 +29,8 @@ class Recorder:
     def __call__(self, batch):
         self.seen.append(batch.index[0].tolist())
         kl = torch.tensor(self.kls.pop(0) if self.kls else 0.0)
-        metrics = {"loss/own": torch.tensor(float(len(self.seen))), "policy/kl": kl}
-        return LossOutput((self.weight - 1).square().sum(), metrics)
+        metrics = {"loss/own": torch.tensor(float(len(self.seen)))}
+        return LossOutput((self.weight - 1).square().sum(), metrics, kl)
 
     def phase(self, **settings):
         generator = torch.Generator().manual_seed(0)
@@ -87,14 +87,14 @@ def test_rows_that_make_no_whole_minibatch_are_left_out_others_in_each_epoch():
 
 
 def test_metrics_are_means_over_the_minibatch_updates():
-    metrics = Recorder().phase(epochs=2, num_minibatches=2).run(batch_of(4))
+    metrics = Recorder().phase(epochs=2, num_minibatches=2).run(batch_of(4)).metrics
     assert metrics["loss/own"].item() == (1 + 2 + 3 + 4) / 4
     assert metrics["optim/minibatch_updates"].item() == 4
 
 
 def test_early_stop_ends_all_epochs_before_the_step_that_went_too_far():
     recorder = Recorder(kls=[0.0, 0.01, 0.02, 0.9])
-    metrics = recorder.phase(epochs=5, num_minibatches=2, target_kl=0.05).run(batch_of(4))
+    metrics = recorder.phase(epochs=5, num_minibatches=2, target_kl=0.05).run(batch_of(4)).metrics
     assert len(recorder.seen) == 4
     assert metrics["optim/minibatch_updates"].item() == 3
     reference = Recorder()
@@ -103,9 +103,9 @@ def test_early_stop_ends_all_epochs_before_the_step_that_went_too_far():
 
 
 def test_the_flag_alone_stops_where_the_host_does_not_look(monkeypatch):
-    monkeypatch.setattr(Phase, "_host_stops", lambda self, flag: False)
+    monkeypatch.setattr(Phase, "_leaves_loop", lambda self, flag: False)
     recorder = Recorder(kls=[0.0, 0.01, 0.02, 0.9])
-    metrics = recorder.phase(epochs=5, num_minibatches=2, target_kl=0.05).run(batch_of(4))
+    metrics = recorder.phase(epochs=5, num_minibatches=2, target_kl=0.05).run(batch_of(4)).metrics
     assert len(recorder.seen) == 10
     assert metrics["optim/minibatch_updates"].item() == 3
     assert metrics["policy/kl"].item() == pytest.approx(0.01)
@@ -140,7 +140,7 @@ def test_a_kl_that_is_not_a_number_stops_too():
 )
 def test_the_learning_rate_follows_the_kl_at_the_chosen_moments(every, expected):
     recorder = Recorder(kls=[0.0, 0.03, 0.03, 0.03], learning_rate=AdaptiveKL(1e-3, every=every))
-    metrics = recorder.phase(epochs=2, num_minibatches=2).run(batch_of(4))
+    metrics = recorder.phase(epochs=2, num_minibatches=2).run(batch_of(4)).metrics
     assert metrics["optim/learning_rate/model"].item() == pytest.approx(expected)
 
 
@@ -148,7 +148,7 @@ def test_a_reaction_after_the_step_leaves_that_step_as_it_is():
     moved = {}
     for every in ("minibatch", "step"):
         recorder = Recorder(kls=[0.0, 0.03], learning_rate=AdaptiveKL(1e-2, every=every))
-        metrics = recorder.phase(epochs=1, num_minibatches=2).run(batch_of(2))
+        metrics = recorder.phase(epochs=1, num_minibatches=2).run(batch_of(2)).metrics
         moved[every] = recorder.weight.item(), metrics["optim/learning_rate/model"].item()
     # The gradient keeps its sign and hardly its size: Adam moves by about the rate in each of the two steps.
     assert moved["step"][0] == pytest.approx(0.02, rel=0.01)
@@ -158,13 +158,13 @@ def test_a_reaction_after_the_step_leaves_that_step_as_it_is():
 
 def test_after_the_first_step_even_its_kl_counts():
     recorder = Recorder(kls=[1e-9, 0.01], learning_rate=AdaptiveKL(1e-3, every="step"))
-    metrics = recorder.phase(epochs=1, num_minibatches=2).run(batch_of(4))
+    metrics = recorder.phase(epochs=1, num_minibatches=2).run(batch_of(4)).metrics
     assert metrics["optim/learning_rate/model"].item() == pytest.approx(1.5e-3)
 
 
 def test_before_the_first_step_the_kl_says_nothing():
     recorder = Recorder(kls=[1e-9, 0.01, 0.01, 0.01], learning_rate=AdaptiveKL(1e-3, every="minibatch"))
-    metrics = recorder.phase(epochs=2, num_minibatches=2).run(batch_of(4))
+    metrics = recorder.phase(epochs=2, num_minibatches=2).run(batch_of(4)).metrics
     assert metrics["optim/learning_rate/model"].item() == pytest.approx(1e-3)
 
 

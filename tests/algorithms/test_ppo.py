@@ -6,7 +6,7 @@ import torch
 
 from canter.algorithms.phase import check_batch
 from canter.algorithms.ppo import PPOConfig
-from canter.algorithms.ppo.advantages import Judge
+from canter.algorithms.ppo.advantages import AdvantageEstimator
 from canter.core.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, Step, TensorSpec
 from canter.engines.base import PPOBatch
 from canter.envs.tensor import Pendulum
@@ -95,7 +95,7 @@ def test_the_first_ratio_of_every_update_is_one(case, normalize):
     # After two updates statistics have moved and weights have learned: the ratio must still be one.
     _, algorithm, collector = collected(action, model, mask=mask, iterations=2)
     rollout = collector.collect()
-    batch, _ = algorithm.targets(rollout)
+    batch, _ = algorithm.prepare_batch(rollout)
     params, _ = algorithm.model(batch.obs, (), (), None)
     ratio = torch.exp(algorithm.distribution.log_prob(params, batch.action) - batch.log_prob)
     # The recorded numbers come from batches of 6 rows, these from 96: rounding is all that may differ.
@@ -109,7 +109,7 @@ def test_the_first_ratio_is_one_in_bfloat16_as_well(case):
     model = ModelConfig(policy=NetworkConfig(hidden=(16, 16), precision="bfloat16"), **settings)
     _, algorithm, collector = collected(action, model, mask=mask, iterations=2)
     rollout = collector.collect()
-    batch, _ = algorithm.targets(rollout)
+    batch, _ = algorithm.prepare_batch(rollout)
     params, value = algorithm.model(batch.obs, (), (), None)
     ratio = torch.exp(algorithm.distribution.log_prob(params, batch.action) - batch.log_prob)
     assert (params.dtype, value.dtype, ratio.dtype, rollout.record.dist_params.dtype) == (torch.float32,) * 4
@@ -169,7 +169,7 @@ def test_the_loss_is_the_sum_of_its_terms_over_valid_rows_by_hand():
     assert output.metrics["loss/policy"].item() == pytest.approx(policy, rel=1e-5)
     assert output.metrics["loss/value"].item() == pytest.approx(0.5 * 2.0**2)
     assert output.metrics["policy/entropy"].item() == pytest.approx(entropy, rel=1e-5)
-    assert output.metrics["policy/kl"].item() == pytest.approx(0.0, abs=1e-6)
+    assert output.kl.item() == pytest.approx(0.0, abs=1e-6)
     assert output.loss.item() == pytest.approx(policy + 0.7 * 2.0 - 0.1 * entropy, rel=1e-5)
 
 
@@ -179,7 +179,7 @@ def test_value_targets_bootstrap_truncation_from_the_final_observation_and_termi
         FREE, ModelConfig(policy=network, normalize_value=False), gae_lambda=0.0, gamma=0.9
     )
     rollout = collector.collect()
-    batch, _ = algorithm.targets(rollout)
+    batch, _ = algorithm.prepare_batch(rollout)
     return_ = batch.return_.view(16, 6)
     with torch.no_grad():
         value = algorithm.model.critic(rollout.obs, (), None)[0]
@@ -202,7 +202,7 @@ def test_values_and_returns_share_one_set_of_statistics_and_predictions_do_not_m
     head = algorithm.model.critic.head
     with torch.no_grad():
         before = head.normalizer.inverse(algorithm.model.critic(rollout.obs, (), None)[0])
-    batch, _ = algorithm.targets(rollout)
+    batch, _ = algorithm.prepare_batch(rollout)
     with torch.no_grad():
         normalised = algorithm.model.critic(rollout.obs, (), None)[0]
     after = head.normalizer.inverse(normalised)
@@ -233,10 +233,10 @@ def test_recomputed_advantages_are_those_of_the_critic_as_it_is_now(monkeypatch)
     algorithm.use_engine("autograd")
     seen, learn = [], algorithm.engine.evaluate
     algorithm.engine.evaluate = lambda batch, coefs: seen.append(batch) or learn(batch, coefs)
-    judge = Judge.__call__
-    monkeypatch.setattr(Judge, "__call__", lambda *a, **k: seen.append("judged") or judge(*a, **k))
+    values = AdvantageEstimator.values
+    monkeypatch.setattr(AdvantageEstimator, "values", lambda *a, **k: seen.append("values") or values(*a, **k))
     algorithm.update(rollout)
-    assert [entry if entry == "judged" else "epoch" for entry in seen] == ["judged", "epoch", "judged", "epoch"]
+    assert [entry if entry == "values" else "epoch" for entry in seen] == ["values", "epoch", "values", "epoch"]
     # Rows come in different orders; as multisets the advantages must differ because the critic has learned.
     first, second = (seen[i].advantage.sort().values for i in (1, 3))
     assert (first - second).abs().max() > 1e-3
@@ -247,7 +247,7 @@ def test_recomputed_advantages_are_those_of_the_critic_as_it_is_now(monkeypatch)
 @pytest.mark.parametrize("scope", ["rollout", "minibatch", "none"])
 def test_advantages_are_normalised_over_the_chosen_rows(scope):
     _, algorithm, collector = collected(FREE, ModelConfig(), advantage_normalization=scope)
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     standardised = abs(batch.advantage.mean().item()) < 1e-5 and abs(batch.advantage.std().item() - 1) < 0.02
     assert standardised == (scope == "rollout")
 

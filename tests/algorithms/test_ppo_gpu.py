@@ -48,7 +48,7 @@ def test_the_first_ratio_is_one_in_bfloat16(name):
     collector = Collector(env, algorithm, seed=0)
     for _ in range(10):
         algorithm.update(collector.collect())
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     size = batch.advantage.shape[1] // 4
     minibatch = batch[:, :size]
     with torch.no_grad():
@@ -91,18 +91,19 @@ def test_whole_networks_in_one_launch_learn_what_layers_do(tf32, clipping):
     collector = Collector(env, algorithm, seed=0)
     for _ in range(3):
         algorithm.update(collector.collect())
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     optimizer, minibatch = algorithm.phases["policy"].optimizer, batch[:, :3000]
     assert algorithm.engine.name == "triton"
     every = torch.arange(3000, device="cuda")
-    metrics = algorithm.engine.gradients(algorithm.engine.begin(minibatch), every, algorithm.coefs)
+    metrics, kl = algorithm.engine.gradients(algorithm.engine.begin(minibatch), every, algorithm.coefs)
     # Acting and learning are the same function to the last bit.
-    assert metrics["policy/kl"].item() == 0.0
+    assert kl.item() == 0.0
     ours = {parameter: gradient.clone() for parameter, gradient in optimizer.gradients.items()}
     for other in ("triton_layers", "autograd"):
         algorithm.use_engine(other)
-        plain = algorithm.engine.gradients(algorithm.engine.begin(minibatch), every, algorithm.coefs)
+        plain, plain_kl = algorithm.engine.gradients(algorithm.engine.begin(minibatch), every, algorithm.coefs)
         for parameter, theirs in optimizer.gradients.items():
             assert (ours[parameter] - theirs).norm() <= 5e-3 * theirs.norm()
+        torch.testing.assert_close(kl, plain_kl, rtol=1e-3, atol=1e-5)
         for name, value in plain.items():
             torch.testing.assert_close(metrics[name], value, rtol=1e-3, atol=1e-5)

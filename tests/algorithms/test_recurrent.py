@@ -7,7 +7,7 @@ import torch
 
 from canter.algorithms.ppo import CentralValueConfig, PPOConfig
 from canter.core.struct import tree_map
-from canter.envs.gymnasium.adapter import make_gymnasium
+from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import tensor_envs
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.distributions import Categorical
@@ -47,13 +47,13 @@ def test_the_first_ratio_is_one_and_values_are_those_of_the_judge(name):
     perturb(algorithm)
     for _ in range(3):  # memory runs on from one rollout to the next
         rollout = collector.collect()
-        batch, judged = algorithm.targets(rollout)
+        batch, targets = algorithm.prepare_batch(rollout)
         states = [tree_map(lambda x: x[0], state) for state in (batch.policy_state, batch.critic_state)]
         params, value = algorithm.model(batch.obs, *states, batch.reset)
         log_prob = algorithm.distribution.log_prob(params, batch.action)
         assert (torch.exp(log_prob - batch.log_prob) - 1).abs().max() < 2e-6
         assert (value - batch.value).abs().max() < 2e-5
-        algorithm.judge.advance(judged)
+        algorithm.estimator.advance(targets)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -65,21 +65,21 @@ def test_two_rollouts_are_one_of_twice_the_length_with_the_same_weights(name):
     values, states = [], []
     for _ in range(2):
         rollout = short_collector.collect()
-        judged = short.judge(rollout)
-        short.judge.advance(judged)
-        values.append(judged.value)
-        states.append(tree_map(lambda x: x.clone(), (rollout.state, judged.state)))
+        targets = short.estimator(rollout)
+        short.estimator.advance(targets)
+        values.append(targets.value)
+        states.append(tree_map(lambda x: x.clone(), (rollout.state, targets.state)))
     rollout = long_collector.collect()
-    judged = long.judge(rollout)
-    torch.testing.assert_close(torch.cat(values), judged.value, atol=1e-6, rtol=0)
+    targets = long.estimator(rollout)
+    torch.testing.assert_close(torch.cat(values), targets.value, atol=1e-6, rtol=0)
     joined = tree_map(lambda *parts: torch.cat(parts), *states)
-    tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=1e-6, rtol=0), joined, (rollout.state, judged.state))
+    tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=1e-6, rtol=0), joined, (rollout.state, targets.state))
 
 
 def test_judging_twice_changes_nothing():
     _, algorithm, collector = build(MODELS["both"])
     rollout = collector.collect()
-    first, second = algorithm.judge(rollout), algorithm.judge(rollout)
+    first, second = algorithm.estimator(rollout), algorithm.estimator(rollout)
     tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=0, rtol=0), first, second)
 
 
@@ -89,7 +89,7 @@ def test_a_truncated_episode_is_bootstrapped_with_the_memory_it_had():
     _, algorithm, collector = build(MODELS["both"], env=env, num_minibatches=4, gamma=0.9, gae_lambda=0.0)
     perturb(algorithm)
     rollout = collector.collect()
-    judged = algorithm.judge(rollout)
+    targets = algorithm.estimator(rollout)
     assert rollout.truncated.any()
     critic = algorithm.model.critic
     for n in range(4):
@@ -102,7 +102,7 @@ def test_a_truncated_episode_is_bootstrapped_with_the_memory_it_had():
             normalised, _ = critic({"policy": following["policy"][t, n].view(1, 1, -1)}, state, None)
             bootstrap = 0.0 if rollout.terminated[t, n] else critic.head.normalizer.inverse(normalised).item()
             target = rollout.reward[t, n].item() + 0.9 * bootstrap
-            assert judged.return_[t, n].item() == pytest.approx(target, abs=1e-5)
+            assert targets.return_[t, n].item() == pytest.approx(target, abs=1e-5)
 
 
 def test_memory_is_alike_whether_the_reset_has_a_row_of_its_own(monkeypatch):
@@ -115,9 +115,9 @@ def test_memory_is_alike_whether_the_reset_has_a_row_of_its_own(monkeypatch):
         _, algorithm, collector = build(MODELS["both"], env=env, horizon=32, num_minibatches=1)
         perturb(algorithm)
         rollout = collector.collect()
-        judged = algorithm.judge(rollout)
+        targets = algorithm.estimator(rollout)
         real = rollout.valid[:, 0]
-        values[mode] = (rollout.record.dist_params[real][:, 0], judged.value[real][:, 0], judged.return_[real][:, 0])
+        values[mode] = (rollout.record.dist_params[real][:, 0], targets.value[real][:, 0], targets.return_[real][:, 0])
         env.close()
     rows = min(len(part[0]) for part in values.values())
     finished = rows - rows % 7  # later rows are bootstrapped from where the shorter rollout ended
@@ -143,10 +143,10 @@ def test_a_central_value_network_is_trained_apart_from_the_policy():
 
 def test_the_phases_of_a_central_value_have_no_gradient_for_each_other():
     _, algorithm, collector = build(MODELS["both"], central_value=CentralValueConfig())
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     for engine, own, other in (
         (algorithm.engine, algorithm.model.actor, algorithm.model.critic),
-        (algorithm.judge.engine, algorithm.model.critic, algorithm.model.actor),
+        (algorithm.estimator.engine, algorithm.model.critic, algorithm.model.actor),
     ):
         algorithm.model.zero_grad(set_to_none=True)
         engine.evaluate(batch, algorithm.coefs).loss.backward()
@@ -185,5 +185,5 @@ def test_minibatches_are_counted_in_sequences():
 
 
 def test_a_central_value_leaves_no_room_for_a_second_owner_of_the_critic():
-    with pytest.raises(ValueError, match=r"central_value .* no room for model\.shared_trunk"):
+    with pytest.raises(ValueError, match=r"central_value .* excludes model\.shared_trunk"):
         PPOConfig(central_value=CentralValueConfig(), model=ModelConfig(shared_trunk=True))

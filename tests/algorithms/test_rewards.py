@@ -7,7 +7,7 @@ from canter.algorithms.ppo import PPOConfig
 from canter.algorithms.ppo.rewards import RewardConfig
 from canter.core.data.rollout import Rollout
 from canter.core.specs import Discrete, EnvSpec, TensorSpec
-from canter.envs.gymnasium.adapter import make_gymnasium
+from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import CartPole, Pendulum, QueueNetwork
 from canter.training.collector import Collector
 

@@ -9,7 +9,7 @@ import torch
 from canter.algorithms.base import algorithms, unused_settings_of
 from canter.algorithms.ppo import PPOConfig
 from canter.algorithms.sac import SACConfig, TemperatureConfig
-from canter.algorithms.sac.sac import KeptNoise, ReturnScale
+from canter.algorithms.sac.sac import RepeatedNoise, ReturnScale
 from canter.core.data.replay import ReplayConfig
 from canter.core.data.rollout import Rollout
 from canter.core.specs import Continuous, Discrete, EnvSpec, TensorSpec
@@ -96,7 +96,7 @@ def test_a_ring_that_is_left_out_is_refilled_by_the_policy_and_said_so(caplog):
     run.iterate(8)
     resumed = Training(config, seed=5)
     resumed.algorithm.load_state_dict(decode(*encode(run.algorithm.state_dict())))
-    assert "holds no remembered transitions (replay.save=false): 24 are collected, by the policy" in caplog.text
+    assert "holds no replay buffer (replay.save=false): the policy collects 24 transitions" in caplog.text
     updates, weights = resumed.algorithm.updates, resumed.weights()
     resumed.iterate(2)
     assert not resumed.algorithm.stage.random and resumed.algorithm.updates == updates
@@ -268,7 +268,7 @@ def test_batch_norm_uses_joint_batches_to_learn_and_running_statistics_to_act():
 
 
 def test_noise_lasts_as_long_as_the_law_says():
-    noise, generator = KeptNoise(4, 2000, 1), torch.Generator().manual_seed(0)
+    noise, generator = RepeatedNoise(4, 2000, 1), torch.Generator().manual_seed(0)
     like, before, lengths, current = torch.zeros(2000, 1), None, [], torch.zeros(2000)
     for _ in range(60):
         now = noise(like, generator).clone()
@@ -348,9 +348,9 @@ def test_settings_without_a_part_are_said():
     temperature = TemperatureConfig(learned=False, target_std=0.2)
     config = replace(SMALL, critic=critic, return_limit=3.0, temperature=temperature)
     lines = "\n".join(unused_settings_of(config, spec))
-    assert "algorithm.return_limit=3.0 has no part here: scale_rewards is off" in lines
-    assert "algorithm.temperature.target_std=0.2 has no part here" in lines
-    assert "algorithm.critic.normalizer.clip=5.0 has no part here: nothing is standardised" in lines
+    assert "algorithm.return_limit=3.0 has no effect here: scale_rewards is off" in lines
+    assert "algorithm.temperature.target_std=0.2 has no effect here" in lines
+    assert "algorithm.critic.normalizer.clip=5.0 has no effect here: nothing is standardised" in lines
     assert algorithms["sac"] is SACConfig
 
 

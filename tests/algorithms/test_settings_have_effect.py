@@ -273,7 +273,7 @@ def usual_kinds():
             yield pytest.param(path, kind, marks=[] if kind in usual else pytest.mark.long)
 
 
-@pytest.mark.parametrize(("path", "kind"), usual_kinds())
+@pytest.mark.parametrize(("path", "kind"), [*usual_kinds()])
 def test_no_setting_is_silently_without_effect_and_the_effect_is_that_of_the_definition(path, kind):
     assert "SILENT" not in [verdict(path, kind, engine) for engine in ENGINES]
     found = verdict(path, kind, "native")

@@ -46,11 +46,11 @@ def started(env=None, horizon=15, **settings):
 def test_a_cut_may_count_as_an_end_whatever_follows():
     algorithm, collector = started(bootstrap_truncated=False, gamma=0.9, gae_lambda=0.8)
     rollout = collector.collect()
-    judged = algorithm.judge(rollout)
+    targets = algorithm.estimator(rollout)
     assert rollout.truncated.any() and not rollout.terminated.any()
-    following = judged.value.roll(-1, 0)  # the last row is an end
-    advantage, _ = gae(rollout.reward, judged.value, following, rollout.done, rollout.done, 0.9, 0.8)
-    torch.testing.assert_close(judged.advantage, advantage)
+    following = targets.value.roll(-1, 0)  # the last row is an end
+    advantage, _ = gae(rollout.reward, targets.value, following, rollout.done, rollout.done, 0.9, 0.8)
+    torch.testing.assert_close(targets.advantage, advantage)
     assert rollout.truncated.any()  # the rollout itself is as it was
 
 
@@ -74,7 +74,7 @@ def test_uneven_minibatches_are_refused_or_dropped():
 @pytest.mark.parametrize("scope", ["rollout", "minibatch"])
 def test_advantages_by_the_unbiased_deviation(scope):
     algorithm, collector = started(advantage_std="sample", advantage_normalization=scope)
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     if scope == "rollout":
         assert batch.advantage.std().item() == pytest.approx(1.0, abs=1e-5)
     else:
@@ -83,7 +83,7 @@ def test_advantages_by_the_unbiased_deviation(scope):
 
 def moved_gaussian():
     algorithm, collector = started(kl="rl_games", num_minibatches=1, epochs=1)
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     with torch.no_grad():
         for parameter in algorithm.model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter, memory_format=torch.preserve_format))
@@ -97,7 +97,7 @@ def test_the_kl_of_rl_games_is_measured_from_where_a_row_was_last_seen():
     assert isinstance(engine, AutogradEngine)
     before, index = batch.dist_params.clone(), torch.arange(batch.valid.shape[1])
     rows = engine.begin(batch)
-    found = engine.gradients(rows, index, algorithm.coefs)["policy/kl"]
+    found = engine.gradients(rows, index, algorithm.coefs).kl
     with torch.no_grad():
         now = algorithm.model.actor(batch.obs, (), None)[0]
     (old_mean, old_std), (mean, std) = (((p.chunk(2, -1)[0]), p.chunk(2, -1)[1].exp()) for p in (before, now))
@@ -105,7 +105,7 @@ def test_the_kl_of_rl_games_is_measured_from_where_a_row_was_last_seen():
     by_hand = by_hand + (std**2 + (old_mean - mean) ** 2) / (2 * (old_std**2 + 1e-5))
     assert found.item() == pytest.approx(by_hand.sum(-1).mean().item(), rel=1e-5)
     # Nothing has moved since, so that only the constants are left: about 1e-5 - 5e-6 / std^2 for each component.
-    again = engine.gradients(rows, index, algorithm.coefs)["policy/kl"].item()
+    again = engine.gradients(rows, index, algorithm.coefs).kl.item()
     assert again == pytest.approx((1e-5 - 5e-6 / std[0, 0] ** 2).sum().item(), abs=2e-7)
     assert torch.equal(batch.dist_params, before)  # the record of the rollout stays
 
@@ -113,7 +113,7 @@ def test_the_kl_of_rl_games_is_measured_from_where_a_row_was_last_seen():
 def test_the_kl_of_rl_games_nears_the_exact_one_of_the_other_direction():
     torch.manual_seed(0)
     algorithm, batch = moved_gaussian()
-    found = algorithm.engine.gradients(algorithm.engine.begin(batch), torch.arange(20), algorithm.coefs)["policy/kl"]
+    found = algorithm.engine.gradients(algorithm.engine.begin(batch), torch.arange(20), algorithm.coefs).kl
     with torch.no_grad():
         now = algorithm.model.actor(batch.map(lambda x: x[:, :20]).obs, (), None)[0]
     distribution = algorithm.distribution
@@ -124,12 +124,12 @@ def test_the_kl_of_rl_games_nears_the_exact_one_of_the_other_direction():
 
 def test_for_choices_it_is_half_the_squared_change_of_the_log_probability():
     algorithm, collector = started(CartPole(4), kl="rl_games", num_minibatches=1, epochs=1)
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     with torch.no_grad():
         algorithm.model.actor.head.linear.bias.add_(torch.tensor([0.3, -0.2]))
         now = algorithm.distribution.log_prob(algorithm.model.actor(batch.obs, (), None)[0], batch.action)
     index = torch.arange(batch.valid.shape[1])
-    found = algorithm.engine.gradients(algorithm.engine.begin(batch), index, algorithm.coefs)["policy/kl"]
+    found = algorithm.engine.gradients(algorithm.engine.begin(batch), index, algorithm.coefs).kl
     assert found.item() == pytest.approx(0.5 * (now - batch.log_prob).square().mean().item(), rel=1e-5)
 
 

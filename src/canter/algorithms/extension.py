@@ -1,4 +1,7 @@
-"""What may be added to an algorithm without changing its file: four hooks, and no more.
+"""The hooks by which extensions add to an algorithm without changing its file.
+
+`reward`, `augment`, `loss` and `phases` add to an update; `carry` provides the data that `augment`
+and `loss` need.
 
 T steps, N environments, L sequence length, B sequences in a minibatch.
 """
@@ -25,44 +28,48 @@ T = TypeVar("T")
 
 
 class Extension(nn.Module):
-    """Does nothing; override what you need.
+    """Base class of extensions; it does nothing. Override the hooks you need.
 
-    Whatever must survive a stop is a parameter or a buffer. Hooks must not read tensors on the host, and tensors that
-    persist keep their addresses: then an extension runs under CUDA graphs as well.
+    State that must survive a restart is a parameter or a buffer. Hooks must not read tensors on the
+    host, and persistent tensors keep their addresses: then an extension also runs under CUDA
+    graphs.
     """
 
     progress: Tensor
-    """The share of the run that is done, 0-d, for schedules; the algorithm sets and moves it."""
+    """Completed fraction of the run, 0-d, for schedules; the algorithm updates it."""
 
     def reward(self, rollout: Rollout[Any]) -> Tensor | tuple[Tensor, Tensor]:
-        """The reward `[T, N]` to learn from, once for every rollout; `rollout.reward` is what it would be without.
+        """Return the reward `[T, N]` to learn from; called once for every rollout.
 
-        Where the critic has a second head (`algorithm.bonus_value`), a pair is the reward and the bonus that this head
-        judges; `rollout.bonus` is that of extensions before, None where they gave none.
+        `rollout.reward` is the reward so far. If the critic has a second head
+        (`algorithm.bonus_value`), return a pair of the reward and the bonus that this head
+        evaluates; `rollout.bonus` is the bonus of earlier extensions, or None.
         """
         return rollout.reward
 
     def carry(self, rollout: Rollout[Any]) -> dict[str, Any]:
-        """What `augment` and `loss` read of each row besides what batches have; once, before learning from a rollout.
+        """Return further data of each sample for `augment` and `loss`; called once a rollout.
 
-        Trees of `[T, N, ...]` by name, such as the next observations (`rollout.transitions().next_obs`), or of
-        `[T / L, N, ...]`, one for each sequence. Minibatches have them as `batch.carried`.
+        The data are trees of `[T, N, ...]` by name, such as the next observations
+        (`rollout.transitions().next_obs`), or of `[T / L, N, ...]`, one for each sequence.
+        Minibatches hold them in `batch.carried`.
         """
         return {}
 
     def augment(self, batch: PPOBatch) -> PPOBatch:
-        """A minibatch `[L, B, ...]`, changed or with further sequences, on its way to the loss.
+        """Return the minibatch `[L, B, ...]` for the loss, changed or with further sequences.
 
-        `original` may say which rows count for KL, entropy and adaptive learning rates.
+        Mark added samples by `original=False` to leave them out of KL, entropy and adaptive
+        learning rates.
         """
         return batch
 
     def loss(self, batch: PPOBatch, output: ModelOutput) -> Metrics:
-        """Further terms of the policy's loss, `[L, B]` each and with their weights, by the name they are logged as."""
+        """Return further terms of the policy's loss, weighted, `[L, B]` each, by logged name."""
         return {}
 
     def phases(self) -> dict[str, Phase[Any]]:
-        """Further phases of an update, after the algorithm's own, on its rows or on batches that they draw."""
+        """Return further phases by name; they run after the algorithm's own."""
         return {}
 
 
@@ -70,18 +77,21 @@ class ExtensionConfig(Protocol):
     """Frozen settings that build an extension."""
 
     def build(self, spec: EnvSpec, model: ActorCritic, generator: torch.Generator) -> Extension:
-        """The extension of an algorithm that trains `model`; phases shuffle by `generator`, its random stream."""
+        """Return the extension of an algorithm that trains `model`.
+
+        `generator` is the random stream by which its phases shuffle.
+        """
         ...
 
 
 extensions: Registry[type[ExtensionConfig]] = Registry("extension", check_settings)
-"""Settings of extensions by the name that `kind` has in settings files."""
+"""Settings of extensions by their `kind` in settings files."""
 
 AnyExtensionConfig = Annotated[ExtensionConfig, extensions]
 
 
 class Extensions(nn.Module):
-    """All extensions of an algorithm, one after another; there may be none."""
+    """All extensions of an algorithm, in order; there may be none."""
 
     def __init__(self, extensions: Iterable[Extension], progress: Tensor) -> None:
         super().__init__()
@@ -93,43 +103,46 @@ class Extensions(nn.Module):
         return (cast(Extension, extension) for extension in self.each)
 
     def reward(self, rollout: Rollout[Any]) -> Rollout[Any]:
-        """The rollout with the rewards to learn from."""
+        """Return the rollout with the rewards to learn from."""
         for extension in self:
-            given = extension.reward(rollout)
-            reward, bonus = given if isinstance(given, tuple) else (given, rollout.bonus)
+            reward = extension.reward(rollout)
+            bonus = rollout.bonus
+            if isinstance(reward, tuple):
+                reward, bonus = reward
             rollout = replace(rollout, reward=reward, bonus=bonus)
         return rollout
 
     def carry(self, rollout: Rollout[Any]) -> dict[str, Any]:
-        """What their hooks on the way to the loss need beside the rows; nothing where there are no such hooks."""
+        """Return the data for `augment` and `loss` hooks, of extensions that have such hooks."""
         carried: dict[str, Any] = {}
         for extension in self:
-            if offers(extension, "augment") or offers(extension, "loss"):
-                carried |= _unless_taken("carried tensors", extension.carry(rollout), carried)
+            if overrides(extension, "augment") or overrides(extension, "loss"):
+                carried |= _without_duplicates("carried tensors", extension.carry(rollout), carried)
         return carried
 
     def augments(self) -> tuple[Augment, ...]:
-        """The hooks of those that change minibatches."""
-        return tuple(extension.augment for extension in self if offers(extension, "augment"))
+        """Return the hooks that change minibatches."""
+        return tuple(extension.augment for extension in self if overrides(extension, "augment"))
 
     def terms(self) -> tuple[ExtensionLoss, ...]:
-        """The hooks of those that add to the loss."""
-        return tuple(extension.loss for extension in self if offers(extension, "loss"))
+        """Return the hooks that add to the loss."""
+        return tuple(extension.loss for extension in self if overrides(extension, "loss"))
 
     def add_phases(self, phases: dict[str, Phase[Any]]) -> dict[str, Phase[Any]]:
-        """These phases and then the further ones."""
+        """Return `phases` followed by those of the extensions."""
         for extension in self:
-            phases = phases | _unless_taken("phases", extension.phases(), phases)
+            phases = phases | _without_duplicates("phases", extension.phases(), phases)
         return phases
 
 
-def offers(extension: Extension, hook: str) -> bool:
-    """Whether an extension has a hook of its own."""
+def overrides(extension: Extension, hook: str) -> bool:
+    """Return True if the class of an extension overrides a hook."""
     return getattr(type(extension), hook) is not getattr(Extension, hook)
 
 
-def _unless_taken(what: str, named: dict[str, T], taken: Iterable[str]) -> dict[str, T]:
-    twice = sorted(set(named) & set(taken))
-    if twice:
-        raise UserError(f"extensions: {what} called {', '.join(map(repr, twice))} are there already")
+def _without_duplicates(kind: str, named: dict[str, T], taken: Iterable[str]) -> dict[str, T]:
+    """Return `named`; raise UserError if one of its names is taken."""
+    duplicates = sorted(set(named) & set(taken))
+    if duplicates:
+        raise UserError(f"extensions: two {kind} are called {', '.join(map(repr, duplicates))}; rename one")
     return named

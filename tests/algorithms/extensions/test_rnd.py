@@ -8,7 +8,7 @@ import torch
 
 import canter
 from canter.algorithms.extensions.rnd import CLIP
-from canter.algorithms.ppo.advantages import Judge
+from canter.algorithms.ppo.advantages import AdvantageEstimator
 from canter.core.plain import from_plain, to_plain
 from canter.training.collector import Collector
 
@@ -179,7 +179,7 @@ def test_settings_work_in_files_and_flags_and_are_refused_by_name():
             from_plain({"algorithm": {"extensions": [{"kind": "rnd", **wrong}]}}, canter.TrainConfig())
     with pytest.raises(ValueError, match=r"obs_groups names 'polcy': did you mean policy\?"):
         build({"obs_groups": ("polcy",)})
-    with pytest.raises(ValueError, match=r"rnd: num_minibatches=3 must divide its 32 rows"):
+    with pytest.raises(ValueError, match=r"rnd: num_minibatches=3 must divide its 32 samples"):
         algorithm, collector = build({"num_minibatches": 3})
         algorithm.update(collector.collect())
 
@@ -237,7 +237,7 @@ class TestBonusValue:
     """A second value head, with a discount of its own."""
 
     def test_needs_a_bonus(self):
-        with pytest.raises(ValueError, match=r"bonus_value has no bonus to judge"):
+        with pytest.raises(ValueError, match=r"bonus_value has no bonus to evaluate"):
             canter.PPOConfig(bonus_value=canter.BonusValueConfig())
 
     @pytest.mark.parametrize("trunk", [False, True])
@@ -250,7 +250,7 @@ class TestBonusValue:
         algorithm = replace(algorithm.config, horizon=7, num_minibatches=1).build(env.spec, 0)
         rollout = algorithm.with_rewards(Collector(env, algorithm, 0).collect())
         assert rollout.bonus.min() > 0 and not rollout.reward.any()
-        judged = algorithm.judge(rollout)
+        targets = algorithm.estimator(rollout)
         values = algorithm.model.bonus_values(rollout.obs, (), rollout.reset).double()
         expected = torch.zeros(7, 2, dtype=torch.float64)
         bonus = rollout.bonus.double()
@@ -265,20 +265,20 @@ class TestBonusValue:
                     if ended:
                         break
                 expected[t, n] = total
-        torch.testing.assert_close(judged.bonus_return.double(), expected + values[:-1], rtol=1e-5, atol=1e-6)
-        plain = Judge(algorithm.model, algorithm.objective, 2, 1)
-        plain.engine = algorithm.judge.engine
+        torch.testing.assert_close(targets.bonus_return.double(), expected + values[:-1], rtol=1e-5, atol=1e-6)
+        plain = AdvantageEstimator(algorithm.model, algorithm.objective, 2, 1)
+        plain.engine = algorithm.estimator.engine
         total = plain(rollout).advantage + 0.5 * expected
-        torch.testing.assert_close(judged.advantage.double(), total, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(targets.advantage.double(), total, rtol=1e-5, atol=1e-5)
 
     def test_a_truncated_episode_is_valued_by_its_last_observation(self):
         algorithm, collector = build({}, bonus_value=canter.BonusValueConfig(episodic=True, gae_lambda=0.0, gamma=0.5))
         rollout = algorithm.with_rewards(collector.collect())
         rollout.truncated[3] = True
         rollout.final_obs["policy"][3] = torch.tensor([1.0, 0.0, 0.5])
-        judged = algorithm.judge(rollout)
+        targets = algorithm.estimator(rollout)
         final = algorithm.model.bonus_values({"policy": rollout.final_obs["policy"][3:4]}, (), None)[0]
-        torch.testing.assert_close(judged.bonus_return[3], rollout.bonus[3] + 0.5 * final)
+        torch.testing.assert_close(targets.bonus_return[3], rollout.bonus[3] + 0.5 * final)
 
     def test_the_second_head_learns_and_fast_engines_decline(self):
         algorithm, collector = build({"weight": canter.Constant(3.0)}, bonus_value=canter.BonusValueConfig())
@@ -288,14 +288,14 @@ class TestBonusValue:
         metrics = algorithm.update(collector.collect())
         assert metrics["loss/bonus_value"] > 0
         assert not torch.equal(before, algorithm.model.bonus_head.linear.weight)
-        with pytest.raises(ValueError, match="does not know bonus_coef"):
+        with pytest.raises(ValueError, match="bonus_coef=1.0 is not supported"):
             algorithm.use_engine("native")
 
     def test_its_error_is_a_term_of_the_loss_with_its_weight(self):
         found = []
         for coef in (1.0, 3.0):
             algorithm, collector = build({}, bonus_value=canter.BonusValueConfig(value_coef=coef))
-            batch, _ = algorithm.targets(algorithm.with_rewards(collector.collect()))
+            batch, _ = algorithm.prepare_batch(algorithm.with_rewards(collector.collect()))
             output = algorithm.engine.evaluate(batch, algorithm.coefs)
             head = algorithm.model.bonus_head
             features, _ = algorithm.model.critic.network(batch.obs, (), None)

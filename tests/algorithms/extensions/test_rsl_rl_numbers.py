@@ -16,7 +16,7 @@ import torch
 
 import canter
 from canter.core.data.rollout import Rollout, Transitions
-from canter.core.specs import Mirror, Symmetry
+from canter.core.declarations import Mirror, Symmetry
 from canter.core.struct import TensorStruct
 from canter.engines.base import ModelOutput, PPOBatch
 

@@ -48,7 +48,7 @@ def test_the_gradient_is_the_mean_of_those_on_data_and_on_its_mirror_images(env,
     rollout = collector.collect().map(lambda x: x.double() if x.is_floating_point() else x)
     for each in (algorithm, plain):
         in_float64(each)
-    batch, _ = algorithm.targets(rollout)
+    batch, _ = algorithm.prepare_batch(rollout)
     plain.model.load_state_dict(algorithm.model.state_dict())  # value statistics too
     symmetries = collector.env.spec.symmetries
     groups = {"tensor:quadrotor": [(0,), (1,), (0, 1)]}.get(env, [(0,)])
@@ -85,7 +85,7 @@ def test_the_first_ratio_of_a_mirrored_row_is_one_only_with_evaluated_densities(
     found = {}
     for old in ("evaluated", "repeated"):
         algorithm, collector = build(old_log_prob=old)
-        batch, _ = algorithm.targets(collector.collect())
+        batch, _ = algorithm.prepare_batch(collector.collect())
         both = algorithm.extensions.each[0].augment(batch)
         params = algorithm.model.actor(both.obs, (), None)[0]
         ratio = (algorithm.distribution.log_prob(params, both.action) - both.log_prob).exp()
@@ -97,15 +97,17 @@ def test_the_first_ratio_of_a_mirrored_row_is_one_only_with_evaluated_densities(
 def test_kl_and_entropy_are_of_the_rows_that_were_acted_on():
     algorithm, collector = build(old_log_prob="repeated", config={"entropy_coef": canter.Constant(0.1)})
     plain, _ = build(without=True, config={"entropy_coef": canter.Constant(0.1)})
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     with torch.no_grad():
         for model in (algorithm.model, plain.model):
             model.actor.head.mean.bias += 0.3  # both policies have moved alike
     plain.use_engine("autograd")
-    mine, theirs = (a.engine.evaluate(batch, a.coefs).metrics for a in (algorithm, plain))
-    for name in ("policy/kl", "policy/entropy", "policy/clip_fraction"):
+    output, plain_output = (a.engine.evaluate(batch, a.coefs) for a in (algorithm, plain))
+    torch.testing.assert_close(output.kl, plain_output.kl)
+    assert output.kl > 0.1
+    mine, theirs = output.metrics, plain_output.metrics
+    for name in ("policy/entropy", "policy/clip_fraction"):
         torch.testing.assert_close(mine[name], theirs[name])
-    assert mine["policy/kl"] > 0.1
     assert (mine["loss/policy"] - theirs["loss/policy"]).abs() > 1e-4
     # A mirrored row whose recorded distribution is nonsense would show in a KL that counted it.
     counted = algorithm.extensions.each[0].augment(batch)
@@ -116,7 +118,7 @@ def test_kl_and_entropy_are_of_the_rows_that_were_acted_on():
 @pytest.mark.parametrize("env", ["tensor:swimmer", "tensor:quadrotor", "tensor:cartpole"])
 def test_the_mirror_loss_is_that_of_its_formula(env, augment):
     algorithm, collector = build(env, mirror_loss=0.7, augment=augment)
-    batch, _ = algorithm.targets(collector.collect())
+    batch, _ = algorithm.prepare_batch(collector.collect())
     valid = batch.valid.clone()
     valid[:, ::3] = False
     batch = replace(batch, valid=valid)
@@ -162,7 +164,7 @@ def test_with_memory_a_mirrored_sequence_has_the_memory_of_the_mirrored_past():
     state = network.initial_state(4)
     for _ in range(3):  # memory runs on from one rollout to the next
         rollout = collector.collect()
-        batch, _ = algorithm.targets(rollout)
+        batch, _ = algorithm.prepare_batch(rollout)
         both = algorithm.extensions.each[0].augment(batch)
         states, params = [], []
         for t in range(8):

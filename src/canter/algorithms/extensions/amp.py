@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from canter.algorithms.extension import Extension, extensions
 from canter.algorithms.phase import Phase
-from canter.core.data.motion import Frames, Motions, column, load_clip, pose_error
+from canter.core.data.motion import Frames, MotionLibrary, column, load_clip, pose_error
 from canter.core.data.rollout import Rollout
+from canter.core.declarations import MotionSpec
 from canter.core.plain import check_range
-from canter.core.registry import nearest
-from canter.core.seeding import draw_rows
-from canter.core.specs import EnvSpec, MotionSpec
+from canter.core.registry import UserError, nearest
+from canter.core.seeding import draw_for_rank
+from canter.core.specs import EnvSpec
 from canter.core.struct import TensorStruct
 from canter.engines.autograd import LossGradients, LossOutput
 from canter.functional.statistics import masked_mean, moments
@@ -97,17 +98,17 @@ class AMPConfig:
         check_range(self, "must be at least 1", "batch_size", "updates", "replay_rows")
         check_range(self, "must be above 0", "reward_scale", "time_step")
         if self.frames < 2:
-            raise ValueError(f"frames={self.frames} must be at least 2")
+            raise UserError(f"frames={self.frames} must be at least 2")
         check_range(self, "must be widths of at least 1", "hidden")
         if self.replay and self.replay_rows > self.replay:
-            raise ValueError(f"replay_rows={self.replay_rows} is more than replay={self.replay} can hold")
+            raise UserError(f"replay_rows={self.replay_rows} is more than replay={self.replay} can hold")
         weights = self.motion_weights
         if weights is not None and (len(weights) != len(self.motions) or min(weights) < 0 or not sum(weights) > 0):
-            raise ValueError(
+            raise UserError(
                 f"motion_weights={weights} must be one for each of {len(self.motions)} motions, not below 0"
             )
         if isinstance(self.optimizer.learning_rate, AdaptiveKL):
-            raise ValueError("optimizer.learning_rate: adaptive_kl follows the policy; use a number, linear or step")
+            raise UserError("optimizer.learning_rate: adaptive_kl follows the policy; use a number, linear or step")
 
     def build(self, spec: EnvSpec, model: ActorCritic, generator: torch.Generator) -> AMP:
         """Discriminator, normaliser and memory for an environment."""
@@ -116,21 +117,21 @@ class AMPConfig:
     def motion_of(self, spec: EnvSpec) -> tuple[str, MotionSpec]:
         """The observation group, and how clips look to an environment by its declaration and these settings."""
         if not self.motions:
-            raise ValueError("amp: motions names no clips, and there is nothing to imitate")
+            raise UserError("amp: motions names no clips, and there is nothing to imitate")
         told, name = spec.motion or MotionSpec(0.0, {}), self.obs_group
         if name is None:
             known = [*told.observe, "amp"]
             name = next((key for key in known if key in spec.obs), known[0])
         if name not in spec.obs:
-            raise ValueError(f"amp: obs_group names {name!r}, which the environment does not show: "
+            raise UserError(f"amp: obs_group names {name!r}, which the environment does not show: "
                              f"{nearest(name, spec.obs)}")  # fmt: skip
         if spec.motion is None and (self.columns is None or self.time_step is None):
-            raise ValueError(
+            raise UserError(
                 f"amp: {spec.env_id or 'this environment'} does not say how clips look to it (EnvSpec.motion): give "
                 "columns and time_step"
             )
         if self.columns is None and name not in told.observe:
-            raise ValueError(f"amp: obs_group={name!r} is none that the environment compares with clips: "
+            raise UserError(f"amp: obs_group={name!r} is none that the environment compares with clips: "
                              f"{nearest(name, told.observe)}")  # fmt: skip
         step = self.time_step or told.time_step
         return name, replace(told, time_step=step) if self.columns is None else MotionSpec(step, {})
@@ -159,14 +160,14 @@ class AMP(Extension):
         self.span = (config.frames - 1) * motion.time_step
         for clip in clips:
             if clip.duration < self.span:
-                raise ValueError(f"amp: motion {clip.name!r} lasts {clip.duration:g} s, {config.frames} frames take "
+                raise UserError(f"amp: motion {clip.name!r} lasts {clip.duration:g} s, {config.frames} frames take "
                                  f"{self.span:g} s")  # fmt: skip
-        self.motions = Motions(clips, config.motion_weights, motion.joints, motion.bodies, device)
+        self.motions = MotionLibrary(clips, config.motion_weights, motion.joints, motion.bodies, device)
         self.size = torch.Size(spec.obs[self.group].shape).numel()
         frames, begins = self.motions.every(motion.time_step)
         seen = self._look(frames)
         if seen.shape[-1] != self.size:
-            raise ValueError(f"amp: obs_group {self.group!r} has {self.size} components, clips give {seen.shape[-1]}")
+            raise UserError(f"amp: obs_group {self.group!r} has {self.size} components, clips give {seen.shape[-1]}")
         width = config.frames * self.size
         pose = torch.tensor(motion.pose or tuple(range(self.size)), device=device)
         self.pose = nn.Buffer(pose, persistent=False)
@@ -191,7 +192,7 @@ class AMP(Extension):
         try:
             return self.motion.observe[self.group](frames)
         except KeyError as error:
-            raise ValueError(
+            raise UserError(
                 f"amp: the environment asks clips for {error}, and they have {', '.join(frames)}"
             ) from error
 
@@ -246,7 +247,7 @@ class AMP(Extension):
             new = torch.where(there, rows[self._pick(valid, config.replay_rows)], self.ring[places])
             self.ring.index_copy_(0, places, new)
             self.written += config.replay_rows * there
-            share = draw_rows(torch.rand, (count,), generator=self.generator, device=rows.device)
+            share = draw_for_rank(torch.rand, (count,), generator=self.generator, device=rows.device)
             before = self.ring[(share * self.written.clamp(max=config.replay)).long().clamp(max=config.replay - 1)]
         self.past.copy_(torch.cat((self.past, rollout.obs[self.group][:-1].flatten(2)))[rollout.horizon :])
         self.age.copy_(age[-1] + 1)
@@ -257,7 +258,7 @@ class AMP(Extension):
         """Rows `[S, W]` as the discriminator learns from them, `[1, S, W]`."""
         rows = self.normalizer(rows)
         if self.config.input_noise:
-            noise = draw_rows(torch.randn, rows.shape, generator=self.generator, device=rows.device)
+            noise = draw_for_rank(torch.randn, rows.shape, generator=self.generator, device=rows.device)
             rows = rows + self.config.input_noise * noise
         return rows.unsqueeze(0)
 
@@ -265,7 +266,7 @@ class AMP(Extension):
         """Numbers `[count]` of rows that are valid, each equally likely; any where none is."""
         ranks = valid.cumsum(0)
         how = {"generator": self.generator, "device": valid.device, "dtype": torch.float64}
-        share = draw_rows(torch.rand, (count,), **how)
+        share = draw_for_rank(torch.rand, (count,), **how)
         return torch.searchsorted(ranks, (share * ranks[-1]).long() + 1).clamp(max=len(valid) - 1)
 
     def discriminator_loss(self, batch: AMPBatch) -> LossOutput:

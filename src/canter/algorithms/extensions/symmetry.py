@@ -18,9 +18,10 @@ from torch import Tensor
 
 from canter.algorithms.extension import Extension, extensions
 from canter.core.data.rollout import Rollout
+from canter.core.declarations import AnyMirror, Mirror, Symmetry
 from canter.core.plain import check_range
 from canter.core.registry import UserError, nearest
-from canter.core.specs import AnyMirror, Continuous, Discrete, EnvSpec, Mirror, Symmetry
+from canter.core.specs import Continuous, Discrete, EnvSpec
 from canter.core.struct import Metrics, Obs, State, tree_copy_, tree_leaves, tree_map
 from canter.engines.base import ModelOutput, PPOBatch
 from canter.nn.actor_critic import ActorCritic

@@ -1,109 +1,51 @@
-"""Exponential moving averages: of numbers, and of a policy's weights.
+"""Values, advantages and returns of a rollout.
 
-What a policy maximises: the discounted return, or the average reward per unit of time.
+The critic does not act: its values are computed after collection, in one batched pass over the
+rollout with the weights that collected it. These are the same numbers as step by step, for a
+fraction of the work.
 
-T steps, N environments.
+An objective turns rewards and values into advantages and returns: `Discounted` by GAE,
+`AverageReward` by its differential form. `AdvantageEstimator` computes the values and adds the
+bonuses of a second value head.
 
-Values, advantages and returns of a rollout.
-
-T steps, N environments, L sequence length.
-
-The critic does not act: values are computed after collection, in one batched pass over the rollout with the weights
-that collected it. That is the same numbers for a fraction of the work.
+T steps, N environments, L sequence length (1 for feed-forward critics).
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from canter.algorithms.ppo.rewards import MovingAverage, Per, discount
 from canter.core.data.rollout import Rollout
 from canter.core.plain import check_range
+from canter.core.registry import UserError
 from canter.core.struct import Metrics, State, TensorStruct, tree_copy_, tree_map
 from canter.engines.base import Engine
 from canter.functional.returns import average_reward_gae, gae, successor_values
 from canter.functional.statistics import moments
-from canter.nn.actor_critic import ActorCritic, Policy
+from canter.nn.actor_critic import ActorCritic
 from canter.nn.heads import ValueHead
 
 
-class MovingAverage(nn.Module):
-    """Exponentially weighted mean of what it was shown, in float64; moved only by an explicit `update`.
-
-    Weights add up to one from the first update on, so it starts at the first value instead of being biased towards 0.
-    """
-
-    def __init__(self, step: float, shape: tuple[int, ...] = ()) -> None:
-        super().__init__()
-        self.step = step
-        self.value = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
-        self.weight = nn.Buffer(torch.zeros((), dtype=torch.float64))
-
-    @torch.no_grad()
-    def update(self, x: Tensor, count: Tensor) -> None:
-        """Move towards `x`, the mean of `count` samples; NaN, infinity and a count of 0 move nothing."""
-        weight = self.weight + self.step * (1.0 - self.weight)
-        value = self.value + self.step / weight * (x - self.value)
-        usable = torch.isfinite(value).all() & (count > 0)
-        self.value.copy_(torch.where(usable, value, self.value))
-        self.weight.copy_(torch.where(usable, weight, self.weight))
-
-
-class AveragedPolicy:
-    """A copy of a policy with the mean weights of recent iterations, which circle less than the last ones do.
-
-    Where two learn against each other, as policy and discriminator do, they tend to go round what they should reach;
-    the mean lies inside (Yazici et al., 2019). Of the mean so far, `decay` stays when weights are added; at first all
-    that were added count alike. Statistics are those of the latest.
-    """
-
-    def __init__(self, policy: Policy, decay: float) -> None:
-        self.of, self.decay = policy, decay
-        self.policy = copy.copy(policy)
-        self.policy.actor = copy.deepcopy(policy.actor).requires_grad_(False)
-        self.count = torch.zeros((), device=policy.spec.device)
-
-    @torch.no_grad()
-    def add_(self) -> None:
-        """Take the weights as they are now into the mean."""
-        self.count += 1
-        share = (1 / self.count).clamp(min=1 - self.decay)
-        for mean, weight in zip(self.policy.actor.parameters(), self.of.actor.parameters(), strict=True):
-            mean.lerp_(weight, share)
-        for mean, statistic in zip(self.policy.actor.buffers(), self.of.actor.buffers(), strict=True):
-            mean.copy_(statistic)
-
-    def living(self) -> dict[str, Tensor]:
-        """All that goes on after a stop, where it lives."""
-        return {"count": self.count, **self.policy.actor.state_dict()}
-
-
-Per = Literal["step", "time"]
-
-
-def discount(rollout: Rollout[Any], gamma: float, per: Per) -> float | Tensor:
-    """The discount of each row: `gamma` a step, or `gamma` a unit of time `[T, N]`."""
-    return gamma if per == "step" else gamma**rollout.duration
-
-
 class Discounted(nn.Module):
-    """The discounted sum of rewards; there is nothing to estimate beside the values."""
+    """The discounted sum of rewards; it has no estimates besides the values."""
 
     def __init__(self, gamma: float, per: Per, gae_lambda: float) -> None:
         super().__init__()
-        self.gamma, self.gae_lambda = gamma, gae_lambda
+        self.gamma = gamma
         self.per: Per = per
+        self.gae_lambda = gae_lambda
 
-    def observe(self, rollout: Rollout[Any], value: Tensor, next_value: Tensor) -> None:
-        """Nothing."""
+    def update(self, rollout: Rollout[Any], value: Tensor, next_value: Tensor) -> None:
+        """Do nothing: there are no estimates to update."""
 
     def advantages(self, rollout: Rollout[Any], value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantages and returns `[T, N]`."""
+        """Return advantages and returns `[T, N]`."""
         return gae(
             reward=rollout.reward,
             value=value,
@@ -115,45 +57,49 @@ class Discounted(nn.Module):
         )
 
     def centre_(self, head: ValueHead, return_: Tensor, valid: Tensor) -> None:
-        """Nothing: rewards alone say how large values are."""
+        """Do nothing: rewards alone determine the level of the values."""
 
     def metrics(self) -> Metrics:
-        """None."""
+        """Return no metrics."""
         return {}
 
 
 class AverageReward(nn.Module):
-    """The long-run average reward per unit of time; values tell how much better than average the future is.
+    """The average reward per unit of time; values say how much better than average the future is.
 
-    The rate is a moving average of `r + V(s') - V(s)` over one of the duration, and not of the reward alone. In the
-    long run both are the same, since values cancel along an episode. But a rollout that begins with short queues and
-    ends with long ones, or a reset to a good state, makes rewards alone look too good, and values know by how much.
+    The rate is a moving average of `r + V(s') - V(s)`, divided by a moving average of the duration.
+    In the long run this equals the average of the reward alone, since values cancel along an
+    episode. But a rollout that begins with short queues and ends with long ones, or a reset to a
+    good state, makes rewards alone look too good, and values correct for it.
 
-    Advantages leave the level of values open, and an error of the rate makes it drift. So after each rollout the critic
-    as a whole is shifted towards a mean of 0: its differences, and with them the advantages, stay as they are.
+    Advantages do not determine the level of the values, and an error of the rate makes it drift. So
+    the critic as a whole is shifted towards a mean of 0 after each rollout; value differences, and
+    with them advantages, do not change.
 
-    An episode that terminates counts as one that goes on in a state of value 0, as good as the average.
+    An episode that terminates counts as one that goes on in a state of value 0, as good as the
+    average.
     """
 
     def __init__(self, step: float, gae_lambda: float) -> None:
         super().__init__()
-        self.step, self.gae_lambda = step, gae_lambda
+        self.step = step
+        self.gae_lambda = gae_lambda
         self.gain_and_time = MovingAverage(step, (2,))
 
     @property
     def rate(self) -> Tensor:
-        """Reward per unit of time, 0-d float64; 0 at first."""
+        """Reward per unit of time, 0-d float64; 0 before the first update."""
         gain, time = self.gain_and_time.value.unbind()
         return torch.where(time > 0, gain / torch.where(time > 0, time, 1.0), 0.0)
 
-    def observe(self, rollout: Rollout[Any], value: Tensor, next_value: Tensor) -> None:
-        """Move the rate to include a new rollout; `value` and `next_value` are `[T, N]`."""
+    def update(self, rollout: Rollout[Any], value: Tensor, next_value: Tensor) -> None:
+        """Update the rate with a new rollout; `value` and `next_value` are `[T, N]`."""
         gain = rollout.reward + next_value.masked_fill(rollout.terminated, 0.0) - value
         count, means, _ = moments(torch.stack([gain, rollout.duration], dim=-1), rollout.valid)
         self.gain_and_time.update(means, count)
 
     def advantages(self, rollout: Rollout[Any], value: Tensor, next_value: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantages and differential returns `[T, N]`."""
+        """Return advantages and differential returns `[T, N]`."""
         return average_reward_gae(
             reward=rollout.reward,
             value=value,
@@ -166,12 +112,12 @@ class AverageReward(nn.Module):
         )
 
     def centre_(self, head: ValueHead, return_: Tensor, valid: Tensor) -> None:
-        """Shift the critic towards a mean of 0 over the states that were visited."""
+        """Shift the critic towards a mean of 0 over the visited states."""
         _, mean, _ = moments(return_, valid)
         head.shift_(-self.step * torch.where(torch.isfinite(mean), mean, 0.0))
 
     def metrics(self) -> Metrics:
-        """The rate, in the units of the transformed reward."""
+        """Return the rate, in the units of the transformed reward."""
         return {"value/reward_rate": self.rate}
 
 
@@ -180,49 +126,64 @@ Objective = Discounted | AverageReward
 
 @dataclass(frozen=True, kw_only=True)
 class BonusValueConfig:
-    """A second value head, for the bonuses of an extension such as `rnd`, with a discount of its own."""
+    """A second value head for the bonuses of an extension such as `rnd`, with its own discount."""
 
     gamma: float = 0.99
-    """Discount of the bonuses, of a step."""
+    """Discount of the bonuses per step."""
     gae_lambda: float = 0.95
-    """As that of the reward."""
+    """Bias-variance trade-off of their advantage estimate, like that of the reward."""
     episodic: bool = False
-    """Whether only bonuses of the same episode count. Otherwise they count beyond its end, so that none is forgone by
-    ending it early."""
+    """Count only bonuses of the same episode. Otherwise they count beyond its end, so that ending
+    an episode early does not forgo any."""
     advantage_coef: float = 1.0
-    """Weight of the bonuses' advantage, beside that of the reward."""
+    """Weight of the bonuses' advantage, which is added to that of the reward."""
     value_coef: float = 1.0
     """Weight of this head's loss."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
+        """Refuse values out of range, by name."""
         check_range(self, "must lie in 0..1", "gamma", "gae_lambda")
         check_range(self, "must be above 0", "advantage_coef", "value_coef")
         if not (self.gamma < 1 or self.episodic):
-            raise ValueError(f"gamma={self.gamma} must be below 1, or episodic=true: the bonuses never end")
+            raise UserError(f"gamma={self.gamma} must be below 1, or episodic=true: the bonuses never end")
 
 
 @dataclass
-class Judgement(TensorStruct):
+class RolloutValues(TensorStruct):
+    """The critic's pass over a rollout, in the units of the reward."""
+
+    value: Tensor
+    """`[T, N]`."""
+    next_value: Tensor
+    """`[T, N]` values of the successors; at truncations those of the true final observations."""
+    start: State
+    """`[N, ...]` the critic's recurrent state before the first step; `()` if feed-forward."""
+    after: State
+    """`[T + 1, N, ...]` the critic's recurrent state after each observation."""
+
+
+@dataclass
+class ValueTargets(TensorStruct):
     """Values, advantages and returns `[T, N]` in the units of the reward."""
 
     value: Tensor
     advantage: Tensor
     return_: Tensor
     state: State
-    """`[T / L, N, ...]` the critic's memory before rows 0, L, 2L, ...; `()` without memory."""
+    """`[T / L, N, ...]` the critic's recurrent state before steps 0, L, 2L, ...; `()` if
+    feed-forward."""
     last_state: State
-    """`[N, ...]` the critic's memory after the last step."""
+    """`[N, ...]` the critic's recurrent state after the last step."""
     bonus_value: Tensor | None = None
     """`[T, N]` values of the bonuses in their own units; None without a second head."""
     bonus_return: Tensor | None = None
 
 
-class Judge:
-    """Values every step of a rollout, and keeps the critic's memory from one rollout to the next."""
+class AdvantageEstimator:
+    """Evaluates rollouts with the critic and carries its recurrent state to the next rollout."""
 
     engine: Engine
-    """Computes the values."""
+    """Computes the values; set by `PPO.use_engine`."""
 
     def __init__(
         self,
@@ -233,66 +194,88 @@ class Judge:
         bootstrap: bool = True,
         bonus: BonusValueConfig | None = None,
     ) -> None:
-        self.model, self.objective, self.sequence_length, self.bonus = model, objective, sequence_length, bonus
+        self.model = model
+        self.objective = objective
+        self.sequence_length = sequence_length
         self.bootstrap = bootstrap
-        """Whether truncated episodes are valued as going on."""
+        """Bootstrap the value of truncated episodes; otherwise they count as terminated."""
+        self.bonus = bonus
         self.state = model.critic.network.initial_state(num_envs)
 
-    @torch.no_grad()
-    def __call__(self, rollout: Rollout[Any], *, new: bool = False) -> Judgement:
-        """Judge by the critic as it is now; the same rollout may be judged several times.
+    def __call__(self, rollout: Rollout[Any]) -> ValueTargets:
+        """Return values, advantages and returns by the critic as it is now; nothing is updated."""
+        return self.targets(rollout, self.values(rollout))
 
-        `new` says that it is the first time: the objective's estimates then move to include this rollout.
-        """
-        if not self.bootstrap:
-            cut = torch.zeros_like(rollout.truncated)
-            rollout = replace(rollout, terminated=rollout.done, truncated=cut, final_obs=None)
+    @torch.no_grad()
+    def values(self, rollout: Rollout[Any]) -> RolloutValues:
+        """Return the values of every step and of its successor, by one pass of the critic."""
+        rollout = self._with_episode_ends(rollout)
+        # A shared trunk has one recurrent state, and the policy's was recorded.
         start = tree_map(lambda x: x[0], rollout.state) if self.model.shared_trunk else self.state
         values, after = self.engine.values(rollout.obs, start, rollout.reset)
-        value, final_value = values[:-1], _final_values(rollout, after, self.engine.values)
+        final_value = _final_values(rollout, after, self.engine.values)
         next_value = successor_values(values, rollout.done, rollout.reset, final_value)
-        if new:
-            self.objective.observe(rollout, value, next_value)
-        advantage, return_ = self.objective.advantages(rollout, value, next_value)
-        length, last = self.sequence_length, rollout.horizon - 1
-        judged = Judgement(
-            value,
-            advantage,
-            return_,
-            # The memory before row t is the memory after row t - 1.
-            state=tree_map(lambda x, rows: torch.cat([x.unsqueeze(0), rows[length - 1 : last : length]]), start, after),
-            last_state=tree_map(lambda rows: rows[last], after),
-        )
-        return judged if self.bonus is None else self._with_bonus(self.bonus, rollout, judged, start, after)
+        return RolloutValues(values[:-1], next_value, start, after)
 
-    def advance(self, judged: Judgement) -> None:
-        """Carry the critic's memory after the last step over to the next rollout."""
-        tree_copy_(self.state, judged.last_state)
+    @torch.no_grad()
+    def update(self, rollout: Rollout[Any], values: RolloutValues) -> None:
+        """Update the objective's estimates with a new rollout, once and before `targets`."""
+        self.objective.update(self._with_episode_ends(rollout), values.value, values.next_value)
+
+    @torch.no_grad()
+    def targets(self, rollout: Rollout[Any], values: RolloutValues) -> ValueTargets:
+        """Return advantages and returns by these values."""
+        rollout = self._with_episode_ends(rollout)
+        advantage, return_ = self.objective.advantages(rollout, values.value, values.next_value)
+        # The state before step t is the state after step t - 1.
+        length = self.sequence_length
+        last = rollout.horizon - 1
+        states = tree_map(
+            lambda start, after: torch.cat([start.unsqueeze(0), after[length - 1 : last : length]]),
+            values.start,
+            values.after,
+        )
+        last_state = tree_map(lambda after: after[last], values.after)
+        targets = ValueTargets(values.value, advantage, return_, states, last_state)
+        return targets if self.bonus is None else self._with_bonus(self.bonus, rollout, values, targets)
+
+    def advance(self, targets: ValueTargets) -> None:
+        """Start the next rollout from the critic's recurrent state after the last step."""
+        tree_copy_(self.state, targets.last_state)
+
+    def _with_episode_ends(self, rollout: Rollout[Any]) -> Rollout[Any]:
+        """Return the rollout; without `bootstrap`, with truncations changed to terminations."""
+        if self.bootstrap:
+            return rollout
+        never = torch.zeros_like(rollout.truncated)
+        return replace(rollout, terminated=rollout.done, truncated=never, final_obs=None)
 
     def _with_bonus(
-        self, config: BonusValueConfig, rollout: Rollout[Any], judged: Judgement, start: State, after: State
-    ) -> Judgement:
-        """The same with values of the bonuses, and with their advantage added to that of the reward."""
+        self, config: BonusValueConfig, rollout: Rollout[Any], values: RolloutValues, targets: ValueTargets
+    ) -> ValueTargets:
+        """Add values and returns of the bonuses, and their advantage to that of the reward."""
         assert rollout.bonus is not None
-        values = self.model.bonus_values(rollout.obs, start, rollout.reset)
-        next_value, terminated, done = values[1:], rollout.terminated, rollout.done
+        bonus_values = self.model.bonus_values(rollout.obs, values.start, rollout.reset)
         if config.episodic:
-            final = _final_values(rollout, after, lambda *args: (self.model.bonus_values(*args[:3]), ()))
-            next_value = successor_values(values, done, rollout.reset, final)
+            terminated = rollout.terminated
+            done = rollout.done
+            final_value = _final_values(rollout, values.after, lambda *args: (self.model.bonus_values(*args[:3]), ()))
+            next_value = successor_values(bonus_values, done, rollout.reset, final_value)
         else:
-            terminated = done = torch.zeros_like(done)
+            terminated = done = torch.zeros_like(rollout.done)
+            next_value = bonus_values[1:]
         advantage, return_ = gae(
-            rollout.bonus, values[:-1], next_value, terminated, done, config.gamma, config.gae_lambda
+            rollout.bonus, bonus_values[:-1], next_value, terminated, done, config.gamma, config.gae_lambda
         )
-        total = judged.advantage + config.advantage_coef * advantage
-        return replace(judged, advantage=total, bonus_value=values[:-1], bonus_return=return_)
+        total = targets.advantage + config.advantage_coef * advantage
+        return replace(targets, advantage=total, bonus_value=bonus_values[:-1], bonus_return=return_)
 
 
 def _final_values(rollout: Rollout[Any], after: State, values: Callable[..., tuple[Tensor, State]]) -> Tensor | None:
-    """Values `[T, N]` of true final observations, each read with the memory of the episode that it ended."""
+    """Return values `[T, N]` of true final observations, by the recurrent state of each episode."""
     if rollout.final_obs is None:
         return None
-    # Every row is a sequence of its own.
+    # Every step is a sequence of its own.
     obs, needed = tree_map(lambda x: x.flatten(0, 1).unsqueeze(0), (rollout.final_obs, rollout.done))
     states = tree_map(lambda x: x[:-1].flatten(0, 1), after)
     return values(obs, states, None, needed)[0].view_as(rollout.reward)

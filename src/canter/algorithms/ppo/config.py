@@ -1,23 +1,25 @@
-"""Settings of PPO.
+"""Settings of PPO, the checks that refuse impossible ones, and how consoles and reports show PPO.
 
-Settings that have no part in a configuration, and why: said when a run starts and by `canter check`.
-
-What PPO tells about itself to consoles, reports, the check before a run and the run folder.
+`PPOSettings` are the settings; `PPOConfig` in `canter.algorithms.ppo.ppo` adds what builds the
+algorithm.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
+from torch import nn
 
-from canter.algorithms.base import Declared, Headline, Rule, unused_lines
+from canter.algorithms.base import Headline, ReportSpec, Rule, unused_lines
 from canter.algorithms.extension import AnyExtensionConfig
 from canter.algorithms.ppo.advantages import AverageReward, BonusValueConfig, Discounted, Objective
 from canter.algorithms.ppo.rewards import RewardConfig
 from canter.core.plain import check_range
+from canter.core.registry import UserError
 from canter.core.specs import Continuous, EnvSpec
 from canter.engines.base import BoundLossConfig, PPOLoss, ValueLoss
 from canter.functional.minibatches import Shuffle
@@ -27,6 +29,7 @@ from canter.nn.heads import BOUNDED
 from canter.nn.network import NetworkConfig, select_groups
 from canter.nn.optimizer import OptimizerConfig
 from canter.nn.schedules import AdaptiveKL, AnySchedule, Constant
+from canter.nn.stack import has_batch_norm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,18 +39,19 @@ class CentralValueConfig:
     epochs: int = 5
     """Passes over each rollout."""
     num_minibatches: int = 4
-    """Minibatches per pass; must divide the number of rows, with memory of sequences."""
+    """Minibatches per pass; must divide `horizon * num_envs`, or the number of sequences if
+    recurrent."""
     value_loss: ValueLoss | None = None
-    """Its error; null takes PPO's."""
+    """Error of the critic; null takes PPO's."""
     value_clip: float | None = None
-    """How far a value may move; null takes PPO's."""
+    """Clip range of the value; null takes PPO's."""
     value_coef: float | None = None
-    """Weight of its loss; null takes PPO's."""
+    """Weight of the value loss; null takes PPO's."""
     actor_value: bool = False
-    """Train a value head on the policy's own features too, by PPO's value loss and towards the same returns. Nothing is
-    judged by it; it shapes the features."""
+    """Also train a value head on the policy's own features, by PPO's value loss and towards the
+    same returns. Its values are not used; it shapes the features."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """Its optimiser. An adaptive learning rate follows the KL that the policy's phase found."""
+    """Optimiser of the critic. An adaptive learning rate follows the KL of the policy's phase."""
 
     def __post_init__(self) -> None:
         """Refuse phases that do nothing."""
@@ -55,7 +59,7 @@ class CentralValueConfig:
         check_range(self, "must be above 0", "value_clip", "value_coef")
 
     def loss_of(self, loss: PPOLoss) -> PPOLoss:
-        """The critic's part of PPO's loss, with what is set otherwise here."""
+        """Return the critic's part of PPO's loss, with the settings that are overridden here."""
         own = {name: getattr(self, name) for name in ("value_loss", "value_clip", "value_coef")}
         changed = {name: value for name, value in own.items() if value is not None}
         return replace(loss, surrogate=None, bound=None, advantage="given", moving_kl=None, **changed)
@@ -66,40 +70,47 @@ class PPOSettings:
     """Settings of PPO; A2C is `surrogate="vanilla", epochs=1, num_minibatches=1`."""
 
     horizon: int = 128
-    """Steps per rollout in each environment; independent of how long episodes are."""
+    """Steps per rollout in each environment; independent of the length of episodes."""
     epochs: int = 10
     """Passes over each rollout."""
     num_minibatches: int = 8
-    """Minibatches per pass; must divide `horizon * num_envs`, with memory the number of sequences."""
+    """Minibatches per pass; must divide `horizon * num_envs`, or the number of sequences if
+    recurrent."""
     uneven_minibatches: Literal["refuse", "drop"] = "refuse"
-    """Where they do not divide it: refuse, or leave the last rows of each pass out."""
+    """If `num_minibatches` does not divide the samples: refuse, or drop the last samples of each
+    pass."""
     shuffle: Shuffle = "epoch"
-    """Order of the rows: drawn anew for each pass, once for a rollout, or never: environment by environment."""
+    """Shuffle the samples for each pass, once for a rollout, or never (environment by
+    environment)."""
     shuffle_blocks: int | None = None
-    """Blocks of environments that are shuffled apart, with an equal share in every minibatch; null for one on each
-    rank. One process with as many blocks as there were ranks learns what they learned."""
+    """Blocks of environments that are shuffled separately, with an equal share in every minibatch;
+    null for one per rank. One process with as many blocks as ranks learns exactly what the ranks
+    learn."""
     sequence_length: int = 16
-    """With memory: steps through which gradients flow back; must divide `horizon`. Without memory it has no effect."""
+    """Steps of backpropagation through time; must divide `horizon`. It has no effect without
+    recurrent networks."""
     reward: RewardConfig = field(default_factory=RewardConfig)
-    """What is made of the reward before learning from it; what is reported is always the raw one."""
+    """Transforms of the reward before learning from it; reports always show the raw reward."""
     objective: Literal["discounted", "average"] = "discounted"
-    """What to maximise: the discounted sum of rewards, or, for tasks that never end, the reward per unit of time."""
+    """Maximise the discounted sum of rewards or, for tasks that never end, the average reward per
+    unit of time."""
     gamma: float = 0.99
-    """Discount; for `objective="average"` only of the returns that `reward.normalize` looks at."""
+    """Discount; with `objective="average"` only of the returns that `reward.normalize` uses."""
     discount_per: Literal["step", "time"] = "step"
-    """Whether `gamma` discounts a step or a unit of time, for steps of varying duration."""
+    """Apply `gamma` per step, or per unit of time for steps of varying duration."""
     average_step: float = 0.1
-    """For `objective="average"`: share of a new rollout in the reward rate and in the centre of the values."""
+    """With `objective="average"`: weight of a new rollout in the reward rate and in the centre of
+    the values."""
     gae_lambda: float = 0.95
     """Bias-variance trade-off of the advantage estimate; 1 is Monte Carlo, 0 one-step TD."""
     surrogate: Literal["clipped", "smooth_clipped", "vanilla"] = "clipped"
     """Policy objective."""
     clip_ratio: float = 0.2
-    """How far the probability ratio may move from 1 before its gain stops counting."""
+    """Clip range of the probability ratio around 1."""
     value_loss: Literal["mse", "clipped", "huber"] = "mse"
     """Error of the critic: half the square, the pessimistic clipped half square, or Huber's."""
     value_clip: float = 0.2
-    """For `value_loss="clipped"`: how far a value may move, in the (normalised) units of the value."""
+    """With `value_loss="clipped"`: clip range of the value, in its (normalised) units."""
     value_coef: float = 1.0
     """Weight of the value loss."""
     entropy_coef: AnySchedule = field(default_factory=lambda: Constant(0.0))
@@ -107,43 +118,44 @@ class PPOSettings:
     bound_loss: BoundLossConfig | None = None
     """Keep the mean of a Gaussian policy near the bounds of the action."""
     advantage_normalization: Literal["rollout", "minibatch", "none"] = "rollout"
-    """Over which rows advantages are standardised."""
+    """Standardise advantages over the rollout, over each minibatch, or not at all."""
     advantage_std: Literal["population", "sample"] = "population"
-    """What they are divided by: the standard deviation of these n rows, or the unbiased one with n - 1."""
+    """Divide advantages by the standard deviation with n, or by the unbiased one with n - 1."""
     bootstrap_truncated: bool = True
-    """Where an episode is cut off, count on the value of what would follow; False takes it for a termination."""
+    """Bootstrap the value of truncated episodes; False treats a truncation as a termination."""
     recompute_advantage: bool = False
-    """Judge the rollout anew, by the critic as it is then, before each pass after the first; a clipped value loss then
-    measures from there."""
+    """Recompute values, advantages and returns with the current critic before each pass after the
+    first; a clipped value loss is then measured from these values."""
     kl: Literal["exact", "rl_games"] = "exact"
-    """What `target_kl` and adaptive learning rates look at: KL(old || new), or as rl_games measures it, KL(new || the
-    policy when the row was last learned from) with small constants added, and for choices half the squared change of
-    the log-probability."""
+    """KL for `target_kl` and adaptive learning rates: KL(old || new), or as in rl_games KL(new ||
+    the policy when the sample was last used) with small constants added, for discrete actions half
+    the squared change of the log-probability."""
     target_kl: float | None = None
-    """Stop an update early once a minibatch finds the policy further than this from the one that acted."""
+    """Stop an update early once the KL of a minibatch exceeds this; null never stops."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """Optimiser of the policy, and of the critic unless that has its own."""
+    """Optimiser of the policy, and of the critic unless `critic_optimizer` is set."""
     critic_optimizer: OptimizerConfig | None = None
     """Separate optimiser for the critic, with its own learning rate and schedule."""
     central_value: CentralValueConfig | None = None
-    """Train the critic apart from the policy, in passes and minibatches of its own."""
+    """Train the critic separately from the policy, with its own passes and minibatches."""
     bonus_value: BonusValueConfig | None = None
-    """A second value head for the bonuses of an extension such as `rnd`; without it they are added to the reward."""
+    """A second value head for the bonuses of an extension such as `rnd`; null adds them to the
+    reward."""
     gradient_clipping: Literal["joint", "per_network"] = "joint"
-    """Whether one gradient norm covers both networks or each has its own."""
+    """Clip the gradient norm over both networks together or of each network separately."""
     obs_statistics: Literal["update", "minibatch"] = "update"
-    """When the statistics of observations move: once after each update, so that the first ratio is exactly 1, or, as in
-    rl_games, with every minibatch before it is evaluated."""
+    """Update the observation statistics once after each update, so that the first ratio is exactly
+    1, or, as in rl_games, with every minibatch before its forward pass."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Networks, distribution and normalisation."""
     policy_average: float = 0.0
-    """The policy that is judged, shown and saved has the running mean of the weights that act in training; this much of
-    it stays in an iteration: with 0.995 it is that of some 200. 0: no mean."""
+    """Evaluate, show and save a policy with the running mean of the weights; the value is the share
+    of the mean that remains after an iteration: 0.995 averages over some 200. 0 turns it off."""
     extensions: tuple[AnyExtensionConfig, ...] = ()
-    """What is added to the algorithm: further rewards, losses and phases, in this order."""
+    """Additions to the algorithm: further rewards, losses and phases, in this order."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
+        """Refuse values out of range, by name."""
         counts = ("horizon", "epochs", "num_minibatches", "sequence_length", "shuffle_blocks")
         check_range(self, "must be at least 1", *counts)
         check_range(self, "must lie in 0..1", "gamma", "gae_lambda")
@@ -151,21 +163,21 @@ class PPOSettings:
         check_range(self, "must lie above 0 and up to 1", "average_step")
         check_range(self, "must be above 0", "clip_ratio", "value_clip", "target_kl", "value_coef")
         if isinstance(self.entropy_coef, AdaptiveKL):
-            raise ValueError("entropy_coef: adaptive_kl moves learning rates; use a number, linear or constant")
+            raise UserError("entropy_coef: adaptive_kl is for learning rates; use a number, linear or constant")
         if self.central_value and (self.critic_optimizer or self.model.shared_trunk):
             rival = "critic_optimizer" if self.critic_optimizer else "model.shared_trunk"
-            raise ValueError(f"central_value has a network and an optimizer of its own: it leaves no room for {rival}")
+            raise UserError(f"central_value has its own network and optimizer and excludes {rival}; set one of them")
         if self.bonus_value and not self.extensions:
-            raise ValueError("bonus_value has no bonus to judge: add an extension that gives one, such as rnd")
+            raise UserError("bonus_value has no bonus to evaluate: add an extension that pays one, such as rnd")
 
     def build_objective(self) -> Objective:
-        """What values, advantages and returns are of."""
+        """Return the objective that values, advantages and returns express."""
         if self.objective == "average":
             return AverageReward(self.average_step, self.gae_lambda)
         return Discounted(self.gamma, self.discount_per, self.gae_lambda)
 
     def build_loss(self, distribution: Distribution, device: torch.device) -> PPOLoss:
-        """The loss that these settings describe, without what extensions add."""
+        """Return the loss that these settings describe, without additions of extensions."""
         standardized = "minibatch" if self.advantage_std == "population" else "minibatch_sample"
         return PPOLoss(
             surrogate=self.surrogate,
@@ -176,56 +188,85 @@ class PPOSettings:
             advantage=standardized if self.advantage_normalization == "minibatch" else "given",
             bound=self.bound_loss and self.bound_loss.build(distribution, device),
             moving_kl=self.kl == "rl_games" or None,
-            moves_statistics=self.obs_statistics == "minibatch" or None,
+            update_obs_stats_per_minibatch=self.obs_statistics == "minibatch" or None,
             bonus_coef=self.bonus_value and self.bonus_value.value_coef,
         )
 
 
+def check_norms(model: nn.Module) -> None:
+    """Refuse batch norm: its statistics would never be updated, as only joint batches do that."""
+    if has_batch_norm(model):
+        raise UserError("a norm of kind batch needs the joint batches of sac; use layer or rms with ppo")
+
+
+def check_discount(gamma: float, spec: EnvSpec) -> None:
+    """Refuse gamma = 1 where values have no fixed point, warn where they might not."""
+    if gamma < 1 or spec.truncates is False:
+        return
+    reason = (
+        "with gamma=1 a value is the whole future reward; where episodes are truncated and bootstrapped from that "
+        "value, it has no fixed point and drifts without end"
+    )
+    if spec.truncates:
+        raise UserError(
+            f"gamma=1 on {spec.env_id or 'this environment'}, whose episodes are truncated: {reason}. "
+            "Use gamma < 1, or declare finite_horizon=True if the deadline is part of the task and the observation "
+            "tells the time"
+        )
+    warnings.warn(f"gamma=1: {reason}. This is fine only if every episode terminates by itself", stacklevel=3)
+
+
 def unused_settings(config: PPOSettings, spec: EnvSpec) -> list[str]:
-    """A line for each setting that was changed and has no effect, such as a `value_clip` without a clipped loss."""
-    lines = unused_lines(config, [*_of_loss(config, spec), *_of_model(config, spec)])
+    """Return a line for each changed setting that has no effect, such as an unused `value_clip`."""
+    lines = unused_lines(config, [*_loss_rules(config, spec), *_model_rules(config, spec)])
     for role, network in (("policy", config.model.policy), ("critic", config.model.critic)):
         if isinstance(network, NetworkConfig):
-            lines += unused_lines(config, _of_network(role, network, spec), f"model.{role}.")
+            lines += unused_lines(config, _network_rules(role, network, spec), f"model.{role}.")
     return lines
 
 
-def _of_loss(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
-    model, central, bound = config.model, config.central_value, config.bound_loss
-    networks = [model.policy, model.critic or model.policy]
-    plain = all(isinstance(network, NetworkConfig) and network.memory is None for network in networks)
-    rows = config.horizon * spec.num_envs // (1 if plain else config.sequence_length)
-    even = rows % config.num_minibatches == 0 and rows % (central or config).num_minibatches == 0
-    average, alone = config.objective == "average", central is not None and not central.actor_value
+def _loss_rules(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
+    central = config.central_value
+    bound = config.bound_loss
+    networks = (config.model.policy, config.model.critic or config.model.policy)
+    feed_forward = all(isinstance(network, NetworkConfig) and network.memory is None for network in networks)
+    sequences = config.horizon * spec.num_envs // (1 if feed_forward else config.sequence_length)
+    counts = (config.num_minibatches, (central or config).num_minibatches)
+    even = all(sequences % count == 0 for count in counts)
+    average = config.objective == "average"
     undiscounted = average and not config.reward.normalize
-    unclipped = central and (central.value_loss or config.value_loss) != "clipped"
+    central_unclipped = central and (central.value_loss or config.value_loss) != "clipped"
+    central_alone = central is not None and not central.actor_value
     return [
-        (plain, "sequence_length", "no network has memory"),
+        (feed_forward, "sequence_length", "no network is recurrent"),
         (not average, "average_step", "objective=discounted estimates no average"),
         (undiscounted, "gamma discount_per", "objective=average discounts nothing, and reward.normalize is off"),
         (spec.durations is False, "discount_per reward.time", "every step of this environment takes one unit of time"),
         (config.surrogate == "vanilla", "clip_ratio", "surrogate=vanilla has no ratio to clip"),
         (config.value_loss != "clipped", "value_clip", f"value_loss={config.value_loss} clips nothing"),
-        (unclipped, "central_value.value_clip", "its value_loss clips nothing"),
+        (central_unclipped, "central_value.value_clip", "its value_loss clips nothing"),
         *(
-            (alone and getattr(central, key) is not None, key, f"central_value.{key} takes its place")
+            (central_alone and getattr(central, key) is not None, key, f"central_value.{key} takes its place")
             for key in ("value_loss", "value_clip", "value_coef")
         ),
         (bound and bound.form == "regularisation", "bound_loss.limit", "form=regularisation pulls at every mean"),
         (config.advantage_normalization == "none", "advantage_std", "advantages are not standardised"),
-        (even, "uneven_minibatches", "the minibatches come out even"),
-        (spec.truncates is False, "bootstrap_truncated", "episodes of this environment are never cut off"),
+        (even, "uneven_minibatches", "the minibatches are even"),
+        (spec.truncates is False, "bootstrap_truncated", "episodes of this environment are never truncated"),
         (config.epochs == 1, "recompute_advantage", "with epochs=1 there is no later pass"),
         (central, "gradient_clipping", "with central_value each network has an optimizer, and so a norm, of its own"),
     ]
 
 
-def _of_model(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
-    model, action = config.model, spec.action
+def _model_rules(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
+    model = config.model
+    action = spec.action
     distribution = make_distribution(action, model.distribution, model.bounds)
-    name, clips = type(distribution).__name__, isinstance(distribution, DiagGaussian)
+    name = type(distribution).__name__
+    clips = isinstance(distribution, DiagGaussian)
     unbounded = isinstance(action, Continuous) and all(map(math.isinf, (*action.low, *action.high)))
-    has_std, form = isinstance(distribution, DiagGaussian | TanhGaussian), model.std.form
+    has_std = isinstance(distribution, DiagGaussian | TanhGaussian)
+    form = model.std.form
     return [
         (not model.normalize_value, "model.value_normalizer", "normalize_value is off"),
         (not clips, "model.bounds", f"{name} is always within the bounds"),
@@ -235,18 +276,20 @@ def _of_model(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
     ]
 
 
-def _of_network(role: str, network: NetworkConfig, spec: EnvSpec) -> list[Rule]:
+def _network_rules(role: str, network: NetworkConfig, spec: EnvSpec) -> list[Rule]:
     shapes = [group.shape for group in select_groups(network.obs_groups, spec.obs, role).values()]
     images = [shape for shape in shapes if len(shape) == 3]
     sequences = [shape for shape in shapes if len(shape) == 2]
     convolved = bool(images or (sequences and network.cnn.sequences))
-    only_images, kind, depth = len(images) == len(shapes), network.cnn.kind, len(network.hidden)
-    of_images = "cnn.kind cnn.layers cnn.depths cnn.features cnn.activation cnn.layout"
-    other = "cnn.layers" if kind == "impala" else "cnn.depths"
+    only_images = len(images) == len(shapes)
+    kind = network.cnn.kind
+    depth = len(network.hidden)
+    convolution_keys = "cnn.kind cnn.layers cnn.depths cnn.features cnn.activation cnn.layout"
+    other_kind_key = "cnn.layers" if kind == "impala" else "cnn.depths"
     return [
         (not sequences, "cnn.sequences", "it reads no groups of two axes"),
-        (not convolved, of_images, "it reads no images"),
-        (convolved, other, f"kind={kind} does not read it"),
+        (not convolved, convolution_keys, "it reads no images"),
+        (convolved, other_kind_key, f"kind={kind} does not read it"),
         (only_images, "normalize_obs", "images are not standardised"),
         (only_images or not network.normalize_obs, "normalizer", "nothing is standardised"),
         (depth < 2, "d2rl", "it has no second hidden layer"),
@@ -263,35 +306,33 @@ HEADLINES = (
         "clip fraction",
         "policy",
         "Clip fraction",
-        "rows whose ratio left the clip range",
+        "samples whose ratio left the clip range",
         percent=True,
         block="mean_clipped_ratio",
     ),
     Headline(
-        "policy/kl", "KL", "policy", "KL divergence", "how far an update moves the policy", line="KL", block="approx_kl"
+        "policy/kl", "KL", "policy", "KL divergence", "change of the policy by an update", line="KL", block="approx_kl"
     ),
-    Headline(
-        "policy/entropy", "entropy", "policy", "Entropy", "how much of the choice is left to chance", line="entropy"
-    ),
+    Headline("policy/entropy", "entropy", "policy", "Entropy", "randomness of the actions", line="entropy"),
     Headline("policy/std", "std", "policy", "Standard deviation", "of the actions, before any rescaling"),
     Headline("loss/policy", "policy loss", "learning", "Policy loss", "the surrogate, to be minimised"),
-    Headline("loss/value", "value loss", "learning", "Value loss", "error of the critic, in the units it learns in"),
+    Headline("loss/value", "value loss", "learning", "Value loss", "error of the critic, in normalised units"),
     Headline(
         "value/explained_variance",
         "explained var.",
         "learning",
         "Explained variance",
-        "1: the critic foresees all returns; 0: none; below: worse than their mean, cut off at -1",
+        "1: the critic predicts all returns; 0: none; below 0: worse than their mean; cut off at -1",
         floor=-1.0,
         line="explained variance",
     ),
     Headline("optim/learning_rate", "learning rate", "learning", "Learning rate", "step size of the optimiser"),
     Headline("optim/grad_norm", "gradient norm", "", "Gradient norm", "before clipping"),
     Headline("value/mean_absolute_error", "value error", "", "Error of values", "mean absolute, in units of returns"),
-    Headline("value/mean", "mean value", "", "Mean value", "the return that the critic expects"),
+    Headline("value/mean", "mean value", "", "Mean value", "return that the critic expects"),
 )
 
-DECLARED = Declared(
+PPO_REPORT = ReportSpec(
     headlines=HEADLINES,
     settings={"clip_range": "clip_ratio"},
     optimizer_steps="optim/minibatch_updates",

@@ -1,6 +1,13 @@
 """Proximal policy optimisation.
 
-T steps, N environments, L sequence length (1 without memory), S sequences, P distribution parameters.
+`PPO.update` is the algorithm: rewards, values and advantages of a rollout, then epochs of
+minibatches, then the running statistics. The parts: `canter.algorithms.ppo.rewards` transforms the
+reward, `canter.algorithms.ppo.advantages` computes values, advantages and returns,
+`canter.algorithms.phase` runs epochs and minibatches, and an engine acts and computes gradients;
+`canter.engines.autograd` defines the loss.
+
+T steps, N environments, L sequence length (1 for feed-forward networks), S sequences, P
+distribution parameters.
 """
 
 from __future__ import annotations
@@ -14,15 +21,25 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from canter.algorithms.base import Algorithm, Declared, RolloutPlan, algorithms, symmetries_of
+from canter.algorithms.base import Algorithm, ReportSpec, RolloutPlan, algorithms, symmetries_of
 from canter.algorithms.extension import Extensions
-from canter.algorithms.phase import Phase, check_batch, check_blocks, check_discount, check_norms
-from canter.algorithms.ppo.advantages import AveragedPolicy, Judge, Judgement
-from canter.algorithms.ppo.config import DECLARED, CentralValueConfig, PPOSettings, unused_settings
+from canter.algorithms.phase import Phase, check_batch, check_blocks
+from canter.algorithms.ppo.advantages import AdvantageEstimator, ValueTargets
+from canter.algorithms.ppo.config import (
+    PPO_REPORT,
+    CentralValueConfig,
+    PPOSettings,
+    check_discount,
+    check_norms,
+    unused_settings,
+)
+from canter.algorithms.ppo.policy_average import AveragedPolicy
 from canter.core import distributed
 from canter.core.data.rollout import Rollout, as_sequences
+from canter.core.declarations import Symmetry
+from canter.core.registry import UserError
 from canter.core.seeding import derive_seed
-from canter.core.specs import EnvSpec, Symmetry
+from canter.core.specs import EnvSpec
 from canter.core.struct import Metrics, Obs, State, tree_map
 from canter.engines.autograd import policy_terms
 from canter.engines.base import Coefs, Engine, PPOBatch, PPOLoss, PPORecord
@@ -40,25 +57,18 @@ class PPO(Algorithm[PPORecord]):
     streams = ("policy_rng", "shuffle_rng", "extensions_rng")
 
     def __init__(self, config: PPOSettings, spec: EnvSpec, seed: int) -> None:
-        self.config, self.spec, self.horizon = config, spec, config.horizon
+        self.config = config
+        self.spec = spec
+        self.horizon = config.horizon
         self.progress = torch.zeros((), device=spec.device)
+        self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
         self.shuffle_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
-        # Of their own, so that an extension which changes nothing leaves every bit as it is without.
+        # A separate stream, so that an extension which changes nothing leaves every bit as it is
+        # without it.
         self.extensions_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "extensions"))
-        with torch.random.fork_rng(devices=[spec.device] if spec.device.type == "cuda" else []):
-            torch.manual_seed(derive_seed(seed, "init"))
-            trunk_value = config.central_value is not None and config.central_value.actor_value
-            self.model: ActorCritic = config.model.build(spec, trunk_value=trunk_value)
-            if config.bonus_value is not None:
-                self.model.add_bonus_head(config.model)
-            self.model.to(spec.device)
-            with spec.device:  # where an extension makes its parameters, before it hands them to an optimiser
-                built = [extension.build(spec, self.model, self.extensions_rng) for extension in config.extensions]
-            self.extensions = Extensions(built, self.progress)
-        check_norms(self.model)
-        for tensor in (*self.model.state_dict().values(), *self.extensions.state_dict().values()):
-            distributed.broadcast_(tensor)
-        self.policy, self.distribution = self.model.policy, self.model.policy.distribution
+        self.model, self.extensions = self._build_networks(derive_seed(seed, "init"))
+        self.policy = self.model.policy
+        self.distribution = self.policy.distribution
         self.average = AveragedPolicy(self.policy, config.policy_average) if config.policy_average else None
         if self.average is not None:
             self.policy = self.average.policy
@@ -66,143 +76,176 @@ class PPO(Algorithm[PPORecord]):
         self.sequence_length = config.sequence_length if self.reads_reset else 1
         self.rewards = config.reward.build(spec, config.gamma, config.discount_per)
         self.objective = config.build_objective().to(spec.device)
-        self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
+        self.estimator = AdvantageEstimator(
+            self.model,
+            self.objective,
+            spec.num_envs,
+            self.sequence_length,
+            bootstrap=config.bootstrap_truncated,
+            bonus=config.bonus_value,
+        )
         self.coefs = Coefs(entropy=torch.tensor(config.entropy_coef.initial, device=spec.device))
         self.policy_kl = torch.zeros((), device=spec.device)
+        """KL of the last phase that measured one; adaptive learning rates of other phases follow
+        it."""
         self.stream = side_stream(spec.device)
-        self.losses, self.optimizers = self._build_losses(), self._build_optimizers()
-        bonus, bootstrap = config.bonus_value, config.bootstrap_truncated
-        self.judge = Judge(self.model, self.objective, spec.num_envs, self.sequence_length, bootstrap, bonus)
+        self.losses = self._build_losses()
+        self.optimizers = self._build_optimizers()
         self.use_engine("auto")
 
+    def _build_networks(self, seed: int) -> tuple[ActorCritic, Extensions]:
+        """Build networks and extensions with initial weights by `seed`, the same on all ranks."""
+        config = self.config
+        spec = self.spec
+        with torch.random.fork_rng(devices=[spec.device] if spec.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            trunk_value = config.central_value is not None and config.central_value.actor_value
+            model = config.model.build(spec, trunk_value=trunk_value)
+            if config.bonus_value is not None:
+                model.add_bonus_head(config.model)
+            model.to(spec.device)
+            with spec.device:  # where an extension makes its parameters, before it hands them to an optimiser
+                built = [extension.build(spec, model, self.extensions_rng) for extension in config.extensions]
+            extensions = Extensions(built, self.progress)
+        check_norms(model)
+        for tensor in (*model.state_dict().values(), *extensions.state_dict().values()):
+            distributed.broadcast_(tensor)
+        return model, extensions
+
     def _build_losses(self) -> dict[str, PPOLoss]:
-        """The loss of each phase: one for everything, or one for the policy and then one for the critic."""
+        """Build the loss of each phase: one for everything, or one each for policy and critic."""
         loss = self.config.build_loss(self.distribution, self.spec.device)
-        # A subclass may have changed the terms, which only the definition can follow.
-        own = None if type(self).policy_terms is PPO.policy_terms else self.policy_terms
-        both = replace(loss, policy_terms=own, augment=self.extensions.augments(), terms=self.extensions.terms())
+        # Only the autograd engine can follow the terms of a subclass.
+        overridden = type(self).policy_terms is not PPO.policy_terms
+        complete = replace(
+            loss,
+            policy_terms=self.policy_terms if overridden else None,
+            augment=self.extensions.augments(),
+            terms=self.extensions.terms(),
+        )
         central = self.config.central_value
         if central is None:
-            return {"policy": both}
-        policy = replace(both, trunk_value=True) if central.actor_value else replace(both, value_loss=None)
+            return {"policy": complete}
+        policy = replace(complete, trunk_value=True) if central.actor_value else replace(complete, value_loss=None)
         return {"policy": replace(policy, bonus_coef=None), "central_value": central.loss_of(loss)}
 
     def _build_optimizers(self) -> dict[str, Optimizer]:
-        """The optimiser of each phase."""
-        config, central = self.config, self.config.central_value
-        policy, critic = self.model.policy_parameters(), self.model.critic_parameters()
-        jointly, of_critic = config.gradient_clipping == "joint", config.critic_optimizer or config.optimizer
+        """Build the optimiser of each phase."""
+        config = self.config
+        central = config.central_value
+        policy = self.model.policy_parameters()
+        critic = self.model.critic_parameters()
+        jointly = config.gradient_clipping == "joint"
         if central is not None:
-            groups = {"policy": ParameterGroup(policy, config.optimizer)}
-            own = {"critic": ParameterGroup(critic, central.optimizer)}
-            return {"policy": Optimizer(groups, jointly), "central_value": Optimizer(own, clip_jointly=True)}
+            policy_group = {"policy": ParameterGroup(policy, config.optimizer)}
+            critic_group = {"critic": ParameterGroup(critic, central.optimizer)}
+            return {
+                "policy": Optimizer(policy_group, jointly),
+                "central_value": Optimizer(critic_group, clip_jointly=True),
+            }
         if jointly and config.critic_optimizer is None:
             groups = {"model": ParameterGroup(policy + critic, config.optimizer)}
         else:
-            groups = {"policy": ParameterGroup(policy, config.optimizer), "critic": ParameterGroup(critic, of_critic)}
+            groups = {
+                "policy": ParameterGroup(policy, config.optimizer),
+                "critic": ParameterGroup(critic, config.critic_optimizer or config.optimizer),
+            }
         return {"policy": Optimizer(groups, jointly)}
 
     def use_engine(self, name: EngineName) -> None:
-        """Compute by this engine from now on; raises ValueError where it cannot."""
+        """Compute with this engine from now on; raise ValueError if it cannot."""
         self.engines: dict[str, Choice] = {
             phase: choose(loss, self.model, self.optimizers[phase], name) for phase, loss in self.losses.items()
         }
         self.engine = self.engines["policy"].engine
-        self.judge.engine = self.engines.get("central_value", self.engines["policy"]).engine
-        phases = {"policy": self._phase(self.config, self.engine, "optim")}
+        self.estimator.engine = self.engines.get("central_value", self.engines["policy"]).engine
+        phases = {"policy": self._build_phase(self.config, self.engine, "optim")}
         phases["policy"].target_kl = self.config.target_kl or math.inf
         if self.config.central_value is not None:
-            phases["central_value"] = self._phase(self.config.central_value, self.judge.engine, "central_value")
+            phases["central_value"] = self._build_phase(
+                self.config.central_value, self.estimator.engine, "central_value"
+            )
         self.phases = self.extensions.add_phases(phases)
         for phase in self.phases.values():
-            if phase.num_envs == self.spec.num_envs:  # its rows are those of the environments
+            if phase.num_envs == self.spec.num_envs:  # its sequences are those of the environments
                 phase.blocks = self.config.shuffle_blocks
 
-    def _phase(self, passes: PPOSettings | CentralValueConfig, engine: Engine, name: str) -> Phase[Any]:
-        """So many epochs and minibatches, in the order that the settings say."""
-        config, count, num_envs = self.config, passes.num_minibatches, self.spec.num_envs
-        rows, even = check_blocks(config.shuffle_blocks, num_envs), config.uneven_minibatches == "refuse"
-        key = "" if passes is config else f"{name}."
-        check_batch(self.horizon, rows, count, self.sequence_length, key, even=even)
+    def _build_phase(self, passes: PPOSettings | CentralValueConfig, engine: Engine, name: str) -> Phase[Any]:
+        """Build an optimisation phase: epochs, minibatches and shuffling from the settings."""
+        config = self.config
+        block = check_blocks(config.shuffle_blocks, self.spec.num_envs)
+        check_batch(
+            self.horizon,
+            block,
+            passes.num_minibatches,
+            self.sequence_length,
+            key="" if passes is config else f"{name}.",
+            even=config.uneven_minibatches == "refuse",
+        )
         return Phase(
-            engine, passes.epochs, count, self.shuffle_rng, name=name, shuffle=config.shuffle, num_envs=num_envs
+            engine,
+            passes.epochs,
+            passes.num_minibatches,
+            self.shuffle_rng,
+            name=name,
+            shuffle=config.shuffle,
+            num_envs=self.spec.num_envs,
         )
 
     def empty_record(self) -> PPORecord:
-        """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
+        """Return a record `[N, ...]` of the right shapes and dtypes, as a template for buffers."""
         params = torch.zeros((self.spec.num_envs, self.distribution.param_dim), device=self.spec.device)
         return PPORecord(self.distribution.mode(params), params)
 
     def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, PPORecord, State]:
-        """Sample actions; the environment gets them within bounds, the record keeps them as drawn."""
+        """Sample actions: within bounds for the environment, as sampled for the record."""
         for_env, action, params, state = self.engine.act(obs, state, reset, self.policy_rng)
         return for_env, PPORecord(action, params), state
 
     def update(self, rollout: Rollout[PPORecord]) -> Metrics:
-        """Improve policy and critic on one rollout."""
-        config = self.config
-        config.entropy_coef.set_(self.coefs.entropy, self.progress)
+        """Improve policy and critic on one rollout and return the metrics."""
+        self.config.entropy_coef.set_(self.coefs.entropy, self.progress)
         rollout = self.with_rewards(rollout)
-        batch, judged = self.targets(rollout)
+        batch, targets = self.prepare_batch(rollout)
         with beside(self.stream) as join:
-            metrics = self.describe(rollout, judged)
+            metrics = self.rollout_metrics(rollout, targets)
         for phase in self.phases.values():
-            phase.optimizer.schedule_(self.progress)
-            if phase.draw is None:
-                refresh = partial(self.judge_again, rollout, batch) if config.recompute_advantage else None
-                metrics |= phase.run(batch, self.coefs, kl=self.policy_kl, refresh=refresh)
-            else:
-                metrics |= phase.run(phase.draw(rollout), kl=self.policy_kl)
-            self.policy_kl.copy_(metrics["policy/kl"])
-        # After the phases: the recorded distribution parameters belong to the statistics they were computed with, or
-        # the first ratio would not be 1 and the KL would be biased.
-        if config.obs_statistics == "update":
-            self.model.update_statistics(tree_map(lambda x: x[:-1], rollout.obs), rollout.valid)
-        self.judge.advance(judged)
-        self.objective.centre_(self.model.critic.head, judged.return_, rollout.valid)
-        if self.average is not None:
-            self.average.add_()
+            metrics |= self._run_phase(phase, rollout, batch)
+        self._update_statistics(rollout, targets)
         join(*metrics.values())
         return metrics
 
     @torch.no_grad()
     def with_rewards(self, rollout: Rollout[PPORecord]) -> Rollout[PPORecord]:
-        """The rollout with the rewards to learn from; call it once for each, because statistics move."""
+        """Update the reward statistics and return the rollout with the rewards to learn from."""
         rollout = self.extensions.reward(self.rewards(rollout))
         if (rollout.bonus is None) != (self.config.bonus_value is None):
-            raise ValueError("extensions give bonuses apart from the reward if, and only if, there is a bonus_value")
+            raise UserError("extensions give bonuses apart from the reward if, and only if, there is a bonus_value")
         return rollout
 
     @torch.no_grad()
-    def targets(self, rollout: Rollout[PPORecord]) -> tuple[PPOBatch, Judgement]:
-        """What to learn from a new rollout; moves the value statistics to include its returns."""
-        judged = self.judge(rollout, new=True)
-        # What belongs to a sequence comes once for each, the rest once for each of its rows.
+    def prepare_batch(self, rollout: Rollout[PPORecord]) -> tuple[PPOBatch, ValueTargets]:
+        """Update the value statistics with a new rollout; return its samples and value targets."""
+        values = self.estimator.values(rollout)
+        self.estimator.update(rollout, values)
+        targets = self.estimator.targets(rollout, values)
+        # Tensors [T, N, ...] become sequences of L steps; tensors [T / L, N, ...] have one row for
+        # each sequence.
         carried = tree_map(
             lambda x: as_sequences(x, self.sequence_length * len(x) // self.horizon), self.extensions.carry(rollout)
         )
-        return replace(self.batch(rollout, judged, new=True), carried=carried), judged
-
-    def judge_again(self, rollout: Rollout[PPORecord], batch: PPOBatch) -> PPOBatch:
-        """The rows of a rollout with the values, advantages and returns by the critic as it is now."""
-        return replace(batch, **self.judged_rows(rollout, self.judge(rollout)))
-
-    @torch.no_grad()
-    def describe(self, rollout: Rollout[PPORecord], judged: Judgement) -> Metrics:
-        """What can be said before learning from a rollout."""
-        described = {"value/mean": judged.value, "value/mean_absolute_error": (judged.value - judged.return_).abs()}
-        std = self.distribution.std(rollout.record.dist_params)
-        described |= {} if std is None else {"policy/std": std.mean(-1)}
-        means = moments(torch.stack(list(described.values()), -1), rollout.valid)[1].to(judged.value.dtype)
-        explained = explained_variance(judged.value, judged.return_, rollout.valid)
-        metrics = {"value/explained_variance": explained, **dict(zip(described, means.unbind(), strict=True))}
-        return metrics | self.objective.metrics()
+        normalized = self.model.critic.head.update_and_normalize(targets.value, targets.return_, rollout.valid)
+        if self.model.bonus_head is not None and targets.bonus_return is not None:
+            self.model.bonus_head.update_statistics(targets.bonus_return, rollout.valid)
+        return replace(self.batch(rollout, targets, normalized), carried=carried), targets
 
     @torch.no_grad()
-    def batch(self, rollout: Rollout[PPORecord], judged: Judgement, *, new: bool = False) -> PPOBatch:
-        """Rows for the loss; the value statistics move first to include those of a `new` rollout."""
+    def batch(
+        self, rollout: Rollout[PPORecord], targets: ValueTargets, normalized: tuple[Tensor, Tensor] | None = None
+    ) -> PPOBatch:
+        """Return the samples of a rollout as sequences; `normalized` as in `value_targets`."""
         record = rollout.record
-        rows = {
+        samples = {
             "obs": tree_map(lambda x: x[:-1], rollout.obs),
             "action": record.action,
             "log_prob": self.engine.log_prob(record.dist_params, record.action),
@@ -210,39 +253,92 @@ class PPO(Algorithm[PPORecord]):
             "valid": rollout.valid,
             "reset": rollout.reset[:-1],
         }
-        recorded = as_sequences(rows, self.sequence_length) | as_sequences({"policy_state": rollout.state}, length=1)
-        return PPOBatch(**recorded, **self.judged_rows(rollout, judged, new=new))
+        return PPOBatch(
+            **as_sequences(samples, self.sequence_length),
+            **as_sequences({"policy_state": rollout.state}, length=1),
+            **self.value_targets(rollout, targets, normalized),
+        )
 
     @torch.no_grad()
-    def judged_rows(self, rollout: Rollout[PPORecord], judged: Judgement, *, new: bool = False) -> dict[str, Any]:
-        """What the critic says of the rows; the value statistics move first to include those of a `new` rollout."""
-        head, bonus_head, advantage = self.model.critic.head, self.model.bonus_head, judged.advantage
-        if new:
-            value, return_ = head.absorb(judged.value, judged.return_, rollout.valid)
-        else:
-            value, return_ = head.normalizer(judged.value), head.normalizer(judged.return_)
+    def value_targets(
+        self, rollout: Rollout[PPORecord], targets: ValueTargets, normalized: tuple[Tensor, Tensor] | None = None
+    ) -> dict[str, Any]:
+        """Return the fields of `PPOBatch` that the critic determines, in normalised units.
+
+        `normalized` are value and return; None normalises them with the current statistics.
+        """
+        normalizer = self.model.critic.head.normalizer
+        if normalized is None:
+            normalized = normalizer(targets.value), normalizer(targets.return_)
+        value, return_ = normalized
+        advantage = targets.advantage
         if self.config.advantage_normalization == "rollout":
             advantage = normalize(advantage, rollout.valid, unbiased=self.config.advantage_std == "sample")
-        rows = {"value": value, "return_": return_, "advantage": advantage}
-        if bonus_head is not None and judged.bonus_return is not None:
-            if new:
-                bonus_head.update_statistics(judged.bonus_return, rollout.valid)
-            numbers = {"bonus_value": judged.bonus_value, "bonus_return": judged.bonus_return}
-            rows |= tree_map(bonus_head.normalizer, numbers)
-        return as_sequences(rows, self.sequence_length) | as_sequences({"critic_state": judged.state}, length=1)
+        samples = {"value": value, "return_": return_, "advantage": advantage}
+        if self.model.bonus_head is not None and targets.bonus_return is not None:
+            bonus = {"bonus_value": targets.bonus_value, "bonus_return": targets.bonus_return}
+            samples |= tree_map(self.model.bonus_head.normalizer, bonus)
+        states = as_sequences({"critic_state": targets.state}, length=1)
+        return as_sequences(samples, self.sequence_length) | states
+
+    def recompute_advantages(self, rollout: Rollout[PPORecord], batch: PPOBatch) -> PPOBatch:
+        """Return the samples with values, advantages and returns by the current critic."""
+        return replace(batch, **self.value_targets(rollout, self.estimator(rollout)))
+
+    @torch.no_grad()
+    def rollout_metrics(self, rollout: Rollout[PPORecord], targets: ValueTargets) -> Metrics:
+        """Return explained variance, mean value, value error and policy std of a rollout."""
+        samples = {
+            "value/mean": targets.value,
+            "value/mean_absolute_error": (targets.value - targets.return_).abs(),
+        }
+        std = self.distribution.std(rollout.record.dist_params)
+        if std is not None:
+            samples["policy/std"] = std.mean(-1)
+        _, means, _ = moments(torch.stack(list(samples.values()), -1), rollout.valid)
+        means = means.to(targets.value.dtype)
+        explained = explained_variance(targets.value, targets.return_, rollout.valid)
+        metrics = {"value/explained_variance": explained, **dict(zip(samples, means.unbind(), strict=True))}
+        return metrics | self.objective.metrics()
+
+    def _run_phase(self, phase: Phase[Any], rollout: Rollout[PPORecord], batch: PPOBatch) -> Metrics:
+        """Run a phase on the algorithm's samples or on those that it draws."""
+        phase.optimizer.schedule_(self.progress)
+        if phase.draw is not None:
+            result = phase.run(phase.draw(rollout), kl=self.policy_kl)
+        else:
+            refresh = partial(self.recompute_advantages, rollout, batch) if self.config.recompute_advantage else None
+            result = phase.run(batch, self.coefs, kl=self.policy_kl, refresh=refresh)
+        if result.kl is not None:
+            self.policy_kl.copy_(result.kl)
+        return result.metrics
+
+    def _update_statistics(self, rollout: Rollout[PPORecord], targets: ValueTargets) -> None:
+        """Update what must not change while a rollout is learned from."""
+        # The recorded distribution parameters belong to the observation statistics that they were
+        # computed with. Updated before the phases, the first ratio would not be 1 and the KL would
+        # be biased.
+        if self.config.obs_statistics == "update":
+            self.model.update_statistics(tree_map(lambda x: x[:-1], rollout.obs), rollout.valid)
+        self.estimator.advance(targets)
+        self.objective.centre_(self.model.critic.head, targets.return_, rollout.valid)
+        if self.average is not None:
+            self.average.add_()
 
     def policy_terms(self, batch: PPOBatch, params: Tensor) -> Metrics:
-        """The policy's terms of a minibatch, `[L, B]` each; a subclass may change them."""
+        """Return the policy's terms of a minibatch, `[L, B]` each; a subclass may change them."""
         return policy_terms(self.losses["policy"], self.distribution, batch, params)
 
     def set_progress(self, fraction: float | Tensor) -> None:
-        """Tell how much of the run is done, 0..1."""
+        """Set the completed fraction of the run, 0..1."""
         self.progress.fill_(fraction)
 
     def about(self) -> dict[str, Any]:
-        """Which engine computes each phase, and why others declined."""
-        words = {phase: choice.in_words() for phase, choice in self.engines.items()}
-        return {"engine": ", ".join(words.values() if len(words) == 1 else map(": ".join, words.items()))}
+        """Return the engine of each phase, and why faster ones were not chosen."""
+        choices = {phase: choice.summary() for phase, choice in self.engines.items()}
+        if len(choices) == 1:
+            return {"engine": choices["policy"]}
+        return {"engine": ", ".join(f"{phase}: {choice}" for phase, choice in choices.items())}
 
     @property
     def acting(self) -> Policy:
@@ -251,25 +347,27 @@ class PPO(Algorithm[PPORecord]):
 
     @property
     def critic(self) -> ValueFunction:
-        """What values are judged by, to be asked or saved."""
+        """The critic, to be evaluated or saved."""
         return ValueFunction(self.model.critic, self.policy.config, self.policy.spec)
 
     def artefacts(self) -> dict[str, Callable[..., None]]:
-        """The critic, usable alone, in a file at the end of a run."""
+        """Return the file of the critic, usable alone, to be written at the end of a run."""
         return {FINAL_CRITIC: self.critic.save}
 
-    def living(self) -> dict[str, Any]:
-        """Weights, statistics, memory, moments, learning rates and coefficients, where they live."""
-        living = {
+    def state_tensors(self) -> dict[str, Any]:
+        """Return the live weights, statistics, states, moments, rates and coefficients."""
+        tensors = {
             "model": dict(self.model.state_dict()),
             "rewards": dict(self.rewards.state_dict()),
             "objective": dict(self.objective.state_dict()),
             "extensions": dict(self.extensions.state_dict()),
-            "critic_state": self.judge.state,
-            "optimizers": {name: phase.optimizer.living() for name, phase in self.phases.items()},
+            "critic_state": self.estimator.state,
+            "optimizers": {name: phase.optimizer.state_tensors() for name, phase in self.phases.items()},
             "entropy_coef": self.coefs.entropy,
         }
-        return living if self.average is None else living | {"average": self.average.living()}
+        if self.average is not None:
+            tensors["average"] = self.average.state_tensors()
+        return tensors
 
 
 @algorithms.register("ppo")
@@ -277,16 +375,16 @@ class PPO(Algorithm[PPORecord]):
 class PPOConfig(PPOSettings):
     """Settings that build PPO; A2C is `surrogate="vanilla", epochs=1, num_minibatches=1`."""
 
-    declared: ClassVar[Declared] = DECLARED
+    report_spec: ClassVar[ReportSpec] = PPO_REPORT
 
     def build(self, spec: EnvSpec, seed: int) -> PPO:
-        """PPO for an environment, on the environment's device."""
+        """Return PPO for an environment, on the environment's device."""
         if self.objective == "discounted" and self.bootstrap_truncated:
             check_discount(self.gamma, spec)
         return PPO(self, spec, seed)
 
     def plan(self) -> RolloutPlan:
-        """How a rollout is cut up and how far returns look ahead; an average reward is not discounted."""
+        """Return how PPO uses a rollout; an average reward is not discounted."""
         return RolloutPlan(
             horizon=self.horizon,
             epochs=self.epochs,
@@ -296,9 +394,9 @@ class PPOConfig(PPOSettings):
         )
 
     def symmetries(self, spec: EnvSpec) -> tuple[Symmetry, ...]:
-        """Those that extensions rely on."""
+        """Return the symmetries that extensions rely on."""
         return tuple(symmetry for extension in self.extensions for symmetry in symmetries_of(extension, spec))
 
     def unused(self, spec: EnvSpec) -> list[str]:
-        """A line for each setting that was changed and has no part in this configuration."""
+        """Return a line for each changed setting that has no effect in this configuration."""
         return unused_settings(self, spec)

@@ -1,8 +1,7 @@
-"""Settings of SAC.
+"""Settings of SAC, the check that refuses environments it cannot learn, and how reports show SAC.
 
-What SAC cannot learn, refused before any work is lost, and settings that have no part in a configuration.
-
-What SAC tells about itself to consoles and reports.
+`SACSettings` are the settings; `SACConfig` in `canter.algorithms.sac.sac` adds what builds the
+algorithm.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from canter.algorithms.base import Declared, Headline, Rule, unused_lines
+from canter.algorithms.base import Headline, ReportSpec, Rule, unused_lines
 from canter.core.data.replay import ReplayConfig
 from canter.core.plain import check_range
+from canter.core.registry import UserError
 from canter.core.specs import Continuous, EnvSpec
 from canter.functional.losses import entropy_of_std
 from canter.nn.actor_critic import ModelConfig
@@ -30,28 +30,29 @@ def _adam() -> OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TemperatureConfig:
-    """What entropy is worth, in units of the reward."""
+    """Weight of the entropy, in units of the reward."""
 
     initial: float = 1.0
-    """At the start."""
+    """Initial value."""
     learned: bool = True
-    """Whether it moves so that the policy's entropy comes to a target; otherwise it stays."""
+    """Adjust the temperature so that the policy's entropy reaches a target; otherwise it is
+    constant."""
     target_entropy: float | None = None
-    """The target for actions in -1..1, over all components; null takes that of `target_std`, or else minus one per
-    component."""
+    """Target entropy of actions in -1..1, over all components; null takes that of `target_std`, or
+    else minus one per component."""
     target_std: float | None = None
-    """The target as a standard deviation of every component, for actions in -1..1."""
+    """Target entropy given as the standard deviation of every component, for actions in -1..1."""
     optimizer: OptimizerConfig = field(default_factory=_adam)
-    """Moves the logarithm of the temperature."""
+    """Optimiser of the logarithm of the temperature."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, and two targets."""
+        """Refuse values out of range, and two targets."""
         check_range(self, "must be above 0", "initial", "target_std")
         if self.target_entropy is not None and self.target_std is not None:
-            raise ValueError(f"target_std={self.target_std} and target_entropy={self.target_entropy}: give one of them")
+            raise UserError(f"target_std={self.target_std} and target_entropy={self.target_entropy}: give one of them")
 
     def target(self, action_dim: int) -> float:
-        """The entropy to come to."""
+        """Return the target entropy."""
         if self.target_std is not None:
             return entropy_of_std(self.target_std, action_dim)
         return -float(action_dim) if self.target_entropy is None else self.target_entropy
@@ -63,145 +64,147 @@ def _policy() -> NetworkConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SACSettings:
-    """Settings of SAC; as they stand, the plain one: two critics of 256 x 256 and nothing else."""
+    """Settings of SAC; the defaults are the plain algorithm with two critics of 256 x 256."""
 
     horizon: int = 4
-    """Steps in each environment between two rounds of updates."""
+    """Steps per rollout in each environment; updates follow each rollout."""
     updates_per_step: float = 1.0
-    """Updates of the critics for each step of all environments together; below 1 fewer. Times `horizon` it must be a
-    whole number."""
+    """Updates of the critics per vectorised step (one step of all environments). Times `horizon` it
+    must be a whole number."""
     batch_size: int = 256
-    """Transitions in an update."""
+    """Transitions per update."""
     warmup_steps: int = 5_000
-    """Transitions to collect, by random actions, before anything is learned."""
+    """Transitions to collect by random actions before the first update."""
     n_steps: int = 1
-    """Steps whose rewards are summed before a critic is asked."""
+    """Steps of the n-step return before bootstrapping."""
     gamma: float = 0.99
-    """Discount of a step."""
+    """Discount per step."""
     tau: float = 0.005
-    """Share of the critics that goes into their slow copies, which give the targets, in each update."""
+    """Step size of the target critics towards the critics in each update (Polyak averaging)."""
     pessimism: Literal["min", "mean"] = "min"
-    """Whether the lowest critic counts or the mean of all."""
+    """Take the lowest value of all critics, or their mean."""
     policy_delay: int = 1
-    """The policy and the temperature learn in every so many updates of the critics."""
+    """Updates of the critics per update of policy and temperature."""
     noise_repeat: int = 1
-    """The most steps for which an environment keeps the noise it explores with; how many is drawn anew each time, k
-    steps with a chance of k^-2. 1 draws it in each step."""
+    """Maximum number of steps for which an environment repeats its exploration noise, k steps with
+    probability ~ k^-2. 1 draws new noise in each step."""
     scale_rewards: bool = False
-    """Divide rewards, when they are drawn, by the running standard deviation of the discounted return, or more where
-    its largest amount would exceed `return_limit`."""
+    """Divide sampled rewards by the running standard deviation of the discounted return, or by more
+    if its largest amount would exceed `return_limit`."""
     return_limit: float = 5.0
-    """With `scale_rewards`: no discounted return seen so far is larger than this, once scaled."""
+    """With `scale_rewards`: upper limit of the scaled discounted returns so far."""
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
-    """What entropy is worth."""
+    """Weight of the entropy."""
     policy: AnyNetworkConfig = field(default_factory=_policy)
-    """The network that acts."""
+    """Network of the policy."""
     std: StdConfig = field(
         default_factory=lambda: StdConfig(kind="network", initial=1.0, minimum=math.exp(-5), maximum=math.exp(2))
     )
     """Standard deviation of the policy before squashing."""
     policy_gain: float = math.sqrt(2)
-    """Initial scale of the policy's last layer, as in PPO; sqrt(2) is torch's default under `init: default`."""
+    """Initial gain of the policy's last layer, as in PPO; sqrt(2) is torch's default with `init:
+    default`."""
     critic: CriticConfig = field(default_factory=CriticConfig)
-    """The critics."""
+    """Networks of the critics."""
     optimizer: OptimizerConfig = field(default_factory=_adam)
-    """Optimiser of the policy, and of the critics unless they have their own."""
+    """Optimiser of the policy, and of the critics unless `critic_optimizer` is set."""
     critic_optimizer: OptimizerConfig | None = None
     """Separate optimiser for the critics."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
-    """What is remembered."""
+    """Replay buffer."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
+        """Refuse values out of range, by name."""
         check_range(self, "must be at least 1", "horizon", "batch_size", "n_steps", "policy_delay", "noise_repeat")
         check_range(self, "must not be negative", "warmup_steps")
         check_range(self, "must lie in 0..1, without 1", "gamma")
         check_range(self, "must lie above 0 and up to 1", "tau")
         check_range(self, "must be above 0", "policy_gain", "return_limit")
         if self.warmup_steps > self.replay.capacity:
-            raise ValueError(
+            raise UserError(
                 f"warmup_steps={self.warmup_steps} never fit into replay.capacity={self.replay.capacity}: nothing "
-                "would be learned"
+                "would be learned; raise replay.capacity or lower warmup_steps"
             )
         updates = self.updates_per_step * self.horizon
         if updates < 1 or abs(updates - round(updates)) >= 1e-6:
-            raise ValueError(
+            raise UserError(
                 f"updates_per_step={self.updates_per_step} times horizon={self.horizon} is {updates:g} updates, which "
                 f"must be a whole number of at least 1; use updates_per_step={max(1, round(updates)) / self.horizon:g},"
                 " or another horizon"
             )
         for name in ("optimizer", "critic_optimizer"):
             if isinstance(getattr(getattr(self, name), "learning_rate", None), AdaptiveKL):
-                raise ValueError(f"{name}.learning_rate: adaptive_kl follows updates of PPO; use a number or linear")
+                raise UserError(f"{name}.learning_rate: adaptive_kl follows updates of PPO; use a number or linear")
         if getattr(self.policy, "memory", None) is not None:
-            raise ValueError("policy.memory: sac learns from single transitions, so its policy has no memory; use ppo")
+            raise UserError("policy.memory: sac learns from single transitions, so its policy has no memory; use ppo")
 
     @property
     def updates(self) -> int:
-        """Updates of the critics after each rollout."""
+        """Number of updates of the critics after each rollout."""
         return round(self.updates_per_step * self.horizon)
 
     def model(self) -> ModelConfig:
-        """The policy as its file describes it."""
+        """Return the description of the policy for its file."""
         return ModelConfig(policy=self.policy, distribution="tanh_gaussian", std=self.std, policy_gain=self.policy_gain)
 
 
 def check_spec(config: SACSettings, spec: EnvSpec) -> None:
-    """Refuse actions that a squashed Gaussian cannot give, and a ring shorter than a rollout."""
+    """Refuse actions that a squashed Gaussian cannot produce, and too small a replay buffer."""
     what = spec.env_id or "this environment"
     if not isinstance(spec.action, Continuous):
-        raise ValueError(f"sac needs continuous actions, and those of {what} are {spec.action}; use --algorithm ppo")
+        raise UserError(f"sac needs continuous actions, and those of {what} are {spec.action}; use --algorithm ppo")
     if not spec.action.bounded:
         bounds = zip(spec.action.low, spec.action.high, strict=True)
         index, (low, high) = next((i, pair) for i, pair in enumerate(bounds) if not all(map(math.isfinite, pair)))
-        raise ValueError(
+        raise UserError(
             f"sac squashes its actions into the bounds of the environment, and component {index} of {what} has "
             f"low={low}, high={high}: bound the action space to the range that the task needs (gymnasium.wrappers."
             "RescaleAction and a finite Box, or the limits of the joints), or use --algorithm ppo"
         )
     if config.horizon * spec.num_envs > config.replay.capacity:
-        raise ValueError(
+        raise UserError(
             f"replay.capacity={config.replay.capacity} is less than a rollout, horizon * num_envs = "
             f"{config.horizon * spec.num_envs}"
         )
 
 
 def unused_settings(config: SACSettings, spec: EnvSpec) -> list[str]:
-    """A line for each setting that was changed and has no effect."""
-    critic, policy = config.critic, config.policy
-    of_target = "temperature.target_entropy temperature.target_std temperature.optimizer"
-    blind = all(len(group.shape) != 3 for group in spec.obs.values())
+    """Return a line for each changed setting that has no effect."""
+    critic = config.critic
+    policy = config.policy
+    target_keys = "temperature.target_entropy temperature.target_std temperature.optimizer"
+    no_images = all(len(group.shape) != 3 for group in spec.obs.values())
     rules: list[Rule] = [
         (not config.scale_rewards, "return_limit", "scale_rewards is off"),
         (critic.atoms == 1, "critic.support", "with critic.atoms=1 a critic predicts a mean, not a distribution"),
         (critic.members == 1, "pessimism", "there is one critic"),
         (critic.blocks == 0, "critic.expansion", "there are no residual blocks"),
-        (not config.temperature.learned, of_target, "temperature.learned is off"),
+        (not config.temperature.learned, target_keys, "temperature.learned is off"),
         (getattr(policy, "normalize_obs", None) is False, "policy.normalizer", "nothing is standardised"),
         (not critic.normalize_obs, "critic.normalizer", "nothing is standardised"),
-        (blind, "critic.cnn", "it reads no images"),
-        (blind and isinstance(policy, NetworkConfig), "policy.cnn", "it reads no images"),
+        (no_images, "critic.cnn", "it reads no images"),
+        (no_images and isinstance(policy, NetworkConfig), "policy.cnn", "it reads no images"),
     ]
     return unused_lines(config, rules)
 
 
-DECLARED = Declared(
+SAC_REPORT = ReportSpec(
     headlines=(
         Headline("policy/entropy", "entropy", "policy", "Entropy", "of actions in -1..1", line="entropy"),
-        Headline("policy/temperature", "temperature", "policy", "Temperature", "what entropy is worth", line="alpha"),
+        Headline("policy/temperature", "temperature", "policy", "Temperature", "weight of the entropy", line="alpha"),
         Headline("policy/std", "std", "policy", "Standard deviation", "of the actions, before squashing"),
         Headline("loss/policy", "policy loss", "learning", "Policy loss", "temperature x log-probability - value"),
         Headline("loss/critic", "critic loss", "learning", "Critic loss", "error of the critics", line="critic loss"),
-        Headline("value/mean", "mean value", "learning", "Mean value", "the return that the critics expect", line="Q"),
+        Headline("value/mean", "mean value", "learning", "Mean value", "return that the critics expect", line="Q"),
         Headline("value/target_std", "target std", "", "Spread of the targets", "of the critics, in one batch"),
-        Headline("reward/unit", "reward unit", "", "Unit of rewards", "what rewards are divided by"),
+        Headline("reward/unit", "reward unit", "", "Unit of rewards", "divisor of the rewards"),
         Headline("optim/learning_rate", "learning rate", "learning", "Learning rate", "step size of the optimisers"),
-        Headline("replay/rows", "remembered", "", "Transitions remembered", "that may be drawn"),
+        Headline("replay/rows", "replay", "", "Transitions in the replay buffer", "that may be sampled"),
     ),
     settings={"batch_size": "batch_size"},
     optimizer_steps="optim/minibatch_updates",
     counters={
         "optim/nonfinite_steps": "Steps skipped for NaN or infinity",
-        "replay/lost": "Share of drawn rows whose last observation was given up",
+        "replay/lost": "Share of samples left out for a lost final observation",
     },
 )

@@ -1,14 +1,6 @@
-"""The noise that a policy explores with.
+"""Soft actor-critic, from the plain algorithm with two critics to large fleets of environments.
 
-N environments, A action components.
-
-The unit of rewards: known from all that were seen, applied to those that are drawn.
-
-T steps, N environments.
-
-Soft actor-critic, from two plain critics to a fleet's recipe.
-
-T steps, N environments, A action components, B rows in an update, E critics, K atoms.
+T steps, N environments, A action components, B samples in an update.
 """
 
 from __future__ import annotations
@@ -20,30 +12,228 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
-from canter.algorithms.base import Algorithm, Declared, RolloutPlan, algorithms
-from canter.algorithms.sac.config import DECLARED, SACSettings, check_spec, unused_settings
-from canter.algorithms.sac.learner import Learner
+from canter.algorithms.base import Algorithm, ReportSpec, RolloutPlan, algorithms
+from canter.algorithms.sac.config import SAC_REPORT, SACSettings, check_spec, unused_settings
+from canter.algorithms.sac.learner import SACLearner
 from canter.core import distributed
 from canter.core.data.rollout import Rollout
-from canter.core.seeding import derive_seed, draw_rows
+from canter.core.seeding import derive_seed, draw_for_rank
 from canter.core.specs import Continuous, EnvSpec
 from canter.core.struct import Metrics, Obs, State, TensorStruct, tree_map
-from canter.engines.choose import EngineName, choose_soft
+from canter.engines.choose import EngineName, choose
 from canter.engines.triton.kernels import load_kernels
 from canter.functional.returns import discounted_return
 from canter.nn.normalizer import Normalizer
 
+logger = logging.getLogger(__name__)
 
-class FreshNoise(nn.Module):
-    """New noise in every step."""
+TICK_TRANSITIONS = 1_000
+TICK_STEPS = 64
+"""An iteration of SAC is short: a row of the log covers at least so many transitions, and so many
+vectorised steps."""
+
+
+@dataclass
+class SACRecord(TensorStruct):
+    """Record of a step."""
+
+    action: Tensor
+    """`[N, A]` in -1..1."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Decisions of the host about an iteration; each stage has CUDA graphs of its own."""
+
+    random: bool
+    """Act uniformly at random."""
+    learns: bool
+    """Update after the rollout."""
+    turn: int
+    """Updates since the policy was last updated."""
+
+
+class SAC(Algorithm[SACRecord]):
+    """Acts by a squashed Gaussian, stores transitions and learns from samples of them."""
+
+    variable_size_keys = ("replay",)
+    reads_reset = False
+    streams = ("policy_rng", "replay_rng")
+
+    def __init__(self, config: SACSettings, spec: EnvSpec, seed: int) -> None:
+        check_spec(config, spec)
+        assert isinstance(spec.action, Continuous)
+        if spec.device.type == "cuda":
+            load_kernels()
+        self.config = config
+        self.spec = spec
+        self.horizon = config.horizon
+        dim = spec.action.dim
+        with torch.random.fork_rng(devices=[spec.device] if spec.device.type == "cuda" else []):
+            torch.manual_seed(derive_seed(seed, "init"))
+            self.policy = config.model().build_policy(spec)
+            self.policy.actor.to(spec.device)
+            critics = config.critic.build(spec, dim).to(spec.device)
+        for tensor in (*self.policy.actor.state_dict().values(), *critics.state_dict().values()):
+            distributed.broadcast_(tensor)
+        self.learner = SACLearner(config, self.policy.actor, critics, dim)
+        self.use_engine("auto")
+        self.replay = config.replay.build(spec, dim)
+        noise = RepeatedNoise(config.noise_repeat, spec.num_envs, dim) if config.noise_repeat > 1 else WhiteNoise()
+        scale = ReturnScale(config.gamma, config.return_limit, spec.num_envs) if config.scale_rewards else nn.Identity()
+        self.noise = noise.to(spec.device)
+        self.rewards = scale.to(spec.device)
+        self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
+        self.replay_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
+        self.progress = torch.zeros((), device=spec.device)
+        self.like = torch.zeros((spec.num_envs, dim), device=spec.device)
+        """Template of the actions, for noise."""
+        self.rollouts = 0
+        """Rollouts so far; the host counts these three."""
+        self.refilled = 0
+        """Rollouts in the replay buffer, which a checkpoint may have left out."""
+        self.updates = 0
+        """Updates of the critics so far."""
+        self.stage = Stage(random=True, learns=False, turn=0)
+        steps = max(TICK_TRANSITIONS / spec.num_envs, TICK_STEPS)
+        self.iterations_per_tick = max(1, round(steps / self.horizon))
+
+    def use_engine(self, name: EngineName) -> None:
+        """Compute gradients with this engine from now on; raise ValueError if it cannot."""
+        learner = self.learner
+        choice = choose(learner.loss(), learner.networks(self.spec), learner.optimizers, name)
+        learner.engine = choice.engine
+        self.engine = choice.summary()
+        self.multithreaded_update = self.learner.engine is not None
+
+    def empty_record(self) -> SACRecord:
+        """Return a record `[N, ...]` of the right shapes and dtypes, as a template for buffers."""
+        return SACRecord(torch.zeros_like(self.like))
+
+    def begin_iteration(self) -> None:
+        """Decide how the coming rollout acts and whether updates follow it."""
+        config = self.config
+        transitions = self.horizon * self.spec.num_envs * distributed.world_size()
+        random = self.rollouts * transitions < config.warmup_steps
+        self.rollouts += 1
+        self.refilled += 1
+        learns = self.refilled * transitions >= max(config.warmup_steps, 1)
+        self.stage = Stage(random, learns, turn=self.updates % config.policy_delay)
+        self.updates += config.updates if learns else 0
+
+    def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, SACRecord, State]:
+        """Sample actions; during the warm-up all are equally likely."""
+        if self.stage.random:
+            share = draw_for_rank(torch.rand, self.like.shape, generator=self.policy_rng, device=self.spec.device)
+            raw = torch.atanh((2.0 * share - 1.0).clamp(-0.999999, 0.999999))
+        elif self.learner.engine is not None:
+            raw = self.learner.engine.act(obs, self.noise(self.like, self.policy_rng))
+        else:
+            params, state = self.policy.params(obs, state)
+            mean, log_std = params.chunk(2, -1)
+            raw = torch.addcmul(mean, log_std.exp(), self.noise(mean, self.policy_rng))
+        return self.policy.distribution.to_env(raw), SACRecord(torch.tanh(raw)), state
+
+    def update(self, rollout: Rollout[SACRecord]) -> Metrics:
+        """Store a rollout, learn from samples of the replay buffer and return the metrics."""
+        self.replay.write(rollout, rollout.record.action)
+        self._update_statistics(rollout)
+        metrics = {"replay/rows": self.replay.count}
+        if not self.stage.learns:
+            return metrics
+        return metrics | self._learn()
+
+    def _update_statistics(self, rollout: Rollout[SACRecord]) -> None:
+        """Update the statistics with new transitions, once, however often they will be sampled."""
+        obs = tree_map(lambda x: x[:-1], rollout.obs)
+        if isinstance(self.rewards, ReturnScale):
+            self.rewards.update(rollout)
+        self.learner.actor.network.update_statistics(obs, rollout.valid)
+        self.learner.critics.encoder.update_statistics(obs, rollout.valid)
+
+    def _learn(self) -> Metrics:
+        """Sample transitions for all updates of an iteration at once, and learn from them."""
+        config = self.config
+        self.learner.schedule_(self.progress)
+        samples = self.replay.sample(config.updates * config.batch_size, config.n_steps, config.gamma, self.replay_rng)
+        samples = replace(samples, reward=self.rewards(samples.reward))
+        shape = (config.updates, 2, config.batch_size, self.like.shape[-1])
+        noise = torch.randn(shape, generator=self.replay_rng, device=self.spec.device)
+        for number in range(config.updates):
+            self.learner.update(
+                samples[number * config.batch_size : (number + 1) * config.batch_size],
+                noise[number],
+                learn_policy=(self.stage.turn + number + 1) % config.policy_delay == 0,
+                log_critics=number + 1 == config.updates,
+                log_policy=number + config.policy_delay >= config.updates,
+            )
+        metrics = {
+            "replay/lost": 1.0 - samples.valid.float().mean(),
+            "optim/minibatch_updates": torch.full((), float(config.updates), device=self.spec.device),
+        }
+        if isinstance(self.rewards, ReturnScale):
+            metrics["reward/unit"] = 1.0 / self.rewards(torch.ones_like(self.progress))
+        copies = torch.stack(list(self.learner.metrics.values())).unbind()  # by one call
+        return metrics | dict(zip(self.learner.metrics, copies, strict=True))
+
+    def set_progress(self, fraction: float | Tensor) -> None:
+        """Set the completed fraction of the run, 0..1."""
+        self.progress.fill_(fraction)
+
+    def about(self) -> dict[str, Any]:
+        """Return the engine, and the size of the replay buffer and whether checkpoints hold it."""
+        size = self.config.replay.nbytes(self.spec, self.policy.distribution.param_dim // 2)
+        saved = "saved in checkpoints" if self.config.replay.save else "left out of checkpoints (replay.save=false)"
+        transitions = (self.replay.slots - 1) * self.spec.num_envs
+        replay = f"{transitions:,} transitions, {size / 1e6:,.0f} MB on {self.spec.device}, {saved}"
+        return {"engine": self.engine, "replay": replay}
+
+    def state_tensors(self) -> dict[str, Any]:
+        """Return the live weights, moments, statistics and metrics.
+
+        The replay buffer needs no rollback: it changes only once a rollout is complete.
+        """
+        modules = self.learner.modules() | {"noise": self.noise, "rewards": self.rewards}
+        return {
+            "modules": {name: dict(module.state_dict()) for name, module in modules.items()},
+            "optimizers": {name: optimizer.state_tensors() for name, optimizer in self.learner.optimizers.items()},
+            "metrics": self.learner.metrics,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of `state_tensors`, random states and counters.
+
+        The replay buffer is included if `replay.save` is set.
+        """
+        counters = {"rollouts": self.rollouts, "refilled": self.refilled, "updates": self.updates}
+        return super().state_dict() | {"counters": counters, "replay": self.replay.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a saved state into the live tensors; they keep their addresses."""
+        super().load_state_dict(state)
+        self.rollouts = state["counters"]["rollouts"]
+        self.refilled = state["counters"]["refilled"]
+        self.updates = state["counters"]["updates"]
+        self.replay.load_state_dict(state["replay"])
+        if self.refilled and not state["replay"]["tables"]:
+            self.refilled = 0
+            needed = max(self.config.warmup_steps, 1)
+            logger.warning(
+                f"the checkpoint holds no replay buffer (replay.save=false): the policy collects {needed} transitions "
+                "before learning goes on"
+            )
+
+
+class WhiteNoise(nn.Module):
+    """Exploration noise that is new in every step."""
 
     def forward(self, like: Tensor, generator: Generator) -> Tensor:
-        """Standard normal, of the shape of `like` `[N, A]`."""
-        return draw_rows(torch.randn, like.shape, generator=generator, device=like.device, dtype=like.dtype)
+        """Return standard normal noise of the shape of `like` `[N, A]`."""
+        return draw_for_rank(torch.randn, like.shape, generator=generator, device=like.device, dtype=like.dtype)
 
 
-class KeptNoise(nn.Module):
-    """Each environment keeps its noise for a random number of steps, k of them with a chance of k^-2 up to `most`.
+class RepeatedNoise(nn.Module):
+    """Exploration noise that each environment keeps for k <= `most` steps with probability ~ k^-2.
 
     Noise that lasts moves a robot; noise that changes in every step shakes it.
     """
@@ -56,9 +246,9 @@ class KeptNoise(nn.Module):
         self.left = nn.Buffer(torch.zeros(num_envs, dtype=torch.int64))
 
     def forward(self, like: Tensor, generator: Generator) -> Tensor:
-        """The noise of this step; overwritten by the next."""
-        fresh = draw_rows(torch.randn, like.shape, generator=generator, device=like.device, dtype=like.dtype)
-        share = draw_rows(torch.rand, (len(like),), generator=generator, device=like.device)
+        """Return the noise of this step; the next step overwrites it."""
+        fresh = draw_for_rank(torch.randn, like.shape, generator=generator, device=like.device, dtype=like.dtype)
+        share = draw_for_rank(torch.rand, (len(like),), generator=generator, device=like.device)
         steps = (torch.searchsorted(self.chance, share) + 1).clamp(max=len(self.chance))
         renew = self.left <= 0
         self.left.copy_(torch.where(renew, steps, self.left) - 1)
@@ -67,21 +257,22 @@ class KeptNoise(nn.Module):
 
 
 class ReturnScale(nn.Module):
-    """Divides by the standard deviation of discounted returns, or by their largest amount over `limit` if that is more.
+    """Divides by the std of discounted returns or their largest amount over `limit`, if greater.
 
-    Rewards are stored as they came, so old ones follow what is known of the returns now.
+    Rewards are stored unscaled, so that old ones are scaled by the current statistics.
     """
 
     def __init__(self, gamma: float, limit: float, num_envs: int) -> None:
         super().__init__()
-        self.gamma, self.limit = gamma, limit
+        self.gamma = gamma
+        self.limit = limit
         self.statistics = Normalizer()
         self.running = nn.Buffer(torch.zeros(num_envs, dtype=torch.float64))
         self.largest = nn.Buffer(torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
     def update(self, rollout: Rollout[Any]) -> None:
-        """Take note of a rollout, once."""
+        """Update the statistics with a rollout, once."""
         reward = rollout.reward.double()
         returns, after = discounted_return(reward, rollout.done, rollout.valid, self.running, self.gamma)
         self.running.copy_(torch.where(torch.isfinite(after), after, 0.0))
@@ -90,184 +281,23 @@ class ReturnScale(nn.Module):
         self.largest.copy_(torch.maximum(self.largest, distributed.max_(amount)))
 
     def forward(self, reward: Tensor) -> Tensor:
-        """In the unit of the returns seen so far."""
+        """Return the rewards in the unit of the returns so far."""
         return reward / torch.maximum(self.statistics.scale, (self.largest / self.limit).float())
-
-
-logger = logging.getLogger(__name__)
-
-ROW_STEPS, ROW_ROUNDS = 1_000, 64
-"""A row of the log is due after so many transitions, but no sooner than after so many steps of all environments."""
-
-
-@dataclass
-class SACRecord(TensorStruct):
-    """What is remembered of a step."""
-
-    action: Tensor
-    """`[N, A]` in -1..1."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What an iteration does that the host decides; each has CUDA graphs of its own."""
-
-    random: bool
-    """Act by chance."""
-    learns: bool
-    """Update after the rollout."""
-    turn: int
-    """Updates since the policy last learned."""
-
-
-class SAC(Algorithm[SACRecord]):
-    """Acts by a squashed Gaussian, remembers, and learns from what it draws."""
-
-    grows = ("replay",)
-    reads_reset = False
-    streams = ("policy_rng", "replay_rng")
-
-    def __init__(self, config: SACSettings, spec: EnvSpec, seed: int) -> None:
-        check_spec(config, spec)
-        assert isinstance(spec.action, Continuous)
-        if spec.device.type == "cuda":
-            load_kernels()
-        self.config, self.spec, self.horizon, dim = config, spec, config.horizon, spec.action.dim
-        with torch.random.fork_rng(devices=[spec.device] if spec.device.type == "cuda" else []):
-            torch.manual_seed(derive_seed(seed, "init"))
-            self.policy = config.model().build_policy(spec)
-            self.policy.actor.to(spec.device)
-            critics = config.critic.build(spec, dim).to(spec.device)
-        for tensor in (*self.policy.actor.state_dict().values(), *critics.state_dict().values()):
-            distributed.broadcast_(tensor)
-        self.learner = Learner(config, self.policy.actor, critics, dim)
-        self.use_engine("auto")
-        self.replay = config.replay.build(spec, dim)
-        noise = KeptNoise(config.noise_repeat, spec.num_envs, dim) if config.noise_repeat > 1 else FreshNoise()
-        scale = ReturnScale(config.gamma, config.return_limit, spec.num_envs) if config.scale_rewards else nn.Identity()
-        self.noise, self.rewards = noise.to(spec.device), scale.to(spec.device)
-        self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
-        self.replay_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
-        self.progress = torch.zeros((), device=spec.device)
-        self.like = torch.zeros((spec.num_envs, dim), device=spec.device)
-        """The shape of actions, for noise."""
-        self.rollouts, self.refilled, self.updates = 0, 0, 0
-        """Rollouts so far, those whose rows the ring was given, and updates so far; counted by the host."""
-        self.stage = Stage(random=True, learns=False, turn=0)
-        self.pace = max(1, round(max(ROW_STEPS / spec.num_envs, ROW_ROUNDS) / self.horizon))
-
-    def use_engine(self, name: EngineName) -> None:
-        """Compute gradients by this engine from now on; raises ValueError where it cannot."""
-        self.learner.engine, self.engine = choose_soft(self.learner.described(self.spec), name)
-        self.shares_rows = self.learner.engine is not None
-
-    def empty_record(self) -> SACRecord:
-        """A record `[N, ...]` of the right shapes and dtypes, to allocate buffers by."""
-        return SACRecord(torch.zeros_like(self.like))
-
-    def begin_iteration(self) -> None:
-        """Decide what the coming rollout and its updates are."""
-        config, rows = self.config, self.horizon * self.spec.num_envs * distributed.world_size()
-        random = self.rollouts * rows < config.warmup_steps
-        self.rollouts, self.refilled = self.rollouts + 1, self.refilled + 1
-        learns = self.refilled * rows >= max(config.warmup_steps, 1)
-        self.stage = Stage(random, learns, turn=self.updates % config.policy_delay)
-        self.updates += config.updates if learns else 0
-
-    def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, SACRecord, State]:
-        """Sample actions; during the warm-up all are equally likely."""
-        if self.stage.random:
-            share = draw_rows(torch.rand, self.like.shape, generator=self.policy_rng, device=self.spec.device)
-            raw = torch.atanh((2.0 * share - 1.0).clamp(-0.999999, 0.999999))
-        elif self.learner.engine is not None:
-            raw = self.learner.engine.act(obs, self.noise(self.like, self.policy_rng))
-        else:
-            params, state = self.policy.params(obs, state)
-            mean, log_std = params.chunk(2, -1)
-            raw = torch.addcmul(mean, log_std.exp(), self.noise(mean, self.policy_rng))
-        return self.policy.distribution.to_env(raw), SACRecord(torch.tanh(raw)), state
-
-    def update(self, rollout: Rollout[SACRecord]) -> Metrics:
-        """Remember a rollout and learn from what is drawn."""
-        config, seen = self.config, tree_map(lambda x: x[:-1], rollout.obs)
-        self.replay.write(rollout, rollout.record.action)
-        if isinstance(self.rewards, ReturnScale):
-            self.rewards.update(rollout)
-        # Moved by new rows, once: what is drawn again and again must not count again and again.
-        self.learner.actor.network.update_statistics(seen, rollout.valid)
-        self.learner.critics.encoder.update_statistics(seen, rollout.valid)
-        metrics = {"replay/rows": self.replay.count}
-        if not self.stage.learns:
-            return metrics
-        self.learner.schedule_(self.progress)
-        drawn = self.replay.sample(config.updates * config.batch_size, config.n_steps, config.gamma, self.replay_rng)
-        drawn = replace(drawn, reward=self.rewards(drawn.reward))
-        shape = (config.updates, 2, config.batch_size, rollout.record.action.shape[-1])
-        noise = torch.randn(shape, generator=self.replay_rng, device=self.spec.device)
-        for number in range(config.updates):
-            batch = drawn[number * config.batch_size : (number + 1) * config.batch_size]
-            learn_policy = (self.stage.turn + number + 1) % config.policy_delay == 0
-            last = number + 1 == config.updates, number + config.policy_delay >= config.updates
-            self.learner.update(batch, noise[number], learn_policy, last)
-        updates = torch.full((), float(config.updates), device=self.spec.device)
-        metrics |= {"replay/lost": 1.0 - drawn.valid.float().mean(), "optim/minibatch_updates": updates}
-        if isinstance(self.rewards, ReturnScale):
-            metrics["reward/unit"] = 1.0 / self.rewards(torch.ones_like(self.progress))
-        told = torch.stack(list(self.learner.metrics.values())).unbind()  # copies, by one call
-        return metrics | dict(zip(self.learner.metrics, told, strict=True))
-
-    def set_progress(self, fraction: float | Tensor) -> None:
-        """Tell how much of the run is done, 0..1."""
-        self.progress.fill_(fraction)
-
-    def about(self) -> dict[str, Any]:
-        """What computes the gradients, how large the memory is, and whether checkpoints hold it."""
-        config, size = self.config.replay, self.config.replay.nbytes(self.spec, self.policy.distribution.param_dim // 2)
-        saved = "saved in checkpoints" if config.save else "left out of checkpoints (replay.save=false)"
-        rows = (self.replay.slots - 1) * self.spec.num_envs
-        replay = f"{rows:,} transitions, {size / 1e6:,.0f} MB on {self.spec.device}, {saved}"
-        return {"engine": self.engine, "replay": replay}
-
-    def living(self) -> dict[str, Any]:
-        """Weights, moments, statistics and metrics, where they live; the ring only changes once a rollout is done."""
-        modules = self.learner.modules() | {"noise": self.noise, "rewards": self.rewards}
-        return {
-            "modules": {name: dict(module.state_dict()) for name, module in modules.items()},
-            "optimizers": {name: optimizer.living() for name, optimizer in self.learner.optimizers.items()},
-            "metrics": self.learner.metrics,
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Copies of all of them, counters, random states, and the ring unless it is left out."""
-        counters = {"rollouts": self.rollouts, "refilled": self.refilled, "updates": self.updates}
-        return super().state_dict() | {"counters": counters, "replay": self.replay.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state; tensors keep their addresses."""
-        super().load_state_dict(state)
-        self.rollouts, self.refilled, self.updates = (state["counters"][n] for n in ("rollouts", "refilled", "updates"))
-        self.replay.load_state_dict(state["replay"])
-        if self.refilled and not state["replay"]["tables"]:
-            self.refilled, needed = 0, max(self.config.warmup_steps, 1)
-            logger.warning(
-                f"the checkpoint holds no remembered transitions (replay.save=false): {needed} are collected, by the "
-                "policy, before learning goes on"
-            )
 
 
 @algorithms.register("sac")
 @dataclass(frozen=True, kw_only=True)
 class SACConfig(SACSettings):
-    """Settings that build SAC; as they stand, the plain one: two critics of 256 x 256 and nothing else."""
+    """Settings that build SAC; the defaults are the plain one with two critics of 256 x 256."""
 
-    declared: ClassVar[Declared] = DECLARED
+    report_spec: ClassVar[ReportSpec] = SAC_REPORT
 
     def build(self, spec: EnvSpec, seed: int) -> SAC:
-        """SAC for an environment, on the environment's device."""
+        """Return SAC for an environment, on the environment's device."""
         return SAC(self, spec, seed)
 
     def plan(self) -> RolloutPlan:
-        """How far returns look ahead."""
+        """Return how SAC uses a rollout."""
         return RolloutPlan(
             horizon=self.horizon,
             num_minibatches=self.updates,
@@ -278,5 +308,5 @@ class SACConfig(SACSettings):
         )
 
     def unused(self, spec: EnvSpec) -> list[str]:
-        """A line for each setting that was changed and has no part in this configuration."""
+        """Return a line for each changed setting that has no effect in this configuration."""
         return unused_settings(self, spec)
