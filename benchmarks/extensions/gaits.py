@@ -1,6 +1,6 @@
 """Two gaits of the swimmer at equal speed, written as motion clips in Isaac Lab's form.
 
-    python benchmarks/extensions/gaits.py          writes src/canter/data/motions/swimmer_{wide,narrow}.npz
+    python benchmarks/extensions/gaits.py          writes src/canter/core/data/motions/swimmer_{wide,narrow}.npz
 
 Joint i moves as `amplitude * sin(2 pi frequency t - i * 60 degrees)`. The rest follows from the physics of the
 environment, in float64: without inertia the velocity of the body is that of its joints.
@@ -16,7 +16,7 @@ import torch
 
 from canter.envs.tensor.swimmer import JOINTS, body_velocity
 
-FOLDER = Path(__file__).parents[2] / "src" / "canter" / "data" / "motions"
+FOLDER = Path(__file__).parents[2] / "src" / "canter" / "core" / "data" / "motions"
 GAITS = {"wide": (0.8, 0.5), "narrow": (0.4, 1.715)}
 """Amplitude in rad and frequency in Hz."""
 PHASE = math.radians(60)

@@ -21,7 +21,7 @@ from rsl_rl.extensions.rnd import RandomNetworkDistillation
 from rsl_rl.extensions.symmetry import Symmetry
 from tensordict import TensorDict
 
-OUT = Path(__file__).parents[2] / "tests" / "extensions" / "rsl_rl_5_5_1.json"
+OUT = Path(__file__).parents[2] / "tests" / "algorithms" / "extensions" / "rsl_rl_5_5_1.json"
 STEPS, ENVS, WIDTH, ACTIONS = 6, 4, 5, 3
 SIGNS, ACTION_SIGNS = (1, -1, 1, -1, -1), (-1, 1, -1)
 

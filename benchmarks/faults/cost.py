@@ -58,11 +58,13 @@ def shares(env: dict[str, Any], algorithm: dict[str, Any], iterations: int) -> d
         return call
 
     with canter.Trainer(config) as trainer:
-        keeping, tracker = trainer._last_good, trainer.collector.tracker
+        rollback = trainer.guard.rollback
+        tracker = trainer.collector.tracker
         tracker.search = timed("search", tracker.search)
-        keeping.begin, keeping.settle = timed("before", keeping.begin), timed("after", keeping.settle)
-        keeping.count = timed("after", keeping.count)
-        trainer.programs = config.execution.prepare(trainer.collector, trainer.algorithm, keeping.settle)
+        rollback.stage = timed("before", rollback.stage)
+        rollback.snapshot = timed("after", rollback.snapshot)
+        rollback.commit = timed("after", rollback.commit)
+        trainer.programs = config.execution.prepare(trainer.collector, trainer.algorithm, rollback.snapshot)
         trainer.learn(2)
         spent.clear()
         start = time.process_time()

@@ -43,12 +43,12 @@ from canter.nn.policy_file import (
     read_policy_file,
     write_policy_file,
 )
-from canter.runs.policies import INDEX, Hall, HallCorrupt
+from canter.runs.policies import INDEX, HallOfFame, HallOfFameCorrupt
 from canter.runs.records import RECORD, run_status
 from canter.runs.run_folder import RunFolder
-from canter.runs.state import Parts
+from canter.runs.state import TrainState
 from canter.training.collector import Collector
-from canter.training.progress import Run
+from canter.training.progress import RunProgress
 
 SECONDS = 10
 """What takes longer hangs."""
@@ -77,7 +77,7 @@ class Refused(Exception):
     """A command ended with one clear line."""
 
 
-CLEAR = (CheckpointCorrupt, NoCheckpoint, PolicyFileCorrupt, NoPolicy, HallCorrupt, Mismatch, Refused)
+CLEAR = (CheckpointCorrupt, NoCheckpoint, PolicyFileCorrupt, NoPolicy, HallOfFameCorrupt, Mismatch, Refused)
 """Errors that say which file is meant and what is wrong with it."""
 
 
@@ -164,8 +164,8 @@ def fuzz_checkpoints(runs: Path, count: int, rng: random.Random) -> Fuzz:
     env = config.env.build("cpu")
     algorithm = config.algorithm.build(env.spec, config.seed)
     collector = Collector(env, algorithm, seed=0)
-    run = Run(config.total_steps, config.success, collector.clock, config.until)
-    parts = Parts(algorithm, collector, run, config.seed)
+    run = RunProgress(config.total_steps, config.success, collector.clock, config.until)
+    parts = TrainState(algorithm, collector, run, config.seed)
     for case in range(count):
         fuzzed = runs / "fuzzed"
         shutil.copytree(folder / "checkpoints", fuzzed / "checkpoints")
@@ -263,7 +263,7 @@ def fuzz_records(runs: Path, count: int, rng: random.Random) -> Fuzz:
     """Other files of a run and the hall of fame: their readers say that nothing is known, and never fail."""
     result = Fuzz()
     index = next((runs / "hall_of_fame").glob(f"*/{INDEX}"))
-    hall = Hall(runs / "hall_of_fame", json.loads(index.read_text())["problem"])
+    hall = HallOfFame(runs / "hall_of_fame", json.loads(index.read_text())["problem"])
     readers: dict[Path, Callable[[], Any]] = {
         runs / NAME / RECORD: lambda: run_status(runs / NAME),
         runs / NAME / "metrics.jsonl": lambda: RunFolder(runs / NAME)._forget_after(3) is None,

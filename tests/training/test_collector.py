@@ -86,7 +86,7 @@ def test_a_reward_that_is_not_finite_stops_the_run_naming_env_key_and_step(value
     collector, algorithm = collector_of(Script(spoil=spoil))
     algorithm.update(collector.collect())
     collector.read_episodes()
-    with pytest.raises(NonFiniteObservation, match=rf"environment 1 gave reward = {value} at its step 6"):
+    with pytest.raises(NonFiniteObservation, match=rf"environment 1 returned reward = {value} at its step 6"):
         collector.collect()
 
 
@@ -96,7 +96,7 @@ def test_an_observation_that_is_not_finite_stops_the_run_naming_its_group_and_co
             step.obs["policy"][0] = math.nan
 
     collector, _ = collector_of(Script(spoil=spoil))
-    with pytest.raises(NonFiniteObservation, match=r"environment 0 gave observation 'policy' component \[0\] = nan"):
+    with pytest.raises(NonFiniteObservation, match=r"environment 0 returned observation 'policy' component \[0\] = nan"):
         collector.collect()
 
 

@@ -90,7 +90,7 @@ def test_the_state_before_the_rollout_is_saved_to_the_bit(how, at_once, log_ever
     saved = load_checkpoint(tmp_path / "checkpoints" / "step-000000000007")
     assert same(flatten(saved["algorithm"]), state_of(straight))
     assert same(state_of(trainer), state_of(straight)), "the living one was not brought back"
-    assert saved["run"]["counters"] == straight.run.state_dict()["counters"]
+    assert saved["run"]["counters"] == straight.progress.state_dict()["counters"]
 
 
 @pytest.mark.parametrize("memory", [False, True], ids=["plain", "recurrent"])
@@ -111,11 +111,11 @@ def test_an_infinite_observation_changes_nothing_of_the_algorithm(at_once):
     trainer if at_once else late(trainer)
     trainer.learn(7)
     before = state_of(trainer)
-    with pytest.raises(RunFailed, match=r"environment 2 gave .* component \[1\] = inf at its step 61"):
+    with pytest.raises(RunFailed, match=r"environment 2 returned .* component \[1\] = inf at its step 61"):
         trainer.learn(1)
     assert same(state_of(trainer), before)
     trainer.learn(2)  # nothing of it is left that would be found again
-    assert trainer.run.iteration == 9
+    assert trainer.progress.iteration == 9
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "when read"])

@@ -122,7 +122,7 @@ def test_a_run_without_its_ring_goes_on_and_says_so(tmp_path, caplog):
     size = sum(file.stat().st_size for file in (tmp_path / "run" / "checkpoints").rglob("tensors.safetensors"))
     assert size < 40_000 and updates == 23
     with Trainer(config, folder=RunFolder(tmp_path / "run", config.checkpoints)) as trainer:
-        assert "512 are collected, by the policy, before learning goes on" in caplog.text
+        assert "the policy collects 512 transitions before learning goes on" in caplog.text
         trainer.learn(7)
         assert trainer.algorithm.updates == updates
         trainer.learn()

@@ -7,11 +7,11 @@ import torch
 
 import canter
 from canter.config.presets import preset_for
-from canter.envs.gymnasium.adapter import GymnasiumEnv
+from canter.envs.gymnasium import GymnasiumEnv
 from canter.envs.wrappers import FiniteHorizon
 from canter.runs.records import read_record
 from canter.runs.run_folder import CheckpointConfig, RunFolder
-from canter.training.trainer import Trainer, _count_parameters, train
+from canter.training.trainer import Trainer, _callback_arity, train
 
 
 def short(env_id, steps=2000, seed=0, **env):
@@ -40,7 +40,7 @@ def test_a_run_counts_every_step_and_ends_at_its_budget():
     ],
 )
 def test_a_callback_gets_as_many_arguments_as_it_asks_for(callback, taken):
-    assert _count_parameters(callback) == taken
+    assert _callback_arity(callback) == taken
 
 
 class Curriculum:
@@ -117,7 +117,7 @@ def test_learning_in_several_calls_is_learning_in_one(tmp_path):
     with Trainer(config, reports.append, folder=RunFolder(tmp_path, CheckpointConfig(save_every=100))) as trainer:
         assert trainer.learn(2) is trainer.algorithm
         trainer.learn(0)
-        assert (trainer.run.iteration, trainer.finished) == (2, False)
+        assert (trainer.progress.iteration, trainer.finished) == (2, False)
         trainer.learn()
         assert trainer.finished
         trainer.learn(5)  # there is nothing left to do

@@ -1,6 +1,4 @@
-"""Watches every operation of torch and remembers where numbers that are not finite come from.
-
-Plays the iteration that a black box holds again, eagerly, and names what was not finite first.
+"""Replay the iteration of a black box eagerly, and name the first operation that made NaN or infinity.
 
 T steps, N environments, L sequence length, B sequences in a minibatch.
 """
@@ -25,9 +23,9 @@ from canter.algorithms.base import Algorithm
 from canter.core.data.rollout import Rollout
 from canter.core.seeding import derive_seed
 from canter.core.specs import Env, EnvSpec, Step
-from canter.core.storage.validity import flatten, spec_from_plain
+from canter.core.storage.validity import flatten, spec_from_plain, spec_to_plain
 from canter.core.struct import tree_copy_, tree_leaves, tree_map
-from canter.envs.contract import place_of, text_of
+from canter.envs.failures import place_of, text_of
 from canter.nn.optimizer import Optimizer
 from canter.training.collector import Collector
 from canter.training.config import RunConfig
@@ -39,62 +37,67 @@ _TORCH = os.path.dirname(torch.__file__)
 
 @dataclass(frozen=True)
 class Origin:
-    """The first operation of a chain: its results are not finite, and all that went into it was."""
+    """The operation where a chain of NaN or infinity starts: its inputs were finite, its result is not."""
 
     operation: str
     """Name of the operation, such as `div`."""
     place: str
-    """`file:line` of the Python code that called for it."""
+    """`file:line` of the Python code that called it."""
     function: str
-    """The function that this line is in."""
+    """Function that contains this line."""
     value: Tensor
-    """The result."""
+    """Result of the operation."""
     index: Tensor | None
-    """`[B]` the sequences of the minibatch that was at hand, if one was."""
+    """`[B]` sequences of the current minibatch, if there is one."""
 
     def __str__(self) -> str:
         return f"{self.operation} in {self.function} ({self.place})"
 
 
 class Trace(TorchDispatchMode):
-    """While entered, knows of every tensor with NaN or infinity in it by which operation that began."""
+    """While entered, records for every tensor with NaN or infinity the operation where that started."""
 
     def __init__(self) -> None:
         super().__init__()
         self._origins: dict[int, Origin | None] = {}
-        """By the address of a tensor; None where it came from outside."""
+        """By the address of a tensor; None if it came from outside the trace."""
         self._alive: list[Tensor] = []
-        """Keeps the addresses from being used again."""
+        """Keeps the addresses from being reused."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and look at its results."""
-        # NaN before infinity: a bound that is infinite on purpose is no cause.
-        before = [leaf for leaf in any_leaves((args, kwargs)) if is_spoilt(leaf)]
+        """Run an operation and check its results."""
+        # NaN before infinity: a bound may be infinite on purpose.
+        before = [leaf for leaf in any_leaves((args, kwargs)) if has_nonfinite(leaf)]
         before.sort(key=lambda leaf: not bool(torch.isnan(leaf).any()))
         result = func(*args, **(kwargs or {}))
         for leaf in any_leaves(result):
-            if is_spoilt(leaf):
+            if has_nonfinite(leaf):
                 self._alive.append(leaf)
                 self._origins[leaf.data_ptr()] = self.origin_of(*before) if before else _origin(func, leaf)
         return result
 
     def origin_of(self, *tensors: Tensor) -> Origin | None:
-        """Where the numbers of the first of these went wrong that did so in what was watched; None without one."""
+        """Return the origin of the first of these tensors that has one; None if none went wrong inside the trace."""
         found = (self._origins.get(tensor.data_ptr()) for tensor in tensors)
         return next((origin for origin in found if origin is not None), None)
 
 
-def is_spoilt(leaf: Any) -> bool:
-    """Whether something is a tensor with NaN or infinity in it."""
+def has_nonfinite(leaf: Any) -> bool:
+    """Return whether `leaf` is a tensor with NaN or infinity."""
     return isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all())
 
 
 def _origin(func: Any, result: Tensor) -> Origin:
-    frame, place, function, index = sys._getframe(2), "", "backward", None
+    """Describe the operation that runs now; the Python stack is the only record of the line that called it."""
+    frame = sys._getframe(2)
+    place = ""
+    function = "backward"
+    index = None
     while frame is not None:
         code = frame.f_code
         if not place and not code.co_filename.startswith((_OWN, _TORCH)):
-            place, function = f"{code.co_filename}:{frame.f_lineno}", code.co_name
+            place = f"{code.co_filename}:{frame.f_lineno}"
+            function = code.co_name
         if code.co_name == "gradients" and isinstance(frame.f_locals.get("index"), Tensor):
             index = frame.f_locals["index"]
         frame = frame.f_back
@@ -103,39 +106,43 @@ def _origin(func: Any, result: Tensor) -> Origin:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What was found."""
+    """Result of a replay."""
 
     kind: str
-    """Who made it: environment, policy, update; state, where it was there before; or unknown."""
+    """Source of the NaN: environment, policy or update; state, if it was there before; or unknown."""
     text: str
-    """All of it, a line each."""
+    """Explanation, one finding per line."""
     env: int | None = None
-    """The environment that it came from, where it came from one."""
+    """Number of the environment that returned it, if one did."""
     step: int | None = None
-    """That environment's step."""
+    """Step of that environment."""
     operation: str = ""
+    """Name of the first operation with a result that is not finite."""
     place: str = ""
+    """`file:line` of that operation."""
 
 
-class Found(Exception):
-    """Ends a replay."""
+class NonFiniteFound(Exception):
+    """Ends a replay at the first tensor that is not finite."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
 
 def explain(config: RunConfig, box: dict[str, Any], env: Env | None = None) -> Explanation:
-    """Name the first operation that was not finite, and the environment.
+    """Name the first operation with a result that is not finite, and the environment it came from.
 
-    Without `env` only the update is played again; with it, built like that of the run, the rollout too, where the
-    environment's state was kept.
+    Without `env` only the update is replayed. With it, built like the run's, the rollout is replayed too if the
+    environment's state was saved.
     """
-    spec = box_spec(box["about"]["env_spec"])
-    spoilt = [name for name, leaf in flatten(box["algorithm"]).items() if is_spoilt(leaf)]
-    if spoilt:
-        return Explanation("state", f"the state before the iteration was not finite already: {', '.join(spoilt[:5])}")
+    spec = spec_from_box(box["about"]["env_spec"])
+    nonfinite = [name for name, leaf in flatten(box["algorithm"]).items() if has_nonfinite(leaf)]
+    if nonfinite:
+        return Explanation(
+            "state", f"the state before the iteration was not finite already: {', '.join(nonfinite[:5])}"
+        )
     if box["rollout"] is None:
-        text = "the rollout is not there: it was overwritten before the host read of it; log_every=1 reads each one"
+        text = "the rollout is missing: it was overwritten before the host read it; log_every=1 reads every rollout"
         return Explanation("unknown", text)
     algorithm = config.algorithm.build(spec, config.seed)
     algorithm.use_engine("autograd")
@@ -152,29 +159,39 @@ def explain(config: RunConfig, box: dict[str, Any], env: Env | None = None) -> E
     if place is not None:
         name, value, t, row, component = place
         where = f" component {component}" if component else ""
-        text = f"environment {row} gave {name}{where} = {value} at its step {steps + t}"
+        text = f"environment {row} returned {name}{where} = {value} at its step {steps + t}"
         cause, origin = _replay_env(config, algorithm, box, env, t)
         return _explained("environment", f"{text}\n{cause}", row, steps + t, origin)
     return _replay_update(algorithm, rollout, steps, first)
 
 
 def _explained(kind: str, text: str, env: int | None, step: int | None, origin: Origin | None) -> Explanation:
-    operation, place = ("", "") if origin is None else (origin.operation, origin.place)
-    return Explanation(kind, text, env, step, operation, place)
+    if origin is None:
+        return Explanation(kind, text, env, step)
+    return Explanation(kind, text, env, step, origin.operation, origin.place)
 
 
-def box_spec(plain: dict[str, Any]) -> EnvSpec:
-    """The environments as the run had them, on a CPU."""
-    own = {key: plain[key] for key in ("num_envs", "final_obs", "truncates", "num_agents", "durations")}
-    return replace(spec_from_plain(plain["spec"], torch.device("cpu")), **own)
+SPEC_FIELDS = ("num_envs", "final_obs", "truncates", "num_agents", "durations")
+"""Fields of `EnvSpec` that a black box stores beside the spec's plain form."""
+
+
+def spec_to_box(spec: EnvSpec) -> dict[str, Any]:
+    """Return everything that an algorithm is built by, as plain data."""
+    return {"spec": spec_to_plain(spec)} | {name: getattr(spec, name) for name in SPEC_FIELDS}
+
+
+def spec_from_box(plain: dict[str, Any]) -> EnvSpec:
+    """Return the spec of the run's environments, on a CPU."""
+    spec = spec_from_plain(plain["spec"], torch.device("cpu"))
+    return replace(spec, **{name: plain[name] for name in SPEC_FIELDS})
 
 
 Place = tuple[str, float, int, int, list[int]]
-"""Name, value, step, environment and component."""
+"""Name, value, step, environment and component of a number in a rollout."""
 
 
 def first_in(rollout: Rollout[Any], first: int) -> Place | None:
-    """The first number of a rollout that is not finite; its environments are counted from `first` on."""
+    """Return the first number of a rollout that is not finite; environments are counted from `first`."""
     found = []
     for name, values in floats_seen(rollout).items():
         place, value = first_nonfinite(values).tolist()
@@ -185,7 +202,7 @@ def first_in(rollout: Rollout[Any], first: int) -> Place | None:
 
 
 def _fitting(saved: Any, own: Any) -> Any:
-    """`saved` with random states of `own` for those of another kind of device, which mean nothing to this one."""
+    """Return `saved`, with random states of another kind of device replaced by those of `own`."""
     if isinstance(saved, dict) and isinstance(own, dict):
         return {name: _fitting(value, own.get(name)) for name, value in saved.items()}
     if not (isinstance(saved, Tensor) and isinstance(own, Tensor)):
@@ -207,68 +224,73 @@ def _rollout(algorithm: Algorithm[Any], spec: EnvSpec, saved: dict[str, Any]) ->
 
 
 def _replay_act(algorithm: Algorithm[Any], rollout: Rollout[Any], place: Place, steps: int) -> Explanation:
-    """Choose the actions of a step again, watched; with the memory of the first row, where there is memory."""
+    """Choose the actions of a step again under a trace, with the recurrent state at the sequence's start."""
     _, value, t, row, _ = place
-    text = f"the policy gave environment {row} an action that is {value} at its step {steps + t}"
+    text = f"the policy sent environment {row} an action of {value} at its step {steps + t}"
     state = tree_map(lambda x: x[t // algorithm.sequence_length], rollout.state)
     with Trace() as trace:
         sent, record, _ = algorithm.act(rollout.obs_at(t), state, rollout.reset[t])
         origin = trace.origin_of(sent, *tree_leaves(record))
-    text += "" if origin is None else f"\nit began with {origin}"
+    text += "" if origin is None else f"\nit started in {origin}"
     return _explained("policy", text, row, steps + t, origin)
 
 
 def _replay_update(algorithm: Algorithm[Any], rollout: Rollout[Any], steps: int, first: int) -> Explanation:
-    """Learn from the rollout again, watched, until an optimiser would have to take a step that is not finite."""
-    usual = Optimizer.step
+    """Learn from the rollout again under a trace, until an optimizer would take a step that is not finite."""
+    original = Optimizer.step
 
     def refused(self: Optimizer, skip: Tensor) -> dict[str, Tensor]:
         for adam in self.adams:
-            if is_spoilt(adam.gradient):
-                raise Found(adam.gradient)
-        return usual(self, skip)
+            if has_nonfinite(adam.gradient):
+                raise NonFiniteFound(adam.gradient)
+        return original(self, skip)
 
     with Trace() as trace, _replaced(Optimizer, "step", refused):
         try:
             metrics = algorithm.update(rollout)
-        except Found as found:
+        except NonFiniteFound as found:
             origin = trace.origin_of(found.tensor)
         else:
             after = [*metrics.values(), *flatten(algorithm.state_dict()).values()]
-            spoilt = [x for x in after if is_spoilt(x)]
-            if not spoilt:
-                text = "the update was played again by the autograd engine, and everything in it was finite"
+            nonfinite = [x for x in after if has_nonfinite(x)]
+            if not nonfinite:
+                text = "the update was replayed by the autograd engine, and everything in it was finite"
                 return Explanation("unknown", text)
-            origin = trace.origin_of(*spoilt)
+            origin = trace.origin_of(*nonfinite)
     if origin is None:
-        return Explanation("update", "a gradient was not finite, and no single operation began it")
+        return Explanation("update", "a gradient was not finite, and it started in no single operation")
     row = _row_of(origin, rollout, algorithm.sequence_length)
     value = origin.value[~torch.isfinite(origin.value)].flatten()[0].item()
-    text = f"{origin.operation} gave {value} in {origin.function} ({origin.place}), from numbers that were all finite"
+    text = f"{origin.operation} returned {value} in {origin.function} ({origin.place}), and all its inputs were finite"
     if row is None:
         return _explained("update", text, None, None, origin)
     step, env = steps + row[0], first + row[1]
-    text += f"\nthe first row of it is of environment {env} at its step {step}"
+    text += f"\nits first sample is from environment {env} at its step {step}"
     return _explained("update", text, env, step, origin)
 
 
 @contextmanager
 def _replaced(owner: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
-    """Something else in the place of a method of `owner`, for a while."""
-    usual = getattr(owner, name)
+    """Replace a method of `owner` inside the block."""
+    original = getattr(owner, name)
     setattr(owner, name, other)
     try:
         yield
     finally:
-        setattr(owner, name, usual)
+        setattr(owner, name, original)
 
 
 def _row_of(origin: Origin, rollout: Rollout[Any], length: int) -> tuple[int, int] | None:
-    """Step and environment of the first result that is not finite; None where the result is not by rows, or all is."""
-    bad, num_envs = ~torch.isfinite(origin.value), rollout.reward.shape[1]
+    """Return step and environment of the first result that is not finite.
+
+    None if all of them are not, or if the result has no sample axis.
+    """
+    bad = ~torch.isfinite(origin.value)
+    num_envs = rollout.reward.shape[1]
     if bad.all():
         return None
-    shape, first = origin.value.shape, bad.nonzero()[0].tolist()
+    shape = origin.value.shape
+    first = bad.nonzero()[0].tolist()
     if origin.index is None:
         return (first[0], first[1]) if shape[:2] == rollout.reward.shape else None
     count = len(origin.index)
@@ -285,38 +307,42 @@ def _row_of(origin: Origin, rollout: Rollout[Any], length: int) -> tuple[int, in
 def _replay_env(
     config: RunConfig, algorithm: Algorithm[Any], box: dict[str, Any], env: Env | None, t: int
 ) -> tuple[str, Origin | None]:
-    """Take the steps of the rollout again, watched, if the environment's state was kept; says what came of it."""
+    """Step through the rollout again under a trace if the environment's state was saved; return what was found."""
     state = box.get("collector")
     if env is None or state is None or state.get("env") is None or state["episodes_restart"] is not None:
-        return "what computed it inside of the environment cannot be told", None
+        return "the code inside the environment that computed it is unknown: its state was not saved", None
     if config.execution.engine != "autograd":
         algorithm.use_engine(config.execution.engine)  # acts by the same bits as the run did
-    usual, taken = env.step, count()
+    original = env.step
+    steps_taken = count()
 
-    def watched(action: Tensor) -> Step:
-        strict = "raise" if next(taken) >= t - 1 else "warn"
+    def step_checked(action: Tensor) -> Step:
+        strict = "raise" if next(steps_taken) >= t - 1 else "warn"
         with np.errstate(divide=strict, over=strict, invalid=strict):
-            step = usual(action)
+            step = original(action)
         for leaf in (step.reward, *step.obs.values(), *(step.final_obs or {}).values()):
-            if is_spoilt(leaf):
-                raise Found(leaf)
+            if has_nonfinite(leaf):
+                raise NonFiniteFound(leaf)
         return step
 
     collector = Collector(env, algorithm, derive_seed(config.seed, "env"))
     fitting = _fitting(state, collector.state_dict())
     collector.load_state_dict(fitting)
-    with Trace() as trace, _replaced(env, "step", watched):
+    with Trace() as trace, _replaced(env, "step", step_checked):
         try:
             collector.collect()
         except Exception as error:
             cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, Found | FloatingPointError):
+            while cause is not None and not isinstance(cause, NonFiniteFound | FloatingPointError):
                 cause = cause.__cause__
-            if isinstance(cause, Found):
+            if isinstance(cause, NonFiniteFound):
                 origin = trace.origin_of(cause.tensor)
-                return "it came from code that is not torch's" if origin is None else f"it began with {origin}", origin
+                if origin is None:
+                    return "it came from code outside torch", None
+                return f"it started in {origin}", origin
             if cause is not None:
-                return f"it began with: {text_of(cause)} ({place_of(cause)})", None
-    before, now = flatten(state), flatten(fitting)
-    drawn = ", with other random numbers than the GPU's" if any(now[k] is not before[k] for k in before) else ""
-    return f"the rollout was played again{drawn}, and this time everything was finite", None
+                return f"it started with: {text_of(cause)} ({place_of(cause)})", None
+    saved = flatten(state)
+    loaded = flatten(fitting)
+    drawn = ", with other random numbers than the GPU's" if any(loaded[k] is not saved[k] for k in saved) else ""
+    return f"the rollout was replayed{drawn}, and this time everything was finite", None

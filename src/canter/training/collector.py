@@ -1,10 +1,6 @@
-"""Numbers that a simulator reports of its own, on the way to the log.
+"""Fill rollouts: let the policy act, step the environments, write the transition.
 
-T steps, M names.
-
-Steps environments with the current policy.
-
-T steps, N environments.
+T steps, N environments, M names of simulator metrics.
 """
 
 from __future__ import annotations
@@ -22,20 +18,19 @@ from torch import Tensor
 
 from canter.algorithms.base import Algorithm
 from canter.core import distributed
-from canter.core.data.rollout import Rollout
-from canter.core.specs import FROM_OUTSIDE, LOST_FINAL_OBS, Env, Stateful
+from canter.core.data.rollout import Rollout, Row
+from canter.core.specs import INTERRUPTS, LOST_FINAL_OBS, Env, Stateful
 from canter.core.struct import Metrics, Obs, tree_copy_, tree_map
-from canter.envs.contract import blamed, check_form, check_obs, failure
-from canter.envs.watchdog import PATIENCE, Watchdog, warn_of_hanging
+from canter.envs.contract import check_layout, check_obs
+from canter.envs.failures import HANG_WARNING_SECONDS, Watchdog, attributed, failure, warn_of_hanging
 from canter.training.episodes import Episodes, EpisodeTracker
 from canter.training.progress import Stopwatch
 
 
 class EnvMetrics:
-    """What the simulator itself reports (`Step.metrics`), by step, at an address that stays once all names are known.
+    """A table of the simulator's own metrics (`Step.metrics`) by step, at a fixed address once all names are known.
 
-    A name is learned when it first comes: the first rollouts, which run eagerly, fix the names for a captured
-    collection.
+    Names are added when they first appear. The first rollouts, which run eagerly, fix them for a captured collection.
     """
 
     def __init__(self, horizon: int, device: torch.device) -> None:
@@ -45,7 +40,7 @@ class EnvMetrics:
         """`[T, M]`, NaN where a step did not report."""
 
     def write(self, t: int, reported: dict[str, Tensor]) -> None:
-        """Keep what step t reported."""
+        """Store the metrics of step t."""
         new = [name for name in reported if name not in self.names]
         if new:
             self.names += new
@@ -54,7 +49,7 @@ class EnvMetrics:
             self.table[t].copy_(torch.stack([reported.get(name, self.nothing) for name in self.names]))
 
     def means(self) -> dict[str, Tensor]:
-        """By `env/<name>`, 0-d: means over the steps that reported, on all ranks; NaN where none did."""
+        """Return means over the steps that reported, of all ranks, as 0-d tensors by `env/<name>`; NaN if none did."""
         if not self.names:
             return {}
         sums = distributed.sum_(torch.stack([self.table.nansum(0), (~self.table.isnan()).sum(0).to(self.table)]))
@@ -63,15 +58,17 @@ class EnvMetrics:
 
 _log = logging.getLogger(__name__)
 
-PARTIAL = "the environment saves a part of its state, and no more than that part was loaded"
-"""Why episodes do not go on where an environment has `resumes = "partial"`."""
+PARTIAL = "the environment saves only a part of its state"
+"""Reason why episodes restart if an environment has `resumes = "partial"`."""
 
 
 class Collector:
-    """Fills one rollout after another; episodes run on from each to the next."""
+    """Fills one rollout after another; episodes continue from each to the next."""
 
-    def __init__(self, env: Env, algorithm: Algorithm[Any], seed: int, patience: float = PATIENCE) -> None:
-        self.env, self.algorithm, self.seed = env, algorithm, seed
+    def __init__(self, env: Env, algorithm: Algorithm[Any], seed: int, patience: float = HANG_WARNING_SECONDS) -> None:
+        self.env = env
+        self.algorithm = algorithm
+        self.seed = seed
         self.watchdog = Watchdog(patience, partial(warn_of_hanging, threading.get_ident()))
         if env.spec.final_obs == "unknown" and env.spec.truncates is not False:
             _log.warning("%s: %s", env.spec.env_id or type(env).__name__, LOST_FINAL_OBS)
@@ -86,65 +83,73 @@ class Collector:
         self.reported = EnvMetrics(algorithm.horizon, env.spec.device)
         self.steps_before = 0
         self.threads: int | None = None
-        """Threads that the run learns with, where that was chosen; a checkpoint's number then takes its place."""
-        self.take: Callable[[], Callable[[], Any]] | None = None
-        """Takes a copy of the environment's state, see `env_snapshot`; None where it has none to give."""
-        if isinstance(env, Stateful):  # which takes long to find out
-            self.take = getattr(env, "snapshot", None) or partial(_whole, env)
+        """Threads of a run that chose their number; loading a checkpoint restores its number."""
+        self._copy_env_state: Callable[[], Callable[[], Any]] | None = None
+        """Copies the environment's state, see `env_snapshot`; None if it has none."""
+        if isinstance(env, Stateful):  # checked once: a runtime protocol check is slow
+            self._copy_env_state = getattr(env, "snapshot", None) or partial(_copy_state_dict, env)
         self.clock = Stopwatch()
 
     @torch.no_grad()
     def collect(self, act: Callable[..., Any] | None = None) -> Rollout[Any]:
-        """T steps of every environment; `act` may be another form of the algorithm's own.
+        """Step every environment T times; `act` may be another form of the algorithm's own.
 
-        Raises `EnvironmentFailed` where an environment does not do its part, and on a CPU `NonFiniteObservation`; then
-        nothing of the algorithm has changed but its random streams.
+        Raises `EnvironmentFailed` if an environment fails, and on a CPU `NonFiniteObservation`; then nothing of the
+        algorithm has changed but its random streams.
         """
         act = act or self.algorithm.act
         self.clock.lap("other")
-        obs, state, reset, spec = self.rollout.begin(), self.state, self.rollout.reset[0], self.env.spec
-        t, stepping, remembers, lap = 0, False, len(self.rollout.state) > 0, self.clock.lap
+        obs = self.rollout.begin()
+        state = self.state
+        reset = self.rollout.reset[0]
         try:
             for t, row in enumerate(self.rows):
-                if remembers:
-                    self.rollout.keep_state(t, state, self.algorithm.sequence_length)
+                self.rollout.keep_state(t, state, self.algorithm.sequence_length)
                 action, record, state = act(obs, state, reset)
-                lap("policy")
-                stepping = True
-                self.watchdog.begin()
-                step = self.env.step(action)
-                lap("env")
-                if self.steps_before == 0 or t == 0:
-                    check_form(step, spec)
-                obs = row.write(record, step)
-                stepping = False
+                self.clock.lap("policy")
+                obs = self._step(t, action, record, row)
                 if self.algorithm.reads_reset:
-                    reset = self.rollout.mark_resets(spec.final_obs, t)
-                if step.metrics or self.reported.names:
-                    self.reported.write(t, step.metrics)
-        except BaseException as error:
-            if not stepping or isinstance(error, FROM_OUTSIDE):
-                raise
-            before = distributed.rank() * spec.num_envs // spec.num_agents
-            raise failure(error, "step", self.steps_before + t, before) from error
+                    reset = self.rollout.mark_resets(self.env.spec.final_obs, t)
         finally:
             self.watchdog.end()
-        self.rollout.mark_resets(spec.final_obs)
+        self.rollout.mark_resets(self.env.spec.final_obs)
         self.tracker.search(self.rollout, self.steps_before)
         tree_copy_(self.state, state)
         self.tracker.add(self.rollout)
         self.clock.lap("policy")
         return self.rollout
 
+    def _step(self, t: int, action: Tensor, record: Any, row: Row[Any]) -> Obs:
+        """Step the environments and write the transition; return the next observations.
+
+        An error is attributed to the environment and the step in which it failed.
+        """
+        try:
+            self.watchdog.begin()
+            step = self.env.step(action)
+            self.clock.lap("env")
+            if t == 0 or self.steps_before == 0:
+                check_layout(step, self.env.spec)
+            obs = row.write(record, step)
+        except BaseException as error:
+            if isinstance(error, INTERRUPTS):
+                raise
+            spec = self.env.spec
+            envs_before = distributed.rank() * spec.num_envs // spec.num_agents
+            raise failure(error, "step", self.steps_before + t, envs_before) from error
+        if step.metrics or self.reported.names:
+            self.reported.write(t, step.metrics)
+        return obs
+
     def _reset_env(self, seed: int) -> Obs:
-        """Start all episodes anew."""
+        """Restart all episodes."""
         self.watchdog.begin()
         if distributed.rank() and not getattr(self.env, "seeds_by_row", False):
-            # It knows nothing of ranks, which must not all play the same episodes.
+            # Ranks must not all play the same episodes, and this environment does not know its rank.
             draws = np.random.SeedSequence(seed, spawn_key=(distributed.rank(),)).generate_state(1, np.uint64)
             seed = int(draws[0]) >> 1
         try:
-            with blamed("reset"):
+            with attributed("reset"):
                 obs = self.env.reset(seed)
                 check_obs(obs, self.env.spec, "reset()")
         finally:
@@ -152,7 +157,7 @@ class Collector:
         return obs
 
     def keep_episodes(self, flags: Tensor | None = None) -> None:
-        """Keep the episodes of the last rollout on the device, without waiting for it, until they are read.
+        """Keep the episodes of the last rollout on the device until they are read; no host sync.
 
         `flags` are read with them, see `EpisodeTracker.keep`.
         """
@@ -160,43 +165,44 @@ class Collector:
         self.steps_before += self.algorithm.horizon
 
     def read_episodes(self) -> Episodes:
-        """Episodes of all rollouts kept since the last reading; where none was, of the last rollout.
+        """Return the episodes of all rollouts kept since the last reading, or of the last rollout if none was kept.
 
-        Raises `NonFinite` if an environment gave NaN or infinity in any of them, or an update left some.
+        Raises `NonFinite` if one of them or its update has NaN or infinity.
         """
         if not self.tracker.kept:
             self.keep_episodes()
         return self.tracker.read(self.steps_before)
 
     def env_metrics(self) -> Metrics:
-        """What the simulator reported in the last rollout, by `env/<name>`, 0-d on the device."""
+        """Return the simulator's metrics of the last rollout by `env/<name>`, 0-d on the device."""
         return self.reported.means()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next rollout depends on besides the algorithm.
+        """Return everything that the next rollout depends on besides the algorithm.
 
-        `env` is None where the environment cannot give its state. `episodes_restart` says why episodes cannot go on,
-        None where they can.
+        `env` is None if the environment cannot save its state. `episodes_restart` is the reason why episodes restart
+        when the state is loaded, or None if they continue.
         """
         return self._state(self.env_snapshot()())
 
     def env_snapshot(self) -> Callable[[], dict[str, Any]]:
-        """Gives `env` and `episodes_restart` as of now, whenever asked for; `Stateful` says what makes it quick."""
+        """Copy the environment's state; return a function that builds its part of `state_dict` when it is needed."""
         reason = "this kind of environment cannot save its state"
-        if self.take is not None:
+        if self._copy_env_state is not None:
             try:
-                env = self.take()
-                reason = None if getattr(self.env, "resumes", "exact") == "exact" else PARTIAL
-                return lambda: {"env": env(), "episodes_restart": reason}
+                read_copy = self._copy_env_state()
+                exact = getattr(self.env, "resumes", "exact") == "exact"
+                restart = None if exact else PARTIAL
+                return lambda: {"env": read_copy(), "episodes_restart": restart}
             except NotImplementedError as error:
                 reason = str(error)
         return lambda: {"env": None, "episodes_restart": reason}
 
     def state_after_failure(self, env_state: dict[str, Any] | None, reason: str) -> dict[str, Any]:
-        """As `state_dict`, with the environment as it was; None where that is not known: `reason` then says why.
+        """Return `state_dict` with an earlier state of the environment; None if none was kept, for this `reason`.
 
-        What outlives episodes in an environment, such as the pool of opponents in self-play, is then saved as it is
-        now.
+        Then episodes restart, but what outlives them in an environment, such as the opponents of self-play, is saved as
+        it is now.
         """
         if env_state is None:
             env_state = {"env": None, "episodes_restart": reason}
@@ -209,7 +215,7 @@ class Collector:
         return tree_map(torch.clone, self.tensors()) | own | env_state
 
     def tensors(self) -> dict[str, Any]:
-        """What the next rollout begins with, where it lives."""
+        """Return the live tensors that the next rollout starts from."""
         return {
             "obs": self.rollout.obs_at(self.algorithm.horizon),
             "reset": self.rollout.reset[self.algorithm.horizon],
@@ -219,7 +225,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a saved collector stood; with new episodes, where the environment could not save its own."""
+        """Continue from a saved state; episodes restart if the environment could not save its own."""
         self.steps_before = state["steps_before"]
         if self.threads is not None and state.get("threads") is not None:
             self.threads = int(state["threads"])
@@ -229,13 +235,13 @@ class Collector:
                 raise TypeError(f"{type(self.env).__name__} cannot load the environment state that was saved")
             self.env.load_state_dict(state["env"])
         if state["episodes_restart"] is not None:
-            _log.warning("all episodes start anew: %s", state["episodes_restart"])
+            _log.warning("all episodes restart: %s", state["episodes_restart"])
             self._restart()
         else:
             tree_copy_(self.tensors(), state)
 
     def _restart(self) -> None:
-        # Another seed than at the start, or a run stopped early and often would see the same few episodes.
+        # Not the first seed again, or a run stopped early and often would see the same few episodes.
         draws = np.random.SeedSequence(self.seed, spawn_key=(self.steps_before,)).generate_state(1, np.uint64)
         tree_copy_(self.rollout.obs_at(self.algorithm.horizon), self._reset_env(int(draws[0]) >> 1))
         self.rollout.reset[self.algorithm.horizon].fill_(True)
@@ -243,7 +249,7 @@ class Collector:
         self.tracker.running_length.zero_()
 
 
-def _whole(env: Stateful) -> Callable[[], dict[str, Any]]:
-    """The state of an environment that knows no quicker copy."""
+def _copy_state_dict(env: Stateful) -> Callable[[], dict[str, Any]]:
+    """Copy the state of an environment without a faster `snapshot`."""
     state = env.state_dict()
     return lambda: state

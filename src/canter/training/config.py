@@ -1,4 +1,4 @@
-"""Settings of a run, whatever it trains."""
+"""Settings of a run that do not depend on the algorithm."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ from canter.training.self_play import SelfPlayConfig
 
 
 class Watcher(Protocol):
-    """Looks at a run wherever a row is logged, and may add values to the row; changes nothing that is learned."""
+    """Called with every row of the log; may add values to the row, and does not affect training."""
 
     def __call__(self, trainer: Any, report: Report) -> dict[str, float]:
-        """Values to log by name, such as `eval/return`; mostly none."""
+        """Return values to log by name, such as `eval/return`; {} most of the time."""
         ...
 
     def close(self) -> None:
-        """The run is over."""
+        """Free resources at the end of the run."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Environment, algorithm, budget and seed: what is needed to repeat a run."""
+    """Environment, algorithm, budget and seed: everything needed to repeat a run."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
-    """The environments to learn in."""
+    """Environments to learn in."""
     algorithm: AnyAlgorithmConfig
-    """The algorithm that learns."""
+    """Algorithm that learns."""
     total_steps: int | None = 100_000
-    """Transitions to train for, over all environments; null only where `until` ends the run."""
+    """Transitions to train for, over all environments; null only if `until` ends the run."""
     until: UntilConfig = field(default_factory=UntilConfig)
-    """What else ends the run, before `total_steps` or instead of it."""
+    """Further conditions that end the run, before `total_steps` or instead of it."""
     seed: int = 0
-    """Start of every random stream of the run."""
+    """Seed of every random stream of the run."""
     device: str = "cpu"
-    """Where environments' tensors and networks live: cpu, cuda, cuda:1, ..."""
+    """Device of networks and rollouts: cpu, cuda, cuda:1, ..."""
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
-    """How the work is handed to the device; does not change what is learned."""
+    """How computations run: mode, engine, precision and threads. Results differ by rounding only."""
     self_play: SelfPlayConfig | None = None
-    """For a game of two: learn in one of the seats, against past policies in the other; null learns in all seats."""
+    """For two-player games: learn as one player against past policies; null learns as both players."""
     success: SuccessConfig = field(default_factory=SuccessConfig)
-    """Which episodes count as a success in the statistics."""
+    """Definition of a successful episode, for the statistics."""
     recent_episodes: int = 100
-    """Episodes over which return, length and success rate are means, and `until.mean_return` and the best policy by
-    return are decided."""
+    """Number of last episodes over which return, length and success rate are averaged; `until.mean_return` and the
+    best policy by return use the same mean."""
     log_every: int = 1
-    """Iterations between rows of the log; there is one with every checkpoint and at the end in any case. The host
-    waits for the device only to write a row. Counters and episodes are of all iterations since the row before, metrics
-    of the last update. With an algorithm of short iterations it counts a thousand steps or so instead. Does not
-    change what is learned. Keeps 24 bytes for each step until the row."""
+    """Iterations between rows of the log; checkpoints and the end of the run write one in any case. The host waits for
+    the device only to write a row. Counters and episodes cover all iterations since the last row, metrics the last
+    update. For an algorithm with short iterations the unit is about a thousand steps. Does not affect training.
+    Needs 24 bytes per step until the row is written."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """When the state of the run is saved, and how much of it is kept."""
+    """When checkpoints are saved, and how many are kept."""
 
     def watchers(self, folder: Path | None) -> list[Watcher]:
-        """What looks at the run while it goes on; `folder` is the run's."""
+        """Return the watchers of the run; `folder` is the run's."""
         return []
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, a run without end, and what needs a length where there is none."""
+        """Raise an error for values outside their range, a run without end, or settings that need a run length."""
         for name, least in (("total_steps", 1), ("log_every", 1), ("recent_episodes", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -77,9 +77,9 @@ class RunConfig:
         if self.total_steps is None and self.until == UntilConfig():
             raise UserError("total_steps=null leaves the run without an end: set one of the keys of until")
         if self.total_steps is None and self.until.iterations is None:
-            self._refuse_what_needs_a_length()
+            self._check_no_setting_needs_a_length()
 
-    def _refuse_what_needs_a_length(self) -> None:
+    def _check_no_setting_needs_a_length(self) -> None:
         for key, schedule in _schedules_in(self, ""):
             if getattr(schedule, "follows_progress", True):
                 raise UserError(
@@ -94,7 +94,7 @@ class RunConfig:
 
 
 def _schedules_in(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """All schedules in a tree of settings, by their keys."""
+    """Yield all schedules in a tree of settings, by key."""
     if isinstance(value, tuple(schedules.items().values())):
         yield key, value
     elif isinstance(value, tuple):

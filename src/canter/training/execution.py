@@ -1,12 +1,4 @@
-"""How many threads learn on a CPU.
-
-Small networks are slowed down by a second thread and wide ones sped up. Sums are rounded differently by another number
-of threads, so the number follows from sizes alone, never from a stopwatch: the same command on the same machine gives
-the same bits. It is part of the run's state, and a resumed run keeps it. `canter check --threads` measures which number
-is the fastest.
-
-Ways to run the same collection and update: eagerly, or as captured CUDA graphs.
-"""
+"""Run collection and update eagerly or as captured CUDA graphs, with a fitting number of CPU threads."""
 
 from __future__ import annotations
 
@@ -15,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -23,44 +16,56 @@ from canter.algorithms.base import Algorithm
 from canter.core import distributed
 from canter.core.data.rollout import Rollout
 from canter.core.distributed import cores
+from canter.core.registry import UserError
 from canter.core.specs import Capturable
 from canter.core.struct import Metrics, tree_copy_, tree_map
 from canter.engines.choose import EngineName
 from canter.engines.triton.kernels.compile_ahead import compile_ahead, load_compiler
 from canter.training.collector import Collector
 
-WIDE, LONG = 2**14, 2**12
-"""Weights of the widest layer and steps of a rollout below which one thread is taken: waiting for each other costs
-threads more than there is to share, and on a busy machine a hundred times as much."""
+logger = logging.getLogger(__name__)
+
+WIDE_LAYER = 2**14
+"""Least weights of the widest layer for several threads: below, threads lose more by waiting than they gain."""
+LONG_ROLLOUT = 2**12
+"""Least steps of a rollout, over all environments, for several threads."""
 
 
-def choose_threads(widest: int, steps: int, cores: int, *, shares_rows: bool = False) -> int:
-    """Threads for a network whose widest layer has so many weights, and rollouts of so many steps over all envs.
+def choose_threads(widest: int, steps: int, cores: int, *, multithreaded_update: bool = False) -> int:
+    """Return the threads for a network with `widest` weights in its widest layer and rollouts of `steps`.
 
-    Where an algorithm `shares_rows`, short rollouts are as good as long ones.
+    Small networks get slower with a second thread, wide ones faster. Another number of threads rounds sums differently,
+    so the number follows from sizes alone, never from a clock: equal commands on one machine give equal bits. It is
+    saved with the run. `canter check --threads` measures which number is fastest.
+
+    With `multithreaded_update` the algorithm profits from threads however short a rollout is.
     """
-    return cores if widest >= WIDE and (shares_rows or steps >= LONG) else 1
+    long_enough = multithreaded_update or steps >= LONG_ROLLOUT
+    return cores if widest >= WIDE_LAYER and long_enough else 1
 
 
 def widest_layer(algorithm: Algorithm[Any]) -> int:
-    """Weights of the largest matrix of the policy."""
+    """Return the number of weights in the policy's largest matrix."""
     return max((p.numel() for p in algorithm.policy.actor.parameters() if p.ndim == 2), default=0)
 
 
 def time_updates(collector: Collector, counts: list[int], repeats: int = 3, warmup: int = 0) -> dict[int, float]:
-    """Seconds of an update with each number of threads, the best of `repeats`; do not use the algorithm afterwards.
+    """Measure the seconds of an update with each number of threads, the best of `repeats`.
 
-    The first `warmup` transitions are collected before: an update of what they hold learns nothing yet.
+    The first `warmup` transitions are collected before, since an algorithm with a warm-up learns nothing from them.
+    Do not use the algorithm afterwards.
     """
-    algorithm, rows = collector.algorithm, collector.rollout.reward.numel()
-    for _ in range(max(0, math.ceil(warmup / rows) - 1)):
+    algorithm = collector.algorithm
+    transitions = collector.rollout.reward.numel()
+    for _ in range(max(0, math.ceil(warmup / transitions) - 1)):
         algorithm.begin_iteration()
         algorithm.update(collector.collect())
     algorithm.begin_iteration()
-    rollout, before = collector.collect(), algorithm.state_dict()
+    rollout = collector.collect()
+    before = algorithm.state_dict()
 
     def seconds() -> float:
-        # Every update begins with the same weights: one that stops early would otherwise be taken for a fast one.
+        # Start from the same weights: an update that stops early would look fast.
         algorithm.load_state_dict(before)
         start = time.perf_counter()
         algorithm.update(rollout)
@@ -74,59 +79,71 @@ def time_updates(collector: Collector, counts: list[int], repeats: int = 3, warm
     return best
 
 
-logger = logging.getLogger(__name__)
-
 WARM_UP = 2
-"""Iterations run eagerly before a capture: they allocate, load kernels and fill caches, and are real training."""
+"""Iterations run eagerly before a capture; they train, allocate, load kernels and fill caches."""
+
+
+def _do_nothing(metrics: Metrics) -> None:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionConfig:
-    """How the work is handed to the device; the mathematics are the same in every mode."""
+    """How computations run: mode, engine, precision, threads. Results differ by rounding only."""
 
     mode: Literal["auto", "eager", "graph"] = "auto"
-    """Operation by operation, or whole collections and updates replayed as CUDA graphs. "auto" is "graph" on a GPU and
+    """Eager operations, or whole collections and updates replayed as CUDA graphs. "auto" is "graph" on a GPU and
     "eager" elsewhere."""
     engine: EngineName = "auto"
-    """What computes networks and loss: "auto" takes the fastest that knows every setting; "autograd" is the
+    """Engine that computes networks and loss. "auto" is the fastest that supports every setting; "autograd" is the
     definition that the others are tested against."""
     tf32: bool = True
-    """Let a GPU multiply float32 matrices with 10 bits of mantissa; False is strict float32. No effect on a CPU."""
+    """Multiply float32 matrices with 10 bits of mantissa on a GPU; false is strict float32. No effect on a CPU."""
     threads: int | None = None
-    """Threads that learn on a CPU. null is 1, or all cores for wide networks (a layer of 16,384 weights or more) with
-    long rollouts (4,096 steps or more) or an algorithm that shares the rows of short ones. `canter check --threads`
-    measures what is fastest."""
+    """Threads of an update on a CPU. null is 1, or all cores for wide networks (a layer of 16,384 weights or more) with
+    long rollouts (4,096 steps or more), or with large off-policy networks. `canter check --threads` measures which is
+    fastest."""
 
     rank_timeout: float = 600.0
-    """Seconds that a rank may keep the others waiting, or give no sign of life, before all end and say which one. Has
-    no part in a run of one process."""
+    """Seconds that a rank may keep the others waiting, or show no activity, before all end and name it. No effect in a
+    run of one process."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
+        """Raise an error for values outside their range."""
         if not self.rank_timeout > 0:
-            raise ValueError(f"rank_timeout={self.rank_timeout} must be above 0")
+            raise UserError(f"rank_timeout={self.rank_timeout} must be above 0")
         if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads={self.threads} must be at least 1")
+            raise UserError(f"threads={self.threads} must be at least 1")
+
+    def unused_settings(self, device: str) -> list[str]:
+        """Return a line for each changed setting that has no effect on `device` with this number of ranks."""
+        lines = []
+        if torch.device(device).type != "cuda" and not self.tf32:
+            lines.append("execution.tf32=False has no effect here: a CPU multiplies float32 in full precision")
+        if distributed.world_size() == 1 and self.rank_timeout != ExecutionConfig.rank_timeout:
+            lines.append(f"execution.rank_timeout={self.rank_timeout} has no effect here: the run has one process")
+        return lines
 
     def prepare(
-        self, collector: Collector, algorithm: Algorithm[Any], settle: Callable[[Metrics], None] = lambda metrics: None
+        self, collector: Collector, algorithm: Algorithm[Any], after_update: Callable[[Metrics], None] = _do_nothing
     ) -> Programs:
-        """The two halves of an iteration, ready to be called in turn; `settle` is a part of the second."""
+        """Return the two halves of an iteration; `after_update(metrics)` is called as the last part of the second."""
         on_gpu = collector.env.spec.device.type == "cuda"
-        mode = ("graph" if on_gpu else "eager") if self.mode == "auto" else self.mode
-        if mode == "graph" and not on_gpu:
-            logger.warning("execution.mode=%s runs without graphs: a CPU has none", mode)
-            mode = "eager"
-        if mode == "graph":
-            return capture(collector, algorithm, settle)
+        if self.mode == "graph" and not on_gpu:
+            logger.warning("execution.mode=graph has no effect on a CPU; it runs eagerly")
+        if on_gpu and self.mode != "eager":
+            return capture(collector, algorithm, after_update)
         if self.threads is None and not on_gpu:
-            widest, steps = widest_layer(algorithm), collector.rollout.reward.numel()
-            collector.threads = choose_threads(widest, steps, cores(), shares_rows=algorithm.shares_rows)
+            widest = widest_layer(algorithm)
+            steps = collector.rollout.reward.numel()
+            collector.threads = choose_threads(
+                widest, steps, cores(), multithreaded_update=algorithm.multithreaded_update
+            )
             torch.set_num_threads(collector.threads)
-        return Programs(collector.collect, lambda rollout: _settled(algorithm.update(rollout), settle))
+        return Programs(collector.collect, partial(_update, algorithm, after_update))
 
     def start(self, device: str) -> None:
-        """Set threads and precision, before anything is built: even the initial weights depend on them by rounding."""
+        """Set threads and precision before anything is built: even initial weights depend on them by rounding."""
         torch.set_num_threads(self.threads or 1)
         if torch.device(device).type == "cuda":
             torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
@@ -135,82 +152,89 @@ class ExecutionConfig:
 
 @dataclass
 class Programs:
-    """One iteration: steps in all environments, and learning from them."""
+    """The two halves of an iteration: collecting a rollout and learning from it."""
 
     collect: Callable[[], Rollout[Any]]
     update: Callable[[Rollout[Any]], Metrics]
 
 
-def _settled(metrics: Metrics, settle: Callable[[Metrics], None]) -> Metrics:
-    settle(metrics)
+def _update(algorithm: Algorithm[Any], after_update: Callable[[Metrics], None], rollout: Rollout[Any]) -> Metrics:
+    metrics = algorithm.update(rollout)
+    after_update(metrics)
     return metrics
 
 
 def capture(
-    collector: Collector, algorithm: Algorithm[Any], settle: Callable[[Metrics], None] = lambda metrics: None
+    collector: Collector, algorithm: Algorithm[Any], after_update: Callable[[Metrics], None] = _do_nothing
 ) -> Programs:
-    """Graphs of the update and of the whole collection, or only of the policy where the environment needs the host."""
-    generators, env = algorithm.generators(), collector.env
-    settled = lambda: _settled(algorithm.update(collector.rollout), settle)  # noqa: E731
-    update = ByStage(algorithm, lambda: Graph(settled, generators, "the update"))
-    # A walk through an exchange would have to be one of all ranks. With memory it has not been tried on a GPU yet.
+    """Return graphs of the update and of the collection, or only of the policy if the environment needs the host."""
+    generators = algorithm.generators()
+    env = collector.env
+    learn = partial(_update, algorithm, after_update, collector.rollout)
+    update = GraphPerStage(algorithm, lambda: Graph(learn, generators, "the update"))
+    # Compiling ahead runs the update without its exchanges, which several ranks cannot skip. Untried for recurrent
+    # policies.
     if distributed.world_size() == 1 and not algorithm.reads_reset:
         _compile_kernels(collector, algorithm)
     if isinstance(env, Capturable):
         streams = [*generators, *env.generators()]
-        collect = ByStage(algorithm, lambda: Graph(collector.collect, streams, "the collection"))
+        collect = GraphPerStage(algorithm, lambda: Graph(collector.collect, streams, "the collection"))
         return Programs(collect, lambda rollout: update())
-    act = ByStage(algorithm, lambda: GraphOfAct(algorithm, collector, generators))
+    act = GraphPerStage(algorithm, lambda: ActGraph(algorithm, collector, generators))
     return Programs(lambda: collector.collect(act), lambda rollout: update())
 
 
 def _compile_kernels(collector: Collector, algorithm: Algorithm[Any]) -> None:
-    """Compile what the policy's step and the update launch, all at once."""
-    rollout, state, distribution = collector.rollout, collector.state, algorithm.policy.distribution
+    """Compile the kernels of the policy's step and of the update, all at once."""
+    rollout = collector.rollout
+    distribution = algorithm.policy.distribution
     params = torch.zeros((1, distribution.param_dim), device=rollout.reward.device)
     distribution.to_env(distribution.mode(params))  # copies its bounds to the device, which no graph can
-    act = lambda: algorithm.act(rollout.obs_at(0), state, rollout.reset[0])  # noqa: E731
-    compile_ahead([act, lambda: algorithm.update(rollout)], algorithm.generators())
+    act = partial(algorithm.act, rollout.obs_at(0), collector.state, rollout.reset[0])
+    compile_ahead([act, partial(algorithm.update, rollout)], algorithm.generators())
 
 
-class ByStage:
-    """A graph for each stage of the algorithm, made when the stage is first entered."""
+class GraphPerStage:
+    """One graph for each stage of the algorithm, made when the stage is first entered."""
 
     def __init__(self, algorithm: Algorithm[Any], make: Callable[[], Callable[..., Any]]) -> None:
-        self.algorithm, self.make = algorithm, make
-        self.made: dict[Hashable, Callable[..., Any]] = {}
+        self.algorithm = algorithm
+        self.make = make
+        self.graphs: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(self, *inputs: Any) -> Any:
-        """That of the stage at hand."""
+        """Run the graph of the current stage."""
         stage = self.algorithm.stage
-        if stage not in self.made:
-            self.made[stage] = self.make()
-        return self.made[stage](*inputs)
+        if stage not in self.graphs:
+            self.graphs[stage] = self.make()
+        return self.graphs[stage](*inputs)
 
 
 class Graph:
-    """A function without arguments over tensors that stay where they are, replayed once it has run a few times.
+    """A function without arguments over tensors at fixed addresses, captured and replayed after a few eager runs.
 
-    What it returns is the same tensors every time, with new contents. Weights, statistics, learning rates and random
-    streams are read and written where they live, so checkpoints, schedules and resuming need to know nothing of it.
+    It returns the same tensors every time, with new contents. Weights, statistics, learning rates and random streams
+    are read and written where they live, so checkpoints, schedules and resuming do not depend on the graph.
     """
 
     def __init__(self, function: Callable[[], Any], generators: list[torch.Generator], what: str) -> None:
-        self.function, self.generators, self.what = function, generators, what
+        self.function = function
+        self.generators = generators
+        self.what = what
         self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.output: Any = None
         self.stream = torch.cuda.Stream()
 
     def __call__(self) -> Any:
-        """Run eagerly at first, capture, then replay."""
+        """Run eagerly at first, then capture, then replay."""
         self.calls += 1
         if self.calls == WARM_UP + 1:
             self._try_capture()
         if self.graph is not None:
             self.graph.replay()
             return self.output
-        # On the stream of the later capture, so that nothing of autograd is tied to another one.
+        # Use the stream of the later capture: autograd ties its nodes to the stream they ran on.
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             output = self.function()
@@ -218,7 +242,7 @@ class Graph:
         return output
 
     def _try_capture(self) -> None:
-        """Record the function without running it; where that is impossible, go on eagerly and say why."""
+        """Record the function without running it; if that fails, log the reason and continue eagerly."""
         states = [generator.get_state() for generator in self.generators]
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
@@ -233,13 +257,13 @@ class Graph:
             for generator, state in zip(self.generators, states, strict=True):
                 generator.set_state(state)
             return
-        # Where random streams begin is written on that stream too, and could come after the first replay's own word.
+        # The offsets of random streams are written on that stream; the first replay must not start before.
         torch.cuda.current_stream().wait_stream(self.stream)
         self.graph = graph
 
 
-class GraphOfAct:
-    """The policy's step as a graph, for environments that live outside of it."""
+class ActGraph:
+    """The policy's step as a graph, for environments that cannot be captured."""
 
     def __init__(self, algorithm: Algorithm[Any], collector: Collector, generators: list[torch.Generator]) -> None:
         rollout = collector.rollout
@@ -247,6 +271,6 @@ class GraphOfAct:
         self.graph = Graph(lambda: algorithm.act(*self.inputs), generators, "the policy's step")
 
     def __call__(self, *inputs: Any) -> Any:
-        """As `Algorithm.act`; the results are overwritten by the next call."""
+        """Choose actions like `Algorithm.act`; the next call overwrites the results."""
         tree_copy_(self.inputs, inputs)
         return self.graph()

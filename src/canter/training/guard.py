@@ -1,40 +1,90 @@
-"""Stopping a run by a signal: finish the iteration, save, leave.
+"""What happens when training fails or is stopped: signals, errors on other ranks, rollback, rescue, black box.
 
-What is kept of a run in case that its next iteration fails, and how all ranks hear that it has failed on one.
+The loop itself is in `canter.training.trainer`. It runs inside these blocks:
+
+    with guard.running():                  # an error saves the last good state; SIGINT and SIGTERM only set stop_signal
+        while ...:
+            with guard.iteration():        # commits the iteration if it succeeds
+                with guard.collecting():   # an error on one rank becomes an error on all ranks
+                    ...
+                with guard.updating():     # NaN or infinity on one rank becomes an error on all ranks
+                    ...
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple, Self
-
-import torch
-from torch import Tensor
+from typing import Any, Self
 
 from canter.core import distributed
-from canter.core.data.rollout import Rollout
-from canter.core.specs import Capturable, EnvFailed
-from canter.core.struct import Metrics, copy_all_, row_writer, tree_leaves, tree_map
-from canter.envs.contract import place_of, text_of
-from canter.runs.run_folder import causes
-from canter.runs.state import Parts
-from canter.training.collector import Collector
-from canter.training.episodes import SPOILT, NonFinite, NonFiniteElsewhere, NonFiniteUpdate, is_finite
+from canter.core.specs import EnvFailed, EnvSpec
+from canter.core.struct import to_dicts
+from canter.envs.failures import EnvironmentFailed, place_of, text_of
+from canter.runs.ranks import DistributedRunFolder
+from canter.runs.run_folder import RunFolder, error_chain
+from canter.runs.state import NullRunFolder, TrainState, broadcast_tree
+from canter.training.black_box import spec_to_box
+from canter.training.episodes import NonFinite, NonFiniteElsewhere, NonFiniteUpdate
+from canter.training.progress import Report, RunProgress
+from canter.training.rollback import Rollback
+
+logger = logging.getLogger(__name__)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class RunStopped(KeyboardInterrupt):
+    """A signal ended the run early; the training state is saved if the run has a folder."""
+
+    def __init__(self, received: signal.Signals, env_steps: int) -> None:
+        super().__init__(f"stopped by {received.name} after {env_steps:,} steps")
+        self.received = received
+
+
+class RunFailed(RuntimeError):
+    """An environment, NaN or infinity ended the run; the last good state is saved if the run has a folder.
+
+    With several ranks all of them raise it.
+    """
+
+    def __init__(self, what: str, kept: str, rank: int = 0) -> None:
+        super().__init__(f"{what}. {kept}")
+        self.what = what
+        """What failed."""
+        self.kept = kept
+        """What was saved."""
+        self.rank = rank
+        """The rank that it failed on."""
+
+
+class RankFailed(RuntimeError):
+    """An error on one rank, as every rank raises it."""
+
+    def __init__(self, rank: int, what: str, trace: str) -> None:
+        super().__init__(what)
+        self.rank = rank
+        self.trace = trace
+        """That rank's traceback."""
+        self.where = f"on rank {rank}"
+
+
+class RankNonFinite(RankFailed, NonFinite):
+    """NaN or infinity on one rank, as every rank raises it."""
 
 
 class StopSignals:
     """While entered, the first SIGINT or SIGTERM only sets `received`; the second ends the program.
 
-    Python delivers signals to the main thread only, so elsewhere nothing is changed. A shell script's `canter train &`
-    begins with SIGINT ignored; whoever sent the first means the second too, so that then it is heard all the same.
+    Python delivers signals to the main thread only, so nothing changes in other threads. A shell starts a background
+    job with SIGINT ignored; a user who sends it anyway means it, so the second one still ends the program.
     """
 
     def __init__(self) -> None:
@@ -44,13 +94,13 @@ class StopSignals:
     def __enter__(self) -> Self:
         self.received = None
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+            self._previous = {number: signal.signal(number, self._receive) for number in STOP_SIGNALS}
         return self
 
     def __exit__(self, *raised: object) -> None:
         self._restore()
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
         self._restore()
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -62,214 +112,200 @@ class StopSignals:
         self._previous = {}
 
 
-NOT_KEPT = "the environment's state from before the failure was not kept"
-"""Why episodes start anew after a failure where the state of the environment is not copied before every rollout."""
+class Guard:
+    """Keeps the state of a run safe while it trains.
 
-
-class RunFailed(RuntimeError):
-    """An environment ended the run; what was learned before its last rollout is saved where there is a folder.
-
-    The message says what the environment did, `kept` what became of the run, `rank` whose environment it was. Of
-    several ranks all raise it, as all have saved their part.
+    `write_last_row` writes a row about the iterations that are not in the log yet; it is called before a rescue.
     """
 
-    def __init__(self, what: str, kept: str, rank: int = 0) -> None:
-        super().__init__(f"{what}. {kept}")
-        self.what, self.kept, self.rank = what, kept, rank
+    def __init__(
+        self,
+        state: TrainState,
+        progress: RunProgress,
+        rollback: Rollback,
+        folder: RunFolder | DistributedRunFolder | NullRunFolder,
+        spec: EnvSpec,
+        write_last_row: Callable[[], None],
+    ) -> None:
+        self.state = state
+        self.progress = progress
+        self.rollback = rollback
+        self.folder = folder
+        self.spec = spec
+        self.write_last_row = write_last_row
+        self.signals = StopSignals()
+        self.stop_signal: signal.Signals | None = None
+        """The signal that stops the run after this iteration, on whichever rank it arrived."""
+        self.uncommitted = False
+        """An iteration has begun that is not committed."""
+        self._has_explained_metrics = False
 
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Save the last good state if the block raises an error, and note stop signals meanwhile."""
+        self.rollback.reset()
+        with self.signals:
+            self.stop_signal = None
+            try:
+                yield
+            except Exception as error:
+                self._rescue(error)
+                raise
 
-class LastGood:
-    """The state of algorithm and collector at the end of the last iteration in which everything was finite.
+    @contextmanager
+    def iteration(self) -> Iterator[None]:
+        """Commit the iteration in the block if it succeeds; otherwise leave it to `running` to roll back."""
+        yield
+        self.uncommitted = False
+        self.rollback.commit()
 
-    It is copied where it lives at the end of every iteration, unless something in it or in the rollout is not finite,
-    in this iteration or in one since the host last read. On a GPU, where the host learns of a NaN only when it reads,
-    whatever was computed after it can so be forgotten. Nothing waits for the host, and the launches are part of the
-    captured update. A second copy, `clean`, stops also at a metric that is not finite: an optimiser leaves out steps by
-    gradients that are not, so the run goes on, and the state before the first one explains it. In all it takes memory
-    for the state three times.
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Stage the state and run the block; an error on one rank is raised on all ranks."""
+        with self._sync_errors(Exception):
+            self.rollback.stage(self.progress.fraction)
+            self.uncommitted = True
+            yield
 
-    Where the host does not read after every iteration, a rollout is overwritten before it is known that something in it
-    was not finite. With `reads_late` the first such rollout is copied, which takes memory for a second one; not with
-    the short iterations of an algorithm that learns from older rollouts as well, whose last one explains little.
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Run the block; NaN or infinity on one rank is raised on all ranks.
 
-    The host keeps besides, for each iteration since it last read, the random states at its beginning, and the state of
-    the environment where that is no matter of a captured graph.
-    """
-
-    def __init__(self, parts: Parts, collector: Collector, *, reads_late: bool = False) -> None:
-        self.parts, self.collector = parts, collector
-        living = parts.algorithm.living()
-        self.shown = living is not None
-        """Whether the algorithm shows its state where it lives; else it is copied by the host, which reads at once."""
-        collector.tracker.reads_at_once |= not self.shown
-        self.living = tree_leaves((living, collector.tensors()))
-        self.copies = [_side_by_side(self.living) for _ in range(3)]
-        self.fresh, self.kept, self.clean = self.copies
-        self.flags = torch.ones(2, dtype=torch.bool, device=self.living[0].device)
-        """Whether state and rollout are finite, and whether metrics are too, in all iterations since the host read."""
-        self.told_finite = True
-        """Whether all metrics of the iteration that was settled last are finite, where the host reads at once."""
-        self.rollout = tree_map(torch.clone, collector.rollout) if reads_late else None
-        """The first since the host read after which not everything was finite; None where the host always reads."""
-        self.random: list[list[Tensor]] = []
-        self.env: Callable[[], dict[str, Any]] | None = None
-        self.algorithm: dict[str, Any] | None = None
-        self.iteration = 0
-        """The last one that the host has read."""
-
-    def arm(self) -> None:
-        """Take the state as it is now for a good one, of which the host knows everything."""
-        self.fresh, self.kept, self.clean = self.copies
-        copy_all_(self.kept.leaves, self.living)
-        copy_all_(self.clean.leaves, self.living)
-        self.flags.fill_(True)
-        self.read()
-
-    def read(self) -> None:
-        """The host has read everything up to now, and found it finite."""
-        self.random.clear()
-        self.iteration = self.parts.run.progress().iteration
-
-    def begin(self) -> None:
-        """An iteration begins."""
-        self.random.append([generator.get_state() for generator in self.parts.algorithm.generators()])
-        if not (self.flags.is_cuda and isinstance(self.collector.env, Capturable)):
-            self.env = None  # not that of an earlier iteration, should this fail
-            self.env = self.collector.env_snapshot()
-        if not self.shown:
-            self.algorithm = self.parts.algorithm.state_dict()
-
-    def settle(self, metrics: Metrics) -> None:
-        """An iteration has ended: copy its state, if everything is finite; `count` makes it the last good one.
-
-        Raises `NonFiniteUpdate` if the new state is not, where the host reads at once, as on a CPU.
+        No other error is: an update has exchanges between ranks, in which the others would wait for the failed one.
         """
-        if not self.fresh.quickly(0, self.living):
-            copy_all_(self.fresh.leaves, self.living)
-        if self.collector.tracker.reads_at_once:
-            if not all(is_finite(x) for x in self.fresh.buffers.values() if x.is_floating_point()):
-                raise NonFiniteUpdate(SPOILT)
-            self.told_finite = all(math.isfinite(value.item()) for value in metrics.values())
-            return
-        floats = [x for x in self.fresh.buffers.values() if x.is_floating_point()]
-        good = (torch.stack([(x - x).sum().double() for x in floats]).sum() == 0) & self.collector.tracker.finite
-        told = [value.detach().double() for value in metrics.values()]
-        found = torch.stack([good, good & torch.isfinite(torch.stack(told or [good.double()])).all()])
-        if distributed.world_size() > 1:
-            found = distributed.max_((~found).float()) == 0  # ranks must keep the state of the same iteration
-        if self.rollout is not None:
-            first = self.flags[1] & ~found[1]
-            for target, source in zip(tree_leaves(self.rollout), tree_leaves(self.collector.rollout), strict=True):
-                torch.where(first, source, target, out=target)
-        self.flags.logical_and_(found)
-        for dtype, fresh in self.fresh.buffers.items():
-            for flag, copy in ((self.flags[0], self.kept), (self.flags[1], self.clean)):
-                torch.where(flag, fresh, copy.buffers[dtype], out=copy.buffers[dtype])
+        with self._sync_errors(NonFinite):
+            yield
 
-    def count(self) -> None:
-        """The iteration that was settled last counts, on all ranks; on a GPU the device has decided by itself.
+    @contextmanager
+    def _sync_errors(self, kind: type[Exception]) -> Iterator[None]:
+        """Run the block on every rank, then raise on all ranks if it raised an error of that `kind` on any.
 
-        Nothing is copied a second time, the copies only change places.
+        Stop signals are exchanged too. Inside the block there must be no exchange between ranks that such an error
+        would skip.
         """
-        if not self.collector.tracker.reads_at_once:
+        failure: Exception | None = None
+        try:
+            yield
+        except kind as error:
+            if distributed.world_size() == 1 or isinstance(error, distributed.RankLost):
+                raise
+            failure = error
+        if self.sync_stop_signal(failure is not None):
+            self.uncommitted = True  # on every rank, even if the failed one had not staged anything
+            raise first_error_of_ranks(failure) from None
+
+    def sync_stop_signal(self, failed: bool = False) -> bool:
+        """Exchange stop signals between ranks, so that all stop after the same iteration.
+
+        Returns whether `failed` is true on any rank.
+        """
+        number, failures = distributed.largest_each(self.signals.received or 0, failed)
+        self.stop_signal = signal.Signals(int(number)) if number else None
+        return failures > 0
+
+    def _rescue(self, error: Exception) -> None:
+        """Save the last good state, and say in the error what was saved; raise RunFailed for a failure of the run."""
+        if distributed.world_size() > 1 and not isinstance(error, RankFailed):
+            error.add_note("Training state since the last checkpoint is lost")  # the other ranks do not know of it
             return
-        self.kept = self.fresh
-        if self.told_finite and self.flags[1]:
-            self.clean = self.fresh
-        elif self.flags[1]:
-            self.flags[1] = False
-            if self.rollout is not None:
-                copy_all_(tree_leaves(self.rollout), tree_leaves(self.collector.rollout))
-        self.fresh = next(copy for copy in self.copies if copy is not self.kept and copy is not self.clean)
+        if self.uncommitted:
+            saved = self._save_last_good(error)
+        elif isinstance(error, NonFinite):
+            saved = self._save_last_good(error, error.before)  # on a GPU it is found some iterations later
+        else:
+            tree = {name: part.state_dict() for name, part in self.state.components().items()}
+            saved = self.folder.rescue(self.state, tree, error)
+        if isinstance(error, EnvironmentFailed | NonFinite | RankFailed):
+            raise RunFailed(str(error), saved, getattr(error, "rank", 0)) from error
+        error.add_note(saved)
 
-    def rollout_after(self, good: int) -> Rollout[Any] | None:
-        """The rollout that followed `good` iterations since the last reading, if it is still there."""
-        if good == len(self.random) - 1:
-            return self.collector.rollout
-        return self.rollout if self.collector.tracker.unclean == good else None
+    def _save_last_good(self, error: Exception, good: int | None = None) -> str:
+        """Roll back to the state after `good` iterations since the host read last, and save it.
 
-    def before_unclean(self, good: int) -> dict[str, Any]:
-        """State of the algorithm before the first iteration with a metric that is not finite; changes nothing."""
-        copy_all_(self.fresh.leaves, self.living)
-        copy_all_(self.living, self.clean.leaves)
-        state = self.algorithm or self.parts.algorithm.state_dict()
-        copy_all_(self.living, self.fresh.leaves)
-        return {"algorithm": state, "random": self.random[good]}
+        None means all committed ones. Returns what was saved.
+        """
+        if good is None:
+            good = self.progress.iteration - self.rollback.iteration
+        rollout = to_dicts(self.rollback.rollout_after(good))
+        tree = self.rollback.restore(good)
+        if isinstance(error, NonFinite):
+            self._write_black_box(str(error), tree, rollout, getattr(error, "rank", None))
+        self.progress.forget_after(good)
+        self.uncommitted = False
+        try:
+            self.write_last_row()
+        except NonFinite as earlier:
+            return self._save_last_good(earlier, earlier.before)
+        except Exception as failure:  # from a console or writer: no reason to lose the state as well
+            if distributed.world_size() > 1:  # the other ranks do not have this error
+                raise
+            logger.warning("the last row of the log was lost: %s: %s", type(failure).__name__, failure)
+        return self.folder.rescue(self.state, tree | {"run": self.progress.state_dict()}, error)
 
-    def before(self, good: int) -> dict[str, Any]:
-        """State of algorithm and collector after `good` iterations since the last reading; loads it into both."""
-        copy_all_(self.living, self.kept.leaves)
-        counted = self.parts.run.progress().iteration - self.iteration
-        if good < len(self.random):
-            for generator, state in zip(self.parts.algorithm.generators(), self.random[good], strict=True):
-                generator.set_state(state)
-        self.collector.steps_before -= (counted - good) * self.collector.algorithm.horizon
-        env = self.env() if self.env is not None and good == len(self.random) - 1 else None
-        return {
-            "algorithm": self.algorithm or self.parts.algorithm.state_dict(),
-            "collector": self.collector.state_after_failure(env, NOT_KEPT),
+    def check_metrics(self, report: Report) -> None:
+        """Write a black box about the run's first metric that is not finite; the optimizer has skipped such steps."""
+        collector = self.rollback.collector
+        good = collector.tracker.unclean
+        if good is None:
+            self.rollback.mark_read()
+            return
+        if not self._has_explained_metrics:
+            self._has_explained_metrics = True
+            names = [name for name, value in report.metrics.items() if not math.isfinite(value)]
+            what = f"not finite after iteration {report.iteration}: {', '.join(names[:5]) or 'a metric before that'}"
+            unread = len(self.rollback.random)
+            steps = collector.steps_before - (unread - good) * collector.algorithm.horizon
+            tree = {"collector": {"steps_before": steps}} | self.rollback.state_before_nonfinite_metric(good)
+            self._write_black_box(what, tree, to_dicts(self.rollback.rollout_after(good)))
+            logger.warning("%s; the optimizer skips such steps. To find the cause: canter explain", what)
+        self.rollback.reset()
+
+    def _write_black_box(
+        self, what: str, tree: dict[str, Any], rollout: dict[str, Any] | None, rank: int | None = None
+    ) -> None:
+        """Save the state before something was not finite and the rollout after it, for `canter explain`.
+
+        `rank` is the one that found it, if all ranks call this.
+        """
+        about = {
+            "what": what,
+            "env_spec": spec_to_box(self.spec),
+            "progress": float(self.rollback.fraction),
+            "rank": distributed.rank(),
+            "ranks": distributed.world_size(),
         }
+        box = {"about": about, "rollout": rollout} | tree
+        if rank is not None:
+            box = broadcast_tree(box, rank) or box
+        self.folder.black_box(box)
 
 
-class Copy(NamedTuple):
-    """Memory for copies of tensors, side by side."""
+def first_error_of_ranks(error: Exception | None) -> RankFailed:
+    """Return the error of the first rank that has one; all ranks must call it, at least one with an error.
 
-    buffers: dict[torch.dtype, Tensor]
-    """One for each dtype."""
-    leaves: list[Tensor]
-    """The place of each tensor."""
-    quickly: Callable[[int, list[Any]], bool]
-    """As `row_writer` gives it, of the only row 0 of each: the same tensors are copied at every end of an iteration."""
-
-
-def _side_by_side(leaves: list[Tensor]) -> Copy:
-    """Memory for copies of tensors, one after the other in a buffer for each dtype."""
-    sizes: dict[torch.dtype, int] = {}
-    for leaf in leaves:
-        sizes[leaf.dtype] = sizes.get(leaf.dtype, 0) + leaf.numel()
-    buffers = {dtype: torch.empty(size, dtype=dtype, device=leaves[0].device) for dtype, size in sizes.items()}
-    rest, places = dict(buffers), []
-    for leaf in leaves:
-        places.append(rest[leaf.dtype][: leaf.numel()].view(leaf.shape))
-        rest[leaf.dtype] = rest[leaf.dtype][leaf.numel() :]
-    return Copy(buffers, places, row_writer([place.unsqueeze(0) for place in places]))
-
-
-class RankFailed(RuntimeError):
-    """What failed on one rank, as all ranks are told it; `trace` is that rank's traceback."""
-
-    def __init__(self, rank: int, what: str, trace: str) -> None:
-        super().__init__(what)
-        self.rank, self.trace, self.where = rank, trace, f"on rank {rank}"
-
-
-class RankNonFinite(RankFailed, NonFinite):
-    """The same, of NaN or infinity."""
-
-
-def agree(error: Exception | None) -> RankFailed:
-    """The error of the first rank that has one; all ranks must call it, at least one with an error of its own.
-
-    One that an environment began comes before what other ranks have learned from it meanwhile.
+    An environment's error comes before what other ranks learned from its data in the same iteration.
     """
-    parts = distributed.gather_bytes(json.dumps(_told(error)).encode())
-    found = [(rank, told) for rank, told in enumerate(map(json.loads, parts)) if told]
-    rank, told = min(found, key=lambda item: (item[1]["learned"], item[0]))
-    kind = RankFailed if told["before"] is None else RankNonFinite
-    failed = kind(rank, told["what"], told["trace"])
-    if isinstance(failed, NonFinite):
-        failed.before = told["before"]
+    messages = distributed.gather_bytes(json.dumps(_error_message(error)).encode())
+    errors = [(rank, message) for rank, message in enumerate(map(json.loads, messages)) if message]
+    rank, message = min(errors, key=lambda item: (item[1]["from_update"], item[0]))
+    if message["before"] is None:
+        return RankFailed(rank, message["what"], message["trace"])
+    failed = RankNonFinite(rank, message["what"], message["trace"])
+    failed.before = message["before"]
     return failed
 
 
-def _told(error: Exception | None) -> dict[str, Any]:
-    """What other ranks need to know of an error; nothing where it is another's."""
+def _error_message(error: Exception | None) -> dict[str, Any]:
+    """Return what the other ranks need to know of an error; {} if it is another rank's."""
     if error is None or isinstance(error, NonFiniteElsewhere):
         return {}
     what = text_of(error)
-    if not isinstance(error, EnvFailed | NonFinite):  # which say so themselves
+    if not isinstance(error, EnvFailed | NonFinite):  # their own text says what they are
         what = f"{type(error).__name__}: {what} ({place_of(error)})"
-    inner = [trace for link in causes(error) if (trace := getattr(link, "trace", ""))]
-    trace = "\n".join(["".join(traceback.format_exception(error)), *inner])
-    before = error.before if isinstance(error, NonFinite) else None
-    return {"what": what, "trace": trace, "before": before, "learned": isinstance(error, NonFiniteUpdate)}
+    inner = [trace for link in error_chain(error) if (trace := getattr(link, "trace", ""))]
+    return {
+        "what": what,
+        "trace": "\n".join(["".join(traceback.format_exception(error)), *inner]),
+        "before": error.before if isinstance(error, NonFinite) else None,
+        "from_update": isinstance(error, NonFiniteUpdate),
+    }

@@ -1,7 +1,4 @@
-"""Where the time of a run goes.
-
-How far a run has come and how it does.
-"""
+"""How far a run has come, how well it does, and where its time goes."""
 
 from __future__ import annotations
 
@@ -16,10 +13,11 @@ import torch
 from torch import Tensor
 
 from canter.core import distributed
+from canter.core.registry import UserError
 from canter.core.specs import TrainingProgress
 from canter.core.struct import Metrics
 from canter.functional.statistics import batch_means
-from canter.runs.policies import Progress
+from canter.runs.policies import ProgressSnapshot
 from canter.training.episodes import Episodes
 
 PARTS: tuple[str, ...] = ("env", "policy", "update", "other")
@@ -29,9 +27,9 @@ PARTS: tuple[str, ...] = ("env", "policy", "update", "other")
 class Stopwatch:
     """Divides the time between readings among the `PARTS`; no moment is counted twice or lost.
 
-    This is the host's time, as asking a GPU when it is done would slow it down. There `env` and `policy` are the time
-    it takes to queue the work, and `update`, which ends when its metrics are read, includes the wait for all of it. A
-    collection that is replayed as one CUDA graph has no laps of its own, and counts as `update` too.
+    This is host time, since a sync with the GPU would slow it down. On a GPU, `env` and `policy` are the time to queue
+    the work, and `update`, which ends when its metrics are read, includes the wait for all of it. A collection that is
+    replayed as one CUDA graph has no laps and counts as `update` too.
     """
 
     def __init__(self) -> None:
@@ -39,143 +37,145 @@ class Stopwatch:
         self.last = time.perf_counter()
 
     def restart(self) -> None:
-        """Leave out the time since the last lap."""
+        """Discard the time since the last lap."""
         self.last = time.perf_counter()
 
     def lap(self, part: str) -> None:
-        """The time since the last lap was spent on `part`."""
+        """Add the time since the last lap to `part`."""
         now = time.perf_counter()
         self.seconds[part] += now - self.last
         self.last = now
 
     def read(self) -> dict[str, float]:
-        """Seconds of each part since the last reading."""
-        seconds, self.seconds = self.seconds, dict.fromkeys(PARTS, 0.0)
+        """Return the seconds of each part since the last reading."""
+        seconds = self.seconds
+        self.seconds = dict.fromkeys(PARTS, 0.0)
         return seconds
 
 
 RECENT_EPISODES = 100
-"""Return, length and success rate are means over this many episodes."""
+"""Number of episodes over which return, length and success rate are averaged."""
 RECENT_ROLLOUTS = 20
-"""The long-run average `lta/mean`, the raw reward per unit of time, is that of this many rollouts."""
+"""Number of rollouts over which the long-run average `lta/mean` (raw reward per unit of time) is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuccessConfig:
-    """Which episodes are a success: those that end the right way with at least the required return.
+    """Definition of a successful episode: how it ends, and its least return.
 
-    Where neither is set nobody has said what a success is: then the rate of terminated episodes is shown, by that name.
+    If neither is set, success is undefined, and the rate of terminated episodes is shown under that name.
     """
 
     ending: Literal["terminated", "truncated", "any"] | None = None
-    """How it must end: by itself (a goal was reached), at its time limit (nothing broke before), or either way; null
-    is by itself."""
+    """Required ending: terminated (a goal was reached), truncated (nothing failed before the time limit), or any;
+    null is terminated."""
     min_return: float | None = None
-    """Sum of raw rewards that it must reach; null for any."""
+    """Least sum of raw rewards; null for any."""
 
     @property
     def defined(self) -> bool:
-        """Whether anybody has said what a success is."""
+        """The settings define a success."""
         return self.ending is not None or self.min_return is not None
 
     def holds(self, return_: float, terminated: bool) -> bool:
-        """Whether an episode is a success."""
+        """Return whether an episode with this return and ending is a success."""
         ending = self.ending or "terminated"
-        right_ending = ending == "any" or terminated == (ending == "terminated")
-        return right_ending and (self.min_return is None or return_ >= self.min_return)
+        ends_right = ending == "any" or terminated == (ending == "terminated")
+        return ends_right and (self.min_return is None or return_ >= self.min_return)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UntilConfig:
-    """What ends a run besides `total_steps`, whichever comes first; null for nothing."""
+    """Conditions that end a run before `total_steps`, whichever comes first; null for none."""
 
     mean_return: float | None = None
-    """Mean return of the last 100 episodes, once as many have ended; looked at where a row is logged."""
+    """Mean return of the last 100 episodes, once that many have ended; checked with every row of the log."""
     seconds: float | None = None
-    """Time spent training, without the time in which the run was stopped. Such a run is not repeatable: a faster or
-    less busy machine trains for longer."""
+    """Seconds of training, not counting the time in which the run was stopped. Such a run is not repeatable: a faster
+    machine trains for more steps."""
     iterations: int | None = None
-    """Rollouts and their updates."""
+    """Iterations: rollouts and their updates."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
+        """Raise ValueError for values outside their range."""
         if self.mean_return is not None and not math.isfinite(self.mean_return):
-            raise ValueError(f"mean_return={self.mean_return} must be finite")
+            raise UserError(f"mean_return={self.mean_return} must be finite")
         if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"seconds={self.seconds} must be above 0")
+            raise UserError(f"seconds={self.seconds} must be above 0")
         if self.iterations is not None and self.iterations < 1:
-            raise ValueError(f"iterations={self.iterations} must be at least 1")
+            raise UserError(f"iterations={self.iterations} must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counters:
-    """What has happened since the run began."""
+    """Totals since the run began."""
 
     env_steps: int = 0
-    """Transitions, over all environments; rows in which an environment only resets are not counted."""
+    """Transitions of all environments; steps in which an environment only resets are not counted."""
     train_steps: int = 0
     """Steps of each environment."""
     rollouts: int = 0
     """Rollouts collected."""
     episodes: int = 0
-    """Episodes that have ended."""
+    """Finished episodes."""
     resets: int = 0
-    """Episodes that have begun."""
+    """Started episodes."""
     updates: int = 0
     """Rollouts learned from."""
     minibatch_updates: int = 0
-    """Optimiser steps."""
+    """Optimizer steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report(Counters):
-    """A row of the log: where a run stands after an iteration; all on the host.
+    """One row of the log: the state of a run after an iteration, on the host.
 
-    "Since the row before" is the last iteration, or the last `log_every` of them.
+    "Since the last row" means one iteration, or `log_every` of them.
     """
 
     seconds: float
-    """Since training started, without the time in which it was stopped."""
+    """Seconds of training, not counting the time in which the run was stopped."""
     return_: float | None
-    """Mean return of the last 100 episodes; None before the first has ended."""
+    """Mean return of the last 100 episodes; None until one has ended."""
     length: float | None
     """Mean length of the same episodes."""
     success_rate: float | None
-    """Fraction of them that were a success; where the settings do not say what that is, that terminated."""
+    """Fraction of them that succeeded, or that terminated if the settings do not define a success."""
     rollout_return: float | None
-    """Mean return of the episodes that ended since the row before; None if none did."""
+    """Mean return of the episodes that ended since the last row; None if none did."""
     rollout_length: float | None
     """Mean length of the same episodes."""
     rollout_reward: float
-    """Mean reward of a step since the row before."""
+    """Mean reward of a step since the last row."""
     rollout_steps: int
-    """Transitions since the row before."""
+    """Transitions since the last row."""
     times: dict[str, float]
-    """Seconds since the row before by part, see `Stopwatch`: env, policy, update, other."""
+    """Seconds since the last row for each part (env, policy, update, other), see `Stopwatch`."""
     metrics: dict[str, float]
-    """What the algorithm reports of its last update and the environment of its last rollout (`env/...`)."""
+    """Metrics of the last update, and of the simulator in the last rollout (`env/...`)."""
 
     @property
     def iteration(self) -> int:
-        """Iterations done, each a rollout and its update."""
+        """Completed iterations, each a rollout and its update."""
         return self.rollouts
 
     def row(self) -> dict[str, Any]:
-        """The same as one flat mapping, for a line of a log; equal runs differ only in `seconds` and `time/...`."""
+        """Return the report as a flat mapping for the log; equal runs differ only in `seconds` and `time/...`."""
         own = {field.name.rstrip("_"): getattr(self, field.name) for field in fields(self)}
-        del own["times"], own["metrics"]
+        del own["times"]
+        del own["metrics"]
         times = {f"time/{part}": seconds for part, seconds in self.times.items()}
         speed = {"time/steps_per_second": self.rollout_steps / max(sum(self.times.values()), 1e-9)}
-        # What the environment did not report in this rollout has no value; JSON knows no NaN.
+        # The environment did not report these in this rollout; JSON has no NaN.
         silent = {name: None for name, value in self.metrics.items() if name.startswith("env/") and math.isnan(value)}
         return {"iteration": self.iteration} | own | times | speed | self.metrics | silent
 
 
-class Run:
-    """Counts what has happened and says when it is enough; `clock` tells what the time was spent on.
+class RunProgress:
+    """Counts steps, episodes and time, and decides when the run is over.
 
-    An iteration is first added, which reads nothing from the device, and reported when a row of the log is due.
-    `optimizer_steps` is the metric that counts them.
+    An iteration is added first, which reads nothing from the device, and reported when a row of the log is due.
+    `clock` measures where the time goes; `optimizer_steps` names the metric that counts optimizer steps.
     """
 
     def __init__(
@@ -187,26 +187,33 @@ class Run:
         optimizer_steps: str = "",
         recent_episodes: int = RECENT_EPISODES,
     ) -> None:
-        self.total_steps, self.success, self.clock = total_steps, success, clock
-        self.until, self.optimizer_steps = until or UntilConfig(), optimizer_steps
+        self.total_steps = total_steps
+        self.success = success
+        self.clock = clock
+        self.until = until or UntilConfig()
+        self.optimizer_steps = optimizer_steps
         self.counters = Counters()
         self.recent: deque[tuple[float, int, bool]] = deque(maxlen=recent_episodes)
         self.gain_and_time: deque[list[list[float]]] = deque(maxlen=RECENT_ROLLOUTS)
-        self.spent, self.start = 0.0, time.perf_counter()
-        """Seconds of training up to the end of the last iteration, and the time of day at which they would begin."""
+        self.spent = 0.0
+        """Seconds of training up to the end of the last iteration."""
+        self.start = time.perf_counter()
+        """Clock reading at which training would have started without interruptions."""
         self.unread: list[Tensor] = []
-        """After each iteration since the row before: transitions and optimiser steps since then, `[2]` float64 on the
-        device."""
-        self.unread_rows = 0
-        """What those transitions are at most, as every row of a rollout may be one."""
+        """After each iteration since the last row: transitions and optimizer steps since that row, `[2]` float64 on
+        the device."""
+        self.unread_transitions = 0
+        """Upper bound of those transitions: every step of a rollout may be one."""
+        self.metrics: Metrics = {}
+        """Metrics of the last iteration, on the device; {} if they are lost with an iteration that was undone."""
         self.stopped = False
-        """Whether the user's own function has asked for the end."""
+        """The user's callback has ended the run."""
         self.evaluation: float | None = None
         """Mean return of an evaluation after the last iteration; None without one."""
 
     @property
     def iteration(self) -> int:
-        """Iterations done."""
+        """Completed iterations."""
         return self.counters.rollouts
 
     @property
@@ -216,9 +223,9 @@ class Run:
 
     @property
     def fraction(self) -> float | Tensor:
-        """Largest share of a budget of steps or iterations that is used up, 0 if there is none.
+        """Completed fraction of the run, by steps or iterations, whichever is larger; 0 without a budget.
 
-        A 0-d tensor on the device where the host does not know the number of steps yet.
+        A 0-d tensor on the device while the host has not read the number of steps.
         """
         if self.total_steps is None or not self.unread:
             return self._known_fraction()
@@ -226,8 +233,8 @@ class Run:
         return ((self.env_steps + self.unread[-1][0]) / self.total_steps).clamp(min=iterations)
 
     def for_env(self) -> TrainingProgress:
-        """How far the run is, as far as the host knows."""
-        steps = self.env_steps + self.unread_rows
+        """Return the progress that environments with a curriculum receive, as far as the host knows it."""
+        steps = self.env_steps + self.unread_transitions
         shares = self._shares(steps)
         fraction = min(max(shares), 1.0) if shares else None
         return TrainingProgress(iteration=self.iteration, env_steps=steps, fraction=fraction)
@@ -236,13 +243,13 @@ class Run:
         return max(self._shares(self.env_steps), default=0.0)
 
     def _shares(self, steps: int) -> list[float]:
-        """How much of each budget that there is so many steps and the iterations use up."""
+        """Return the used fractions of the budgets of steps and of iterations, for those that are set."""
         used = (steps, self.total_steps), (self.iteration, self.until.iterations)
         return [spent / budget for spent, budget in used if budget is not None]
 
     @property
     def ended_by(self) -> str | None:
-        """The setting that ends the run here, as far as the host knows; None while it goes on."""
+        """The setting that ends the run now, as far as the host knows; None while it goes on."""
         until = self.until
         if self.stopped:
             return "on_iteration"
@@ -257,13 +264,13 @@ class Run:
 
     @property
     def may_have_ended(self) -> bool:
-        """Whether the run is over or, for all that the host knows, its budget of steps may be used up."""
-        steps = self.env_steps + self.unread_rows
+        """The run is over, or its budget of steps may be used up without the host knowing it yet."""
+        steps = self.env_steps + self.unread_transitions
         return self.ended_by is not None or (self.total_steps is not None and steps >= self.total_steps)
 
-    def progress(self) -> Progress:
-        """How far the run had come at the last row of the log."""
-        return Progress(
+    def progress(self) -> ProgressSnapshot:
+        """Return the progress at the last row of the log."""
+        return ProgressSnapshot(
             iteration=self.iteration,
             env_steps=self.env_steps,
             fraction=self._known_fraction(),
@@ -274,52 +281,54 @@ class Run:
         )
 
     def start_clock(self) -> None:
-        """Training goes on from here; what was since the last iteration is not counted."""
+        """Count time from now on; the time since the last iteration is discarded."""
         self.start = time.perf_counter() - self.spent
         self.clock.restart()
 
     @property
     def recent_return(self) -> float | None:
-        """Mean return of the last 100 episodes; None before as many have ended."""
+        """Mean return of the last 100 episodes; None until that many have ended."""
         return mean(return_ for return_, _, _ in self.recent) if len(self.recent) == self.recent.maxlen else None
 
     @property
     def recent_lta(self) -> float | None:
-        """Raw reward per unit of time in the last 20 rollouts; None before as many were collected."""
+        """Raw reward per unit of time in the last 20 rollouts; None until that many were collected."""
         average = self._long_run_average() if len(self.gain_and_time) == RECENT_ROLLOUTS else {}
         return average.get("lta/mean")
 
     def _long_run_average(self) -> dict[str, float]:
-        """The long-run average and the half-width of its 95 % interval, as far as they are known."""
+        """Return the long-run average and the half-width of its 95 % interval; {} while unknown."""
         average = batch_means(torch.tensor(list(self.gain_and_time), dtype=torch.float64))
         return {} if average is None else {"lta/mean": average[0], "lta/ci": average[1]}
 
     def add(self, metrics: Metrics, valid: Tensor) -> None:
-        """Take note of an iteration and its rollout's transitions `[T, N]`, without waiting for the device."""
+        """Add an iteration with its metrics and the validity mask `[T, N]` of its rollout; no host sync."""
+        self.metrics = metrics
         steps = metrics.get(self.optimizer_steps)
         counts = (distributed.sum_(valid.sum()), valid.new_zeros(()) if steps is None else steps)
         numbers = torch.stack([count.double() for count in counts])
         self.unread.append(self.unread[-1] + numbers if self.unread else numbers)
-        self.unread_rows += valid.numel() * distributed.world_size()
+        self.unread_transitions += valid.numel() * distributed.world_size()
         self._count(rollouts=1, updates=1, train_steps=len(valid))
         self.spent = self._now()
         self.clock.lap("update")
 
     def _count(self, **more: int) -> None:
-        """Add to counters."""
+        """Increase counters."""
         self.counters = replace(self.counters, **{name: getattr(self.counters, name) + n for name, n in more.items()})
 
     def _now(self) -> float:
-        """Seconds of training, alike on all ranks, as a run may end by them."""
+        """Return the seconds of training, equal on all ranks, since a run may end by them."""
         return distributed.largest(time.perf_counter() - self.start)
 
-    def report(self, metrics: Metrics, episodes: Episodes) -> Report:
-        """A row about the iterations added since the row before; reads the metrics of the last one from the device."""
-        values = [*metrics.values(), self.unread[-1][1]]
-        *values, steps = torch.stack([value.float() for value in values]).tolist()  # one read for all
-        self.clock.lap("update")  # only now is it known to be done on a GPU
+    def report(self, episodes: Episodes) -> Report:
+        """Return a row about the iterations added since the last one; reads the last metrics from the device."""
+        on_device = [*self.metrics.values(), self.unread[-1][1]]
+        *values, steps = torch.stack([value.float() for value in on_device]).tolist()  # one read for all
+        self.clock.lap("update")  # on a GPU the update is only now known to be done
         self.spent = self._now()
-        self.unread, self.unread_rows = [], 0
+        self.unread = []
+        self.unread_transitions = 0
         self._count(
             env_steps=episodes.env_steps,
             episodes=len(episodes.return_),
@@ -340,18 +349,20 @@ class Run:
             rollout_reward=episodes.mean_reward,
             rollout_steps=episodes.env_steps,
             times=self.clock.read(),
-            metrics=dict(zip(metrics, values, strict=True)) | self._long_run_average(),
+            metrics=dict(zip(self.metrics, values, strict=True)) | self._long_run_average(),
         )
 
     def forget_after(self, good: int) -> None:
-        """Forget all iterations since the row before but the first `good` of them."""
+        """Undo all iterations since the last row but the first `good` of them."""
         lost = len(self.unread) - good
+        if lost:
+            self.metrics = {}
         del self.unread[good:]
         steps = self.counters.train_steps // max(self.iteration, 1)
         self._count(rollouts=-lost, updates=-lost, train_steps=-lost * steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, recent episodes and the time spent."""
+        """Return counters, recent episodes and the time spent."""
         return {
             "counters": asdict(self.counters),
             "recent": [list(episode) for episode in self.recent],
@@ -360,16 +371,16 @@ class Run:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on counting from there."""
+        """Continue counting from a saved state."""
         self.counters = Counters(**state["counters"])
         self.recent = deque((tuple(episode) for episode in state["recent"]), maxlen=self.recent.maxlen)
         self.gain_and_time = deque(state["gain_and_time"], maxlen=RECENT_ROLLOUTS)
         self.spent = state["seconds"]
         self.start = time.perf_counter() - self.spent
-        self.progress()  # raises before anything is restored where the state makes no sense
+        self.progress()  # raises now, before anything else is restored, if the state makes no sense
 
 
 def mean(values: Iterable[float]) -> float | None:
-    """Their mean; None if there are none."""
+    """Return the mean; None without values."""
     values = list(values)
     return sum(values) / len(values) if values else None

@@ -1,6 +1,4 @@
-"""A pool of frozen policies with ratings.
-
-Self-play: learning against frozen past policies.
+"""Self-play: learn a two-player game against frozen past policies.
 
 E games of two players each, K opponents that play at a time.
 """
@@ -23,18 +21,18 @@ from canter.core.struct import Obs, State, tree_copy_, tree_map
 from canter.nn.actor_critic import Policy
 
 FIRST_RATING = 1000.0
-"""Rating of the first policy; only differences mean something."""
+"""Rating of the first policy; only differences matter."""
 RATING_SCALE = 400.0
-"""A lead of this much means a score of 10 to 1."""
+"""Rating difference that predicts a score of 10 to 1."""
 RATING_STEP = 16.0
-"""How far a series of games moves a rating at most."""
+"""Largest change of a rating by one series of games."""
 
 
 class OpponentPool:
-    """An even sample of the policies that ever joined, at most `size` of them, and how strong they are.
+    """A uniform sample of at most `size` of all policies that ever joined, with their Elo ratings.
 
-    Ratings are Elo's: the expected score against a rating higher by d is 1 / (1 + 10^(d / 400)). Here a whole series of
-    games counts like one in Elo's, by its mean score. A policy joins with the rating that the learner has then.
+    The expected score against a rating higher by d is 1 / (1 + 10^(d / 400)). A whole series of games counts as one
+    game, by its mean score. A policy joins with the learner's rating at that time.
     """
 
     def __init__(self, size: int, seed: int) -> None:
@@ -43,7 +41,7 @@ class OpponentPool:
         self.weights: list[dict[str, Tensor]] = []
         self.ratings: list[float] = []
         self.joined = 0
-        """How many ever did."""
+        """Number of policies that ever joined."""
         self.elo = FIRST_RATING
         """The learner's rating."""
 
@@ -51,46 +49,47 @@ class OpponentPool:
         return len(self.weights)
 
     def add(self, policy: Policy) -> None:
-        """Let a policy in as it is now; when the pool is full a random one leaves, or this one does not come in.
+        """Add a copy of the policy; a full pool replaces a random member or rejects it (reservoir sampling).
 
-        Numbers of members change, so draw again.
+        Member numbers change, so draw again.
         """
         self.joined += 1
         if len(self) == self.size:
-            # Algorithm R (Vitter, 1985): each of all that ever joined is here with the same probability.
+            # Algorithm R (Vitter, 1985): each policy that ever joined is a member with equal probability.
             place = self._below(self.joined)
             if place >= self.size:
                 return
-            del self.weights[place], self.ratings[place]
+            del self.weights[place]
+            del self.ratings[place]
         self.weights.append(tree_map(torch.clone, policy.actor.state_dict()))
         self.ratings.append(self.elo)
 
     def draw(self, count: int) -> list[int]:
-        """Numbers of `count` members, each member equally likely.
+        """Draw `count` member numbers, each member equally likely.
 
-        They are spread evenly over the pool, which is in the order of joining: neighbours are alike, so these few stand
-        for all far better than independent draws would.
+        They are spread evenly over the pool (systematic sampling): the pool is in joining order, and neighbours are
+        similar, so these few represent the pool better than independent draws.
         """
         start = float(torch.rand((), generator=self.generator))
         return [int((start + place) * len(self) / count) for place in range(count)]
 
     def load(self, member: int, into: Policy) -> None:
-        """Give a policy the weights of a member."""
+        """Load the weights of a member into a policy."""
         into.actor.load_state_dict(self.weights[member])
 
     def rate(self, member: int, score: float) -> None:
-        """Take account of the learner's mean score, 0..1, in a series of games against a member."""
+        """Update both ratings by the learner's mean score (0 to 1) in a series of games against a member."""
         expected = 1.0 / (1.0 + 10.0 ** ((self.ratings[member] - self.elo) / RATING_SCALE))
         change = RATING_STEP * (score - expected)
         self.elo += change
         self.ratings[member] -= change
 
     def new_seed(self) -> int:
-        """A seed for another random stream."""
+        """Draw a seed for another random stream."""
         return self._below(1 << 62)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything; the weights never change, so they are not copied."""
+        """Return the whole state; weights never change, so they are not copied."""
         return {
             "weights": list(self.weights),
             "ratings": list(self.ratings),
@@ -100,9 +99,11 @@ class OpponentPool:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from there."""
-        self.weights, self.ratings = list(state["weights"]), list(state["ratings"])
-        self.joined, self.elo = state["joined"], state["elo"]
+        """Continue from a saved state."""
+        self.weights = list(state["weights"])
+        self.ratings = list(state["ratings"])
+        self.joined = state["joined"]
+        self.elo = state["elo"]
         self.generator.set_state(state["generator"].cpu())
 
     def _below(self, limit: int) -> int:
@@ -111,25 +112,25 @@ class OpponentPool:
 
 @dataclass(frozen=True, kw_only=True)
 class SelfPlayConfig:
-    """Against whom a policy learns in a game of two: a pool of what it was before."""
+    """Opponents of a policy that learns a two-player game: a pool of its own past versions."""
 
     snapshot_every: int = 10
-    """Iterations after which the policy as it is then joins the pool, and new opponents are drawn from it."""
+    """Iterations between copies of the policy joining the pool; new opponents are drawn at the same time."""
     pool_size: int = 100
-    """Policies in the pool; a full pool stays an even sample of all that ever joined."""
+    """Policies in the pool; a full pool stays a uniform sample of all that ever joined."""
     num_opponents: int = 8
-    """How many of the pool play at a time, each in as many games; must divide `env.num_envs`."""
+    """Opponents that play at a time, each in equally many games; must divide `env.num_envs`."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
+        """Raise an error for values outside their range."""
         for name in ("snapshot_every", "pool_size", "num_opponents"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name}={getattr(self, name)} must be at least 1")
 
     def check(self, spec: EnvSpec, games: int) -> None:
-        """Refuse what is no game of two, and opponents that cannot have equally many games."""
+        """Raise an error unless there are two players and every opponent can have equally many games."""
         if spec.num_agents != 2:
-            raise UserError(f"self_play needs a game of two, and {spec.env_id} has num_agents={spec.num_agents}")
+            raise UserError(f"self_play needs a two-player game, and {spec.env_id} has num_agents={spec.num_agents}")
         if games % self.num_opponents:
             fits = max(n for n in range(1, self.num_opponents) if games % n == 0)
             raise UserError(
@@ -139,42 +140,45 @@ class SelfPlayConfig:
 
 
 class SelfPlayEnv:
-    """E games of two as an environment for one: the other seat of every game is taken by a past policy.
+    """Turns E two-player games into an environment for one player; a past policy plays the other side.
 
-    The learner has the first seat in even games and the second in odd ones. `adapt` must be called with the policy that
-    learns before the first step, and after every iteration. A game is won by who has the higher return when the
-    learner's episode ends; games that a change of opponents interrupted are not rated.
+    The learner is the first player in even games and the second in odd ones. `adapt` must be called with the learning
+    policy before the first step and after every iteration. The player with the higher return when the learner's episode
+    ends wins; games interrupted by a change of opponents are not rated.
     """
 
     def __init__(self, env: Env, config: SelfPlayConfig, seed: int) -> None:
-        spec, games = env.spec, env.spec.num_envs // 2
+        spec = env.spec
+        games = spec.num_envs // 2
         config.check(spec, games)
-        self.env, self.config = env, config
+        self.env = env
+        self.config = config
         self.pool = OpponentPool(config.pool_size, derive_seed(seed, "opponents"))
         self.spec = replace(spec, num_envs=games, num_agents=1)
-        """What the learner sees and does: one row per game."""
+        """Spec of the learner: one environment per game."""
         index = torch.arange(games, device=spec.device)
-        self._own, self._theirs = 2 * index + index % 2, 2 * index + 1 - index % 2
-        # Where each row of the games finds its action when those of both sides lie one after the other.
+        self._own = 2 * index + index % 2
+        self._theirs = 2 * index + 1 - index % 2
+        # Index of each player's action in the concatenation of the learner's and the opponents' actions.
         self._seating = torch.cat((self._own, self._theirs)).argsort()
         self._seats: list[Policy] = []
         self._members: list[int] = []
         self._iterations = 0
         self._score = 0.5
-        """The learner's mean score in the last games that were rated: 1 for a win, 1/2 for a draw."""
+        """The learner's mean score in the last rated games: 1 for a win, 1/2 for a draw."""
         self._generator = torch.Generator(spec.device).manual_seed(self.pool.new_seed())
         self._result = _Result(games, config.num_opponents, spec.device)
         self._obs: Obs = {}
         self._reset = torch.ones(games, dtype=torch.bool, device=spec.device)
         self._memory: State = ()
         self.resumes = getattr(env, "resumes", "exact") if isinstance(env, Stateful) else "partial"
-        """Where the games cannot be saved, they start anew; the opponents stay."""
+        """"partial" if the games cannot be saved: they restart, and the opponents stay."""
         self.seeds_by_row = getattr(env, "seeds_by_row", False)
-        if isinstance(env, Capturable):  # only then: to have this method says that a step may be captured
+        if isinstance(env, Capturable):  # having this method declares that a step may be captured
             self.generators = lambda: [self._generator, *env.generators()]
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Start every game anew; the pool stays."""
+        """Restart every game; the pool stays."""
         obs = self.env.reset(seed)
         self._result.begin()
         self._reset.fill_(True)
@@ -183,12 +187,12 @@ class SelfPlayEnv:
 
     @torch.no_grad()
     def step(self, action: Tensor) -> Step:
-        """Apply the learner's actions `[E, ...]`, and in the other seats those of the opponents."""
+        """Apply the learner's actions `[E, ...]` and the opponents'."""
         if not self._seats:
             raise RuntimeError("there are no opponents yet; call adapt(policy) before step()")
         both = torch.cat((action, self._replies())).index_select(0, self._seating)
         step = self.env.step(both)
-        rows = replace(step, metrics={})  # metrics are of all games, not of rows
+        rows = replace(step, metrics={})  # metrics are of all games, not per player
         own, theirs = (rows.map(lambda x, seats=seats: x.index_select(0, seats)) for seats in (self._own, self._theirs))
         self._remember(theirs.obs)
         self._reset.copy_(theirs.restarts(self.spec.final_obs))
@@ -196,7 +200,7 @@ class SelfPlayEnv:
         return replace(own, metrics=step.metrics)
 
     def adapt(self, policy: Policy) -> Metrics:
-        """Rate the games since the last call, and let the policy into the pool when it is time."""
+        """Rate the games since the last call, and add the policy to the pool if it is due; return metrics."""
         if self._seats:
             self._iterations += 1
             self._rate()
@@ -215,7 +219,7 @@ class SelfPlayEnv:
         self.env.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The games, the pool, and who plays."""
+        """Return the state of the games, the pool and the current opponents."""
         saved = tree_map(torch.clone, {"reset": self._reset, "obs": self._obs, "memory": self._memory})
         return saved | {
             "games": self.env.state_dict() if isinstance(self.env, Stateful) else None,
@@ -232,7 +236,9 @@ class SelfPlayEnv:
         if isinstance(self.env, Stateful):
             self.env.load_state_dict(state["games"])
         self.pool.load_state_dict(state["pool"])
-        self._members, self._iterations, self._score = state["members"], state["iterations"], state["score"]
+        self._members = state["members"]
+        self._iterations = state["iterations"]
+        self._score = state["score"]
         self._generator.set_state(state["generator"].cpu())
         self._result.load_state_dict(state["result"])
         self._remember(state["obs"])
@@ -241,14 +247,14 @@ class SelfPlayEnv:
         self._fill_seats()
 
     def _prepare(self, policy: Policy) -> None:
-        """Make room for the opponents; who sits there is known already where a saved state was loaded."""
+        """Allocate the opponents; a loaded state has already chosen them."""
         self._seats = [copy_policy(policy) for _ in range(self.config.num_opponents)]
         if not self._members:
             self._memory = policy.initial_state(self.spec.num_envs)
         self._fill_seats()
 
     def _replies(self) -> Tensor:
-        """The opponents' actions `[E, ...]`, drawn from their distributions."""
+        """Sample the opponents' actions `[E, ...]`."""
         rows = tree_map(lambda x: x.unflatten(0, (len(self._seats), -1)), (self._obs, self._memory, self._reset))
         seated = [seat.params(*tree_map(lambda x, k=k: x[k], rows)) for k, seat in enumerate(self._seats)]
         params, memory = tree_map(lambda *parts: torch.cat(parts), *seated)
@@ -257,7 +263,7 @@ class SelfPlayEnv:
         return distribution.to_env(distribution.sample(params, self._generator))
 
     def _remember(self, obs: Obs) -> None:
-        """Keep what the opponents see, always in the same memory."""
+        """Keep the opponents' observations, at fixed addresses."""
         if not self._obs:
             self._obs = tree_map(torch.empty_like, obs)
         tree_copy_(self._obs, obs)
@@ -282,20 +288,20 @@ class SelfPlayEnv:
 
 
 class _Result:
-    """Who wins the running games, and how often each opponent was beaten; on the device."""
+    """Results of the running and finished games against each opponent, on the device."""
 
     def __init__(self, games: int, opponents: int, device: torch.device) -> None:
         self.lead = torch.zeros(games, device=device)
         """The learner's return minus the opponent's."""
         self.rated = torch.ones(games, dtype=torch.bool, device=device)
-        """Whether the same two play since the game began."""
+        """The same two have played since the game started."""
         self.between = self.rated.clone()
-        """Whether the learner's next step is the first of a game."""
+        """The learner's next step is the first of a game."""
         self.played = torch.zeros(opponents, device=device)
         self.points = torch.zeros(opponents, device=device)
 
     def add(self, own: Step, theirs: Step) -> None:
-        """Count a step of both sides; what happens after the learner's end belongs to no game."""
+        """Count a step of both players; steps after the learner's episode end belong to no game."""
         reply = torch.where(theirs.valid, theirs.reward, 0.0)
         self.lead += torch.where(own.valid, own.reward - reply, 0.0)
         done = own.terminated | own.truncated
@@ -308,40 +314,43 @@ class _Result:
         self.between.copy_(done | (self.between & ~own.valid))
 
     def begin(self) -> None:
-        """All games start anew."""
+        """Restart all games."""
         self.lead.zero_()
         self.rated.fill_(True)
         self.between.fill_(True)
 
     def interrupt(self) -> None:
-        """Other opponents take over: games that are on do not count."""
+        """Exclude the running games from the rating: the opponents change."""
         self.rated.copy_(self.between)
 
     def read(self) -> tuple[list[float], list[float]]:
-        """Rated games and the learner's points against each opponent, on all ranks, since the last call."""
+        """Return rated games and the learner's points against each opponent since the last call, of all ranks."""
         played, points = distributed.sum_(torch.stack((self.played, self.points))).tolist()
         self.played.zero_()
         self.points.zero_()
         return played, points
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of all of it."""
+        """Return copies of all tensors."""
         return {name: tensor.clone() for name, tensor in vars(self).items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from there."""
+        """Continue from a saved state."""
         tree_copy_(vars(self), state)
 
 
 def seat_opponents(env: Env, config: SelfPlayConfig | None, seed: int) -> tuple[Env, Callable[[Policy], Metrics]]:
-    """The environment for the one that learns, and what to call with its policy at first and after every update."""
-    env = env if config is None else SelfPlayEnv(env, config, seed)
-    return (env, env.adapt) if isinstance(env, SelfPlayEnv) else (env, lambda policy: {})
+    """Return the learner's environment, and a function to call with its policy at first and after every update."""
+    if config is not None:
+        env = SelfPlayEnv(env, config, seed)
+    if isinstance(env, SelfPlayEnv):
+        return env, env.adapt
+    return env, lambda policy: {}
 
 
 def copy_policy(policy: Policy) -> Policy:
-    """The same policy with weights and statistics of its own, which learn nothing."""
-    # Built, not copied: the learner's parameters are views of one flat tensor, which a copy would take along.
+    """Return a frozen copy of a policy."""
+    # Built, not deep-copied: the learner's parameters are views of one flat tensor, which would be copied too.
     with torch.random.fork_rng(devices=[]):
         twin = policy.config.build_policy(policy.spec)
     twin.actor.to(policy.spec.device).requires_grad_(False)

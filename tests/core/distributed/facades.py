@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "compat"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "compat"))
 from test_rl_games_runner import VecEnv
 from test_rl_games_runner import settings as rl_games_settings
 from test_rsl_rl_runner import Robots

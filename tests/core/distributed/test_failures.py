@@ -74,7 +74,7 @@ def outcome(run):
 RAISED = r"step\(\) raised ValueError: the robot fell apart \(\S+late.py:\d+\)"
 WORDS = {
     "raise": rf"environment 3 failed at its step {AT - 1}: {RAISED}",
-    "nan": rf"environment 3 gave reward = nan at its step {AT - 1}",
+    "nan": rf"environment 3 returned reward = nan at its step {AT - 1}",
 }
 
 
@@ -96,7 +96,7 @@ def test_it_costs_one_rollout_and_the_run_ends_like_another(kind, place, undistu
         monkeypatch.syspath_prepend(place)
         main(["--allow-import", "late", "explain", str(run)])
         out = capsys.readouterr().out
-        assert f"environment 3 gave reward = nan at its step {AT - 1}\nthe rollout was played again" in out, out
+        assert f"environment 3 returned reward = nan at its step {AT - 1}\nthe rollout was replayed" in out, out
 
     monkeypatch.setenv("MENDED", "yes")
     torchrun(2, "-m", "canter", "resume", run, "--console=quiet", cwd=place)
@@ -167,7 +167,7 @@ assert state_of(failing) == state_of(straight)
 going_on = trainer_of(False, RunFolder(sys.argv[1]))
 assert state_of(going_on) == state_of(straight)
 going_on.learn()
-assert going_on.run.iteration == 9
+assert going_on.progress.iteration == 9
 
 spoilt = Trainer(config, env=Fails(False), folder=RunFolder(sys.argv[1] + "-spoilt"))
 spoilt.learn(3)

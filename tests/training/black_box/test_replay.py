@@ -76,7 +76,7 @@ def test_a_division_in_an_environment(kind, row, at, tmp_path):
     assert (found.kind, found.env, found.step) == ("environment", row, at if kind == "reward" else at + 1)
     assert found.operation == ("div" if kind == "reward" else "log")
     assert "test_replay.py" in found.place
-    assert f"environment {row} gave" in found.text
+    assert f"environment {row} returned" in found.text
 
 
 @pytest.mark.parametrize("engine", ["native", "autograd"])
@@ -104,7 +104,7 @@ def test_a_central_value_network_that_explodes(tmp_path):
 
 def test_an_action_that_follows_from_an_observation_is_not_the_culprit(tmp_path):
     _, failed = run(tmp_path, CONFIG, Divides(1, 18, "state"))
-    assert failed.what.startswith("environment 1 gave observation 'policy' component [0] = nan at its step 19")
+    assert failed.what.startswith("environment 1 returned observation 'policy' component [0] = nan at its step 19")
 
 
 def test_without_the_environment_it_is_still_named_which_and_when(tmp_path):
@@ -148,7 +148,7 @@ def test_a_root_in_a_users_reward(row, log_every, tmp_path, caplog):
     config = replace(CONFIG, algorithm=algorithm, log_every=log_every)
     box, failed = run(tmp_path, config)
     assert failed is None, "steps by such gradients are left out, and the run goes on"
-    assert "`canter explain` names the cause" in caplog.text
+    assert "To find the cause: canter explain" in caplog.text
     found = explain(config, box)
     assert (found.kind, found.operation, found.env, found.step) == ("update", "sqrt", row, 5)
     assert "test_replay.py" in found.place
@@ -177,7 +177,7 @@ def test_an_overflow_by_the_settings_of_the_reward(tmp_path):
     box, _ = run(tmp_path, config)
     found = explain(config, box)
     assert found.kind == "update"
-    assert "rewards.py" in found.place
+    assert "returns.py" in found.place
 
 
 @pytest.mark.parametrize(("which", "kind"), [("actor", "policy"), ("critic", "update")])
@@ -213,7 +213,7 @@ def test_from_the_command_line(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     main(["--allow-import", "misbehaving", "explain", str(tmp_path / "run")])
     out = capsys.readouterr().out
-    assert "environment 0 gave observation 'policy' component [1] = nan at its step 400" in out
+    assert "environment 0 returned observation 'policy' component [1] = nan at its step 400" in out
 
 
 def test_a_run_without_a_box_is_refused(tmp_path, capsys):
@@ -235,7 +235,7 @@ def test_a_division_inside_a_captured_iteration(kind, log_every, tmp_path, caplo
     assert "not captured" not in caplog.text
     step = at if kind == "reward" else at + 1
     assert failed is not None
-    assert failed.what.startswith("environment 2 gave")
+    assert failed.what.startswith("environment 2 returned")
     assert f"at its step {step}" in failed.what
     assert CheckpointStore(tmp_path / "checkpoints").steps()[-1] == 8, "nothing was learned from it"
     assert all(torch.isfinite(x).all() for x in box["algorithm"]["model"].values())

@@ -193,7 +193,7 @@ class TestSettings:
 
     @pytest.mark.parametrize(("name", "agents"), [("rendezvous", 3), ("cartpole", 1)])
     def test_what_is_no_game_of_two_is_refused(self, name, agents):
-        with pytest.raises(ValueError, match=f"game of two, and tensor:{name} has num_agents={agents}"):
+        with pytest.raises(ValueError, match=f"two-player game, and tensor:{name} has num_agents={agents}"):
             SelfPlayEnv(tensor_envs[name](8), SelfPlayConfig(), seed=0)
 
 
@@ -239,7 +239,7 @@ class TestRuns:
             folder = RunFolder(tmp_path / "run", CheckpointConfig())
             train(config(iterations), lambda report: rows.append(report.row()), env=OnTheHost(), folder=folder)
         assert [row["self_play/pool_size"] for row in rows] == [1, 2, 2, 3, 3]
-        assert caplog.text.count("all episodes start anew") == 1
+        assert caplog.text.count("all episodes restart") == 1
 
     def test_an_environment_that_brings_its_own_opponents_needs_no_setting(self):
         rows = []
