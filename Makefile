@@ -6,7 +6,7 @@ SOURCES := pyproject.toml constraints.txt $(wildcard src/canter/engines/native/*
 # Every install goes through this: the constraint keeps torch at the build that the project is checked with.
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: train test test-mjlab index lint types layers docs pytest test-all test-faults format bench-learning bench-cpu bench-gpu clean
+.PHONY: train test test-mjlab lint types layers docs pytest test-all test-faults format bench-learning bench-cpu bench-gpu clean
 
 train: .venv/installed
 	$(BIN)/canter train CartPole-v1
@@ -15,10 +15,6 @@ train: .venv/installed
 test: .venv/installed-dev
 	$(MAKE) --jobs 2 types lint layers docs
 	$(MAKE) pytest
-
-# What there is to type, for help and typos that do not wait for torch.
-index: .venv/installed-dev
-	$(BIN)/python -m canter.app.cli.make_index
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

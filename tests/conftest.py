@@ -17,6 +17,8 @@ from canter.envs import imports
 # Runs that may import something are signed with a secret of the user's, which tests have no business with.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="canter-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+# Commands in other processes share one index of the sources as they are now.
+os.environ["XDG_CACHE_HOME"] = os.environ["XDG_STATE_HOME"]
 
 # Networks this small only lose by sharing the work, most of all where several tests run at once.
 torch.set_num_threads(1)

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import canter
-from canter.app.cli.parser import nest
 from canter.core.hints import config_keys
-from canter.core.plain import from_plain
+from canter.core.plain import from_plain, nest
 from canter.envs.tensor import Outcome, TensorEnv
 from canter.training.collector import Collector
 

@@ -95,7 +95,7 @@ def test_ctrl_c_stops_after_the_iteration_and_once_more_at_once(times, ignored, 
         process.kill()
     assert process.returncode == 128 + signal.SIGINT, err
     assert "Traceback" not in err
-    said = "stopped by SIGINT after" if times == 1 else "stopped at once, without saving what was learned"
+    said = "stopped by SIGINT after" if times == 1 else "stopped at once; the training since the last checkpoint is lost"
     assert said in err
     assert f"canter resume {tmp_path / 'run'}" in err
     assert read_record(tmp_path / "run")["status"] == "stopped"
@@ -150,7 +150,7 @@ def test_runs_that_begin_in_one_second_or_in_the_past_get_names_of_their_own(tmp
 
             return datetime(2026, 1, 1, tzinfo=zone)
 
-    monkeypatch.setattr("canter.app.experiments.sweep.datetime", Clock)
+    monkeypatch.setattr("canter.app.experiments.folders.datetime", Clock)
     flags = [flag for flag in train(tmp_path, "--console", "quiet", steps=64)[3:] if flag not in ("--name", "run")]
     assert [run_canter(*flags)[0] for _ in range(2)] == [0, 0]
     names = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("tensor"))

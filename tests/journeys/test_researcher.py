@@ -71,7 +71,7 @@ def test_from_a_simulator_to_runs_that_stop_go_on_and_are_fine_tuned(user):
 
     # A weaker motor, beginning with what was learned.
     told = user.types(*train, "--env.options.force", "0.05", "--init-from", "whole", "--total-steps", "2048")
-    assert "It begins with the weights of runs/whole" in told
+    assert "Starting with the weights of runs/whole" in told
 
 
 def test_the_same_from_python_with_the_class_itself(user):

@@ -5,9 +5,8 @@ import torch
 from update_cases import ACTIONS, CHOICES, ITERATIONS, OBS, STATES, N, T, first_value, order, rollouts
 
 import canter
-from canter.app.cli.parser import nest
 from canter.core.data.rollout import Rollout
-from canter.core.plain import from_plain
+from canter.core.plain import from_plain, nest
 from canter.core.specs import ACTION_MASK
 from canter.engines.base import PPORecord
 from canter.functional import minibatches as functional_order

@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from canter.app.cli.parser import nest
 from canter.config import TrainConfig
 from canter.config.presets import preset_for
-from canter.core.plain import from_plain
+from canter.core.plain import from_plain, nest
 from canter.core.storage.checkpoint import CheckpointCorrupt, NoCheckpoint
 from canter.core.storage.lock import RunLocked
 from canter.core.storage.validity import Mismatch, check_finite, flatten
@@ -204,7 +203,7 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
     class Poisoned(RunFolder):
         def save(self, given, *, final=False):
             parts.append(given)
-            if given.run.iteration == 3:
+            if given.progress.iteration == 3:
                 next(given.algorithm.model.critic.parameters()).data.view(-1)[5] = float("inf")
             super().save(given, final=final)
 

@@ -10,7 +10,8 @@ from canter.algorithms.ppo import PPOConfig
 from canter.config import TrainConfig
 from canter.config.files import dump_config, read_config
 from canter.config.presets import presets
-from canter.core.plain import ConfigError, config_keys, from_plain, to_plain
+from canter.core.hints import config_keys
+from canter.core.plain import ConfigError, from_plain, to_plain
 from canter.core.registry import registries
 from canter.core.storage.strict import parse
 from canter.envs import EnvConfig

@@ -88,7 +88,7 @@ def test_without_its_checkpoints_a_run_is_refused_and_left_as_it_is(damage, mess
     assert content(run) == before
     code, out, _ = resume("--from-scratch")
     assert code == 0
-    assert "It begins at the beginning" in out
+    assert "Starting at step 0" in out
     iterations = [json.loads(line)["iteration"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert iterations == [1, 2, 3, 4, 5]
     assert (run / "before-1" / "policies" / "final_actor.safetensors").is_file()

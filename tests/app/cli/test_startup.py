@@ -1,14 +1,17 @@
-"""What is answered at once: help, lists and typos, without torch and from an index that is true."""
+"""Help, lists and typos are answered without torch, from a cached index that is true and may fail."""
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from canter.app.cli import COMMANDS
-from canter.app.cli.index import FILE
-from canter.app.cli.listing import summary_of
-from canter.app.cli.make_index import make_index, text_of
+from canter.app.cli import index as index_module
+from canter.app.cli.index import SECTIONS, cache_file, cache_key, cached_index, read_index, summary_of
+from canter.app.cli.parser import Parser
 from canter.app.experiments.foreign import FOREIGN
 
 LIGHT = [
@@ -19,26 +22,98 @@ LIGHT = [
     ["presets"],
     ["runs"],
     ["trian"],
+    ["train", "--help"],
+    ["eval", "--help"],
     ["train", "CartPole-v1", "--algorithm.gama", "0.9"],
     ["train", "CartPol-v1"],
     ["eval", "latest", "--episode", "3"],
 ]
 
 
-def test_the_index_is_what_the_code_has():
-    assert FILE.read_text() == text_of(make_index()), "run `make index`"
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory):
+    """The environment of a process with a cached index."""
+    folder = tmp_path_factory.mktemp("cache")
+    environment = os.environ | {"XDG_CACHE_HOME": str(folder)}
+    assert canter(["presets"], environment).returncode == 0
+    return environment
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_commands_is_that_of_their_functions(name):
-    assert COMMANDS[name].summary == summary_of(COMMANDS[name].load())
+def canter(argv, environment, **options):
+    """Run a command in another process, which prints at its end whether torch was imported."""
+    code = f"import sys; from canter.app.cli import main\ntry: main({argv})\nfinally: print('torch' in sys.modules)"
+    call = [sys.executable, "-c", code]
+    return subprocess.run(call, capture_output=True, text=True, env=environment, timeout=120, **options)
 
 
 @pytest.mark.parametrize("argv", LIGHT, ids=" ".join)
-def test_nothing_waits_for_torch(argv, tmp_path):
-    code = f"import sys; from canter.app.cli import main\ntry: main({argv})\nfinally: print('torch' in sys.modules)"
-    call = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+def test_nothing_waits_for_torch(argv, cached, tmp_path):
+    call = canter(argv, cached, cwd=tmp_path)
     assert call.stdout.splitlines()[-1] == "False", call.stderr
+
+
+def test_the_cache_holds_what_is_registered(cached):
+    (file,) = (Path(cached["XDG_CACHE_HOME"]) / "canter").iterdir()
+    stored = json.loads(file.read_text())["index"]
+    assert stored == json.loads(json.dumps({section: compute() for section, compute in SECTIONS.items()}))
+
+
+@pytest.fixture
+def fresh(tmp_path, monkeypatch):
+    """Reads the index in this process as if Canter were not imported whole; counts how often it is computed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    computed = []
+    monkeypatch.setattr(index_module, "SECTIONS", {"presets": lambda: computed.append(1) or [["a", "b", 1]]})
+
+    def read():
+        cached_index.cache_clear()
+        return cached_index(), len(computed)
+
+    yield read
+    cached_index.cache_clear()
+
+
+def test_the_index_is_computed_once(fresh):
+    assert fresh() == ({"presets": [["a", "b", 1]]}, 1)
+    assert fresh() == ({"presets": [["a", "b", 1]]}, 1)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"key": "another", "index": {}}', '{"key": KEY, "index": 3}']
+)
+def test_a_damaged_or_outdated_cache_is_rebuilt(content, fresh):
+    fresh()
+    cache_file().write_text(content.replace("KEY", json.dumps(cache_key())))
+    assert fresh() == ({"presets": [["a", "b", 1]]}, 2)
+    assert fresh()[1] == 2
+
+
+def test_a_cache_that_cannot_be_written_is_ignored(fresh, tmp_path, monkeypatch):
+    (tmp_path / "canter").write_text("a file where the folder should be")
+    assert fresh()[1] == 1
+    assert fresh() == ({"presets": [["a", "b", 1]]}, 2)
+
+
+def test_the_cache_depends_on_sources_and_plugins(tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "module.py").write_text("a = 1")
+    monkeypatch.setattr(index_module, "PACKAGE", package)
+    key = cache_key()
+    assert cache_key() == key
+    (package / "module.py").write_text("a = 12")
+    assert cache_key() != key
+
+
+def test_a_program_that_registers_more_is_not_answered_from_the_cache():
+    assert "CartPole" in {name for name, *_ in read_index("presets")}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_function_with_its_summary(name):
+    from canter.app.cli import load_function
+
+    assert summary_of(load_function(COMMANDS[name])) == COMMANDS[name].summary
 
 
 @pytest.mark.parametrize(
@@ -51,13 +126,13 @@ def test_nothing_waits_for_torch(argv, tmp_path):
         ("--num-steps-per-env", "--algorithm.horizon"),
     ],
 )
-def test_names_of_other_libraries_are_answered(flag, answer, tmp_path):
+def test_names_of_other_libraries_are_answered(flag, answer, cached, tmp_path):
     call = [sys.executable, "-m", "canter", "train", "CartPole-v1", flag, "3"]
-    refused = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    refused = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, env=cached, timeout=60)
     assert refused.returncode == 2
     assert f"here it is {answer}" in refused.stderr
 
 
 def test_every_answer_about_other_libraries_is_a_flag_here():
-    flags = {*make_index()["flags"]["train"]}
-    assert {f"--{name}" for name, _ in FOREIGN.values()} <= flags
+    parser = Parser("train", COMMANDS["train"])
+    assert [name for name, _ in FOREIGN.values() if not parser.knows(f"--{name}")] == []

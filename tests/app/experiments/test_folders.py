@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from canter.app.experiments.sweep import new_run
+from canter.app.experiments.folders import new_run
 from canter.config import TrainConfig
 from canter.runs.records import CONFIG, SWEEP, find_all, find_run
 

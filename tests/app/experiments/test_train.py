@@ -201,7 +201,7 @@ def test_it_begins_with_the_weights_of_another_run(capsys):
     assert len(list(first.path.parent.iterdir())) == 3  # it, latest and the hall of fame
     still = SMALL | {"algorithm": {**SMALL["algorithm"], "optimizer.learning_rate": 1e-12}}
     second = canter.train(Walk, init_from="first", name="second", seed=5, **still, final_evaluation=False)
-    assert "It begins with the weights of runs/first after 2 iterations" in capsys.readouterr().out
+    assert "Starting with the weights of runs/first after 2 iterations" in capsys.readouterr().out
     assert json.loads((second.path / "run.json").read_text())["init_from"] == {"run": "runs/first", "iteration": 2}
     weights = [dict(run.policy.actor.named_parameters()) for run in (first, second)]
     for name, value in weights[0].items():
@@ -214,7 +214,7 @@ def test_a_run_that_goes_on_keeps_its_own_weights(capsys):
     begun += ["--algorithm.horizon=16", "--algorithm.num-minibatches=2", "--resume-if-present"]
     main([*begun, "--total-steps=256"])
     learned = canter.load("runs/second").actor.state_dict()
-    assert "It begins with the weights of runs/first" in capsys.readouterr().out
+    assert "Starting with the weights of runs/first" in capsys.readouterr().out
     main([*begun, "--total-steps=256"])  # nothing is left to do, and nothing is taken again
     assert "It begins with" not in capsys.readouterr().out
     again = canter.load("runs/second").actor.state_dict()
@@ -260,8 +260,8 @@ def test_a_game_that_has_its_opponents_gets_no_others_from_a_preset():
 
 
 def test_a_long_evaluation_says_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr(session, "Told", functools.partial(session.Told, every=0.0))
+    monkeypatch.setattr(session, "EvalProgress", functools.partial(session.EvalProgress, every=0.0))
     canter.train("tensor:probe-recall", **SMALL | {"total_steps": 128})
     said = capsys.readouterr().out
-    assert "Evaluating: 0 episodes have ended after 1 steps of each environment" in said
-    assert "Evaluating: 8 episodes have ended after 5 steps of each environment" in said
+    assert "Evaluating: 0 episodes ended after 1 steps of each environment" in said
+    assert "Evaluating: 8 episodes ended after 5 steps of each environment" in said

@@ -1,61 +1,23 @@
-"""The command line."""
+"""The command line: dispatch to the commands of the table in `canter.app.cli.commands`."""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import importlib
 import signal
 import sys
-import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from tempfile import NamedTemporaryFile
-from typing import NoReturn
+from pathlib import Path
+from typing import Any
 
 from canter import __version__
-from canter.app.cli.index import UsageError, check_arguments
+from canter.app.cli.commands import COMMANDS, parse_arguments
+from canter.app.cli.index import gymnasium_ids, read_index
+from canter.app.cli.parser import Command, Parser, UsageError
+from canter.app.cli.process import exit_on_error, exit_process, join_ranks, report_error
 from canter.app.console.text import printable_output, two_columns
-from canter.core.registry import UserError, nearest
-
-
-@dataclass(frozen=True)
-class Command:
-    """What follows `canter`: where its function is, which takes the arguments behind its name, and what it does."""
-
-    place: str
-    summary: str
-    """The first line of the function's docstring."""
-    light: bool = False
-    """Whether it answers without torch."""
-
-    def load(self) -> Callable[[list[str]], None]:
-        """The function."""
-        module, _, name = self.place.partition(":")
-        return getattr(importlib.import_module(f"canter.app.cli.{module}"), name)
-
-
-COMMANDS: dict[str, Command] = {
-    "train": Command("train:train_command", "Train a policy and print how it learns."),
-    "distill": Command("train:distill_command", "Train a student to do what a teacher does that sees more."),
-    "resume": Command("resume:resume_command", "Go on with a run where it stopped."),
-    "sweep": Command("sweep:sweep_command", "Train many runs: seeds, and settings with several values."),
-    "play": Command("evaluation:play_command", "Watch a policy in a window, or record a video of it."),
-    "eval": Command("evaluation:eval_command", "Play many episodes and say how good a policy is."),
-    "export": Command(
-        "export:export_command", "Write a policy as ONNX and torch.export files that run without Canter."
-    ),
-    "check": Command("check:check_command", "Look at an environment and the settings for it before training."),
-    "import": Command("export:import_command", "Turn a settings file of rl_games or RSL-RL into one of Canter's."),
-    "explain": Command("explain:explain_command", "Say what made the NaN or infinity of a run."),
-    "runs": Command("listing:runs_command", "List the runs and how far they have come.", light=True),
-    "report": Command("report:report_command", "Write a page about one run, or one that compares several."),
-    "envs": Command("listing:envs_command", "List the environments and how their ids are written.", light=True),
-    "presets": Command("listing:presets_command", "List the known-good settings.", light=True),
-}
-
-RANKED = ("train", "distill", "resume")
-"""What torchrun may start as several ranks."""
-
+from canter.core.registry import nearest
 
 HELP = """\
 usage: canter COMMAND ...
@@ -65,13 +27,52 @@ Train control policies.
 commands:
 {commands}
 
-`canter COMMAND --help` explains one. To begin: canter train CartPole-v1
---allow-import MODULE lets any of them import that module of yours: for what it registers, and for
-environments called MODULE:NAME. A run that you made remembers it."""
+`canter COMMAND --help` explains a command. To start: canter train CartPole-v1
+--allow-import MODULE lets any command import your module: for what it registers, and for environments
+called MODULE:NAME. A run remembers the modules it was made with."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the `canter` command; errors are one line on stderr, see `exit_on_error` for the exit codes."""
+    with printable_output() as out:
+        try:
+            dispatch(sys.argv[1:] if argv is None else argv)
+            out.flush()
+        except KeyboardInterrupt:
+            report_error("stopped by SIGINT")
+            exit_process(128 + signal.SIGINT)
+        except Exception as error:
+            exit_on_error(error)
+        if out.lost is not None and not isinstance(out.lost, BrokenPipeError):
+            print(f"canter: not all of the output could be written: {out.lost}", file=sys.stderr)
+            sys.exit(1)
+
+
+def dispatch(argv: list[str]) -> None:
+    """Run the command that the arguments name."""
+    name, *rest = take_permissions(argv) or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(HELP.format(commands=two_columns({name: command.summary for name, command in COMMANDS.items()})))
+        return
+    if name in ("--version", "-V"):
+        print(f"canter {__version__}")
+        return
+    if name not in COMMANDS:
+        raise UsageError(f"unknown command {name!r}: {nearest(name, COMMANDS)}")
+    command = COMMANDS[name]
+    if [name, *rest] != argv:  # modules of the user were imported and may have registered anything
+        load_everything()
+    elif "canter.app.api" not in sys.modules:
+        check_arguments(name, command, rest)
+    if not command.light:
+        load_everything()
+    if command.ranked:
+        join_ranks()
+    load_function(command)(parse_arguments(name, rest))
 
 
 def take_permissions(argv: list[str]) -> list[str]:
-    """The arguments without `--allow-import MODULE`, which every command understands."""
+    """Import the modules of `--allow-import MODULE`, which every command takes; return the other arguments."""
     rest: list[str] = []
     tokens = iter(argv)
     for token in tokens:
@@ -89,31 +90,38 @@ def take_permissions(argv: list[str]) -> list[str]:
     return rest
 
 
-def dispatch(argv: list[str]) -> None:
-    """Run the command that the arguments name."""
-    rest = take_permissions(argv)
-    if not rest or rest[0] in ("-h", "--help", "help"):
-        print(HELP.format(commands=two_columns({name: command.summary for name, command in COMMANDS.items()})))
-    elif rest[0] in ("--version", "-V"):
-        print(f"canter {__version__}")
-    elif rest[0] in COMMANDS:
-        command = COMMANDS[rest[0]]
-        if rest == argv:  # nothing of the user's own was imported
-            check_arguments(rest[0], rest[1:])
-        if not command.light:
-            load_everything()
-        if rest[0] in RANKED:
-            from canter.app.cli.training import join_ranks
+def check_arguments(name: str, command: Command, argv: list[str]) -> None:
+    """Answer `--help`, and refuse unknown flags and environments, from the cached index before torch is imported."""
+    parser = Parser(name, command)
+    if "--help" in argv or "-h" in argv:
+        parser.print_help()
+        sys.exit(0)
+    flags = [token.partition("=")[0] for token in argv if token.startswith("--")]
+    unknown = next((flag for flag in flags if not parser.knows(flag)), None)
+    if unknown is not None:
+        raise parser.unknown_flag(unknown)
+    if name in ("train", "check") and argv and not argv[0].startswith("-"):
+        check_env(argv[0])
 
-            join_ranks()
-        command.load()(rest[1:])
+
+def check_env(env_id: str) -> None:
+    """Refuse an unknown environment id, unless only its scheme or its package knows the ids."""
+    scheme, colon, name = env_id.rpartition(":")
+    if scheme == "tensor":
+        kind = "environment tensor:"
+        known = read_index("tensor")
+    elif colon or "/" in env_id or env_id in read_index("gymnasium") or Path(env_id).exists():
+        return
     else:
-        raise UsageError(f"unknown command {rest[0]!r}: {nearest(rest[0], COMMANDS)}")
+        kind = "Gymnasium environment "
+        known = gymnasium_ids()
+    if name not in known:
+        raise UsageError(f"unknown {kind}{name!r}: {nearest(name, known)} `canter envs` lists what there is")
 
 
 def load_everything() -> None:
-    """Import all that may be named in settings, and torch."""
-    gc.disable()  # what comes now stays: looking for garbage in it, here and at the end, takes a fifth of the time
+    """Import everything that settings may name, and torch."""
+    gc.disable()  # these objects stay: searching them for garbage, here and at exit, takes a fifth of the time
     importlib.import_module("canter.app.api")
     import torch
 
@@ -122,75 +130,7 @@ def load_everything() -> None:
     torch.set_num_threads(1)  # networks of this size are slower with several
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Entry point of the `canter` command; what the user got wrong is one line on stderr and exit code 2.
-
-    Any other error is one line too, with exit code 1; its traceback goes to a file.
-    """
-    with printable_output() as out:
-        try:
-            dispatch(sys.argv[1:] if argv is None else argv)
-            out.flush()
-        except KeyboardInterrupt:
-            end_with("stopped by SIGINT", 128 + signal.SIGINT)
-        except Exception as error:
-            if type(error).__name__ == "RankLost":  # the rank that failed has reported the reason
-                end_with(None, 1)
-            if is_user_error(error):
-                end_with(" ".join(str(error).split()), 2)
-            # From the user's environment or another part of their own, or a mistake in Canter.
-            end_with(unexpected(error), 2 if is_out_of_memory(error) else 1)
-        if out.lost is not None and not isinstance(out.lost, BrokenPipeError):
-            print(f"canter: not all of the output could be written: {out.lost}", file=sys.stderr)
-            sys.exit(1)
-
-
-def end_with(text: str | None, code: int) -> NoReturn:
-    """End the program with an error; of several ranks only one says it."""
-    training = sys.modules.get("canter.app.cli.training")
-    if training is not None:
-        if text is not None:
-            training.complain(text)
-        training.leave(code)
-    print(f"canter: {text}", file=sys.stderr)
-    sys.exit(code)
-
-
-def is_user_error(error: Exception) -> bool:
-    """Return True if the message of an error tells the user all there is to know, without a traceback."""
-    if isinstance(error, OSError):
-        return error.errno is not None or isinstance(error, UserError)
-    if isinstance(error, ImportError):  # a package that is not installed, but not a broken import of Canter's own
-        return (error.name or "").partition(".")[0] != "canter"
-    return isinstance(error, UserError)
-
-
-OUT_OF_MEMORY = ("DefaultCPUAllocator: ", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Text of RuntimeErrors that torch raises, besides `torch.OutOfMemoryError`, when memory is exhausted."""
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return True if the machine or the GPU had too little memory."""
-    if isinstance(error, MemoryError):
-        return True
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
-
-
-def unexpected(error: Exception) -> str:
-    """One line about an error that nothing foresaw; its traceback goes to a file."""
-    if is_out_of_memory(error):
-        first = (str(error).splitlines() or [""])[0]
-        return f"there is not enough memory for this: {type(error).__name__} {first}"
-    with NamedTemporaryFile("w", prefix="canter-", suffix=".txt", delete=False, errors="replace") as file:
-        file.write("".join(traceback.format_exception(error)))
-    notes = " ".join(getattr(error, "__notes__", ()))
-    from canter.core.specs import EnvFailed
-    from canter.envs.contract import place_of, text_of
-
-    what = text_of(error)
-    if not isinstance(error, EnvFailed):  # which says so itself
-        what = f"{type(error).__name__}: {what} ({place_of(error)})"
-    return f"{what}. {notes + '. ' if notes else ''}The traceback is in {file.name}"
+def load_function(command: Command) -> Callable[[argparse.Namespace], Any]:
+    """Import the function of a command."""
+    module, _, function = command.function.partition(":")
+    return getattr(importlib.import_module(f"canter.app.cli.{module}"), function)

@@ -1,87 +1,189 @@
-"""What there is to type, kept in a file, so that help, lists and typos are answered without importing torch.
+"""Names that can be typed: settings, environments and presets, cached so that help and typos do not wait for torch.
 
-`python -m canter.app.cli.make_index` (`make index`) writes the file; a test holds it against the code.
+The cache is one JSON file in the user's cache folder. It holds for one state of Canter's sources, of the installed
+plugins and of Gymnasium; a cache that cannot be read or written is ignored.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import inspect
 import json
+import os
 import sys
-from collections.abc import Sequence
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from canter.app.experiments.foreign import translated
-from canter.core.registry import PLUGINS, UserError, nearest
+from canter import __version__
+from canter.core.registry import PLUGINS
+from canter.core.storage.files import replace_file
 
-FILE = Path(__file__).with_name("index.json")
-FREE = ("--env.options.", "--env.wrappers.")
-
-
-class UsageError(UserError):
-    """A command line that makes no sense."""
+PACKAGE = Path(__file__).parents[2]
+GYMNASIUM = "gymnasium.envs."
+"""Prefix of the entry points of the environments that come with Gymnasium itself."""
 
 
-def read_index() -> dict[str, Any]:
-    """Flags by command, environments, schemes and presets.
+def read_index(section: str) -> Any:
+    """Return a section of the index, see `SECTIONS`.
 
-    Where the user's own modules or plugins may have added some, they are looked up instead.
+    Once Canter is imported whole, as in Python programs and with `--allow-import`, the section is computed, because
+    more may be registered than the cache knows.
     """
-    if others_may_add():
-        from canter.app.cli.make_index import make_index
-
-        return make_index()
-    return json.loads(FILE.read_text())
+    if "canter.app.api" in sys.modules:
+        return SECTIONS[section]()
+    return cached_index()[section]
 
 
-def others_may_add() -> bool:
-    """Whether this process knows more than Canter's own, or may: all is imported already, or there are plugins."""
-    return "canter.app.api" in sys.modules or bool(entry_points(group=PLUGINS))
+@cache
+def cached_index() -> dict[str, Any]:
+    """Return the index from the cache; without a valid one compute it, which imports torch, and cache it."""
+    key = cache_key()
+    index = _read_cache(key)
+    if index is None:
+        import_module("canter.app.api")
+        index = {section: compute() for section, compute in SECTIONS.items()}
+        with contextlib.suppress(OSError):
+            write_cache(key, index)
+    return index
 
 
-def check_arguments(command: str, argv: list[str]) -> None:
-    """Refuse a flag or an environment that cannot exist, before anything heavy is imported.
-
-    Whatever a module of the user's or a plugin may have added is left to the command itself.
-    """
-    if others_may_add():
-        return
-    flags = [token.partition("=")[0].replace("_", "-") for token in argv if token.startswith("--")]
-    index = read_index()
-    known = {*index["flags"].get(command, ()), "--help"}
-    unknown = next((flag for flag in flags if flag not in known and not flag.startswith(FREE)), None)
-    if unknown is not None:
-        raise UsageError(f"unknown flag {unknown}: {advise(unknown, sorted(known))}")
-    if argv and command in ("train", "check") and not argv[0].startswith("-"):
-        check_env(argv[0], index)
+def cache_file() -> Path:
+    """Return the place of the cache for this installation."""
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    installation = hashlib.sha256(str(PACKAGE).encode()).hexdigest()[:12]
+    return Path(folder) / "canter" / f"index-{installation}.json"
 
 
-def advise(unknown: str, flags: Sequence[str]) -> str:
-    """What another library calls so, flags that end in the same word, or else those that look alike."""
-    word = unknown.lstrip("-").replace("_", "-")
-    foreign = translated(unknown)
-    if foreign is not None and any(flag in foreign for flag in flags):
-        return foreign
-    same = [flag for flag in flags if flag.endswith(f".{word}")]
-    return f"did you mean {' or '.join(same)}?" if same else nearest(unknown, flags)
+def cache_key() -> str:
+    """Return a hash of everything that the index depends on."""
+    state = [__version__, sys.version, metadata.version("gymnasium"), *_sources(PACKAGE)]
+    for plugin in metadata.entry_points(group=PLUGINS):
+        version = "" if plugin.dist is None else plugin.dist.version
+        state.append(f"{plugin.name} {plugin.value} {version}")
+        spec = find_spec(plugin.value.partition(":")[0].partition(".")[0])  # does not import it
+        if spec is not None and spec.origin is not None:
+            origin = Path(spec.origin)
+            state += _sources(origin.parent if spec.submodule_search_locations else origin)
+    return hashlib.sha256("\n".join(state).encode()).hexdigest()
 
 
-def check_env(env_id: str, index: dict[str, Any]) -> None:
-    """Refuse an id that is not listed, and not of a kind that only its own scheme knows."""
-    scheme, colon, name = env_id.rpartition(":")
-    if scheme == "tensor":
-        what, names = "environment tensor:", index["tensor"]
-    elif colon or "/" in env_id or env_id in index["gymnasium"] or Path(env_id).exists():
-        return
+def _sources(path: Path) -> Iterator[str]:
+    """Yield a line for each source file below a folder: path, size and time of its last change."""
+    if path.is_dir():
+        with os.scandir(path) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.is_dir() or entry.name.endswith((".py", ".yaml")):
+                    yield from _sources(Path(entry.path))
     else:
-        what, names = "Gymnasium environment ", gymnasium_ids()
-    if name not in names:
-        raise UsageError(f"unknown {what}{name!r}: {nearest(name, names)} `canter envs` lists what there is")
+        status = path.stat()
+        yield f"{path} {status.st_size} {status.st_mtime_ns}"
+
+
+def _read_cache(key: str) -> dict[str, Any] | None:
+    """Return the cached index; None if there is none for this key."""
+    try:
+        found = json.loads(cache_file().read_text())
+        if found["key"] == key and found["index"].keys() == SECTIONS.keys():
+            return found["index"]
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+        pass  # absent, damaged, or without a home folder
+    return None
+
+
+def write_cache(key: str, index: dict[str, Any]) -> None:
+    """Write the index to the cache atomically."""
+    file = cache_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, json.dumps({"key": key, "index": index}).encode())
+
+
+def summary_of(thing: Any) -> str:
+    """Return the first line of a docstring."""
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
 
 
 def gymnasium_ids() -> list[str]:
-    """What Gymnasium knows here, that of installed packages included."""
+    """Return the ids that Gymnasium knows, those of imported packages included."""
     import gymnasium
 
     return sorted(gymnasium.registry)
+
+
+def _settings() -> dict[str, str]:
+    from canter.config import TrainConfig
+    from canter.core.hints import config_keys, without_none
+
+    hints = config_keys(TrainConfig, with_old_names=True)
+    return {key: {int: "N", float: "X"}.get(without_none(hint), "NAME") for key, hint in hints.items()}
+
+
+def _free_settings() -> list[str]:
+    from canter.config import TrainConfig
+    from canter.core.hints import config_keys, is_free
+
+    return [key for key, hint in config_keys(TrainConfig, with_old_names=True).items() if is_free(hint)]
+
+
+def _old_settings() -> list[str]:
+    from canter.config import TrainConfig
+    from canter.core.hints import config_keys
+
+    return sorted({*config_keys(TrainConfig, with_old_names=True)} - {*config_keys(TrainConfig)})
+
+
+def _algorithms() -> list[str]:
+    from canter.algorithms.base import algorithms
+
+    return [*algorithms]
+
+
+def _tensor() -> dict[str, str]:
+    from canter.envs.tensor import tensor_envs
+
+    return {name: summary_of(tensor_envs[name]) for name in tensor_envs}
+
+
+def _schemes() -> dict[str, str]:
+    from canter.envs.schemes import schemes
+
+    return {name: summary_of(schemes[name]) for name in schemes}
+
+
+def _presets() -> list[list[Any]]:
+    from canter.config.presets import presets
+
+    return [[name, presets[name].env.id, presets[name].total_steps] for name in presets]
+
+
+def _namespaces() -> dict[str, str]:
+    from canter.envs.gymnasium.make import NAMESPACES
+
+    return {space: module for space, (module, _) in NAMESPACES.items()}
+
+
+def _gymnasium() -> list[str]:
+    import gymnasium
+
+    entry_points = {name: str(gymnasium.registry[name].entry_point) for name in gymnasium_ids()}
+    return [name for name, entry_point in entry_points.items() if entry_point.startswith(GYMNASIUM)]
+
+
+SECTIONS: dict[str, Callable[[], Any]] = {
+    "settings": _settings,
+    "free_settings": _free_settings,
+    "old_settings": _old_settings,
+    "algorithms": _algorithms,
+    "tensor": _tensor,
+    "schemes": _schemes,
+    "presets": _presets,
+    "namespaces": _namespaces,
+    "gymnasium": _gymnasium,
+}
+"""Sections of the index: metavar of each setting by key, keys of settings with keys of the user's own, old names of
+settings, algorithms, summaries of tensor environments and of schemes, presets (name, environment, steps), modules that
+register namespaces with Gymnasium, and the ids of Gymnasium itself."""

@@ -1,123 +1,272 @@
-"""Reading the command line: errors in one line, and every setting is a flag."""
+"""Arguments of commands as data, the parser built from them."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
-from typing import Any, NoReturn, get_origin
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
-from canter.app.cli.index import UsageError as UsageError
-from canter.app.cli.index import advise
-from canter.core.hints import accepts_none, config_keys, is_free, is_text, without_none
-from canter.core.plain import ConfigError
-from canter.core.plain import nest as nest
-from canter.core.storage.strict import parse
-from canter.runs.records import RUNS
+from canter.app.cli.index import read_index
+from canter.app.experiments.foreign import translate_flag
+from canter.core.registry import UserError, nearest
+
+
+class UsageError(UserError):
+    """A command line that cannot be understood or contradicts itself."""
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A positional argument (`RUN`), a flag with a value (`--seed N`) or a switch (`--json`)."""
+
+    name: str
+    """How it is typed; a positional argument is named in capitals, as in the help."""
+    help: str
+    metavar: str | None = None
+    """Name of the value in the help; None for a switch."""
+    type: Callable[[str], Any] | None = None
+    """Converts the text; ArgumentTypeError and ValueError are reported with the name of the flag."""
+    default: Any = None
+    nargs: str | None = None
+    """`?` makes the value optional, `+` takes several."""
+    const: Any = None
+    """The value of a flag that is given without one (`nargs="?"`)."""
+    repeatable: bool = False
+    """The values of all occurrences are collected in a list."""
+
+    @property
+    def is_flag(self) -> bool:
+        """True for arguments that begin with hyphens."""
+        return self.name.startswith("--")
+
+    @property
+    def attribute(self) -> str:
+        """Name of the value in the parsed arguments."""
+        return self.name.lstrip("-").replace("-", "_").lower()
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the argument to argparse."""
+        options: dict[str, Any] = {"help": self.help, "default": self.default}
+        if self.is_flag and self.metavar is None:
+            parser.add_argument(self.name, action="store_true", help=self.help)
+            return
+        if self.repeatable:
+            options["action"] = "append"
+        for name in ("type", "nargs", "const"):
+            if getattr(self, name) is not None:
+                options[name] = getattr(self, name)
+        if self.is_flag:
+            parser.add_argument(self.name, metavar=self.metavar, **options)
+        else:
+            parser.add_argument(self.attribute, metavar=self.name, **options)
+
+
+@dataclass(frozen=True)
+class SettingFlags:
+    """The settings of a run that a command takes as flags, such as `--algorithm.gamma 0.99`."""
+
+    short: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Flags shown in the help: name -> (key of the setting, help)."""
+    section: str = ""
+    """Only settings whose key begins with this text are flags."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of `canter`: its function, its help and its arguments."""
+
+    function: str
+    """`module:function` below `canter.app.cli`; it takes the parsed arguments."""
+    summary: str
+    usage: str
+    """The arguments in the usage line of the help."""
+    arguments: Sequence[Argument] = ()
+    description: str = ""
+    """Text above the list of arguments in the help; the summary by default."""
+    epilog: str = ""
+    settings: SettingFlags | None = None
+    """None for a command that takes no settings of runs."""
+    light: bool = False
+    """The command runs without importing torch."""
+    ranked: bool = False
+    """torchrun may start several ranks of the command."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads the arguments of one command; what it does not know is an error that offers the nearest flag."""
+    """Parses the arguments of one command; an unknown flag is an error that advises similar ones."""
 
-    def __init__(self, command: str, usage: str, description: str, epilog: str = "") -> None:
+    def __init__(self, name: str, command: Command) -> None:
         super().__init__(
-            prog=f"canter {command}",
-            usage=f"canter {command} {usage}",
-            description=description,
-            epilog=epilog,
+            prog=f"canter {name}",
+            usage=f"canter {name} {command.usage}",
+            description=command.description or command.summary,
+            epilog=command.epilog,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        self.flags: list[str] = ["--help"]
+        self.command = command
+        self.own_flags = ["--help", *(argument.name for argument in command.arguments if argument.is_flag)]
+        self.setting_flags: dict[str, str] = {}
+        self.free_prefixes: tuple[str, ...] = ()
+        if command.settings is not None:
+            self.setting_flags = setting_flags(command.settings)
+            free = [key for key in read_index("free_settings") if key.startswith(command.settings.section)]
+            self.free_prefixes = tuple(f"{flag_of(key)}." for key in free)
+        for argument in command.arguments:
+            argument.add_to(self)
+        self._add_short_flags()
 
-    def flag(self, name: str, metavar: str, help: str, **options: Any) -> None:
-        """Add a flag that takes a value; it may be typed with underscores for its hyphens."""
-        self.flags.append(name)
-        self.add_argument(name, metavar=metavar, help=help, **options)
+    def _add_short_flags(self) -> None:
+        """Show the short flags of settings in the help; their values are read by `take_settings`."""
+        if self.command.settings is None:
+            return
+        metavars = read_index("settings")
+        algorithms = ", ".join(read_index("algorithms"))
+        for flag, (key, text) in self.command.settings.short.items():
+            self.add_argument(flag, metavar=metavars[key], help=text.format(algorithms=algorithms))
 
-    def switch(self, name: str, help: str) -> None:
-        """Add a flag that is given or not."""
-        self.flags.append(name)
-        self.add_argument(name, action="store_true", help=help)
-
-    def run_dir(self, what: str = "runs are looked for") -> None:
-        """Add the flag for the folder of all runs."""
-        self.flag("--run-dir", "DIR", f"where {what} (default {RUNS})", type=Path, default=RUNS)
-
-    def parse(self, argv: list[str]) -> argparse.Namespace:
-        """The arguments by name."""
-        arguments, rest = self.parse_known_args(self._regular(argv))
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Return the arguments by name; `settings` has the texts of setting flags by key."""
+        settings, others = self.take_settings(argv)
+        arguments, rest = self.parse_known_args(self._normalized(others))
         unknown = next((token.partition("=")[0] for token in rest if token.startswith("-")), None)
-        if unknown:
-            raise UsageError(f"unknown flag {unknown}: {advise(unknown, self.flags)}")
+        if unknown is not None:
+            raise self.unknown_flag(unknown)
         if rest:
             raise UsageError(f"unexpected argument {rest[0]!r}; see `{self.prog} --help`")
+        arguments.settings = settings
         return arguments
 
-    def _regular(self, argv: list[str]) -> list[str]:
-        """Flags with hyphens, and negative numbers tied to their flag: argparse takes -1e-3 for a flag."""
-        regular: list[str] = []
+    def take_settings(self, argv: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+        """Return the texts of setting flags by key, in the order typed, and the other arguments."""
+        settings: dict[str, list[str]] = {}
+        others: list[str] = []
+        tokens = list(argv)
+        while tokens:
+            token = tokens.pop(0)
+            flag, equals, text = token.partition("=")
+            key = self.key_of(flag)
+            if key is None:
+                others.append(token)
+                continue
+            if not equals:
+                if not tokens or looks_like_flag(tokens[0]):
+                    self.error(f"argument {hyphenated(flag)}: expected one argument")
+                text = tokens.pop(0)
+            settings.setdefault(key, []).append(text)
+        return settings, others
+
+    def key_of(self, flag: str) -> str | None:
+        """Return the key of the setting that a flag means; None if the flag is not a setting."""
+        typed = hyphenated(flag)
+        if self.free_prefixes and typed.startswith(self.free_prefixes):
+            return flag[2:].replace("-", "_")
+        return self.setting_flags.get(typed)
+
+    def knows(self, flag: str) -> bool:
+        """Return True if the command has the flag."""
+        return hyphenated(flag) in self.own_flags or self.key_of(flag) is not None
+
+    def unknown_flag(self, flag: str) -> UsageError:
+        """Return the error about a flag that the command does not have."""
+        old_names = {flag_of(key) for key in read_index("old_settings")}
+        known = [*self.own_flags, *(flag for flag in self.setting_flags if flag not in old_names)]
+        return UsageError(f"unknown flag {flag}: {advise(flag, known)}")
+
+    def _normalized(self, argv: Iterable[str]) -> list[str]:
+        """Return flags with hyphens, and negative numbers joined to their flag: argparse takes -1e-3 for a flag."""
+        normalized: list[str] = []
         for token in argv:
-            head, equals, value = token.partition("=")
-            hyphens = head.replace("_", "-")
-            if re.match(r"-\.?\d", token) and regular and regular[-1].startswith("--") and "=" not in regular[-1]:
-                regular[-1] += f"={token}"
+            flag, equals, value = token.partition("=")
+            follows_flag = bool(normalized) and normalized[-1].startswith("--") and "=" not in normalized[-1]
+            if is_negative_number(token) and follows_flag:
+                normalized[-1] += f"={token}"
+            elif hyphenated(flag) in self.own_flags:
+                normalized.append(f"{hyphenated(flag)}{equals}{value}")
             else:
-                regular.append(f"{hyphens}{equals}{value}" if hyphens in self.flags else token)
-        return regular
+                normalized.append(token)
+        return normalized
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting, so that all errors are shown in one place."""
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
-def all_keys() -> dict[str, Any]:
-    """Every setting of a run with its type hint."""
-    from canter.config import TrainConfig
-
-    return config_keys(TrainConfig, with_old_names=True)
-
-
-def add_config_flags(
-    parser: Parser, argv: list[str], short: dict[str, tuple[str, str]], *, section: str = "", **options: Any
-) -> None:
-    """Make every setting of a section a flag; `short` gives the flags to show in the help: name -> (key, help)."""
-    keys = {key: hint for key, hint in all_keys().items() if key.startswith(section)}
-    hidden = {flag_of(key): (key, argparse.SUPPRESS) for key in keys if flag_of(key) not in short}
-    for name, (key, text) in (short | hidden).items():
-        metavar = {int: "N", float: "X"}.get(without_none(keys[key]), "NAME")
-        parser.flag(name, metavar, text, dest=f"key:{key}", **options)
-    free = tuple(f"--{key}." for key, hint in keys.items() if is_free(hint))
-    for token in dict.fromkeys(token.partition("=")[0] for token in argv if token.startswith(free)):
-        parser.add_argument(token, dest=f"key:{token[2:].replace('-', '_')}", help=argparse.SUPPRESS, **options)
+def hyphenated(flag: str) -> str:
+    """Return a flag with hyphens for the underscores that may be typed instead."""
+    return flag.replace("_", "-")
 
 
 def flag_of(key: str) -> str:
-    """The flag of a setting."""
-    return f"--{key.replace('_', '-')}"
+    """Return the flag of a setting."""
+    return f"--{hyphenated(key)}"
 
 
-def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings given as flags, as they were typed: key path -> text."""
-    return {name[4:]: text for name, text in vars(arguments).items() if name.startswith("key:") and text is not None}
+def is_negative_number(token: str) -> bool:
+    """Return True for -1, -.5, -1e-3 and the like."""
+    return re.match(r"-\.?\d", token) is not None
 
 
-def config_overrides(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings given as flags: key path -> plain value."""
-    keys = all_keys()
-    return {key: _read_value(text, keys.get(key, Any), key) for key, text in given_settings(arguments).items()}
+def looks_like_flag(token: str) -> bool:
+    """Return True for a token that is a flag rather than a value."""
+    return token.startswith("-") and token != "-" and not is_negative_number(token)
 
 
-def _read_value(text: str, hint: Any, key: str) -> Any:
-    """A flag's text as the plain value that its key expects; strings need no quotes and lists no brackets."""
-    kind = without_none(hint)
-    if accepts_none(hint) and text.lower() in ("null", "none", "~"):
-        return None
-    if is_text(kind):
+def setting_flags(settings: SettingFlags) -> dict[str, str]:
+    """Return the flags of all settings in the section, with the keys that they mean."""
+    keys = [key for key in read_index("settings") if key.startswith(settings.section)]
+    flags = {flag_of(key): key for key in keys}
+    return flags | {flag: key for flag, (key, _) in settings.short.items()}
+
+
+def advise(unknown: str, flags: Sequence[str]) -> str:
+    """Return the name here of another library's flag, flags that end in the same word, or similar flags."""
+    word = hyphenated(unknown).lstrip("-")
+    foreign = translate_flag(unknown)
+    if foreign is not None and any(flag in foreign for flag in flags):
+        return foreign
+    same_end = [flag for flag in flags if flag.endswith(f".{word}")]
+    if same_end:
+        return f"did you mean {' or '.join(same_end)}?"
+    return nearest(unknown, flags)
+
+
+def positive_int(text: str) -> int:
+    """Convert the text of a flag to an integer of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer above 0")
+    return int(text)
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """Return the type of a flag that takes one of these names."""
+
+    def check(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"unknown name {text!r}, {nearest(text, names)}")
         return text
-    if get_origin(kind) is tuple and not text.lstrip().startswith("["):
-        text = f"[{text}]"
-    try:
-        return parse(text, key)[0]
-    except ConfigError as error:
-        raise ConfigError(f"{key}: cannot read {text!r}: {error}", key) from error
+
+    return check
+
+
+def console_kind(text: str) -> str:
+    """Convert the text of `--console`."""
+    from canter.app.console.console import CONSOLES
+
+    return one_of("auto", *CONSOLES)(text)
+
+
+def log_names(text: str) -> list[str]:
+    """Convert the text of `--log`."""
+    from canter.app.experiments.session import LOGS
+
+    return [one_of(*LOGS)(name) for name in text.split(",")]
+
+
+def viewer_name(text: str) -> str:
+    """Convert the text of `--viewer`."""
+    from canter.play.video import VIEWERS
+
+    return one_of(*VIEWERS)(text)

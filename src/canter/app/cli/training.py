@@ -1,61 +1,156 @@
-"""A run on the command line: train, say how it goes, and at the end what to do next; of several ranks one speaks."""
+"""`canter train`, `canter distill` and `canter resume`."""
 
 from __future__ import annotations
 
 import argparse
-import logging
+import contextlib
+import json
 import os
 import shlex
 import signal
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+from typing import Any
 
-from canter.app.cli.parser import Parser
-from canter.app.console.console import CONSOLES, make_console
-from canter.app.experiments.session import LOGS, InitFrom, carry_out, program
-from canter.app.experiments.settings import spelled
+from canter.app.check.before_run import check_machine, environment_for, plan_for
+from canter.app.cli.parser import UsageError, flag_of
+from canter.app.cli.process import exit_on_sigterm, exit_process, report_error
+from canter.app.cli.settings import merged_config, read_settings
+from canter.app.console.console import make_console
+from canter.app.experiments.folders import check_name, find_run_or_policy, new_run, stored_config
+from canter.app.experiments.session import LOGS, InitFrom, announcement, program, run_experiment
+from canter.app.experiments.settings import changed_settings, flat_settings, format_changes, with_overrides
 from canter.config import TrainConfig
+from canter.config.files import dump_config, explained_config
 from canter.core import distributed
-from canter.core.distributed.world import agree_on, world
+from canter.core.distributed.world import broadcast_value, require_equal_on_ranks, world
 from canter.core.machine import describe_versions
-from canter.core.registry import nearest
-from canter.core.specs import AskedToEnd, Env
+from canter.core.plain import from_plain
+from canter.core.specs import Env
+from canter.core.storage.files import append, read_untrusted
+from canter.core.storage.strict import parse
+from canter.core.storage.tree import Malformed, parse_json
 from canter.envs.imports import allowed_imports
-from canter.runs.permissions import recalled
-from canter.runs.run_folder import RunFolder
+from canter.runs.permissions import trusted_modules
+from canter.runs.policies import ProgressSnapshot
+from canter.runs.records import find_run
+from canter.runs.run_folder import CONFIG, EDITS, RunFolder
 from canter.training.guard import RunFailed
 from canter.training.trainer import RunStopped
 
+RUN = "run"
+"""Name of the note between ranks with the folder of their run."""
+MAX_EDITS_BYTES = 1 << 20
+FIXED = {
+    "seed": "the random streams of the run go on from where they are",
+    "env.id": "another task is another run: canter train ENV --init-from RUN begins one with these weights",
+    "env.num_envs": "the checkpoint holds what each of them was doing",
+    "algorithm.kind": "the checkpoint is of this algorithm",
+    "algorithm.model": "the weights of the checkpoint are of these networks",
+    "algorithm.policy": "the weights of the checkpoint are of these networks",
+    "algorithm.critic": "the weights of the checkpoint are of these networks",
+    "self_play": "the opponents are part of the run",
+}
+"""Settings that cannot change when a run is resumed, and why."""
 
-def add_output_flags(parser: Parser) -> None:
-    """The flags that choose what is shown and where metrics go."""
-    kinds = (
-        "live (a table, on a terminal), lines (one every few seconds, elsewhere), verbose (a block per rollout) "
-        "or quiet"
-    )
-    parser.flag("--console", "KIND", kinds, type=one_of("auto", *CONSOLES), default="auto")
 
-    def places(text: str) -> list[str]:
-        return [one_of(*LOGS)(name) for name in text.split(",")]
+def train_command(arguments: argparse.Namespace) -> None:
+    """Train a policy and print its progress."""
+    config, source = merged_config(arguments)
+    if arguments.print_config:
+        print(explained_config(config), end="")
+        return
+    check_machine(config)
+    if arguments.dry_run:
+        dry_run(config, source)
+        return
+    init_from = initial_weights(arguments)
+    require_equal_settings(config)
+    check_run_name(arguments)
+    print(announcement(config, source))
+    # A restarted rank has checked the environment in an earlier attempt.
+    with nullcontext() if world.attempt else environment_for(config) as env:
+        folder = shared_folder(arguments, config)
+        train_and_evaluate(config, folder, arguments, env, init_from)
 
-    also = "metrics also to tensorboard, wandb or both: --log tensorboard,wandb"
-    parser.flag("--log", "NAMES", also, type=places, default=[])
+
+def distill_command(arguments: argparse.Namespace) -> None:
+    """Train a student to imitate a teacher that sees more."""
+    teacher = arguments.teacher
+    if teacher is None:
+        raise UsageError("the teacher comes first; see `canter distill --help`")
+    if Path(teacher).suffix in (".pt", ".pth"):
+        raise UsageError(
+            f"{teacher} is a checkpoint of another library: canter import {teacher} --config SETTINGS --env ENV "
+            "--output RUN makes a run of it, then canter distill RUN ENV"
+        )
+    if not Path(teacher).exists():
+        raise UsageError(f"there is no policy file and no run {teacher!r}")
+    arguments.settings |= {"algorithm.kind": ["distillation"], "algorithm.teacher": [str(Path(teacher).absolute())]}
+    train_command(arguments)
 
 
-def one_of(*names: str) -> Callable[[str], str]:
-    """The type of a flag that takes one of these names."""
+def dry_run(config: TrainConfig, source: str) -> None:
+    """Build environment and algorithm and print the plan of the run."""
+    with closing(config.env.build(config.device)) as env:
+        config.algorithm.build(env.spec, config.seed)
+        groups = ", ".join(f"{name} {tuple(spec.shape)}" for name, spec in env.spec.obs.items())
+        print(announcement(config, source))
+        print(f"observations: {groups}; actions: {env.spec.action}")
+        plan = replace(plan_for(config), num_agents=env.spec.num_agents if config.self_play is None else 1)
+        print(f"{plan.in_words()}\n{plan.in_all()}")
+        print("Environment and algorithm were built; nothing was trained (--dry-run)")
 
-    def check(text: str) -> str:
-        if text not in names:
-            raise argparse.ArgumentTypeError(f"unknown name {text!r}, {nearest(text, names)}")
-        return text
 
-    return check
+def initial_weights(arguments: argparse.Namespace) -> InitFrom | None:
+    """Return the run whose weights a new run starts with, if one is given."""
+    if arguments.init_from is None:
+        for flag in ("init_optimizer", "init_fresh_statistics"):
+            if getattr(arguments, flag):
+                raise UsageError(f"{flag_of(flag)} needs --init-from RUN")
+        return None
+    run = find_run_or_policy(arguments.init_from, arguments.run_dir)
+    return InitFrom(run, arguments.init_optimizer, arguments.init_fresh_statistics)
+
+
+def require_equal_settings(config: TrainConfig) -> None:
+    """Raise an error if ranks were given different settings, or run different versions."""
+    if distributed.active():
+        versions = {f"the version of {name}": str(version) for name, version in describe_versions().items()}
+        require_equal_on_ranks(versions | flat_settings(config))
+
+
+def check_run_name(arguments: argparse.Namespace) -> None:
+    """Refuse a name that the new run cannot have."""
+    if arguments.resume_if_present and arguments.name is None:
+        raise UsageError("--resume-if-present needs the --name of the run")
+    is_new = not arguments.resume_if_present and world.load_value(RUN) is None
+    if is_new and distributed.rank() == 0:
+        check_name(arguments.run_dir, arguments.name)
+
+
+def shared_folder(arguments: argparse.Namespace, config: TrainConfig) -> RunFolder:
+    """Return the run's folder on every rank.
+
+    It is new, unless torchrun restarts the ranks or `--resume-if-present` finds a run of that name.
+    """
+    if distributed.rank() > 0:
+        return RunFolder(broadcast_value(None), config.checkpoints, settings=dump_config(config))
+    existing = world.load_value(RUN)
+    if existing is None and arguments.resume_if_present:
+        path = arguments.run_dir / arguments.name
+        if (path / CONFIG).is_file():
+            existing = str(path)
+    if existing is None:
+        folder = new_run(arguments.run_dir, arguments.name, config)
+    else:
+        folder = open_run(Path(existing), config, config)
+    world.store_value(RUN, str(folder.path))
+    broadcast_value(str(folder.path))
+    return folder
 
 
 def train_and_evaluate(
@@ -65,74 +160,107 @@ def train_and_evaluate(
     env: Env | None = None,
     init_from: InitFrom | None = None,
 ) -> None:
-    """Train in a run folder, show how it goes, then say how good the policy is without noise; see `carry_out`."""
+    """Carry out a run, see `run_experiment`; end the program with an exit code if it does not finish."""
     writers = [make_console(arguments.console), *(LOGS[name](folder.path) for name in arguments.log)]
+    print_at_once = partial(print, flush=True)  # also if the output is a file
     try:
-        with sigterm_unwinds():
-            say = partial(print, flush=True)  # at once, also where the output goes to a file
-            carry_out(config, folder, env=env, writers=writers, init_from=init_from, say=say)
+        with exit_on_sigterm():
+            run_experiment(config, folder, env=env, writers=writers, init_from=init_from, notify=print_at_once)
     except RunStopped as stop:
-        complain(f"{stop}; go on with: {resume_line(folder.path)}")
-        leave(128 + stop.received)
+        report_error(f"{stop}; go on with: {resume_line(folder.path)}")
+        exit_process(128 + stop.received)
     except KeyboardInterrupt:
-        lost = "stopped at once, without saving what was learned since the last checkpoint"
-        complain(f"{lost}; go on with: {resume_line(folder.path)}")
-        leave(128 + signal.SIGINT)
+        lost = "stopped at once; the training since the last checkpoint is lost"
+        report_error(f"{lost}; go on with: {resume_line(folder.path)}")
+        exit_process(128 + signal.SIGINT)
     except RunFailed as failed:
-        complain(f"{failed.what}\n{failed.kept}. Go on with: {resume_line(folder.path)}", failed.rank)
-        world.end()  # all ranks come here, and none may leave, and end all, before the folder is closed
-        leave(1)
+        report_error(f"{failed.what}\n{failed.kept}. Go on with: {resume_line(folder.path)}", failed.rank)
+        world.end()  # all ranks come here; none may exit, and so end all, before the folder is closed
+        exit_process(1)
 
 
 def resume_line(path: Path) -> str:
-    """What to type to go on with a run, with the permissions that this command had where the run has not kept them."""
-    permissions = [f"--allow-import {module}" for module in sorted(allowed_imports()) if module not in recalled(path)]
+    """Return the command that resumes a run, with the permissions of this command that the run has not stored."""
+    trusted = trusted_modules(path)
+    permissions = [f"--allow-import {module}" for module in sorted(allowed_imports()) if module not in trusted]
     ranks = distributed.world_size()
-    here = os.environ.get("LOCAL_WORLD_SIZE") == str(ranks)
-    how = f"--standalone --nproc-per-node {ranks}" if here else "(as before)"
-    start = program() if ranks == 1 else f"torchrun {how} -m canter"
+    start = program()
+    if ranks > 1:
+        on_one_machine = os.environ.get("LOCAL_WORLD_SIZE") == str(ranks)
+        how = f"--standalone --nproc-per-node {ranks}" if on_one_machine else "(as before)"
+        start = f"torchrun {how} -m canter"
     return " ".join([start, *permissions, "resume", shlex.quote(str(path))])
 
 
-@contextmanager
-def sigterm_unwinds() -> Iterator[None]:
-    """SIGTERM ends the program as Ctrl-C does, step by step: the terminal is restored and the run's lock given back."""
-
-    def unwind(number: int, frame: FrameType | None) -> None:
-        raise AskedToEnd(128 + number)
-
-    before = signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def join_ranks() -> None:
-    """Join the group of ranks if torchrun started this process; only rank 0 writes to the terminal."""
-    if world.start() and distributed.rank() > 0:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - to the end of the program
-        logging.disable(logging.WARNING)
+def resume_command(arguments: argparse.Namespace) -> None:
+    """Continue a run from its newest checkpoint."""
+    path = find_run(arguments.run, arguments.run_dir)
+    stored = stored_config(path)
+    config = resumed_config(stored, read_settings(arguments.settings))
+    check_machine(config)
+    require_equal_settings(config)
+    print(announcement(config, f"the settings of {path}"))
+    from_scratch = arguments.from_scratch
+    folder = open_run(path, stored, config, accept_edits=arguments.accept_edits, from_scratch=from_scratch)
+    if from_scratch or not (folder.store.steps() or folder.leftovers()):
+        print("Starting at step 0")
+    train_and_evaluate(config, folder, arguments)
 
 
-def complain(text: str, rank: int | None = None) -> None:
-    """Print an error, once for all ranks: the first cause is what is shown, of this rank or of the one named."""
-    if world.first_to_say(text):
-        who = f"rank {distributed.rank() if rank is None else rank}: " if distributed.world_size() > 1 else ""
-        print(f"canter: {who}{text}", file=sys.stderr)
+def resumed_config(stored: TrainConfig, overrides: dict[str, Any]) -> TrainConfig:
+    """Return the settings of a run with the overrides; refuse those that cannot change."""
+    config = with_overrides(stored, overrides)
+    for key in changed_settings(flat_settings(stored), flat_settings(config)):
+        reason = next((reason for fixed, reason in FIXED.items() if f"{key}.".startswith(f"{fixed}.")), None)
+        if reason is not None:
+            raise UsageError(f"{flag_of(key)} cannot change when a run goes on: {reason}")
+    return config
 
 
-def leave(code: int) -> NoReturn:
-    """End the program; as one of several ranks at once, as others may be waiting for this one for ever."""
-    if distributed.active():
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code)
-    sys.exit(code)
+def open_run(
+    path: Path, stored: TrainConfig, config: TrainConfig, *, accept_edits: bool = False, from_scratch: bool = False
+) -> RunFolder:
+    """Return the folder of a run that is resumed with `config`, and whose file has the settings `stored`.
+
+    Settings that were edited since the checkpoint are refused unless accepted, as is a budget that is used up already.
+    Changes are recorded with the iteration from which they hold.
+    """
+
+    def examine(settings: str | None, progress: ProgressSnapshot) -> None:
+        trained = stored if settings is None else from_plain(parse(settings, f"checkpoint of {path}")[0], TrainConfig())
+        in_checkpoint = flat_settings(trained)
+        in_file = flat_settings(stored)
+        # A kill before the next checkpoint leaves changes that were recorded, but are in no checkpoint.
+        known = in_checkpoint | _recorded_edits(path, progress.iteration)
+        edits = {} if in_file == in_checkpoint else changed_settings(known, in_file)
+        if edits and not accept_edits:
+            raise UsageError(
+                f"{path / CONFIG} was edited since iteration {progress.iteration}: {format_changes(edits)}; "
+                f"to go on with that: canter resume {path} --accept-edits"
+            )
+        changes = changed_settings(known, flat_settings(config))
+        done = progress.env_steps
+        if "total_steps" in changes and (config.total_steps or done) < done:
+            raise UsageError(f"total_steps={config.total_steps} is below the {done:,} steps that are done")
+        if changes:
+            print(f"From iteration {progress.iteration} on: {format_changes(changes)}")
+            date = f"{datetime.now(UTC):%FT%TZ}"
+            note = {"iteration": progress.iteration, "date": date, "changes": changes}
+            append(path / EDITS, json.dumps(note).encode() + b"\n")
+
+    settings = dump_config(config)
+    return RunFolder(path, config.checkpoints, settings=settings, examine=examine, from_scratch=from_scratch)
 
 
-def agree(config: TrainConfig) -> None:
-    """Refuse to go on where ranks were given different settings, or run different versions."""
-    if distributed.active():
-        versions = {f"the version of {name}": str(version) for name, version in describe_versions().items()}
-        agree_on(versions | spelled(config))
+def _recorded_edits(path: Path, iteration: int) -> dict[str, str]:
+    """Return the changes recorded at this iteration or later: the last value of each key."""
+    edits: dict[str, str] = {}
+    lines: list[bytes] = []
+    with contextlib.suppress(OSError):
+        lines = read_untrusted(path / EDITS, MAX_EDITS_BYTES, within=path).splitlines()
+    for line in lines:
+        with contextlib.suppress(Malformed, TypeError, ValueError, LookupError):
+            note = parse_json(line)
+            if note["iteration"] >= iteration:
+                edits |= {str(key): str(new) for key, (_, new) in dict(note["changes"]).items()}
+    return edits

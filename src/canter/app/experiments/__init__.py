@@ -1,1 +1,1 @@
-"""One run from an environment to a score, as the command line and Python begin it, and many runs."""
+"""Experiments: runs and sweeps, as the command line and Python programs carry them out."""

@@ -1,4 +1,4 @@
-"""What other libraries call a setting, and how the number becomes Canter's."""
+"""Names of settings in other libraries, and how their values convert."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ROLLOUT = "minibatches of a rollout: horizon x num_envs / batch size"
 _ADAPTIVE = "the same number, with .kind adaptive_kl"
 _ITERATIONS = "the same number, with --total-steps null"
 
-_THEIRS: dict[tuple[str, str], tuple[str, ...]] = {
+_NAMES: dict[tuple[str, str], tuple[str, ...]] = {
     ("algorithm.optimizer.learning-rate", SAME): ("lr", "learning-rate"),
     ("algorithm.horizon", _STEPS): ("n-steps", "num-steps", "num-steps-per-env", "horizon-length", "rollout-length"),
     ("algorithm.horizon", SAME): ("train-freq",),
@@ -40,17 +40,17 @@ _THEIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("algorithm.warmup-steps", SAME): ("learning-starts",),
     ("algorithm.updates-per-step", "divided by the steps between updates"): ("gradient-steps",),
 }
-FOREIGN = {theirs: ours for ours, names in _THEIRS.items() for theirs in names}
+FOREIGN = {theirs: ours for ours, names in _NAMES.items() for theirs in names}
 """Flags of Stable-Baselines3, CleanRL, RSL-RL and rl_games: name -> (Canter's flag, how the number converts)."""
 
 
-def translated(flag: str) -> str | None:
-    """What to type instead of another library's flag; None for one that is not known."""
-    name, how = FOREIGN.get(flag.lstrip("-").replace("_", "-").lower(), ("", ""))
-    return f"here it is --{name} ({how})" if name else None
+def translate_flag(flag: str) -> str | None:
+    """Return the flag here for a flag of another library and how the number converts; None if it is unknown."""
+    name, conversion = FOREIGN.get(flag.lstrip("-").replace("_", "-").lower(), ("", ""))
+    return f"here it is --{name} ({conversion})" if name else None
 
 
-def translated_key(key: str) -> str | None:
-    """The same for a setting from Python, wherever it was put."""
-    name, how = FOREIGN.get(key.rpartition(".")[2].replace("_", "-").lower(), ("", ""))
-    return f"here it is {name.replace('-', '_')} ({how})" if name else None
+def translate_key(key: str) -> str | None:
+    """Return the same for a setting from Python, in whichever section it was put."""
+    name, conversion = FOREIGN.get(key.rpartition(".")[2].replace("_", "-").lower(), ("", ""))
+    return f"here it is {name.replace('-', '_')} ({conversion})" if name else None

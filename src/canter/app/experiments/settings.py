@@ -1,4 +1,4 @@
-"""Settings of a run, from presets and from what is given by name."""
+"""Settings of a run: presets as the base, overrides by key, and differences between two configs."""
 
 from __future__ import annotations
 
@@ -8,86 +8,93 @@ from operator import attrgetter
 from typing import Any
 
 from canter.algorithms.base import algorithms
-from canter.app.experiments.foreign import translated_key
+from canter.app.experiments.foreign import translate_key
 from canter.config import TrainConfig
 from canter.config.presets import name_for, preset_for, presets
 from canter.core.plain import ConfigError, from_plain, nest, to_plain
 from canter.core.storage.validity import flatten
 
-FREE = ("env.options", "env.wrappers")
-"""Settings whose keys are the user's own."""
+FREE_SETTINGS = ("env.options", "env.wrappers")
+"""Settings whose keys are chosen by the user."""
+SHORT_NAMES = {"num_envs": "env.num_envs"}
+"""Settings with a short name in Python."""
 ABSENT = "(absent)"
-SHORT = {"num_envs": "env.num_envs"}
-"""Settings that have a short name in Python too."""
 
 
-def starting_point(
+def base_config(
     env_id: str | None, preset: str | None, algorithm: str | None = None, device: str | None = None
 ) -> tuple[TrainConfig, str]:
-    """The settings to begin with: a named preset, or the environment's own for the algorithm, or the defaults."""
+    """Return the config that overrides are applied to, and its source in words.
+
+    It is the named preset, the task's own settings (mjlab, Isaac Lab), the preset for environment and algorithm, or
+    the defaults.
+    """
     if preset is not None:
         return presets[preset], f"the preset {preset}"
     defaults = TrainConfig()
     env_id = env_id or defaults.env.id
-    if algorithm in (None, algorithms.default) and env_id.startswith(("mjlab:", "isaaclab:")):
+    is_default_algorithm = algorithm in (None, algorithms.default)
+    if is_default_algorithm and env_id.startswith(("mjlab:", "isaaclab:")):
         from canter.compat import task_settings
 
-        if (own := task_settings(env_id, device)) is not None:
+        own = task_settings(env_id, device)
+        if own is not None:
             return own.config, f"the task's own settings for {own.deviations.dialect}"
     device = device or defaults.device
     found = preset_for(env_id, algorithm, device)
     if found is None:
-        env = replace(defaults.env, id=env_id)
-        return replace(defaults, env=env), "the default settings (no preset is known for it)"
-    if algorithm in (None, algorithms.default):
+        config = replace(defaults, env=replace(defaults.env, id=env_id))
+        return config, "the default settings (no preset is known for it)"
+    if is_default_algorithm:
         return found, "its preset"
     return replace(found, device=device), f"the preset {name_for(env_id, algorithm, device)}"
 
 
-def _paths(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, Any]]:
-    """Key paths to values; at every level a key may be a path itself."""
-    for name, value in given.items():
-        path = f"{key}.{name}" if key else str(name)
-        if isinstance(value, Mapping) and value and path not in FREE:
-            yield from _paths(value, path)
-        else:
-            yield path, value
-
-
 def with_overrides(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
-    """`config` with plain settings put over it, by their key paths."""
-    return from_plain(nest(overrides, {key: attrgetter(key)(config) for key in FREE}), config)
+    """Return the config with plain settings, given by their keys, in place of its own."""
+    free = {key: attrgetter(key)(config) for key in FREE_SETTINGS}
+    return from_plain(nest(overrides, free), config)
 
 
 def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
-    """`config` with settings put over it: plain ones by their names or paths, and parts such as a `PPOConfig`."""
-    plain = {SHORT.get(name, name): value for name, value in given.items()}
-    parts = {name: value for name, value in plain.items() if is_dataclass(value)}
-    for name, part in parts.items():
+    """Return the config with settings from Python: plain ones by name or key, and sections such as a `PPOConfig`."""
+    named = {SHORT_NAMES.get(name, name): value for name, value in given.items()}
+    sections = {name: value for name, value in named.items() if is_dataclass(value)}
+    for name, section in sections.items():
         if not hasattr(config, name):
-            raise ConfigError(f"{name}: a {type(part).__name__} stands for no section of the settings", name)
-    config = replace(config, **parts)
-    rest = dict(_paths({name: value for name, value in plain.items() if name not in parts}, ""))
+            raise ConfigError(f"{name}: the settings have no section {name} for a {type(section).__name__}", name)
+    config = replace(config, **sections)
+    plain = {name: value for name, value in named.items() if name not in sections}
     try:
-        return with_overrides(config, rest)
+        return with_overrides(config, dict(_flatten_given(plain, "")))
     except ConfigError as error:
-        theirs = translated_key(error.key) if "unknown key" in str(error) else None
-        if theirs is None:
+        advice = translate_key(error.key) if "unknown key" in str(error) else None
+        if advice is None:
             raise
-        raise ConfigError(f"{error.key}: unknown key, {theirs}", error.key) from error
+        raise ConfigError(f"{error.key}: unknown key, {advice}", error.key) from error
 
 
-def spelled(config: TrainConfig) -> dict[str, str]:
-    """Every setting by its key, spelled out."""
+def _flatten_given(given: Mapping[str, Any], parent: str) -> Iterator[tuple[str, Any]]:
+    """Yield key and value of all settings in nested mappings; at every level a name may be a dotted key."""
+    for name, value in given.items():
+        key = f"{parent}.{name}" if parent else str(name)
+        if isinstance(value, Mapping) and value and key not in FREE_SETTINGS:
+            yield from _flatten_given(value, key)
+        else:
+            yield key, value
+
+
+def flat_settings(config: TrainConfig) -> dict[str, str]:
+    """Return the `repr` of every setting by key."""
     return {key: repr(value) for key, value in flatten(to_plain(config)).items()}
 
 
-def differences(old: dict[str, str], new: dict[str, str]) -> dict[str, list[str]]:
-    """Keys whose value differs, with both values."""
-    pairs = {key: [old.get(key, ABSENT), new.get(key, ABSENT)] for key in old | new}
+def changed_settings(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the keys whose values differ, each with the old and the new value."""
+    pairs = {key: [old.get(key, ABSENT), new.get(key, ABSENT)] for key in {**old, **new}}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def in_words(changes: dict[str, list[str]]) -> str:
-    """Old and new value of each."""
+def format_changes(changes: Mapping[str, list[str]]) -> str:
+    """Return the changes as `key old -> new`, separated by commas."""
     return ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changes.items())

@@ -1,0 +1,372 @@
+"""The commands of `canter` as one table: functions, arguments and help."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from canter.app.cli.parser import (
+    Argument,
+    Command,
+    Parser,
+    SettingFlags,
+    console_kind,
+    log_names,
+    positive_int,
+    viewer_name,
+)
+from canter.runs.records import CONFIG, RUNS
+
+STDOUT = "-"
+EVAL_EPISODES = 100
+EVAL_MAX_STEPS = 1_000_000
+PLAY_MAX_STEPS = 10_000
+"""Steps that `canter play` plays by default; some tasks never end."""
+EXPORT_OBSERVATIONS = 1000
+
+
+def run_dir(contents: str = "runs are looked for") -> Argument:
+    """Return the flag for the folder of all runs."""
+    return Argument("--run-dir", f"where {contents} (default {RUNS})", "DIR", Path, RUNS)
+
+
+CONFIG_ARGUMENTS = (
+    Argument("--preset", "start from these settings instead of the environment's (see `canter presets`)", "NAME"),
+    Argument("--config", "YAML file of settings, all or some", "FILE"),
+)
+OUTPUT_ARGUMENTS = (
+    Argument(
+        "--console",
+        "live (a table, on a terminal), lines (one every few seconds, elsewhere), verbose (a block per rollout) "
+        "or quiet",
+        "KIND",
+        console_kind,
+        "auto",
+    ),
+    Argument("--log", "metrics also to tensorboard, wandb or both: --log tensorboard,wandb", "NAMES", log_names, []),
+)
+IMPORT_ARGUMENTS = (
+    Argument("--parity", "settings of another library: keep its numbers exactly instead of using Canter's own forms"),
+    Argument("--agents", "settings of another library: agents in each environment (default 1)", "N", int, 1),
+    Argument(
+        "--set",
+        "settings of another library: the value of ${KEY} in the file",
+        "KEY=VALUE",
+        default=[],
+        repeatable=True,
+    ),
+    Argument(
+        "--without",
+        "settings of another library: leave out a key that would be refused",
+        "KEY",
+        default=[],
+        repeatable=True,
+    ),
+)
+TRAIN_ARGUMENTS = (
+    *CONFIG_ARGUMENTS,
+    run_dir("the run's folder goes"),
+    Argument("--name", "name of that folder; by default environment, seed and time", "NAME"),
+    Argument("--resume-if-present", "resume the run of that --name if it exists"),
+    Argument(
+        "--init-from",
+        "start with the weights of another run with the same networks; from a run of another algorithm, or from a "
+        "policy file, with its policy",
+        "RUN",
+    ),
+    Argument("--init-optimizer", "with --init-from: load the state of the optimizers too"),
+    Argument("--init-fresh-statistics", "with --init-from: start with new statistics of observations and values"),
+    *OUTPUT_ARGUMENTS,
+    *IMPORT_ARGUMENTS,
+    Argument("--print-config", "print the merged settings as YAML and stop"),
+    Argument("--dry-run", "build environment and algorithm, print what would happen and stop"),
+)
+RUN = Argument("RUN", "folder of the run, `latest`, or the beginning of its name")
+
+CONFIG_FLAGS = SettingFlags(
+    {
+        "--algorithm": ("algorithm.kind", "{algorithms}; the algorithm's preset for the environment is used"),
+        "--seed": ("seed", "seed of all random streams"),
+        "--total-steps": ("total_steps", "transitions to train for, over all environments"),
+        "--num-envs": ("env.num_envs", "environments stepped together, over all ranks"),
+        "--device": ("device", "device of networks and tensors: cpu, cuda, cuda:1, ..."),
+    }
+)
+ENV = "environment id: Gymnasium's, envpool:ID or tensor:NAME; by default CartPole-v1 (see `canter envs`)"
+CONFIG_EPILOG = """\
+Every setting is a flag by its path, and keys of a file are the same paths:
+  --algorithm.gamma 0.995
+  --algorithm.optimizer.learning-rate 3e-4            a constant number
+  --algorithm.optimizer.learning-rate.kind linear     or a schedule (constant, linear, step, adaptive_kl) ...
+  --algorithm.optimizer.learning-rate.start 1e-3      ... with settings of its own
+  --algorithm.model.policy.hidden 256,256             a list
+  --env.options.NAME VALUE                            a keyword argument of the environment
+
+`canter train ENV --print-config` lists all of them with their values, ready to be saved and edited for --config.
+Later sources win: defaults < preset < file < flags."""
+
+POLICY_ARGUMENTS = (
+    Argument("RUN", "folder of a run, `latest`, the beginning of a run's name, or a policy file"),
+    Argument("--policy", "best, final, or a policy file; by default best if it exists, else final", "NAME"),
+    Argument("--seed", "seed of the random streams; by default the run's seed", "N", int),
+    Argument("--device", "by default the run's, or cpu if that is not available", "NAME"),
+    run_dir(),
+)
+ACTING_ARGUMENTS = (
+    Argument("--stochastic", "sample actions instead of taking the mode"),
+    Argument("--player", "a player that you registered, instead of Canter's", "NAME", default="standard"),
+)
+ENV_FLAG = {"--env": ("env.id", "another environment, with the same observations and actions")}
+NUM_ENVS_FLAG = {
+    "--num-envs": ("env.num_envs", "environments stepped together; by default as in the run, at most the episodes")
+}
+POLICY_EPILOG = """\
+Settings of the environment are flags with the same names as in training: --env.options.NAME VALUE,
+--env.wrappers.NAME.KEY VALUE, --env.reset-steps N and the others. Settings that are not given are the run's."""
+
+COMMANDS: dict[str, Command] = {
+    "train": Command(
+        "training:train_command",
+        "Train a policy and print its progress.",
+        "[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...] [--print-config | --dry-run]",
+        (Argument("ENV", ENV, nargs="?"), *TRAIN_ARGUMENTS),
+        epilog=CONFIG_EPILOG,
+        settings=CONFIG_FLAGS,
+        ranked=True,
+    ),
+    "distill": Command(
+        "training:distill_command",
+        "Train a student to imitate a teacher that sees more.",
+        "TEACHER ENV [--KEY VALUE ...]",
+        (
+            Argument("TEACHER", "policy file or run folder; `canter import` makes one of a checkpoint", nargs="?"),
+            Argument("ENV", ENV, nargs="?"),
+            *TRAIN_ARGUMENTS,
+        ),
+        description="""\
+Train a student to act like a teacher in the states that the student reaches. TEACHER is a policy file or a run folder;
+a checkpoint of rl_games or RSL-RL becomes one by `canter import`. The student reads the observation groups
+--algorithm.policy.obs-groups. If the teacher's groups have other names in ENV: --algorithm.teacher-obs
+'{policy: critic}'. To continue by reward: canter train ENV --init-from STUDENT""",
+        epilog=CONFIG_EPILOG,
+        settings=CONFIG_FLAGS,
+        ranked=True,
+    ),
+    "resume": Command(
+        "training:resume_command",
+        "Continue a run from its newest checkpoint.",
+        "RUN [--total-steps N] [--KEY VALUE ...] [--accept-edits | --from-scratch] [--console KIND]",
+        (
+            RUN,
+            Argument("--accept-edits", f"use the settings that were edited in the run's {CONFIG}"),
+            Argument("--from-scratch", "restart at step 0; the existing files are set aside"),
+            run_dir(),
+            *OUTPUT_ARGUMENTS,
+        ),
+        description="Continue a run from its newest checkpoint, exactly as if it had never stopped, or with settings\n"
+        "changed by flags from there on; the changes are recorded with the iteration.",
+        settings=SettingFlags(
+            {"--total-steps": ("total_steps", "train up to this total of transitions; may extend the run")}
+        ),
+        ranked=True,
+    ),
+    "sweep": Command(
+        "sweep:sweep_command",
+        "Train many runs: seeds, and settings with several values.",
+        "ENV|FOLDER --KEY VALUES... [--jobs N] [--preset NAME] [--config FILE] [--name NAME] [--print-commands]",
+        (
+            Argument("ENV", "environment id, or the folder of a sweep to resume", nargs="?"),
+            Argument("--jobs", "runs at a time; by default one for each core", "N", positive_int),
+            *CONFIG_ARGUMENTS,
+            run_dir("the sweep's folder goes"),
+            Argument("--name", "name of that folder; by default environment and time", "NAME"),
+            Argument("--print-commands", "print the command of each run and stop"),
+        ),
+        description="""\
+Train many runs on this machine, each in its own process and folder, several at a time. Every setting may have several
+values: `--seed 0..4` is a range, `--algorithm.gamma 0.98,0.99` a list, and a flag that is given twice has both values,
+as needed by settings that are lists themselves. All combinations are run.
+
+`canter sweep FOLDER` resumes a sweep: finished runs are kept, interrupted runs continue from their checkpoints.""",
+        settings=CONFIG_FLAGS,
+    ),
+    "play": Command(
+        "policies:play_command",
+        "Watch a policy in a window, or record a video of it.",
+        "RUN [--video FILE.mp4 [--caption] | --viewer NAME] [--episodes N] [--max-steps N] [--stochastic] [--env ID] "
+        "[--env.KEY VALUE ...]",
+        (
+            *POLICY_ARGUMENTS,
+            Argument("--video", "record to this new .mp4 or .gif file instead of opening a window", "FILE", Path),
+            Argument("--caption", "show step, return and action in a strip below the picture"),
+            Argument(
+                "--viewer",
+                "a viewer of mjlab: native, a window (the default for its tasks if there is a display), or viser, a "
+                "browser",
+                "NAME",
+                viewer_name,
+            ),
+            Argument("--episodes", "episodes to play (default 1; no limit in a viewer)", "N", positive_int),
+            Argument(
+                "--max-steps",
+                f"steps after which to stop (default {PLAY_MAX_STEPS}; no limit in a viewer)",
+                "N",
+                positive_int,
+            ),
+            *ACTING_ARGUMENTS,
+            Argument("--override-std", "act with noise of this standard deviation (Gaussian policies)", "X", float),
+        ),
+        epilog=POLICY_EPILOG,
+        settings=SettingFlags(ENV_FLAG, section="env."),
+    ),
+    "eval": Command(
+        "policies:eval_command",
+        "Evaluate a policy over many episodes.",
+        "RUN [--episodes N] [--json [FILE]] [--stochastic] [--num-envs N] [--policy NAME] [--env ID] "
+        "[--env.KEY VALUE ...]",
+        (
+            *POLICY_ARGUMENTS,
+            Argument("--episodes", f"episodes to play (default {EVAL_EPISODES})", "N", positive_int, EVAL_EPISODES),
+            Argument(
+                "--json",
+                "write the statistics and every episode to a new FILE, or to standard output",
+                "FILE",
+                nargs="?",
+                const=STDOUT,
+            ),
+            Argument(
+                "--average",
+                "for tasks that never end: the reward per unit of time over this many steps of every environment",
+                "STEPS",
+                positive_int,
+            ),
+            *ACTING_ARGUMENTS,
+            Argument(
+                "--max-steps",
+                f"steps of each environment to stop after ({EVAL_MAX_STEPS:,})",
+                "N",
+                positive_int,
+                EVAL_MAX_STEPS,
+            ),
+        ),
+        description="Evaluate a policy over many episodes; the first episodes of every environment count.",
+        epilog=POLICY_EPILOG,
+        settings=SettingFlags(ENV_FLAG | NUM_ENVS_FLAG, section="env."),
+    ),
+    "export": Command(
+        "policies:export_command",
+        "Write a policy as ONNX and torch.export files that run without Canter.",
+        "RUN [--output FILE] [--observations N] [--policy NAME] [--env ID] [--env.KEY VALUE ...]",
+        (
+            *POLICY_ARGUMENTS,
+            Argument(
+                "--output",
+                "one new file, .onnx or .pt2, by default one of each in the run's exports folder; or .pt for scripts "
+                "of RSL-RL, .pth for those of rl_games",
+                "FILE",
+                Path,
+            ),
+            Argument(
+                "--observations",
+                f"real observations to compare on (default {EXPORT_OBSERVATIONS})",
+                "N",
+                positive_int,
+                EXPORT_OBSERVATIONS,
+            ),
+        ),
+        description="Write a policy as ONNX and torch.export files that run without Canter. Each file is run on real\n"
+        "observations and kept only if its actions equal the policy's.",
+        epilog=POLICY_EPILOG,
+        settings=SettingFlags(ENV_FLAG, section="env."),
+    ),
+    "check": Command(
+        "tools:check_command",
+        "Check an environment and its settings before training.",
+        "[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...] [--threads]",
+        (
+            Argument("ENV", "environment id; by default CartPole-v1", nargs="?"),
+            *CONFIG_ARGUMENTS,
+            *IMPORT_ARGUMENTS,
+            Argument("--threads", "only measure the number of threads with which an update is fastest here"),
+        ),
+        description="""\
+Check an environment and its settings before training: spaces, episode ends, rewards and seeds in a few random steps,
+and the arithmetic of the run. The exit code is 1 if something cannot work.""",
+        epilog=CONFIG_EPILOG,
+        settings=CONFIG_FLAGS,
+    ),
+    "import": Command(
+        "tools:import_command",
+        "Convert a settings file of rl_games or RSL-RL.",
+        "FILE|CHECKPOINT [--parity] [--config FILE] [--env ID] [--num-envs N] [--set KEY=VALUE] [--output FILE]",
+        (
+            Argument("FILE", "the file; FILE.py:NAME for one class or function of several"),
+            Argument("--output", "where to write the settings, and the report beside them", "FILE", Path),
+            Argument("--config", "for a checkpoint: the settings that it was trained with", "FILE"),
+            Argument("--device", "for a checkpoint: device of the networks", "NAME"),
+            Argument("--env", "the environment, if the file does not name one that is known here", "ID"),
+            Argument("--num-envs", "environments, if the file leaves them to a script", "N", int),
+            *IMPORT_ARGUMENTS,
+        ),
+        description="""\
+Read a settings file of rl_games (YAML with `params`) or RSL-RL (YAML, or Python as in Isaac Lab and mjlab, which is
+read and never run) and write it as Canter's settings. Every key of the file is in the report: mapped, mapped with a
+difference, without effect in the source library, or refused with the reason.
+
+A checkpoint (.pt, .pth) becomes a run folder that can be played, evaluated, exported and trained further; --config is
+the settings file that it was trained with. Nothing in it is run.""",
+    ),
+    "explain": Command(
+        "tools:explain_command",
+        "Find the cause of NaN or infinity in a run.",
+        "RUN [--run-dir DIR]",
+        (RUN, run_dir()),
+        description="Replay the iteration in which a run met NaN or infinity, eagerly on the CPU, and name the first\n"
+        "operation and the environment that produced it. The folder may come from another machine.",
+    ),
+    "runs": Command(
+        "listing:runs_command",
+        "List the runs and their progress.",
+        "[--run-dir DIR] [--json]",
+        (run_dir(), Argument("--json", "print everything known about the runs as JSON")),
+        description="List the runs, the newest first: progress, return, and the score of the final policy in new\n"
+        "episodes without noise (SCORE), or its reward per unit of time if no episodes end.",
+        light=True,
+    ),
+    "report": Command(
+        "listing:report_command",
+        "Write a page about one run, or one that compares several.",
+        "RUN... [--out FILE] [--threshold X] [--open] [--run-dir DIR]",
+        (
+            Argument("RUNS", "folder of a run or of runs, `latest`, or the beginning of names", nargs="+"),
+            Argument("--out", "by default report.html in the run's folder, or here for several", "FILE", Path),
+            Argument("--threshold", "the return for which the time to reach it is reported", "X", float),
+            Argument("--open", "show it in the browser"),
+            run_dir(),
+        ),
+        description="""\
+Write one HTML file that needs no network: curves, losses, time, settings and machine of a run, or a comparison of
+several. Runs that differ only in their seed are shown as one curve with its uncertainty.""",
+    ),
+    "envs": Command(
+        "listing:envs_command",
+        "List the environments and the form of their ids.",
+        "[FILTER]",
+        (Argument("FILTER", "part of an id, such as cart or ALE/", nargs="?"),),
+        description="List the environments and the form of their ids; with FILTER all ids that contain it, those of\n"
+        "Gymnasium and of installed packages included.",
+        light=True,
+    ),
+    "presets": Command(
+        "listing:presets_command",
+        "List the presets: known-good settings.",
+        "",
+        description="List the presets: known-good settings, found by environment id, or by name with --preset.",
+        light=True,
+    ),
+}
+
+
+def parse_arguments(name: str, argv: list[str]) -> argparse.Namespace:
+    """Parse the arguments of a command; `settings` has the texts of setting flags by key."""
+    return Parser(name, COMMANDS[name]).parse(argv)

@@ -1,0 +1,62 @@
+"""Run folders: making a new one, finding an old one, and its settings."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+from canter.config import TrainConfig
+from canter.config.files import dump_config, read_config
+from canter.core.registry import UserError
+from canter.runs.permissions import import_trusted_modules
+from canter.runs.records import CONFIG, LATEST, find_run
+from canter.runs.run_folder import RunFolder, is_unstarted
+
+
+def check_name(parent: Path, name: str | None) -> None:
+    """Raise UserError if a run cannot be called `name`, or a run has that name already."""
+    if name is None:
+        return
+    if Path(name).name != name or name == LATEST or not name.isprintable():
+        raise UserError(f"--name {name!r} must be a plain folder name that can be printed, and not {LATEST!r}")
+    path = parent / name
+    if path.exists() and not is_unstarted(path):
+        raise UserError(f"{path} exists already; give another --name, or go on with it: canter resume {path}")
+
+
+def new_run(parent: Path, name: str | None, config: TrainConfig) -> RunFolder:
+    """Make the folder of a new run; call it once environment and settings are known to work."""
+    check_name(parent, name)
+    path = claim_folder(parent, f"{config.env.id}-seed{config.seed}") if name is None else parent / name
+    return RunFolder(path, config.checkpoints, settings=dump_config(config))
+
+
+def claim_folder(parent: Path, title: str) -> Path:
+    """Make a new folder named after a title and the time; `mkdir` decides between runs that start together."""
+    parent.mkdir(parents=True, exist_ok=True)
+    readable_title = re.sub(r"\W+", "-", title)
+    for name in numbered_names(f"{readable_title}-{datetime.now():%Y%m%d-%H%M%S}"):
+        with suppress(FileExistsError):
+            (parent / name).mkdir()
+            return parent / name
+    raise AssertionError("there is always a next number")
+
+
+def numbered_names(stem: str) -> Iterator[str]:
+    """Yield the stem, then the stem with -2, -3 and so on."""
+    return itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+
+
+def find_run_or_policy(text: str | Path, run_dir: Path) -> Path:
+    """Return the policy file, or else the run folder, that a text means."""
+    return Path(text) if Path(text).is_file() else find_run(str(text), run_dir)
+
+
+def stored_config(path: Path) -> TrainConfig:
+    """Return the settings of a run; modules that its user trusted when it was made are imported again."""
+    import_trusted_modules(path)
+    return read_config(path / CONFIG, within=path).over(TrainConfig())

@@ -1,0 +1,116 @@
+"""Tasks to train on, from an id, a class, a function, one environment or many."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+
+from canter.core.specs import Env
+from canter.envs import EnvConfig
+from canter.envs.gymnasium import GymnasiumEnv
+from canter.envs.imports import PYTHON, allow_import, register_factory
+
+EXPECTED = (
+    "an environment id, a Gymnasium class or a function that makes an environment, one gymnasium.Env, a "
+    "gymnasium.vector.VectorEnv, or an environment with Canter's own interface (canter.Env)"
+)
+
+UNNAMED = (
+    "This environment has no name that other commands could use: to play, evaluate or resume by command, train "
+    "its class or a function of a module instead"
+)
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment to train on."""
+
+    env_id: str
+    env: Env | None = None
+    """The environment itself, if it was passed in and cannot be built again."""
+    note: str = ""
+    """Advice for the user."""
+
+    def settings(self, env: EnvConfig) -> EnvConfig:
+        """Return the settings of an environment with the id of this task and its number of environments."""
+        num_envs = env.num_envs if self.env is None else self.env.spec.num_envs // self.env.spec.num_agents
+        return replace(env, id=self.env_id, num_envs=num_envs)
+
+
+def task_of(given: Any, device: str = "cpu") -> Task:
+    """Return the task that an object means; raise TypeError with the accepted types for any other object."""
+    if isinstance(given, str):
+        return Task(given)
+    if isinstance(given, VectorEnv):
+        return Task(_unnamed(given.unwrapped), GymnasiumEnv(given, device=device), UNNAMED)
+    if isinstance(given, gymnasium.Env):
+        single = SyncVectorEnv([lambda: given], autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+        note = "One environment was given, so one is stepped; give its class or a function that makes it to step many"
+        return Task(_unnamed(given.unwrapped), GymnasiumEnv(single, device=device), f"{note}. {UNNAMED}")
+    if isinstance(given, Env) and not isinstance(given, type):
+        name = given.spec.env_id
+        if ":" in name or name in gymnasium.registry:
+            return Task(name, given)
+        return Task(f"{PYTHON}:{name}" if name else _unnamed(given), given, UNNAMED)
+    if callable(given):
+        return _task_of_factory(given)
+    text = repr(given)
+    shown = text if len(text) <= 60 else f"{text[:60]}..."
+    raise TypeError(f"{shown} ({type(given).__name__}) is not a task to train on: expected {EXPECTED}")
+
+
+def _unnamed(env: Any) -> str:
+    return f"{PYTHON}:{type(env).__name__}"
+
+
+def _task_of_factory(factory: Callable[..., Any]) -> Task:
+    """Return the task of a class or function, under the name by which it can be imported again."""
+    inner = factory
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = getattr(inner, "__qualname__", "")
+    source = _source(getattr(inner, "__module__", "")) if name.isidentifier() and inner is factory else None
+    if source is None:
+        env_id = f"{PYTHON}:{name if name.isidentifier() else 'environment'}"
+        register_factory(env_id, factory)
+        return Task(env_id, note=UNNAMED)
+    allow_import(source.module, source.folder)
+    register_factory(f"{source.module}:{name}", factory)
+    return Task(f"{source.module}:{name}", note=source.note)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A module that can be imported again."""
+
+    module: str
+    folder: str
+    """The folder that the module is found in."""
+    note: str
+    """Advice for the user."""
+
+
+def _source(module: str) -> _Source | None:
+    """Return the place of a module; None if it has no file, as in a notebook."""
+    found = sys.modules.get(module)
+    file = getattr(found, "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).resolve()
+    if module == "__main__":
+        spec = getattr(found, "__spec__", None)
+        module = path.stem if spec is None else spec.name
+    if not all(part.isidentifier() for part in module.split(".")):
+        return None
+    depth = len(module.split(".")) - (path.name != "__init__.py")
+    note = ""
+    if found is sys.modules.get("__main__") and "__name__" not in path.read_text(errors="replace"):
+        note = f'Put canter.train(...) under `if __name__ == "__main__":`; other commands import {path.name}'
+    return _Source(module, str(path.parents[depth]), note)
