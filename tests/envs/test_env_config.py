@@ -52,8 +52,8 @@ def test_without_it_the_environment_keeps_its_own_limit():
     [
         ({"reset_steps": 0}, "env.reset_steps=0 must be at least 1"),
         ({"num_envs": 0}, "env.num_envs=0 must be at least 1"),
-        ({"reset_steps": 5, "finite_horizon": True}, "reset_steps=5 leaves no room for env.finite_horizon"),
-        ({"reset_steps": 5, "options": {"max_episode_steps": 9}}, "leaves no room for env.options.max_episode_steps"),
+        ({"reset_steps": 5, "finite_horizon": True}, "reset_steps=5 contradicts env.finite_horizon"),
+        ({"reset_steps": 5, "options": {"max_episode_steps": 9}}, "contradicts env.options.max_episode_steps"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, message):
@@ -93,7 +93,7 @@ def batch(num_envs, device, max_episode_steps=30):
 """
 
 USED, UNUSED = "has an effect", "is listed as unused"
-NO_DEADLINE = "env.finite_horizon=True: tensor:rps never cuts an episode off"
+NO_DEADLINE = "env.finite_horizon=True: tensor:rps never truncates an episode"
 CHANGES = {
     "num_envs": 2,
     "vectorization": "sync",
@@ -121,7 +121,7 @@ TABLE = {
     "own_tasks:batch": REST | {"options": "env.options.warp=9: own_tasks:batch takes no such option"},
     "tensor:pendulum": REST | {"options": "env.options.warp=9: tensor:pendulum takes no such option"},
     "tensor:probe-cycle": REST
-    | {"finite_horizon": "tensor:probe-cycle never cuts", "options": "env.options.warp=9: tensor:probe-cycle takes no"},
+    | {"finite_horizon": "tensor:probe-cycle never truncates", "options": "env.options.warp=9: tensor:probe-cycle takes no"},
     "tensor:rps": REST
     | {
         "finite_horizon": NO_DEADLINE,
@@ -145,7 +145,7 @@ def test_an_option_for_gpus_is_named_elsewhere(capture):
     config = EnvConfig(id="mjlab:Mjlab-Cartpole-Balance", options={"capture": capture})
     assert unused_settings(config, "cuda:0") == unused_settings(EnvConfig(id=config.id), "cpu") == []
     [line] = unused_settings(config, "cpu")
-    assert line.startswith(f"env.options.capture={capture} has no part on cpu: parts of a step are recorded as CUDA")
+    assert line.startswith(f"env.options.capture={capture} has no effect on cpu: parts of a step are recorded as CUDA")
 
 
 @pytest.mark.parametrize("field", CHANGES)
@@ -163,7 +163,7 @@ def test_no_setting_is_silently_without_effect(kinds, env_id, field):
     lines = unused_settings(config, "cpu")
     if meant is UNUSED:
         assert len(lines) == 1
-        assert lines[0].startswith(f"env.{field}={CHANGES[field]} has no part here: these environments ")
+        assert lines[0].startswith(f"env.{field}={CHANGES[field]} has no effect here: these environments ")
     else:
         assert lines == []
     with closing(config.build("cpu")) as env, closing(EnvConfig(id=env_id).build("cpu")) as usual:
@@ -185,7 +185,7 @@ def test_no_setting_is_silently_without_effect(kinds, env_id, field):
 
 @pytest.mark.parametrize("name", ["num_envs", "device", "vectorization", "autoreset"])
 def test_an_option_that_is_a_setting_of_its_own_is_refused(name):
-    with pytest.raises(ValueError, match=rf"env.options.{name}='x' is no option of tensor:null; say (env.)?{name}"):
+    with pytest.raises(ValueError, match=rf"env.options.{name}='x' is no option of tensor:null; set (env.)?{name} instead"):
         EnvConfig(id="tensor:null", options={name: "x"}).build("cpu")
 
 

@@ -35,7 +35,7 @@ def module(tmp_path, monkeypatch):
 
 
 def test_an_id_imports_nothing_unless_it_is_allowed(module):
-    with pytest.raises(ValueError, match="if it is a module of yours, say --allow-import my_tasks"):
+    with pytest.raises(ValueError, match="if it is a module of yours, add --allow-import my_tasks"):
         EnvConfig(id="my_tasks:one").build("cpu")
     assert "my_tasks" not in sys.modules
 

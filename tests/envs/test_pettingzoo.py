@@ -232,7 +232,7 @@ def test_spaces_that_do_not_fit_are_refused(kind, error, message):
     ("kind", "message"),
     [
         ("loses", "roll_v0: agent 'cow' left without being terminated or truncated"),
-        ("hides", "roll_v0: step.. gave no observation of agent 'cow', which lives"),
+        ("hides", "roll_v0: step.. returned no observation of agent 'cow', which is alive"),
     ],
 )
 def test_environments_that_break_the_rules_are_named(kind, message):
@@ -244,7 +244,7 @@ def test_environments_that_break_the_rules_are_named(kind, message):
 def test_an_environment_without_a_list_of_agents_is_refused():
     env = Roll()
     del env.possible_agents
-    with pytest.raises(ValueError, match="roll_v0 does not say in possible_agents"):
+    with pytest.raises(ValueError, match="roll_v0 does not declare possible_agents"):
         PettingZooEnv(lambda: env, 1)
 
 

@@ -46,7 +46,7 @@ def test_flags_name_wrappers_in_their_order_and_single_arguments_of_them(capsys)
         ({"FlattenObservation": 3}, r"env\.wrappers\.FlattenObservation=3: expected its keyword arguments"),
         ({"ClipReward": {"max": 1}}, r"ClipReward: got an unexpected .*'max'; it takes min_reward, max_reward"),
         ({"TransformReward": None}, r"TransformReward: missing a required argument: 'func'; it takes func"),
-        ({"my_wraps:Mine": None}, "say --allow-import my_wraps"),
+        ({"my_wraps:Mine": None}, "add --allow-import my_wraps"),
     ],
 )
 def test_what_is_no_wrapper_is_named(wrappers, message):

@@ -34,10 +34,12 @@ class EnvPoolEnv:
     N environments; every step after an end is a filler row (`Step.valid` False).
 
     EnvPool takes its seeds when it is made and never again. So `reset(seed)` makes a new pool, unless this one was made
-    with that very seed and not reset yet: give `seed` here to save the time of the second making. Without a seed the
-    environments are seeded from the operating system. `num_threads` 0 leaves the number to EnvPool. `options` go to
-    `envpool.make`. See `GymnasiumEnv` for `info_keys`.
+    with the same seed and not reset yet: pass `seed` here to avoid making it twice. Without a seed the environments are
+    seeded from the operating system. `num_threads` 0 leaves the number to EnvPool. `options` go to `envpool.make`. See
+    `GymnasiumEnv` for `info_keys`.
     """
+
+    seeds_by_row = True
 
     def __init__(
         self,
@@ -50,7 +52,8 @@ class EnvPoolEnv:
         device: torch.device | str = "cpu",
         **options: Any,
     ) -> None:
-        self._env_id, self._num_envs, self.seeds_by_row = env_id, num_envs, True
+        self._env_id = env_id
+        self._num_envs = num_envs
         self._options = {"num_threads": num_threads, **options}
         self._adapter_options = {"info_keys": info_keys, "device": device}
         self._make(seed)
@@ -66,7 +69,7 @@ class EnvPoolEnv:
                 "one player fit the rows here"
             )
         with warnings.catch_warnings():
-            # Bounds are float64 while spaces are float32, of which Gymnasium warns at every making.
+            # Bounds are float64 while spaces are float32, and Gymnasium warns of it every time.
             warnings.filterwarnings("ignore", message=".*precision lowered")
             self._env = GymnasiumEnv(pool, autoreset="next_step", env_id=self._env_id, **self._adapter_options)
         limited = 0 < config.get("max_episode_steps", _NO_LIMIT) < _NO_LIMIT
@@ -75,7 +78,7 @@ class EnvPoolEnv:
         self._unused_seed = seed
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Start every environment anew, with a seed in a new pool. Returns the first observations `[N, ...]`."""
+        """Reset every environment, with a seed in a new pool. Return the first observations `[N, ...]`."""
         if seed is not None and seed != self._unused_seed:
             self._env.close()
             self._make(seed)

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -15,17 +15,19 @@ import gymnasium
 from canter.core.registry import UserError, nearest
 
 PYTHON = "python"
-"""What ids of environments begin with that no module has under a name."""
+"""Scheme of environments that exist only in the running program: no module has them under a name."""
 _allowed: dict[str, str] = {}
-"""Modules that are trusted, and the folder in which each is found."""
-_introduced: dict[str, Callable[..., Any]] = {}
+"""Trusted modules, and the folder in which each is found."""
+_factories: dict[str, Callable[..., Any]] = {}
+"""Classes and functions of the running program by environment id."""
 _importing: list[str] = []
+"""Trusted modules whose import is running."""
 
 
 def allow_import(prefix: str, folder: str | None = None) -> None:
-    """Trust a module and all modules inside of it; nothing that a settings file says can do this.
+    """Trust a module and all modules inside of it; no settings file can do this.
 
-    It is looked for in `folder`, by default the current one, after all other places.
+    The module is searched for in `folder`, by default the current one, after all other places.
     """
     if not all(part.isidentifier() for part in prefix.split(".")):
         raise UserError(f"--allow-import {prefix!r}: expected a module such as my_package or my_package.envs")
@@ -33,17 +35,17 @@ def allow_import(prefix: str, folder: str | None = None) -> None:
 
 
 def allowed_imports() -> dict[str, str]:
-    """What is trusted so far: modules, and the folder in which each is looked for."""
+    """Return the trusted modules and the folder of each."""
     return dict(_allowed)
 
 
 def is_allowed(module: str) -> bool:
-    """Whether a module may be imported because an environment id names it."""
+    """Return True if a module may be imported because an environment id names it."""
     return any(module == prefix or module.startswith(f"{prefix}.") for prefix in _allowed)
 
 
 def import_trusted(module: str) -> ModuleType:
-    """Import a module that is trusted, also from the folder that belongs to it."""
+    """Import a trusted module, from its folder if it is nowhere else."""
     folder = next((place for prefix, place in _allowed.items() if f"{module}.".startswith(f"{prefix}.")), None)
     if folder is not None and folder not in sys.path:
         sys.path.append(folder)  # last, so that it hides nothing
@@ -54,27 +56,27 @@ def import_trusted(module: str) -> ModuleType:
         _importing.pop()
 
 
-def refuse_while_importing(what: str) -> None:
-    """Refuse to work inside of a program that is only imported for the environment that it holds."""
+def refuse_while_importing(function: str) -> None:
+    """Raise RuntimeError if a function is called by a program that is only imported for its environment."""
     if _importing:
         raise RuntimeError(
-            f"{what} is called while {_importing[-1]} is imported for its environment; in the program put it under\n"
-            'if __name__ == "__main__":'
+            f"{function} is called while {_importing[-1]} is imported for its environment; in the program put it under"
+            '\nif __name__ == "__main__":'
         )
 
 
-def introduce(env_id: str, factory: Callable[..., Any]) -> None:
-    """Let an id mean this class or function in this process."""
-    _introduced[env_id] = factory
+def register_factory(env_id: str, factory: Callable[..., Any]) -> None:
+    """Make an id stand for a class or function in this process."""
+    _factories[env_id] = factory
 
 
 def find_factory(env_id: str, schemes: Iterable[str]) -> Callable[..., Any] | None:
-    """What `module.path:name` means; None where importing the module registered `name` with Gymnasium instead.
+    """Return the class or function `module.path:name`, or None if its module registers `name` with Gymnasium.
 
-    `schemes` are what an id may begin with besides the name of a module.
+    `schemes` are the prefixes of ids besides modules, for the error message.
     """
-    if env_id in _introduced:
-        return _introduced[env_id]
+    if env_id in _factories:
+        return _factories[env_id]
     module, _, name = env_id.partition(":")
     if module == PYTHON:
         raise UserError(
@@ -84,7 +86,7 @@ def find_factory(env_id: str, schemes: Iterable[str]) -> Callable[..., Any] | No
     if not is_allowed(module):
         raise UserError(
             f"environment id {env_id!r}: unknown scheme {module!r}, {nearest(module, schemes)} "
-            f"(if it is a module of yours, say --allow-import {module.partition('.')[0]})"
+            f"(if it is a module of yours, add --allow-import {module.partition('.')[0]})"
         )
     imported = import_trusted(module)
     factory = getattr(imported, name, None)
@@ -93,13 +95,22 @@ def find_factory(env_id: str, schemes: Iterable[str]) -> Callable[..., Any] | No
     return factory
 
 
+def parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a factory or builder.
+
+    A factory declares by its parameters which settings it takes: so any function of a user is one, without a base class
+    or a registration.
+    """
+    return inspect.signature(factory).parameters
+
+
 def makes_a_batch(factory: Callable[..., Any]) -> bool:
-    """Whether a factory takes `num_envs` and `device` and so builds all environments at once."""
-    return {"num_envs", "device"} <= set(inspect.signature(factory).parameters)
+    """Return True if a factory takes `num_envs` and `device`: it makes all environments at once."""
+    return {"num_envs", "device"} <= parameters_of(factory).keys()
 
 
 def registered_id(env_id: str, factory: Callable[..., Any]) -> str:
-    """A Gymnasium id for a factory of single environments."""
+    """Return a Gymnasium id for a factory of single environments."""
     name = f"imported/{env_id.replace(':', '.')}-v0"
     if name in gymnasium.registry and gymnasium.registry[name].entry_point is not factory:
         del gymnasium.registry[name]  # another object of the same name, as in a notebook

@@ -32,13 +32,13 @@ ParallelEnv = Any
 class PettingZooEnv:
     """E copies of a `pettingzoo.ParallelEnv` whose agents all have the same spaces, for one policy that they share.
 
-    A row is valid while its agent lives: an agent may die before its environment ends, and may join late. An
-    environment without agents is reset within the same step. Observations, actions and masks are treated as Gymnasium's
-    are; a mask may also be in an agent's info.
+    A row is valid while its agent is alive: an agent may die before its environment ends, and may join late. An
+    environment without agents is reset within the same step. Observations, actions and masks are treated like
+    Gymnasium's; a mask may also be in an agent's info.
 
-    With `joint_state` the group "critic" holds what `state()` gives or, where the environment has no such thing, the
-    observations of all agents side by side (0 for the dead), followed by which agent this is. Critics read it by
-    default (MAPPO); one that is told to read the agent's own groups sees what its agent sees (IPPO).
+    With `joint_state` the group "critic" holds the result of `state()` or, if the environment has no `state_space`, the
+    observations of all agents side by side (0 for the dead), followed by the agent's index as a one-hot vector. Critics
+    read it by default (MAPPO); a critic set to read the agent's own groups sees what its agent sees (IPPO).
     """
 
     _closed = False
@@ -56,10 +56,12 @@ class PettingZooEnv:
         if num_envs < 1:
             raise UserError(f"num_envs={num_envs} must be at least 1")
         self._envs = [make_env() for _ in range(num_envs)]
-        first, env_id = self._envs[0], env_id or str(self._envs[0])
+        first = self._envs[0]
+        env_id = env_id or str(first)
+        # PettingZoo's API leaves `possible_agents` and `state_space` out of environments that do not have them.
         self._agents = list(getattr(first, "possible_agents", ()))
         if not self._agents:
-            raise UserError(f"{env_id} does not say in possible_agents which agents there may be, and rows are fixed")
+            raise UserError(f"{env_id} does not declare possible_agents, and rows need a fixed set of agents")
         self._rows = [(env, agent) for env in range(num_envs) for agent in self._agents]
         self._action = action_codec(_common(first.action_space, self._agents, f"{env_id}: action"))
         space = _common(first.observation_space, self._agents, f"{env_id}: observation")
@@ -79,32 +81,42 @@ class PettingZooEnv:
             durations=False,
         )
         """Shapes, dtypes, bounds and conventions of one agent."""
-        self._obs, self._final = ObsBuffer(specs, len(self._rows)), ObsBuffer(specs, len(self._rows))
+        self._obs = ObsBuffer(specs, len(self._rows))
+        self._final = ObsBuffer(specs, len(self._rows))
         self._alive = np.zeros(len(self._rows), dtype=bool)
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Start every environment anew, with a seed of its own each; observations `[N, ...]`."""
+        """Reset every environment, each with its own seed. Return the first observations `[N, ...]`."""
         seeds = [None] * len(self._envs) if seed is None else env_seeds(seed, len(self._envs))
-        self._begin(dict(enumerate(seeds)))
-        return self._publish(self._obs.tensors)
+        self._reset_envs(dict(enumerate(seeds)))
+        return self._to_device(self._obs.tensors)
 
     def step(self, action: Tensor) -> Step:
-        """Apply the actions of the agents that live, out of `[N, A]` float32, `[N]` int64 or `[N, K]` int64."""
-        moves, valid = self._action.encode(action), self._alive.copy()
-        came = []
+        """Apply the actions of the agents that are alive: `[N, A]` float32, `[N]` int64 or `[N, K]` int64."""
+        actions = self._action.encode(action)
+        valid = self._alive.copy()
+        results = []
         for index, env in enumerate(self._envs):
-            living = [row for row in self._rows_of(index) if valid[row]]
-            came.append(env.step({self._rows[row][1]: moves[row] for row in living}))
-        reward, terminated, truncated = (self._column(came, part, valid) for part in (1, 2, 3))
-        terminated, truncated = terminated != 0, (truncated != 0) & (terminated == 0)
-        self._note_living()
-        self._check(came, left=valid & ~self._alive & ~terminated & ~truncated, shown=self._alive | truncated)
-        self._show(self._final, {index: (raw, info) for index, (raw, _, _, _, info) in enumerate(came)})
+            alive = [row for row in self._rows_of(index) if valid[row]]
+            results.append(env.step({self._rows[row][1]: actions[row] for row in alive}))
+        reward = self._column(results, 1, valid)
+        terminated = self._column(results, 2, valid) != 0
+        truncated = (self._column(results, 3, valid) != 0) & ~terminated
+        self._update_alive()
+        self._check(results, left=valid & ~self._alive & ~terminated & ~truncated, shown=self._alive | truncated)
+        self._write(self._final, {index: (raw, info) for index, (raw, _, _, _, info) in enumerate(results)})
         for name, array in self._obs.arrays.items():
             array[:] = self._final.arrays[name]
-        self._begin({index: None for index, env in enumerate(self._envs) if not env.agents})
-        tensors = (torch.from_numpy(x) for x in (reward.astype(np.float32), terminated, truncated, valid))
-        return self._publish(Step(dict(self._obs.tensors), *tensors, final_obs=dict(self._final.tensors)))
+        self._reset_envs({index: None for index, env in enumerate(self._envs) if not env.agents})
+        step = Step(
+            obs=dict(self._obs.tensors),
+            reward=torch.from_numpy(reward.astype(np.float32)),
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            valid=torch.from_numpy(valid),
+            final_obs=dict(self._final.tensors),
+        )
+        return self._to_device(step)
 
     def close(self) -> None:
         """Close every environment; calling it twice is fine."""
@@ -116,39 +128,41 @@ class PettingZooEnv:
     def _rows_of(self, index: int) -> range:
         return range(index * len(self._agents), (index + 1) * len(self._agents))
 
-    def _column(self, came: list[Any], part: int, valid: np.ndarray) -> np.ndarray:
-        """`[N]` numbers of the living agents out of the dicts that the steps gave; 0 for the others."""
+    def _column(self, results: list[Any], part: int, valid: np.ndarray) -> np.ndarray:
+        """Return `[N]` numbers of the agents that are alive from the dicts of all steps; 0 for the others."""
         rows = enumerate(self._rows)
-        return np.array([float(came[env][part][agent]) if valid[row] else 0.0 for row, (env, agent) in rows])
+        return np.array([float(results[env][part][agent]) if valid[row] else 0.0 for row, (env, agent) in rows])
 
-    def _begin(self, seeds: dict[int, int | None]) -> None:
-        """Reset the environments of these numbers and show their first observations."""
-        came = {index: self._envs[index].reset(seed=seed) for index, seed in seeds.items()}
-        self._note_living()
-        self._show(self._obs, came)
+    def _reset_envs(self, seeds: dict[int, int | None]) -> None:
+        """Reset the environments of these numbers and write their first observations."""
+        results = {index: self._envs[index].reset(seed=seed) for index, seed in seeds.items()}
+        self._update_alive()
+        self._write(self._obs, results)
         if ACTION_MASK in self._obs.arrays:
             self._reader.mask_rule.check_(self._obs.arrays[ACTION_MASK], ended=~self._alive)
 
-    def _note_living(self) -> None:
+    def _update_alive(self) -> None:
         self._alive[:] = [agent in self._envs[env].agents for env, agent in self._rows]
 
-    def _show(self, target: ObsBuffer, came: dict[int, tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
-        """Write the observations of whole environments; agents without one show 0 and may do anything."""
-        seen, present = np.empty(len(self._rows), dtype=object), np.zeros(len(self._rows), dtype=bool)
-        for index, (raw, infos) in came.items():
+    def _write(self, target: ObsBuffer, results: dict[int, tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
+        """Write the observations of whole environments; agents without one get 0 and a mask that allows everything."""
+        own = np.empty(len(self._rows), dtype=object)
+        present = np.zeros(len(self._rows), dtype=bool)
+        for index, (raw, infos) in results.items():
             for row in self._rows_of(index):
                 agent = self._rows[row][1]
                 for name in self._reader.specs:
                     target.arrays[name][row] = name == ACTION_MASK
                 if agent in raw:
-                    seen[row], present[row] = raw[agent], True
+                    own[row] = raw[agent]
+                    present[row] = True
                 if self._mask_in_info and ACTION_MASK in infos.get(agent, {}):
                     target.arrays[ACTION_MASK][row] = np.asarray(infos[agent][ACTION_MASK]).reshape(-1) != 0
-        self._reader.write_final(target, seen, present)
+        self._reader.write_final(target, own, present)
         if CRITIC in target.arrays:
-            self._show_joint(target, came)
+            self._write_joint(target, results)
 
-    def _show_joint(self, target: ObsBuffer, indices: Iterable[int]) -> None:
+    def _write_joint(self, target: ObsBuffer, indices: Iterable[int]) -> None:
         num_agents = len(self._agents)
         for index in indices:
             rows = self._rows_of(index)
@@ -170,15 +184,16 @@ class PettingZooEnv:
             )
         return TensorSpec((sum(math.prod(part.shape) for part in parts) + len(self._agents),))
 
-    def _check(self, came: list[Any], left: np.ndarray, shown: np.ndarray) -> None:
-        """Refuse agents that `left` without a flag, and those that must be `shown` and are not."""
+    def _check(self, results: list[Any], left: np.ndarray, shown: np.ndarray) -> None:
+        """Raise UserError for agents that `left` without a flag, and for those that must be `shown` and are not."""
+        env_id = self.spec.env_id
         for row, (env, agent) in enumerate(self._rows):
             if left[row]:
-                raise UserError(f"{self.spec.env_id}: agent {agent!r} left without being terminated or truncated")
-            if shown[row] and agent not in came[env][0]:
-                raise UserError(f"{self.spec.env_id}: step() gave no observation of agent {agent!r}, which lives")
+                raise UserError(f"{env_id}: agent {agent!r} left without being terminated or truncated")
+            if shown[row] and agent not in results[env][0]:
+                raise UserError(f"{env_id}: step() returned no observation of agent {agent!r}, which is alive")
 
-    def _publish(self, tree: Any) -> Any:
+    def _to_device(self, tree: Any) -> Any:
         device = self.spec.device
         return tree if device.type == "cpu" else tree_map(lambda leaf: leaf.to(device), tree)
 
@@ -211,12 +226,13 @@ def make_pettingzoo(
         raise ImportError(f"{error} ({error.__cause__})") from error
 
 
-def _common(space_of: Callable[[Any], Space], agents: list[Any], what: str) -> Space:
+def _common(space_of: Callable[[Any], Space], agents: list[Any], name: str) -> Space:
+    """Return the space that all agents share, or raise UnsupportedSpace."""
     common = space_of(agents[0])
     for agent in agents:
         if space_of(agent) != common:
             raise UnsupportedSpace(
-                f"{what} space of {agents[0]!r} is {common} and that of {agent!r} is {space_of(agent)}; a shared "
+                f"{name} space of {agents[0]!r} is {common} and that of {agent!r} is {space_of(agent)}; a shared "
                 "policy needs them to be the same, so pad them with SuperSuit's pad_observations_v0 and "
                 "pad_action_space_v0"
             )

@@ -1,7 +1,7 @@
-"""Tiny tasks with known answers: each fails for one kind of mistake in a learning algorithm and names it.
+"""Probe environments: tiny tasks with known answers, each of which fails for one kind of mistake in an algorithm.
 
 A probe has S nodes and no more state than the node a row is at. Train on one for some seconds, then compare with its
-`checks`: the first wrong one tells what to look for. Importing this module enters the probes into `tensor_envs`.
+`checks`: the first wrong answer names the mistake. Importing this module registers the probes in `tensor_envs`.
 """
 
 from __future__ import annotations
@@ -31,44 +31,45 @@ ONE_REAL = Continuous(low=(-1.0,), high=(1.0,))
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeTask:
-    """A task as tables over its S nodes, with the right answers."""
+    """A task as tables over its S nodes, with the correct answers."""
 
     about: str
-    """What happens, what the right answer is and which mistake gives which wrong one."""
+    """Description of the task, the correct answer, and the wrong answers that mistakes lead to."""
     action: ActionSpec = NO_CHOICE
     obs: tuple[Row, ...] = ((0.0,),)
-    """What each node shows, `[S, O]`."""
+    """Observation at each node, `[S, O]`."""
     reward: tuple[Row, ...] = ()
-    """`[S, number of joint actions]`, the last head counting fastest."""
+    """Reward `[S, number of joint actions]`, the last head varying fastest."""
     target: tuple[Row, ...] = ()
-    """`[S, A]` instead of `reward` for real actions: the reward is `-sum((action - target)^2)`."""
+    """Best action `[S, A]` instead of `reward` if actions are continuous: the reward is `-sum((action - target)^2)`."""
     follows: tuple[int, ...] = ()
-    """The node after each node, or `ENDS`; no entries: every step ends."""
+    """Node after each node, or `ENDS`; no entries: every step ends the episode."""
     truncation: Row = ()
     """Probability that the step from each node is truncated on arrival; no entries: never."""
     mask: tuple[tuple[bool, ...], ...] = ()
-    """`[S, n]`, True where an action is allowed; no entries: no mask is shown."""
+    """Action mask `[S, n]`, True for an allowed action; no entries: no mask."""
     max_episode_steps: int | None = None
     value: Callable[[float], Sequence[float]] | None = None
-    """Discount to the right value of each node under the best policy; None where exploration noise shifts it. Discount
-    1 in a task that never ends stands for the average reward and its centred values."""
+    """Function from the discount to the correct value of each node under the best policy; None if exploration noise
+    shifts it. Discount 1 in a task that never ends stands for the average reward and its centred values."""
     best: tuple[tuple[int, ...] | None, ...] = ()
-    """Right action of each node, one number per head, None where any will do; real actions have `target` instead."""
+    """Best action of each node, one number per head, None if all are equally good; continuous actions have `target`
+    instead."""
 
     @property
     def starts(self) -> int:
-        """Episodes start at one of so many nodes, all equally likely: the first ones, which follow none, or all."""
+        """Number of start nodes, all equally likely: the first ones, which follow none, or all."""
         return len(self.obs) - len({*self.follows} - {ENDS}) or len(self.obs)
 
 
 @dataclass(frozen=True)
 class ProbeCheck:
-    """What must hold at K situations after learning. Compare modes of the policy with `action`."""
+    """Correct value and action at K situations after learning. Compare modes of the policy with `action`."""
 
     obs: Obs
     """Groups of `[K, ...]`."""
     history: tuple[Obs, ...]
-    """What the K episodes showed before, oldest first; only a policy with memory needs it."""
+    """Earlier observations of the K episodes, oldest first; only a recurrent policy needs them."""
     value: Tensor | None
     """`[K]` float32."""
     action: Tensor | None
@@ -77,7 +78,7 @@ class ProbeCheck:
 
 @final
 class Probe(TensorEnv):
-    """A `ProbeTask`, batched. Take one by name from `tensor_envs`; `checks` has the answers."""
+    """A `ProbeTask`, batched. `tensor_envs` has them by name; `checks` returns the answers."""
 
     def __init__(
         self,
@@ -125,22 +126,24 @@ class Probe(TensorEnv):
         return {name: table[state["node"]] for name, table in self._groups.items()}
 
     def checks(self, gamma: float) -> list[ProbeCheck]:
-        """What a right algorithm has learned with discount `gamma`: one check per number of steps into the episode."""
-        task, follows = self.task, self._follows.tolist()
+        """Return what a correct algorithm learns with discount `gamma`: a check per step of the episode."""
+        task = self.task
+        follows = self._follows.tolist()
         values = None if task.value is None else torch.tensor(task.value(gamma), device=self.device)
-        found: list[ProbeCheck] = []
+        checks: list[ProbeCheck] = []
         history: tuple[Obs, ...] = ()
-        nodes, seen = list(range(task.starts)), {ENDS}
+        nodes = list(range(task.starts))
+        visited = {ENDS}
         while nodes:
             rows = torch.tensor(nodes, device=self.device)
             obs = {name: table[rows] for name, table in self._groups.items()}
             value = None if values is None else values[rows]
-            found.append(ProbeCheck(obs, history, value, self._answers(nodes)))
+            checks.append(ProbeCheck(obs, history, value, self._answers(nodes)))
             history = (*history, obs)
             # All paths of a task are equally long, so the rows of every entry of the history belong together.
-            seen.update(nodes)
-            nodes = [follows[node] for node in nodes if follows[node] not in seen]
-        return found
+            visited.update(nodes)
+            nodes = [follows[node] for node in nodes if follows[node] not in visited]
+        return checks
 
     def _answers(self, nodes: list[int]) -> Tensor | None:
         answers = self.task.target or self.task.best
@@ -155,34 +158,35 @@ class Probe(TensorEnv):
 class DeepSea(TensorEnv):
     """Dive from the top left of a `size` x `size` grid, a row each step: only the bottom right corner pays 1.
 
-    Either action may mean right, as a table says that is drawn once; going right costs 0.01 / size. Chance finds the
-    corner once in 2^size episodes, and all it learns before is not to go right. It tells whether an algorithm explores
-    for longer than a step; the best return is 0.99. "policy" shows the cell as a one-hot vector.
+    A table drawn once says which action goes right in each cell; going right costs 0.01 / size. Random actions find the
+    corner once in 2^size episodes, and until then an algorithm learns not to go right. So the task tests exploration
+    over more than a step; the best return is 0.99. "policy" holds the cell as a one-hot vector.
     """
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu", *, size: int = 10) -> None:
         if size < 2:
             raise UserError(f"size={size} must be at least 2")
-        shown = {"policy": TensorSpec((size * size,))}
-        super().__init__("tensor:deep-sea", num_envs, device, shown, Discrete(2), truncates=False)
+        groups = {"policy": TensorSpec((size * size,))}
+        super().__init__("tensor:deep-sea", num_envs, device, groups, Discrete(2), truncates=False)
         self.size = size
         table = torch.rand((size, size), generator=torch.Generator().manual_seed(size)) < 0.5
         self.goes_right = table.long().to(self.device)
-        """`[size, size]`, the action that goes right in each cell."""
+        """Action that goes right in each cell, `[size, size]`."""
 
     def _sample_state(self) -> EnvState:
         zero = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)
         return {"row": zero, "column": zero.clone()}
 
     def _advance(self, state: EnvState, action: Tensor) -> Outcome:
-        row, column = state["row"], state["column"]
+        row = state["row"]
+        column = state["column"]
         right = action == self.goes_right[row, column]
-        found = right & (row == self.size - 1) & (column == self.size - 1)
+        corner = right & (row == self.size - 1) & (column == self.size - 1)
         after = {
             "row": (row + 1).clamp(max=self.size - 1),
             "column": torch.where(right, column + 1, column - 1).clamp(0, self.size - 1),
         }
-        return Outcome(after, found.float() - 0.01 / self.size * right.float(), row == self.size - 1)
+        return Outcome(after, corner.float() - 0.01 / self.size * right.float(), row == self.size - 1)
 
     def _observe(self, state: EnvState) -> Obs:
         cell = state["row"] * self.size + state["column"]
@@ -194,7 +198,7 @@ RECALL_DELAY = 3
 """Blank steps between the cue and the question."""
 HEADS = (2, 3)
 PAIRS = tuple(product(*map(range, HEADS)))
-"""All that two heads can choose together."""
+"""All joint actions of the two heads."""
 EITHER = ((-1.0,), (1.0,))
 
 PROBES = {

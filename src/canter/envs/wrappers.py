@@ -1,7 +1,4 @@
-"""Tasks whose deadline is part of the task.
-
-Wrappers around single Gymnasium environments, by name, from settings.
-"""
+"""Wrappers of environments: a deadline that is part of the task, and Gymnasium's wrappers named in settings."""
 
 from __future__ import annotations
 
@@ -16,38 +13,41 @@ import torch
 from torch import Tensor
 
 from canter.core.registry import UserError, nearest
-from canter.core.specs import Env, Step
-from canter.envs.imports import find_factory
+from canter.core.specs import DeclaresCleanReset, Env, Step
+from canter.envs.imports import find_factory, parameters_of
 
-OFFERED = (
+OPTIONAL = (
     *("state_dict", "load_state_dict", "snapshot", "resumes"),
     *("generators", "seeds_by_row", "render", "render_fps"),
 )
-"""What an environment may offer on top of the protocol; passed on where it does."""
+"""Members of the optional protocols of `canter.core.specs.Env`, and of environments that draw themselves."""
 
 
 class FiniteHorizon:
-    """Any environment, with every cut of an episode counted as its termination.
+    """Any environment, with every truncation counted as a termination.
 
-    That is right where the deadline belongs to the task and the observation shows the time: nothing follows it.
+    That is right if the deadline belongs to the task and the observation shows the time: nothing follows it.
     """
 
     def __init__(self, env: Env) -> None:
         if env.spec.truncates is False:
             raise UserError(
-                f"env.finite_horizon=True: {env.spec.env_id} never cuts an episode off, so no deadline could count as "
-                "its end; give it one (env.options.max_episode_steps) or leave the setting out"
+                f"env.finite_horizon=True: {env.spec.env_id} never truncates an episode, so there is no deadline; set "
+                "one with env.options.max_episode_steps or leave the setting out"
             )
-        self.env, self.spec = env, replace(env.spec, truncates=False)
-        self.reset, self.close = env.reset, env.close
-        for name in OFFERED:
+        self.env = env
+        self.spec = replace(env.spec, truncates=False)
+        self.reset = env.reset
+        self.close = env.close
+        # A protocol is recognised by its members, so this wrapper must have exactly those of its environment.
+        for name in OPTIONAL:
             if hasattr(env, name):
                 setattr(self, name, getattr(env, name))
 
     @property
     def reset_is_clean(self) -> bool:
-        """As the environment says, which may change while it is used."""
-        return getattr(self.env, "reset_is_clean", False)
+        """The environment's own declaration, which may change while it is used."""
+        return isinstance(self.env, DeclaresCleanReset) and bool(self.env.reset_is_clean)
 
     def step(self, action: Tensor) -> Step:
         """Apply one action per environment; no row is truncated."""
@@ -59,23 +59,23 @@ Wrap = Callable[[gymnasium.Env], gymnasium.Env]
 
 
 def make_wrappers(settings: Mapping[str, Any]) -> list[Wrap]:
-    """The wrappers that settings name, the first the innermost: name -> keyword arguments, or null for none.
+    """Return the wrappers that settings name, the first the innermost: name -> keyword arguments, or null for none.
 
-    Arguments that a wrapper cannot have are refused before it goes around anything.
+    Raises UserError for arguments that a wrapper does not take, before any environment is made.
     """
-    made = []
-    for name, given in settings.items():
+    wraps = []
+    for name, arguments in settings.items():
         wrapper = _find(name)
-        if not isinstance(given, Mapping | None):
-            raise UserError(f"env.wrappers.{name}={given!r}: expected its keyword arguments as a mapping, or null")
-        arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in (given or {}).items()}
+        if not isinstance(arguments, Mapping | None):
+            raise UserError(f"env.wrappers.{name}={arguments!r}: expected its keyword arguments as a mapping, or null")
+        keywords = {key: tuple(value) if isinstance(value, list) else value for key, value in (arguments or {}).items()}
         try:
-            signature(wrapper).bind(None, **arguments)
+            signature(wrapper).bind(None, **keywords)
         except TypeError as error:
-            taken = ", ".join(list(signature(wrapper).parameters)[1:]) or "none"
-            raise UserError(f"env.wrappers.{name}: {error}; it takes {taken}") from error
-        made.append(partial(wrapper, **arguments))
-    return made
+            names = ", ".join(list(parameters_of(wrapper))[1:]) or "none"
+            raise UserError(f"env.wrappers.{name}: {error}; it takes {names}") from error
+        wraps.append(partial(wrapper, **keywords))
+    return wraps
 
 
 def _find(name: str) -> Callable[..., Any]:
@@ -83,10 +83,10 @@ def _find(name: str) -> Callable[..., Any]:
         if name in gymnasium.wrappers.__all__:
             return getattr(gymnasium.wrappers, name)
         raise UserError(
-            f"env.wrappers.{name}: no wrapper of Gymnasium is called so (one of yours is my_module:MyWrapper, with "
+            f"env.wrappers.{name}: Gymnasium has no wrapper of this name (one of yours is my_module:MyWrapper, with "
             f"--allow-import my_module), {nearest(name, gymnasium.wrappers.__all__)}"
         )
-    found = find_factory(name, ())
-    if found is None:
+    wrapper = find_factory(name, ())
+    if wrapper is None:
         raise UserError(f"env.wrappers.{name}: that is an environment, not a wrapper")
-    return found
+    return wrapper

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -89,7 +89,7 @@ class VectorStepper(Stepper):
         if seeds is None:
             return self.env.reset()
         try:
-            return self.env.reset(seed=seeds)
+            return self.env.reset(seed=cast(Any, seeds))
         except (gymnasium.error.Error, TypeError, ValueError):
             if self.takes_many_seeds:
                 raise

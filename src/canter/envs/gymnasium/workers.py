@@ -25,7 +25,7 @@ from copy import deepcopy
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -131,7 +131,7 @@ class AsyncStepper(Stepper):
     def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all environments, or those of `mask`."""
         options = None if mask is None else {"reset_mask": mask.copy()}
-        obs, infos = zip(*self._call("reset", partial(self.env.reset_async, seeds, options)), strict=True)
+        obs, infos = zip(*self._call("reset", partial(self.env.reset_async, cast(Any, seeds), options)), strict=True)
         return self._observations(obs), self._infos(infos)
 
     def step(self, actions: np.ndarray) -> VectorStep:
