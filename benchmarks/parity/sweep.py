@@ -151,20 +151,20 @@ def look(case: Case, *, parity: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"checkout": case.checkout, "name": case.name, "parity": parity, "options": options}
     try:
         imported = import_config(case.source, parity=parity, **options)
-        report = imported.deviations
+        report = imported.report
     except ImportRefused as error:
-        reasons = [f"{entry.key}={entry.value!r}: {entry.why}" for entry in error.deviations.of("refused")]
-        row |= {"verdict": "refused", "reason": reasons[0], "refused": len(reasons)}
-        report = error.deviations
+        reasons = [f"{entry.key}={entry.value!r}: {entry.why}" for entry in error.report.of("refused")]
+        row |= {"status": "refused", "reason": reasons[0], "refused": len(reasons)}
+        report = error.report
     except ConfigError as error:
-        return row | {"verdict": "error", "reason": str(error).removeprefix(f"{name}: ")}
+        return row | {"status": "error", "reason": str(error).removeprefix(f"{name}: ")}
     counted = Counter(entry.key for entry in report.entries if entry.key)
     wanted = set(leaves(tree))
     silent, twice = wanted - set(counted), [key for key, count in counted.items() if count > 1]
     assert not silent, f"{case.name}: silent keys {sorted(silent)}"
     assert not twice, f"{case.name}: keys with two verdicts {twice}"
     row |= {"counts": report.counts()}
-    if "verdict" in row:
+    if "status" in row:
         return row
     try:
         with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
@@ -172,9 +172,9 @@ def look(case: Case, *, parity: bool) -> dict[str, Any]:
             spec = stand_in(imported, tree, options.get("agents", 1))
             completed(imported.config.algorithm, spec, Path(folder)).build(spec, seed=0)
     except ValueError as error:
-        return row | {"verdict": "not built", "reason": str(error)}
-    differences = [entry for entry in report.of("differs") if not entry.key.endswith(".score_to_win")]
-    return row | {"verdict": "differs" if differences else "mapped"}
+        return row | {"status": "not built", "reason": str(error)}
+    differences = [entry for entry in report.of("changed") if not entry.key.endswith(".score_to_win")]
+    return row | {"status": "changed" if differences else "mapped"}
 
 
 def algorithm_of(case: Case) -> str:
@@ -222,8 +222,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     for name in [*names, "all"]:
         own = [row for row in plain if name in (row["checkout"], "all")]
         known = [row for row in own if row["algorithm"] in EXISTING]
-        exact = [r for r in rows if r["parity"] and name in (r["checkout"], "all") and r["verdict"] == "mapped"]
-        runs = [row for row in known if row["verdict"] in ("mapped", "differs")]
+        exact = [r for r in rows if r["parity"] and name in (r["checkout"], "all") and r["status"] == "mapped"]
+        runs = [row for row in known if row["status"] in ("mapped", "changed")]
         share = f"{100 * len(runs) / max(len(known), 1):.1f} %"
         lines.append(
             f"| {name} | {len(own)} | {len(known)} | {len(exact)} | {len(runs) - len(exact)} "
@@ -234,7 +234,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def page(rows: list[dict[str, Any]]) -> str:
     """The table with the reason of every file that does not run."""
-    failed = [row for row in rows if not row["parity"] and row["verdict"] not in ("mapped", "differs")]
+    failed = [row for row in rows if not row["parity"] and row["status"] not in ("mapped", "changed")]
     reasons = "\n".join(
         f"| {row['checkout']} | `{row['name']}` | {row['algorithm']} | {str(row['reason']).replace('|', '/')} |"
         for row in failed

@@ -288,7 +288,7 @@ def test_files_that_do_not_fit_change_nothing_and_say_why():
         "missing": "the file has no actor.mlp.0.weight",
         "extra": "no place for the file's actor.mlp.9.weight",
         "statistics": "has no statistics",
-        "dead": "not above 0",
+        "no_effect": "not above 0",
     }.items():
         tree = theirs.file(5)
         actor = tree["actor_state_dict"]

@@ -26,7 +26,7 @@ def test_import_writes_settings_that_load_and_a_report(tmp_path, capsys):
     assert "Mapped with a difference" in capsys.readouterr().err
     config = read_config(output).over(TrainConfig())
     assert config.algorithm.gamma == 0.98 and config.env.id == "Pendulum-v1"
-    report = json.loads((tmp_path / "ours.deviations.json").read_text())
+    report = json.loads((tmp_path / "ours.report.json").read_text())
     assert report["dialect"] == "rl_games" and len(report["entries"]) > 30
 
 

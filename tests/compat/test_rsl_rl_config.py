@@ -9,7 +9,7 @@ from theirs import GENERATIONS, RSL_RL, changed, crashes, silent
 
 from canter.algorithms.distillation import DistillationConfig
 from canter.compat import ImportRefused, import_config
-from canter.compat.settings.rsl_rl import dialect_of
+from canter.compat.settings.rsl_rl_network import generation_of
 from canter.config import TrainConfig
 from canter.core.plain import ConfigError, to_plain
 from canter.training.trainer import Trainer
@@ -18,15 +18,15 @@ from canter.training.trainer import Trainer
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_each_generation_is_recognised_and_gives_the_same_networks(generation):
     tree = GENERATIONS[generation]
-    found = dialect_of(tree)
-    assert found is not None and found.generation == generation
+    found = generation_of(tree)
+    assert found is not None and found.number == generation
     imported = import_config(tree, num_envs=4)
     ppo = imported.config.algorithm
     assert (ppo.model.policy.hidden, ppo.model.critic.hidden, ppo.model.std.initial) == ((32, 16), (24,), 0.5)
     assert (ppo.horizon, ppo.epochs, ppo.num_minibatches, ppo.value_coef) == (8, 4, 2, 3.0)
     assert ppo.gradient_clipping == ("per_network" if generation >= 4 else "joint")
     assert ppo.model.policy.normalize_obs is (generation != 1)
-    assert sorted(entry.key for entry in imported.deviations.entries if entry.key) == sorted(leaves(tree))
+    assert sorted(entry.key for entry in imported.report.entries if entry.key) == sorted(leaves(tree))
 
 
 def test_numbers_arrive_where_they_belong():
@@ -101,7 +101,7 @@ def test_what_cannot_be_done_is_refused_by_key_and_remedy(changes, words):
         ({"obs_groups.actor": "policy"}, ("obs_groups.actor", "a list of observation groups")),
         ({"actor": "mlp"}, ("actor: expected a mapping, got 'mlp'",)),
         ({"algorithm.num_mini_batches": 5}, ("algorithm.num_mini_batches", "= 32, got 5", "--parity")),
-        ({"algorithm.num_mini_batches": 3, "actor.rnn_type": "gru"}, ("with memory, = 4, got 3",)),
+        ({"algorithm.num_mini_batches": 3, "actor.rnn_type": "gru"}, ("with recurrent networks, = 4, got 3",)),
         ({"num_steps_per_env": 0}, ("num_steps_per_env", "above 0, got 0")),
         ({"algorithm.learning_rate": 0.5}, ("adaptive_kl", "0.5")),
     ],
@@ -125,7 +125,7 @@ def test_with_memory_environments_that_are_left_over_are_dropped_as_in_the_paren
 
 
 def test_canters_own_settings_are_not_taken_for_a_parents():
-    assert dialect_of(to_plain(replace(TrainConfig(), seed=1))) is None
+    assert generation_of(to_plain(replace(TrainConfig(), seed=1))) is None
     with pytest.raises(ConfigError, match="neither rl_games"):
         import_config({"algorithm": {"kind": "ppo"}})
 
@@ -142,7 +142,7 @@ def test_symmetry_becomes_the_extension_and_asks_for_mirrors():
     imported = import_config(changed(RSL_RL, {"algorithm.symmetry_cfg": section}), parity=True, env="Pendulum-v1")
     (symmetry,) = imported.config.algorithm.extensions
     assert (symmetry.augment, symmetry.mirror_loss, symmetry.old_log_prob) == (True, 0.2, "repeated")
-    assert any("EnvSpec.symmetries" in entry.why for entry in imported.deviations.of("differs"))
+    assert any("EnvSpec.symmetries" in entry.why for entry in imported.report.of("changed"))
     with pytest.raises(ValueError, match="Pendulum-v1 declares none; give"):
         Trainer(imported.config)
     logged = import_config(changed(RSL_RL, {"algorithm.symmetry_cfg": section | dict.fromkeys(section, False)}))
@@ -168,8 +168,8 @@ def test_curiosity_becomes_the_extension_and_trains():
     assert (found.weight.start, found.weight.end, found.weight.at) == (0.5, 0.1, 0.5), "8 of 2 x 8 steps"
     assert (found.normalize_obs, found.normalize_bonus, found.obs_groups) == (True, True, ("policy",))
     assert (found.epochs, found.num_minibatches, found.optimizer.learning_rate.initial) == (4, 2, 2e-3)
-    assert sorted(entry.key for entry in imported.deviations.entries if entry.key) == sorted(leaves(tree))
-    assert "time step" in next(e for e in imported.deviations.entries if e.key == "algorithm.rnd_cfg.weight").why
+    assert sorted(entry.key for entry in imported.report.entries if entry.key) == sorted(leaves(tree))
+    assert "time step" in next(e for e in imported.report.entries if e.key == "algorithm.rnd_cfg.weight").why
     with Trainer(imported.config) as trainer:
         trainer.learn()
     for wrong, words in (
@@ -240,10 +240,10 @@ def test_students_are_imported_and_ask_for_their_teacher(tree):
     memory = found.policy.memory
     assert (memory.cell, memory.hidden, memory.layers, found.std.initial) == ("gru", 24, 2, 0.2)
     assert found.policy.obs_groups == ("policy",) and imported.config.env.num_envs == 4
-    entries = imported.deviations.entries
+    entries = imported.report.entries
     assert sorted(entry.key for entry in entries if entry.key) == sorted(leaves(tree))
     assert any("name its file" in entry.line() for entry in entries)
-    with pytest.raises(ValueError, match="teacher names none"):
+    with pytest.raises(ValueError, match="teacher is empty"):
         Trainer(imported.config)
 
 

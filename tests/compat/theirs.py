@@ -194,7 +194,7 @@ def silent(tree, but=(), **options):
             import_config(changed(tree, {key: 1}), **options)
             found.append(key)
         except ImportRefused as refused:
-            found += [] if key in [entry.key for entry in refused.deviations.of("refused")] else [key]
+            found += [] if key in [entry.key for entry in refused.report.of("refused")] else [key]
     return found
 
 

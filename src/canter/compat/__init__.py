@@ -1,16 +1,17 @@
 """Settings, checkpoints and scripts of rl_games and RSL-RL."""
 
+import warnings
+
 from canter.compat.export_run import export_run
 from canter.compat.import_run import import_run
-from canter.compat.settings.deviations import Deviations, Entry
 from canter.compat.settings.importing import Imported, import_config, is_foreign
-from canter.compat.settings.translation import ImportRefused
+from canter.compat.settings.report import Entry, ImportRefused, ImportReport
 from canter.compat.task_settings import task_settings
 
 __all__ = [
-    "Deviations",
     "Entry",
     "ImportRefused",
+    "ImportReport",
     "Imported",
     "export_run",
     "import_config",
@@ -18,3 +19,11 @@ __all__ = [
     "is_foreign",
     "task_settings",
 ]
+
+
+def __getattr__(name: str) -> type:
+    """Return the class behind a former name, with a warning."""
+    if name == "Deviations":
+        warnings.warn("canter.compat.Deviations is now ImportReport", DeprecationWarning, stacklevel=2)
+        return ImportReport
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

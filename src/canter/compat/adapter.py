@@ -18,7 +18,7 @@ from canter.envs.robots.adapter import scalars
 class ParentEnv:
     """Description and steps; how observations are asked for is up to each parent's own."""
 
-    begins_anew = False
+    reset_is_clean = False
 
     def __init__(self, env: Any, device: str | torch.device) -> None:
         self.env, self.device = env, torch.device(device)

@@ -42,6 +42,6 @@ def import_run(path: str | Path, config: TrainConfig, folder: str | Path) -> int
         if not isinstance(algorithm, SAC if theirs is rl_games_sac else PPO):
             raise ConfigError(f"algorithm: {type(algorithm).__name__} is not what made {path}")
         theirs.load(algorithm, weights)
-        counters = trainer.run.counters
-        trainer.run.counters = replace(counters, rollouts=weights.iteration, updates=weights.iteration)
+        counters = trainer.progress.counters
+        trainer.progress.counters = replace(counters, rollouts=weights.iteration, updates=weights.iteration)
     return weights.iteration

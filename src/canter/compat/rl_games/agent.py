@@ -256,7 +256,7 @@ class Agent:
         if set_epoch:
             self.epoch_num, self.frame = done = weights.iteration, weights.env_steps
             counts = {"rollouts": done[0], "updates": done[0], "env_steps": done[1]}
-            self.trainer.run.counters = replace(self.trainer.run.counters, **counts)  # max_epochs counts these too
+            self.trainer.progress.counters = replace(self.trainer.progress.counters, **counts)  # max_epochs counts these too
 
     def get_param(self, name: str) -> Any:
         """A setting of the file."""

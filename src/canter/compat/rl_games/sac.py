@@ -125,7 +125,7 @@ def modules_of(sac: SAC) -> dict[str, nn.Module]:
     return {
         "actor": learner.actor,
         "critic": learner.critics,
-        "critic_target": learner.slow,
+        "critic_target": learner.target_critics,
         "log_alpha": learner.temperature,
     }
 

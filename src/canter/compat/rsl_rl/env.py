@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from canter.compat.adapter import ParentEnv
-from canter.core.specs import Continuous, Step, Symmetry
+from canter.core.declarations import Symmetry
+from canter.core.specs import Continuous, Step
 from canter.core.struct import Obs
 from canter.envs.robots.adapter import flat_groups
 

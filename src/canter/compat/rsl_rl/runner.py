@@ -20,7 +20,7 @@ from canter.compat.rsl_rl.env import RslRlEnv
 from canter.compat.rsl_rl.policy import InferencePolicy
 from canter.compat.rsl_rl.symmetry import symmetries_in
 from canter.compat.settings.importing import import_config
-from canter.compat.settings.rsl_rl import dialect_of
+from canter.compat.settings.rsl_rl_network import generation_of
 from canter.config import TrainConfig
 from canter.nn.optimizer import ParameterGroup
 from canter.training.progress import Report, UntilConfig
@@ -152,8 +152,8 @@ class OnPolicyRunner:
         self.adapter = RslRlEnv(env, device)
         self.adapter.declare(symmetries_in(train_cfg, self.adapter))
         imported = import_config(self._with_groups(train_cfg), parity=parity, num_envs=int(env.num_envs))
-        self.deviations = imported.deviations
-        for entry in imported.deviations.of("differs"):
+        self.deviations = imported.report
+        for entry in imported.report.of("changed"):
             _log.info("%s", entry.line())
         seed = train_cfg.get("seed")
         seed = seed if isinstance(seed, int) and seed >= 0 else torch.initial_seed() % 2**31
@@ -182,8 +182,8 @@ class OnPolicyRunner:
     def _build(self, config: TrainConfig) -> tuple[Trainer, Any]:
         trainer = Trainer(config, self._after_iteration, env=self.adapter)
         assert isinstance(trainer.algorithm, PPO)
-        policy, dialect = InferencePolicy(trainer.algorithm.policy, self.adapter.groups), dialect_of(self.cfg)
-        return trainer, Alg(trainer.algorithm, policy, dialect.generation if dialect else 5)
+        policy, dialect = InferencePolicy(trainer.algorithm.policy, self.adapter.groups), generation_of(self.cfg)
+        return trainer, Alg(trainer.algorithm, policy, dialect.number if dialect else 5)
 
     def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
         """Train for so many iterations; may be called again."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from canter.compat.rsl_rl.env import RslRlEnv
+from canter.core.declarations import Symmetry
 from canter.core.plain import ConfigError
-from canter.core.specs import Symmetry
 
 KEY = "algorithm.symmetry_cfg.data_augmentation_func"
 

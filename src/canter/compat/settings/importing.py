@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from canter.compat.settings import rl_games as rl_games_config
-from canter.compat.settings import rsl_rl as rsl_rl_config
-from canter.compat.settings.deviations import Deviations
+from canter.compat.settings import rl_games, rsl_rl
 from canter.compat.settings.interpolation import merge, resolve, surroundings, with_defaults
 from canter.compat.settings.python_config import read_python_config
-from canter.compat.settings.translation import Translation
+from canter.compat.settings.report import ImportReport
+from canter.compat.settings.rl_games import is_rl_games
+from canter.compat.settings.rsl_rl_network import generation_of
+from canter.compat.settings.section import Import
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.core.plain import ConfigError, to_plain
@@ -23,9 +24,14 @@ class Imported:
     """Settings of a run, and how they came about."""
 
     config: TrainConfig
-    deviations: Deviations
+    report: ImportReport
     names_env: bool
     """Whether the environment is known; else its id in `config` is only the default."""
+
+    @property
+    def deviations(self) -> ImportReport:
+        """The former name of `report`."""
+        return self.report
 
     def plain(self) -> dict[str, Any]:
         """The settings as plain data, without an environment that nobody named."""
@@ -53,30 +59,27 @@ def import_config(
     """
     twice: list[str] = []
     name, tree, lines = read_source(source, given or {}, twice)
-    rsl = rsl_rl_config.dialect_of(tree)
-    if rl_games_config.is_rl_games(tree):
-        t = Translation(tree, Deviations(name, "rl_games", parity), lines, without)
-        rl_games_config.translate(t, env, num_envs, agents)
-        names_env = "env.id" in t.settings
-    elif rsl is not None:
-        t = Translation(tree, Deviations(name, f"RSL-RL {rsl.generation}.x", parity), lines, without)
-        names_env = env is not None
-        if env is not None:
-            t.put("env.id", env)
-        rsl_rl_config.translate(t, rsl, num_envs)
+    run = Import(tree, ImportReport(name, "", parity), lines, without, env, num_envs, agents)
+    generation = generation_of(tree)
+    if is_rl_games(tree):
+        run.report.dialect = "rl_games"
+        rl_games.translate(run)
+    elif generation is not None:
+        run.report.dialect = f"RSL-RL {generation.number}.x"
+        rsl_rl.translate(run, generation)
     else:
         found = ", ".join(map(str, list(tree)[:8]))
         raise ConfigError(
             f"{name}: neither rl_games' (params: ...) nor RSL-RL's (algorithm: class_name: PPO); has {found}"
         )
     for key in twice:
-        t.always(f"{key} is in the file twice; the last one counts, as in the parent")
-    return Imported(t.config(), t.report, names_env)
+        run.root.difference(f"{key} is in the file twice; the last one counts, as in the source library")
+    return Imported(run.config(), run.report, names_env="env.id" in run.settings)
 
 
 def is_foreign(tree: Mapping[str, Any]) -> bool:
     """Whether a mapping was written for one of the parents."""
-    return rl_games_config.is_rl_games(tree) or rsl_rl_config.dialect_of(tree) is not None
+    return is_rl_games(tree) or generation_of(tree) is not None
 
 
 def read_source(

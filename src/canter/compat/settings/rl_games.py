@@ -1,21 +1,23 @@
-"""rl_games' YAML files (`params: ...`) as settings of a run."""
+"""rl_games' YAML files (`params: ...`) as settings of a run: environment, seed, budget, and the keys of its scripts."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from canter.compat.settings.rl_games_algorithm import CENTRAL, CONFIG, CRITIC, POLICY, translate_algorithm
-from canter.compat.settings.rl_games_network import STARTS, translate_network
-from canter.compat.settings.rl_games_sac import translate_sac
-from canter.compat.settings.translation import NONE, Translation
+from canter.compat.settings import readers as read
+from canter.compat.settings.rl_games_amp import amp_extension, report_amp
+from canter.compat.settings.rl_games_network import CRITIC, NETWORK, POLICY
+from canter.compat.settings.rl_games_ppo import CENTRAL, CONFIG, apply_ppo
+from canter.compat.settings.rl_games_sac import apply_sac
+from canter.compat.settings.rules import OMIT, Always, Copy, Only, Rule, apply, equal_to, mapped, no_effect
+from canter.compat.settings.section import NONE, Import, Section
 
 ENDLESS = 10**15
 """Steps of a run that ends when somebody stops it."""
-ALGORITHMS = ("a2c_continuous", "a2c_discrete", "amp_continuous")
-MODELS = {
+ALGORITHMS = ("a2c_continuous", "a2c_discrete", "amp_continuous", "sac")
+DISTRIBUTIONS = {
     "continuous_a2c_logstd": "gaussian",
     "continuous_a2c": "gaussian",
     "continuous_a2c_tanh": "tanh_gaussian",
@@ -23,280 +25,263 @@ MODELS = {
     "discrete_a2c": "categorical",
     "multi_discrete_a2c": "multi_categorical",
 }
+"""Distribution of actions here, by the name of rl_games' model."""
 OLD_MODELS = {"discrete_a2c_lstm": "discrete_a2c", "continuous_a2c_lstm_logstd": "continuous_a2c_logstd"}
 
 
 def is_rl_games(tree: Mapping[str, Any]) -> bool:
-    """Whether a file was written for rl_games."""
+    """Return True for settings written for rl_games."""
     params = tree.get("params")
     return isinstance(params, Mapping) and "config" in params and "algo" in params
 
 
-def translate(t: Translation, env: str | None, num_envs: int | None, agents: int) -> None:
-    """All of a file; `env`, `num_envs` and `agents` are what the caller knows of the environment."""
+def translate(run: Import) -> None:
+    """Turn a whole file into settings and a report."""
     for key in ("params.algo", "params.config", "params.network"):
-        if not t.section(key):
-            raise t.error(key, "a mapping", "it is required")
-    name = t.word("params.algo.name")
-    if name not in (*ALGORITHMS, "sac"):
-        t.refuse("params.algo.name", "an algorithm of the user's: see canter.register('algorithm', NAME)")
-        t.refuse("params", f"belongs to {name}, which was refused")
+        if not run.root.has_section(key):
+            raise run.root.error(key, "a mapping", "it is required")
+    params = run.section("params")
+    name = read.word(params, "algo.name")
+    if name not in ALGORITHMS:
+        params.refuse("algo.name", "an algorithm of the user's: see canter.register('algorithm', NAME)")
+        run.root.refuse("params", f"belongs to {name}, which was refused")
         return
+    if name != "sac":
+        params.copy("algo.name", "algorithm.kind", "ppo")
+        model(params)
+    environment(run.section(CONFIG))
+    seed(params)
+    apply(RUN, run.section(CONFIG))
+    number_of_envs(run, default=1 if name == "sac" else None)
     if name == "sac":
-        _run(t, env)
-        alone = num_envs is None and t.raw(f"{CONFIG}.num_actors") is None  # where the file is silent there is one
-        translate_sac(t, _rows(t, 1 if alone else num_envs, agents))
-        _precision(t, "algorithm.policy")
+        apply_sac(run)
     else:
-        _ppo(t, name, env, num_envs, agents)
-    _edges(t)
-    t.finish()
+        translate_ppo(run, name)
+    apply(PRECISION, run.section(CONFIG, "algorithm.policy" if name == "sac" else POLICY))
+    apply(PRECISION, run.section(CENTRAL, CRITIC))
+    apply(SCRIPTS, run.section(CONFIG))
+    apply(AROUND, params)
+    run.root.no_effect(" ".join(str(key) for key in run.tree if key != "params"), "rl_games reads params alone")
+    run.refuse_unknown_keys()
 
 
-def _ppo(t: Translation, name: str, env: str | None, num_envs: int | None, agents: int) -> None:
-    t.to("params.algo.name", "algorithm.kind", "ppo")
-    _model(t)
-    _run(t, env)
-    rows = _rows(t, num_envs, agents)
-    translate_network(t, "params.network", POLICY)
-    _shared_trunk(t)
-    recurrent = t.section("params.network.rnn") or t.section(f"{CENTRAL}.network.rnn")
+def translate_ppo(run: Import, name: str) -> None:
+    """Turn a file of PPO, or of AMP, into settings."""
+    params = run.section("params")
+    apply(NETWORK, run.section("params.network", POLICY))
+    separate = read.flag(params, "network.separate", False) or run.root.has_section(
+        CENTRAL
+    )  # the critic is the central value
+    params.copy("network.separate", "algorithm.model.shared_trunk", not separate)
     if name == "amp_continuous":
-        _amp_verdicts(t)
-    translate_algorithm(t, rows, name != "a2c_discrete", recurrent)
+        report_amp(run)
+    apply_ppo(run)
     if name == "amp_continuous":
-        _amp(t, rows)
-    _actions(t)
-    _precision(t, POLICY)
+        amp_extension(run)
+    apply(ACTIONS, run.section(CONFIG, "algorithm"))
 
 
-def _model(t: Translation) -> None:
-    name = t.word("params.model.name")
-    model, why = OLD_MODELS.get(name, name), ""
-    if model != name:
-        why = f"rl_games has no model of this name any more: read as {model}, with the memory of network.rnn"
-    elif model == "continuous_a2c_tanh":
+def model(s: Section) -> None:
+    """Models of rl_games are distributions here; two of them no longer exist in rl_games."""
+    name = read.word(s, "model.name")
+    current = OLD_MODELS.get(name, name)
+    why = ""
+    if current != name:
+        why = f"rl_games no longer has a model of this name: read as {current}, with network.rnn"
+    elif current == "continuous_a2c_tanh":
         why = "its KL and deterministic action are wrong in rl_games"
-    if model in MODELS:
-        t.to("params.model.name", "algorithm.model.distribution", MODELS[model], why)
+    if current in DISTRIBUTIONS:
+        s.copy("model.name", "algorithm.model.distribution", DISTRIBUTIONS[current], why)
     else:
-        t.refuse("params.model.name", f"a model of the user's; known: {', '.join(MODELS)}")
+        s.refuse("model.name", f"a model of the user's; known: {', '.join(DISTRIBUTIONS)}")
     for space in ("discrete", "multi_discrete", "continuous"):
-        if not t.section(f"params.network.space.{space}"):
-            t.judge(f"params.network.space.{space}", "mapped", "the environment's action space")
+        if not s.has_section(f"network.space.{space}"):
+            s.mapped(f"network.space.{space}", "the environment's action space")
 
 
-AMP = {
-    "disc_logit_reg": ("logit_regularization", 0.05),
-    "disc_grad_penalty": ("gradient_penalty", 5.0),
-    "disc_weight_decay": ("weight_regularization", 1e-4),
-    "disc_reward_scale": ("reward_scale", 2.0),
-    "task_reward_w": ("task_weight", 0.0),
-    "disc_reward_w": ("style_weight", 1.0),
-    "normalize_amp_input": ("normalize_obs", True),
-    "amp_replay_buffer_size": ("replay", 1_000_000),
-    "amp_minibatch_size": ("batch_size", 4096),
-}
-"""AMP's settings: their name in the extension, and what the parent's files have."""
-CLIPS = ("motions", "motion_weights", "obs_group", "columns", "time_step", "frames")
-"""Settings of the extension that the parent's environment knows; a file may have them as `config.amp`."""
-
-
-def _amp_verdicts(t: Translation) -> None:
-    """What IsaacGymEnvs' AMP agent does in another way than rl_games' PPO."""
-    coef = 2 * t.number(f"{CONFIG}.critic_coef")
-    t.judge(f"{CONFIG}.critic_coef", "mapped", f"algorithm.value_coef={coef:g} (half the square here)")
-    t.each("params.network.disc.initializer", STARTS, "differs", "orthogonal", "only the start of a run differs")
-
-
-def _amp(t: Translation, rows: int | None) -> None:
-    """AMP's keys as the extension of that name."""
-    t.put("algorithm.value_coef", 2 * t.number(f"{CONFIG}.critic_coef"))
-    if "algorithm.bound_loss.coef" in t.settings:
-        t.put("algorithm.bound_loss.limit", 1.0)
-    own: dict[str, Any] = {"kind": "amp", "hidden": t.widths("params.network.disc.units", [1024, 512])}
-    own["activation"] = t.word("params.network.disc.activation", default="relu")
-    reads = {bool: t.flag, int: t.integer, float: t.number}
-    own |= {name: reads[type(usual)](f"{CONFIG}.{key}", usual) for key, (name, usual) in AMP.items()}
-    horizon, keep = t.settings["algorithm.horizon"], t.finite(f"{CONFIG}.amp_replay_keep_prob", 0.01)
-    own["replay_rows"] = max(1, min(own["replay"], round(keep * horizon * (rows or 1))))
-    own["updates"] = t.settings["algorithm.epochs"] * t.settings.get("algorithm.num_minibatches", 1)
-    own["optimizer"] = {
-        "learning_rate": t.number(f"{CONFIG}.learning_rate"),
-        "max_grad_norm": t.settings.get("algorithm.optimizer.max_grad_norm", math.inf),
-    }
-    at = "algorithm.extensions[0]"
-    for name in CLIPS:
-        if t.has(f"{CONFIG}.amp.{name}"):
-            own[name] = t.raw(f"{CONFIG}.amp.{name}")
-            t.judge(f"{CONFIG}.amp.{name}", "mapped", f"{at}.{name}")
-    t.put("algorithm.extensions", [own])
-    for key, name in (("learning_rate", "learning_rate"), ("grad_norm", "max_grad_norm")):
-        t.origin[f"{at}.optimizer.{name}"] = f"{CONFIG}.{key}"
-    t.judge("params.network.disc.units", "mapped", f"{at}.hidden")
-    t.judge("params.network.disc.activation", "mapped", f"{at}.activation")
-    for key, (name, _) in AMP.items():
-        t.judge(f"{CONFIG}.{key}", "mapped", f"{at}.{name}={own[name]}")
-    why = "that share of each rollout is kept from the start, not only once the buffer is full"
-    t.judge(f"{CONFIG}.amp_replay_keep_prob", "differs", f"{at}.replay_rows={own['replay_rows']}", why)
-    t.judge(f"{CONFIG}.disc_coef", "differs", "", "the discriminator has an Adam of its own, which no factor changes")
-    why = "clips are drawn anew for every update"
-    t.each(CONFIG, "amp_obs_demo_buffer_size amp_batch_size", "differs", f"{at}.motions", why)
-    if "motions" not in own:
-        why = f"the parent's environment has the clips: name their files here, or in the file as {CONFIG}.amp.motions"
-        t.always(why, f"{at}.motions")
-
-
-def _shared_trunk(t: Translation) -> None:
-    separate = t.flag("params.network.separate", False) or t.section(CENTRAL)  # the central value is the critic
-    t.to("params.network.separate", "algorithm.model.shared_trunk", not separate)
-
-
-def _rows(t: Translation, num_envs: int | None, agents: int) -> int | None:
-    """Environments times agents; None where the file leaves it to a script and the caller says nothing."""
-    key = f"{CONFIG}.num_actors"
-    if num_envs is not None:
-        t.put("env.num_envs", num_envs, key)
-        t.judge(key, "mapped", f"env.num_envs={num_envs}, given by you")
-        return num_envs * agents
-    value = t.raw(key)
-    if value in (None, -1) or (isinstance(value, str) and "${" in value):
-        t.refuse(key, "the parent's script fills it in: say --num-envs N")
+def number_of_envs(run: Import, default: int | None) -> None:
+    """The caller's number of environments wins; some files leave it to a script."""
+    config = run.section(CONFIG, "env")
+    value = config.raw("num_actors")
+    if run.num_envs is None and value is None:
+        run.num_envs = default
+    if run.num_envs is not None:
+        config.set("num_envs", run.num_envs, "num_actors")
+        config.mapped("num_actors", f"env.num_envs={run.num_envs}, given by you")
+    elif value in (None, -1) or _is_open(value):
+        config.refuse("num_actors", "rl_games' script fills it in: say --num-envs N")
         if value is None:
-            raise t.error(key, "the number of environments", "say --num-envs N")
-        return None
-    t.move(key, "env.num_envs", t.count)
-    return t.settings["env.num_envs"] * agents
-
-
-def _run(t: Translation, env: str | None) -> None:
-    """Environment, seed, device and when the run ends."""
-    _environment(t, env)
-    seed = t.raw("params.seed")
-    if seed in (None, -1) or (isinstance(seed, str) and "${" in seed):
-        t.judge("params.seed", "differs", "seed=0", "the parent draws one, or its script does: give --seed")
+            raise config.error("num_actors", "the number of environments", "say --num-envs N")
     else:
-        why = "rl_games seeds nothing with 0" if t.integer("params.seed") == 0 else ""
-        t.to("params.seed", "seed", t.integer("params.seed"), why)
-    t.move_given(f"{CONFIG}.device", "device", t.word)
-    t.put("total_steps", None)
-    epochs = t.integer(f"{CONFIG}.max_epochs", -1)
+        config.copy("num_actors", "num_envs", read.count(config, "num_actors"))
+
+
+def _is_open(value: Any) -> bool:
+    """Return True for a value that a script fills in."""
+    return isinstance(value, str) and "${" in value
+
+
+def seed(s: Section) -> None:
+    """rl_games draws a seed where the file has none."""
+    value = s.raw("seed")
+    if value in (None, -1) or _is_open(value):
+        s.changed("seed", "rl_games draws one, or its script does: give --seed", "seed=0")
+    else:
+        value = read.integer(s, "seed")
+        s.copy("seed", "seed", value, "rl_games seeds nothing with 0" if value == 0 else "")
+
+
+def budget(s: Section) -> None:
+    """The run ends after iterations, steps or at a score; without any of them it is endless."""
+    epochs = read.integer(s, "max_epochs", -1)
     if epochs > 0:
-        t.put("until.iterations", epochs, f"{CONFIG}.max_epochs")
-    t.judge(f"{CONFIG}.max_epochs", "mapped", f"until.iterations={epochs if epochs > 0 else 'null'}")
-    steps = max(t.integer(f"{CONFIG}.{key}", -1) for key in ("max_frames", "max_steps"))
+        s.set("until.iterations", epochs, "max_epochs")
+    s.mapped("max_epochs", f"until.iterations={epochs if epochs > 0 else 'null'}")
+    steps = max(read.integer(s, "max_frames", -1), read.integer(s, "max_steps", -1))
     if steps > 0:
-        t.put("total_steps", steps, f"{CONFIG}.max_frames")
-    t.each(CONFIG, "max_frames max_steps", "mapped", f"total_steps={steps if steps > 0 else 'null'}")
-    score = f"{CONFIG}.score_to_win"
-    if t.has(score):
-        where = "looked at in every row of the log; rl_games looks at its best mean only"
-        t.to(score, "until.mean_return", t.number(score), f"the mean of the last 100 episodes, {where}")
-    if not (epochs > 0 or steps > 0 or t.has(score)):
-        t.put("total_steps", ENDLESS)
-        t.always("nothing ends this run but you, as in rl_games", f"total_steps={ENDLESS}")
-    save = f"{CONFIG}.save_frequency"
-    if t.has(save) and t.integer(save) > 0:
-        t.move(save, "checkpoints.save_every", t.integer)
-    t.judge(save, "mapped", "checkpoints.save_every, which is never 0 here")
+        s.set("total_steps", steps, "max_frames")
+    s.mapped("max_frames max_steps", f"total_steps={steps if steps > 0 else 'null'}")
+    if s.has("score_to_win"):
+        why = "the mean of the last 100 episodes, read for every row of the log; rl_games reads its best mean only"
+        s.copy("score_to_win", "until.mean_return", read.number(s, "score_to_win"), why)
+    elif not (epochs > 0 or steps > 0):
+        s.set("total_steps", ENDLESS)
+        s.difference("nothing ends this run but you, as in rl_games", f"total_steps={ENDLESS}")
 
 
-def _environment(t: Translation, env: str | None) -> None:
-    name, options = t.word(f"{CONFIG}.env_name", default=env or ""), f"{CONFIG}.env_config"
-    given = dict(t.raw(options)) if t.section(options) else {}
-    inner = t.raw(f"{options}.env_name", t.raw(f"{options}.name"))
-    found, why = name, ""
-    if env is not None:
-        found = env
-    elif name == "envpool" and inner:
-        found = f"envpool:{inner}"
-    elif name in ("gymnasium", "openai_gym", "ray", "pufferlib") and inner:
-        found = str(inner)
-    elif t.has(f"{options}.task_name"):
-        found = f"mjlab:{t.raw(f'{options}.task_name')}"
-    elif not re.search(r"-v\d+$", name):
-        found, why = "", f"{name!r} is registered by rl_games or its script: give the environment's id here (--env ID)"
+def saving(s: Section) -> None:
+    """A frequency of 0 saves at the end only; Canter always saves."""
+    if s.has("save_frequency") and read.integer(s, "save_frequency") > 0:
+        s.copy("save_frequency", "checkpoints.save_every", read.integer(s, "save_frequency"))
+    s.mapped("save_frequency", "checkpoints.save_every, which is never 0 here")
+
+
+def environment(s: Section) -> None:
+    """The environment's id, from the caller or the file, and its keywords."""
+    run = s.run
+    name = read.word(s, "env_name", run.env or "")
+    found = run.env if run.env is not None else _env_id(s, name)
     if found:
-        t.to(f"{CONFIG}.env_name", "env.id", found, why)
+        s.copy("env_name", "env.id", found)
     if name == "rlgpu":
-        t.judge(f"{CONFIG}.env_name", "mapped", "the environment that the script gives to Runner; --env ID here")
-    t.judge(f"{CONFIG}.env_name", "differs", "", why)
+        s.mapped("env_name", "the environment that the script gives to Runner; --env ID here")
+    why = f"{name!r} is registered by rl_games or its script: give the environment's id here (--env ID)"
+    s.changed("env_name", why)
+    options = "env_config"
+    has_options = s.has_section(options)
     for key in ("env_name", "name", "task_name", "device"):
-        t.judge(f"{options}.{key}", "mapped", "env.id")
-    taken = env is None and found not in ("", name)
-    for key, value in given.items() if taken else ():
-        plain = isinstance(value, str | int | float | bool | list | dict | None)
-        if plain and f"{options}.{key}" not in t.judged:
-            t.put(f"env.options.{key}", value, f"{options}.{key}")
-        t.judge(f"{options}.{key}", "mapped", f"env.options.{key}")
-    why = "a keyword of the environment that rl_games builds: give --env.options of yours"
-    t.judge(options, "differs" if given else "mapped", "", why if given else "")
+        s.mapped(f"{options}.{key}", "env.id")
+    if has_options and run.env is None and found not in ("", name):
+        for key, value in s.raw(options).items():
+            path = f"{options}.{key}"
+            plain = isinstance(value, str | int | float | bool | list | dict | None)
+            if plain and s.key(path) not in run.reported:
+                s.set(f"env.options.{key}", value, path)
+            s.mapped(path, f"env.options.{key}")
+    if has_options:
+        s.changed(options, "a keyword of the environment that rl_games builds: give --env.options of yours")
+    s.mapped(options, "no keywords")
 
 
-def _actions(t: Translation) -> None:
-    rescale = t.flag(f"{CONFIG}.clip_actions", True)
-    t.to(f"{CONFIG}.clip_actions", "algorithm.model.bounds", "rescale" if rescale else "none")
-    t.judge(f"{CONFIG}.use_action_masks", "mapped", "the environment's group action_mask")
+def _env_id(s: Section, name: str) -> str:
+    """Return the environment's id here, by the names of rl_games' vectorised environments; empty if unknown."""
+    inner = s.raw("env_config.env_name", s.raw("env_config.name"))
+    if name == "envpool" and inner:
+        return f"envpool:{inner}"
+    if name in ("gymnasium", "openai_gym", "ray", "pufferlib") and inner:
+        return str(inner)
+    if s.has("env_config.task_name"):
+        return f"mjlab:{s.raw('env_config.task_name')}"
+    return name if re.search(r"-v\d+$", name) else ""
 
 
-def _precision(t: Translation, policy: str) -> None:
-    for at, network in ((CONFIG, policy), (CENTRAL, CRITIC)):
-        key = f"{at}.mixed_precision"
-        if t.flag(key, False):
-            t.to(key, f"{network}.precision", "bfloat16", "in acting too; Isaac Lab's fork multiplies in float16")
-        t.judge(key, "mapped", f"{network}.precision=float32")
+NO_POPULATIONS = "there is no population based training here: start several runs"
 
 
-def _edges(t: Translation) -> None:
-    """What scripts, writers and players read."""
-    for keys, to in _EDGES.items():
-        t.each(CONFIG, keys, "mapped", to)
-    t.judge("params.torch_threads", "mapped", "execution.threads, which Canter chooses by itself")
-    no_pbt = "there is no population based training here: start several runs"
-    for key in (f"{CONFIG}.population_based_training", f"{CONFIG}.pbt_idx"):
-        t.only(key, t.raw(key) in (*NONE, False), "off", no_pbt)
-    if t.section(f"{CONFIG}.self_play_config"):
-        t.refuse(f"{CONFIG}.self_play_config", "the opponent lives in the trainer here: see self_play, docs/agents.md")
-    why = "since rl_games 1.3 the file comes with run({'checkpoint': ...})"
-    t.dead(why, "params.load_checkpoint", "params.load_path")
-    t.dead("belongs under config", "params.player")
-    t.dead("belongs to SAC", f"{CONFIG}.num_warmup_steps", f"{CONFIG}.num_seed_steps")
-    t.each(f"{CONFIG}.player", _PLAYER, "mapped", "canter play, Runner")
-    _wrapper(t)
-    if t.raw("pbt.enabled") is True:
-        t.refuse("pbt", no_pbt)
-    t.dead("rl_games reads params alone", *(str(key) for key in t.tree if key != "params"))
+def no_self_play(s: Section) -> None:
+    """rl_games' opponent lives in its environment."""
+    if s.has_section("self_play_config"):
+        s.refuse("self_play_config", "the opponent lives in the trainer here: see self_play, docs/agents.md")
+    if s.run.root.raw("pbt.enabled") is True:
+        s.run.root.refuse("pbt", NO_POPULATIONS)
 
 
-def _wrapper(t: Translation) -> None:
-    """What Isaac Lab's wrapper is told by `params.env`; `isaaclab:` does it itself, under Runner the wrapper does."""
-    own, at = str(t.settings.get("env.id", "")).startswith("isaaclab:"), "params.env"
-    apart = not t.flag(f"{at}.concate_obs_groups", True)  # the wrapper then gives groups by name
-    for name in ("clip_actions", "clip_observations") if own else ():
-        t.move_given(f"{at}.{name}", f"env.options.{name}", t.number)
-    for name, network in (("obs", POLICY), ("states", CRITIC)):
-        if name == "states" and not t.section(CENTRAL):
-            t.dead("nothing reads states without a central value", f"{at}.obs_groups.{name}")
-        elif own or apart:
-            t.move_given(f"{at}.obs_groups.{name}", f"{network}.obs_groups", t.groups)
-    t.each(f"{at}.obs_groups", "obs states", "mapped", WRAPPER)
-    t.each(at, "clip_actions clip_observations concate_obs_groups", "mapped", WRAPPER)
+def player(s: Section) -> None:
+    """The player's keys are options of `canter play` and of Runner."""
+    s.each("player", PLAYER, "mapped", "canter play, Runner")
+
+
+def wrapper(s: Section) -> None:
+    """`isaaclab:` does the work of Isaac Lab's wrapper itself; under Runner the script has the wrapper."""
+    own = str(s.run.settings.get("env.id", "")).startswith("isaaclab:")
+    by_name = not read.flag(s, "env.concate_obs_groups", True)  # the wrapper then returns groups by name
+    if own:
+        apply(WRAPPER_LIMITS, s)
+    if own or by_name:
+        Copy("env.obs_groups.obs", f"{POLICY}.obs_groups", read.groups, OMIT)(s)
+    if not s.run.root.has_section(CENTRAL):
+        s.no_effect("env.obs_groups.states", "nothing reads states without a central value")
+    elif own or by_name:
+        Copy("env.obs_groups.states", f"{CRITIC}.obs_groups", read.groups, OMIT)(s)
+    s.each("env.obs_groups", "obs states", "mapped", WRAPPER)
+    s.each("env", "clip_actions clip_observations concate_obs_groups", "mapped", WRAPPER)
 
 
 WRAPPER = "Isaac Lab's wrapper, which a script with Runner has; else --env isaaclab:TASK"
-_PLAYER = (
+WRAPPER_LIMITS: tuple[Rule, ...] = (
+    Copy("env.clip_actions", "env.options.clip_actions", read.number, OMIT),
+    Copy("env.clip_observations", "env.options.clip_observations", read.number, OMIT),
+)
+PLAYER = (
     "render render_sleep games_num deterministic determenistic n_game_life print_stats use_vecenv env_config "
     "device_name num_actors balance_env_rewards evaluation update_checkpoint_freq dir_to_monitor"
 )
-_EDGES = {
-    "name full_experiment_name train_dir": "the run's folder (canter train --name, Runner)",
-    "print_stats use_diagnostics defer_summaries_sec summaries_interval_sec_min": "--console, --log",
-    "summaries_interval_sec_max force_interval_writer": "--log",
-    "device_name": "device of canter play",
-    "torch_compile": "execution",
-    "multi_gpu": "torchrun",
-    "save_best_after games_to_track": "checkpoints.best, by the mean of the last 100 episodes",
-    "algo_observer": "Runner(algo_observer)",
-    "vecenv_type import_modules": "--allow-import: what is imported is named by the caller",
-}
-"""Keys that change nothing that is learned, and what does their work here."""
+ACTIONS: tuple[Rule, ...] = (
+    Copy("clip_actions", "model.bounds", read.flag, True, {True: "rescale", False: "none"}),
+    mapped("use_action_masks", "the environment's group action_mask"),
+)
+"""For `params.config` and settings below `algorithm`."""
+PRECISION: tuple[Rule, ...] = (
+    Copy(
+        "mixed_precision",
+        "precision",
+        read.flag,
+        OMIT,
+        {True: "bfloat16", False: "float32"},
+        {True: "in acting too; Isaac Lab's fork multiplies in float16"},
+    ),
+    mapped("mixed_precision", "off"),
+)
+"""For `params.config`, or the central value's, and settings of a network."""
+RUN: tuple[Rule, ...] = (
+    Copy("device", "device", read.word, OMIT),
+    Always("total_steps", None),
+    budget,
+    saving,
+)
+"""For `params.config` and settings by their full path."""
+SCRIPTS: tuple[Rule, ...] = (
+    mapped("name full_experiment_name train_dir", "the run's folder (canter train --name, Runner)"),
+    mapped("print_stats use_diagnostics", "--console, --log"),
+    mapped("defer_summaries_sec summaries_interval_sec_min summaries_interval_sec_max", "--log"),
+    mapped("force_interval_writer", "--log"),
+    mapped("device_name", "device of canter play"),
+    mapped("torch_compile", "execution"),
+    mapped("multi_gpu", "torchrun"),
+    mapped("save_best_after games_to_track", "checkpoints.best, by the mean of the last 100 episodes"),
+    mapped("algo_observer", "Runner(algo_observer)"),
+    mapped("vecenv_type import_modules", "--allow-import: the caller names the imported modules"),
+    no_effect("num_warmup_steps num_seed_steps", "belongs to SAC"),
+    Only("population_based_training", equal_to(*NONE, False), "off", NO_POPULATIONS),
+    Only("pbt_idx", equal_to(*NONE, False), "off", NO_POPULATIONS),
+    no_self_play,
+    player,
+)
+"""For `params.config`: keys that change nothing that is learned, and what does their work here."""
+AROUND: tuple[Rule, ...] = (
+    mapped("torch_threads", "execution.threads, which Canter chooses by itself"),
+    no_effect("load_checkpoint load_path", "since rl_games 1.3 the file comes with run({'checkpoint': ...})"),
+    no_effect("player", "belongs under config"),
+    wrapper,
+)
+"""For `params`."""

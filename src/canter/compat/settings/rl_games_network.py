@@ -1,20 +1,29 @@
-"""rl_games' `network` sections as Canter's networks."""
+"""rl_games' `network` sections as Canter's networks.
+
+The tables are for a section whose keys are those of `params.network`, or of the central value's network, and whose
+settings are those of one network here, `algorithm.model.policy` or `algorithm.model.critic`.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from canter.compat.settings.translation import NONE, Translation
+from canter.compat.settings import readers as read
+from canter.compat.settings.rules import OMIT, Copy, Only, Rule, apply, mapped, no_effect, nothing
+from canter.compat.settings.section import NONE, Section
 from canter.nn.network import networks
 
+POLICY = "algorithm.model.policy"
+CRITIC = "algorithm.model.critic"
 RENAMED = {"swish": "silu", "None": "identity"}
-KNOWN = "elu relu tanh gelu swish silu selu sigmoid softplus None"
-ACTIVATIONS = {name: RENAMED.get(name, name) for name in KNOWN.split()}
-"""rl_games' names of activations, and ours."""
+KNOWN = ("elu", "relu", "tanh", "gelu", "swish", "silu", "selu", "sigmoid", "softplus", "None")
+ACTIVATIONS = {name: RENAMED.get(name, name) for name in KNOWN}
+"""rl_games' names of activations, and Canter's."""
 GAIN = math.sqrt(2)
-"""With torch's own initial weights: the gain that leaves them as they are."""
-DEFAULT, ZERO_BIAS = "default", "default_zero_bias"
+"""Gain that leaves torch's own initial weights unchanged."""
+DEFAULT = "default"
+ZERO_BIAS = "default_zero_bias"
 INITIALIZERS = {
     "default": ZERO_BIAS,
     "orthogonal_initializer": "orthogonal",
@@ -22,157 +31,179 @@ INITIALIZERS = {
     "glorot_uniform_initializer": "glorot_uniform",
     "variance_scaling_initializer": "variance_scaling",
 }
-OTHER_START = "only the start of a run differs, never a checkpoint"
-STARTS = "name gain scale std val value a b mode distribution nonlinearity"
-"""What initialisers of rl_games and torch are told."""
+OTHER_START = "only the initial weights differ, never a checkpoint"
+INITIALIZER_KEYS = "name gain scale std val value a b mode distribution nonlinearity"
+"""Arguments of rl_games' and torch's initializers."""
 
 
-def translate_network(t: Translation, at: str, net: str) -> None:
-    """Hidden layers, encoder, memory and initial weights of the network of a section; `net` are its settings here."""
-    name = t.word(f"{at}.name", default="actor_critic")
+def network_kind(s: Section) -> None:
+    """Networks of rl_games are of the standard kind; others must be registered here."""
+    name = read.word(s, "name", "actor_critic")
     if name in ("actor_critic", "resnet_actor_critic", "amp"):
-        t.judge(f"{at}.name", "mapped", f"{net}.kind=standard")
+        s.mapped("name", s.setting("kind") + "=standard")
     elif name in networks:
-        t.to(f"{at}.name", f"{net}.kind", name, "your network of that name, registered here")
+        s.copy("name", "kind", name, "your network of that name, registered here")
     else:
-        t.refuse(f"{at}.name", f"a network of the user's: register one here, canter.register('network', {name!r})")
-    if t.raw(f"{at}.value_activation") in NONE:
-        t.judge(f"{at}.value_activation", "mapped", why="")
-    _hidden_layers(t, at, net)
-    _normalization(t, at, net)
-    if t.section(f"{at}.cnn"):
-        _encoder(t, at, net, name)
-    if t.section(f"{at}.rnn"):
-        _memory(t, at, net)
-    for name in ("rnn1", "lstm", "blocks", "value_shape", "joint_obs_actions", "cnn.regularizer"):
-        t.dead("no code reads it", f"{at}.{name}")
-    t.judge(f"{at}.central_value", "mapped", "algorithm.central_value", "")
-    _observation_groups(t, at, net)
+        s.refuse("name", f"a network of the user's: register one here, canter.register('network', {name!r})")
 
 
-def _observation_groups(t: Translation, at: str, net: str) -> None:
-    """Which groups the network reads, where the file names them."""
-    groups: list[str] = []
-    if t.section(f"{at}.inputs"):
-        groups = [*t.raw(f"{at}.inputs")]
-        t.judge(f"{at}.inputs", "mapped", f"{net}.obs_groups={groups}")
-    for name, group in (("require_rewards", "reward"), ("require_last_actions", "last_action")):
-        if t.raw(f"{at}.{name}") is True:
-            groups = [*(groups or ["observation"]), group]
-            why = "enters beside the encoded image; rl_games appends it to the memory's input"
-            t.judge(f"{at}.{name}", "differs", f"{net}.obs_groups", why)
-    if groups:
-        t.put(f"{net}.obs_groups", groups)
+def hidden_layers(s: Section) -> None:
+    """A network without `mlp` has no hidden layers."""
+    if s.has_section("mlp"):
+        apply(HIDDEN_LAYERS, s)
+    else:
+        s.set("hidden", [])
 
 
-def _hidden_layers(t: Translation, at: str, net: str) -> None:
-    mlp = f"{at}.mlp"
-    if not t.section(mlp):
-        t.put(f"{net}.hidden", [])
-        return
-    t.move(f"{mlp}.units", f"{net}.hidden", t.widths)
-    activation = t.word(f"{mlp}.activation", ACTIVATIONS)
-    t.to(f"{mlp}.activation", f"{net}.activation", ACTIVATIONS[activation])
-    if t.flag(f"{mlp}.d2rl", False):
-        t.to(f"{mlp}.d2rl", f"{net}.d2rl", True)
-    t.judge(f"{mlp}.d2rl", "mapped", "a plain stack of layers")
-    t.dead("regularizers are read by nothing", f"{mlp}.regularizer")
-    _initializer(t, at, net, mlp)
-
-
-def _initializer(t: Translation, at: str, net: str, mlp: str) -> None:
-    key = f"{mlp}.initializer"
-    name = t.word(f"{key}.name", default="default")
-    init, gain = INITIALIZERS.get(name, DEFAULT), GAIN
+def initializer(s: Section) -> None:
+    """The gain comes from another key for each kind of initializer."""
+    at = "mlp.initializer"
+    name = read.word(s, f"{at}.name", "default")
+    init = INITIALIZERS.get(name, DEFAULT)
+    gain = GAIN
     if init == ZERO_BIAS:
-        t.dead("has no effect beside initializer default", f"{key}.scale", f"{key}.gain")
+        s.no_effect(f"{at}.scale {at}.gain", "has no effect beside initializer default")
     elif init == "variance_scaling":
-        gain = t.number(f"{key}.scale", 2.0)
-        t.judge(f"{key}.scale", "mapped", f"{net}.init_gain={gain:g}")
+        gain = read.number(s, f"{at}.scale", 2.0)
+        s.mapped(f"{at}.scale", f"{s.setting('init_gain')}={gain:g}")
     elif init != DEFAULT:
-        gain = t.number(f"{key}.gain", 1.0)
-    why = f"no {name} here; {OTHER_START}" if init == DEFAULT else ""
-    t.to(f"{key}.name", f"{net}.init", init, why)
-    t.judge(f"{key}.gain", "mapped", f"{net}.init_gain={gain:g}")
-    t.each(key, STARTS, "differs", why=OTHER_START)
-    t.put(f"{net}.init_gain", gain)
-    if net == "algorithm.model.policy":
-        t.put("algorithm.model.policy_gain", gain)
-    t.put("algorithm.model.value_gain", gain)
+        gain = read.number(s, f"{at}.gain", 1.0)
+    s.copy(f"{at}.name", "init", init, f"no {name} here; {OTHER_START}" if init == DEFAULT else "")
+    s.mapped(f"{at}.gain", f"{s.setting('init_gain')}={gain:g}")
+    s.each(at, INITIALIZER_KEYS, "changed", why=OTHER_START)
+    s.set("init_gain", gain)
+    if s.to == POLICY:
+        s.run.settings["algorithm.model.policy_gain"] = gain
+    s.run.settings["algorithm.model.value_gain"] = gain
 
 
-def _normalization(t: Translation, at: str, net: str) -> None:
-    for key in (f"{at}.normalization", f"{at}.mlp.normalization"):
-        kind = t.raw(key)
+def layer_norm(s: Section) -> None:
+    """rl_games normalises after the activation."""
+    for key in ("normalization", "mlp.normalization"):
+        kind = s.raw(key)
         if kind in NONE:
-            t.judge(key, "mapped", f"{net}.layer_norm=False")
+            s.mapped(key, s.setting("layer_norm") + "=False")
         elif kind == "layer_norm":
-            t.to(key, f"{net}.layer_norm", True, "released rl_games 1.6.5 ignores it in plain layers")
-            t.put(f"{net}.layer_norm_position", "after_activation")
+            s.copy(key, "layer_norm", True, "released rl_games 1.6.5 ignores it in plain layers")
+            s.set("layer_norm_position", "after_activation")
         else:
-            t.refuse(key, "there is no such normalisation here; use layer_norm")
-    only_first = f"{at}.mlp.norm_only_first_layer"
-    if t.has(only_first):
-        t.to(only_first, f"{net}.layer_norm_layers", "first" if t.flag(only_first) else "all")
+            s.refuse(key, "there is no such normalisation here; use layer_norm")
 
 
-def _encoder(t: Translation, at: str, net: str, name: str) -> None:
-    cnn, to = f"{at}.cnn", f"{net}.cnn"
-    if t.raw(f"{cnn}.conv_depths") is not None or name == "resnet_actor_critic":
-        t.put(f"{to}.kind", "impala")
-        t.move(f"{cnn}.conv_depths", f"{to}.depths", t.widths)
+def encoder(s: Section) -> None:
+    """Convolutions, or IMPALA's residual blocks."""
+    if not s.has_section("cnn"):
+        return
+    if s.raw("cnn.conv_depths") is not None or s.raw("name", "actor_critic") == "resnet_actor_critic":
+        s.set("cnn.kind", "impala")
+        s.copy("cnn.conv_depths", "cnn.depths", read.widths(s, "cnn.conv_depths"))
     else:
-        known = ("conv2d", "conv2d_flatten", "conv1d", "conv2d_spatial_softargmax", "coord_conv2d")
-        kind = t.word(f"{cnn}.type", known)
-        if kind not in known[:3]:
-            t.refuse(f"{cnn}.type", "there are plain 1-d and 2-d convolutions here: register an encoder of your own")
-        if kind == "conv1d":
-            t.put(f"{to}.sequences", True)
-        t.judge(f"{cnn}.type", "mapped", f"{to}.layers")
-        convs = t.raw(f"{cnn}.convs", [])
-        if not isinstance(convs, list) or not all(isinstance(conv, dict) for conv in convs):
-            raise t.error(f"{cnn}.convs", "a list of mappings with filters, kernel_size, strides and padding")
-        layers = [_convolution(t, f"{cnn}.convs", i, conv) for i, conv in enumerate(convs)]
-        t.to(f"{cnn}.convs", f"{to}.layers", layers)
-        t.put(f"{to}.features", None)
-    activation = t.word(f"{cnn}.activation", ACTIVATIONS, default="relu")
-    if ACTIVATIONS[activation] != t.settings.get(f"{net}.activation"):
-        t.put(f"{to}.activation", ACTIVATIONS[activation])
-        t.settings.setdefault(f"{net}.activation", ACTIVATIONS[activation])
-    t.judge(f"{cnn}.activation", "mapped", f"{to}.activation={ACTIVATIONS[activation]}")
-    own, of_layers = t.raw(f"{cnn}.initializer.name"), t.raw(f"{at}.mlp.initializer.name")
-    same = own in (of_layers, None)
+        plain_convolutions(s)
+    encoder_activation(s)
+    own = s.raw("cnn.initializer.name")
+    same = own in (s.raw("mlp.initializer.name"), None)
     why = "" if same else f"begins as the hidden layers do; {OTHER_START}"
-    t.each(f"{cnn}.initializer", STARTS, "mapped" if same else "differs", f"{net}.init", why)
-    layout = "channels_last" if t.flag(f"{cnn}.permute_input", True) else "channels_first"
-    if t.raw(f"{cnn}.permute_input") is not None:
-        t.to(f"{cnn}.permute_input", f"{to}.layout", layout)
+    s.each("cnn.initializer", INITIALIZER_KEYS, "mapped" if same else "changed", s.setting("init"), why)
+    channels_last = read.flag(s, "cnn.permute_input", True)
+    if s.raw("cnn.permute_input") is not None:
+        s.copy("cnn.permute_input", "cnn.layout", "channels_last" if channels_last else "channels_first")
 
 
-def _convolution(t: Translation, key: str, i: int, conv: dict[str, Any]) -> list[int]:
-    """(channels, kernel, stride), with the padding where there is any."""
+def plain_convolutions(s: Section) -> None:
+    """Each entry of `convs` is one layer."""
+    supported = ("conv2d", "conv2d_flatten", "conv1d")
+    kind = read.one_of(*supported, "conv2d_spatial_softargmax", "coord_conv2d")(s, "cnn.type")
+    if kind not in supported:
+        s.refuse("cnn.type", "there are plain 1-d and 2-d convolutions here: register an encoder of your own")
+    if kind == "conv1d":
+        s.set("cnn.sequences", True)
+    s.mapped("cnn.type", s.setting("cnn.layers"))
+    convs = s.raw("cnn.convs", [])
+    if not isinstance(convs, list) or not all(isinstance(conv, dict) for conv in convs):
+        raise s.error("cnn.convs", "a list of mappings with filters, kernel_size, strides and padding")
+    s.copy("cnn.convs", "cnn.layers", [_convolution(s, i, conv) for i, conv in enumerate(convs)])
+    s.set("cnn.features", None)
+
+
+def _convolution(s: Section, i: int, conv: dict[str, Any]) -> list[int]:
+    """Return channels, kernel and stride, with the padding if there is any."""
     names = ("filters", "kernel_size", "strides", "padding")
-    row = [conv.get(name, 0) for name in names]
-    if not conv.keys() <= set(names) or not all(type(number) is int for number in row):
-        raise t.error(key, f"filters, kernel_size, strides and padding as whole numbers in entry {i}")
-    return row if row[3] else row[:3]
+    layer = [conv.get(name, 0) for name in names]
+    if not conv.keys() <= set(names) or not all(type(size) is int for size in layer):
+        raise s.error("cnn.convs", f"filters, kernel_size, strides and padding as whole numbers in entry {i}")
+    return layer if layer[3] else layer[:3]
 
 
-def _memory(t: Translation, at: str, net: str) -> None:
-    rnn, to = f"{at}.rnn", f"{net}.memory"
-    t.to(f"{rnn}.name", f"{to}.cell", t.word(f"{rnn}.name", ("lstm", "gru")))
-    t.move(f"{rnn}.units", f"{to}.hidden", t.integer)
-    t.move(f"{rnn}.layers", f"{to}.layers", t.integer, 1)
-    before = t.flag(f"{rnn}.before_mlp", False)
-    t.put(f"{to}.position", "before_mlp" if before else "after_mlp")
-    t.judge(f"{rnn}.before_mlp", "mapped", f"{to}.position")
-    t.move(f"{rnn}.layer_norm", f"{to}.layer_norm", t.flag, False)
-    if t.flag(f"{rnn}.concat_input", False) and not before:
-        t.to(f"{rnn}.concat_input", f"{to}.concat_input", True)
-    t.dead("rl_games ignores it before the hidden layers", f"{rnn}.concat_input")
-    if t.flag(f"{rnn}.concat_output", False):
+def encoder_activation(s: Section) -> None:
+    """The encoder has an activation of its own only where it differs from that of the hidden layers."""
+    activation = ACTIVATIONS[read.one_of(*ACTIVATIONS)(s, "cnn.activation", "relu")]
+    if activation != s.get("activation"):
+        s.set("cnn.activation", activation)
+        s.run.settings.setdefault(s.setting("activation"), activation)
+    s.mapped("cnn.activation", f"{s.setting('cnn.activation')}={activation}")
+
+
+def recurrent_layers(s: Section) -> None:
+    """An LSTM or GRU before or after the hidden layers."""
+    if s.has_section("rnn"):
+        apply(RECURRENT_LAYERS, s.inner("rnn", "memory"))
+
+
+def concatenation(s: Section) -> None:
+    """`concat_output` before the hidden layers is what Canter calls `concat_input`."""
+    before = s.get("position") == "before_mlp"
+    if read.flag(s, "concat_input", False) and not before:
+        s.copy("concat_input", "concat_input", True)
+    s.no_effect("concat_input", "rl_games ignores it before the hidden layers")
+    if read.flag(s, "concat_output", False):
         if before:
-            t.to(f"{rnn}.concat_output", f"{to}.concat_input", True)
-        t.refuse(f"{rnn}.concat_output", "only with before_mlp: true (it is memory.concat_input here)")
-    t.judge(f"{rnn}.concat_output", "mapped")
-    t.dead("belongs to config, and nothing reads it here", f"{rnn}.zero_rnn_on_done")
+            s.copy("concat_output", "concat_input", True)
+        s.refuse("concat_output", "only with before_mlp: true (it is memory.concat_input here)")
+    s.mapped("concat_output", "off")
+
+
+def observation_groups(s: Section) -> None:
+    """Observation groups that the network reads, where the file names them."""
+    names: list[str] = []
+    if s.has_section("inputs"):
+        names = [*s.raw("inputs")]
+        s.mapped("inputs", f"{s.setting('obs_groups')}={names}")
+    for key, group in (("require_rewards", "reward"), ("require_last_actions", "last_action")):
+        if s.raw(key) is True:
+            names = [*(names or ["observation"]), group]
+            why = "enters beside the encoded image; rl_games appends it to the recurrent layer's input"
+            s.changed(key, why, s.setting("obs_groups"))
+    if names:
+        s.set("obs_groups", names)
+
+
+HIDDEN_LAYERS: tuple[Rule, ...] = (
+    Copy("mlp.units", "hidden", read.widths),
+    Copy("mlp.activation", "activation", read.one_of(*ACTIVATIONS), convert=ACTIVATIONS),
+    Copy("mlp.d2rl", "d2rl", read.flag, default=False),
+    no_effect("mlp.regularizer", "regularizers are read by nothing"),
+    initializer,
+)
+RECURRENT_LAYERS: tuple[Rule, ...] = (
+    Copy("name", "cell", read.one_of("lstm", "gru")),
+    Copy("units", "hidden", read.integer),
+    Copy("layers", "layers", read.integer, 1),
+    Copy("before_mlp", "position", read.flag, default=False, convert={True: "before_mlp", False: "after_mlp"}),
+    Copy("layer_norm", "layer_norm", read.flag, default=False),
+    concatenation,
+    no_effect("zero_rnn_on_done", "belongs to config, and nothing reads it here"),
+)
+NETWORK: tuple[Rule, ...] = (
+    network_kind,
+    Only("value_activation", nothing, "", "values have no activation here: set it to None"),
+    hidden_layers,
+    layer_norm,
+    Copy(
+        "mlp.norm_only_first_layer", "layer_norm_layers", read.flag, default=OMIT, convert={True: "first", False: "all"}
+    ),
+    encoder,
+    recurrent_layers,
+    no_effect("rnn1 lstm blocks value_shape joint_obs_actions cnn.regularizer"),
+    mapped("central_value", "algorithm.central_value"),
+    observation_groups,
+)

@@ -1,152 +1,211 @@
-"""rl_games' `sac` files: the algorithm and its networks."""
+"""rl_games' `sac` files: the algorithm and its networks.
+
+The tables are for `params.config` and settings below `algorithm`, unless their comment names another section.
+"""
 
 from __future__ import annotations
 
 import math
 
-from canter.compat.settings.rl_games_algorithm import CONFIG, normalizer_form
-from canter.compat.settings.rl_games_network import ACTIVATIONS, STARTS
-from canter.compat.settings.translation import NONE, Translation
+from canter.compat.settings import readers as read
+from canter.compat.settings.rl_games_network import ACTIVATIONS, INITIALIZER_KEYS
+from canter.compat.settings.rl_games_ppo import CONFIG, samples_per_step, set_normalizer
+from canter.compat.settings.rules import OMIT, Always, Copy, Only, Rule, apply, equal_to, no_effect
+from canter.compat.settings.section import NONE, Import, Section
 
-NETWORK = "params.network"
 GRAD_CLIP = 5.0
-"""rl_games' bound on the length of the critics' gradient where the file is silent."""
+"""rl_games' bound on the norm of the critics' gradient if the file has none."""
 WARMUP_EPOCHS = 1000
-NETWORKS = ("algorithm.policy", "algorithm.critic")
+NETWORKS = ("policy", "critic")
+OF_BOTH = "of policy and critics"
 
 
-def translate_sac(t: Translation, num_envs: int | None) -> None:
-    """Everything that changes what is learned; `num_envs` is None where it was refused."""
-    for key in ("params.algo.name", "params.model.name"):
-        t.to(key, "algorithm.kind", "sac")
-    _networks(t)
-    _updates(t, num_envs)
-    t.move(f"{CONFIG}.gamma", "algorithm.gamma", t.number, 0.99)
-    t.move(f"{CONFIG}.critic_tau", "algorithm.tau", t.number, 0.005)
-    t.move(f"{CONFIG}.batch_size", "algorithm.batch_size", t.integer)
-    t.move(f"{CONFIG}.replay_buffer_size", "algorithm.replay.capacity", t.integer)
-    t.move(f"{CONFIG}.save_replay_buffer", "algorithm.replay.save", t.flag, False)
-    _temperature(t)
-    _optimizers(t)
-    _rewards(t)
-    t.always(
-        "the true last observation of a truncated episode gives its target; rl_games takes it from "
+def apply_sac(run: Import) -> None:
+    """Apply everything that changes what is learned by SAC."""
+    for key in ("algo.name", "model.name"):
+        run.section("params", "algorithm").copy(key, "kind", "sac")
+    apply(NETWORK, run.section("params.network", "algorithm"))
+    apply(SAC, run.section(CONFIG, "algorithm"))
+    run.root.difference(
+        "critics read actions in -1..1, and entropy is that of such actions: rl_games' critics read those of the "
+        "environment, whose entropy it takes after 1.6.5; its alpha acts as at least 0.01"
+    )
+    run.root.difference(
+        "the target of a truncated episode uses its true final observation; rl_games takes it from "
         "infos['final_observation'] where it is there, else the observation before"
     )
 
 
-def _networks(t: Translation) -> None:
-    """Policy and critics have layers of the same widths, each its own."""
-    name, mlp = t.word(f"{NETWORK}.name"), f"{NETWORK}.mlp"
-    why = "a network of the user's; known for SAC: soft_actor_critic"
-    t.only(f"{NETWORK}.name", name == "soft_actor_critic", "algorithm.policy, algorithm.critic", why)
-    widths, activation = t.widths(f"{mlp}.units"), ACTIVATIONS[t.word(f"{mlp}.activation", ACTIVATIONS)]
-    normalized = t.flag(f"{CONFIG}.normalize_input", False)
-    norm = t.raw(f"{NETWORK}.normalization")
-    if norm not in (*NONE, "layer_norm"):
-        t.refuse(f"{NETWORK}.normalization", "layer_norm is known")
-    t.put("algorithm.policy.kind", "stack")
+def network_kind(s: Section) -> None:
+    """rl_games has one network for SAC."""
+    if read.word(s, "name") != "soft_actor_critic":
+        s.refuse("name", "a network of the user's; known for SAC: soft_actor_critic")
+    s.mapped("name", "algorithm.policy, algorithm.critic")
+
+
+def layers(s: Section) -> None:
+    """Policy and critics have hidden layers of the same widths."""
+    hidden = read.widths(s, "mlp.units")
+    activation = ACTIVATIONS[read.one_of(*ACTIVATIONS)(s, "mlp.activation")]
     for network in NETWORKS:
-        t.put(f"{network}.init", "default_zero_bias")
-        t.put(f"{network}.hidden", widths, f"{mlp}.units")
-        t.put(f"{network}.activation", activation, f"{mlp}.activation")
-        t.put(f"{network}.normalize_obs", normalized, f"{CONFIG}.normalize_input")
-        t.put(f"{network}.norm", "none" if norm in NONE else "layer", f"{NETWORK}.normalization")
-        if normalized:
-            normalizer_form(t, f"{network}.normalizer")
-    t.judge(f"{mlp}.units", "mapped", f"hidden={widths} of policy and critics")
-    t.judge(f"{mlp}.activation", "mapped", f"activation={activation} of policy and critics")
-    limit = 5 if t.parity else 10
-    why = f"statistics move by new rows, clipped at {limit}; rl_games 1.6.5's by rows drawn to learn, at 5"
-    to = f"normalize_obs={normalized} of policy and critics"
-    t.judge(f"{CONFIG}.normalize_input", "differs" if normalized else "mapped", to, why if normalized else "")
-    why = "" if norm in NONE else "before each activation; rl_games' comes after it"
-    t.judge(f"{NETWORK}.normalization", "differs" if why else "mapped", "norm of policy and critics", why)
-    initializer = t.word(f"{mlp}.initializer.name", default="default")
-    why = "" if initializer == "default" else f"no {initializer} here; only the start of a run differs"
-    t.each(f"{mlp}.initializer", STARTS, "differs" if why else "mapped", "init=default_zero_bias", why)
-    why = "SAC's networks are plain stacks here; residual blocks are algorithm.critic.blocks"
-    t.only(f"{mlp}.d2rl", not t.flag(f"{mlp}.d2rl", False), "a plain stack of layers", why)
-    t.dead("no code of SAC reads it", f"{mlp}.regularizer", f"{mlp}.norm_only_first_layer")
-    t.dead("policy and critics are always apart", f"{NETWORK}.separate")
-    t.dead("SAC reads log_std_bounds instead", f"{NETWORK}.space")
-    _std(t)
+        s.set(f"{network}.init", "default_zero_bias")
+        s.set(f"{network}.hidden", hidden, "mlp.units")
+        s.set(f"{network}.activation", activation, "mlp.activation")
+    s.mapped("mlp.units", f"hidden={hidden} {OF_BOTH}")
+    s.mapped("mlp.activation", f"activation={activation} {OF_BOTH}")
+    name = read.word(s, "mlp.initializer.name", "default")
+    if name == "default":
+        s.each("mlp.initializer", INITIALIZER_KEYS, "mapped", "init=default_zero_bias")
+    else:
+        why = f"no {name} here; only the initial weights differ"
+        s.each("mlp.initializer", INITIALIZER_KEYS, "changed", "init=default_zero_bias", why)
 
 
-def _std(t: Translation) -> None:
-    key = f"{NETWORK}.log_std_bounds"
-    bounds = t.pair(key, "two numbers, such as [-5, 2]")
-    t.put("algorithm.std.kind", "network")
+def normalization(s: Section) -> None:
+    """rl_games normalises layers after the activation."""
+    kind = s.raw("normalization")
+    if kind not in (*NONE, "layer_norm"):
+        s.refuse("normalization", "layer_norm is known")
+    for network in NETWORKS:
+        s.set(f"{network}.norm", "none" if kind in NONE else "layer", "normalization")
+    to = f"norm {OF_BOTH}"
+    if kind in NONE:
+        s.mapped("normalization", to)
+    else:
+        s.changed("normalization", "before each activation; rl_games' comes after it", to)
+
+
+def std(s: Section) -> None:
+    """rl_games moves the std between its bounds by a tanh."""
+    bounds = read.pair(s, "log_std_bounds", "two numbers, such as [-5, 2]")
+    s.set("std.kind", "network")
     for name, bound in zip(("minimum", "maximum"), bounds, strict=True):
-        t.put(f"algorithm.std.{name}", math.exp(bound), key)
-    why = "approached more slowly than by a tanh, and begun at 1; only the way there differs"
-    if t.parity:
-        why = ""
-        t.put("algorithm.std.form", "tanh", key)
-        t.put("algorithm.std.initial", math.exp(sum(bounds) / 2), key)
+        s.set(f"std.{name}", math.exp(bound), "log_std_bounds")
     to = f"algorithm.std.minimum={math.exp(bounds[0]):.4g}, maximum={math.exp(bounds[1]):.4g}"
-    t.judge(key, "differs" if why else "mapped", to, why)
+    if s.parity:
+        s.set("std.form", "tanh", "log_std_bounds")
+        s.set("std.initial", math.exp(sum(bounds) / 2), "log_std_bounds")
+        s.mapped("log_std_bounds", to)
+    else:
+        why = "approached more slowly than by a tanh, and started at 1; only the way there differs"
+        s.changed("log_std_bounds", why, to)
 
 
-def _updates(t: Translation, num_envs: int | None) -> None:
-    """Steps between updates, updates for each, and what comes before the first."""
-    t.move(f"{CONFIG}.num_steps_per_episode", "algorithm.horizon", t.integer, 1)
-    ratio, plain = f"{CONFIG}.utd_ratio", f"{CONFIG}.num_updates_per_step"
-    count = t.integer(plain, 1)
-    if t.has(ratio):
-        count = max(1, round(t.finite(ratio) * (num_envs or 1)))
-        t.dead("utd_ratio wins", plain)
-    for key in (ratio, plain):
-        t.judge(key, "mapped", f"algorithm.updates_per_step={count}")
-    t.put("algorithm.updates_per_step", float(count), ratio if t.has(ratio) else plain)
-    t.move(f"{CONFIG}.policy_frequency", "algorithm.policy_delay", t.integer, 2)
-    frames, epochs = f"{CONFIG}.num_warmup_frames", f"{CONFIG}.num_warmup_steps"
-    steps = t.integer(epochs, WARMUP_EPOCHS) * t.settings["algorithm.horizon"] * (num_envs or 1)
-    if t.has(frames):
-        steps = t.integer(frames)
-        t.dead("num_warmup_frames wins", epochs)
-    t.put("algorithm.warmup_steps", steps, frames if t.has(frames) else epochs)
-    for key in (frames, epochs):
-        t.judge(key, "mapped", f"algorithm.warmup_steps={steps}, transitions of all environments")
-    t.dead("no code reads it any more", f"{CONFIG}.num_seed_steps")
+def observation_normalizer(s: Section) -> None:
+    """rl_games 1.6.5 updates the statistics with the samples of each minibatch."""
+    on = read.flag(s, "normalize_input", False)
+    for network in NETWORKS:
+        s.set(f"{network}.normalize_obs", on, "normalize_input")
+        if on:
+            set_normalizer(s, f"{network}.normalizer")
+    to = f"normalize_obs={on} {OF_BOTH}"
+    if on:
+        clip = 5 if s.parity else 10
+        why = f"updated with new samples, clipped at {clip}; rl_games 1.6.5: with drawn samples, clipped at 5"
+        s.changed("normalize_input", why, to)
+    s.mapped("normalize_input", to)
 
 
-def _temperature(t: Translation) -> None:
-    to = "algorithm.temperature"
-    t.move(f"{CONFIG}.init_alpha", f"{to}.initial", t.number)
-    t.move(f"{CONFIG}.learnable_temperature", f"{to}.learned", t.flag)
-    share = f"{CONFIG}.target_entropy_coef"
-    why = "give the entropy itself, minus this times the actions: --algorithm.temperature.target-entropy"
-    t.only(share, t.number(share, 1.0) == 1.0, f"{to}.target_entropy=null, minus one per action", why)
-    t.always(
-        "critics read actions in -1..1, and entropy is that of such actions: rl_games' critics read those of the "
-        "environment, whose entropy it takes after 1.6.5; its alpha acts as at least 0.01"
+def updates(s: Section) -> None:
+    """`utd_ratio` counts updates per transition, `num_updates_per_step` updates per step of all environments."""
+    key = "num_updates_per_step"
+    number_of_updates = read.integer(s, key, 1)
+    if s.has("utd_ratio"):
+        s.no_effect(key, "utd_ratio wins")
+        key = "utd_ratio"
+        number_of_updates = max(1, round(read.finite(s, key) * (samples_per_step(s.run) or 1)))
+    s.set("updates_per_step", float(number_of_updates), key)
+    s.mapped("utd_ratio num_updates_per_step", f"algorithm.updates_per_step={number_of_updates}")
+
+
+def warmup(s: Section) -> None:
+    """`num_warmup_steps` counts iterations, `num_warmup_frames` transitions."""
+    key = "num_warmup_steps"
+    steps = read.integer(s, key, WARMUP_EPOCHS) * s.get("horizon") * (samples_per_step(s.run) or 1)
+    if s.has("num_warmup_frames"):
+        s.no_effect(key, "num_warmup_frames wins")
+        key = "num_warmup_frames"
+        steps = read.integer(s, key)
+    s.set("warmup_steps", steps, key)
+    to = f"algorithm.warmup_steps={steps}, transitions of all environments"
+    s.mapped("num_warmup_frames num_warmup_steps", to)
+
+
+def rewards(s: Section) -> None:
+    """SAC learns from rewards as they are."""
+    for key, neutral in (("scale_value", 1), ("shift_value", 0), ("log_val", False)):
+        if s.raw(f"reward_shaper.{key}", neutral) != neutral:
+            why = "SAC learns from rewards as they are, or scaled by algorithm.scale_rewards"
+            s.refuse(f"reward_shaper.{key}", why)
+    for key in ("min_val", "max_val"):
+        if s.has(f"reward_shaper.{key}"):
+            s.refuse(f"reward_shaper.{key}", "SAC does not clip rewards here")
+    s.each("reward_shaper", "scale_value shift_value log_val min_val max_val", "mapped", "rewards as they are")
+
+
+def optimizer(name: str, betas: str, to: str) -> tuple[Rule, ...]:
+    """Return the table of one of the three optimizers."""
+    return (
+        Always(f"{to}.learning_rate.kind", "constant"),
+        Copy(f"{name}_lr", f"{to}.learning_rate.value", read.number),
+        Always(f"{to}.eps", 1e-8),
+        Always(f"{to}.max_grad_norm", math.inf),
+        Copy(betas, f"{to}.betas", read.as_it_is, OMIT),
     )
 
 
-def _optimizers(t: Translation) -> None:
-    places = {"actor": "algorithm.optimizer", "critic": "algorithm.critic_optimizer"}
-    for name, to in (places | {"alpha": "algorithm.temperature.optimizer"}).items():
-        rate, betas = f"{CONFIG}.{name}_lr", f"{CONFIG}.{'alphas' if name == 'alpha' else name}_betas"
-        t.put(f"{to}.learning_rate.kind", "constant")
-        t.move(rate, f"{to}.learning_rate.value", t.number)
-        t.put(f"{to}.eps", 1e-8)
-        t.put(f"{to}.max_grad_norm", math.inf)
-        t.move_given(betas, f"{to}.betas", t.raw)
-    key = f"{CONFIG}.critic_grad_clip"
-    clip = t.number(key, GRAD_CLIP)
-    t.to(key, f"{places['critic']}.max_grad_norm", clip if clip > 0 else math.inf)
-
-
-def _rewards(t: Translation) -> None:
-    shaper = f"{CONFIG}.reward_shaper"
-    for name, neutral in (("scale_value", 1), ("shift_value", 0), ("log_val", False)):
-        if t.raw(f"{shaper}.{name}", neutral) != neutral:
-            t.refuse(f"{shaper}.{name}", "SAC learns from rewards as they are, or scaled by algorithm.scale_rewards")
-    for name in ("min_val", "max_val"):
-        if t.has(f"{shaper}.{name}"):
-            t.refuse(f"{shaper}.{name}", "SAC does not cut rewards off here")
-    t.each(shaper, "scale_value shift_value log_val min_val max_val", "mapped", "rewards as they are")
-    bootstrap = f"{CONFIG}.value_bootstrap"
-    why = "an episode that is cut off is no end for SAC: leave it out"
-    t.only(bootstrap, t.flag(bootstrap, True), "truncated episodes go on in their targets", why)
+NO_DENSE = "SAC's networks are plain stacks here; residual blocks are algorithm.critic.blocks"
+NETWORK: tuple[Rule, ...] = (
+    network_kind,
+    Always("policy.kind", "stack"),
+    layers,
+    normalization,
+    Only("mlp.d2rl", equal_to(False), "a plain stack of layers", NO_DENSE, read.flag, default=False),
+    no_effect("mlp.regularizer mlp.norm_only_first_layer", "no code of SAC reads it"),
+    no_effect("separate", "policy and critics are always apart"),
+    no_effect("space", "SAC reads log_std_bounds instead"),
+    std,
+)
+"""For `params.network` and settings below `algorithm`."""
+SAC: tuple[Rule, ...] = (
+    observation_normalizer,
+    Copy("num_steps_per_episode", "horizon", read.integer, 1),
+    updates,
+    Copy("policy_frequency", "policy_delay", read.integer, 2),
+    warmup,
+    no_effect("num_seed_steps", "no code reads it any more"),
+    Copy("gamma", "gamma", read.number, 0.99),
+    Copy("critic_tau", "tau", read.number, 0.005),
+    Copy("batch_size", "batch_size", read.integer),
+    Copy("replay_buffer_size", "replay.capacity", read.integer),
+    Copy("save_replay_buffer", "replay.save", read.flag, default=False),
+    Copy("init_alpha", "temperature.initial", read.number),
+    Copy("learnable_temperature", "temperature.learned", read.flag),
+    Only(
+        "target_entropy_coef",
+        equal_to(1.0),
+        "algorithm.temperature.target_entropy=null, minus one per action",
+        "give the entropy itself, minus this times the actions: --algorithm.temperature.target-entropy",
+        read.number,
+        default=1.0,
+    ),
+    *optimizer("actor", "actor_betas", "optimizer"),
+    *optimizer("critic", "critic_betas", "critic_optimizer"),
+    *optimizer("alpha", "alphas_betas", "temperature.optimizer"),
+    Copy(
+        "critic_grad_clip",
+        "critic_optimizer.max_grad_norm",
+        read.number,
+        GRAD_CLIP,
+        lambda clip: clip if clip > 0 else math.inf,
+    ),
+    rewards,
+    Only(
+        "value_bootstrap",
+        equal_to(True),
+        "targets of truncated episodes use the value of the next observation",
+        "a truncated episode has not ended for SAC: leave it out",
+        read.flag,
+        default=True,
+    ),
+)

@@ -1,190 +1,263 @@
-"""RSL-RL's networks of every generation: layers, memory, encoders, normalisers and the deviation of actions."""
+"""RSL-RL's networks of every generation: layers, recurrent layers, encoders, normalizers and the std of actions."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from canter.compat.settings.translation import Translation
+from canter.compat.settings import readers as read
+from canter.compat.settings.rules import OMIT, Always, Copy, Only, Rule, apply, equal_to
+from canter.compat.settings.section import Import, Section
 
-POLICY, CRITIC = "algorithm.model.policy", "algorithm.model.critic"
+POLICY = "algorithm.model.policy"
+CRITIC = "algorithm.model.critic"
 RENAMED = {"lrelu": "leaky_relu", "swish": "silu", "crelu": "celu"}
-KNOWN = "elu relu tanh gelu lrelu swish selu crelu sigmoid softplus mish identity"
-ACTIVATIONS = {name: RENAMED.get(name, name) for name in KNOWN.split()}
-"""RSL-RL's names of activations, and ours."""
+KNOWN = (
+    *("elu", "relu", "tanh", "gelu", "lrelu", "swish", "selu"),
+    *("crelu", "sigmoid", "softplus", "mish", "identity"),
+)
+ACTIVATIONS = {name: RENAMED.get(name, name) for name in KNOWN}
+"""RSL-RL's names of activations, and Canter's."""
+GAIN = math.sqrt(2)
+"""Gain that leaves torch's own initial weights unchanged."""
+NETWORK_CLASSES = ("MLPModel", "RNNModel", "CNNModel", "ActorCritic", "ActorCriticRecurrent", "ActorCriticCNN")
+RECURRENT_CLASSES = ("RNNModel", "ActorCriticRecurrent")
+STD_KINDS = {"GaussianDistribution": "parameter", "HeteroscedasticGaussianDistribution": "network"}
 
 
 @dataclass(frozen=True)
-class Dialect:
-    """A generation of RSL-RL, and where its keys are."""
+class Generation:
+    """A generation of RSL-RL's settings, and the sections of its keys."""
 
-    generation: int
+    number: int
     runner: str
-    """What stands before keys of the runner."""
+    """Section of the runner's keys; empty for the top level."""
     actor: str
-    """The section of the network that acts."""
+    """Section of the actor's network."""
     critic: str
-    """The section of the network that values; the same one up to 3.x."""
+    """Section of the critic's network; the actor's own up to 3.x."""
 
     @property
     def split(self) -> bool:
-        """Whether actor and critic have sections of their own."""
-        return self.generation >= 4
+        """Actor and critic have sections of their own."""
+        return self.number >= 4
 
-    def of(self, network: str, name: str) -> str:
-        """The key of one network's setting."""
-        own = "" if self.split else "actor_" if network == POLICY else "critic_"
-        return self.shared(network, own + name)
-
-    def shared(self, network: str, name: str) -> str:
-        """The key of a setting that both networks share up to 3.x."""
-        return f"{self.actor if network == POLICY else self.critic}.{name}"
+    @property
+    def empirical_normalization(self) -> str:
+        """The key that normalised the observations of both networks in old generations."""
+        return f"{self.runner}.empirical_normalization" if self.runner else "empirical_normalization"
 
 
-def translate_network(t: Translation, dialect: Dialect, network: str) -> None:
-    """Layers, normaliser, memory and encoder of one network."""
-    hidden = dialect.of(network, "hidden_dims")
-    widths = t.widths(hidden, [256, 256, 256])
-    if -1 in widths:
-        raise t.error(hidden, "widths of at least 1", "-1 is the width of the input: write it as a number")
-    t.to(hidden, f"{network}.hidden", widths)
-    key = dialect.shared(network, "activation")
-    t.to(key, f"{network}.activation", ACTIVATIONS[t.word(key, ACTIVATIONS, "elu")])
-    t.put(f"{network}.init", "default")
-    t.put(f"{network}.init_gain", math.sqrt(2))
-    _normalizer(t, dialect, network)
-    _class_name(t, dialect, network)
-    _memory(t, dialect, network)
-    cnn = dialect.shared(network, "cnn_cfg")
-    if t.has(cnn):
-        _encoder(t, network, cnn)
+def generation_of(tree: Mapping[str, Any]) -> Generation | None:
+    """Return the generation of settings; None if they are not RSL-RL's."""
+    algorithm = tree.get("algorithm")
+    if not isinstance(algorithm, Mapping) or "kind" in algorithm:
+        return None
+    if not {"class_name", "num_learning_epochs", "clip_param", "num_mini_batches"} & algorithm.keys():
+        return None
+    if isinstance(tree.get("runner"), Mapping):
+        return Generation(1, "runner", "policy", "policy")
+    if any(tree.get(name) for name in ("actor", "student")):
+        section = tree.get("actor")
+        actor = section if isinstance(section, Mapping) else {}
+        newest = "distribution_cfg" in actor and not {"stochastic", "init_noise_std"} & actor.keys()
+        return Generation(5 if newest else 4, "", "actor", "critic")
+    if isinstance(tree.get("policy"), Mapping):
+        return Generation(3 if tree.get("obs_groups") else 2, "", "policy", "policy")
+    return None
+
+
+def apply_networks(run: Import, generation: Generation) -> None:
+    """Apply the tables of both networks and of the distribution."""
+    for network, at, prefix in ((POLICY, generation.actor, "actor_"), (CRITIC, generation.critic, "critic_")):
+        own = "" if generation.split else prefix
+        s = run.section(at, network)
+        hidden_layers(s, f"{own}hidden_dims")
+        apply(NETWORK, s)
+        normalizer(s, f"{own}obs_normalization", generation)
+        NETWORK_CLASS(s)
+        run.root.mapped("runner.policy_class_name", f"{network}.kind=standard")
+        recurrent_layers(s, generation)
+        encoder(s)
+    distribution(run, generation)
+
+
+def hidden_layers(s: Section, key: str) -> None:
+    """A width of -1 is that of the input in RSL-RL."""
+    hidden = read.widths(s, key, [256, 256, 256])
+    if -1 in hidden:
+        raise s.error(key, "widths of at least 1", "-1 is the width of the input: write it as a number")
+    s.copy(key, "hidden", hidden)
+
+
+def normalizer(s: Section, key: str, generation: Generation) -> None:
+    """RSL-RL divides by the std + 0.01, without a limit."""
+    empirical = generation.empirical_normalization
+    root = s.run.root
+    if s.has(key):
+        on = read.flag(s, key, False)
     else:
-        t.judge(cnn, "mapped", "no encoder")
-
-
-def _normalizer(t: Translation, dialect: Dialect, network: str) -> None:
-    key, empirical = dialect.of(network, "obs_normalization"), f"{dialect.runner}empirical_normalization"
-    on = t.flag(key, False) if t.has(key) else dialect.generation < 4 and t.has(empirical) and t.flag(empirical)
-    t.put(f"{network}.normalize_obs", on)
-    if dialect.generation >= 4:
-        t.dead("since 4.0 nothing reads it", empirical)
-    t.judge(empirical, "mapped", f"{network}.normalize_obs={on}")
+        on = not generation.split and root.has(empirical) and read.flag(root, empirical)
+    s.set("normalize_obs", on)
+    if generation.split:
+        root.no_effect(empirical, "since 4.0 nothing reads it")
+    root.mapped(empirical, f"{s.to}.normalize_obs={on}")
     if not on:
-        t.judge(key, "mapped", f"{network}.normalize_obs=False")
+        s.mapped(key, f"{s.to}.normalize_obs=False")
         return
-    timing = "" if dialect.generation >= 5 else "; this generation moves it on every step"
-    ours = f"divides by the deviation, clipped at 10; RSL-RL by the deviation + 0.01, without a limit{timing}"
-    t.choose(ours, f"{network}.normalizer.eps", 0.01, key if t.has(key) else "")
-    if t.parity:
-        for name, value in (("eps_on", "deviation"), ("clip", None), ("prior_count", 0.0)):
-            t.put(f"{network}.normalizer.{name}", value)
-        if timing:
-            why = "observation statistics move once an iteration, as since 5.5; this generation moves them each step"
-            t.always(why)
-
-
-def _class_name(t: Translation, dialect: Dialect, network: str) -> None:
-    key = dialect.shared(network, "class_name")
-    known = ("MLPModel", "RNNModel", "CNNModel", "ActorCritic", "ActorCriticRecurrent", "ActorCriticCNN")
-    why = f"a class of the user's: register it, canter.register('network', NAME); known: {', '.join(known)}"
-    t.only(key, t.raw(key) in known, f"{network}.kind=standard", why)
-    t.judge("runner.policy_class_name", "mapped", f"{network}.kind=standard")
-
-
-def _memory(t: Translation, dialect: Dialect, network: str) -> None:
-    kind = dialect.shared(network, "rnn_type")
-    named = t.raw(dialect.shared(network, "class_name"), t.raw("runner.policy_class_name", ""))
-    recurrent = t.has(kind) or named in ("RNNModel", "ActorCriticRecurrent")
-    size, dim = (dialect.shared(network, key) for key in ("rnn_hidden_size", "rnn_hidden_dim"))
-    width, layers = size if t.has(size) else dim, dialect.shared(network, "rnn_num_layers")
-    if not recurrent:
-        t.dead("there is no memory", kind, width, layers)
+    timing = "" if generation.number >= 5 else "; this generation updates it on every step"
+    if not s.parity:
+        why = f"divides by the std, clipped at 10; RSL-RL by the std + 0.01, without a limit{timing}"
+        s.difference(why, key=key if s.has(key) else "")
         return
-    t.to(kind, f"{network}.memory.cell", "gru" if str(t.raw(kind, "lstm")).lower() == "gru" else "lstm")
-    t.move(width, f"{network}.memory.hidden", t.integer, 256)
-    t.move(layers, f"{network}.memory.layers", t.integer, 1)
-    t.put(f"{network}.memory.position", "before_mlp")
-    horizon = f"{dialect.runner}num_steps_per_env"
-    t.put("algorithm.sequence_length", t.integer(horizon), horizon)
+    s.set("normalizer.eps", 0.01, key)
+    s.set("normalizer.eps_on", "deviation")
+    s.set("normalizer.clip", None)
+    s.set("normalizer.prior_count", 0.0)
+    s.mapped(key, f"{s.to}.normalizer.eps=0.01")
+    if timing:
+        s.difference(
+            "observation statistics are updated once an iteration, as since 5.5; this generation updates them each step"
+        )
 
 
-def _encoder(t: Translation, network: str, key: str) -> None:
+def recurrent_layers(s: Section, generation: Generation) -> None:
+    """Sequences of recurrent networks are as long as the rollout."""
+    size = "rnn_hidden_size" if s.has("rnn_hidden_size") else "rnn_hidden_dim"
+    class_name = s.raw("class_name", s.run.root.raw("runner.policy_class_name", ""))
+    if not s.has("rnn_type") and class_name not in RECURRENT_CLASSES:
+        s.no_effect(f"rnn_type {size} rnn_num_layers", "the network is not recurrent")
+        return
+    s.copy("rnn_type", "memory.cell", "gru" if str(s.raw("rnn_type", "lstm")).lower() == "gru" else "lstm")
+    s.copy(size, "memory.hidden", read.integer(s, size, 256))
+    s.copy("rnn_num_layers", "memory.layers", read.integer(s, "rnn_num_layers", 1))
+    s.set("memory.position", "before_mlp")
+    runner = s.run.section(generation.runner, "algorithm")
+    runner.set("sequence_length", read.integer(runner, "num_steps_per_env"), "num_steps_per_env")
+
+
+def encoder(s: Section) -> None:
     """Convolutions; RSL-RL's have no linear layer behind them."""
-
-    def each(name: str, default: Any) -> list[int]:
-        value = t.raw(f"{key}.{name}", default)
-        sizes = list(value) if isinstance(value, list | tuple) else [value] * len(channels)
-        if len(sizes) != len(channels) or not all(type(size) is int and size > 0 for size in sizes):
-            raise t.error(f"{key}.{name}", f"a whole number above 0, or {len(channels)} of them")
-        return sizes
-
-    channels = t.widths(f"{key}.output_channels")
-    kernels, strides = each("kernel_size", None), each("stride", 1)
-    padded = t.raw(f"{key}.padding", "none") == "zeros"
-    rows = [
-        [width, kernel, stride, *([(kernel - 1) // 2] if padded else [])]
-        for width, kernel, stride in zip(channels, kernels, strides, strict=True)
-    ]
-    t.put(f"{network}.cnn.layers", rows, f"{key}.output_channels")
-    t.put(f"{network}.cnn.features", None)
-    t.put(f"{network}.cnn.layout", "channels_first")
-    t.each(key, "output_channels kernel_size stride", "mapped", f"{network}.cnn.layers")
-    activation = ACTIVATIONS[t.word(f"{key}.activation", ACTIVATIONS, "elu")]
-    t.to(f"{key}.activation", f"{network}.cnn.activation", activation)
-    plain = {"dilation": 1, "norm": "none", "max_pool": False, "global_pool": "none", "flatten": True}
-    for name, usual in plain.items():
-        own = f"{key}.{name}"
-        t.only(own, t.raw(own) == usual, "off", "plain convolutions only: register an encoder of your own")
-    padding = f"{key}.padding"
-    t.only(padding, t.raw(padding) in ("none", "zeros"), f"{network}.cnn.layers", "zeros or none")
-
-
-def translate_std(t: Translation, dialect: Dialect) -> None:
-    """The distribution of actions."""
-    section = f"{dialect.actor}.distribution_cfg"
-    if dialect.generation >= 5:
-        initial, form = f"{section}.init_std", f"{section}.std_type"
-        _distribution(t, section)
+    if s.has("cnn_cfg"):
+        apply(ENCODER, s.inner("cnn_cfg", "cnn"))
     else:
-        initial, form = f"{dialect.actor}.init_noise_std", f"{dialect.actor}.noise_std_type"
-        by_state = t.flag(f"{dialect.actor}.state_dependent_std", False)
-        t.put("algorithm.model.std.kind", "network" if by_state else "parameter")
-        t.judge(f"{dialect.actor}.state_dependent_std", "mapped", "algorithm.model.std.kind")
-    t.move(initial, "algorithm.model.std.initial", t.number, 1.0)
-    kind = t.word(form, ("scalar", "log"), "scalar")
-    if "algorithm.model.std.maximum" not in t.settings:
-        # Also without parity: how fast the noise goes down, and with it the return in training, depends on it.
-        t.put("algorithm.model.std.form", kind, form if t.has(form) else "")
-        t.judge(form, "mapped", f"algorithm.model.std.form={kind}")
+        s.mapped("cnn_cfg", "no encoder")
+
+
+def convolutions(s: Section) -> None:
+    """Kernel sizes and strides are one number for all layers, or one for each."""
+    channels = read.widths(s, "output_channels")
+    kernels = _per_layer(s, "kernel_size", None, len(channels))
+    strides = _per_layer(s, "stride", 1, len(channels))
+    layers = [list(layer) for layer in zip(channels, kernels, strides, strict=True)]
+    if s.raw("padding", "none") == "zeros":
+        for layer in layers:
+            layer.append((layer[1] - 1) // 2)
+    s.set("layers", layers, "output_channels")
+    s.mapped("output_channels kernel_size stride", s.setting("layers"))
+
+
+def _per_layer(s: Section, key: str, default: Any, layers: int) -> list[int]:
+    """Return one positive whole number for each layer."""
+    value = s.raw(key, default)
+    sizes = list(value) if isinstance(value, list | tuple) else [value] * layers
+    if len(sizes) != layers or not all(type(size) is int and size > 0 for size in sizes):
+        raise s.error(key, f"a whole number above 0, or {layers} of them")
+    return sizes
+
+
+def distribution(run: Import, generation: Generation) -> None:
+    """The distribution has a section of its own since 5.x."""
+    actor = run.section(generation.actor, "algorithm.model")
+    section = actor.inner("distribution_cfg")
+    if generation.number >= 5:
+        apply(DISTRIBUTION, section)
+        std(section, "init_std", "std_type")
+    else:
+        kinds = {True: "network", False: "parameter"}
+        Copy("state_dependent_std", "std.kind", read.flag, default=False, convert=kinds)(actor)
+        std(actor, "init_noise_std", "noise_std_type")
+    apply(HEAD, run.section("", "algorithm.model"))
+    keys = "stochastic noise_std_type init_noise_std state_dependent_std"
+    if generation.split:
+        critic = run.section(generation.critic)
+        critic.no_effect(f"{keys} distribution_cfg", "its values have no distribution")
+    if generation.number < 5:
+        actor.no_effect(f"{keys} distribution_cfg", "the actor is stochastic")
+    else:
+        actor.no_effect(keys, "distribution_cfg wins")
+    if not actor.has_section("distribution_cfg"):
+        actor.mapped("distribution_cfg", "algorithm.model.std")
+
+
+def distribution_class(s: Section) -> None:
+    """The std is one parameter, or an output of the network."""
+    kind = STD_KINDS.get(str(s.raw("class_name")))
+    s.set("std.kind", kind or "parameter")
+    if kind is None:
+        known = ", ".join(STD_KINDS)
+        s.refuse("class_name", f"known: {known}; for Beta set algorithm.model.distribution=beta")
+    s.mapped("class_name", f"algorithm.model.std.kind={kind}")
+
+
+def std_range(s: Section) -> None:
+    """A range keeps Canter's own form of the std."""
+    if s.has("std_range"):
+        low, high = read.pair(s, "std_range", "two numbers, such as [0.1, 2.0]")
+        s.set("std.minimum", max(low, 1e-6), "std_range")
+        s.set("std.maximum", high, "std_range")
+        s.changed("std_range", "approached, not clipped", "algorithm.model.std.minimum, .maximum")
+
+
+def std(s: Section, initial: str, form: str) -> None:
+    """The parameterisation is RSL-RL's without parity too: the speed at which the noise shrinks depends on it."""
+    s.copy(initial, "std.initial", read.number(s, initial, 1.0))
+    kind = read.one_of("scalar", "log")(s, form, "scalar")
+    if s.get("std.maximum") is None:
+        s.set("std.form", kind, form)
+        s.mapped(form, f"algorithm.model.std.form={kind}")
     theirs = "exp of a parameter" if kind == "log" else "a bare parameter"
-    t.judge(form, "differs", "algorithm.model.std.form=bounded", f"std_range keeps it within; RSL-RL's is {theirs}")
-    t.put("algorithm.model.bounds", "none")
-    t.put("algorithm.model.normalize_value", False)
-    t.put("algorithm.model.policy_gain", math.sqrt(2))
-    t.put("algorithm.model.value_gain", math.sqrt(2))
-    for name in ("stochastic", "noise_std_type", "init_noise_std", "state_dependent_std", "distribution_cfg"):
-        if dialect.split:
-            t.dead("its values have no distribution", f"{dialect.critic}.{name}")
-        if dialect.generation < 5:
-            t.dead("the actor is stochastic", f"{dialect.actor}.{name}")
-        elif name != "distribution_cfg":
-            t.dead("distribution_cfg wins", f"{dialect.actor}.{name}")
-    if not t.section(section):
-        t.judge(section, "mapped", "algorithm.model.std")
+    s.changed(form, f"std_range keeps it within; RSL-RL's is {theirs}", "algorithm.model.std.form=bounded")
 
 
-def _distribution(t: Translation, section: str) -> None:
-    """What 5.x has in a section of its own."""
-    kinds = {"GaussianDistribution": "parameter", "HeteroscedasticGaussianDistribution": "network"}
-    name, bounds = f"{section}.class_name", f"{section}.std_range"
-    kind = kinds.get(str(t.raw(name)))
-    t.put("algorithm.model.std.kind", kind or "parameter")
-    why = f"known: {', '.join(kinds)}; for Beta set algorithm.model.distribution=beta"
-    t.only(name, kind is not None, f"algorithm.model.std.kind={kind}", why)
-    t.move_given(f"{section}.learn_std", "algorithm.model.std.learn", t.flag)
-    if t.has(bounds):
-        low, high = t.pair(bounds, "two numbers, such as [0.1, 2.0]")
-        t.put("algorithm.model.std.minimum", max(low, 1e-6), bounds)
-        t.put("algorithm.model.std.maximum", high, bounds)
-        t.judge(bounds, "differs", "algorithm.model.std.minimum, .maximum", "approached, not cut off at")
+NETWORK: tuple[Rule, ...] = (
+    Copy("activation", "activation", read.one_of(*ACTIVATIONS), "elu", ACTIVATIONS),
+    Always("init", "default"),
+    Always("init_gain", GAIN),
+)
+"""For the section of a network and settings below `algorithm.model.policy` or `.critic`."""
+KNOWN_CLASSES = f"known: {', '.join(NETWORK_CLASSES)}"
+NETWORK_CLASS = Only(
+    "class_name",
+    equal_to(*NETWORK_CLASSES),
+    "a network of kind standard",
+    f"a class of the user's: register it, canter.register('network', NAME); {KNOWN_CLASSES}",
+)
+PLAIN = "plain convolutions only: register an encoder of your own"
+ENCODER: tuple[Rule, ...] = (
+    convolutions,
+    Always("features", None),
+    Always("layout", "channels_first"),
+    Copy("activation", "activation", read.one_of(*ACTIVATIONS), "elu", ACTIVATIONS),
+    Only("dilation", equal_to(1), "off", PLAIN),
+    Only("norm", equal_to("none"), "off", PLAIN),
+    Only("max_pool", equal_to(False), "off", PLAIN),
+    Only("global_pool", equal_to("none"), "off", PLAIN),
+    Only("flatten", equal_to(True), "off", PLAIN),
+    Only("padding", equal_to("none", "zeros"), "cnn.layers", "zeros or none"),
+)
+"""For `cnn_cfg` of a network and settings below its `cnn`."""
+DISTRIBUTION: tuple[Rule, ...] = (
+    distribution_class,
+    Copy("learn_std", "std.learn", read.flag, OMIT),
+    std_range,
+)
+"""For `actor.distribution_cfg` and settings below `algorithm.model`."""
+HEAD: tuple[Rule, ...] = (
+    Always("bounds", "none"),
+    Always("normalize_value", value=False),
+    Always("policy_gain", GAIN),
+    Always("value_gain", GAIN),
+)

@@ -1,0 +1,426 @@
+"""rl_games' `config` section: PPO, the distribution of actions and the central value.
+
+The tables are for `params.config` and settings below `algorithm`, unless their comment names another section.
+"""
+
+from __future__ import annotations
+
+import math
+
+from canter.compat.settings import readers as read
+from canter.compat.settings.rl_games_network import CRITIC, INITIALIZER_KEYS, NETWORK, OTHER_START, POLICY
+from canter.compat.settings.rules import OMIT, Always, Copy, Only, Parity, Rule, apply, no_effect, not_true, nothing
+from canter.compat.settings.section import NONE, Import, Section
+
+CONFIG = "params.config"
+CENTRAL = f"{CONFIG}.central_value_config"
+MIN_LR = 1e-6
+MAX_LR = 1e-2
+LINEAR_FLOOR = 1e-3
+"""Least floor of rl_games' linear std."""
+VALUE_LOSS = {True: "clipped", False: "mse"}
+STD_FORMS = {"exp": "log", "softplus": "softplus", "linear": "linear", "scalar": "linear"}
+"""rl_games' parameterisations of the std, and Canter's."""
+NORMALIZER = {"eps": 1e-5, "eps_on": "variance", "clip": 5.0, "prior_count": 1.0}
+"""rl_games' running mean and std: 1e-5 on the variance, clipped at 5, started with one sample of 0 +- 1."""
+
+
+def is_continuous(run: Import) -> bool:
+    """Return True for an algorithm with continuous actions."""
+    return run.root.raw("params.algo.name") != "a2c_discrete"
+
+
+def is_recurrent(run: Import) -> bool:
+    """Return True if the policy or the central value has a recurrent layer."""
+    return run.root.has_section("params.network.rnn") or run.root.has_section(f"{CENTRAL}.network.rnn")
+
+
+def samples_per_step(run: Import) -> int | None:
+    """Return environments times agents; None if the number of environments was refused."""
+    num_envs = run.settings.get("env.num_envs")
+    return None if num_envs is None else num_envs * run.agents
+
+
+def set_normalizer(s: Section, setting: str) -> None:
+    """Give a normalizer rl_games' constants, with parity."""
+    if s.parity:
+        for name, value in NORMALIZER.items():
+            s.set(f"{setting}.{name}", value)
+
+
+def minibatches(s: Section) -> None:
+    """rl_games gives the size of a minibatch, which must divide the rollout there too."""
+    per_step = samples_per_step(s.run)
+    if per_step is None:
+        return
+    horizon = s.run.settings["algorithm.horizon"]
+    if s.has("minibatch_size"):
+        key = "minibatch_size"
+        size = read.integer(s, key)
+        s.no_effect("minibatch_size_per_env", "minibatch_size wins")
+    else:
+        key = "minibatch_size_per_env"
+        size = read.integer(s, key) * per_step
+    total = horizon * per_step
+    if size < 1 or total % size:
+        divisors = {d for i in range(1, math.isqrt(total) + 1) if total % i == 0 for d in (i, total // i)}
+        nearest = min(divisors, key=lambda divisor: abs(divisor - size))
+        raise s.error(
+            key,
+            f"a number that divides horizon_length * num_actors (* agents) = {horizon} * {per_step} = {total}",
+            f"use {nearest}, another --num-envs, or, for several agents, --agents N",
+        )
+    s.copy(key, "num_minibatches", total // size)
+
+
+def surrogate(s: Section) -> None:
+    """`ppo: False` wins over `use_smooth_clamp`."""
+    name = "smooth_clipped" if read.flag(s, "use_smooth_clamp", False) else "clipped"
+    if not read.flag(s, "ppo", True):
+        name = "vanilla"
+    s.mapped("ppo", f"algorithm.surrogate={name}")
+    s.copy("use_smooth_clamp", "surrogate", name)
+
+
+def entropy(s: Section) -> None:
+    """The coefficient falls only beside a linear learning rate."""
+    coef = read.number(s, "entropy_coef")
+    if read.flag(s, "schedule_entropy", False) and s.raw("lr_schedule") == "linear":
+        s.copy("schedule_entropy", "entropy_coef", {"kind": "linear", "start": coef, "end": 1e-4})
+        s.mapped("entropy_coef", "algorithm.entropy_coef.start")
+    else:
+        s.copy("entropy_coef", "entropy_coef", coef)
+        s.no_effect("schedule_entropy", "it needs lr_schedule: linear")
+
+
+def bounds_loss(s: Section) -> None:
+    """Unknown types are no loss in rl_games."""
+    keys = "bounds_loss_coef bound_loss_type"
+    if not is_continuous(s.run):
+        s.no_effect(keys, "only continuous actions have bounds")
+        return
+    form = {"bound": "soft", "regularisation": "regularisation"}.get(str(s.raw("bound_loss_type", "bound")))
+    if form is None:
+        why = "rl_games knows bound and regularisation and reads every other word as no loss"
+        s.changed("bound_loss_type", why)
+    elif s.has("bounds_loss_coef") and read.number(s, "bounds_loss_coef") > 0:
+        s.copy("bounds_loss_coef", "bound_loss.coef", read.number(s, "bounds_loss_coef"))
+        s.copy("bound_loss_type", "bound_loss.form", form)
+    s.mapped(keys, "algorithm.bound_loss=null")
+
+
+def learning_rate(s: Section) -> None:
+    """Linear, adaptive by the KL, or constant; the rate of a central value never follows the KL."""
+    rate = read.number(s, "learning_rate")
+    schedule = s.raw("lr_schedule")
+    if schedule == "adaptive" and s.at == CONFIG:
+        adaptive_rate(s, rate)
+    elif schedule == "linear":
+        line = {"kind": "linear", "start": rate, "end": read.number(s, "min_lr", MIN_LR)}
+        why = "rl_games counts iterations from 1, so it is one iteration ahead"
+        s.copy("lr_schedule", "optimizer.learning_rate", line, why)
+    else:
+        s.set("optimizer.learning_rate", rate, "learning_rate")
+        if schedule in (*NONE, "fixed", "constant", "identity"):
+            s.mapped("lr_schedule", "a constant learning rate")
+        else:
+            s.no_effect("lr_schedule", "rl_games knows adaptive and linear and reads every other word as constant")
+    s.mapped("learning_rate", f"{s.setting('optimizer.learning_rate')}={rate:g}")
+    s.no_effect("kl_threshold schedule_type min_lr max_lr lr_multiplier", "only an adaptive rate reads it")
+
+
+def adaptive_rate(s: Section, rate: float) -> None:
+    """The rate follows the KL, by the minibatch or by the epoch."""
+    kind = s.raw("schedule_type", "legacy")
+    if kind == "standard_epoch":
+        s.set("optimizer.learning_rate", rate, "learning_rate")
+        s.changed("lr_schedule", "with schedule_type: standard_epoch the rate never changes in rl_games")
+        s.no_effect("schedule_type", "rl_games has no standard_epoch; the rate stays as it is")
+        return
+    rate_section = s.inner("", "optimizer.learning_rate")
+    rate_section.set("kind", "adaptive_kl")
+    rate_section.set("start", rate, "learning_rate")
+    apply(ADAPTIVE_RATE, rate_section)
+    if kind == "standard" or not is_continuous(s.run):
+        rate_section.copy("schedule_type", "every", "epoch")
+    else:
+        rate_section.set("every", "minibatch")
+        otherwise = "reacts before each minibatch's step, to that minibatch's KL; rl_games after the step"
+        rate_section.own_form("schedule_type", {"every": "step"}, otherwise)
+    otherwise = "the exact KL(old || new) of the policy that acted; rl_games': another one, against a moving reference"
+    s.own_form("lr_schedule", {"kl": "rl_games"}, otherwise)
+
+
+def gradient_norm(s: Section) -> None:
+    """`grad_norm` is read only with `truncate_grads`."""
+    truncate = read.flag(s, "truncate_grads", False)
+    norm = read.number(s, "grad_norm", 1.0) if truncate else math.inf
+    s.set("optimizer.max_grad_norm", norm, "grad_norm")
+    to = f"{s.setting('optimizer.max_grad_norm')}={norm:g}"
+    s.mapped("truncate_grads", to)
+    s.report("grad_norm", "mapped" if truncate else "no_effect", to)
+
+
+def weight_decay(s: Section) -> None:
+    """rl_games adds it to the gradient."""
+    decay = read.number(s, "weight_decay", 0.0)
+    if decay > 0:
+        s.set("optimizer.weight_decay", decay, "weight_decay")
+        otherwise = f"optimizer.weight_decay={decay:g}: decoupled from the gradient here"
+        s.own_form("weight_decay", {"optimizer.weight_decay_form": "coupled"}, otherwise)
+    s.mapped("weight_decay", f"{s.setting('optimizer.weight_decay')}=0")
+
+
+def sequences(s: Section) -> None:
+    """rl_games reads `seq_length`; older files say `seq_len`, which it ignores."""
+    if not is_recurrent(s.run):
+        s.no_effect("seq_length seq_len zero_rnn_on_done", "the policy is not recurrent")
+        return
+    s.set("sequence_length", read.integer(s, "seq_length", 4), "seq_length")
+    s.mapped("seq_length", "algorithm.sequence_length")
+    hint = "" if s.has("seq_length") else ": so this policy trained with 4. Did you mean seq_length?"
+    s.no_effect("seq_len", f"rl_games ignores this key and uses seq_length, 4 where it is missing{hint}")
+    resets = read.flag(s, "zero_rnn_on_done", True)
+    for network in (POLICY, CRITIC):
+        if f"{network}.memory.cell" in s.run.settings:
+            s.run.settings[f"{network}.memory.reset_on_end"] = resets
+    s.mapped("zero_rnn_on_done", f"{POLICY}.memory.reset_on_end={resets}")
+
+
+def advantages(s: Section) -> None:
+    """Advantages are standardised over the rollout."""
+    on = read.flag(s, "normalize_advantage", True)
+    s.copy("normalize_advantage", "advantage_normalization", "rollout" if on else "none")
+    if on:
+        otherwise = "advantages are divided by the root of the mean square, not by n - 1"
+        s.own_form("", {"advantage_std": "sample"}, otherwise)
+
+
+def bootstrap(s: Section) -> None:
+    """rl_games bootstraps time-outs with the value of the observation before."""
+    if not read.flag(s, "value_bootstrap", True):
+        s.copy("value_bootstrap", "bootstrap_truncated", False)
+    elif s.parity:
+        s.mapped("value_bootstrap", "the adapter's final_obs: unknown, as the Runner's is")
+    else:
+        why = "uses the value of the true final observation if the environment shows it, else of the one before"
+        s.changed("value_bootstrap", why, "algorithm.bootstrap_truncated=True")
+
+
+def rewards(s: Section) -> None:
+    """A logarithm needs a positive minimum."""
+    apply(REWARD, s)
+    shaper = s.inner("reward_shaper", "reward")
+    if read.flag(shaper, "log_val", False):
+        why = ""
+        if not shaper.has("min_val"):
+            shaper.set("minimum", 1e-8)
+            why = "needs a positive minimum here, so reward.minimum=1e-8; rl_games gives NaN below 0"
+        shaper.copy("log_val", "squash", "log", why)
+    shaper.mapped("log_val", "algorithm.reward.squash=none")
+    if not s.has_section("reward_shaper"):
+        s.mapped("reward_shaper", "algorithm.reward")
+
+
+def observation_normalizer(s: Section) -> None:
+    """rl_games updates the statistics in every minibatch."""
+    on = read.flag(s, "normalize_input")
+    s.run.settings[f"{POLICY}.normalize_obs"] = on
+    if on:
+        otherwise = "updated once an iteration, clipped at 10; rl_games' in every minibatch, clipped at 5"
+        s.own_form("normalize_input", {"obs_statistics": "minibatch"}, otherwise)
+        set_normalizer(s, "model.policy.normalizer")
+    s.mapped("normalize_input", f"{POLICY}.normalize_obs={on}")
+
+
+def value_normalizer(s: Section) -> None:
+    """rl_games normalises values without rescaling the last layer."""
+    on = read.flag(s, "normalize_value", False)
+    s.set("model.normalize_value", on)
+    if on:
+        otherwise = "the last layer is rescaled with the statistics (PopArt), so values do not jump"
+        form = {"model.value_normalizer.rescale": False, "model.value_normalizer.of": "values_and_returns"}
+        s.own_form("normalize_value", form, otherwise)
+        set_normalizer(s, "model.value_normalizer")
+    s.mapped("normalize_value", f"algorithm.model.normalize_value={on}")
+
+
+ADAPTIVE_RATE: tuple[Rule, ...] = (
+    Copy("kl_threshold", "target_kl", read.number),
+    Copy("min_lr", "minimum", read.number, MIN_LR),
+    Copy("max_lr", "maximum", read.number, MAX_LR),
+    Copy("lr_multiplier", "factor", read.number, 1.5),
+)
+OPTIMIZER: tuple[Rule, ...] = (Always("optimizer.eps", 1e-8), learning_rate, gradient_norm, weight_decay)
+REWARD: tuple[Rule, ...] = (
+    Copy("reward_shaper.shift_value", "reward.shift", read.number, OMIT),
+    Copy("reward_shaper.scale_value", "reward.scale", read.number, OMIT),
+    Copy("reward_shaper.min_val", "reward.minimum", read.number, OMIT),
+    Copy("reward_shaper.max_val", "reward.maximum", read.number, OMIT),
+)
+PPO: tuple[Rule, ...] = (
+    Copy("gamma", "gamma", read.number),
+    Copy("tau", "gae_lambda", read.number),
+    Copy("horizon_length", "horizon", read.count),
+    Copy("mini_epochs", "epochs", read.integer),
+    minibatches,
+    Copy("e_clip", "clip_ratio value_clip", read.number),
+    surrogate,
+    Copy("clip_value", "value_loss", read.flag, convert=VALUE_LOSS),
+    Copy("critic_coef", "value_coef", read.number),
+    entropy,
+    bounds_loss,
+    *OPTIMIZER,
+    sequences,
+    advantages,
+    Only("normalize_rms_advantage", not_true, "", "advantages are standardised over the rollout: set it to False"),
+    no_effect("adv_rms_momentum", "normalize_rms_advantage is off"),
+    bootstrap,
+    rewards,
+    observation_normalizer,
+    value_normalizer,
+    Only("freeze_critic", not_true, "", "nothing is frozen here: leave it out"),
+)
+AFTER_PPO: tuple[Rule, ...] = (
+    Parity("shuffle", "none", "samples are reshuffled for each epoch; rl_games never shuffles"),
+    no_effect("rnd_config central_value_config1 ignore_dead_batches bptt_length"),
+    no_effect("network_path log_path is_train features"),
+)
+
+
+def central_value(s: Section) -> None:
+    """The central value is the critic, with a loss and an optimizer of its own."""
+    if not s.run.root.has_section(CENTRAL):
+        return
+    apply(NETWORK, s.run.section(f"{CENTRAL}.network", CRITIC))
+    apply(CENTRAL_VALUE, s.inner("central_value_config", "central_value"))
+    key = "use_experimental_cv"
+    trained = read.flag(s, key, is_continuous(s.run))
+    shown = key if s.has(key) else ""
+    if trained and read.flag(s.run.root, "params.network.separate", False):
+        why = "the actor's own critic network is left out: beside the central value it only shares the gradient norm"
+        s.difference(why, key=shown)
+    elif trained:
+        otherwise = "only the central value is trained; rl_games trains the actor's own value head besides"
+        s.own_form(shown, {"central_value.actor_value": True}, otherwise)
+    s.mapped(key, "algorithm.central_value.actor_value=False")
+
+
+def central_normalizer(s: Section) -> None:
+    """The critic normalises what it reads."""
+    critic = s.run.section(s.at, CRITIC)
+    on = read.flag(s, "normalize_input")
+    critic.copy("normalize_input", "normalize_obs", on)
+    if on:
+        set_normalizer(critic, "normalizer")
+
+
+CENTRAL_VALUE: tuple[Rule, ...] = (
+    Copy("mini_epochs", "epochs", read.integer),
+    minibatches,
+    *OPTIMIZER,
+    no_effect("lr_schedule", "the rate of a central value never follows the KL"),
+    Copy("clip_value", "value_loss", read.flag, convert=VALUE_LOSS),
+    Copy("e_clip", "value_clip", read.number, 0.2),
+    Always("value_coef", 2.0),  # rl_games' loss has neither a half nor a coefficient
+    central_normalizer,
+    no_effect("use_smooth_clamp", "no code reads it here"),
+)
+"""For `params.config.central_value_config` and settings below `algorithm.central_value`."""
+
+
+def std(s: Section) -> None:
+    """The initial std follows from its parameterisation and floor."""
+    form, floor = std_form(s)
+    key = "sigma_init.val" if s.raw("sigma_init.val") is not None else "sigma_init.value"
+    raw = read.number(s, key, 0.0) if s.raw(key) is not None else 0.0
+    initial = floor + _std_of(form, raw, floor, s, key)
+    s.set("std.initial", initial, key)
+    to = f"{s.setting('std.initial')}={initial:.4g}"
+    s.mapped(key, to)
+    if s.raw("sigma_init.name", "const_initializer") in ("const_initializer", "default"):
+        s.each("sigma_init", INITIALIZER_KEYS, "mapped", to)
+    else:
+        s.each("sigma_init", INITIALIZER_KEYS, "changed", to, f"begins at a constant; {OTHER_START}")
+    kind = "parameter" if read.flag(s, "fixed_sigma", True) else "network"
+    s.set("std.kind", kind)
+    if not std_bounds(s, form):
+        otherwise = "keeps between 0.01 and 10, with a gradient everywhere; rl_games' is exp(parameter), without bounds"
+        s.own_form("fixed_sigma", {"std.form": form}, otherwise)
+        if floor and s.parity:
+            s.set("std.floor", floor)
+            s.mapped("min_sigma", f"algorithm.model.std.floor={floor:g}")
+    s.mapped("fixed_sigma", f"algorithm.model.std.kind={kind}")
+    to = f"algorithm.model.std.form={form}"
+    if s.get("std.form") is None:
+        s.changed("sigma_parametrization", "with --parity only", to)
+    s.mapped("sigma_parametrization", to)
+    if floor and s.has("min_sigma"):
+        s.copy("min_sigma", "std.minimum", floor, "a bound that is approached, not added")
+    s.mapped("min_sigma max_sigma logstd_bounds", "off")
+
+
+def _std_of(form: str, raw: float, floor: float, s: Section, key: str) -> float:
+    """Return the std above its floor, of the number that rl_games learns."""
+    try:
+        if form == "log":
+            return math.exp(raw)
+        return math.log1p(math.exp(raw - floor if form == "linear" else raw))
+    except OverflowError:
+        raise s.error(key, "a number whose exponential is finite") from None
+
+
+def std_form(s: Section) -> tuple[str, float]:
+    """Return the parameterisation of the std here, and the floor that is added to it."""
+    name = s.raw("sigma_parametrization", "exp")
+    form = STD_FORMS.get(name) if isinstance(name, str | None) else None
+    if form is None:
+        s.refuse("sigma_parametrization", "exp, softplus, linear and scalar are known")
+    floor = read.number(s, "min_sigma", 0.0) if s.has("min_sigma") else 0.0
+    return form or "log", max(floor, LINEAR_FLOOR) if form == "linear" else floor
+
+
+def std_bounds(s: Section, form: str) -> bool:
+    """Set the bounds of the std, which only Canter's own form has; return True if there are any."""
+    if form != "log":
+        s.no_effect("logstd_bounds", "only sigma_parametrization: exp reads it")
+    elif s.has("logstd_bounds"):
+        bounds = read.pair(s, "logstd_bounds", "two numbers, such as [-5, 2]")
+        for name, bound in zip(("minimum", "maximum"), bounds, strict=True):
+            s.set(f"std.{name}", math.exp(bound), "logstd_bounds")
+        why = "approached, with a gradient everywhere; rl_games cuts off"
+        s.changed("logstd_bounds", why, "algorithm.model.std.minimum, .maximum")
+    if s.has("max_sigma") and read.number(s, "max_sigma") > 0:
+        s.copy("max_sigma", "std.maximum", read.number(s, "max_sigma"), "approached along another curve")
+    return s.get("std.maximum") is not None
+
+
+def initial_mean(s: Section) -> None:
+    """An initializer of the mean becomes a gain of the last layer."""
+    if s.raw("mu_init.name") not in (None, "default"):
+        gain = read.number(s, "mu_init.gain", read.number(s, "mu_init.scale", read.number(s, "mu_init.std", 1.0)))
+        s.set("policy_gain", gain)
+        s.each("mu_init", INITIALIZER_KEYS, "changed", f"algorithm.model.policy_gain={gain:g}", OTHER_START)
+    s.each("mu_init", INITIALIZER_KEYS, "mapped", "algorithm.model.policy_gain")
+
+
+NO_ACTIVATION = "the mean and the std have no activation here: set it to None"
+DISTRIBUTION: tuple[Rule, ...] = (
+    Only("mu_activation", nothing, "", NO_ACTIVATION),
+    Only("sigma_activation", nothing, "", NO_ACTIVATION),
+    std,
+    Copy("learn_sigma", "std.learn", read.flag, OMIT),
+    initial_mean,
+    no_effect("scale"),
+)
+"""For `params.network.space.continuous` and settings below `algorithm.model`."""
+
+
+def apply_ppo(run: Import) -> None:
+    """Apply everything that changes what is learned by PPO."""
+    config = run.section(CONFIG, "algorithm")
+    apply(PPO, config)
+    central_value(config)
+    if is_continuous(run):
+        apply(DISTRIBUTION, run.section("params.network.space.continuous", "algorithm.model"))
+    apply(AFTER_PPO, config)

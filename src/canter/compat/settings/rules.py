@@ -1,0 +1,138 @@
+"""Rules that turn the settings of a source library into Canter's: the rows of the tables in this package.
+
+A table is a tuple of rules for one section of the source; `apply` walks it from top to bottom. A rule is one of the
+classes below, or a named function of the section where several keys depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from canter.compat.settings import readers as read
+from canter.compat.settings.section import NONE, Section, Status
+
+Rule = Callable[[Section], None]
+OMIT = object()
+"""Default of a key that sets nothing when it is absent."""
+
+
+def apply(rules: Iterable[Rule], section: Section) -> None:
+    """Apply the rules of a table to one section of the source."""
+    for rule in rules:
+        rule(section)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A key whose value becomes one or several settings."""
+
+    key: str
+    to: str
+    """Settings, separated by blanks."""
+    read: read.Reader
+    default: Any = None
+    """Value of the source library when the key is absent; None: the key is required; OMIT: nothing is set."""
+    convert: Mapping[Any, Any] | Callable[[Any], Any] | None = None
+    """The value here, by the value of the source."""
+    why: str | Mapping[Any, str] = ""
+    """The difference, for a key that means something else here, or for some values of it."""
+
+    def __call__(self, s: Section) -> None:
+        """Make the settings and report the key."""
+        if self.default is OMIT and not s.has(self.key):
+            return
+        value = self.read(s, self.key, None if self.default is OMIT else self.default)
+        why = self.why if isinstance(self.why, str) else self.why.get(value, "")
+        if isinstance(self.convert, Mapping):
+            value = self.convert[value]
+        elif self.convert is not None:
+            value = self.convert(value)
+        s.copy(self.key, self.to, value, why)
+
+
+@dataclass(frozen=True)
+class Always:
+    """A setting that has one value in the source library, whatever its keys say."""
+
+    to: str
+    value: Any
+
+    def __call__(self, s: Section) -> None:
+        """Make the setting."""
+        s.set(self.to, self.value)
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Something that the source library always does: a setting with `--parity`, a reported difference without."""
+
+    to: str
+    value: Any
+    otherwise: str
+
+    def __call__(self, s: Section) -> None:
+        """Make the setting, or report Canter's own form."""
+        s.own_form("", {self.to: self.value}, self.otherwise)
+
+
+@dataclass(frozen=True)
+class Only:
+    """A key that Canter can honour for some values only; others are refused."""
+
+    key: str
+    accepts: Callable[[Any], bool]
+    to: str
+    """Setting or part of Canter that does the same for these values."""
+    why: str
+    """Reason of the refusal, and the remedy."""
+    read: read.Reader = read.as_it_is
+    default: Any = None
+
+    def __call__(self, s: Section) -> None:
+        """Report the key."""
+        if self.accepts(self.read(s, self.key, self.default)):
+            s.mapped(self.key, self.to)
+        else:
+            s.refuse(self.key, self.why)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Keys with one status, whatever their values."""
+
+    status: Status
+    keys: str
+    to: str = ""
+    why: str = ""
+
+    def __call__(self, s: Section) -> None:
+        """Report the keys that have no status yet."""
+        for key in self.keys.split():
+            s.report(key, self.status, self.to, self.why)
+
+
+def mapped(keys: str, to: str) -> Rule:
+    """Return the rule for keys whose work is done elsewhere, or by a rule above."""
+    return Report("mapped", keys, to)
+
+
+def no_effect(keys: str, why: str = "no code reads it") -> Rule:
+    """Return the rule for keys that the source library does not read."""
+    return Report("no_effect", keys, why=why)
+
+
+def equal_to(*values: Any) -> Callable[[Any], bool]:
+    """Return the test of a value against some others."""
+    return lambda value: value in values
+
+
+def nothing(value: Any) -> bool:
+    """Return True for the ways of saying nothing."""
+    return value in NONE
+
+
+def not_true(value: Any) -> bool:
+    """Return True for a switch that is off or absent."""
+    return value is not True

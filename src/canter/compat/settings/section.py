@@ -1,0 +1,245 @@
+"""Sections of a source library's settings: typed reading, settings here, and the status of every key.
+
+A key is read by type, becomes settings, and gets a status in the report; the first status of a key stands. A key
+without a status is refused at the end, so no key is dropped silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from canter.compat.settings.report import ImportRefused, ImportReport, Status
+from canter.config import TrainConfig
+from canter.core.plain import ConfigError, from_plain, nest
+from canter.core.registry import nearest
+
+NONE = (None, "None", "none", "null", "")
+"""Values that mean nothing; YAML reads `None` as a word."""
+ABSENT = object()
+
+
+@dataclass
+class Import:
+    """One import: the source as plain data, what the caller knows, and the settings and the report so far."""
+
+    tree: Mapping[str, Any]
+    report: ImportReport
+    lines: Mapping[str, int] = field(default_factory=dict)
+    """Line of each key in the file, for errors."""
+    without: tuple[str, ...] = ()
+    """Keys that the caller leaves out though they are refused."""
+    env: str | None = None
+    """Environment id from the caller."""
+    num_envs: int | None = None
+    """Number of environments from the caller."""
+    agents: int = 1
+    """Agents in each environment."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Canter's settings so far, by path."""
+    origin: dict[str, str] = field(default_factory=dict)
+    """Source key of each of these settings."""
+    reported: set[str] = field(default_factory=set)
+    """Keys that have a status."""
+    names: set[str] = field(default_factory=set)
+    """Names that were read: those that the source library knows."""
+
+    @property
+    def root(self) -> Section:
+        """The whole source as one section, with settings by their full path."""
+        return Section(self, "", "")
+
+    def section(self, at: str, to: str = "") -> Section:
+        """Return the section at a path of the source, for settings below `to`."""
+        return Section(self, at, to)
+
+    def left_out(self, key: str) -> bool:
+        """Return True for keys that the caller leaves out."""
+        return any(key == name or key.startswith(f"{name}.") for name in self.without)
+
+    def refuse_unknown_keys(self) -> None:
+        """Refuse every key that has no status."""
+        for leaf, value in _leaves(self.tree, ""):
+            if leaf in self.reported:
+                continue
+            if value == {}:
+                self.report.add(leaf, value, "mapped", "nothing, as it is empty")
+            elif self.left_out(leaf):
+                self.report.add(leaf, value, "changed", why="left out by --without")
+            else:
+                suggestion = nearest(leaf.rpartition(".")[2], self.names)
+                why = f"unknown key, {suggestion}; leave it out with --without {leaf}"
+                self.report.add(leaf, value, "refused", why=why)
+
+    def config(self) -> TrainConfig:
+        """Return the settings; raise `ImportRefused` for a refused key, ConfigError for values that do not fit."""
+        refused = self.report.of("refused")
+        if refused:
+            shown = "; ".join(self._line(entry.key) + entry.line() for entry in refused[:3])
+            more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
+            raise ImportRefused(f"{self.report.source}: refused: {shown}{more}", self.report)
+        try:
+            return from_plain(nest(self.settings, {"env.options": {}}), TrainConfig())
+        except ConfigError as error:
+            raise ConfigError(f"{self.report.source}: {self._source_of(error)}{error}", error.key) from error
+
+    def _line(self, key: str) -> str:
+        return f"line {self.lines[key]}: " if key in self.lines else ""
+
+    def _source_of(self, error: ConfigError) -> str:
+        """Return the source key and value behind a setting that was rejected."""
+        path = error.key
+        while path and path not in self.origin:
+            path = path.rpartition(".")[0]
+        inner = (source for setting, source in self.origin.items() if setting.startswith(f"{error.key}."))
+        key = self.origin.get(path) or next(inner, "")
+        return f"{self._line(key)}{key}={self.root.raw(key)!r} became " if key else ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of the source; its keys are relative to `at`, its settings to `to`."""
+
+    run: Import
+    at: str
+    to: str
+
+    def inner(self, at: str, to: str = "") -> Section:
+        """Return a section below this one."""
+        return Section(self.run, self.key(at), self.setting(to))
+
+    def key(self, name: str) -> str:
+        """Return the full path of a key."""
+        return f"{self.at}.{name}" if self.at and name else self.at or name
+
+    def setting(self, name: str) -> str:
+        """Return the full path of a setting."""
+        return f"{self.to}.{name}" if self.to and name else self.to or name
+
+    @property
+    def parity(self) -> bool:
+        """The import asked for the source library's numbers."""
+        return self.run.report.parity
+
+    # reading: typed values by the functions below ---------------------------------------------------------------------
+
+    def raw(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key as it is."""
+        key = self.key(key)
+        self.run.names.add(key.rpartition(".")[2])
+        value: Any = self.run.tree
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return default
+            value = value[part]
+        return value
+
+    def has(self, key: str) -> bool:
+        """Return True for a key with a value; Isaac Lab writes `{}` for what a config leaves open."""
+        return self.raw(key) not in (*NONE, {})
+
+    def has_section(self, key: str) -> bool:
+        """Return True for a mapping that is not empty; raise ConfigError for any other value."""
+        value = self.raw(key)
+        if value in NONE or value == {}:
+            return False
+        if not isinstance(value, Mapping):
+            raise self.error(key, "a mapping")
+        return True
+
+    def error(self, key: str, expected: str, advice: str = "") -> ConfigError:
+        """Return the error of a value that makes no sense, with file, line, key and value."""
+        path = self.key(key)
+        line = f":{self.run.lines[path]}" if path in self.run.lines else ""
+        remedy = f"; {advice}" if advice else ""
+        text = f"{self.run.report.source}{line}: {path}: expected {expected}, got {self.raw(key)!r}{remedy}"
+        return ConfigError(text, path)
+
+    # settings and statuses --------------------------------------------------------------------------------------------
+
+    def get(self, setting: str, default: Any = None) -> Any:
+        """Return a setting made so far."""
+        return self.run.settings.get(self.setting(setting), default)
+
+    def set(self, setting: str, value: Any, key: str = "") -> None:
+        """Make a setting; `key` is where its value came from."""
+        path = self.setting(setting)
+        self.run.settings[path] = value
+        if key:
+            self.run.origin[path] = self.key(key)
+
+    def copy(self, key: str, settings: str, value: Any, why: str = "") -> None:
+        """Make settings of a key's value: mapped, or changed for the reason `why`."""
+        for setting in settings.split():
+            self.set(setting, value, key)
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        targets = ", ".join(self.setting(setting) for setting in settings.split())
+        self.report(key, "changed" if why else "mapped", f"{targets}={shown}", why)
+
+    def report(self, key: str, status: Status, to: str = "", why: str = "") -> None:
+        """Give a status to a key and all below it, except absent keys and those that have one."""
+        value = self.raw(key, ABSENT)
+        if value is ABSENT:
+            return
+        path = self.key(key)
+        if status == "refused" and self.run.left_out(path):
+            status = "changed"
+            why = f"left out by --without: {why}"
+        for leaf, item in _leaves(value, path):
+            if leaf not in self.run.reported:
+                self.run.reported.add(leaf)
+                self.run.report.add(leaf, item, status, to, why)
+
+    def own_form(self, key: str, settings: Mapping[str, Any], otherwise: str) -> None:
+        """Make the settings of the source library's own form with parity; otherwise report Canter's form."""
+        if not self.parity:
+            self.difference(otherwise, key=key)
+            return
+        for setting, value in settings.items():
+            self.set(setting, value, key)
+        self.mapped(key, ", ".join(f"{self.setting(setting)}={value}" for setting, value in settings.items()))
+
+    def mapped(self, keys: str, to: str = "") -> None:
+        """Report keys that mean the same here."""
+        for key in keys.split():
+            self.report(key, "mapped", to)
+
+    def changed(self, keys: str, why: str, to: str = "") -> None:
+        """Report keys that mean something else here."""
+        for key in keys.split():
+            self.report(key, "changed", to, why)
+
+    def no_effect(self, keys: str, why: str) -> None:
+        """Report keys that the source library does not read."""
+        for key in keys.split():
+            self.report(key, "no_effect", why=why)
+
+    def refuse(self, keys: str, why: str) -> None:
+        """Report keys that nothing here can honour."""
+        for key in keys.split():
+            self.report(key, "refused", why=why)
+
+    def each(self, key: str, names: str, status: Status, to: str = "", why: str = "") -> None:
+        """Give one status to some keys of a section; its other keys stay unknown."""
+        if self.has_section(key):
+            for name in names.split():
+                self.report(f"{key}.{name}", status, to, why)
+        else:
+            self.report(key, status, to, why)
+
+    def difference(self, why: str, to: str = "", key: str = "") -> None:
+        """Report a difference for a key, or one that no key controls."""
+        if key:
+            self.report(key, "changed", to, why)
+        else:
+            self.run.report.add("", None, "changed", to, why)
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of everything that is no mapping, or an empty one."""
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            yield from _leaves(item, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
