@@ -1,4 +1,4 @@
-/* The mathematics in double, for any processor; tests hold it against autograd to the last digits. */
+/* The mathematics in double, for any processor; tests compare it with autograd to the last digits. */
 #define REAL double
 #define REAL_IS_DOUBLE 1
 #include "mathematics.h"

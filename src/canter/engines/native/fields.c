@@ -18,7 +18,7 @@ Fields open_fields(Handle *h, PyObject *dict, const char *what)
     return (Fields){.h = h, .dict = dict, .what = what};
 }
 
-/* A field, borrowed; NULL after an error. */
+/* Returns a field, borrowed; NULL after an error. */
 PyObject *read_field(Fields *f, const char *name)
 {
     PyObject *value = f->h->failed ? NULL : PyDict_GetItemString(f->dict, name);
@@ -28,7 +28,7 @@ PyObject *read_field(Fields *f, const char *name)
     return value;
 }
 
-/* Raises an error for a field that nobody has read. */
+/* Raises an error for a field that was not read. */
 void close_fields(Fields *f)
 {
     PyObject *key, *value;
@@ -43,7 +43,7 @@ void close_fields(Fields *f)
     }
 }
 
-/* A whole number or a bool within 0..most. */
+/* Reads a whole number or a bool within 0..most. */
 long read_integer(Fields *f, const char *name, long most)
 {
     PyObject *field = read_field(f, name);
@@ -66,7 +66,7 @@ double read_number(Fields *f, const char *name)
     return value;
 }
 
-/* The place of a name in a table that ends with NULL. */
+/* Reads a name; returns its index in a table that ends with NULL. */
 int read_name(Fields *f, const char *name, const char *const *table)
 {
     PyObject *field = read_field(f, name);
@@ -79,7 +79,7 @@ int read_name(Fields *f, const char *name, const char *const *table)
     return 0;
 }
 
-/* An array of `size` numbers of `item` bytes; None is NULL. */
+/* Acquires an array of `size` numbers of `item` bytes; None is NULL. */
 static void *read_memory(Fields *f, PyObject *array, long size, size_t item, int write)
 {
     if (!array || f->h->failed || array == Py_None)
@@ -95,7 +95,7 @@ void *read_array(Fields *f, const char *name, long size, size_t item)
     return read_memory(f, read_field(f, name), size, item, 0);
 }
 
-/* A pair of a parameter and its gradient, or None. */
+/* Reads a pair of a parameter and its gradient, or None. */
 Parameter read_parameter(Fields *f, const char *name, long size)
 {
     Parameter parameter = {NULL, NULL, size};
@@ -109,7 +109,7 @@ Parameter read_parameter(Fields *f, const char *name, long size)
     return parameter;
 }
 
-/* A list of at most `most` items, borrowed; its length goes to `count`. */
+/* Reads a list of at most `most` items, borrowed; its length goes to `count`. */
 PyObject *read_list(Fields *f, const char *name, long most, int *count)
 {
     PyObject *list = read_field(f, name);

@@ -1,5 +1,5 @@
 /* The mathematics in float, for x86 processors with AVX2 and FMA. The pragma comes first: vectors are as wide as the
- * instructions that the compiler knows of when it reads their type. */
+ * instructions enabled when the compiler reads their type. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("avx2,fma")
 #define REAL float

@@ -1,6 +1,6 @@
 /* The mathematics in float, for x86 processors with AVX-512. The pragmas come first: vectors are as wide as the
- * instructions that the compiler knows of when it reads their type. A tile whose loop is there twice, the second time for
- * rows that lie side by side, writes its sums to memory in every step of either. */
+ * instructions enabled when the compiler reads their type. A tile whose loop is versioned for adjacent rows would write its sums to
+ * memory in every step of either version. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")
 #pragma GCC optimize("no-version-loops-for-strides")

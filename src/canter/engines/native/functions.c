@@ -1,4 +1,4 @@
-/* What needs no model: tensors to where they belong, as bytes, without a call of torch for each; sums; a step of Adam. */
+/* Functions without a model: copies of tensors as bytes, without a call of torch for each; sums; a step of Adam. */
 #include <math.h>
 
 #include "handle.h"
@@ -15,7 +15,7 @@ static int name_attributes(void)
     return SHAPE && DTYPE && DATA_PTR;
 }
 
-/* Whether an attribute of a tensor is this; false without it too. */
+/* Returns 1 if an attribute of a tensor equals `wanted`; 0 without the attribute too. */
 static int has(PyObject *tensor, PyObject *name, PyObject *wanted)
 {
     PyObject *found = PyObject_GetAttr(tensor, name);
@@ -24,7 +24,7 @@ static int has(PyObject *tensor, PyObject *name, PyObject *wanted)
     return equal;
 }
 
-/* Bytes of each tensor to where they belong; False, before anything is copied, unless all fit as they are. */
+/* Copies the bytes of each source to its target; False, with nothing copied, unless all dtypes and sizes match. */
 PyObject *copy_tensors(PyObject *self, PyObject *args)
 {
     PyObject *targets, *sources;
@@ -36,7 +36,8 @@ PyObject *copy_tensors(PyObject *self, PyObject *args)
     for (Py_ssize_t i = 0; fine && i < count; i++) {
         PyObject *target = PyList_GetItem(targets, i), *source = PyList_GetItem(sources, i);
         PyObject *dtype = PyObject_GetAttr(target, DTYPE);
-        fine = has(source, DTYPE, dtype) && acquire(&to, target, -1, 1) && acquire(&from, source, buffer_at(&to, i)->len, 0);
+        fine = has(source, DTYPE, dtype) && acquire(&to, target, -1, 1) &&
+               acquire(&from, source, buffer_at(&to, i)->len, 0);
         Py_XDECREF(dtype);
     }
     PyErr_Clear();
@@ -47,13 +48,13 @@ PyObject *copy_tensors(PyObject *self, PyObject *args)
     return PyBool_FromLong(fine);
 }
 
-/* Where row t of a tensor [T, ...] is written. */
+/* A tensor [T, ...] whose step t is written. */
 typedef struct {
-    PyObject *shape, *dtype; /* of a row */
-    char *to;                /* where row 0 is */
-    Py_ssize_t bytes;        /* of a row */
-    PyObject *source;        /* what was written last, which is not looked at again */
-    void *from;              /* as long as it is where it was */
+    PyObject *shape, *dtype; /* of a step */
+    char *to;                /* address of step 0 */
+    Py_ssize_t bytes;        /* of a step */
+    PyObject *source;        /* the last source, whose shape is not checked again */
+    void *from;              /* while its address stays */
 } Target;
 
 typedef struct {
@@ -100,7 +101,7 @@ PyObject *make_row_writer(PyObject *self, PyObject *args)
     return PyErr_Occurred() ? Py_DecRef(capsule), NULL : capsule;
 }
 
-/* Whether a source is a row of this target, as it is; then `from` is where it is now. */
+/* Returns 1 for a source with the shape and dtype of a step; `from` is then its address. */
 static int fits(Target *target, PyObject *source)
 {
     PyObject *number = PyObject_CallMethodObjArgs(source, DATA_PTR, NULL);
@@ -119,7 +120,7 @@ static int fits(Target *target, PyObject *source)
     return fine;
 }
 
-/* As copy, to row t of every target that there is a source for; the last ones may be missing. */
+/* Copies sources to step t of their targets; None leaves one out, and the last ones may be missing. */
 PyObject *write_row(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *sources;
@@ -152,7 +153,7 @@ PyObject *square_sum(PyObject *self, PyObject *args)
     return view ? PyFloat_FromDouble(sum) : NULL;
 }
 
-/* norm < 0: that of this gradient. Nothing moves where it is not finite. */
+/* A negative norm: compute that of this gradient. No step is taken if it is NaN or infinity. */
 PyObject *adamw(PyObject *self, PyObject *args)
 {
     PyObject *array[5];
@@ -187,7 +188,7 @@ PyObject *adamw(PyObject *self, PyObject *args)
     return fine ? PyFloat_FromDouble(norm) : NULL;
 }
 
-/* x[t] += decay[t] * x[t + 1] in each of n columns, from the last row but one to the first. */
+/* x[t] += decay[t] * x[t + 1] in each of n columns, backwards from the last row but one. */
 PyObject *trace_back(PyObject *self, PyObject *args)
 {
     PyObject *x_, *decay_;
@@ -208,7 +209,7 @@ PyObject *trace_back(PyObject *self, PyObject *args)
     return fine ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Sums over rows where `mask` holds: of each column, or of its squared distance from `centre`, which may be None. */
+/* Sums over rows where `mask` is true: of each column, or of its squared distance from `centre`, which may be None. */
 PyObject *column_sums(PyObject *self, PyObject *args)
 {
     PyObject *x_, *mask_, *sums_, *centre_;

@@ -22,12 +22,12 @@ typedef struct {
 
 typedef REAL Four __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
 
-/* How a tile reads its left factor: number by number, four of its rows that lie side by side at once, or four numbers
- * of a row at once. ARM multiplies by any number of a register, so that one load serves four products; x86 reads a
- * number to all lanes at once, wherever it lies. */
+/* How a tile reads its left factor: number by number, four adjacent rows at once, or four numbers of a row at once. ARM
+ * multiplies by any number of a register, so that one load serves four products; x86 loads a number into all lanes at
+ * once from any address. */
 enum { SINGLY, ACROSS, ALONG, BY_FOURS = 4 };
 
-/* A block of rows is as large as the first cache, so what a tile reads next is asked for so many steps before. */
+/* A block of rows fills the first cache, so the next reads of a tile are prefetched this many steps ahead. */
 enum { AHEAD = 8 };
 
 INLINE void tile(const Product *p, long panel, long row, int rows, int vectors, int how)
@@ -135,9 +135,9 @@ INLINE void transpose(const REAL *from, long row, REAL *to, long step)
     *(Four *)(to + 3 * step) = PICK(ab_high, cd_high, 2, 3, 6, 7);
 }
 
-/* from[columns, depth] as products want their right factor: panels of PANEL columns, each `depth` rows, and `step`
- * numbers from one to the next. What is beyond the last column stays as the zeros that the panel began with. */
-static void pack_turned(const REAL *from, long depth, long columns, REAL *panels, long step)
+/* Packs from[columns, depth] as the right factor of products: panels of PANEL columns, each `depth` rows, and `step`
+ * numbers from one to the next. Columns beyond the last one stay zero. */
+static void pack_transposed(const REAL *from, long depth, long columns, REAL *panels, long step)
 {
     for (long n = 0, rows; n < columns; n += rows, from += rows * depth) {
         REAL *to = panels + n / PANEL * step + n % PANEL;
@@ -169,13 +169,14 @@ static void pack(const Layer *layer)
     REAL *packed = layer->packed;
     for (long n = 0; n < layer->outputs; n++)
         packed[n / PANEL * step + n % PANEL] = bias[n];
-    (layer->transposed ? pack_rows : pack_turned)(layer->weight.value, layer->inputs, layer->outputs, packed + PANEL, step);
+    (layer->transposed ? pack_rows : pack_transposed)(layer->weight.value, layer->inputs, layer->outputs, packed + PANEL,
+                                                  step);
 }
 
 /* The same for dy[M, N] -> dx[M, K]: panels of PANEL inputs, each N rows. */
 static void pack_back(const Layer *layer)
 {
-    (layer->transposed ? pack_turned : pack_rows)(layer->weight.value, layer->outputs, layer->inputs, layer->packed_back,
+    (layer->transposed ? pack_transposed : pack_rows)(layer->weight.value, layer->outputs, layer->inputs, layer->packed_back,
                                               layer->outputs * PANEL);
 }
 

@@ -1,8 +1,8 @@
-/* Who owns which memory.
+/* Ownership of memory.
  *
- * Arrays come as buffers or tensors. Those of a call are buffers until it returns, those of a model or of rows until Python drops the
- * capsule; nothing here keeps an address without the buffer that it belongs to. Every length is checked against the
- * model's description, so that a wrong shape is an error and never a write beyond an array. */
+ * Arrays come as buffers or tensors. The buffers of a call are released when it returns, those of a model or of samples
+ * when Python drops the capsule; nothing keeps an address without the buffer that owns it. Every length is checked
+ * against the model's description, so that a wrong shape is an error and never a write beyond an array. */
 #ifndef CANTER_HANDLE_H
 #define CANTER_HANDLE_H
 
@@ -15,16 +15,16 @@
 #include "native.h"
 
 typedef struct {
-    Py_buffer few[8], *many; /* a minibatch needs few, and allocates nothing */
+    Py_buffer few[8], *many; /* a minibatch needs only a few, without an allocation */
     int count, room;
 } Buffers;
 
 typedef struct {
     Model model;
     const Real *real;
-    Buffers buffers;  /* of the description */
-    int busy;   /* a call is using the model */
-    int failed; /* while the description is read */
+    Buffers buffers; /* of the description */
+    int busy;        /* a call is using the model */
+    int failed;      /* an error was raised while the description was read */
 } Handle;
 
 /* A dictionary of the description, and its fields that were read so far. */

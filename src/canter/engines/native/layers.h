@@ -1,4 +1,4 @@
-/* Activations, layer norm, and the way through a tower and back for one block of rows. */
+/* Activations, layer norm, and forward and backward passes of a tower for one block of samples. */
 #ifndef CANTER_LAYERS_H
 #define CANTER_LAYERS_H
 
@@ -21,7 +21,7 @@ INLINE REAL normal_density(REAL x)
     return INVERSE_ROOT_TWO_PI * fast_exp((REAL)-0.5 * x * x);
 }
 
-/* Name, whether the slope needs x, the value y of x, and the slope from x and y; NaN stays NaN. One line each. */
+/* Name, 1 if the slope needs x, the value y of x, and the slope from x and y; NaN stays NaN. One line each. */
 #define ACTIVATIONS(X)                                                                                                 \
     X(identity, 0, x, ONE)                                                                                             \
     X(tanh, 0, real_tanh(x), ONE - y * y)                                                                              \
@@ -154,7 +154,7 @@ static void layer_forward(const Layer *layer, const Trace *t, const REAL *x, lon
         ACTIVATION[layer->activation].activate(t->before, t->after, rows * stride);
 }
 
-/* Samples of the gradient of a layer's weight, as it lies. */
+/* Rows of the gradient of a layer's weight, in its memory order. */
 INLINE long weight_rows(const Layer *layer)
 {
     return layer->transposed ? layer->inputs : layer->outputs;
@@ -165,8 +165,8 @@ INLINE long weight_columns(const Layer *layer)
     return layer->transposed ? layer->outputs : layer->inputs;
 }
 
-/* Adds what rows of x and of the gradient `d` give to rows `from` to `to` of the gradient of a layer's weight, and
- * beside the first to that of its bias. */
+/* Adds the products of x and of the gradient `d` to rows `from` to `to` of the gradient of a layer's weight, and with
+ * the first row to that of its bias. */
 static void layer_gradients(const Layer *layer, const Trace *sums, const REAL *x, const REAL *d, long from, long to,
                             long rows)
 {
@@ -183,8 +183,8 @@ static void layer_gradients(const Layer *layer, const Trace *sums, const REAL *x
         add_rows(sums->d_bias, d, rows, d_stride);
 }
 
-/* Takes the gradient `d` of a layer's output back through its activation, and where `back` is not NULL writes that of
- * its input, or adds to it. */
+/* Multiplies the gradient `d` of a layer's output by the slope of its activation; unless `back` is NULL, writes the
+ * gradient of its input there, or adds it. */
 static void layer_backward(const Model *model, const Layer *layer, const Trace *t, REAL *back, int add, long rows)
 {
     const long stride = padded(layer->outputs), x_stride = padded(layer->inputs);
@@ -227,7 +227,7 @@ static void tower_forward(const Model *model, int number, const Workspace *w, in
     }
 }
 
-/* The hidden layer that layer `i` of a tower reads; -1: it reads the input. */
+/* Returns the hidden layer that layer `i` of a tower reads; -1 for the input. */
 INLINE int layer_below(const Tower *tower, int i)
 {
     return (i < tower->hidden ? i : tower->hidden) - 1;
@@ -245,11 +245,11 @@ static void step_back(const Model *model, int number, int i, const Workspace *w,
     const Trace *trace = w->trace[number];
     const int below = layer_below(&model->tower[number], i);
     layer_backward(model, layer, &trace[i], below < 0 ? back : trace[below].d, add, rows);
-    if (!model->batch_size) /* otherwise when all rows are through */
+    if (!model->batch_size) /* for SAC after the last block */
         layer_gradients(layer, &trace[i], layer_input(model, number, i, w), trace[i].d, 0, weight_rows(layer), rows);
 }
 
-/* The outputs of heads hold their gradients. That of the input goes to `back`, or is added to it; NULL: nowhere. */
+/* Expects the gradients of heads in their outputs. Writes that of the input to `back`, or adds it, unless it is NULL. */
 static void tower_backward(const Model *model, int number, const Workspace *w, int parts, REAL *back, int add,
                            long rows)
 {

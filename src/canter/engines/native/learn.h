@@ -1,11 +1,11 @@
-/* The calls: acting, values, log-probabilities, the gradients of a minibatch, and the optimiser's step. */
+/* Acting, values, log-probabilities, and the loss of blocks of a minibatch with its gradients. */
 #ifndef CANTER_LEARN_H
 #define CANTER_LEARN_H
 
-/* Multiplications that are worth another thread: waking it takes as long as some hundred thousand of them. */
+/* Multiplications that make another thread worthwhile: waking it takes as long as some hundred thousand of them. */
 #define WORTH_A_THREAD (1L << 21)
 
-/* How many threads share rows; depends on nothing but sizes, for it decides how sums are rounded. */
+/* Returns the number of threads; it follows from sizes alone, because it decides how sums are rounded. */
 static int threads_for(const Model *model, long rows, int parts, int passes)
 {
     long weights = 0, blocks = (rows + BLOCK - 1) / BLOCK;
@@ -28,7 +28,7 @@ static void pack_tower(const Tower *tower, int parts, int back)
         }
 }
 
-/* Weights change between calls, so they are packed in each. */
+/* Packs the weights, in every call, because they change between calls. */
 static void pack_model(Model *model, int parts, int back)
 {
     for (int t = 0; t < model->towers; t++)
@@ -41,8 +41,8 @@ static void pack_model(Model *model, int parts, int back)
     }
 }
 
-/* Samples of observations side by side and normalised; `index` NULL: those from `first` on. */
-static void gather(const Model *model, int number, const Samples *rows, const int64_t *index, long first, long count,
+/* Concatenates and normalises the observation groups of samples; `index` NULL: those from `first` on. */
+static void gather(const Model *model, int number, const Samples *samples, const int64_t *index, long first, long count,
                    REAL *x)
 {
     const Tower *tower = &model->tower[number];
@@ -51,7 +51,7 @@ static void gather(const Model *model, int number, const Samples *rows, const in
         const Group *group = &tower->group[g];
         const REAL *shift = group->shift, *inverse = group->inverse_scale, clip = (REAL)group->clip;
         for (long r = 0; r < count; r++) {
-            const REAL *from = (const REAL *)rows->obs[number][g] + (index ? index[r] : first + r) * group->width;
+            const REAL *from = (const REAL *)samples->obs[number][g] + (index ? index[r] : first + r) * group->width;
             REAL *to = x + r * stride;
             for (long j = 0; !shift && j < group->width; j++)
                 to[j] = from[j];
@@ -65,17 +65,17 @@ static void gather(const Model *model, int number, const Samples *rows, const in
     }
 }
 
-static void run_towers(const Model *model, const Workspace *w, int parts, const Samples *rows, const int64_t *index,
+static void run_towers(const Model *model, const Workspace *w, int parts, const Samples *samples, const int64_t *index,
                        long first, long count)
 {
     for (int t = 0; t < model->towers; t++)
         if (parts_of(&model->tower[t]) & parts) {
-            gather(model, t, rows, index, first, count, w->input[t]);
+            gather(model, t, samples, index, first, count, w->input[t]);
             tower_forward(model, t, w, parts, count);
         }
 }
 
-/* Output of the head of a role, as [BLOCK, padded], or NULL where there is none. */
+/* Returns the output of the head of a role, [BLOCK, padded]; NULL if there is none. */
 static REAL *head_output(const Model *model, const Workspace *w, int role)
 {
     for (int t = 0; t < model->towers; t++)
@@ -87,7 +87,7 @@ static REAL *head_output(const Model *model, const Workspace *w, int role)
 
 typedef struct {
     Model *model;
-    const Samples *rows;
+    const Samples *samples;
     const int64_t *index;
     long count;
     const REAL *noise;
@@ -98,7 +98,7 @@ typedef struct {
     int parts;
 } Job;
 
-/* Blocks of a thread: as many as each other one has, one after the other. */
+/* First block of a thread; each thread has about as many consecutive blocks. */
 static long first_block(long rows, int thread, int threads)
 {
     return (rows + BLOCK - 1) / BLOCK * thread / threads;
@@ -116,8 +116,8 @@ static void act_blocks(void *context, int thread, int threads)
     const Policy *policy = &model->policy;
     const Workspace *w = &model->workspace[thread];
     const long n = policy->outputs, stride = padded(n);
-    FOR_BLOCKS(first, count, job->rows->count) {
-        run_towers(model, w, POLICY, job->rows, NULL, first, count);
+    FOR_BLOCKS(first, count, job->samples->count) {
+        run_towers(model, w, POLICY, job->samples, NULL, first, count);
         const REAL *output = head_output(model, w, OUTPUT_HEAD), *raw = head_output(model, w, STD_HEAD);
         for (long r = first; r < first + count; r++, output += stride) {
             REAL *params = job->params + r * policy->params;
@@ -131,18 +131,18 @@ static void act_blocks(void *context, int thread, int threads)
                               job->for_env ? job->for_env + r * n : NULL);
             } else {
                 if (policy->masked)
-                    mask_logits(params, (const unsigned char *)job->rows->mask + r * n, n);
+                    mask_logits(params, (const unsigned char *)job->samples->mask + r * n, n);
                 draw_categorical(policy, params, job->noise + r * n, (int64_t *)job->action + r * policy->components);
             }
         }
     }
 }
 
-static void act(Model *model, const Samples *rows, const void *noise, void *params, void *action, void *for_env)
+static void act(Model *model, const Samples *samples, const void *noise, void *params, void *action, void *for_env)
 {
     pack_model(model, POLICY, 0);
-    Job job = {.model = model, .rows = rows, .noise = noise, .params = params, .action = action, .for_env = for_env};
-    run_in_threads(act_blocks, &job, threads_for(model, rows->count, POLICY, 1));
+    Job job = {.model = model, .samples = samples, .noise = noise, .params = params, .action = action, .for_env = for_env};
+    run_in_threads(act_blocks, &job, threads_for(model, samples->count, POLICY, 1));
 }
 
 static void value_blocks(void *context, int thread, int threads)
@@ -150,52 +150,52 @@ static void value_blocks(void *context, int thread, int threads)
     const Job *job = context;
     const Workspace *w = &job->model->workspace[thread];
     FOR_BLOCKS(first, count, job->count) {
-        run_towers(job->model, w, VALUE, job->rows, job->index ? job->index + first : NULL, first, count);
+        run_towers(job->model, w, VALUE, job->samples, job->index ? job->index + first : NULL, first, count);
         const REAL *output = head_output(job->model, w, VALUE_HEAD);
         for (long r = 0; r < count; r++)
             job->value[first + r] = output[r * padded(1)];
     }
 }
 
-static void values(Model *model, const Samples *rows, const int64_t *index, long count, void *value)
+static void values(Model *model, const Samples *samples, const int64_t *index, long count, void *value)
 {
     pack_model(model, VALUE, 0);
-    Job job = {.model = model, .rows = rows, .index = index, .count = count, .value = value};
+    Job job = {.model = model, .samples = samples, .index = index, .count = count, .value = value};
     run_in_threads(value_blocks, &job, threads_for(model, count, VALUE, 1));
 }
 
-static int log_prob(const Model *model, const Samples *rows, void *result)
+static int log_prob(const Model *model, const Samples *samples, void *result)
 {
     const Policy *policy = &model->policy;
     REAL *row = model->workspace[0].row;
-    for (long r = 0; r < rows->count; r++) {
-        const REAL *params = (const REAL *)rows->dist_params + r * policy->params;
-        if (!action_exists(policy, rows, r))
+    for (long r = 0; r < samples->count; r++) {
+        const REAL *params = (const REAL *)samples->dist_params + r * policy->params;
+        if (!action_exists(policy, samples, r))
             return 0;
         if (policy->family == GAUSSIAN) {
             const long n = policy->outputs;
             precisions(params + n, row, n);
             ((REAL *)result)[r] =
-                gaussian_log_prob(params, params + n, row, (const REAL *)rows->action + r * n, n);
+                gaussian_log_prob(params, params + n, row, (const REAL *)samples->action + r * n, n);
         } else {
             log_softmax(policy, params, row);
-            ((REAL *)result)[r] = categorical_log_prob(policy, row, (const int64_t *)rows->action + r * policy->components);
+            ((REAL *)result)[r] = categorical_log_prob(policy, row, (const int64_t *)samples->action + r * policy->components);
         }
     }
     return 1;
 }
 
-/* What the loss needs of one row; `d` are derivatives of the sum over rows. */
+/* Terms of the loss of one sample; `d` are derivatives of the sum over samples. */
 typedef struct {
     REAL log_prob, entropy, kl, d_log_prob, d_entropy;
 } Terms;
 
-/* Surrogate and KL of a row, as sums and as derivatives. */
+/* Adds surrogate, entropy and KL of a sample to the sums, and computes their derivatives. */
 static void add_terms(const Job *job, Workspace *w, int64_t row, Terms *terms)
 {
     const Loss *loss = &job->model->loss;
-    REAL advantage = ((const REAL *)job->rows->advantage)[row], old = ((const REAL *)job->rows->log_prob)[row], slope;
-    if (loss->standardize) /* 0 where they are all equal */
+    REAL advantage = ((const REAL *)job->samples->advantage)[row], old = ((const REAL *)job->samples->log_prob)[row], slope;
+    if (loss->standardize) /* 0 if all are equal */
         advantage = job->coefs.adv_divisor > 0
                         ? (REAL)((advantage - job->coefs.adv_mean) / job->coefs.adv_divisor) : 0;
     REAL ratio = real_exp(terms->log_prob - old);
@@ -207,14 +207,14 @@ static void add_terms(const Job *job, Workspace *w, int64_t row, Terms *terms)
     terms->d_entropy = (REAL)-job->coefs.entropy_coef * job->weight;
 }
 
-/* mean [A] becomes its gradient, and raw, where the std depends on the state. */
+/* Replaces mean [A] by its gradient, and raw too if the std depends on the observation. */
 static void gaussian_gradient(const Job *job, Workspace *w, int64_t row, REAL *mean, REAL *raw)
 {
     const Model *model = job->model;
     const Policy *policy = &model->policy;
     const long n = policy->outputs, stride = padded(n);
-    const REAL *action = (const REAL *)job->rows->action + row * n;
-    const REAL *old = (const REAL *)job->rows->dist_params + row * 2 * n;
+    const REAL *action = (const REAL *)job->samples->action + row * n;
+    const REAL *old = (const REAL *)job->samples->dist_params + row * 2 * n;
     REAL *log_std = raw ? w->row : model->log_std, *precision = log_std + stride, *d = (REAL *)w->row + 2 * stride;
     if (raw) {
         std_form(policy, raw, log_std, NULL, n);
@@ -247,18 +247,18 @@ static void gaussian_gradient(const Job *job, Workspace *w, int64_t row, REAL *m
     }
 }
 
-/* logits [P] become their gradient. */
+/* Replaces logits [P] by their gradient. */
 static void categorical_gradient(const Job *job, Workspace *w, int64_t row, REAL *logits)
 {
     const Policy *policy = &job->model->policy;
     const long total = policy->outputs;
-    const int64_t *action = (const int64_t *)job->rows->action + row * policy->components;
-    const unsigned char *mask = policy->masked ? (const unsigned char *)job->rows->mask + row * total : NULL;
+    const int64_t *action = (const int64_t *)job->samples->action + row * policy->components;
+    const unsigned char *mask = policy->masked ? (const unsigned char *)job->samples->mask + row * total : NULL;
     REAL *now = w->row, *old = now + padded(total);
     if (mask)
         mask_logits(logits, mask, total);
     log_softmax(policy, logits, now);
-    log_softmax(policy, (const REAL *)job->rows->dist_params + row * total, old);
+    log_softmax(policy, (const REAL *)job->samples->dist_params + row * total, old);
     Terms terms = {.log_prob = categorical_log_prob(policy, now, action)};
     for (long j = 0; j < total; j++) {
         terms.entropy -= real_exp(now[j]) * now[j];
@@ -289,7 +289,7 @@ static void learn_blocks(void *context, int thread, int threads)
     memset(w->sums, 0, sizeof w->sums);
     FOR_BLOCKS(first, count, job->count) {
         const int64_t *index = job->index + first;
-        run_towers(model, w, job->parts, job->rows, index, first, count);
+        run_towers(model, w, job->parts, job->samples, index, first, count);
         REAL *output = head_output(model, w, OUTPUT_HEAD), *raw = head_output(model, w, STD_HEAD);
         REAL *value = head_output(model, w, VALUE_HEAD);
         const long stride = padded(model->policy.outputs);
@@ -299,8 +299,8 @@ static void learn_blocks(void *context, int thread, int threads)
             else
                 categorical_gradient(job, w, index[r], output + r * stride);
         for (long r = 0; r < count && loss->value; r++, value += padded(1)) {
-            const REAL old = ((const REAL *)job->rows->value)[index[r]];
-            const REAL target = ((const REAL *)job->rows->return_)[index[r]];
+            const REAL old = ((const REAL *)job->samples->value)[index[r]];
+            const REAL target = ((const REAL *)job->samples->return_)[index[r]];
             w->sums[VALUE_SUM] += value_error(loss, *value, old, target, value);
             *value *= value_weight;
         }

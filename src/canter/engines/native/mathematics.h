@@ -1,5 +1,5 @@
-/* All of the mathematics, for one kind of number and one kind of processor: what includes this says which, and gives it a
- * name as a table of functions. */
+/* All of the mathematics, for the number type and the processor that the including file sets; that file names the table
+ * of functions. */
 #include "real.h"
 
 #include "gemm.h"

@@ -1,10 +1,10 @@
-/* Where everything that calls need lies: one piece of memory, taken when a model is made. */
+/* Layout of all workspaces in one piece of memory, allocated with the model. */
 #ifndef CANTER_MEMORY_H
 #define CANTER_MEMORY_H
 
 #include <stdlib.h>
 
-/* Passed over twice: without a base it only counts. */
+/* Laid out twice: without a base it only counts bytes. */
 typedef struct {
     char *base;
     size_t used;
@@ -61,14 +61,14 @@ static void lay_out_workspace(Arena *arena, const Model *model, Workspace *w)
         for (int i = 0; i < tower->hidden + tower->heads; i++) {
             const Layer *layer = &tower->layer[i];
             Trace *trace = &w->trace[t][i];
-            if (model->batch_size && t > model->critics) { /* a slow copy is through before its critic begins */
+            if (model->batch_size && t > model->critics) { /* a target critic is done before its critic begins */
                 *trace = w->trace[t - model->critics][i];
                 continue;
             }
             lay_out_trace(arena, layer, trace);
             if (i >= tower->hidden)
                 trace->d = trace->after;
-            else /* two layers in a row, or all until the weights' gradients are made */
+            else /* for PPO two are enough; SAC keeps all until the weights' gradients are computed */
                 trace->d = model->batch_size ? take_rows(arena, BLOCK, layer->outputs) : w->d[i % 2];
         }
     }

@@ -21,7 +21,7 @@ static int is_true(PyObject *answer)
     return truth;
 }
 
-/* The memory of a tensor. Asked for its address it answers in a fraction of the time in which it makes an array. */
+/* Reads address and size of a tensor: a fraction of the time of making an array of it. */
 static int tensor_memory(PyObject *tensor, Py_buffer *view)
 {
     static PyObject *is_cpu, *is_contiguous, *nbytes, *data_ptr;
@@ -33,7 +33,7 @@ static int tensor_memory(PyObject *tensor, Py_buffer *view)
     }
     if (!is_true(PyObject_GetAttr(tensor, is_cpu)) || !is_true(PyObject_CallMethodObjArgs(tensor, is_contiguous, NULL))) {
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "a tensor that is not on the CPU, or not in one piece");
+            PyErr_SetString(PyExc_ValueError, "a tensor is not on the CPU or not contiguous");
         return -1;
     }
     PyObject *length = PyObject_GetAttr(tensor, nbytes), *address = PyObject_CallMethodObjArgs(tensor, data_ptr, NULL);
@@ -44,8 +44,8 @@ static int tensor_memory(PyObject *tensor, Py_buffer *view)
     return length && address ? 0 : -1;
 }
 
-/* The memory of an array or a tensor of `bytes` (negative: of any length); NULL with an exception where it has not that
- * many. The view may move when the next array is buffers, what it points to does not. */
+/* Acquires the memory of an array or a tensor of `bytes` (negative: of any length); NULL with an exception for another
+ * size. The view may move when the next buffer is acquired, the memory does not. */
 Py_buffer *acquire(Buffers *buffers, PyObject *array, Py_ssize_t bytes, int write)
 {
     const int few = sizeof buffers->few / sizeof *buffers->few;
@@ -215,7 +215,7 @@ static void read_critics(Handle *h, PyObject *dict, Model *model)
         fail(h, "the description of a model: %s do not fit the towers%s", f.what, "");
 }
 
-/* Whether a model of SAC has the towers that its mathematics goes through: critics of one shape, and no layer norms. */
+/* Returns 1 for a model of SAC with critics of one shape and no layer norms, which is all that sac.h computes. */
 static int critics_fit(const Model *model)
 {
     const Tower *actor = &model->tower[0], *critic = &model->tower[1];
@@ -232,7 +232,7 @@ static int critics_fit(const Model *model)
     return fit;
 }
 
-/* Whether the heads are those that the policy needs, each once. */
+/* Returns 1 if there is each head that the policy needs, once. */
 static int heads_fit(const Model *model)
 {
     int seen[3] = {0};

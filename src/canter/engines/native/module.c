@@ -1,11 +1,11 @@
-/* The module: from Python's arguments to the calls. */
+/* The Python module: reads the arguments of each call and runs it. */
 #include "handle.h"
 
 #include <math.h>
 
 #define SAMPLES_NAME "canter.samples"
 
-/* The model for a call, which nobody else may be using, for calls share its memory. */
+/* Returns the model for a call; an error if another thread uses it, since calls share its memory. */
 static Handle *open_model(PyObject *capsule)
 {
     Handle *h = PyCapsule_GetPointer(capsule, MODEL_NAME);
@@ -16,7 +16,7 @@ static Handle *open_model(PyObject *capsule)
     return h;
 }
 
-/* Without Python's lock. */
+/* Runs a call without the GIL. */
 #define COMPUTE(HANDLE, CALL)                                                                                          \
     (HANDLE)->busy = 1;                                                                                                \
     Py_BEGIN_ALLOW_THREADS;                                                                                            \
@@ -24,10 +24,10 @@ static Handle *open_model(PyObject *capsule)
     Py_END_ALLOW_THREADS;                                                                                              \
     (HANDLE)->busy = 0;
 
-/* The arrays of a call, in the order in which Python passes them: where the address goes, and what it must have. */
+/* The arrays a call expects, in the order in which Python passes them. */
 typedef struct {
     struct {
-        const void **place;
+        const void **place; /* receives the address */
         Py_ssize_t bytes;
         int write;
     } array[4 * MAX_GROUPS + 9];
@@ -41,20 +41,20 @@ static void expect(Arguments *w, void *place, long numbers, size_t item, int wri
     w->array[w->count++].write = write;
 }
 
-static void expect_obs(Arguments *w, const Handle *h, int first, int last, Samples *rows)
+static void expect_obs(Arguments *w, const Handle *h, int first, int last, Samples *samples)
 {
     for (int t = first; t <= last; t++)
         for (int g = 0; g < h->model.tower[t].groups; g++)
-            expect(w, &rows->obs[t][g], rows->count * h->model.tower[t].group[g].width, h->real->item, 0);
+            expect(w, &samples->obs[t][g], samples->count * h->model.tower[t].group[g].width, h->real->item, 0);
 }
 
-static void expect_mask(Arguments *w, const Handle *h, Samples *rows)
+static void expect_mask(Arguments *w, const Handle *h, Samples *samples)
 {
     if (h->model.policy.masked)
-        expect(w, &rows->mask, rows->count * h->model.policy.outputs, 1, 0);
+        expect(w, &samples->mask, samples->count * h->model.policy.outputs, 1, 0);
 }
 
-/* Actions are numbers, or options as int64. */
+/* Continuous actions are numbers, discrete ones int64. */
 static void expect_action(Arguments *w, const Handle *h, void *place, long rows, int write)
 {
     const Policy *policy = &h->model.policy;
@@ -70,7 +70,7 @@ static int acquire_arguments(Buffers *buffers, PyObject *arrays, const Arguments
         return PyErr_Format(PyExc_ValueError, "%zd arrays where %d are needed", PyTuple_Size(arrays), w->count), 0;
     for (int i = 0; i < w->count; i++) {
         if (w->array[i].bytes < 0)
-            return PyErr_SetString(PyExc_ValueError, "a negative number of rows"), 0;
+            return PyErr_SetString(PyExc_ValueError, "a negative number of samples"), 0;
         Py_buffer *view = acquire(buffers, PyTuple_GetItem(arrays, i), w->array[i].bytes, w->array[i].write);
         if (!view)
             return 0;
@@ -82,59 +82,59 @@ static int acquire_arguments(Buffers *buffers, PyObject *arrays, const Arguments
 static PyObject *act(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *arrays;
-    Samples rows = {0};
+    Samples samples = {0};
     Buffers buffers = {0};
     Arguments w = {.count = 0};
     void *noise, *params, *action, *for_env = NULL;
-    if (!PyArg_ParseTuple(args, "OlO!", &capsule, &rows.count, &PyTuple_Type, &arrays))
+    if (!PyArg_ParseTuple(args, "OlO!", &capsule, &samples.count, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = open_model(capsule);
     if (!h)
         return NULL;
     const Policy *policy = &h->model.policy;
-    expect_obs(&w, h, 0, 0, &rows);
-    expect_mask(&w, h, &rows);
-    expect(&w, &noise, rows.count * policy->outputs, h->real->item, 0);
-    expect(&w, &params, rows.count * policy->params, h->real->item, 1);
-    expect_action(&w, h, &action, rows.count, 1);
+    expect_obs(&w, h, 0, 0, &samples);
+    expect_mask(&w, h, &samples);
+    expect(&w, &noise, samples.count * policy->outputs, h->real->item, 0);
+    expect(&w, &params, samples.count * policy->params, h->real->item, 1);
+    expect_action(&w, h, &action, samples.count, 1);
     if (policy->to_env)
-        expect(&w, &for_env, rows.count * policy->outputs, h->real->item, 1);
+        expect(&w, &for_env, samples.count * policy->outputs, h->real->item, 1);
     int fine = acquire_arguments(&buffers, arrays, &w);
     if (fine) {
-        COMPUTE(h, h->real->act(&h->model, &rows, noise, params, action, for_env))
+        COMPUTE(h, h->real->act(&h->model, &samples, noise, params, action, for_env))
     }
     release_buffers(&buffers);
     return fine ? Py_NewRef(Py_None) : NULL;
 }
 
-/* Whether an index has only rows that exist; an exception where it has others. */
+/* Returns 0 with an IndexError for an index outside of 0..rows - 1. */
 static int index_in_range(const int64_t *index, long count, long rows)
 {
     for (long r = 0; r < count; r++)
         if (index[r] < 0 || index[r] >= rows)
-            return PyErr_SetString(PyExc_IndexError, "a row that does not exist"), 0;
+            return PyErr_SetString(PyExc_IndexError, "an index of a sample is out of range"), 0;
     return 1;
 }
 
 static PyObject *values(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *index_, *arrays;
-    Samples rows = {0};
+    Samples samples = {0};
     Buffers buffers = {0};
     Arguments w = {.count = 0};
     void *value;
-    if (!PyArg_ParseTuple(args, "OlOO!", &capsule, &rows.count, &index_, &PyTuple_Type, &arrays))
+    if (!PyArg_ParseTuple(args, "OlOO!", &capsule, &samples.count, &index_, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = open_model(capsule);
     Py_buffer *index = h && index_ != Py_None ? acquire(&buffers, index_, -1, 0) : NULL;
-    const long count = index ? (long)(index->len / sizeof(int64_t)) : rows.count;
-    int fine = h && !PyErr_Occurred() && (!index || index_in_range(index->buf, count, rows.count));
+    const long count = index ? (long)(index->len / sizeof(int64_t)) : samples.count;
+    int fine = h && !PyErr_Occurred() && (!index || index_in_range(index->buf, count, samples.count));
     if (fine) {
-        expect_obs(&w, h, h->model.towers - 1, h->model.towers - 1, &rows);
+        expect_obs(&w, h, h->model.towers - 1, h->model.towers - 1, &samples);
         expect(&w, &value, count, h->real->item, 1);
-        const int64_t *row = index ? index->buf : NULL; /* before the buffers may move to a larger place */
+        const int64_t *row = index ? index->buf : NULL; /* before the buffers may move */
         if ((fine = acquire_arguments(&buffers, arrays, &w))) {
-            COMPUTE(h, h->real->values(&h->model, &rows, row, count, value))
+            COMPUTE(h, h->real->values(&h->model, &samples, row, count, value))
         }
     }
     release_buffers(&buffers);
@@ -144,30 +144,30 @@ static PyObject *values(PyObject *self, PyObject *args)
 static PyObject *log_prob(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *arrays;
-    Samples rows = {0};
+    Samples samples = {0};
     Buffers buffers = {0};
     Arguments w = {.count = 0};
     void *result;
-    if (!PyArg_ParseTuple(args, "OlO!", &capsule, &rows.count, &PyTuple_Type, &arrays))
+    if (!PyArg_ParseTuple(args, "OlO!", &capsule, &samples.count, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = open_model(capsule);
     if (!h)
         return NULL;
-    expect(&w, &rows.dist_params, rows.count * h->model.policy.params, h->real->item, 0);
-    expect_action(&w, h, &rows.action, rows.count, 0);
-    expect(&w, &result, rows.count, h->real->item, 1);
+    expect(&w, &samples.dist_params, samples.count * h->model.policy.params, h->real->item, 0);
+    expect_action(&w, h, &samples.action, samples.count, 0);
+    expect(&w, &result, samples.count, h->real->item, 1);
     int done = 0;
     if (acquire_arguments(&buffers, arrays, &w)) {
-        COMPUTE(h, done = h->real->log_prob(&h->model, &rows, result))
+        COMPUTE(h, done = h->real->log_prob(&h->model, &samples, result))
         if (!done)
-            PyErr_SetString(PyExc_IndexError, "an action that does not exist");
+            PyErr_SetString(PyExc_IndexError, "a discrete action is out of range");
     }
     release_buffers(&buffers);
     return done ? Py_NewRef(Py_None) : NULL;
 }
 
 typedef struct {
-    Samples rows;
+    Samples samples;
     Buffers buffers;
     PyObject *model;
 } SamplesHandle;
@@ -194,16 +194,16 @@ static PyObject *make_samples(PyObject *self, PyObject *args)
     SamplesHandle *r = h ? calloc(1, sizeof *r) : NULL;
     if (!r)
         return h ? PyErr_NoMemory() : NULL;
-    Samples *rows = &r->rows;
+    Samples *samples = &r->samples;
     Arguments w = {.count = 0};
     r->model = Py_NewRef(capsule);
-    rows->count = count;
-    expect_obs(&w, h, 0, h->model.towers - 1, rows);
-    expect_mask(&w, h, rows);
-    expect(&w, &rows->valid, count, 1, 0);
-    expect_action(&w, h, &rows->action, count, 0);
-    expect(&w, &rows->dist_params, count * h->model.policy.params, h->real->item, 0);
-    const void **column[] = {&rows->log_prob, &rows->advantage, &rows->value, &rows->return_};
+    samples->count = count;
+    expect_obs(&w, h, 0, h->model.towers - 1, samples);
+    expect_mask(&w, h, samples);
+    expect(&w, &samples->valid, count, 1, 0);
+    expect_action(&w, h, &samples->action, count, 0);
+    expect(&w, &samples->dist_params, count * h->model.policy.params, h->real->item, 0);
+    const void **column[] = {&samples->log_prob, &samples->advantage, &samples->value, &samples->return_};
     for (int c = 0; c < 4; c++)
         expect(&w, column[c], count, h->real->item, 0);
     PyObject *result = acquire_arguments(&r->buffers, arrays, &w) ? PyCapsule_New(r, SAMPLES_NAME, drop_samples) : NULL;
@@ -227,18 +227,18 @@ static PyObject *gradients(PyObject *self, PyObject *args)
     double sums[SUMS];
     int status = 1;
     if (index) {
-        COMPUTE(h, status = h->real->gradients(&h->model, &r->rows, index->buf, (long)(index->len / sizeof(int64_t)),
+        COMPUTE(h, status = h->real->gradients(&h->model, &r->samples, index->buf, (long)(index->len / sizeof(int64_t)),
                                                coefs, sums))
         if (status == 1)
             PyErr_NoMemory();
         else if (status)
-            PyErr_SetString(PyExc_IndexError, "a row or an action that does not exist");
+            PyErr_SetString(PyExc_IndexError, "an index of a sample or a discrete action is out of range");
     }
     release_buffers(&buffers);
     return status ? NULL : Py_BuildValue("dddddd", sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]);
 }
 
-/* The gradients of SAC's critics, or of its policy, and a few means. */
+/* Writes the gradients of SAC's critics, or of its policy; returns a few means. */
 static PyObject *sac_gradients(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *arrays;
@@ -254,13 +254,15 @@ static PyObject *sac_gradients(PyObject *self, PyObject *args)
     const long rows = batch.now.count = batch.next.count = h->model.batch_size;
     expect_obs(&w, h, 0, 1, &batch.now); /* the critics' last group is the action */
     if (!policy) {
-        expect_obs(&w, h, 0, 1, &batch.next); /* whose action is any, for the policy's takes its place */
+        expect_obs(&w, h, 0, 1, &batch.next); /* its action is ignored: the policy samples one */
         expect(&w, &batch.reward, rows, h->real->item, 0);
         expect(&w, &batch.discount, rows, h->real->item, 0);
         expect(&w, &batch.valid, rows, 1, 0);
     }
     expect(&w, &batch.noise, rows * h->model.policy.outputs, h->real->item, 0);
-    int fine = rows ? acquire_arguments(&buffers, arrays, &w) : (PyErr_SetString(PyExc_ValueError, "no model of SAC"), 0);
+    if (!rows)
+        PyErr_SetString(PyExc_ValueError, "this is not a model of SAC");
+    int fine = rows && acquire_arguments(&buffers, arrays, &w);
     if (fine) {
         COMPUTE(h, h->real->sac_gradients(&h->model, &batch, policy))
     }
@@ -271,28 +273,29 @@ static PyObject *sac_gradients(PyObject *self, PyObject *args)
 
 static PyMethodDef METHODS[] = {
     {"model", make_model, METH_VARARGS, "model(is_double, threads, batch_size, description) -> model"},
-    {"act", act, METH_VARARGS, "act(model, rows, (*obs, mask, noise, params, action, for_env))"},
-    {"values", values, METH_VARARGS, "values(model, rows, index, (*obs, value))"},
-    {"log_prob", log_prob, METH_VARARGS, "log_prob(model, rows, (dist_params, action, result))"},
+    {"act", act, METH_VARARGS, "act(model, count, (*obs, mask, noise, params, action, for_env))"},
+    {"values", values, METH_VARARGS, "values(model, count, index, (*obs, value))"},
+    {"log_prob", log_prob, METH_VARARGS, "log_prob(model, count, (dist_params, action, result))"},
     {"samples", make_samples, METH_VARARGS,
      "samples(model, count, (*obs, mask, valid, action, dist_params, log_prob, advantage, value, return_)) -> samples"},
     {"gradients", gradients, METH_VARARGS,
-     "gradients(samples, index, entropy_coef, count, advantage_mean, advantage_divisor) -> means of six terms"},
+     "gradients(samples, index, entropy_coef, advantage_mean, advantage_divisor) -> means of six terms"},
     {"square_sum", square_sum, METH_VARARGS, "square_sum(is_double, x) -> sum of squares"},
     {"adamw", adamw, METH_VARARGS,
      "adamw(is_double, flat, gradient, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, decay, coupled, max_norm, norm)"},
     {"sac_gradients", sac_gradients, METH_VARARGS,
-     "sac_gradients(model, policy, temperature, (*obs, action, [*next_obs, action, reward, discount, valid,] noise)) -> means"},
+     "sac_gradients(model, policy, temperature, (*obs, action, [*next_obs, action, reward, discount, valid,] noise))"
+     " -> means"},
     {"trace_back", trace_back, METH_VARARGS, "trace_back(is_double, columns, x, decay)"},
     {"column_sums", column_sums, METH_VARARGS, "column_sums(is_double, columns, x, mask, sums, centre or None)"},
-    {"copy", copy_tensors, METH_VARARGS, "copy(targets, sources) -> whether they could be copied"},
+    {"copy", copy_tensors, METH_VARARGS, "copy(targets, sources) -> True if they were copied"},
     {"row_writer", make_row_writer, METH_VARARGS, "row_writer(tensors of [T, ...]) -> writer"},
-    {"write", write_row, METH_VARARGS, "write(writer, t, sources or None) -> whether they could be copied to row t"},
+    {"write", write_row, METH_VARARGS, "write(writer, t, sources or None) -> True if they were copied to step t"},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, METHODS, NULL, NULL, NULL, NULL};
 
-/* A tuple of the names in a table, in their order. */
+/* Adds a tuple of the names in a table. */
 static int add_names(PyObject *module, const char *attribute, const char *const *names)
 {
     Py_ssize_t count = 0;

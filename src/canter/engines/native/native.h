@@ -1,12 +1,12 @@
-/* What the files of this module share. Nothing here depends on the kind of number: the mathematics is in headers that
- * float.c and double.c compile once each, and arrays of numbers are `void *` until they arrive there.
+/* Types that all files of this module share. They do not depend on the number type: the mathematics is in headers that
+ * float.c and double.c compile once each, and arrays of numbers are `void *` up to there.
  *
  * A model is one or two towers. A tower reads observation groups, passes them through hidden layers and ends in one or
  * more heads, which are linear layers that all read the same features: mean or logits, the raw std where it depends on
- * the state, and the value. With a shared trunk there is one tower, and the value is its last head.
+ * the observation, and the value. With a shared trunk there is one tower, and the value is its last head.
  *
- * A model of SAC has a tower for the policy, one for each critic, whose last group is the action, and one for each slow
- * copy of a critic. */
+ * A model of SAC has a tower for the policy, one for each critic, whose last group is the action, and one for each target
+ * critic. */
 #ifndef CANTER_NATIVE_H
 #define CANTER_NATIVE_H
 
@@ -19,31 +19,31 @@ enum { GAUSSIAN, CATEGORICAL };                                          /* fami
 enum { NO_SURROGATE, CLIPPED, SMOOTH_CLIPPED, VANILLA };             /* policy losses */
 enum { NO_VALUE_LOSS, MSE, CLIPPED_MSE, HUBER };                     /* value losses */
 enum { NO_BOUND, SOFT, REGULARISATION };                             /* bound losses */
-enum { GIVEN, POPULATION_STD, SAMPLE_STD };                          /* what advantages are divided by */
-enum { LOG_PROB, TARGET, VALUE_OF_SAMPLE, ERROR, SAMPLE_VALUES };           /* what SAC keeps of each row */
-enum { POLICY_SUM, VALUE_SUM, ENTROPY_SUM, KL_SUM, CLIPPED_SUM, BOUND_SUM, SUMS }; /* what a minibatch reports */
+enum { GIVEN, POPULATION_STD, SAMPLE_STD };                          /* standardisation of advantages */
+enum { LOG_PROB, TARGET, VALUE_OF_SAMPLE, ERROR, SAMPLE_VALUES };           /* columns that SAC keeps for each sample */
+enum { POLICY_SUM, VALUE_SUM, ENTROPY_SUM, KL_SUM, CLIPPED_SUM, BOUND_SUM, SUMS }; /* means that a minibatch returns */
 
-/* Samples that pass through a model together. Their activations stay in the cache from the first layer to the last and
- * back; threads take whole blocks. */
+/* Samples that pass through a model together: their activations stay in the cache from the first layer to the last and
+ * back. Threads take whole blocks. */
 enum { BLOCK = 64, MAX_GROUPS = 16, MAX_CRITICS = 8, MAX_TOWERS = 1 + 2 * MAX_CRITICS };
 
 typedef struct {
-    void *value, *gradient; /* gradient: NULL where this model never learns it */
+    void *value, *gradient; /* gradient: NULL if it is not trained */
     long size;
 } Parameter;
 
 typedef struct {
     long width;
-    void *shift, *inverse_scale; /* NULL: the group is read as it is */
+    void *shift, *inverse_scale; /* NULL: the group is not normalised */
     double clip;
 } Group;
 
 typedef struct {
     long inputs, outputs;
-    int activation, role;             /* role: of a head */
-    int transposed;                       /* the weight is [inputs, outputs], as in a stack, not [outputs, inputs] */
+    int activation, role;             /* by their tables of names */
+    int transposed;                       /* the weight is [inputs, outputs], as in stacked critics, not [outputs, inputs] */
     Parameter weight, bias, gamma, beta; /* gamma and beta of a layer norm before the activation, or NULL */
-    void *packed, *packed_back;       /* the weight as products with it and with its transpose want it */
+    void *packed, *packed_back;       /* the weight in the order of products with it and with its transpose */
 } Layer;
 
 typedef struct {
@@ -55,13 +55,13 @@ typedef struct {
 
 typedef struct {
     int family, std_form, masked;
-    long outputs, params;   /* numbers that the output head gives, and parameters P of the distribution */
-    long components;           /* how many choices an action consists of */
-    const int64_t *options; /* and among how many options each is */
+    long outputs, params;   /* width of the output head, and parameters P of the distribution */
+    long components;           /* discrete components of an action */
+    const int64_t *options; /* and the number of options of each */
     Parameter raw_std;      /* of a Gaussian whose std is a parameter, or NULL */
     double std_mid, std_half;
-    int to_env;                                      /* whether the environment gets something else than the sample */
-    void *scale, *centre, *low, *high;               /* of that, [A] */
+    int to_env;                                      /* the environment receives a rescaled or clipped sample */
+    void *scale, *centre, *low, *high;               /* of the rescaling, [A] */
     void *bound_centre, *bound_half;                 /* units of the bound loss, [A] */
 } Policy;
 
@@ -70,22 +70,22 @@ typedef struct {
     double clip_ratio, value_clip, value_coef, bound_coef, bound_limit;
 } Loss;
 
-/* What one thread keeps of one layer for one block of rows, and its sums of gradients. Samples are padded to whole
- * vectors, so that no loop has a tail and no result depends on where in a row or in a call it stands. */
+/* Activations and sums of gradients of one layer, for one thread and one block of samples. Rows are padded to whole
+ * vectors, so that no loop has a tail and no result depends on its position in a row or a call. */
 typedef struct {
-    void *before, *after;   /* the activation, [BLOCK, outputs]; before == after where it needs no input to go back */
+    void *before, *after;   /* the activation, [BLOCK, outputs]; the same if its slope follows from its output */
     void *normal, *inverse; /* of a layer norm: its output before gamma and beta, and 1 / std, [BLOCK] */
-    void *d;                /* the gradient on its way back, [BLOCK, outputs]; a head's is in the place of its output */
+    void *d;                /* the gradient of the output, [BLOCK, outputs]; that of a head overwrites its output */
     void *d_weight, *d_bias, *d_gamma, *d_beta;
 } Trace;
 
 typedef struct {
     void *input[MAX_TOWERS];  /* [BLOCK, inputs] of each tower; critics share one */
     Trace *trace[MAX_TOWERS]; /* of each layer of each tower */
-    void *d[2];               /* gradients on their way back, [BLOCK, widest]; of SAC the first: of the critics' input */
-    void *row;                /* a few rows of P numbers */
+    void *d[2];               /* gradients of layers, [BLOCK, widest]; for SAC the first is that of the critics' input */
+    void *row;                /* scratch: a few rows of P numbers */
     void *d_log_std;
-    void *gradients; /* where all d_... begin */
+    void *gradients; /* begin of all d_... */
     size_t gradient_bytes;
     double sums[SUMS];
 } Workspace;
@@ -95,14 +95,14 @@ typedef struct {
     Tower tower[MAX_TOWERS];
     Policy policy;
     Loss loss;
-    int critics, lowest;  /* of SAC: how many learn, and whether the lowest counts or their mean */
+    int critics, lowest;  /* of SAC: their number, and 1 for their minimum, 0 for their mean */
     long batch_size;            /* of SAC; 0 for PPO */
-    void *sample_values;     /* of SAC: SAMPLE_VALUES columns [rows], and the policy's std [rows, A] */
-    int workspaces;       /* one for each thread; of SAC one for each block of rows, the first with the sums of all */
+    void *sample_values;     /* of SAC: SAMPLE_VALUES columns [B], and the policy's std [B, A] */
+    int workspaces;       /* one for each thread; of SAC one for each block, the first with the sums of all */
     Workspace *workspace;
     void *log_std;        /* of a Gaussian whose std is a parameter: log-std and exp(-log-std), [2, A] */
-    void *zeros;          /* as many as any row has */
-    int64_t *selected;         /* the valid rows of a minibatch; grows to the largest that was seen */
+    void *zeros;          /* as wide as any row */
+    int64_t *selected;         /* the valid samples of a minibatch; grows with the largest one */
     long selected_room;
     void *arena;
 } Model;
@@ -116,8 +116,8 @@ typedef struct {
 
 typedef struct {
     double entropy_coef;
-    double count;                 /* valid rows of this minibatch, found by `gradients` */
-    double adv_mean, adv_divisor; /* of standardised advantages; a negative divisor: find them */
+    double count;                 /* valid samples of this minibatch, set by `gradients` */
+    double adv_mean, adv_divisor; /* of standardised advantages; a negative divisor: compute both */
 } Coefs;
 
 typedef struct {
@@ -125,21 +125,21 @@ typedef struct {
     int coupled; /* weight decay is added to the gradient */
 } AdamW;
 
-/* A batch for SAC: now and after the step, whose observations the critics share, and where the results go. */
+/* A batch for SAC: transitions before and after the step, whose observations the critics share, and the results. */
 typedef struct {
     Samples now, next;
-    const void *reward, *discount, *valid, *noise; /* [rows], and [rows, A] */
+    const void *reward, *discount, *valid, *noise; /* [B], and [B, A] */
     double temperature;
-    double means[4]; /* of the critics: loss, std of the targets; of the policy: loss, log-probability, std, value */
+    double means[4]; /* critics: loss, std of the targets; policy: loss, log-probability, std, value */
 } SACBatch;
 
-/* The mathematics for one kind of number. */
+/* The mathematics for one number type. */
 typedef struct {
     size_t item;
-    int (*prepare)(Model *); /* allocates what calls need; 0 where there is no memory */
+    int (*prepare)(Model *); /* allocates the workspaces; 0 if there is no memory */
     void (*act)(Model *, const Samples *, const void *noise, void *params, void *action, void *for_env);
     void (*values)(Model *, const Samples *, const int64_t *index, long count, void *value);
-    int (*log_prob)(const Model *, const Samples *, void *log_prob); /* 0 for an action that does not exist */
+    int (*log_prob)(const Model *, const Samples *, void *log_prob); /* 0 for an action out of range */
     int (*gradients)(Model *, const Samples *, const int64_t *index, long count, Coefs, double *sums);
     double (*square_sum)(const void *x, long n);
     void (*trace_back)(void *x, const void *decay, long n, long columns);
@@ -154,11 +154,11 @@ extern const Real REAL_FLOAT, REAL_DOUBLE;
 extern const Real REAL_FLOAT_AVX2, REAL_FLOAT_AVX512;
 #endif
 
-/* The fastest that this processor has. */
+/* Returns the fastest version that this processor supports. */
 const Real *real_of(int is_double);
 extern const char *const ACTIVATION_NAMES[], *const STD_NAMES[];
 
-/* Runs work(context, 0 .. threads - 1), each in a thread; returns when all are done. */
+/* Runs work(context, 0 .. threads - 1), each in a thread; returns after all of them. */
 void run_in_threads(void (*work)(void *, int, int), void *context, int threads);
 
 #endif

@@ -1,4 +1,4 @@
-/* Distributions: drawing, log-probabilities, and the loss of one row with its gradients. A components, P parameters. */
+/* Distributions: samples, log-probabilities, and the loss of one sample with its gradients. A components, P parameters. */
 #ifndef CANTER_POLICY_H
 #define CANTER_POLICY_H
 
@@ -40,7 +40,8 @@ enum { STD_FORMS(STD_ENUM) STD_COUNT };
 const char *const STD_NAMES[] = {STD_FORMS(NAME_OF) NULL};
 #endif
 
-/* The log-std of raw numbers [n], and from the gradient `d` of it that of the raw numbers; either may be NULL. */
+/* Computes the log-std of raw numbers [n], and turns the gradient `d` of it into that of the raw numbers; either may be
+ * NULL. */
 ONCE void std_form(const Policy *policy, const REAL *raw, REAL *log_std, REAL *d, long n)
 {
     const REAL mid = (REAL)policy->std_mid, half = (REAL)policy->std_half;
@@ -63,7 +64,7 @@ ONCE REAL gaussian_log_prob(const REAL *mean, const REAL *log_std, const REAL *p
     return sum;
 }
 
-/* Of every choice apart. */
+/* Of each discrete component. */
 ONCE void log_softmax(const Policy *policy, const REAL *logits, REAL *log_prob)
 {
     for (long c = 0; c < policy->components; c++) {
@@ -80,7 +81,7 @@ ONCE void log_softmax(const Policy *policy, const REAL *logits, REAL *log_prob)
     }
 }
 
-/* Of the options taken, `action` [choices], which exist: `action_exists` was asked. */
+/* Of the options `action` [components], which `action_exists` has checked. */
 ONCE REAL categorical_log_prob(const Policy *policy, const REAL *log_prob, const int64_t *action)
 {
     REAL sum = 0;
@@ -89,10 +90,10 @@ ONCE REAL categorical_log_prob(const Policy *policy, const REAL *log_prob, const
     return sum;
 }
 
-/* Whether the options that a row took exist; always for numbers. */
-static int action_exists(const Policy *policy, const Samples *rows, int64_t row)
+/* Returns 1 if the discrete action of a sample is within range; always for continuous actions. */
+static int action_exists(const Policy *policy, const Samples *samples, int64_t row)
 {
-    const int64_t *action = (const int64_t *)rows->action + row * policy->components;
+    const int64_t *action = (const int64_t *)samples->action + row * policy->components;
     for (long c = 0; c < policy->components && policy->family == CATEGORICAL; c++)
         if (action[c] < 0 || action[c] >= policy->options[c])
             return 0;
@@ -105,7 +106,7 @@ INLINE void mask_logits(REAL *logits, const unsigned char *mask, long n)
         logits[j] = mask[j] ? logits[j] : MASKED_LOGIT;
 }
 
-/* A sample and what the environment gets for it, from noise [A] of the standard normal distribution. */
+/* Samples from standard normal noise [A]; `for_env` receives the sample within the bounds. */
 static void draw_gaussian(const Policy *policy, const REAL *params, const REAL *noise, REAL *action, REAL *for_env)
 {
     const long n = policy->outputs;
@@ -115,13 +116,13 @@ static void draw_gaussian(const Policy *policy, const REAL *params, const REAL *
         if (!for_env)
             continue;
         REAL x = action[j] * scale[j] + centre[j];
-        x = x < low[j] ? low[j] : x; /* clipped last: rounding must not leave the bounds */
+        x = x < low[j] ? low[j] : x; /* clipped last: rounding must stay within the bounds */
         for_env[j] = x > high[j] ? high[j] : x;
     }
 }
 
-/* The option with the largest logit plus Gumbel noise, from uniform numbers [P], which go into the open interval 0..1;
- * NaN counts as the largest. */
+/* Samples the option with the largest logit plus Gumbel noise, from uniform numbers [P], moved into the open interval
+ * 0..1; NaN counts as the largest. */
 static void draw_categorical(const Policy *policy, const REAL *logits, const REAL *uniform, int64_t *action)
 {
     const REAL top = ONE - (REAL)0.5 * real_eps;
@@ -139,7 +140,7 @@ static void draw_categorical(const Policy *policy, const REAL *logits, const REA
     }
 }
 
-/* A maximum shares its gradient between equal arguments, and gives it to both where one is NaN, as torch's does. */
+/* A maximum shares its gradient between equal arguments, and passes it to both if one is NaN, as in torch. */
 INLINE REAL share_of_maximum(REAL own, REAL other)
 {
     return own == other ? (REAL)0.5 : own < other ? 0 : ONE;
@@ -150,8 +151,8 @@ INLINE REAL maximum(REAL a, REAL b)
     return a != a ? a : b != b ? b : a > b ? a : b;
 }
 
-/* The policy loss of a row, and its derivative by the log-probability. Products are those of autograd: what is not
- * finite there is not finite here. */
+/* Policy loss of a sample, and its derivative by the log-probability. Products are those of autograd, so that NaN and
+ * infinity appear in the same places. */
 static REAL surrogate(const Loss *loss, REAL log_prob, REAL ratio, REAL advantage, REAL *slope)
 {
     if (loss->surrogate == VANILLA) {

@@ -1,4 +1,4 @@
-/* Threads that wait for work from call to call. One thread fewer than asked for, for the caller works too. */
+/* A pool of threads that wait for work between calls. The caller works too, so it needs one thread fewer. */
 #include <pthread.h>
 
 #include "native.h"
@@ -18,7 +18,7 @@ static void *wait_for_work(void *number)
 {
     const int own = (int)(intptr_t)number;
     pthread_mutex_lock(&guard);
-    unsigned long done = pool.job_at_birth[own - 1]; /* later ones are its own, however long it took to get here */
+    unsigned long done = pool.job_at_birth[own - 1]; /* later jobs are for this thread, however late it starts */
     for (;;) {
         while (pool.job == done)
             pthread_cond_wait(&begin, &guard);
@@ -34,7 +34,7 @@ static void *wait_for_work(void *number)
     return NULL;
 }
 
-/* A child of fork has none of its parent's threads, and locks in whatever state they were. */
+/* A forked child has none of its parent's threads, and locks in any state: start afresh. */
 static void forget(void)
 {
     pthread_mutex_init(&one_caller, NULL);
@@ -45,7 +45,7 @@ static void forget(void)
     pool.job = 0;
 }
 
-/* How many threads there are besides the caller, after starting what is missing of `count`. */
+/* Starts threads up to `count`; returns the number of threads besides the caller. */
 static int start(int count)
 {
     static int registered;
@@ -69,7 +69,7 @@ void run_in_threads(void (*work)(void *, int, int), void *context, int threads)
     }
     pthread_mutex_lock(&one_caller);
     int helpers = start(threads - 1);
-    if (helpers < threads - 1) { /* the system gives no more threads: the same parts, one after the other */
+    if (helpers < threads - 1) { /* no more threads could be started: run the same parts one after the other */
         for (int number = 0; number < threads; number++)
             work(context, number, threads);
     } else {

@@ -1,4 +1,4 @@
-/* Which version of the mathematics this processor runs. */
+/* Choice of the version of the mathematics for this processor. */
 #include "native.h"
 
 const Real *real_of(int is_double)

@@ -1,4 +1,4 @@
-/* The kind of number, vectors of it, and its elementary functions. */
+/* The number type, vectors of it, and its elementary functions. */
 #include <math.h>
 #include <string.h>
 #if defined(__AVX2__)
@@ -7,9 +7,9 @@
 
 #include "native.h"
 
-/* Helpers must become part of their callers, whose sizes are constants there. */
+/* Inlined, so that sizes that are constants in the caller are constants here. */
 #define INLINE static inline __attribute__((always_inline))
-/* A formula used while acting and while learning is one function: inlined twice it might be rounded in two ways. */
+/* Not inlined: a formula used for acting and for learning must round in one way. */
 #define ONCE static __attribute__((noinline))
 #define UNROLL _Pragma("GCC unroll 16")
 /* Arrays of a loop are the same or do not overlap. */
@@ -53,8 +53,8 @@ INLINE Vector fused(Vector sum, REAL a, Vector b)
 #endif
 }
 
-/* From one row of n numbers to the next: whole panels, and of wide rows an odd number of them. Samples that are a power of
- * two apart meet in a few writer of the cache, and drive each other out when a product walks down a column. */
+/* From one row of n numbers to the next: whole panels, and of wide rows an odd number of them. Rows that are a power of
+ * two apart share a few cache sets and evict each other when a product walks down a column. */
 INLINE long padded(long n)
 {
     long panels = (n + PANEL - 1) / PANEL;
@@ -89,7 +89,7 @@ INLINE double fast_exp(double x)
 #define real_tiny 1.17549435e-38f
 #define real_eps 1.1920929e-7f
 
-/* exp(x) = 2^n exp(f) with |f| <= log(2) / 2: gives 2^n and exp(f) - 1, for -87 <= x <= 87.
+/* exp(x) = 2^n exp(f) with |f| <= log(2) / 2: returns 2^n and exp(f) - 1, for -87 <= x <= 87.
  *
  * Adding 1.5 * 2^23 rounds to an integer, which then stands in the last bits; log(2) comes in two parts, for the
  * product of n and the first is exact. */

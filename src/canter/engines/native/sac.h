@@ -1,7 +1,7 @@
 /* SAC: the gradients of the critics and of the policy for one batch.
  *
- * Threads share blocks of rows on the way there and back, and then rows of each weight's gradient. Every number is made
- * in one order, whichever thread makes it: results do not depend on how many there are. */
+ * Threads share blocks of samples in the forward and backward pass, and then rows of each weight's gradient. Every
+ * number is computed in one order by whichever thread, so results do not depend on the number of threads. */
 #ifndef CANTER_SAC_H
 #define CANTER_SAC_H
 
@@ -10,8 +10,8 @@
 typedef struct {
     Model *model;
     SACBatch *batch;
-    int policy;  /* whether its gradients are wanted, or those of the critics, which ask their slow copies */
-    REAL weight; /* of a row in the mean */
+    int policy;  /* compute the policy's gradients, otherwise those of the critics */
+    REAL weight; /* of a sample in the mean */
 } SACJob;
 
 static REAL *sample_values(const Model *model, int which)
@@ -38,13 +38,13 @@ static void pack_layers(void *context, int thread, int threads)
             }
 }
 
-/* The policy's actions for observations of a block, beside these in the critics' input, and their log-probabilities. */
-static void sample_actions(const SACJob *job, const Workspace *w, const Samples *rows, long first, long count)
+/* Samples the policy's actions for a block into the critics' input, and computes their log-probabilities. */
+static void sample_actions(const SACJob *job, const Workspace *w, const Samples *samples, long first, long count)
 {
     const Model *model = job->model;
     const long n = model->policy.outputs, stride = padded(n), inputs = model->tower[1].inputs;
-    gather(model, 0, rows, NULL, first, count, w->input[0]);
-    gather(model, 1, rows, NULL, first, count, w->input[1]);
+    gather(model, 0, samples, NULL, first, count, w->input[0]);
+    gather(model, 1, samples, NULL, first, count, w->input[1]);
     tower_forward(model, 0, w, POLICY, count);
     const Trace *heads = &w->trace[0][model->tower[0].hidden];
     for (long r = 0; r < count; r++) {
@@ -58,7 +58,7 @@ static void sample_actions(const SACJob *job, const Workspace *w, const Samples 
             std[j] = real_exp(log_std);
             const REAL raw = mean[j] + std[j] * noise[j];
             log_prob += (REAL)-0.5 * noise[j] * noise[j] - log_std - HALF_LOG_TWO_PI;
-            log_prob -= 2 * (LOG_TWO - raw - softplus(-2 * raw)); /* log(1 - tanh(raw)^2), also for large ones */
+            log_prob -= 2 * (LOG_TWO - raw - softplus(-2 * raw)); /* log(1 - tanh(raw)^2), accurate for large values too */
             action[j] = real_tanh(raw);
         }
         sample_values(model, LOG_PROB)[first + r] = log_prob;
@@ -70,7 +70,7 @@ static REAL *critic_value(const Model *model, const Workspace *w, int tower, lon
     return (REAL *)w->trace[tower][model->tower[tower].hidden].after + r * padded(1);
 }
 
-/* What the critics from tower `from` on say of a row together, and how many of them say it where the lowest counts. */
+/* Returns the minimum or the mean of the critics from tower `from` on, and how many critics have the minimum. */
 static REAL reduce_critics(const Model *model, const Workspace *w, int from, long r, int *equal)
 {
     REAL value = *critic_value(model, w, from, r), sum = value;
@@ -118,7 +118,7 @@ static void critic_blocks(void *context, int thread, int threads)
     }
 }
 
-/* From the gradients of actions to those of the policy's heads, in the place of their outputs. */
+/* Turns the gradients of actions into those of the policy's heads, which overwrite their outputs. */
 static void policy_heads_back(const SACJob *job, const Workspace *w, const REAL *d_input, long first, long count)
 {
     const Model *model = job->model;
@@ -153,7 +153,7 @@ static void policy_blocks(void *context, int thread, int threads)
             int equal;
             const REAL reduced = reduce_critics(model, w, 1, r, &equal);
             sample_values(model, VALUE_OF_SAMPLE)[first + r] = reduced;
-            for (int t = 1; t <= model->critics; t++) { /* those that are equally low share the gradient */
+            for (int t = 1; t <= model->critics; t++) { /* critics with the same minimum share the gradient */
                 REAL *value = critic_value(model, w, t, r), share = (REAL)(*value == reduced) / equal;
                 *value = -job->weight * (model->lowest ? share : ONE / model->critics);
             }
@@ -165,9 +165,9 @@ static void policy_blocks(void *context, int thread, int threads)
     }
 }
 
-enum { ROWS_AT_ONCE = 48 }; /* of a weight's gradient: they stay in the cache until they are copied to their place */
+enum { ROWS_AT_ONCE = 48 }; /* of a weight's gradient: they stay in the cache until they are copied to the parameter's gradient */
 
-/* Samples of the gradient of one layer's weight, and beside the first that of its bias, over all rows of the batch. */
+/* Rows of the gradient of one layer's weight, and with the first that of its bias, over all samples of the batch. */
 static void gradient_rows(const Model *model, int t, int i, long from, long to)
 {
     const Layer *layer = &model->tower[t].layer[i];

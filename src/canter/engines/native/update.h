@@ -1,8 +1,8 @@
-/* A minibatch from its index to the gradients, and the optimiser's step. */
+/* The gradients of a minibatch from its index, sums, and the step of Adam. */
 #ifndef CANTER_UPDATE_H
 #define CANTER_UPDATE_H
 
-/* The sum over threads, in their order, of what each has in field `which` of its trace of a layer. */
+/* Sums over threads, in their order, the field `which` of their traces of a layer. */
 static void collect(const Model *model, int threads, int tower, int layer, size_t which, const Parameter *parameter,
                     long rows, long columns)
 {
@@ -46,25 +46,25 @@ static void collect_all(const Model *model, int parts, int threads)
     std_form(policy, policy->raw_std.value, NULL, to, policy->outputs);
 }
 
-/* The valid rows among those of an index, into model->selected: how many, or -1 for a row or an action that does not exist.
- * Others are never looked at, whatever they hold. */
-static long select_rows(Model *model, const Samples *rows, const int64_t *index, long count)
+/* Writes the valid samples of an index to model->selected; returns their number, or -1 for an index or a discrete action
+ * out of range. Other samples are never read, whatever they hold. */
+static long select_valid(Model *model, const Samples *samples, const int64_t *index, long count)
 {
     long selected = 0;
     for (long r = 0; r < count; r++) {
-        if (index[r] < 0 || index[r] >= rows->count)
+        if (index[r] < 0 || index[r] >= samples->count)
             return -1;
-        if (!((const unsigned char *)rows->valid)[index[r]])
+        if (!((const unsigned char *)samples->valid)[index[r]])
             continue;
-        if (model->loss.surrogate && !action_exists(&model->policy, rows, index[r]))
+        if (model->loss.surrogate && !action_exists(&model->policy, samples, index[r]))
             return -1;
         model->selected[selected++] = index[r];
     }
     return selected;
 }
 
-/* Mean and divisor that standardise the advantages of some rows; the divisor is 0 where they do not vary, up to
- * rounding, or are not numbers. */
+/* Computes mean and divisor that standardise advantages; the divisor is 0 if they do not vary, up to rounding, or hold
+ * NaN. */
 static void advantage_moments(const REAL *advantage, const int64_t *row, long count, int unbiased, Coefs *coefs)
 {
     double mean = 0.0, square = 0.0, n = count ? (double)count : 1.0;
@@ -81,7 +81,7 @@ static void advantage_moments(const REAL *advantage, const int64_t *row, long co
 
 enum { DONE, NO_MEMORY, NO_SUCH_ROW };
 
-static int gradients(Model *model, const Samples *rows, const int64_t *index, long count, Coefs coefs, double *sums)
+static int gradients(Model *model, const Samples *samples, const int64_t *index, long count, Coefs coefs, double *sums)
 {
     if (count > model->selected_room) {
         int64_t *room = realloc(model->selected, count * sizeof *room);
@@ -89,16 +89,16 @@ static int gradients(Model *model, const Samples *rows, const int64_t *index, lo
             return NO_MEMORY;
         model->selected = room, model->selected_room = count;
     }
-    const long selected = select_rows(model, rows, index, count);
+    const long selected = select_valid(model, samples, index, count);
     if (selected < 0)
         return NO_SUCH_ROW;
     if (model->loss.standardize && coefs.adv_divisor < 0)
-        advantage_moments(rows->advantage, model->selected, selected, model->loss.standardize == SAMPLE_STD, &coefs);
+        advantage_moments(samples->advantage, model->selected, selected, model->loss.standardize == SAMPLE_STD, &coefs);
     coefs.count = (double)selected;
-    const double weight = 1.0 / (coefs.count > 1e-9 ? coefs.count : 1e-9); /* without rows every sum is zero */
+    const double weight = 1.0 / (coefs.count > 1e-9 ? coefs.count : 1e-9); /* without samples every sum is zero */
     const int parts = (model->loss.surrogate ? POLICY : 0) | (model->loss.value ? VALUE : 0);
     pack_model(model, parts, 1);
-    Job job = {.model = model, .rows = rows, .index = model->selected, .count = selected, .coefs = coefs,
+    Job job = {.model = model, .samples = samples, .index = model->selected, .count = selected, .coefs = coefs,
                .weight = (REAL)weight, .parts = parts};
     const int threads = threads_for(model, selected, parts, 3);
     run_in_threads(learn_blocks, &job, threads);
@@ -112,7 +112,7 @@ static int gradients(Model *model, const Samples *rows, const int64_t *index, lo
     return DONE;
 }
 
-/* In eight accumulators, added in the order of their numbers. */
+/* Uses eight accumulators, added in their order. */
 static double square_sum(const void *array, long n)
 {
     const REAL *x = array;
@@ -128,7 +128,7 @@ static double square_sum(const void *array, long n)
     return sum;
 }
 
-/* x[t] += decay[t] * x[t + 1], rows of `columns` numbers, from the last row but one to the first. */
+/* x[t] += decay[t] * x[t + 1], rows of `columns` numbers, backwards from the last row but one. */
 static void trace_back(void *array, const void *decays, long n, long columns)
 {
     REAL *x = array;
@@ -137,8 +137,8 @@ static void trace_back(void *array, const void *decays, long n, long columns)
         x[j] += decay[j] * x[j + columns];
 }
 
-/* Sums over the rows where `mask` holds: of each column, or of its squared distance from `centre`. What a sum loses to
- * rounding is added to the next number (Kahan), so that the mean of equal numbers is that number. */
+/* Sums over the rows where `mask` is true: of each column, or of its squared distance from `centre`. The rounding error
+ * is added to the next number (Kahan), so that the mean of equal numbers is that number. */
 static void column_sums(const void *array, const char *mask, long rows, long columns, const double *centre, double *sums)
 {
     enum { WIDE = 64 };
