@@ -55,12 +55,12 @@ def small_budgets(monkeypatch):
     evaluate = canter.evaluate
     average = canter.long_run_average
 
-    def train_briefly(env=None, *args, **kwargs):
-        if isinstance(env, canter.TrainConfig):
-            env = replace(env, total_steps=1, algorithm=replace(env.algorithm, epochs=1))
+    def train_briefly(first=None, /, *args, **kwargs):
+        if isinstance(first, canter.TrainConfig):
+            first = replace(first, total_steps=1, algorithm=replace(first.algorithm, epochs=1))
         else:
             kwargs |= {"total_steps": 1, "algorithm": {**kwargs.get("algorithm", {}), "epochs": 1}}
-        return train(env, *args, **kwargs, final_evaluation=False)
+        return train(first, *args, **kwargs, final_evaluation=False)
 
     def evaluate_briefly(policy, env=None, episodes=100, seed=0):
         return evaluate(policy, env, min(episodes, 2), seed)
