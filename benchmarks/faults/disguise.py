@@ -16,7 +16,7 @@ from kills import NAME
 
 from canter.core.storage.checkpoint import MANIFEST, CheckpointStore, load_checkpoint
 from canter.nn.policy_file import BEST, POLICIES, load_critic, load_policy
-from canter.runs.policies import INDEX, Hall
+from canter.runs.hall_of_fame import INDEX, HallOfFame
 from canter.runs.records import RECORD, run_status
 
 CALLS = {"builtins.open": ("{}", "w"), "posix.mkdir": ("{}",), "shutil.copyfile": ("/dev/null", "{}")}
@@ -55,7 +55,7 @@ def disguises(runs: Path) -> dict[str, Callable[[bytes], Any]]:
     folder, policy = runs / NAME, runs / "disguised.safetensors"
     store = CheckpointStore(folder / "checkpoints")
     index = next((runs / "hall_of_fame").glob(f"*/{INDEX}"))
-    hall = Hall(index.parent.parent, {"id": "x"})
+    hall = HallOfFame(index.parent.parent, {"id": "x"})
     hall.folder = index.parent
 
     def checkpoint(file: str, data: bytes) -> bool:

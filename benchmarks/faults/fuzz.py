@@ -43,7 +43,7 @@ from canter.nn.policy_file import (
     read_policy_file,
     write_policy_file,
 )
-from canter.runs.policies import INDEX, HallOfFame, HallOfFameCorrupt
+from canter.runs.hall_of_fame import INDEX, HallOfFame, HallOfFameCorrupt
 from canter.runs.records import RECORD, run_status
 from canter.runs.run_folder import RunFolder
 from canter.runs.state import TrainState

@@ -26,10 +26,10 @@ from canter.app.cli import main
 from canter.core.storage.checkpoint import CheckpointStore, load_checkpoint
 from canter.core.storage.validity import flatten
 from canter.nn.policy_file import BEST, POLICIES, read_policy_file
-from canter.runs.policies import HALL
+from canter.runs.hall_of_fame import HALL
 from canter.runs.records import run_status
-from canter.runs.run_folder import CONFIG, RunFolder, never_began
-from canter.runs.state import Parts
+from canter.runs.run_folder import CONFIG, RunFolder, is_unstarted
+from canter.runs.state import TrainState
 
 ITERATIONS = 14
 MILESTONE = 10
@@ -178,7 +178,7 @@ def differences(one: Any, other: Any) -> list[str]:
 def faults_of(folder: Path) -> str | None:
     """Why a folder could not be gone on with, if it could not."""
     if not (folder / CONFIG).exists():
-        return None if not folder.exists() or never_began(folder) else "there are no settings"
+        return None if not folder.exists() or is_unstarted(folder) else "there are no settings"
     try:
         store = CheckpointStore(folder / "checkpoints")
         if store.steps():
@@ -313,7 +313,7 @@ def arm(aim: Aim) -> None:
 
         setattr(os, name, counted)
 
-    def armed(folder: RunFolder, parts: Parts, *, final: bool = False) -> None:
+    def armed(folder: RunFolder, parts: TrainState, *, final: bool = False) -> None:
         if parts.run.iteration == aim.iteration and final == aim.final:
             for name in OPERATIONS:
                 hook(name)

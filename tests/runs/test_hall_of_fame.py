@@ -17,7 +17,7 @@ from canter.algorithms.ppo import PPOConfig
 from canter.core.specs import Discrete, EnvSpec, TensorSpec
 from canter.envs import EnvConfig
 from canter.nn.policy_file import load_policy, save_policy
-from canter.runs.policies import PLACES, Hall, enter_by_average, enter_hall_of_fame, problem_of
+from canter.runs.hall_of_fame import PLACES, HallOfFame, enter_by_average, enter_hall_of_fame, problem_of
 
 ENV = EnvConfig(id="CartPole-v1")
 
@@ -37,7 +37,7 @@ def finish(runs, name, mean, *, env=ENV, spread=0.0, seed=0):
 
 
 def hall(runs, env=ENV):
-    return Hall(runs / "hall_of_fame", {**problem_of(env), "episodes": 10})
+    return HallOfFame(runs / "hall_of_fame", {**problem_of(env), "episodes": 10})
 
 
 def test_a_run_is_told_whether_it_beat_all_before_it(tmp_path):
@@ -155,7 +155,7 @@ def test_an_index_that_cannot_be_read_is_set_aside(text, tmp_path, caplog):
     index.write_text(text)
     assert finish(tmp_path, "second", 2).startswith("First result")
     assert index.with_name("index.json.corrupt").read_text() == text
-    assert "the hall of fame begins anew" in caplog.text
+    assert "the hall of fame starts empty" in caplog.text
 
 
 def test_an_entry_cannot_lead_out_of_the_hall(tmp_path):
@@ -199,7 +199,7 @@ DRIVER = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-from canter.runs.hall_of_fame import Entry, Hall
+from canter.runs.hall_of_fame import Entry, HallOfFame
 
 def entry(number):
     about = dict(error=0.0, seed=0, env_steps=1, date="")
@@ -224,7 +224,7 @@ for after in (False, True):
     kill_at = 0
     while True:
         kill_at += 1
-        hall = Hall(Path(sys.argv[1]) / f"{after}-{kill_at}", {"id": "x"})
+        hall = HallOfFame(Path(sys.argv[1]) / f"{after}-{kill_at}", {"id": "x"})
         for number in range(5):
             hall.enter(entry(number), bytes([number]))
         pid = os.fork()
@@ -243,7 +243,7 @@ def test_killed_anywhere_on_entering_a_hall_is_as_before_or_as_after(tmp_path):
     subprocess.run([sys.executable, "-c", DRIVER, str(tmp_path)], check=True, timeout=300)
     seen = []
     for parent in sorted(tmp_path.iterdir()):
-        halls = Hall(parent, {"id": "x"})
+        halls = HallOfFame(parent, {"id": "x"})
         entries = halls.entries()
         seen.append([int(entry.return_) for entry in entries])
         for entry in entries:

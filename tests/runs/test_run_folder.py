@@ -127,7 +127,7 @@ def test_a_full_disk_costs_the_checkpoint_not_the_run(tmp_path, monkeypatch, cap
 
 def test_metrics_that_cannot_be_written_do_not_end_the_run(tmp_path, caplog):
     folder = RunFolder(tmp_path)
-    folder.metrics.mkdir()
+    folder.metrics.path.mkdir()
     train(config_for(iterations=1), folder=folder)
     assert "training goes on" in caplog.text
 
@@ -387,7 +387,7 @@ def test_metrics_that_the_disk_had_no_room_for_are_written_once_it_has(tmp_path,
 
     def look(report):
         fill(report)
-        sizes.append(folder.metrics.stat().st_size)
+        sizes.append(folder.metrics.path.stat().st_size)
 
     train(config_for(iterations=4), look, folder=folder)
     assert sizes[0] == sizes[1] == sizes[2] < sizes[3]

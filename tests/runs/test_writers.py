@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from canter.app.report import write_report
 from canter.config.presets import preset_for
 from canter.envs import EnvConfig
-from canter.runs.metrics import TensorBoardWriter, WandbWriter, Writers
 from canter.runs.run_folder import CheckpointConfig, RunFolder
+from canter.runs.writers import TensorBoardWriter, WandbWriter, Writers
 from canter.training.trainer import train
 
 
@@ -89,7 +89,7 @@ def test_a_writer_that_fails_is_warned_about_once_and_dropped(fails, expected, c
     assert names(sound) == ["start", "write", "write", "write", "close"]
     assert len(reports) == 3
     warnings = [record.message for record in caplog.records]
-    assert warnings == [f"Kept failed and is left out from here on ({fails[0]} is broken); training goes on"]
+    assert warnings == [f"Kept failed and is not used any more ({fails[0]} is broken); training goes on"]
 
 
 def test_an_interruption_is_no_failure_of_a_writer():
@@ -104,7 +104,7 @@ def test_an_interruption_is_no_failure_of_a_writer():
 
 
 def test_other_ranks_write_nothing(monkeypatch):
-    monkeypatch.setattr("canter.runs.metrics.distributed.rank", lambda: 1)
+    monkeypatch.setattr("canter.runs.writers.distributed.rank", lambda: 1)
     writer = Kept()
     with Writers([writer]) as writers:
         writers.start(short())

@@ -15,6 +15,7 @@ from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
+from canter.core.aliases import current_name, current_value
 from canter.core.hints import (
     accepts_none,
     config_classes,
@@ -79,6 +80,30 @@ def from_plain(plain: Any, base: C | type[C]) -> C:
         raise ConfigError(f"expected a mapping of settings, got {_show(plain)}")
     cls: Any = base if isinstance(base, type) else type(base)
     return _merge(plain, cls, None if cls is base else base, "")
+
+
+def with_current_names(plain: Any, cls: type) -> Any:
+    """Return plain settings of a dataclass with old names replaced (`SETTING_ALIASES`)."""
+    if not isinstance(plain, Mapping):
+        return plain
+    hints = field_hints(cls)
+    renamed: dict[str, Any] = {}
+    for written_name, value in plain.items():
+        name = current_name(cls, written_name, "")
+        if name in hints:
+            value = current_value(cls, name, value, name)
+            if isinstance(value, Mapping) and (member := _member(value, hints[name])) is not None:
+                value = with_current_names(value, member)
+        renamed[name] = value
+    return renamed
+
+
+def _member(plain: Mapping[str, Any], hint: Any) -> type | None:
+    """Return the dataclass that a plain mapping describes, None if it is not of a known kind."""
+    registry = registry_in(hint)
+    if registry is not None:
+        return registry.items().get(plain.get("kind", registry.default))
+    return next(iter(config_classes(hint)), None)
 
 
 def nest(overrides: Mapping[str, Any], free: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from canter.nn.policy_file import BEST, POLICIES, read_policy_file
 from canter.play.evaluation import EpisodesUnfinished, evaluate
 from canter.play.player import Player, check_positive
 from canter.play.video import Recorder, Strip, check_video, draw_without_display, pictures_explained
-from canter.runs.policies import enter_by_average
+from canter.runs.hall_of_fame import enter_by_average
 
 if TYPE_CHECKING:
     from canter.training.progress import Report

@@ -1,157 +1,136 @@
-"""Where metrics go besides the run's own file: TensorBoard, Weights & Biases, the console.
+"""The metrics log of a run, `metrics.jsonl`: writing, truncating and reading it, however damaged.
 
-All of them take the same rows (`Report.row()`) through the same three methods, and none of them can end a run.
+Reading does without torch, so that `canter runs` starts quickly.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
+import math
 import os
-import uuid
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol, Self
+from typing import Any
 
-from canter.core import distributed
-from canter.core.plain import to_plain
-from canter.core.storage.files import read_untrusted
+from canter.core.storage.files import append, open_untrusted, replace_file
+from canter.core.storage.strict import Malformed, parse_json
 
-logger = logging.getLogger(__name__)
+METRICS = "metrics.jsonl"
+DAMAGED = "metrics.damaged.jsonl"
+MAX_PENDING = 10_000
+"""Limit of rows that wait for space on the disk."""
+MAX_ROWS = 4000
+"""Number of rows above which only every n-th is read."""
+MAX_LINE = 1 << 20
+MAX_BYTES = 4 << 30
+TAIL = 1 << 16
+"""Bytes at the end of the file in which the last row is searched."""
 
+Row = dict[str, float]
+"""One row of the log, usually of one iteration: finite numbers by name."""
 
-class MetricWriter(Protocol):
-    """Takes the rows of a run, one per iteration; `env_steps` is the x-axis."""
-
-    def start(self, settings: dict[str, Any]) -> None:
-        """The run begins or goes on; `settings` are all of its settings as plain data."""
-        ...
-
-    def write(self, row: dict[str, Any]) -> None:
-        """One iteration: counters, times and metrics by name; None where there is no value yet."""
-        ...
-
-    def close(self) -> None:
-        """The run is over, whether it went well or not."""
-        ...
+_log = logging.getLogger(__name__)
 
 
-class Writers:
-    """Several writers as one; closed when left. One that fails is named in the log and dropped, and the run goes on.
-
-    Ranks other than the first write nothing.
-    """
-
-    def __init__(self, writers: Sequence[MetricWriter]) -> None:
-        self.active = list(writers) if distributed.rank() == 0 else []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._each("close")
-
-    def start(self, config: Any) -> None:
-        """Tell all that the run with these settings begins."""
-        if self.active:
-            self._each("start", to_plain(config))
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Give all of them a row."""
-        self._each("write", row)
-
-    def _each(self, method: str, *arguments: Any) -> None:
-        for writer in list(self.active):
-            try:
-                getattr(writer, method)(*arguments)
-            except Exception as error:
-                self.active.remove(writer)
-                if method != "close":
-                    self._close(writer)
-                name = type(writer).__name__
-                logger.warning("%s failed and is left out from here on (%s); training goes on", name, error)
-
-    def _close(self, writer: MetricWriter) -> None:
-        try:
-            writer.close()
-        except Exception as error:
-            logger.debug("%s could not be closed either (%s)", type(writer).__name__, error)
-
-
-class TensorBoardWriter:
-    """Event files for TensorBoard under `path`; what a continued run repeats replaces what was there."""
+class MetricsLog:
+    """Appends rows to the file; a disk that is full costs rows at most, never the run."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.settings, self.events = path, {}, None
-        self.tensorboard = import_extra("torch.utils.tensorboard", "tensorboard")
+        self.path = path
+        self.pending: deque[str] = deque(maxlen=MAX_PENDING)
+        """Lines that could not be written yet."""
 
-    def start(self, settings: dict[str, Any]) -> None:
-        """Nothing is written before the first row, which tells from which step on older rows are void."""
-        self.settings = settings
+    def append(self, row: dict[str, Any]) -> None:
+        """Append a row and its `wall_time`; if writing fails, retry with the next row."""
+        # JSON has neither NaN nor infinity.
+        finite = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
+        self.pending.append(json.dumps({**finite, "wall_time": time.time()}, allow_nan=False) + "\n")
+        try:
+            append(self.path, "".join(self.pending).encode())
+            self.pending.clear()
+        except OSError as error:
+            _log.warning("%s could not be written (%s); training goes on", self.path, error)
 
-    def write(self, row: dict[str, Any]) -> None:
-        """Every number under its name; those without a section go to `run/`."""
-        step = row["env_steps"]
-        if self.events is None:
-            self.events = self.tensorboard.SummaryWriter(str(self.path), purge_step=step)
-            self.events.add_text("settings", f"```\n{json.dumps(self.settings, indent=1)}\n```", step)
-        for name, value in row.items():
-            if value is not None and name != "env_steps":
-                self.events.add_scalar(name if "/" in name else f"run/{name}", value, step)
+    def truncate_after(self, iteration: int) -> None:
+        """Remove rows of later iterations, which are about to be repeated.
 
-    def close(self) -> None:
-        """Write what is still held back."""
-        if self.events is not None:
-            self.events.close()
+        Damaged lines are moved to a file of their own.
+        """
+        if not self.path.exists():
+            return
+        damaged_path = self.path.with_name(DAMAGED)
+        damaged = 0
 
+        def kept_lines() -> Iterator[bytes]:
+            nonlocal damaged
+            with open_untrusted(self.path, MAX_BYTES, within=self.path.parent) as file:
+                for line in iter(lambda: file.readline(MAX_LINE), b""):
+                    number = _iteration_of(line)
+                    if number is None:
+                        damaged += 1
+                        append(damaged_path, line.rstrip(b"\n") + b"\n")
+                    elif number <= iteration:
+                        yield line.rstrip(b"\n") + b"\n"
 
-class WandbWriter:
-    """A Weights & Biases run, kept under `path`.
-
-    Nobody needs an account: without a login it stays on this machine, until `wandb sync` sends it. The environment
-    variable `WANDB_MODE` takes precedence. A continued run goes on under the same id.
-    """
-
-    def __init__(self, path: Path, project: str = "canter") -> None:
-        self.path, self.project, self.run = path, project, None
-        self.wandb = import_extra("wandb", "wandb")
-
-    def start(self, settings: dict[str, Any]) -> None:
-        """Begin the run, or go on with it."""
-        identity = self.path / "wandb" / "id"  # the run's folder is there by now
-        identity.parent.mkdir(exist_ok=True)
-        if not identity.exists():
-            identity.write_text(uuid.uuid4().hex)
-        self.run = self.wandb.init(
-            project=self.project,
-            name=self.path.name,
-            id=read_untrusted(identity, 4096, within=self.path).decode(),
-            resume="allow",
-            dir=str(self.path),
-            config=settings,
-            mode=os.environ.get("WANDB_MODE") or self._mode(),
-            settings=self.wandb.Settings(silent=True, console="off"),
-        )
-
-    def write(self, row: dict[str, Any]) -> None:
-        """All numbers at their env step; one that was sent before, and is repeated alike, is not sent again."""
-        assert self.run is not None
-        self.run.log({name: value for name, value in row.items() if value is not None}, step=row["env_steps"])
-
-    def close(self) -> None:
-        """Wait until all is written."""
-        if self.run is not None:
-            self.run.finish()
-
-    def _mode(self) -> str:
-        return "online" if self.wandb.login(prompt=False, verify=False) else "offline"
+        try:
+            replace_file(self.path, kept_lines())
+        except OSError as error:
+            _log.warning("%s may contain some iterations twice (%s)", self.path, error)
+        if damaged:
+            _log.warning("%d damaged lines of %s are kept in %s", damaged, self.path, damaged_path)
 
 
-def import_extra(module: str, extra: str) -> ModuleType:
-    """A module that one of the package's extras brings; its absence is an error that says how to get it."""
+def _iteration_of(line: bytes) -> float | None:
+    """Return the iteration of a row; None if the line is damaged."""
     try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f'{extra} is not installed; to log to it: pip install "canter[{extra}]"') from error
+        return float(parse_json(line)["iteration"])
+    except (Malformed, ValueError, LookupError, TypeError, OverflowError):
+        return None
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the rows of a metrics log, about `MAX_ROWS` at most; skip damaged lines."""
+    try:
+        with open_untrusted(path, MAX_BYTES, within=path.parent) as file:
+            start = file.read(TAIL)
+            length = max(1.0, len(start) / max(1, start.count(b"\n")))
+            stride = max(1, math.ceil(os.fstat(file.fileno()).st_size / length / MAX_ROWS))
+            file.seek(0)
+            number = 0
+            line = b""
+            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b"")):
+                if number % stride == 0 and (row := parse_row(line)):
+                    yield row
+            if number % stride and (row := parse_row(line)):  # always include the last one
+                yield row
+    except OSError:
+        return
+
+
+def read_last_row(path: Path) -> Row:
+    """Return the last undamaged row, from the end of the file only; empty if there is none."""
+    try:
+        with open_untrusted(path, MAX_BYTES, within=path.parent) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            lines = file.read(TAIL).splitlines()
+    except OSError:
+        return {}
+    return next((row for line in reversed(lines) if (row := parse_row(line))), {})
+
+
+def parse_row(line: bytes) -> Row:
+    """Return the finite numbers of a line; empty if it is damaged or has no `env_steps`."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(content, dict):
+        return {}
+    row: Row = {}
+    for name, value in content.items():
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+            row[name] = float(value)
+    return row if "env_steps" in row else {}

@@ -1,8 +1,8 @@
-"""Which modules a run may import again: those that its user trusted when it was made.
+"""Modules that a run may import again: those that its user trusted when it was made.
 
-Whoever trains with `--allow-import my_module`, or gives a class of a module to Python, trusts that module. The run
-keeps it in `imports.json`, signed with a secret of this user, so that later commands need not be told again. A folder
-that comes from elsewhere carries no such signature and is trusted with nothing.
+A user who trains with `--allow-import my_module`, or passes a class of a module to Python, trusts
+that module. The run records it in `imports.json`, signed with a secret of this user, so that later
+commands need no flag. A folder from elsewhere lacks this signature, and nothing in it is trusted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def save_trusted_modules(folder: Path, run: str) -> None:
-    """Keep what is trusted now in a run's folder; where that cannot be, later commands must be told again."""
+    """Record the currently trusted modules in a run's folder."""
     modules = allowed_imports()
     if not modules:
         return
@@ -38,12 +38,13 @@ def save_trusted_modules(folder: Path, run: str) -> None:
 
 
 def trusted_modules(folder: Path) -> dict[str, str]:
-    """Modules that this user trusted for a run, and where they are; nothing for a run of somebody else."""
+    """Return the modules that this user trusted for a run, with their paths."""
     try:
-        found, secret = read_json(folder / IMPORTS), _secret()
+        content = read_json(folder / IMPORTS)
+        secret = _secret()
     except (OSError, Malformed):
         return {}
-    match found:
+    match content:
         case {"run": str(run), "modules": dict(modules), "signature": str(signature)}:
             if hmac.compare_digest(signature.encode(), _signature({"run": run, "modules": modules}, secret).encode()):
                 return {str(module): str(place) for module, place in modules.items()}
@@ -51,7 +52,7 @@ def trusted_modules(folder: Path) -> dict[str, str]:
 
 
 def import_trusted_modules(folder: Path) -> None:
-    """Trust again what was trusted when the run was made, and import it for what it registers."""
+    """Trust the modules of a run again, and import them for what they register."""
     for module, place in trusted_modules(folder).items():
         allow_import(module, place)
         try:
@@ -65,12 +66,12 @@ def _signature(content: dict[str, Any], secret: bytes) -> str:
 
 
 def _secret(*, create: bool = False) -> bytes:
-    """What only this user knows."""
+    """Return the secret of this user, which signs `imports.json`."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     path = Path(state) / "canter" / "secret"
     if create:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with folder_mutex(path.parent):  # two runs may begin at once
+        with folder_mutex(path.parent):  # two runs may start at once
             if not path.exists():
                 replace_file(path, secrets.token_hex(32).encode())
     return path.read_bytes()

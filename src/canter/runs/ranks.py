@@ -1,4 +1,4 @@
-"""One run folder for all ranks: rank 0 writes and reads it, others hand over their state and are told what to load."""
+"""The run folder of several ranks: rank 0 reads and writes, the others exchange state with it."""
 
 from __future__ import annotations
 
@@ -10,90 +10,119 @@ import torch
 from canter.core import distributed
 from canter.core.storage.lock import is_locked
 from canter.runs.run_folder import RunFolder
-from canter.runs.state import NullRunFolder, TrainState, gathered
+from canter.runs.state import TrainState, gather_ranks
 
 PATIENCE = 30.0
-"""Seconds to wait for the lock of ranks that are about to notice that their agent was killed."""
+"""Seconds to wait for the lock of earlier ranks, which still have to notice that torchrun was
+killed."""
 
 
 def for_all_ranks(folder: RunFolder) -> RunFolder | DistributedRunFolder:
-    """The folder as it is used in a world of several ranks, or of one."""
+    """Return the folder as it is in a world of one, otherwise its distributed version."""
     return folder if distributed.world_size() == 1 else DistributedRunFolder(folder)
 
 
+class NullRunFolder:
+    """The folder of a run that writes nothing."""
+
+    def restore(self, state: TrainState) -> bool:
+        """Return False: there is nothing to resume."""
+        return False
+
+    def saves_at(self, iteration: int) -> bool:
+        """Return False."""
+        return False
+
+    def log(self, row: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def save(self, state: TrainState, *, final: bool = False) -> None:
+        """Do nothing."""
+
+    def rescue(self, state: TrainState, tree: dict[str, Any], error: BaseException) -> str:
+        """Return that nothing was saved."""
+        return "Nothing was saved, as the run has no folder"
+
+    def black_box(self, tree: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
 class DistributedRunFolder(NullRunFolder):
-    """The folder of a run on every rank; what it does is for all ranks to call at the same time, but for the log."""
+    """A run folder for every rank; all ranks must call its methods together, except `log`."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self.folder, self.first = folder, distributed.rank() == 0
+        self.folder = folder
+        self.is_first = distributed.rank() == 0
 
     def __enter__(self) -> Self:
-        if self.first:
-            end = time.monotonic() + PATIENCE
-            while time.monotonic() < end and is_locked(self.folder.path):
+        if self.is_first:
+            deadline = time.monotonic() + PATIENCE
+            while time.monotonic() < deadline and is_locked(self.folder.path):
                 time.sleep(0.2)
             self.folder.__enter__()
         return self
 
     def __exit__(self, *raised: Any) -> None:
-        if self.first:
+        if self.is_first:
             self.folder.__exit__(*raised)
 
-    def restore(self, parts: TrainState) -> bool:
-        """Bring all parts to the newest valid checkpoint; without one, take one, so that any rank may be lost."""
-        if self.first:
-            found = self.folder.restore(parts)
+    def restore(self, state: TrainState) -> bool:
+        """Restore the newest valid checkpoint; without one write one, so that ranks may be lost."""
+        if self.is_first:
+            found = self.folder.restore(state)
             if not found:
-                parts.shared(None)
-                self.save(parts)
+                state.scatter(None)
+                self.save(state)
             return found
-        self.folder.iterations_per_tick, tree = parts.algorithm.iterations_per_tick, parts.shared(None)
+        self.folder.iterations_per_tick = state.algorithm.iterations_per_tick
+        tree = state.scatter(None)
         if tree is None:
-            self.save(parts)
+            self.save(state)
             return False
-        for name, part in parts.components().items():
-            part.load_state_dict(tree[name])
+        for name, component in state.components().items():
+            component.load_state_dict(tree[name])
         return True
 
     def saves_at(self, iteration: int) -> bool:
-        """Whether a checkpoint is due after that iteration by its number."""
+        """Return whether a checkpoint is due after that iteration by its number."""
         return self.folder.saves_at(iteration)
 
     def log(self, row: dict[str, Any]) -> None:
-        """Append one line."""
-        if self.first:
+        """Append a row to the metrics log; on rank 0 only."""
+        if self.is_first:
             self.folder.log(row)
 
-    def save(self, parts: TrainState, *, final: bool = False) -> None:
-        """Save what it is time for; rank 0 decides and asks the others for their state as often as it needs it."""
-        if self.first:
-            self.folder.save(_Asking(parts.algorithm, parts.collector, parts.run, parts.seed), final=final)
-            _from_rank_0(False)
+    def save(self, state: TrainState, *, final: bool = False) -> None:
+        """Save what is due; rank 0 decides and requests the state of all ranks if it needs it."""
+        if self.is_first:
+            requesting = _RequestingState(state.algorithm, state.collector, state.run, state.seed)
+            self.folder.save(requesting, final=final)
+            _broadcast_request(False)
         else:
-            while _from_rank_0(False):
-                parts.tree()
+            while _broadcast_request(False):
+                state.gather()
 
-    def rescue(self, parts: TrainState, tree: dict[str, Any], error: BaseException) -> str:
-        """Save the state of all ranks from before an error that all know of; says on each what was saved."""
-        tree = gathered(tree, parts.algorithm.policy.actor.state_dict())
-        told = self.folder.rescue(parts, tree, error) if self.first else ""
-        return distributed.broadcast_bytes(told.encode()).decode()
+    def rescue(self, state: TrainState, tree: dict[str, Any], error: BaseException) -> str:
+        """Save all ranks' state from before an error that all raise; return what was saved."""
+        tree = gather_ranks(tree, state.algorithm.policy.actor.state_dict())
+        saved = self.folder.rescue(state, tree, error) if self.is_first else ""
+        return distributed.broadcast_bytes(saved.encode()).decode()
 
     def black_box(self, tree: dict[str, Any]) -> None:
-        """Keep what explains a NaN; others have told rank 0 before, or are not asked."""
-        if self.first:
+        """Save rank 0's data for `canter explain`."""
+        if self.is_first:
             self.folder.black_box(tree)
 
 
-class _Asking(TrainState):
-    """Rank 0's parts, which ask the other ranks for their state before their own is looked at."""
+class _RequestingState(TrainState):
+    """Rank 0's state, which tells the other ranks to gather before it does so itself."""
 
-    def tree(self) -> dict[str, Any]:
-        """The state of all ranks."""
-        _from_rank_0(True)
-        return super().tree()
+    def gather(self) -> dict[str, Any]:
+        """Return the state of all ranks."""
+        _broadcast_request(True)
+        return super().gather()
 
 
-def _from_rank_0(more: bool) -> bool:
-    """Rank 0's word, whatever others say."""
-    return bool(distributed.broadcast_(torch.tensor(int(more))))
+def _broadcast_request(gather: bool) -> bool:
+    """Return rank 0's argument on every rank: whether all ranks gather their state now."""
+    return bool(distributed.broadcast_(torch.tensor(int(gather))))

@@ -1,15 +1,12 @@
-"""`run.json`: when, where and how a run was made, and how it ended.
+"""Records of runs: `run.json`, which says when, where and how a run was made and how it ended.
 
-Finding runs by what people type, without torch: `canter runs` should not wait for it.
-
-Reading what a run has left on disk, however damaged, without torch: `canter runs` should not wait for it.
+Also finds run folders by the name that a user types, and reads their settings. All of it does
+without torch, so that `canter runs` starts quickly.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import os
 import socket
 import sys
@@ -22,22 +19,23 @@ from typing import Any, Literal, cast
 from canter.core.machine import describe_machine, describe_versions
 from canter.core.plain import ConfigError
 from canter.core.registry import UserError, nearest
-from canter.core.storage.files import open_untrusted
 from canter.core.storage.lock import is_locked
 from canter.core.storage.strict import Malformed, read_json, read_yaml, write_json
 
-RECORD, CONFIG, METRICS = "run.json", "config.yaml", "metrics.jsonl"
+RECORD = "run.json"
+CONFIG = "config.yaml"
 
 Outcome = Literal["finished", "stopped", "failed"]
-"""It used up its budget or met a condition, it was asked to stop before, or an error ended it."""
+"""`finished`: the budget is used up or an end condition is met; `stopped`: by a signal or the
+caller; `failed`: by an error."""
 Status = Literal["running", "finished", "stopped", "failed", "interrupted", "unknown"]
-"""`interrupted`: its process died without reporting it, by `kill -9` or with the machine."""
+"""`interrupted`: the process died without writing its outcome, by `kill -9` or with the machine."""
 
 _log = logging.getLogger(__name__)
 
 
 class RunRecord:
-    """Writes the record of a run; a disk that refuses costs the record, never the run."""
+    """Writes the record of a run; a failure to write costs the record, never the run."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / RECORD
@@ -45,18 +43,19 @@ class RunRecord:
 
     @property
     def identity(self) -> str | None:
-        """What tells the run from all others; None where nothing is written of it."""
-        found = read_record(self.path.parent).get("id")
-        return found if isinstance(found, str) else None
+        """The unique id of the run; None without a record."""
+        identity = read_record(self.path.parent).get("id")
+        return identity if isinstance(identity, str) else None
 
     def begin(self, identity: str, about: dict[str, Any]) -> None:
-        """Note that this process works on the run, and what the algorithm says `about` itself.
+        """Record that this process runs it; `about` is the algorithm's description.
 
-        A run that goes on keeps the time of its start.
+        A run that resumes keeps the time of its start.
         """
         from canter.core import distributed
 
-        now, before = _now(), read_record(self.path.parent)
+        now = _now()
+        before = read_record(self.path.parent)
         self.content = {
             "id": identity,
             "status": "running",
@@ -77,10 +76,10 @@ class RunRecord:
         }
         self._write()
 
-    def end(self, ending: Outcome, error: BaseException | None = None, ended_by: str | None = None) -> None:
-        """Note how it ended, and for a finished run which setting ended it."""
+    def end(self, outcome: Outcome, error: BaseException | None = None, ended_by: str | None = None) -> None:
+        """Record the outcome, and for a finished run the setting that ended it."""
         text = None if error is None else f"{type(error).__name__}: {error}"[:2000]
-        self.content |= {"status": ending, "ended": _now(), "ended_by": ended_by, "error": text}
+        self.content |= {"status": outcome, "ended": _now(), "ended_by": ended_by, "error": text}
         self._write()
 
     def note(self, **facts: Any) -> None:
@@ -96,14 +95,14 @@ class RunRecord:
 
 
 def write_score(folder: Path, score: dict[str, Any]) -> None:
-    """Add to a record how good the final policy was in new episodes; a disk that refuses costs only that."""
+    """Add the score of the final policy in new episodes to the record of a run."""
     record = RunRecord(folder)
     record.content = read_record(folder)
     record.note(score=score)
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The record of a run; empty if there is none, or it cannot be read."""
+    """Return the record of a run; empty if there is none or it cannot be read."""
     try:
         content = read_json(folder / RECORD)
     except (OSError, Malformed):
@@ -112,131 +111,81 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def run_status(folder: Path) -> Status:
-    """Whether a run goes on, or how it ended; a process of another machine is believed to be alive."""
+    """Return the status of a run; a process of another machine counts as running."""
     status = read_record(folder).get("status")
     if status == "running" and not is_locked(folder):
         return "interrupted"
-    return cast(Status, status) if status in ("running", "finished", "stopped", "failed") else "unknown"
+    known = status in ("running", "finished", "stopped", "failed")
+    return cast(Status, status) if known else "unknown"
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-RUNS, LATEST = Path("runs"), "latest"
+RUNS = Path("runs")
+LATEST = "latest"
 SWEEP = "sweep.json"
-"""In the folder of a sweep: what is to be run."""
+"""File with the plan of a sweep, in its folder."""
 
 
-def find_run(text: str, parent: Path = RUNS) -> Path:
-    """The run folder that `text` means: a path, `latest`, or the beginning of exactly one name under `parent`."""
-    if (exact := _exactly(text, parent)) is not None:
+def find_run(text: str, runs: Path = RUNS) -> Path:
+    """Return the run folder that `text` names.
+
+    It is a path, `latest`, or the beginning of exactly one name in the folder `runs`.
+    """
+    if (exact := _exactly(text, runs)) is not None:
         return exact
-    matching = list(_matching(text, parent))
+    matching = list(_matching(text, runs))
     if len(matching) == 1:
         return matching[0]
     if matching:
         raise UserError(f"{text!r} could be any of {', '.join(sorted(path.name for path in matching))}")
-    raise UserError(
-        f"no run {text!r} here or under {parent}: {nearest(text, [path.name for path in run_folders(parent)])}"
-    )
+    raise UserError(f"no run {text!r} here or under {runs}: {nearest(text, [path.name for path in run_folders(runs)])}")
 
 
-def find_all(text: str, parent: Path = RUNS) -> list[Path]:
-    """All runs that `text` means: one, those of a folder such as a sweep's, or all whose names begin with it."""
-    if (exact := _exactly(text, parent)) is not None:
+def find_all(text: str, runs: Path = RUNS) -> list[Path]:
+    """Return all runs that `text` names: one, those in a folder, or all with this prefix."""
+    if (exact := _exactly(text, runs)) is not None:
         return [exact]
-    for folder in (Path(text), parent / text):
+    for folder in (Path(text), runs / text):
         if folder.is_dir() and (inside := list(run_folders(folder))):
             return inside
-    return list(_matching(text, parent)) or [find_run(text, parent)]
+    return list(_matching(text, runs)) or [find_run(text, runs)]
 
 
-def run_folders(parent: Path, marks: tuple[str, ...] = (CONFIG,)) -> Iterator[Path]:
-    """The runs in a folder, and in the folders of sweeps within it, by name: folders with one of the files `marks`."""
-    for path in sorted(parent.iterdir()) if parent.is_dir() else []:
+def run_folders(runs: Path, marks: tuple[str, ...] = (CONFIG,)) -> Iterator[Path]:
+    """Yield the runs, folders with one of the files `marks`, in a folder and its sweeps."""
+    for path in sorted(runs.iterdir()) if runs.is_dir() else []:
         if path.is_symlink() or not path.is_dir():
             continue
-        if any(os.path.isfile(path / name) for name in marks):  # False, not an error, in a folder of somebody else
+        if any(os.path.isfile(path / name) for name in marks):  # False, not an error, without permission to read it
             yield path
         elif os.path.isfile(path / SWEEP):
             yield from run_folders(path, marks)
 
 
-def _exactly(text: str, parent: Path) -> Path | None:
-    for candidate in (Path(text), parent / text):
+def _exactly(text: str, runs: Path) -> Path | None:
+    for candidate in (Path(text), runs / text):
         if (candidate / CONFIG).is_file():
             return candidate.resolve() if candidate.is_symlink() else candidate
     return None
 
 
-def _matching(text: str, parent: Path) -> Iterator[Path]:
-    """Runs whose name, or name in their sweep, begins so."""
-    for path in run_folders(parent):
-        if path.name.startswith(text) or str(path.relative_to(parent)).startswith(text):
+def _matching(text: str, runs: Path) -> Iterator[Path]:
+    """Yield runs whose name, or path in their sweep, begins with `text`."""
+    for path in run_folders(runs):
+        if path.name.startswith(text) or str(path.relative_to(runs)).startswith(text):
             yield path
 
 
-MAX_ROWS = 4000
-"""Of longer files only every n-th row is read."""
-MAX_LINE = 1 << 20
-MAX_BYTES = 4 << 30
 MAX_SETTINGS = 1000
-TAIL = 1 << 16
-"""Where the last row is looked for."""
-
-Row = dict[str, float]
-"""One iteration: names to finite numbers."""
-
-
-def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a metrics file, thinned out to about `MAX_ROWS`; what is no row is passed over."""
-    try:
-        with open_untrusted(path, MAX_BYTES, within=path.parent) as file:
-            start = file.read(TAIL)
-            length = max(1.0, len(start) / max(1, start.count(b"\n")))
-            stride = max(1, math.ceil(os.fstat(file.fileno()).st_size / length / MAX_ROWS))
-            file.seek(0)
-            number, line = 0, b""
-            for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b"")):
-                if number % stride == 0 and (row := parse_row(line)):
-                    yield row
-            if number % stride and (row := parse_row(line)):  # the last one is always shown
-                yield row
-    except OSError:
-        return
-
-
-def read_last_row(path: Path) -> Row:
-    """The last whole row of a metrics file, without reading the others; empty if there is none near the end."""
-    try:
-        with open_untrusted(path, MAX_BYTES, within=path.parent) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-            lines = file.read(TAIL).splitlines()
-    except OSError:
-        return {}
-    return next((row for line in reversed(lines) if (row := parse_row(line))), {})
-
-
-def parse_row(line: bytes) -> Row:
-    """The finite numbers of one line; empty where the line is torn or holds no `env_steps`."""
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(content, dict):
-        return {}
-    row: Row = {}
-    for name, value in content.items():
-        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
-            row[name] = float(value)
-    return row if "env_steps" in row else {}
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """A run's settings as dotted key paths; empty where the file cannot be read.
+    """Return a run's settings by dotted key path; empty if the file cannot be read.
 
-    Older or newer versions may know other settings, so they are shown as they are and not checked.
+    They are not checked, because other versions of Canter may have written them.
     """
     try:
         content, _ = read_yaml(path, within=path.parent)
@@ -246,7 +195,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def flatten(plain: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Dotted key paths and values of nested mappings; an empty mapping is a value."""
+    """Yield dotted key paths and values of nested mappings; an empty mapping is a value."""
     if isinstance(plain, dict) and plain and depth < 20:
         for name, value in plain.items():
             yield from flatten(value, f"{key}.{name}" if key else str(name), depth + 1)

@@ -1,9 +1,8 @@
-"""What a run leaves on disk: settings, metrics, checkpoints and policies, with one writer at a time."""
+"""The folder of a run: settings, metrics, checkpoints and policies, with one writer at a time."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import math
 import os
@@ -11,58 +10,59 @@ import re
 import time
 import traceback
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from canter.core.plain import with_current_names
 from canter.core.registry import UserError
 from canter.core.specs import EnvFailed, Stateful
 from canter.core.storage.checkpoint import CheckpointCorrupt, CheckpointStore, NoCheckpoint, save_checkpoint
-from canter.core.storage.files import Unreadable, append, open_untrusted, replace_file
+from canter.core.storage.files import Unreadable, replace_file
 from canter.core.storage.lock import RunLock
-from canter.core.storage.tree import Malformed, parse_json
 from canter.core.storage.validity import NonFiniteParameters, check_finite, check_same, check_same_shape
+from canter.nn.actor_critic import ModelConfig
 from canter.nn.policy_file import POLICIES
+from canter.runs.metrics import DAMAGED, METRICS, MetricsLog
 from canter.runs.permissions import save_trusted_modules
 from canter.runs.policies import Policies, ProgressSnapshot
-from canter.runs.records import CONFIG, LATEST, MAX_BYTES, MAX_LINE, METRICS, RunRecord
+from canter.runs.records import CONFIG, LATEST, Outcome, RunRecord
 from canter.runs.state import ProgressSource, TrainState
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
-DAMAGED, EDITS = "metrics.damaged.jsonl", "edits.jsonl"
-MAX_UNWRITTEN = 10_000
-"""Metric lines that wait for room on the disk."""
+EDITS = "edits.jsonl"
 TRACEBACK = "traceback.txt"
 BLACK_BOX = "black_box"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When the state of a run is saved, and how much of it is kept."""
+    """Schedule of checkpoints and policies, and how many are kept."""
 
     save_every: int = 50
-    """Iterations between checkpoints, or so many thousand steps with an algorithm of short iterations; there is one at
-    the end in any case."""
+    """Iterations between checkpoints (thousands of steps for algorithms with short iterations);
+    there is always one at the end."""
     save_seconds: float | None = None
-    """Also as soon as so many seconds have passed since the last one and a row of the log is written: what a rank that
-    is killed costs at most. Null for never. Does not change what is learned."""
+    """Seconds after which the next row of the log also writes a checkpoint, which limits what a
+    killed run loses; null for never. Does not change what is learned."""
     keep_last: int = 3
-    """How many of the newest checkpoints stay."""
+    """Number of newest checkpoints that are kept."""
     num_checkpoints: int = 0
-    """Checkpoints spread evenly over the run that stay for ever, each with a numbered policy file."""
+    """Number of checkpoints spread evenly over the run that are kept for ever, each with a numbered
+    policy file."""
     best: bool = True
     """Keep the best policy."""
     best_by: Literal["return", "lta", "evaluation"] = "return"
-    """What makes it the best: the mean return of the last 100 episodes, the raw reward per unit of time in the last
-    20 rollouts, once there were as many, or the mean return of an evaluation (`evaluate.every`)."""
+    """Score of the best policy: mean return of the last 100 episodes (`return`), raw reward per
+    unit of time in the last 20 rollouts (`lta`), or mean return of an evaluation (`evaluation`,
+    needs `evaluate.every`)."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
+        """Raise UserError for values outside their range."""
         for name, least in (("save_every", 1), ("keep_last", 1), ("num_checkpoints", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"{name}={getattr(self, name)} must be at least {least}")
@@ -71,24 +71,25 @@ class CheckpointConfig:
 
 
 class RunFolder:
-    """Everything that one run leaves, locked while it is entered.
+    """All files of one run, locked while it is entered.
 
         config.yaml     the settings
         run.json        when, where and how it ran, and how it ended
-        metrics.jsonl   a line per iteration, or per `log_every` of them
-        checkpoints/    step-000000001234/, ...: what is needed to go on exactly
-        traceback.txt   what raised the error that ended it, if one did
-        black_box/      rollout, weights and random states before something was NaN or infinite, if that happened
+        metrics.jsonl   one row per iteration, or per `log_every` iterations
+        checkpoints/    step-000000001234/, ...: the complete state, to resume exactly
+        traceback.txt   traceback of the error that ended the run, if one did
+        black_box/      rollout, weights and random states before the first NaN or infinity, if any
         policies/       best, step-000123456, ..., final_actor and final_critic, each usable alone
 
-    Entering makes the folder and lets `latest` beside it point to it. Nothing is touched before. `settings` is the text
-    of `config.yaml`, which changes only once a checkpoint was found to fit; None leaves the file as it is. `examine` is
-    called before, with the settings that the checkpoint was made with and how far it is, and may refuse to go on.
+    Entering creates the folder and points the link `latest` beside it to it; nothing is written
+    before. `settings` is the text of `config.yaml`, which is replaced only after a checkpoint has
+    been found to fit; None leaves the file unchanged. `examine` is called before that with the
+    settings and the progress of the checkpoint, and may raise to refuse.
 
-    A run whose checkpoints are gone does not start over by itself. `from_scratch` means it: what there is of an earlier
-    attempt is set aside, and nothing of it is deleted.
+    A run whose checkpoints are lost does not start over by itself. `from_scratch` makes it, and
+    moves the files of the earlier attempt to a folder of their own.
 
-    A disk that is full or fails costs what was being written, never the run and never an older checkpoint or policy.
+    A full or failing disk costs only what is being written, never the run or an older file.
     """
 
     def __init__(
@@ -100,25 +101,27 @@ class RunFolder:
         examine: Callable[[str | None, ProgressSnapshot], None] = lambda settings, progress: None,
         from_scratch: bool = False,
     ) -> None:
-        self.path = path = Path(path)
-        self.settings, self.config = settings, checkpoints or CheckpointConfig()
-        self.examine, self.from_scratch = examine, from_scratch
-        self.metrics = path / METRICS
-        self.store = CheckpointStore(path / CHECKPOINTS, keep_last=self.config.keep_last)
-        self.policies = Policies(path / POLICIES, self.config.best_by)
-        self.lock, self.record = RunLock(path), RunRecord(path)
+        self.path = Path(path)
+        self.config = checkpoints or CheckpointConfig()
+        self.settings = settings
+        self.examine = examine
+        self.from_scratch = from_scratch
+        self.lock = RunLock(self.path)
+        self.record = RunRecord(self.path)
+        self.metrics = MetricsLog(self.path / METRICS)
+        self.store = CheckpointStore(self.path / CHECKPOINTS, keep_last=self.config.keep_last)
+        self.policies = Policies(self.path / POLICIES, self.config.best_by)
+        self.iterations_per_tick = 1
+        """Iterations that count as one in `save_every`, see `Algorithm.iterations_per_tick`."""
         self._run: ProgressSource | None = None
-        """What is being written down; None before `restore`."""
+        """Counters of the run; None before `restore`."""
+        self._identity = uuid.uuid4().hex
+        """Unique id of the run, which checkpoints and the record share."""
         self._saved: int | None = None
         """Iteration of the checkpoint that this process wrote or read last."""
         self._saved_at = time.monotonic()
-        self.iterations_per_tick = 1
-        """Iterations that count as one in `save_every`, see `Algorithm.iterations_per_tick`."""
         self._milestones = 0
-        """How many of the checkpoints that are kept for ever lie behind."""
-        self._identity = uuid.uuid4().hex
-        self._unwritten: deque[str] = deque(maxlen=MAX_UNWRITTEN)
-        """Metric lines for which the disk had no room."""
+        """Number of passed milestones: checkpoints that are kept for ever."""
 
     def __enter__(self) -> Self:
         with ExitStack() as undo:
@@ -130,128 +133,206 @@ class RunFolder:
             if self.settings is not None and not (self.path / CONFIG).exists():
                 replace_file(self.path / CONFIG, self.settings.encode())
             self.policies.open()
-            _point_to(self.path)
+            _link_latest(self.path)
             undo.pop_all()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        run, self._run = self._run, None
+        run = self._run
+        self._run = None
         if run is not None:
-            ended_by = run.progress().ended_by if error is None else None
-            ending = "stopped" if ended_by is None else "finished"
-            if error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
-                ending = "failed"
-            self.record.end(ending, error if ending == "failed" else None, ended_by)
+            self._record_end(run.progress().ended_by, error)
         self.lock.__exit__(kind, error, traceback)
 
-    def restore(self, parts: TrainState) -> bool:
-        """Bring all parts to the newest valid checkpoint; False if none was ever taken.
-
-        Raises `NoCheckpoint` where there are some and all are corrupt, or none and metrics or policies tell of a run:
-        starting from zero must not happen by itself. Raises `Mismatch`, and leaves all files as they are, where a
-        checkpoint was made by another run, with another seed, for another environment, other networks or another
-        optimiser, or is not of the iteration that its name says.
-        """
-        self.iterations_per_tick, found = parts.algorithm.iterations_per_tick, bool(self.store.steps())
-        if found:
-            self._saved, tree = self.store.load_latest()
-            tree = parts.shared(tree) or tree
-            self._check(self._saved, tree, parts)
-            for name, part in parts.components().items():
-                self._load(part, name, tree[name], self._saved)
-            progress = parts.run.progress()
-            what = f"checkpoint {self.store.path(self._saved)}"
-            check_same(what, {"iteration": progress.iteration}, {"iteration": self._saved})
-            self._identity = tree["identity"]["run"]
-            self.examine(tree["identity"]["settings"], progress)
-        elif left := self.leftovers():
-            raise NoCheckpoint(
-                f"{self.path} has {' and '.join(left)} but no checkpoint in {self.store.folder}, and a run does not "
-                f"start over by itself; whoever means it: canter resume {self.path} --from-scratch"
-            )
+    def _record_end(self, ended_by: str | None, error: BaseException | None) -> None:
+        outcome: Outcome = "stopped"
+        if error is None:
+            if ended_by is not None:
+                outcome = "finished"
+            self.record.end(outcome, None, ended_by)
+        elif isinstance(error, KeyboardInterrupt | SystemExit):
+            self.record.end("stopped")
         else:
+            self.record.end("failed", error)
+
+    # Resuming
+
+    def restore(self, state: TrainState) -> bool:
+        """Restore the newest valid checkpoint; return False if none was ever written.
+
+        Raises NoCheckpoint if all checkpoints are corrupt, or if there is none although metrics or
+        policies show that the run has trained. Raises Mismatch, and leaves all files unchanged, if
+        the checkpoint is of another run, seed, environment, network, optimizer or iteration.
+        """
+        self.iterations_per_tick = state.algorithm.iterations_per_tick
+        found = bool(self.store.steps())
+        if found:
+            self._restore_checkpoint(state)
+        else:
+            self._check_untrained()
             self._identity = self.record.identity or self._identity
-        self._forget_after(self._saved or 0)
+        self.metrics.truncate_after(self._saved or 0)
         if self.settings is not None:
             replace_file(self.path / CONFIG, self.settings.encode())
-        self._run, self._milestones = parts.run, self._milestones_behind(parts.run.progress())
-        self.record.begin(self._identity, parts.algorithm.about())
+        self._run = state.run
+        self._milestones = self._passed_milestones(state.run.progress())
+        self.record.begin(self._identity, state.algorithm.about())
         save_trusted_modules(self.path, self._identity)
         return found
 
-    def leftovers(self) -> list[str]:
-        """What tells that training has been here, besides checkpoints."""
-        metrics = self.metrics.is_file() and self.metrics.stat().st_size > 0
-        policies = any((self.path / POLICIES).glob("*.safetensors"))
-        return [what for what, there in (("metrics", metrics), ("policies", policies)) if there]
+    def _restore_checkpoint(self, state: TrainState) -> None:
+        iteration, tree = self.store.load_latest()
+        tree = state.scatter(tree) or tree
+        self._check_fits(iteration, tree, state)
+        for name, component in state.components().items():
+            self._load_component(component, name, tree[name], iteration)
+        progress = state.run.progress()
+        what = f"checkpoint {self.store.path(iteration)}"
+        check_same(what, {"iteration": progress.iteration}, {"iteration": iteration})
+        self._saved = iteration
+        self._identity = tree["identity"]["run"]
+        self.examine(tree["identity"]["settings"], progress)
 
-    def saves_at(self, iteration: int) -> bool:
-        """Whether a checkpoint is due after that iteration by its number; there may be further ones."""
-        return iteration % (self.config.save_every * self.iterations_per_tick) == 0
+    def _check_fits(self, iteration: int, tree: dict[str, Any], state: TrainState) -> None:
+        """Raise Mismatch or CheckpointCorrupt unless the checkpoint was made by such a run."""
+        what = f"checkpoint {self.store.path(iteration)}"
+        check_same(what, {"parts": sorted(tree)}, {"parts": sorted(["identity", "made_for", *state.components()])})
+        match tree["identity"]:
+            case {"run": str(run), "settings": str() | None}:
+                check_same(what, {"run": run}, {"run": self.record.identity or run})
+            case _:
+                raise CheckpointCorrupt(self.store.path(iteration), "it does not say which run it is of")
+        made_for = tree["made_for"]
+        if isinstance(made_for, dict) and "model" in made_for:
+            made_for = made_for | {"model": with_current_names(made_for["model"], ModelConfig)}
+        check_same(what, made_for, state.fingerprint())
+        variable = state.algorithm.variable_size_keys
+
+        def fixed_size(algorithm: dict[str, Any]) -> dict[str, Any]:
+            return {"algorithm": {name: value for name, value in algorithm.items() if name not in variable}}
+
+        check_same_shape(what, fixed_size(tree["algorithm"]), fixed_size(state.algorithm.state_dict()))
+
+    def _load_component(self, component: Stateful, name: str, saved: Any, iteration: int) -> None:
+        try:
+            component.load_state_dict(saved)
+        except EnvFailed:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = f"its {name} cannot be restored ({type(error).__name__}: {error})"
+            raise CheckpointCorrupt(self.store.path(iteration), reason) from error
+
+    def _check_untrained(self) -> None:
+        """Raise NoCheckpoint if there are results of training, which must not restart by itself."""
+        if leftovers := self.leftovers():
+            raise NoCheckpoint(
+                f"{self.path} has {' and '.join(leftovers)} but no checkpoint in {self.store.folder}, and a run does "
+                f"not start over by itself. To start from scratch: canter resume {self.path} --from-scratch"
+            )
+
+    def leftovers(self) -> list[str]:
+        """Return the kinds of results, besides checkpoints, that show that the run has trained."""
+        leftovers: list[str] = []
+        if self.metrics.path.is_file() and self.metrics.path.stat().st_size > 0:
+            leftovers.append("metrics")
+        if any((self.path / POLICIES).glob("*.safetensors")):
+            leftovers.append("policies")
+        return leftovers
+
+    # Training
 
     def log(self, row: dict[str, Any]) -> None:
-        """Append one line; `wall_time` says when. What the disk refuses is tried again with the next one."""
-        # JSON knows neither NaN nor infinity.
-        fine = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
-        self._unwritten.append(json.dumps({**fine, "wall_time": time.time()}, allow_nan=False) + "\n")
-        try:
-            append(self.metrics, "".join(self._unwritten).encode())
-            self._unwritten.clear()
-        except OSError as error:
-            logger.warning("%s could not be written (%s); training goes on", self.metrics, error)
+        """Append a row to the metrics log."""
+        self.metrics.append(row)
 
-    def save(self, parts: TrainState, *, final: bool = False) -> None:
-        """Save what it is time for: called after every iteration, and once more at the end.
+    def saves_at(self, iteration: int) -> bool:
+        """Return whether a checkpoint is due after that iteration by its number."""
+        return iteration % (self.config.save_every * self.iterations_per_tick) == 0
 
-        Raises `NonFiniteParameters` before a checkpoint or policy with NaN or infinity in it would be written.
+    def save(self, state: TrainState, *, final: bool = False) -> None:
+        """Save what is due; called after every iteration, and with `final` at the end.
+
+        Raises NonFiniteParameters instead of writing a checkpoint or policy with NaN or infinity.
         """
-        run, config = parts.run.progress(), self.config
-        behind = self._milestones_behind(run)
-        milestone, self._milestones = behind > self._milestones, behind
-        if config.best:
-            self.policies.consider(parts.algorithm, run)
-        late = config.save_seconds is not None and time.monotonic() - self._saved_at >= config.save_seconds
-        if not (final or milestone or late or self.saves_at(run.iteration)):
+        progress = state.run.progress()
+        passed = self._passed_milestones(progress)
+        is_milestone = passed > self._milestones
+        self._milestones = passed
+        if self.config.best:
+            self.policies.consider(state.algorithm, progress)
+        if not (final or is_milestone or self._is_late() or self.saves_at(progress.iteration)):
             return
-        # Policies first: whatever they miss by a kill, the run that goes on from the checkpoint before does again.
+        # Policies first: if a kill prevents one, the run that resumes from the checkpoint before
+        # writes it again.
         self.policies.save_best()
-        if milestone:
-            self.policies.save_numbered(parts.algorithm, run)
+        if is_milestone:
+            self.policies.save_numbered(state.algorithm, progress)
         if final:
-            self.policies.save_final(parts.algorithm, run)
-        if run.iteration != self._saved:
-            self._save_checkpoint(parts, run.iteration, keep=milestone)
+            self.policies.save_final(state.algorithm, progress)
+        if progress.iteration != self._saved:
+            self._save_checkpoint(state.gather(), state, keep=is_milestone)
 
-    def rescue(self, parts: TrainState, tree: dict[str, Any], error: BaseException) -> str:
-        """Save a state from before an error instead of the parts' own, and the traceback; says what was saved.
+    def _passed_milestones(self, progress: ProgressSnapshot) -> int:
+        fraction = min(progress.fraction, 1.0)
+        return math.floor(fraction * self.config.num_checkpoints + 1e-9)  # 3 * (1 / 3) may be below 1
 
-        The counters of the parts are those of `tree`.
+    def _is_late(self) -> bool:
+        seconds = self.config.save_seconds
+        return seconds is not None and time.monotonic() - self._saved_at >= seconds
+
+    def _save_checkpoint(self, tree: dict[str, Any], state: TrainState, *, keep: bool) -> None:
+        iteration = state.run.progress().iteration
+        check_finite({"algorithm": tree["algorithm"]}, f"checkpoint of iteration {iteration}")
+        identity = {"run": self._identity, "settings": self.settings}
+        try:
+            self.store.save(iteration, {"identity": identity, "made_for": state.fingerprint(), **tree}, keep=keep)
+            self._saved = iteration
+            self._saved_at = time.monotonic()
+        except (OSError, CheckpointCorrupt) as error:
+            logger.error("checkpoint of iteration %d was not saved (%s); older ones are intact", iteration, error)
+
+    @property
+    def unsaved(self) -> list[str]:
+        """Files that a full or failing disk has prevented so far."""
+        reached = None if self._run is None else self._run.progress().iteration
+        checkpoint = [] if reached == self._saved else [f"the checkpoint of iteration {reached}"]
+        metrics = [f"{len(self.metrics.pending)} rows of metrics"] if self.metrics.pending else []
+        return [*checkpoint, *metrics, *sorted(self.policies.unsaved)]
+
+    # Failing
+
+    def rescue(self, state: TrainState, tree: dict[str, Any], error: BaseException) -> str:
+        """Save `tree`, the state before an error, and the traceback; return what was saved.
+
+        The counters in `state` are those of `tree`.
         """
-        run = parts.run.progress()
-        trace = self._note(error)
+        progress = state.run.progress()
+        trace = self._write_traceback(error)
         self.policies.save_best()
         with suppress(NonFiniteParameters):
-            if run.iteration != self._saved:
-                self._save_checkpoint(parts, run.iteration, keep=False, tree=tree)
-        if run.iteration != self._saved:
+            if progress.iteration != self._saved:
+                self._save_checkpoint(tree, state, keep=False)
+        if progress.iteration != self._saved:
             return f"The state before it could not be saved, older checkpoints are intact; the traceback is in {trace}"
-        done = f"{run.iteration} iteration{'s' * (run.iteration != 1)} ({run.env_steps:,} steps)"
-        restart = tree["collector"]["episodes_restart"]
-        anew = "" if restart is None else f"; episodes will start anew, as {restart}"
+        plural = "" if progress.iteration == 1 else "s"
+        done = f"{progress.iteration} iteration{plural} ({progress.env_steps:,} steps)"
+        reason = tree["collector"]["episodes_restart"]
+        restart = "" if reason is None else f"; episodes will restart, as {reason}"
         lost = "Only that rollout was lost, and nothing was learned from it"
-        return f"{lost}: {done} are saved{anew}. The traceback is in {trace}"
+        return f"{lost}: {done} are saved{restart}. The traceback is in {trace}"
 
     def black_box(self, tree: dict[str, Any]) -> None:
-        """Keep what explains a NaN, in the place of an older one."""
+        """Save what explains a NaN, replacing an older one."""
         try:
             save_checkpoint(self.path / BLACK_BOX, tree, replace=True)
         except (OSError, ValueError, TypeError) as error:
             logger.warning("%s could not be written (%s)", self.path / BLACK_BOX, error)
 
-    def _note(self, error: BaseException) -> Path:
-        """Write the traceback of what ended the run to a file."""
+    def _write_traceback(self, error: BaseException) -> Path:
         lines = traceback.format_exception(error)
         for link in error_chain(error):
+            # EnvFailed has `trace`, an error of another rank has `where` too; other errors have
+            # neither.
             if trace := getattr(link, "trace", ""):
                 lines.append(f"\n{getattr(link, 'where', 'in the process of the environment')}:\n{trace}")
         path = self.path / TRACEBACK
@@ -261,91 +342,22 @@ class RunFolder:
             logger.error("%s could not be written (%s)", path, failure)
         return path
 
-    def _save_checkpoint(self, parts: TrainState, iteration: int, *, keep: bool, tree: dict[str, Any] | None = None) -> None:
-        tree = tree or parts.tree()
-        check_finite({"algorithm": tree["algorithm"]}, f"checkpoint of iteration {iteration}")
-        try:
-            identity = {"run": self._identity, "settings": self.settings}
-            self.store.save(iteration, {"identity": identity, "made_for": parts.describe(), **tree}, keep=keep)
-            self._saved, self._saved_at = iteration, time.monotonic()
-        except (OSError, CheckpointCorrupt) as error:
-            logger.error("checkpoint of iteration %d was not saved (%s); older ones are intact", iteration, error)
-
-    @property
-    def unsaved(self) -> list[str]:
-        """What a disk that is full or fails has kept from being written, and still does."""
-        reached = None if self._run is None else self._run.progress().iteration
-        checkpoint = [] if reached == self._saved else [f"the checkpoint of iteration {reached}"]
-        metrics = [f"{len(self._unwritten)} rows of metrics"] if self._unwritten else []
-        return [*checkpoint, *metrics, *sorted(self.policies.unsaved)]
-
-    def _check(self, iteration: int, tree: dict[str, Any], parts: TrainState) -> None:
-        what = f"checkpoint {self.store.path(iteration)}"
-        check_same(what, {"parts": sorted(tree)}, {"parts": sorted(["identity", "made_for", *parts.components()])})
-        match tree["identity"]:
-            case {"run": str(run), "settings": str() | None}:
-                check_same(what, {"run": run}, {"run": self.record.identity or run})
-            case _:
-                raise CheckpointCorrupt(self.store.path(iteration), "it does not say which run it is of")
-        check_same(what, tree["made_for"], parts.describe())
-        saved, here = (
-            {"algorithm": {name: part for name, part in state.items() if name not in parts.algorithm.variable_size_keys}}
-            for state in (tree["algorithm"], parts.algorithm.state_dict())
-        )
-        check_same_shape(what, saved, here)
-
-    def _load(self, part: Stateful, name: str, state: Any, iteration: int) -> None:
-        try:
-            part.load_state_dict(state)
-        except EnvFailed:
-            raise
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            reason = f"its {name} cannot be restored ({type(error).__name__}: {error})"
-            raise CheckpointCorrupt(self.store.path(iteration), reason) from error
-
-    def _milestones_behind(self, run: ProgressSnapshot) -> int:
-        return math.floor(min(run.fraction, 1.0) * self.config.num_checkpoints + 1e-9)  # 3 * (1 / 3) may be below 1
-
-    def _forget_after(self, iteration: int) -> None:
-        """Drop metric lines of iterations that are about to be repeated; damaged ones go to a file of their own."""
-        damaged = 0
-
-        def kept() -> Iterator[bytes]:
-            nonlocal damaged
-            with open_untrusted(self.metrics, MAX_BYTES, within=self.path) as file:
-                for line in iter(lambda: file.readline(MAX_LINE), b""):
-                    number = _iteration_of(line)
-                    if number is None:
-                        damaged += 1
-                        append(self.path / DAMAGED, line.rstrip(b"\n") + b"\n")
-                    elif number <= iteration:
-                        yield line.rstrip(b"\n") + b"\n"
-
-        if not self.metrics.exists():
-            return
-        try:
-            replace_file(self.metrics, kept())
-        except OSError as error:
-            logger.warning("%s may tell some iterations twice (%s)", self.metrics, error)
-        if damaged:
-            logger.warning("%d damaged lines of %s are kept in %s", damaged, self.metrics, self.path / DAMAGED)
-
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it came from."""
+    """Yield an error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def is_unstarted(path: Path) -> bool:
-    """Whether a folder is empty, or holds only what a run leaves that died before it had written its settings."""
+    """Return whether a folder has at most files of a run that died before it began."""
     scraps = re.compile(r"\.?run\.(lock|json).*|\.config\.yaml\.partial")
     return path.is_dir() and all(scraps.fullmatch(entry.name) for entry in path.iterdir())
 
 
-def _point_to(path: Path) -> None:
-    """Let `latest` beside a run be a link to it; where links are not to be had, there is none."""
+def _link_latest(path: Path) -> None:
+    """Point the link `latest` beside a run to it, if the file system has links."""
     fresh = path.with_name(f".{LATEST}-{os.getpid()}")
     try:
         fresh.symlink_to(path.name)
@@ -355,16 +367,16 @@ def _point_to(path: Path) -> None:
 
 
 def refuse_links(path: Path) -> None:
-    """Refuse to go on in a folder with links, which could lead anywhere, or with no room for checkpoints."""
+    """Raise Unreadable for links in a run folder and for files instead of folders."""
     for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
         if entry.is_symlink():
             raise Unreadable(f"{entry.path} is a link; a run writes only into its own folder, so remove it first")
         if entry.name in (CHECKPOINTS, POLICIES) and not entry.is_dir():
-            raise Unreadable(f"{entry.path} is no folder; remove it first")
+            raise Unreadable(f"{entry.path} is not a folder; remove it first")
 
 
 def archive_attempt(path: Path) -> None:
-    """Move what an earlier attempt has left of a run into a folder of its own."""
+    """Move the files of an earlier attempt to a folder `before-1`, `before-2`, ..."""
     left = [name for name in (CHECKPOINTS, POLICIES, METRICS, DAMAGED, EDITS) if os.path.lexists(path / name)]
     if left:
         aside = next(path / f"before-{n}" for n in itertools.count(1) if not os.path.lexists(path / f"before-{n}"))
@@ -372,11 +384,3 @@ def archive_attempt(path: Path) -> None:
         for name in left:
             os.rename(path / name, aside / name)
         logger.warning("%s of the earlier attempt are now in %s", ", ".join(left), aside)
-
-
-def _iteration_of(line: bytes) -> float | None:
-    """The iteration that a line of metrics is about; None if it is none."""
-    try:
-        return float(parse_json(line)["iteration"])
-    except (Malformed, ValueError, LookupError, TypeError, OverflowError):
-        return None

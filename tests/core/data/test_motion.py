@@ -12,7 +12,7 @@ import torch
 
 from canter.core.data.motion import AXES, MotionLibrary, column, load_clip, pose_error
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WIDE, NARROW = (f"canter:swimmer_{name}.npz" for name in ("wide", "narrow"))
 
 

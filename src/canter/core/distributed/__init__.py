@@ -1,4 +1,4 @@
-"""Ranks of one run, and the cores of this one. In a world of one reductions do nothing, so callers never ask."""
+"""Ranks of a run and reductions over them. In a world of one, reductions do nothing."""
 
 from __future__ import annotations
 
@@ -16,60 +16,65 @@ from canter.core.registry import UserError
 
 NUMBERS = {torch.float32, torch.float64, torch.int64}
 shared: SharedMemory | None = None
-"""What sums of numbers on the host go through where one machine has all ranks; else torch's group."""
+"""Exchange of CPU tensors if one machine has all ranks; otherwise None, and torch's group is
+used."""
 
 
 class RankLost(RuntimeError):
-    """Another rank has gone, so nothing can be exchanged any more; whoever knows why says so."""
+    """Another rank has ended, so ranks cannot exchange data any more; `Watch` reports the cause."""
 
 
 def cores() -> int:
-    """How many cores this process may use; the ranks of a machine share what it has (`scheduling.pin_cores`)."""
+    """Return the number of cores that this process may use; see `world.pin_cores`."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def active() -> bool:
-    """Whether there is a group of ranks; it may have one only."""
+    """Return whether this process is in a group of ranks, even of one."""
     return dist.is_available() and dist.is_initialized()
 
 
 def world_size() -> int:
-    """How many processes train together."""
+    """Return the number of processes that train together."""
     return dist.get_world_size() if active() else 1
 
 
 def rank() -> int:
-    """This process's number, 0 for the one that talks and saves."""
+    """Return the index of this process; rank 0 logs and saves."""
     return dist.get_rank() if active() else 0
 
 
 def share(total: int, key: str) -> int:
-    """How many of `total` fall to each rank; refuses, by the setting's `key`, a number that cannot be shared."""
+    """Return `total` per rank; raise UserError if it cannot be split evenly.
+
+    `key` is the setting that the message names.
+    """
     ranks = world_size()
     if total % ranks:
         near = [n for n in (total // ranks * ranks, -(-total // ranks) * ranks) if n]
         raise UserError(
-            f"{key}={total} is the number over all ranks and cannot be shared by {ranks}; "
+            f"{key}={total} is the number over all ranks and cannot be split evenly over {ranks}; "
             f"use {key}={' or '.join(map(str, near))}"
         )
     return total // ranks
 
 
-def rank_slice(rows: int) -> slice:
-    """Where the `rows` of this rank are among those of all ranks."""
-    return slice(rank() * rows, (rank() + 1) * rows)
+def rank_slice(count: int) -> slice:
+    """Return the slice of this rank if each rank has `count` items, in the order of ranks."""
+    return slice(rank() * count, (rank() + 1) * count)
 
 
 def rank_device(device: str) -> str:
-    """The device of this rank: "cuda" is that of its number on its machine."""
+    """Return the device of this rank: "cuda" becomes the GPU of its local rank."""
     if device != "cuda" or not active():
         return device
-    local, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    count = torch.cuda.device_count()
     if local >= count:
         raise UserError(
-            f"device: rank {rank()} needs cuda:{local}, but torch finds {count} CUDA devices there; start at most "
+            f"device: rank {rank()} needs cuda:{local}, but torch finds {count} CUDA devices; start at most "
             f"{count} ranks on a machine, or use cpu"
         )
     torch.cuda.set_device(local)
@@ -77,7 +82,10 @@ def rank_device(device: str) -> str:
 
 
 def exchange(what: str, collective: Callable[..., Any], *args: Any, **how: Any) -> None:
-    """Run a collective, which all ranks take part in; raises `RankLost` where one is not there any more."""
+    """Run a collective, which all ranks must call; raise RankLost if another rank has ended.
+
+    `what` describes the exchange for error messages.
+    """
     activity.begin_waiting(what)
     try:
         collective(*args, **how)
@@ -98,14 +106,14 @@ def sum_(tensor: Tensor) -> Tensor:
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether its numbers may be exchanged through memory; the answer is the same on all ranks."""
+    """Return whether a tensor can go through shared memory; the same on all ranks."""
     return tensor.is_cpu and tensor.dtype in NUMBERS and tensor.is_contiguous()
 
 
 def weighted_mean_(tensors: list[Tensor], weight: Tensor) -> None:
-    """Mean over ranks of each of some tensors of one dtype, in place; a rank counts by its 0-d `weight`.
+    """Replace tensors of one dtype by their means over ranks, weighted by each rank's 0-d `weight`.
 
-    One exchange for all of them, after which every rank has the same numbers.
+    Takes one exchange for all tensors, after which every rank has the same bits.
     """
     if not active():
         return
@@ -117,54 +125,54 @@ def weighted_mean_(tensors: list[Tensor], weight: Tensor) -> None:
     flat = torch.cat([*parts, weight.to(parts[0]).view(1)])
     flat[:-1].mul_(weight)
     total = sum_(flat)[-1].clamp(min=SMALLEST)
-    for tensor, added in zip(tensors, flat[:-1].split([tensor.numel() for tensor in tensors]), strict=True):
-        torch.div(added.view(tensor.shape), total, out=tensor)
+    for tensor, weighted_sum in zip(tensors, flat[:-1].split([tensor.numel() for tensor in tensors]), strict=True):
+        torch.div(weighted_sum.view(tensor.shape), total, out=tensor)
 
 
 def max_(tensor: Tensor) -> Tensor:
-    """Largest over ranks, in place."""
+    """Maximum over ranks, in place."""
     if active():
         exchange("comparing", dist.all_reduce, tensor, dist.ReduceOp.MAX)
     return tensor
 
 
 def mean(tensor: Tensor) -> Tensor:
-    """Mean over ranks; in a world of one the tensor itself."""
+    """Return the mean over ranks; in a world of one, the tensor itself."""
     return sum_(tensor.clone()).div_(world_size()) if active() else tensor
 
 
 def largest(number: float) -> float:
-    """The largest of the ranks' numbers on the host."""
+    """Return the maximum over ranks of a number on the host."""
     return largest_each(number)[0]
 
 
 def largest_each(*numbers: float) -> list[float]:
-    """The largest of the ranks' numbers on the host, of each; one exchange for all."""
+    """Return the maximum over ranks of each number on the host, with one exchange for all."""
     return max_(torch.tensor(numbers, dtype=torch.float64)).tolist() if active() else list(numbers)
 
 
 def broadcast_(tensor: Tensor, source: int = 0) -> Tensor:
-    """One rank's value on every rank, in place."""
+    """Copy one rank's tensor to every rank, in place."""
     if active():
-        exchange(f"hearing from rank {source}", dist.broadcast, tensor, src=source)
+        exchange(f"receiving from rank {source}", dist.broadcast, tensor, src=source)
     return tensor
 
 
-def all_gather(rows: Tensor) -> Tensor:
-    """Rows `[n, ...]` of all ranks one after the other, on the CPU of each; how many may differ."""
+def all_gather(tensor: Tensor) -> Tensor:
+    """Return the CPU tensors `[n, ...]` of all ranks, concatenated; n may differ between ranks."""
     if not active():
-        return rows
+        return tensor
     counts = [torch.zeros(1, dtype=torch.int64) for _ in range(world_size())]
-    exchange("counting rows", dist.all_gather, counts, torch.tensor([len(rows)]))
+    exchange("gathering sizes", dist.all_gather, counts, torch.tensor([len(tensor)]))
     most = max(int(count) for count in counts)
-    padded = torch.cat([rows, rows.new_zeros((most - len(rows), *rows.shape[1:]))])
+    padded = torch.cat([tensor, tensor.new_zeros((most - len(tensor), *tensor.shape[1:]))])
     parts = [torch.empty_like(padded) for _ in counts]
-    exchange("gathering rows", dist.all_gather, parts, padded)
+    exchange("gathering", dist.all_gather, parts, padded)
     return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
 
 
 def gather_bytes(data: bytes) -> list[bytes]:
-    """The bytes of every rank, on each."""
+    """Return the bytes of every rank, on each rank."""
     if not active():
         return [data]
     lengths = all_gather(torch.tensor([len(data)])).tolist()
@@ -173,7 +181,7 @@ def gather_bytes(data: bytes) -> list[bytes]:
 
 
 def broadcast_bytes(data: bytes, source: int = 0) -> bytes:
-    """One rank's bytes on every rank, whatever the others give."""
+    """Return one rank's bytes on every rank; the other ranks' `data` is ignored."""
     if not active():
         return data
     length = int(broadcast_(torch.tensor([len(data)]), source))

@@ -1,6 +1,7 @@
-"""What this rank is doing, for whoever has to say later what it did last.
+"""Detection of ranks that hang or have ended.
 
-Each rank watches the next one, so that a rank that hangs or has gone is named, with the last thing that it did.
+Each rank records its current activity and watches the next rank, so that an error message can name
+the rank at fault and its last activity.
 """
 
 from __future__ import annotations
@@ -22,27 +23,32 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Activity:
-    """A word on what is being done, since when, and whether that is waiting for other ranks."""
+    """The current activity of this rank, its start, and whether it waits for other ranks."""
 
     def __init__(self) -> None:
-        self.doing, self.since, self.waits = "starting", time.monotonic(), ""
+        self.doing = "starting"
+        self.since = time.monotonic()
+        self.waits = ""
+        """Exchange that this rank waits for; empty if none."""
         self.on_loss: Callable[[], None] | None = None
-        """Called where an exchange fails."""
+        """Called if an exchange fails."""
 
     def begin(self, doing: str) -> None:
-        """Something else begins."""
-        self.doing, self.since = doing, time.monotonic()
+        """Record that another activity begins."""
+        self.doing = doing
+        self.since = time.monotonic()
 
     def begin_waiting(self, what: str) -> None:
-        """What comes now needs all ranks; the time of waiting for them is not this one's."""
+        """Record that an exchange begins; waiting for other ranks is not counted as being busy."""
         self.waits = what
 
     def end_waiting(self) -> None:
-        """All ranks have done their part."""
-        self.waits, self.since = "", time.monotonic()
+        """Record that the exchange is complete."""
+        self.waits = ""
+        self.since = time.monotonic()
 
-    def in_words(self) -> str:
-        """Such as `collecting iteration 7`."""
+    def describe(self) -> str:
+        """Return a text such as `collecting iteration 7`."""
         return f"{self.doing}, {self.waits} with the other ranks" if self.waits else self.doing
 
 
@@ -50,74 +56,90 @@ activity = Activity()
 
 
 SECONDS = 0.5
-"""Between two signs of life."""
+"""Interval of heartbeats."""
 TRIES = 6
-"""Signs of life that the store may miss before the agent, which keeps it, is taken for dead."""
+"""Failed heartbeats in a row after which torchrun's agent, which keeps the store, counts as
+dead."""
 GRACE = 0.5
-"""Seconds in which a rank that has an error of its own may say so before others speak of it."""
+"""Seconds in which a rank with an error can report it before other ranks report its loss."""
 EXIT_CODE = 70
 
 
 class Watch(threading.Thread):
-    """Tells the store twice a second what this rank does, and looks at what the next rank tells."""
+    """Writes this rank's heartbeat to the store twice a second, and checks the next rank's."""
 
     def __init__(self, store: Store, rank: int, size: int, attempt: int) -> None:
         super().__init__(name="rank watch", daemon=True)
-        self.store, self.rank, self.size, self.attempt = store, rank, size, attempt
+        self.store = store
+        self.rank = rank
+        self.size = size
+        self.attempt = attempt
         self.timeout = 600.0
-        self.ended = threading.Event()
+        self.stopped = threading.Event()
         self.count = 0
-        self.seen: tuple[int, float] = (-1, time.monotonic())
-        """The last sign of life of the next rank, and when it came."""
+        self.last_seen: tuple[int, float] = (-1, time.monotonic())
+        """Number and time of the last heartbeat of the next rank."""
 
     def run(self) -> None:
-        """Until `stop`; ends the process where it cannot go on."""
+        """Run until `stop`; end the process if the next rank hangs or the store is lost."""
         missed = 0
-        while not self.ended.wait(SECONDS):
+        while not self.stopped.wait(SECONDS):
             try:
                 self.beat()
-                self.look()
+                self.check_next_rank()
                 missed = 0
             except (dist.DistError, RuntimeError):
                 missed += 1
-                if missed >= TRIES and not self.ended.is_set():
-                    self.leave("torchrun's agent does not answer any more, so the ranks of this machine end", None)
+                if missed >= TRIES and not self.stopped.is_set():
+                    self.exit_process(
+                        "torchrun's agent does not answer any more, so the ranks of this machine end", None
+                    )
 
     def stop(self) -> None:
-        """No more signs of life."""
-        self.ended.set()
+        """Stop the heartbeats."""
+        self.stopped.set()
 
     def beat(self) -> None:
-        """Give a sign of life."""
+        """Write a heartbeat."""
         self.count += 1
-        idle = 0.0 if activity.waits else time.monotonic() - activity.since
-        about = {"count": self.count, "doing": activity.in_words(), "busy": idle}
-        about |= {"pid": os.getpid(), "host": socket.gethostname()}
-        self.store.set(f"beat/{self.attempt}/{self.rank}", json.dumps(about))
+        busy = 0.0 if activity.waits else time.monotonic() - activity.since
+        heartbeat = {
+            "count": self.count,
+            "doing": activity.describe(),
+            "busy": busy,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+        }
+        self.store.set(f"beat/{self.attempt}/{self.rank}", json.dumps(heartbeat))
 
-    def look(self) -> None:
-        """End everything if the next rank hangs; torchrun then restarts all ranks, or gives up."""
+    def check_next_rank(self) -> None:
+        """End this process if the next rank hangs; torchrun then restarts all ranks or gives up."""
         other = (self.rank + 1) % self.size
-        about = self.about(other)
-        if other == self.rank or about is None:
+        heartbeat = self.read_heartbeat(other)
+        if other == self.rank or heartbeat is None:
             return
         now = time.monotonic()
-        if about["count"] != self.seen[0]:
-            self.seen = (about["count"], now)
-        silent, busy = now - self.seen[1], about["busy"]
+        if heartbeat["count"] != self.last_seen[0]:
+            self.last_seen = (heartbeat["count"], now)
+        silent = now - self.last_seen[1]
+        busy = heartbeat["busy"]
         if silent > self.timeout or busy > self.timeout:
             manner = "has given no sign of life" if silent > self.timeout else "has kept the others waiting"
             limit = f"execution.rank_timeout={self.timeout:g}"
-            text = f"{who(other, about)} {manner} for {max(silent, busy):.0f} s ({limit}); it was {about['doing']}"
-            self.leave(text, about)
+            place = format_rank(other, heartbeat)
+            text = f"{place} {manner} for {max(silent, busy):.0f} s ({limit}); it was {heartbeat['doing']}"
+            self.exit_process(text, heartbeat)
 
-    def about(self, rank: int) -> dict[str, Any] | None:
-        """What a rank told last."""
+    def read_heartbeat(self, rank: int) -> dict[str, Any] | None:
+        """Return the last heartbeat of a rank, or None."""
         key = f"beat/{self.attempt}/{rank}"
         return json.loads(self.store.get(key)) if self.store.check([key]) else None
 
-    def leave(self, text: str, hung: dict[str, Any] | None) -> None:
-        """Say why, and end this process, and the hanging one, which would not hear torchrun's signal."""
+    def exit_process(self, text: str, hung: dict[str, Any] | None) -> None:
+        """Print the reason; end this process and the hanging one, if it is on this machine.
+
+        The hanging one would not react to torchrun's signal.
+        """
         if hung is None or self.is_first_report(text):
             print(f"canter: {text}", file=sys.stderr, flush=True)
         if hung is not None and hung["host"] == socket.gethostname():
@@ -125,36 +147,42 @@ class Watch(threading.Thread):
         os._exit(EXIT_CODE)
 
     def is_first_report(self, text: str) -> bool:
-        """Whether nobody has reported an error in this attempt, nor this very one before."""
+        """Return whether this is the first error of this attempt, and its text is new."""
         digest = hashlib.sha256(text.encode()).hexdigest()
         try:
-            return self.store.add(f"errors/{self.attempt}", 1) == 1 and self.store.add(f"said/{digest}", 1) == 1
+            is_first = self.store.add(f"errors/{self.attempt}", 1) == 1
+            return is_first and self.store.add(f"said/{digest}", 1) == 1
         except (dist.DistError, RuntimeError):
-            return True  # nobody is left to ask
+            return True  # the store is lost, so no other rank can report it
 
     def report_loss(self) -> None:
-        """Say which rank has gone, unless one has said already why."""
+        """Print which ranks have ended, unless one has reported an error itself."""
         time.sleep(GRACE)
         try:
-            gone = {rank: about for rank in range(self.size) if (about := self.about(rank)) and is_gone(about)}
+            heartbeats = {rank: self.read_heartbeat(rank) for rank in range(self.size)}
         except (dist.DistError, RuntimeError):
-            gone = {}
-        texts = [f"{who(rank, about)} has gone; it was {about['doing']}" for rank, about in gone.items()]
+            heartbeats = {}
+        texts = [
+            f"{format_rank(rank, heartbeat)} has gone; it was {heartbeat['doing']}"
+            for rank, heartbeat in heartbeats.items()
+            if heartbeat and has_ended(heartbeat)
+        ]
         text = "; ".join(texts) or "the connection to another rank is lost"
         if self.is_first_report(text):
             print(f"canter: {text}", file=sys.stderr, flush=True)
 
 
-def who(rank: int, about: dict[str, Any]) -> str:
-    """Such as `rank 3 (process 1234 on node7)`."""
-    return f"rank {rank} (process {about['pid']} on {about['host']})"
+def format_rank(rank: int, heartbeat: dict[str, Any]) -> str:
+    """Return a text such as `rank 3 (process 1234 on node7)`."""
+    return f"rank {rank} (process {heartbeat['pid']} on {heartbeat['host']})"
 
 
-def is_gone(about: dict[str, Any]) -> bool:
-    """Whether a rank of this machine has ended."""
-    if about["host"] != socket.gethostname():
+def has_ended(heartbeat: dict[str, Any]) -> bool:
+    """Return whether a rank's process has ended; False for processes of other machines."""
+    if heartbeat["host"] != socket.gethostname():
         return False
     try:
-        return Path(f"/proc/{about['pid']}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        state = Path(f"/proc/{heartbeat['pid']}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return True
+    return state in "ZX"

@@ -1,7 +1,4 @@
-"""What the operating system is told about the threads of a rank: on which cores they run, and whom they interrupt.
-
-Starting and ending the group of ranks that torchrun launched, and what ranks tell each other beside it.
-"""
+"""The group of ranks that torchrun launched: joining, leaving, and settings of its threads."""
 
 from __future__ import annotations
 
@@ -24,21 +21,23 @@ from canter.core.distributed.watch import Watch, activity
 from canter.core.registry import UserError
 
 
-def pin_cores(notes: Store) -> set[int]:
-    """Keep this thread, and those it starts, to a part of the cores that all ranks of this machine were given.
+def pin_cores(store: Store) -> set[int]:
+    """Pin this thread, and those it starts, to this rank's part of the cores of the machine.
 
-    A rank's threads then never wait for those of another rank. Ranks that were started with different cores keep them.
-    Gives the cores from before, none where the system does not let them be chosen.
+    The threads of one rank then never wait for those of another. Ranks that were started with
+    different cores keep them. Returns the previous cores, empty if the system cannot pin threads.
     """
     if not hasattr(os, "sched_setaffinity"):
         return set()
     before = os.sched_getaffinity(0)
-    rank, local, count = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    given = " ".join(map(str, sorted(before)))
-    notes.set(f"cores/{rank}", given)
-    if all(notes.get(f"cores/{rank - local + place}").decode() == given for place in range(count)) and count > 1:
+    rank = int(os.environ.get("RANK", "0"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    own = " ".join(map(str, sorted(before)))
+    store.set(f"cores/{rank}", own)
+    if all(store.get(f"cores/{rank - local + index}").decode() == own for index in range(count)) and count > 1:
         each = max(1, len(before) // count)
-        start = local * each % len(before)  # where there are more ranks than cores, some have the same
+        start = local * each % len(before)  # with more ranks than cores, some ranks share a core
         try:
             os.sched_setaffinity(0, sorted(before)[start : start + each])
         except OSError:  # a container may forbid it
@@ -48,10 +47,10 @@ def pin_cores(notes: Store) -> set[int]:
 
 @contextmanager
 def batch_scheduling() -> Iterator[None]:
-    """Threads that are started meanwhile do not interrupt another one when they wake up, where the system has a way.
+    """Start threads in the block under SCHED_BATCH, which does not preempt others.
 
-    gloo's thread for sockets tries again and again to get the lock of a connection. If it has pushed the thread that
-    has the lock off their core, it goes on so until the next tick of the scheduler: 4 ms for an exchange of 0.3 ms.
+    gloo's socket thread spins on the lock of a connection. If it has preempted the thread that
+    holds the lock, it spins until the next scheduler tick: 4 ms for an exchange of 0.3 ms.
     """
     if not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER:
         yield
@@ -66,50 +65,51 @@ def batch_scheduling() -> Iterator[None]:
 
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells each process."""
+"""Environment variables that torchrun sets for each process."""
 START_TIMEOUT = timedelta(seconds=300)
 NEVER = timedelta(days=7)
-"""Time-out of torch's own exchanges: who keeps others waiting is found, and named, by `Watch`."""
+"""Time-out of torch's own exchanges; `Watch` detects and names a rank that hangs."""
 
 
 class World:
-    """The ranks of this run; there are none until `start` finds that torchrun launched this process."""
+    """The ranks of this run; none before `start`, or without torchrun."""
 
     def __init__(self) -> None:
-        self.notes: Store | None = None
-        """What outlives ranks: torchrun keeps it while it restarts them."""
+        self.store: Store | None = None
+        """torchrun's key-value store, which outlives restarts of the ranks."""
         self.watch: Watch | None = None
         self.attempt = 0
-        """How often torchrun has restarted the ranks."""
+        """Number of times that torchrun has restarted the ranks."""
         self.joined = 0
-        """How many groups this process has been in: one for each `Trainer` after another."""
+        """Number of groups that this process has joined, one per `Trainer`."""
         self.cores_before: set[int] = set()
-        """Those of this process outside the group."""
+        """Cores of this process before it joined the group."""
 
     def start(self) -> bool:
-        """Join the group of ranks, if there is one to join; False where there is none, or it was joined before."""
+        """Join the group of ranks; return False if there is none, or it has been joined before."""
         if distributed.active() or not dist.is_available() or any(name not in os.environ for name in VARIABLES):
             return False
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        rank = int(os.environ["RANK"])
+        size = int(os.environ["WORLD_SIZE"])
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         prefix = f"canter/{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
-        self.notes = PrefixStore(prefix, _connect(server=rank == 0))
-        self.joined += 1  # a later group of the same processes must not find what the first one left there
-        here = PrefixStore(f"group/{self.attempt}/{self.joined}", self.notes)
-        # The watch has a connection of its own: the first may be kept busy by a group that is being made.
+        self.store = PrefixStore(prefix, _connect(server=rank == 0))
+        self.joined += 1  # part of the prefix, so that a later group does not read keys of an earlier one
+        group = PrefixStore(f"group/{self.attempt}/{self.joined}", self.store)
+        # The watch has its own connection, because creating the group may block the first one.
         self.watch = Watch(PrefixStore(prefix, _connect(server=False)), rank, size, self.attempt)
         self.watch.beat()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
-        self.cores_before = pin_cores(here)
+        self.cores_before = pin_cores(group)
         with batch_scheduling():
-            dist.init_process_group(backend, store=here, rank=rank, world_size=size, timeout=NEVER)
-        distributed.shared = share_memory(here, distributed.largest)
-        activity.on_loss = self._tell_loss
+            dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=NEVER)
+        distributed.shared = share_memory(group, distributed.largest)
+        activity.on_loss = self._report_loss
         self.watch.start()
         return True
 
     def end(self) -> None:
-        """Leave the group, once all ranks do."""
+        """Leave the group; all ranks must call it."""
         if self.watch is None or not distributed.active():
             return
         activity.begin("ending")
@@ -124,43 +124,44 @@ class World:
             os.sched_setaffinity(0, self.cores_before)
 
     def end_except_first(self) -> bool:
-        """Leave the group; whether this process is the one that goes on with what is left to do."""
+        """Leave the group; return whether this process, rank 0, does the remaining work alone."""
         first = distributed.rank() == 0
         self.end()
         return first
 
-    def limit(self, seconds: float) -> None:
-        """From now on a rank may keep the others waiting for so long."""
+    def set_timeout(self, seconds: float) -> None:
+        """Set the time for which a rank may keep the others waiting."""
         if self.watch is not None:
             self.watch.timeout = seconds
 
     def is_first_report(self, text: str) -> bool:
-        """Whether no other rank has reported an error before, nor this very one in an earlier attempt."""
+        """Return whether this is the first report of an error; see `Watch.is_first_report`."""
         return self.watch is None or self.watch.is_first_report(text)
 
-    def keep(self, name: str, value: str) -> None:
-        """Note something for a later attempt of the same run."""
-        if self.notes is not None and distributed.rank() == 0:
-            self.notes.set(name, value)
+    def store_value(self, name: str, value: str) -> None:
+        """Store a value for a later attempt of the same run; only rank 0 does."""
+        if self.store is not None and distributed.rank() == 0:
+            self.store.set(name, value)
 
-    def kept(self, name: str) -> str | None:
-        """What an earlier attempt has noted."""
-        if self.notes is None or self.attempt == 0 or not self.notes.check([name]):
+    def load_value(self, name: str) -> str | None:
+        """Return a value stored by an earlier attempt, or None."""
+        if self.store is None or self.attempt == 0 or not self.store.check([name]):
             return None
-        return self.notes.get(name).decode()
+        return self.store.get(name).decode()
 
-    def _tell_loss(self) -> None:
-        """Say which rank has gone, unless it said why itself."""
+    def _report_loss(self) -> None:
+        """Report which rank has ended, unless it reported its error itself."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun is about to end all ranks; first say why
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun is about to end all ranks; report first
         if self.watch is not None:
             self.watch.stop()
             self.watch.report_loss()
 
 
 def _connect(server: bool) -> TCPStore:
-    """The store of torchrun's agent or, without one, of rank 0."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    """Connect to the store of torchrun's agent or, without one, of rank 0."""
+    address = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
     server = server and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") != str(True)
     try:
         return TCPStore(address, port, is_master=server, timeout=START_TIMEOUT, wait_for_workers=False)
@@ -170,21 +171,23 @@ def _connect(server: bool) -> TCPStore:
         raise UserError(text) from error
 
 
-def require_equal_on_ranks(what: dict[str, str]) -> None:
-    """Refuse to go on where ranks have different settings or versions; names the first that differs."""
-    told = [json.loads(data) for data in distributed.gather_bytes(json.dumps(what).encode())]
-    for other, theirs in enumerate(told):
-        for key in {**told[0], **theirs}:
-            ours, other_value = told[0].get(key, "(absent)"), theirs.get(key, "(absent)")
-            if ours != other_value:
+def require_equal_on_ranks(values: dict[str, str]) -> None:
+    """Raise UserError at the first setting or version that differs between ranks."""
+    of_ranks = [json.loads(data) for data in distributed.gather_bytes(json.dumps(values).encode())]
+    first = of_ranks[0]
+    for other, theirs in enumerate(of_ranks):
+        for key in {**first, **theirs}:
+            first_value = first.get(key, "(absent)")
+            other_value = theirs.get(key, "(absent)")
+            if first_value != other_value:
                 raise UserError(
-                    f"ranks differ: {key} is {ours} on rank 0 and {other_value} on rank {other}; start all with the "
-                    "same command, in the same environment"
+                    f"ranks differ: {key} is {first_value} on rank 0 and {other_value} on rank {other}; "
+                    "start all with the same command, in the same environment"
                 )
 
 
 def broadcast_value(value: Any) -> Any:
-    """Rank 0's plain value, on every rank."""
+    """Return rank 0's plain value on every rank."""
     return json.loads(distributed.broadcast_bytes(json.dumps(value).encode()))
 
 

@@ -63,7 +63,7 @@ def check_same_shape(what: str, saved: Any, here: Any) -> None:
 
 
 def flatten(tree: Any, path: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings and lists by dotted path, lists of plain values whole."""
+    """Return the leaves of nested mappings and lists by dotted path; plain lists are leaves."""
     if isinstance(tree, Mapping):
         items = list(tree.items())
     elif isinstance(tree, list | tuple) and any(isinstance(item, Mapping | list | tuple | Tensor) for item in tree):
