@@ -173,7 +173,7 @@ def test_settings_work_in_files_and_flags_and_are_refused_by_name():
         ({"share": 0.0}, r"extensions\[0\]\.share=0\.0 must lie above 0"),
         ({"outputs": 0}, r"extensions\[0\]\.outputs=0 must be at least 1"),
         ({"wieght": 1.0}, r"wieght: unknown key, did you mean weight\?"),
-        ({"weight": {"kind": "adaptive_kl", "start": 1e-3}}, "adaptive_kl moves learning rates"),
+        ({"weight": {"kind": "adaptive_kl", "start": 1e-3}}, "adaptive_kl is for learning rates"),
     ):
         with pytest.raises(ValueError, match=message):
             from_plain({"algorithm": {"extensions": [{"kind": "rnd", **wrong}]}}, canter.TrainConfig())

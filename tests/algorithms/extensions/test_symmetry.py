@@ -223,9 +223,9 @@ WRONG = {
     "a zero": ({"obs": {"policy": {"sign": [1, 0, -1]}}}, r"sign\[1\]=0 must be 1 or -1"),
     "short": ({"obs": {"policy": {"sign": [1, -1]}}}, "observation group 'policy' has 3 components, its mirror 2"),
     "twice the same": ({"obs": {"policy": {"sign": [1, 1, 1], "order": [0, 0, 1]}}}, "component 2 is missing"),
-    "no involution": ({"obs": {"policy": {"sign": [1, 1, 1], "order": [1, 2, 0]}}}, "does not give component 0 back"),
-    "a turn": ({"obs": {"policy": {"sign": [1, -1, 1], "order": [1, 0, 2]}}}, "does not give component 0 back"),
-    "group forgotten": ({"obs": {}}, "says nothing of observation group 'policy'"),
+    "no involution": ({"obs": {"policy": {"sign": [1, 1, 1], "order": [1, 2, 0]}}}, "does not return component 0"),
+    "a turn": ({"obs": {"policy": {"sign": [1, -1, 1], "order": [1, 0, 2]}}}, "does not return component 0"),
+    "group forgotten": ({"obs": {}}, "does not mirror observation group 'policy'"),
     "action too long": ({"action": {"sign": [1, 1]}}, "the action has 1 components, its mirror 2"),
 }
 
@@ -265,5 +265,5 @@ def test_a_function_can_mirror():
         found.append(torch.cat([p.detach().flatten() for p in algorithm.model.parameters()]))
     assert torch.equal(*found)
     wrong = replace(spec, symmetries=(replace(function, action=lambda x: 0.5 * x),))
-    with pytest.raises(ValueError, match="mirroring the action twice does not give component 0 back"):
+    with pytest.raises(ValueError, match="mirroring the action twice does not return component 0"):
         config.build(wrong, 0)

@@ -1,4 +1,4 @@
-"""What can be added to an algorithm by name, in `algorithm.extensions`: one file each, through the four hooks."""
+"""Extensions that settings name in `algorithm.extensions`."""
 
 from canter.algorithms.extensions.amp import AMPConfig
 from canter.algorithms.extensions.rnd import RNDConfig

@@ -1,8 +1,9 @@
-"""Style from motion clips: a reward for moving in a way that cannot be told from them.
+"""Style from motion clips: a reward for motion that a discriminator takes for a clip.
 
-Adversarial motion priors (Peng et al., 2021): a discriminator learns to tell transitions of the policy from those of
-clips, and the policy is paid for those that it takes for the latter. T steps, N environments, F frames, D components
-of a frame, W = F * D.
+Adversarial motion priors (Peng et al., 2021): a discriminator learns to distinguish transitions of
+the policy from those of clips, and the policy is rewarded for transitions that look like clips.
+
+T steps, N environments, S samples, F frames, D components of a frame, W = F * D.
 """
 
 from __future__ import annotations
@@ -34,65 +35,71 @@ from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
 from canter.nn.schedules import AdaptiveKL, Constant
 
 CLIP = 5.0
-"""Standardised frames are cut off there."""
-MOST = -math.log(1e-4)
-"""What a transition earns at the most, before it is scaled."""
-WATCHED, LATEST, COMPARED = 8, 64, 4096
-"""The pose error is of so many environments in at most so many steps, against the first so many frames of the clips."""
+"""Limit of standardised frames."""
+MAX_STYLE = -math.log(1e-4)
+"""Upper limit of the style reward of a transition, before scaling."""
+POSE_ENVS = 8
+POSE_STEPS = 64
+POSE_FRAMES = 4096
+"""The pose error compares so many environments in the last so many steps with the first so many
+frames of clips."""
 
 
 @extensions.register("amp")
 @dataclass(frozen=True, kw_only=True)
 class AMPConfig:
-    """Style from motion clips by an adversary."""
+    """Style from motion clips, learned by a discriminator."""
 
     motions: tuple[str, ...] = ()
-    """Files of clips, `.npz` or `.csv`; `canter:NAME` is one that comes with Canter."""
+    """Files of clips, `.npz` or `.csv`; `canter:NAME` is a clip that comes with Canter."""
     motion_weights: tuple[float, ...] | None = None
-    """How often each is drawn, relative to others; null draws all alike."""
+    """Relative sampling weight of each clip; null samples all equally."""
     obs_group: str | None = None
-    """The observation group that is compared with clips; null takes the one that the environment says how to."""
+    """Observation group to compare with clips; null takes the one that the environment declares."""
     columns: tuple[str, ...] | None = None
-    """Which columns of clips the components of that group are, `FIELD/NAME` or `FIELD/NAME/AXIS`; null leaves it to the
-    environment."""
+    """Columns of clips for the components of that group, `FIELD/NAME` or `FIELD/NAME/AXIS`; null
+    takes the environment's declaration."""
     time_step: float | None = None
-    """Seconds from one observation to the next; null takes what the environment says."""
+    """Seconds between observations; null takes the environment's declaration."""
     frames: int = 2
-    """Observations in a row that are judged together."""
+    """Consecutive observations that the discriminator sees together."""
     task_weight: float = 0.5
-    """What the environment's reward is multiplied by."""
+    """Factor of the environment's reward."""
     style_weight: float = 0.5
-    """What the reward for style is multiplied by."""
+    """Factor of the style reward."""
     reward_scale: float = 2.0
-    """The reward for style is -log(1 - p) times this, where p is how likely the discriminator takes it for a clip."""
+    """Scale of the style reward -log(1 - p), where p is the discriminator's probability of a
+    clip."""
     hidden: tuple[int, ...] = (1024, 512)
     """Hidden layers of the discriminator."""
     activation: Activation = "relu"
-    """Its non-linearity."""
+    """Activation of the discriminator."""
     normalize_obs: bool = True
-    """Standardise what it sees by running statistics of both kinds, clipped at 5 standard deviations."""
+    """Standardise its input by running statistics of policy and clips, clipped at 5 standard
+    deviations."""
     input_noise: float = 0.0
-    """Noise on all that it learns from, in standard deviations of a component: without, the noise of the policy may be
-    all that it goes by."""
+    """Noise on its training data, in standard deviations of a component. Without noise the
+    discriminator may recognise the policy by its exploration noise alone."""
     gradient_penalty: float = 5.0
-    """Weight of the squared gradient of the logit by its input, at clips."""
+    """Weight of the squared gradient of the logit with respect to its input, at clips."""
     logit_regularization: float = 0.05
     """Weight of the squared weights of the last layer."""
     weight_regularization: float = 1e-4
     """Weight of the squared weights of all layers."""
     batch_size: int = 4096
-    """Rows of each kind in an update: clips, the policy now, and the policy before."""
+    """Samples of each kind in an update: clips, the current policy, and the policy of earlier
+    rollouts."""
     updates: int = 4
     """Updates of the discriminator after each rollout."""
     replay: int = 100_000
-    """Transitions of the policy that are remembered; 0 for none."""
+    """Transitions of the policy in the replay buffer; 0 for none."""
     replay_rows: int = 1000
-    """How many of each rollout are, drawn at random."""
+    """Random transitions of each rollout that are added to the replay buffer."""
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=Constant(1e-4)))
-    """Of the discriminator."""
+    """Optimiser of the discriminator."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
+        """Refuse values out of range, by name."""
         weights = ("task_weight", "style_weight", "gradient_penalty", "logit_regularization", "weight_regularization")
         check_range(self, "must not be negative", *weights, "input_noise", "replay")
         check_range(self, "must be at least 1", "batch_size", "updates", "replay_rows")
@@ -111,17 +118,18 @@ class AMPConfig:
             raise UserError("optimizer.learning_rate: adaptive_kl follows the policy; use a number, linear or step")
 
     def build(self, spec: EnvSpec, model: ActorCritic, generator: torch.Generator) -> AMP:
-        """Discriminator, normaliser and memory for an environment."""
+        """Return discriminator, normaliser and replay buffer for an environment."""
         return AMP(self, spec, generator)
 
     def motion_of(self, spec: EnvSpec) -> tuple[str, MotionSpec]:
-        """The observation group, and how clips look to an environment by its declaration and these settings."""
+        """Return the observation group to compare, and how the environment observes clips."""
         if not self.motions:
             raise UserError("amp: motions names no clips, and there is nothing to imitate")
-        told, name = spec.motion or MotionSpec(0.0, {}), self.obs_group
+        declared = spec.motion or MotionSpec(0.0, {})
+        name = self.obs_group
         if name is None:
-            known = [*told.observe, "amp"]
-            name = next((key for key in known if key in spec.obs), known[0])
+            candidates = [*declared.observe, "amp"]
+            name = next((key for key in candidates if key in spec.obs), candidates[0])
         if name not in spec.obs:
             raise UserError(f"amp: obs_group names {name!r}, which the environment does not show: "
                              f"{nearest(name, spec.obs)}")  # fmt: skip
@@ -130,33 +138,36 @@ class AMPConfig:
                 f"amp: {spec.env_id or 'this environment'} does not say how clips look to it (EnvSpec.motion): give "
                 "columns and time_step"
             )
-        if self.columns is None and name not in told.observe:
+        if self.columns is None and name not in declared.observe:
             raise UserError(f"amp: obs_group={name!r} is none that the environment compares with clips: "
-                             f"{nearest(name, told.observe)}")  # fmt: skip
-        step = self.time_step or told.time_step
-        return name, replace(told, time_step=step) if self.columns is None else MotionSpec(step, {})
+                             f"{nearest(name, declared.observe)}")  # fmt: skip
+        step = self.time_step or declared.time_step
+        return name, replace(declared, time_step=step) if self.columns is None else MotionSpec(step, {})
 
 
 @dataclass
 class AMPBatch(TensorStruct):
-    """What the discriminator learns from, standardised and with noise, `[1, S, W]` each."""
+    """Training data of the discriminator, standardised and with noise, `[1, S, W]` each."""
 
     agent: Tensor
     before: Tensor
-    """Of the policy as it was; the same as `agent` without replay."""
+    """Transitions of earlier policies; the same as `agent` without replay."""
     demo: Tensor
     valid: Tensor
-    """`[1, S]` bool; False only where a rollout had no transition to judge."""
+    """`[1, S]` bool; False only if the rollout has no valid transition."""
 
 
 class AMP(Extension):
-    """Pays for style by `reward`, and trains the discriminator in a phase of its own."""
+    """Adds the style reward and trains the discriminator in a phase of its own."""
 
     def __init__(self, config: AMPConfig, spec: EnvSpec, generator: torch.Generator) -> None:
         super().__init__()
-        self.config, self.generator = config, generator
+        self.config = config
+        self.generator = generator
         self.group, self.motion = config.motion_of(spec)
-        clips, motion, device = [load_clip(file) for file in config.motions], self.motion, generator.device
+        clips = [load_clip(file) for file in config.motions]
+        motion = self.motion
+        device = generator.device
         self.span = (config.frames - 1) * motion.time_step
         for clip in clips:
             if clip.duration < self.span:
@@ -165,14 +176,15 @@ class AMP(Extension):
         self.motions = MotionLibrary(clips, config.motion_weights, motion.joints, motion.bodies, device)
         self.size = torch.Size(spec.obs[self.group].shape).numel()
         frames, begins = self.motions.every(motion.time_step)
-        seen = self._look(frames)
-        if seen.shape[-1] != self.size:
-            raise UserError(f"amp: obs_group {self.group!r} has {self.size} components, clips give {seen.shape[-1]}")
+        observed = self._observe(frames)
+        width = observed.shape[-1]
+        if width != self.size:
+            raise UserError(f"amp: obs_group {self.group!r} has {self.size} components, clips have {width}")
         width = config.frames * self.size
         pose = torch.tensor(motion.pose or tuple(range(self.size)), device=device)
         self.pose = nn.Buffer(pose, persistent=False)
-        self.reference = nn.Buffer(seen[:COMPARED].index_select(-1, self.pose), persistent=False)
-        self.begins = nn.Buffer(begins[:COMPARED], persistent=False)
+        self.reference = nn.Buffer(observed[:POSE_FRAMES].index_select(-1, self.pose), persistent=False)
+        self.begins = nn.Buffer(begins[:POSE_FRAMES], persistent=False)
         self.normalizer = Normalizer((width,), clip=CLIP) if config.normalize_obs else IdentityNormalizer()
         self.trunk = MLP(width, config.hidden, config.activation, "orthogonal", 2**0.5)
         self.logit = init_layer(Linear((width, *config.hidden)[-1], 1), "orthogonal", 1.0)
@@ -181,12 +193,16 @@ class AMP(Extension):
         self.ring = nn.Buffer(torch.zeros(config.replay, width))
         self.written = nn.Buffer(torch.zeros((), dtype=torch.int64))
         self.told = nn.Buffer(torch.zeros(2))
-        own = {"discriminator": ParameterGroup([*self.trunk.parameters(), *self.logit.parameters()], config.optimizer)}
-        source = LossGradients(self.discriminator_loss, Optimizer(own, clip_jointly=True))
+        """Mean style reward and pose error of the last rollout, for the log; the name is a key of
+        checkpoints."""
+        groups = {
+            "discriminator": ParameterGroup([*self.trunk.parameters(), *self.logit.parameters()], config.optimizer)
+        }
+        source = LossGradients(self.discriminator_loss, Optimizer(groups, clip_jointly=True))
         self.phase: Phase[AMPBatch] = Phase(source, 1, config.updates, generator, name="amp", draw=self.draw)
 
-    def _look(self, frames: Frames) -> Tensor:
-        """The observation `[..., D]` of frames of clips."""
+    def _observe(self, frames: Frames) -> Tensor:
+        """Return the observations `[..., D]` of frames of clips."""
         if not self.motion.observe:
             return torch.stack([column(frames, self.motions, name) for name in self.config.columns or ()], -1)
         try:
@@ -197,109 +213,126 @@ class AMP(Extension):
             ) from error
 
     def demonstrations(self, count: int) -> Tensor:
-        """Transitions `[count, W]` of clips, the earliest frame first."""
+        """Return random transitions `[count, W]` of clips, the earliest frame first."""
         clip, time = self.motions.sample(count, self.generator, self.span)
         back = self.motion.time_step * torch.arange(self.config.frames - 1, -1, -1, device=time.device)
         times = time.unsqueeze(-1) - back
-        return self._look(self.motions.at(clip.unsqueeze(-1).expand_as(times), times)).flatten(1)
+        return self._observe(self.motions.at(clip.unsqueeze(-1).expand_as(times), times)).flatten(1)
 
     def transitions(self, rollout: Rollout[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """What the policy did, `[T, N, W]`, which of it lies in one episode, and the steps since that began."""
-        rows = rollout.transitions([self.group])
-        obs, after = rows.obs[self.group].flatten(2), rows.next_obs[self.group].flatten(2)
-        horizon, numbers = len(obs), torch.arange(len(obs), device=obs.device).unsqueeze(-1)
+        """Return the transitions of a rollout `[T, N, W]`, their validity and the age of episodes.
+
+        A transition is valid if all its frames are of one episode; the age counts steps since its
+        start.
+        """
+        pairs = rollout.transitions([self.group])
+        obs = pairs.obs[self.group].flatten(2)
+        next_obs = pairs.next_obs[self.group].flatten(2)
+        horizon = len(obs)
+        numbers = torch.arange(horizon, device=obs.device).unsqueeze(-1)
         start = torch.where(rollout.reset[:-1], numbers, -self.age).cummax(0).values
         frames = torch.cat((self.past, obs))
         earlier = [frames[k : k + horizon] for k in range(self.config.frames - 1)]
         age = numbers - start
-        return torch.cat((*earlier, after), -1), rows.valid & (age >= self.config.frames - 2), age
+        valid = pairs.valid & (age >= self.config.frames - 2)
+        return torch.cat((*earlier, next_obs), -1), valid, age
 
-    def style(self, rows: Tensor) -> Tensor:
-        """What transitions `[..., W]` earn, before it is scaled: `-log(max(1 - sigmoid(d), 1e-4))`."""
-        return F.softplus(self.judge(self.normalizer(rows))).clamp(max=MOST)
+    def style_reward(self, transitions: Tensor) -> Tensor:
+        """Return the unscaled reward of transitions, `-log(max(1 - sigmoid(d), 1e-4))`."""
+        return F.softplus(self.discriminate(self.normalizer(transitions))).clamp(max=MAX_STYLE)
 
-    def judge(self, rows: Tensor) -> Tensor:
-        """Logits `[...]` of standardised transitions `[..., W]`: high for clips."""
-        return self.logit(self.trunk(rows)).squeeze(-1)
+    def discriminate(self, transitions: Tensor) -> Tensor:
+        """Return the logits `[...]` of standardised transitions `[..., W]`, high for clips."""
+        return self.logit(self.trunk(transitions)).squeeze(-1)
 
     def reward(self, rollout: Rollout[Any]) -> Tensor:
-        """The reward for task and style together."""
-        config, (rows, valid, _) = self.config, self.transitions(rollout)
-        self.normalizer.update(rows, valid)
-        shown = self.demonstrations(valid.numel())
-        self.normalizer.update(shown, torch.ones_like(shown[:, 0], dtype=torch.bool))
-        style = torch.where(valid, config.reward_scale * self.style(rows), 0.0)
-        poses = rollout.obs[self.group].flatten(2)[:-1][-LATEST:, :WATCHED].index_select(-1, self.pose)
-        error = pose_error(poses, rollout.reset[:-1][-LATEST:, :WATCHED], self.reference, self.begins).mean()
+        """Update the normaliser and return the weighted sum of task and style reward."""
+        config = self.config
+        transitions, valid, _ = self.transitions(rollout)
+        self.normalizer.update(transitions, valid)
+        demo = self.demonstrations(valid.numel())
+        self.normalizer.update(demo, torch.ones_like(demo[:, 0], dtype=torch.bool))
+        style = torch.where(valid, config.reward_scale * self.style_reward(transitions), 0.0)
+        poses = rollout.obs[self.group].flatten(2)[:-1][-POSE_STEPS:, :POSE_ENVS].index_select(-1, self.pose)
+        resets = rollout.reset[:-1][-POSE_STEPS:, :POSE_ENVS]
+        error = pose_error(poses, resets, self.reference, self.begins).mean()
         self.told.copy_(torch.stack((moments(style, valid)[1], error)))
         return config.task_weight * rollout.reward + config.style_weight * style
 
     @torch.no_grad()
     def draw(self, rollout: Rollout[Any]) -> AMPBatch:
-        """Rows of each kind for all updates; remembers some of the policy's, and where each episode stands."""
-        config, count = self.config, self.config.batch_size * self.config.updates
-        rows, valid, age = self.transitions(rollout)
-        rows, valid, there = rows.flatten(0, 1), valid.flatten(), valid.any()
-        agent = rows[self._pick(valid, count)]
+        """Sample training data for all updates; store transitions and the state of episodes."""
+        config = self.config
+        count = config.batch_size * config.updates
+        transitions, valid, age = self.transitions(rollout)
+        transitions = transitions.flatten(0, 1)
+        valid = valid.flatten()
+        any_valid = valid.any()
+        agent = transitions[self._sample_valid(valid, count)]
         before = agent
         if config.replay:
-            places = (self.written + torch.arange(config.replay_rows, device=rows.device)) % config.replay
-            new = torch.where(there, rows[self._pick(valid, config.replay_rows)], self.ring[places])
-            self.ring.index_copy_(0, places, new)
-            self.written += config.replay_rows * there
-            share = draw_for_rank(torch.rand, (count,), generator=self.generator, device=rows.device)
+            slots = (self.written + torch.arange(config.replay_rows, device=valid.device)) % config.replay
+            new = transitions[self._sample_valid(valid, config.replay_rows)]
+            self.ring.index_copy_(0, slots, torch.where(any_valid, new, self.ring[slots]))
+            self.written += config.replay_rows * any_valid
+            share = draw_for_rank(torch.rand, (count,), generator=self.generator, device=valid.device)
             before = self.ring[(share * self.written.clamp(max=config.replay)).long().clamp(max=config.replay - 1)]
         self.past.copy_(torch.cat((self.past, rollout.obs[self.group][:-1].flatten(2)))[rollout.horizon :])
         self.age.copy_(age[-1] + 1)
-        agent, before, demo = (self._shown(rows) for rows in (agent, before, self.demonstrations(count)))
-        return AMPBatch(agent, before, demo, there.expand(1, count))
+        demo = self.demonstrations(count)  # draws random numbers before the noise does
+        return AMPBatch(
+            self._discriminator_input(agent),
+            self._discriminator_input(before),
+            self._discriminator_input(demo),
+            any_valid.expand(1, count),
+        )
 
-    def _shown(self, rows: Tensor) -> Tensor:
-        """Rows `[S, W]` as the discriminator learns from them, `[1, S, W]`."""
-        rows = self.normalizer(rows)
+    def _discriminator_input(self, transitions: Tensor) -> Tensor:
+        """Return transitions `[S, W]` standardised and with noise, as sequences `[1, S, W]`."""
+        inputs = self.normalizer(transitions)
         if self.config.input_noise:
-            noise = draw_for_rank(torch.randn, rows.shape, generator=self.generator, device=rows.device)
-            rows = rows + self.config.input_noise * noise
-        return rows.unsqueeze(0)
+            noise = draw_for_rank(torch.randn, inputs.shape, generator=self.generator, device=inputs.device)
+            inputs = inputs + self.config.input_noise * noise
+        return inputs.unsqueeze(0)
 
-    def _pick(self, valid: Tensor, count: int) -> Tensor:
-        """Numbers `[count]` of rows that are valid, each equally likely; any where none is."""
+    def _sample_valid(self, valid: Tensor, count: int) -> Tensor:
+        """Return random indices `[count]` of valid samples; any index if none is valid."""
         ranks = valid.cumsum(0)
-        how = {"generator": self.generator, "device": valid.device, "dtype": torch.float64}
-        share = draw_for_rank(torch.rand, (count,), **how)
+        share = draw_for_rank(torch.rand, (count,), generator=self.generator, device=valid.device, dtype=torch.float64)
         return torch.searchsorted(ranks, (share * ranks[-1]).long() + 1).clamp(max=len(valid) - 1)
 
     def discriminator_loss(self, batch: AMPBatch) -> LossOutput:
-        """Cross-entropy of telling policy and clips apart, with its penalties."""
+        """Return the cross-entropy of classifying policy and clips, with its penalties."""
         config = self.config
         demo = batch.demo.detach().requires_grad_()
-        of_demo, of_agent = self.judge(demo), self.judge(batch.agent)
-        wrong = F.softplus(of_agent)
+        demo_logit = self.discriminate(demo)
+        agent_logit = self.discriminate(batch.agent)
+        agent_loss = F.softplus(agent_logit)
         if config.replay:
-            wrong = 0.5 * (wrong + F.softplus(self.judge(batch.before)))
-        told_apart = 0.5 * (masked_mean(wrong, batch.valid) + F.softplus(-of_demo).mean())
-        (slope,) = torch.autograd.grad(of_demo.sum(), demo, create_graph=True)
-        penalty = slope.square().sum(-1).mean()
+            agent_loss = 0.5 * (agent_loss + F.softplus(self.discriminate(batch.before)))
+        cross_entropy = 0.5 * (masked_mean(agent_loss, batch.valid) + F.softplus(-demo_logit).mean())
+        (gradient,) = torch.autograd.grad(demo_logit.sum(), demo, create_graph=True)
+        penalty = gradient.square().sum(-1).mean()
         weights = [layer.weight for layer in (*self.trunk, self.logit) if isinstance(layer, nn.Linear)]
         squares = [weight.square().sum() for weight in weights]
         loss = (
-            told_apart
+            cross_entropy
             + config.gradient_penalty * penalty
             + config.logit_regularization * squares[-1]
             + config.weight_regularization * torch.stack(squares).sum()
         )
-        told = {
+        metrics = {
             "loss/amp": loss,
-            "amp/accuracy_agent": masked_mean((of_agent < 0).float(), batch.valid),
-            "amp/accuracy_demo": (of_demo > 0).float().mean(),
-            "amp/logit_agent": masked_mean(of_agent, batch.valid),
-            "amp/logit_demo": of_demo.mean(),
+            "amp/accuracy_agent": masked_mean((agent_logit < 0).float(), batch.valid),
+            "amp/accuracy_demo": (demo_logit > 0).float().mean(),
+            "amp/logit_agent": masked_mean(agent_logit, batch.valid),
+            "amp/logit_demo": demo_logit.mean(),
             "amp/gradient_penalty": penalty,
             "amp/style_reward": self.told[0],
             "amp/pose_error": self.told[1],
         }
-        return LossOutput(loss, told)
+        return LossOutput(loss, metrics)
 
     def phases(self) -> dict[str, Phase[Any]]:
-        """The discriminator's."""
+        """Return the discriminator's phase."""
         return {"amp": self.phase}

@@ -1,7 +1,9 @@
-"""Curiosity: a bonus for observations that a network has not learned to predict yet.
+"""Curiosity: a bonus for observations that a network cannot predict yet.
 
-Random network distillation (Burda et al., 2018): a predictor learns what a random, fixed target network makes of
-observations. Where it has seldom been, it is still wrong. T steps, N environments.
+Random network distillation (Burda et al., 2018): a predictor learns the output of a random, fixed
+target network. Its error is large for observations that are rare so far.
+
+T steps, N environments.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
 from canter.nn.schedules import AdaptiveKL, AnySchedule, Constant
 
 CLIP = 5.0
-"""Standardised observations are cut off there, as in the paper: the target is random far away from all others."""
+"""Limit of standardised observations, as in the paper: far from the data the target is
+arbitrary."""
 
 
 @extensions.register("rnd")
@@ -38,91 +41,99 @@ CLIP = 5.0
 class RNDConfig:
     """Curiosity by random network distillation.
 
-    With `algorithm.bonus_value` the bonus has a value head and a discount of its own, as in the paper. Without, it is
-    added to the reward.
+    With `algorithm.bonus_value` the bonus has its own value head and discount, as in the paper.
+    Otherwise it is added to the reward.
     """
 
     weight: AnySchedule = field(default_factory=lambda: Constant(1.0))
-    """What the bonus is multiplied by; a number, or a schedule."""
+    """Factor of the bonus: a number or a schedule."""
     obs_groups: tuple[str, ...] | None = None
-    """Observation groups to be curious about; None takes "rnd" or, failing that, "policy"."""
+    """Observation groups to be curious about; None takes "rnd" if there is one, else "policy"."""
     hidden: tuple[int, ...] = (128, 128)
     """Hidden layers of the predictor."""
     target_hidden: tuple[int, ...] | None = None
-    """Those of the target; None takes the predictor's."""
+    """Hidden layers of the target; None takes the predictor's."""
     outputs: int = 32
-    """How many random features are predicted."""
+    """Number of random features to predict."""
     activation: Activation = "elu"
-    """Non-linearity of both."""
+    """Activation of both networks."""
     error: Literal["square", "norm"] = "square"
-    """The bonus: the mean squared error of the features, or the length of the error."""
+    """Bonus: the mean squared error of the features, or the norm of the error."""
     normalize_obs: bool = True
     """Standardise observations by running statistics, clipped at 5 standard deviations."""
     normalize_bonus: bool = True
-    """Divide by the running standard deviation of the discounted sum of bonuses, `bonus_gamma`."""
+    """Divide by the running standard deviation of the discounted sum of bonuses (`bonus_gamma`)."""
     bonus_gamma: float = 0.99
-    """Discount of that sum, which runs on over the ends of episodes."""
+    """Discount of that sum, which continues across episode ends."""
     epochs: int = 1
     """Passes of the predictor over each rollout."""
     num_minibatches: int = 4
     """Minibatches per pass; must divide `horizon * num_envs`."""
     share: float = 1.0
-    """Share of the rows that the predictor learns from, drawn anew for each minibatch; less keeps it curious longer."""
+    """Random share of each minibatch that the predictor learns from; a smaller share keeps it
+    curious longer."""
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=Constant(1e-3)))
-    """Of the predictor."""
+    """Optimiser of the predictor."""
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, by name."""
+        """Refuse values out of range, by name."""
         if isinstance(self.weight, AdaptiveKL):
-            raise UserError("weight: adaptive_kl moves learning rates; use a number, linear or step")
+            raise UserError("weight: adaptive_kl is for learning rates; use a number, linear or step")
         check_range(self, "must be at least 1", "outputs", "epochs", "num_minibatches")
         check_range(self, "must lie in 0..1, without 1", "bonus_gamma")
         check_range(self, "must lie above 0 and up to 1", "share")
         check_range(self, "must be widths of at least 1", "hidden", "target_hidden")
 
     def build(self, spec: EnvSpec, model: ActorCritic, generator: torch.Generator) -> RND:
-        """Target, predictor and normalisers for an environment."""
-        return RND(self, spec, generator, apart=model.bonus_head is not None)
+        """Return target, predictor and normalisers for an environment."""
+        return RND(self, spec, generator, separate=model.bonus_head is not None)
 
 
 class RND(Extension):
-    """Gives the bonus by `reward`, or apart from it, and trains the predictor in a phase of its own."""
+    """Adds the bonus to the reward or returns it separately; trains the predictor in a phase."""
 
-    def __init__(self, config: RNDConfig, spec: EnvSpec, generator: torch.Generator, *, apart: bool) -> None:
+    def __init__(self, config: RNDConfig, spec: EnvSpec, generator: torch.Generator, *, separate: bool) -> None:
         super().__init__()
-        self.config, self.generator, self.apart = config, generator, apart
+        self.config = config
+        self.generator = generator
+        self.separate = separate
+        """Return the bonus separately from the reward, for the second value head."""
         self.groups = select_groups(config.obs_groups, spec.obs, "rnd")
         for name, group in self.groups.items():
             if not group.dtype.is_floating_point:
                 raise UserError(f"rnd: obs_groups: {name!r} is {group.dtype}, and only real numbers can be predicted")
         width = sum(torch.Size(group.shape).numel() for group in self.groups.values())
         self.normalizer = Normalizer((width,), clip=CLIP) if config.normalize_obs else IdentityNormalizer()
-        self.target = _network(width, config.hidden if config.target_hidden is None else config.target_hidden, config)
+        target_hidden = config.hidden if config.target_hidden is None else config.target_hidden
+        self.target = _network(width, target_hidden, config)
         self.predictor = _network(width, config.hidden, config)
         self.target.requires_grad_(False)
         self.bonus_statistics = Normalizer(eps=1e-30)  # only against a division by zero: bonuses may be small
         self.running = nn.Buffer(torch.zeros(spec.num_envs, dtype=torch.float64))
         self.weight = nn.Buffer(torch.tensor(config.weight.initial))
         self.paid = nn.Buffer(torch.zeros(()))
-        own = {"predictor": ParameterGroup(list(self.predictor.parameters()), config.optimizer)}
-        source = LossGradients(self.prediction_loss, Optimizer(own, clip_jointly=True))
+        """Mean bonus of the last rollout."""
+        groups = {"predictor": ParameterGroup(list(self.predictor.parameters()), config.optimizer)}
+        source = LossGradients(self.prediction_loss, Optimizer(groups, clip_jointly=True))
         self.phase: Phase[Transitions] = Phase(
             source, config.epochs, config.num_minibatches, generator, name="rnd", num_envs=spec.num_envs, draw=self.draw
         )
 
     def reward(self, rollout: Rollout[Any]) -> Tensor | tuple[Tensor, Tensor]:
-        """The reward with the bonus added, or both apart."""
+        """Update the statistics; return the reward with the bonus added, or both separately."""
         self.config.weight.set_(self.weight, self.progress)
-        rows = rollout.transitions(self.groups)
-        self.normalizer.update(self.flat(rows.next_obs), rows.valid)
-        bonus = self.weight * self.normalized(torch.where(rows.valid, self.surprise(rows.next_obs), 0.0), rows.valid)
-        self.paid.copy_(moments(bonus, rows.valid)[1])
-        if not self.apart:
+        transitions = rollout.transitions(self.groups)
+        valid = transitions.valid
+        self.normalizer.update(self.flat(transitions.next_obs), valid)
+        raw = torch.where(valid, self.raw_bonus(transitions.next_obs), 0.0)
+        bonus = self.weight * self.update_and_normalize(raw, valid)
+        self.paid.copy_(moments(bonus, valid)[1])
+        if not self.separate:
             return rollout.reward + bonus
         return rollout.reward, bonus if rollout.bonus is None else rollout.bonus + bonus
 
     def flat(self, obs: Obs) -> Tensor:
-        """The groups side by side, `[..., width]`."""
+        """Return the groups concatenated, `[..., width]`."""
         columns = [
             obs[name].flatten(-len(group.shape)) if group.shape else obs[name].unsqueeze(-1)
             for name, group in self.groups.items()
@@ -130,17 +141,19 @@ class RND(Extension):
         return columns[0] if len(columns) == 1 else torch.cat(columns, -1)
 
     def errors(self, obs: Obs) -> Tensor:
-        """How far the predictor is off the target `[..., outputs]`; only the predictor gets gradients."""
+        """Return predictor minus target `[..., outputs]`; only the predictor gets gradients."""
         x = self.normalizer(self.flat(obs))
         return self.predictor(x) - self.target(x).detach()
 
-    def surprise(self, obs: Obs) -> Tensor:
-        """The bonus `[...]` as it is, before it is normalised and weighed."""
+    def raw_bonus(self, obs: Obs) -> Tensor:
+        """Return the bonus `[...]` before normalisation and weighting."""
         errors = self.errors(obs)
-        return errors.square().mean(-1) if self.config.error == "square" else torch.linalg.vector_norm(errors, dim=-1)
+        if self.config.error == "square":
+            return errors.square().mean(-1)
+        return torch.linalg.vector_norm(errors, dim=-1)
 
-    def normalized(self, bonus: Tensor, valid: Tensor) -> Tensor:
-        """Bonuses `[T, N]` in units of the spread of their discounted sums, those at hand included."""
+    def update_and_normalize(self, bonus: Tensor, valid: Tensor) -> Tensor:
+        """Update the statistics with bonuses `[T, N]`; divide by the std of discounted sums."""
         if not self.config.normalize_bonus:
             return bonus
         never = torch.zeros_like(valid)
@@ -150,20 +163,20 @@ class RND(Extension):
         return bonus * self.bonus_statistics.inverse_scale
 
     def draw(self, rollout: Rollout[Any]) -> Transitions:
-        """Every row of a rollout, as a sequence of its own."""
+        """Return the transitions of a rollout as sequences of length 1."""
         return as_sequences(rollout.transitions(self.groups), length=1)
 
     def prediction_loss(self, batch: Transitions) -> LossOutput:
-        """The predictor's mean squared error on what rows led to."""
-        counted = batch.valid
+        """Return the predictor's mean squared error on next observations."""
+        included = batch.valid
         if self.config.share < 1:
-            drawn = torch.rand(counted.shape, generator=self.generator, device=counted.device)
-            counted = counted & (drawn < self.config.share)
-        loss = masked_mean(self.errors(batch.next_obs).square().mean(-1), counted)
+            share = torch.rand(included.shape, generator=self.generator, device=included.device)
+            included = included & (share < self.config.share)
+        loss = masked_mean(self.errors(batch.next_obs).square().mean(-1), included)
         return LossOutput(loss, {"loss/rnd": loss, "rnd/bonus": self.paid, "rnd/weight": self.weight})
 
     def phases(self) -> dict[str, Phase[Any]]:
-        """The predictor's."""
+        """Return the predictor's phase."""
         return {"rnd": self.phase}
 
 
