@@ -1,8 +1,8 @@
-"""Callbacks: look at a run while it trains, and end it when you have seen enough.
+"""Callbacks: watch a run while it trains, and stop it early.
 
     python examples/callbacks.py
 
-What most callbacks are written for are settings, here `evaluate` and `checkpoints`; the command line has them too:
+Most uses of callbacks are settings already, here `evaluate` and `checkpoints`; the command line has them too:
 `canter train CartPole-v1 --evaluate.every 4096 --until.mean-return 100`.
 """
 

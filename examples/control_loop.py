@@ -1,9 +1,9 @@
-"""A policy in a control loop: load it once, then `predict` takes and gives plain NumPy.
+"""A policy in a control loop: load it once, then `predict` takes and returns plain NumPy.
 
     python examples/control_loop.py                  # trains a small policy first
-    python examples/control_loop.py runs/latest      # or a run, or a policy file, that is there
+    python examples/control_loop.py runs/latest      # or an existing run or policy file
 
-One file is enough: it holds weights, statistics and what the policy sees and does, and no code.
+One file is enough: it holds weights, statistics and the observation and action spaces, and no code.
 """
 
 import sys

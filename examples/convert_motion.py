@@ -1,10 +1,10 @@
-"""Motion clips of MimicKit and PHC as the `.npz` files that Canter reads.
+"""Convert motion clips of MimicKit and PHC to the `.npz` files that Canter reads.
 
     python examples/convert_motion.py walk.pkl walk.npz --joints hip,knee,ankle
 
-Their files are pickles (PHC's written by joblib), and a pickle runs what its author put into it: convert only files of
-authors whom you trust. Canter itself reads none. Neither format names its joints, so you do, in the order of the file.
-A PHC file holds many clips: `--clip NAME` picks one, and without it they are listed.
+Their files are pickles (PHC's written by joblib), and loading a pickle can run any code: convert only files of authors
+whom you trust. Canter itself reads no pickles. Neither format names its joints, so name them in the order of the file.
+A PHC file holds many clips: `--clip NAME` selects one; without it they are listed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python examples/export_onnx.py
 
-Normalisation, memory and bounds are inside the file, and its metadata says what goes in and what comes out.
+Normalisation, recurrent state and bounds are inside the file; its metadata describes inputs and outputs.
 `canter export RUN` does the same for a run. Needs `pip install "canter[onnx]"`.
 """
 

@@ -1,9 +1,9 @@
-"""Your own Gymnasium environment: one class, one call, and every command knows it afterwards.
+"""Your own Gymnasium environment: one class, one call, and every command supports it.
 
     python examples/own_environment.py
     canter runs
 
-The run remembers where the class is, so `canter play`, `eval`, `export` and `resume` need nothing but the run.
+The run stores where the class is, so `canter play`, `eval`, `export` and `resume` need only the run.
 """
 
 import gymnasium

@@ -1,9 +1,9 @@
-"""A queueing network that never ends: what counts is the cost per unit of time, not the return of an episode.
+"""A queueing network that never ends: minimise the cost per unit of time, not over an episode.
 
     python examples/queue_network.py             # a few seconds
     python examples/queue_network.py 2000000     # costs 2.85 a unit of time; the best priority rule costs 3.00
 
-`objective="average"` has no discount: values are differences to the average, which is estimated as it learns.
+`objective="average"` has no discount: values are differences from the average, which training estimates.
 """
 
 import sys

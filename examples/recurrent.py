@@ -1,8 +1,8 @@
-"""Memory: a cue is shown once, and three blank steps later the policy is asked what it was.
+"""A recurrent policy: a cue is shown once, and three blank steps later the policy must repeat it.
 
     python examples/recurrent.py
 
-Give `state` back to `predict` while an episode lasts, and None when a new one begins. For a larger task:
+Pass `state` to the next `predict` while an episode lasts, and None when a new one begins. For a larger task:
 `canter train --preset cartpole-positions-lstm`, a pole to balance without seeing any velocity.
 """
 

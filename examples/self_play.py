@@ -1,9 +1,9 @@
-"""Self-play: rock, paper, scissors, learned against what the policy was before.
+"""Self-play: rock, paper, scissors, learned against earlier versions of the policy.
 
     python examples/self_play.py
 
-Nobody can be the best at it, so the policy keeps chasing the answer to its own past. What approaches the equilibrium,
-a third of each move, is the average of all that it ever was.
+No pure strategy is best, so the policy keeps chasing the answer to its own past. The average of all versions approaches
+the equilibrium, a third of each move.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
-"""A sweep: every combination of settings and seeds, each run in a process of its own, and one report at the end.
+"""A sweep: every combination of settings and seeds, each run in its own process, and one report at the end.
 
     python examples/sweep.py
 
-It is the command `canter sweep`, which may be killed and started again without losing a run; a program reads what it
-left from `canter runs --json`.
+The command `canter sweep` can be killed and restarted without losing a run; a program reads the results from
+`canter runs --json`.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""A simulator in torch: all its worlds are one batch, on the device that also learns.
+"""A simulator in torch: all its worlds are one batch, on the device that also trains.
 
     python examples/torch_simulator.py             # on the CPU
     python examples/torch_simulator.py cuda        # the whole rollout becomes one CUDA graph
 
-Three functions say what a world is: first states, one step, what is seen. Restarts, time limits, seeds and exact
-resuming are done for it.
+Three functions define a world: initial states, one step, the observation. Canter adds restarts, time limits, seeds
+and exact resuming.
 """
 
 import sys

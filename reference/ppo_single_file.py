@@ -1,9 +1,9 @@
-"""Proximal Policy Optimisation on one page, from the equations, to be read top to bottom.
+"""Proximal policy optimisation on one page, from the equations, to be read top to bottom.
 
     python reference/ppo_single_file.py --env-id CartPole-v1
 
-One iteration: act for `horizon` steps in `num_envs` environments (`collect`), say how much better each action was than
-expected (`targets`), then make good actions likelier and bad ones rarer, but only by a little (`update`).
+One iteration: act for `horizon` steps in `num_envs` environments (`collect`), estimate how much better each action was
+than expected (`targets`), then make good actions likelier and bad ones rarer, but only by a little (`update`).
 PPO is Schulman et al. 2017, arXiv 1707.06347; GAE is Schulman et al. 2016, arXiv 1506.02438.
 Shapes: T steps (`horizon`), N environments, B = T * N, D observation entries, A action entries, K discrete actions.
 """
@@ -24,7 +24,7 @@ from torch.optim import AdamW
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Everything that decides a run. The defaults solve CartPole-v1."""
+    """All settings of a run. The defaults solve CartPole-v1."""
 
     env_id: str = "CartPole-v1"  # any Gymnasium id with flat Box observations and Discrete or flat Box actions
     seed: int = 0  # equal seeds give equal runs
@@ -54,7 +54,7 @@ PRESETS = {
 
 
 def mlp(sizes: list[int], output_gain: float, rng: Generator) -> nn.Sequential:
-    """A tanh network with orthogonal weights and zero biases; the gain is sqrt(2), and `output_gain` at the end."""
+    """Return a tanh network with orthogonal weights of gain sqrt(2), `output_gain` at the end, and zero biases."""
     layers, gains = [], [math.sqrt(2)] * (len(sizes) - 2) + [output_gain]
     for fan_in, fan_out, gain in zip(sizes[:-1], sizes[1:], gains, strict=True):
         linear = nn.Linear(fan_in, fan_out)
@@ -65,9 +65,9 @@ def mlp(sizes: list[int], output_gain: float, rng: Generator) -> nn.Sequential:
 
 
 class Agent(nn.Module):
-    """A policy that acts (the actor) and a value function that judges (the critic): two separate networks.
+    """A policy that acts (the actor) and a value function that evaluates (the critic): two separate networks.
 
-    `params` is what the policy network says about an observation: logits [..., K] for Discrete actions, the mean
+    `params` is the output of the policy network for an observation: logits [..., K] for Discrete actions, the mean
     [..., A] of a Gaussian for Box actions, whose standard deviation is learnt but the same in every state (`log_std`).
     """
 
@@ -94,7 +94,7 @@ class Agent(nn.Module):
         self.obs_mean, self.obs_var = nn.Buffer(torch.zeros(size).double()), nn.Buffer(torch.ones(size).double())
 
     def normalize(self, obs: Tensor) -> Tensor:
-        """Observations in units of their running standard deviation, if config.normalize_obs."""
+        """Return observations in units of their running standard deviation, if config.normalize_obs."""
         mean, scale = self.obs_mean.float(), (1 / torch.sqrt(self.obs_var + 1e-8)).float()
         return ((obs - mean) * scale).clamp(-10, 10) if self.normalize_obs else obs
 
@@ -108,15 +108,15 @@ class Agent(nn.Module):
         self.obs_mean += weight * delta
 
     def policy(self, obs: Tensor) -> Tensor:
-        """Distribution parameters `params` for obs [..., D]."""
+        """Return the distribution parameters `params` for obs [..., D]."""
         return self.policy_net(self.normalize(obs))
 
     def value(self, obs: Tensor) -> Tensor:
-        """Expected discounted return from obs [..., D], as [...]."""
+        """Return the expected discounted return from obs [..., D], as [...]."""
         return self.value_net(self.normalize(obs)).squeeze(-1)
 
     def log_std(self) -> Tensor:
-        """Log standard deviation [A], smoothly kept between log 0.01 and log 10."""
+        """Return the log standard deviation [A], smoothly kept between log 0.01 and log 10."""
         # Beyond a hard clamp there is no gradient and no return; this curve's slope, (1 + x^2)^(-3/2), is never 0.
         x = self.raw_std / self.LOG_STD_HALF
         return self.LOG_STD_MID + self.LOG_STD_HALF * x / torch.sqrt(1 + x * x)
@@ -129,7 +129,7 @@ class Agent(nn.Module):
         return params + self.log_std().exp() * torch.randn(params.shape, generator=rng)
 
     def evaluate(self, params: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of sampled actions, and the entropy -E[log-probability]; entries of an action add up."""
+        """Return log-probability of sampled actions and entropy -E[log-probability]; entries of an action add up."""
         if self.discrete:
             log_prob = torch.log_softmax(params, dim=-1)
             return log_prob.gather(-1, action.unsqueeze(-1)).squeeze(-1), -(log_prob.exp() * log_prob).sum(-1)
@@ -138,12 +138,12 @@ class Agent(nn.Module):
         return (-0.5 * z * z - log_std - half_log_2pi).sum(-1), (0.5 + half_log_2pi + log_std).sum(-1)
 
     def to_env(self, action: Tensor) -> np.ndarray:
-        """What the environment is given: a clipped copy, with [-1, 1] mapped to [low, high]."""
+        """Return the actions for the environment: a clipped copy, with [-1, 1] mapped to [low, high]."""
         return (action + self.start if self.discrete else self.center + self.half_range * action.clamp(-1, 1)).numpy()
 
 
 class Rollout(NamedTuple):
-    """What happened: row t holds s_t, a_t and what the environment answered to a_t."""
+    """A rollout: row t holds s_t, a_t and the environment's answer to a_t."""
 
     obs: Tensor  # [T+1, N, D]; obs[t+1] begins a new episode where row t ended one
     action: Tensor  # [T, N, A] or [T, N], unclipped: log_prob must score what was drawn, not what the env was given
@@ -156,7 +156,7 @@ class Rollout(NamedTuple):
 
 @torch.no_grad()
 def collect(envs: VectorEnv, agent: Agent, obs: Tensor, horizon: int, policy_rng: Generator) -> Rollout:
-    """Act for `horizon` steps from obs [N, D]."""
+    """Act for `horizon` steps from obs [N, D] and return the rollout."""
     all_obs, rows = [obs], []
     for _ in range(horizon):
         params = agent.policy(obs)
@@ -174,7 +174,7 @@ def collect(envs: VectorEnv, agent: Agent, obs: Tensor, horizon: int, policy_rng
 
 @torch.no_grad()
 def targets(agent: Agent, rollout: Rollout, config: Config) -> tuple[Tensor, Tensor]:
-    """Advantages for the policy and returns for the critic, [T, N], by GAE (arXiv 1506.02438, eq. 16).
+    """Return advantages for the policy and returns for the critic, [T, N], by GAE (arXiv 1506.02438, eq. 16).
 
         delta_t = r_t + gamma * V(s_t+1) - V(s_t)      A_t = delta_t + gamma * lambda * A_t+1
 
@@ -195,7 +195,7 @@ def targets(agent: Agent, rollout: Rollout, config: Config) -> tuple[Tensor, Ten
 def update(
     agent: Agent, optimizer: AdamW, rollout: Rollout, advantage: Tensor, return_: Tensor, config: Config, rng: Generator
 ) -> dict[str, float]:
-    """Improve the agent on one rollout; every row (number t * N + n) is used once per epoch.
+    """Improve the agent on one rollout; every sample (number t * N + n) is used once per epoch.
 
     The ratio says how much likelier an action became since it was taken. Once it moved by more than clip_ratio the
     way its advantage asks for, the clipped term is the larger loss and has no gradient: data this old supports no
@@ -231,7 +231,7 @@ def update(
 
 
 def make_rngs(seed: int) -> list[Generator]:
-    """Independent generators [init, policy, shuffle], so that drawing from one never shifts another."""
+    """Return independent generators [init, policy, shuffle]: drawing from one never shifts another."""
     return [Generator().manual_seed(int(s.generate_state(1)[0])) for s in np.random.SeedSequence(seed).spawn(3)]
 
 

@@ -3,7 +3,7 @@
     python reference/sac_single_file.py
 
 Everything that the algorithm is stands here once, in the order in which it happens: act, remember, draw, move the
-critics, move the policy, move the temperature, move the slow copies. Haarnoja et al. 2018, arXiv 1812.05905.
+critics, move the policy, move the temperature, move the target critics. Haarnoja et al. 2018, arXiv 1812.05905.
 """
 
 import copy
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Config:
-    """Settings; those of Pendulum."""
+    """Settings; the defaults solve Pendulum."""
 
     env_id: str = "Pendulum-v1"
     seed: int = 0
@@ -39,7 +39,7 @@ class Config:
 
 
 class Batch(NamedTuple):
-    """Transitions that were drawn, B rows."""
+    """A minibatch of B transitions."""
 
     obs: Tensor
     action: Tensor
@@ -49,7 +49,7 @@ class Batch(NamedTuple):
 
 
 def mlp(inputs: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+    """Return linear layers with ReLU between them."""
     widths, layers = (inputs, *hidden), []
     for width, out in pairwise(widths):
         layers += [nn.Linear(width, out), nn.ReLU()]
@@ -57,18 +57,18 @@ def mlp(inputs: int, hidden: tuple[int, ...], outputs: int) -> nn.Sequential:
 
 
 class Agent(nn.Module):
-    """Policy, critics with slow copies, and the logarithm of the temperature."""
+    """Policy, critics, target critics, and the logarithm of the temperature."""
 
     def __init__(self, obs_dim: int, action_dim: int, config: Config) -> None:
         super().__init__()
         self.config, self.action_dim = config, action_dim
         self.policy = mlp(obs_dim, config.hidden, 2 * action_dim)
         self.critics = nn.ModuleList(mlp(obs_dim + action_dim, config.hidden, 1) for _ in range(2))
-        self.slow_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(config.temperature)))
 
     def log_std(self, raw: Tensor) -> Tensor:
-        """Between its bounds, with slope one in the middle, and 0 where `raw` is 0."""
+        """Return a log std between its bounds, with slope one in the middle, and 0 where `raw` is 0."""
         low, high = self.config.min_log_std, self.config.max_log_std
         middle, half = (low + high) / 2, (high - low) / 2
         start = -middle / half
@@ -76,7 +76,7 @@ class Agent(nn.Module):
         return middle + half * x / torch.sqrt(1 + x * x)
 
     def sample(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions in -1..1 by the given standard normal noise, and their log-density."""
+        """Return actions in -1..1 by the given standard normal noise, and their log-density."""
         mean, raw = self.policy(obs).chunk(2, -1)
         log_std = self.log_std(raw)
         u = mean + log_std.exp() * noise
@@ -85,12 +85,12 @@ class Agent(nn.Module):
         return torch.tanh(u), (density - 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))).sum(-1)
 
     def values(self, critics: nn.ModuleList, obs: Tensor, action: Tensor) -> Tensor:
-        """What each critic says, `[2, B]`."""
+        """Return the value by each critic, `[2, B]`."""
         return torch.stack([critic(torch.cat([obs, action], -1)).squeeze(-1) for critic in critics])
 
 
 class Optimizers:
-    """Adam for each of the three things that learn."""
+    """Return Adam for policy, critics and temperature."""
 
     def __init__(self, agent: Agent, config: Config) -> None:
         self.policy = torch.optim.Adam(agent.policy.parameters(), config.learning_rate)
@@ -99,18 +99,18 @@ class Optimizers:
 
 
 def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """One step down the gradient of a loss."""
+    """Take one step down the gradient of a loss."""
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
 
 
 def update(agent: Agent, optimizers: Optimizers, batch: Batch, noise: Tensor, config: Config) -> dict[str, float]:
-    """Learn from one batch; `noise` `[2, B, A]` is that of the successors' actions and of the policy's own."""
+    """Learn from one batch; `noise` `[2, B, A]` is for the next and for the current actions."""
     temperature = agent.log_temperature.detach().exp()
     with torch.no_grad():
         next_action, next_log_prob = agent.sample(batch.next_obs, noise[0])
-        next_value = agent.values(agent.slow_critics, batch.next_obs, next_action).min(0).values
+        next_value = agent.values(agent.target_critics, batch.next_obs, next_action).min(0).values
         target = batch.reward + config.gamma * ~batch.terminated * (next_value - temperature * next_log_prob)
     critic_loss = (agent.values(agent.critics, batch.obs, batch.action) - target).square().mean(1).sum() / 2
     step(optimizers.critics, critic_loss)
@@ -125,13 +125,13 @@ def update(agent: Agent, optimizers: Optimizers, batch: Batch, noise: Tensor, co
     step(optimizers.temperature, temperature_loss)
 
     with torch.no_grad():
-        for slow, fast in zip(agent.slow_critics.parameters(), agent.critics.parameters(), strict=True):
-            slow += config.tau * (fast - slow)
+        for target, online in zip(agent.target_critics.parameters(), agent.critics.parameters(), strict=True):
+            target += config.tau * (online - target)
     return {"critic": critic_loss.item(), "policy": policy_loss.item(), "entropy": -log_prob.mean().item()}
 
 
 class Memory:
-    """The last transitions, each with both of its observations."""
+    """The latest transitions, each with both of its observations."""
 
     def __init__(self, capacity: int, obs_dim: int, action_dim: int) -> None:
         self.rows = Batch(
@@ -144,19 +144,19 @@ class Memory:
         self.capacity, self.written = capacity, 0
 
     def write(self, *row: Tensor | float | bool) -> None:
-        """Keep one transition in the place of the oldest."""
+        """Overwrite the oldest transition with a new one."""
         for column, value in zip(self.rows, row, strict=True):
             column[self.written % self.capacity] = torch.as_tensor(value)
         self.written += 1
 
     def draw(self, size: int, rng: torch.Generator) -> Batch:
-        """`size` of them, each equally likely."""
+        """Return `size` transitions, each equally likely."""
         index = torch.randint(min(self.written, self.capacity), (size,), generator=rng)
         return Batch(*(column[index] for column in self.rows))
 
 
 def train(config: Config) -> tuple[Agent, list[float]]:
-    """Train in one environment; gives the agent and the return of every episode."""
+    """Train in one environment; return the agent and the return of every episode."""
     env = gymnasium.make(config.env_id)
     space = env.action_space
     assert isinstance(space, gymnasium.spaces.Box) and env.observation_space.shape is not None

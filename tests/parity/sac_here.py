@@ -7,7 +7,7 @@ from sac_cases import ACTIONS, CASES, OBS, batches, settings
 from canter import Continuous, EnvSpec, TensorSpec
 from canter.compat import import_config
 from canter.compat.rl_games import sac as files
-from canter.core.data.replay import Transitions
+from canter.core.data.replay import ReplayBatch
 
 
 def differences(case, path, expected, written):
@@ -36,7 +36,7 @@ def transitions(sac, number):
     """A recorded batch as Canter draws it, and its noise."""
     batch = {name: torch.from_numpy(array) for name, array in batches(number).items()}
     ended = batch["done"].squeeze(-1)
-    rows = Transitions(
+    rows = ReplayBatch(
         obs={"policy": batch["obs"]},
         action=batch["action"],
         reward=batch["reward"].squeeze(-1),

@@ -61,7 +61,7 @@ def pairs(agent, learner):
     yield "std", policy[-1].weight[ACTION:], head.raw_std.weight
     for name, theirs, ours in (
         ("critic", agent.critics, learner.critics),
-        ("slow", agent.slow_critics, learner.target_critics),
+        ("target", agent.target_critics, learner.target_critics),
     ):
         stacked = [layer for layer in ours.stack.layers if hasattr(layer, "weight")] + [ours.head]
         for member, critic in enumerate(theirs):
