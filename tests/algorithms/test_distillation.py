@@ -271,62 +271,6 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path, pendulum):
     assert [line.split(" has")[0] for line in lines] == ["algorithm.std.initial=0.2", "algorithm.sequence_length=3"]
 
 
-VARIED = {
-    "teacher": None,
-    "teacher_obs": {"policy": "other"},
-    "policy": canter.NetworkConfig(hidden=(5,)),
-    "std": canter.StdConfig(initial=0.5),
-    "policy_gain": 1.0,
-    "loss": "huber",
-    "mixture": canter.Constant(1.0),
-    "horizon": 16,
-    "sequence_length": 2,
-    "epochs": 2,
-    "num_minibatches": 4,
-    "optimizer": canter.OptimizerConfig(learning_rate=canter.Constant(0.1)),
-}
-
-
-class Twice(Pendulum.__base__):
-    """A pendulum with a second group, of half the size of the first."""
-
-    def __init__(self):
-        self.inner = Pendulum(4)
-        obs = self.inner.spec.obs | {"other": canter.TensorSpec((3,))}
-        super().__init__("test:twice", 4, "cpu", obs, self.inner.spec.action, max_episode_steps=6)
-        self.inner.generator = self.generator
-
-    def _sample_state(self):
-        return self.inner._sample_state()
-
-    def _advance(self, state, action):
-        return self.inner._advance(state, action)
-
-    def _observe(self, state):
-        seen = self.inner._observe(state)
-        return seen | {"other": 0.5 * seen["policy"]}
-
-
-def test_every_setting_has_an_effect(tmp_path, pendulum):
-    """On what the student learns, three updates on."""
-    assert set(VARIED) | {"report_spec"} == set(canter.DistillationConfig.__dataclass_fields__)
-    other = canter.load_policy(pendulum)
-    for parameter in other.actor.parameters():
-        parameter.data.mul_(2)
-    canter.save_policy(tmp_path / "other.safetensors", other)
-
-    def learned(**settings):
-        algorithm, collector = build(**{"teacher": pendulum, "env": Twice(), "policy": MEMORY} | settings)
-        for _ in range(3):
-            algorithm.update(collector.collect())
-        return torch.cat([p.detach().flatten() for p in algorithm.actor.parameters()])
-
-    base = learned()
-    assert torch.equal(base, learned())
-    for name, value in (VARIED | {"teacher": str(tmp_path / "other.safetensors")}).items():
-        assert not torch.equal(base, learned(**{name: value})), name
-
-
 def test_the_command_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     teacher = teacher_for(CartPole(4), tmp_path / "teacher.safetensors")

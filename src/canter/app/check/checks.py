@@ -75,7 +75,11 @@ def preflight(config: RunConfig, plan: Plan, env: Env | None = None) -> list[Fin
         try:
             if config.self_play is not None:
                 config.self_play.check(spec, plan.num_envs // distributed.world_size())
-            unused = (*unused_settings(config.env, config.device), *unused_settings_of(config.algorithm, spec))
+            unused = [
+                *unused_settings(config.env, config.device),
+                *unused_settings_of(config.algorithm, spec),
+                *config.execution.unused_settings(config.device),
+            ]
             found += [Finding("warning", "settings", line) for line in unused]
             algorithm = config.algorithm.build(spec, config.seed)
             algorithm.use_engine(config.execution.engine)
