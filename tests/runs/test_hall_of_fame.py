@@ -135,6 +135,7 @@ def contend(runs, barrier, number):
         finish(runs, f"run{number}-{i}", 10 * i + number)
 
 
+@pytest.mark.long
 def test_processes_that_finish_at_once_are_all_entered(tmp_path):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["canter"])

@@ -203,7 +203,7 @@ def test_parameters_that_are_not_finite_are_never_saved(tmp_path):
     class Poisoned(RunFolder):
         def save(self, given, *, final=False):
             parts.append(given)
-            if given.progress.iteration == 3:
+            if given.run.iteration == 3:
                 next(given.algorithm.model.critic.parameters()).data.view(-1)[5] = float("inf")
             super().save(given, final=final)
 

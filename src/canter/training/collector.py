@@ -18,7 +18,7 @@ from torch import Tensor
 
 from canter.algorithms.base import Algorithm
 from canter.core import distributed
-from canter.core.data.rollout import Rollout, Row
+from canter.core.data.rollout import Rollout, StepWriter
 from canter.core.specs import INTERRUPTS, LOST_FINAL_OBS, Env, Stateful
 from canter.core.struct import Metrics, Obs, tree_copy_, tree_map
 from canter.envs.contract import check_layout, check_obs
@@ -77,7 +77,7 @@ class Collector:
         self.rollout = Rollout.allocate(
             algorithm.horizon, obs, algorithm.empty_record(), env.spec, self.state, algorithm.sequence_length
         )
-        self.rows = self.rollout.rows()
+        self.rows = self.rollout.step_writers()
         tree_copy_(self.rollout.obs_at(algorithm.horizon), obs)
         self.tracker = EpisodeTracker(algorithm.horizon, env.spec.num_envs, env.spec.device)
         self.reported = EnvMetrics(algorithm.horizon, env.spec.device)
@@ -104,7 +104,7 @@ class Collector:
         reset = self.rollout.reset[0]
         try:
             for t, row in enumerate(self.rows):
-                self.rollout.keep_state(t, state, self.algorithm.sequence_length)
+                self.rollout.store_state(t, state, self.algorithm.sequence_length)
                 action, record, state = act(obs, state, reset)
                 self.clock.lap("policy")
                 obs = self._step(t, action, record, row)
@@ -119,7 +119,7 @@ class Collector:
         self.clock.lap("policy")
         return self.rollout
 
-    def _step(self, t: int, action: Tensor, record: Any, row: Row[Any]) -> Obs:
+    def _step(self, t: int, action: Tensor, record: Any, row: StepWriter[Any]) -> Obs:
         """Step the environments and write the transition; return the next observations.
 
         An error is attributed to the environment and the step in which it failed.

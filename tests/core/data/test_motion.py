@@ -66,7 +66,7 @@ def test_names_of_mjlabs_files_are_known(tmp_path):
         ({"dof_velocities": np.degrees(turning()["dof_velocities"])}, r"dof_velocities are 57 times the differences"),
         ({"body_linear_velocities": -turning()["body_linear_velocities"]}, "body_linear_velocities are -1 times"),
         ({"dof_names": np.array(["hip", "hip"])}, "dof_names names 'hip' twice"),
-        ({"dof_names": None}, "dof_positions is of nobody: dof_names is missing"),
+        ({"dof_names": None}, "dof_positions needs dof_names, which is missing"),
         ({"body_names": np.array(["trunk"])}, r"body_positions has shape \(61, 2, 3\), and 1 body_names need"),
         ({"dof_positions": turning()["dof_positions"][:60]}, r"dof_velocities has shape \(61, 2\)"),
         ({"dof_velocities": np.full((61, 2), np.nan)}, "dof_velocities is NaN or infinite in frame 0"),
@@ -115,9 +115,9 @@ def test_a_table_holds_the_same(tmp_path):
     text = path.read_text()
     for old, new, message in (
         ("body_rotations/foot/z", "body_rotations/foot/q", "column 'body_rotations/foot/z' is missing"),
-        ("dof_positions/", "dof_position/", "'dof_position/hip' is no FIELD/NAME .*did you mean dof_positions"),
+        ("dof_positions/", "dof_position/", "'dof_position/hip' is not FIELD/NAME .*did you mean dof_positions"),
         ("time", "seconds", "needs a column 'time'"),
-        ("\n0.0,", "\nx,", "every cell below the names must be a number"),
+        ("\n0.0,", "\nx,", "every cell below the header must be a number"),
     ):
         path.write_text(text.replace(old, new))
         with pytest.raises(ValueError, match=message):
@@ -145,7 +145,9 @@ def test_either_sign_of_a_quaternion_is_the_same_rotation(tmp_path):
     flipped = turning()["body_rotations"].copy()
     flipped[7:, 0] *= -1
     plain, other = (
-        MotionLibrary([load_clip(saved(tmp_path, **changes))]).at(torch.zeros(1, dtype=torch.int64), torch.tensor([6.5 / 30]))
+        MotionLibrary([load_clip(saved(tmp_path, **changes))]).at(
+            torch.zeros(1, dtype=torch.int64), torch.tensor([6.5 / 30])
+        )
         for changes in ({}, {"body_rotations": flipped})
     )
     torch.testing.assert_close(plain["body_rotations"], other["body_rotations"])

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from canter.core.data.replay import ReplayConfig, memory_of
+from canter.core.data.replay import ReplayConfig, device_memory
 from canter.core.data.rollout import Rollout
 from canter.core.specs import Continuous, EnvSpec, TensorSpec
 from canter.core.storage.tree import decode, encode
 from canter.core.struct import maybe_any
+from covering import pairwise
 
 A = 2
 
@@ -151,27 +152,26 @@ class World:
             if row.terminated:
                 return reward, None, 0.0, True
             if row.truncated:
-                lost = row.final is not None and self.finals - row.final > self.replay.side
+                lost = row.final is not None and self.finals - row.final > self.replay.final_slots
                 return reward, None if lost else row.successor, gamma**k, not lost
             if k == steps or t + k == len(rows):
                 break
         return reward, row.successor, gamma**k, True
 
 
-CASES = [
-    (mode, envs, horizon, capacity, ends)
-    for mode in ("separate", "in_place", "unknown")
-    for envs, horizon, capacity in ((1, 1, 5), (1, 4, 40), (3, 2, 6), (3, 5, 60), (4, 7, 200))
-    for ends in (0.05, 0.3)
-]
+MODES = ("separate", "in_place", "unknown")
+SIZES = ((1, 1, 5), (1, 4, 40), (3, 2, 6), (3, 5, 60), (4, 7, 200))
+"""Environments, horizon and capacity."""
+CASES = pairwise(MODES, SIZES, (0.05, 0.3))
 
 
 PER_CASE = 340
 """Transitions compared in each of the 30 cases: more than 10,000 in all."""
 
 
-@pytest.mark.parametrize(("mode", "envs", "horizon", "capacity", "ends"), CASES)
-def test_transitions_of_n_steps_are_those_of_the_definition(mode, envs, horizon, capacity, ends):
+@pytest.mark.parametrize(("mode", "sizes", "ends"), CASES)
+def test_transitions_of_n_steps_are_those_of_the_definition(mode, sizes, ends):
+    envs, horizon, capacity = sizes
     assert len(CASES) * PER_CASE > 10_000
     compared, lost, world = 0, 0, World(7, mode, envs, horizon, capacity, ends)
     while compared < PER_CASE or len(world.past[0]) < 2 * world.replay.slots:
@@ -180,7 +180,7 @@ def test_transitions_of_n_steps_are_those_of_the_definition(mode, envs, horizon,
         if not alive or world.random.random() < 0.5:
             continue
         steps, gamma = world.random.choice([1, 2, 3, 5]), 0.9
-        found = world.replay.at(torch.tensor(list(alive)), steps, gamma)
+        found = world.replay.gather(torch.tensor(list(alive)), steps, gamma)
         naive = [world.naive(env, t, steps, gamma) for env, t in alive.values()]
         rows = [world.past[env][t] for env, t in alive.values()]
         assert found.valid.tolist() == [valid for _, _, _, valid in naive]
@@ -208,7 +208,8 @@ def test_every_transition_is_drawn_equally_often_and_filler_rows_never(mode):
         rows = world.replay.draw(40 * len(wanted), torch.Generator().manual_seed(0))
         assert set(rows.tolist()) == wanted
     assert len(wanted) < len(alive)  # there were filler rows
-    drawn = world.replay.draw(200_000, torch.Generator().manual_seed(1)).bincount(minlength=world.replay.rows).double()
+    drawn = world.replay.draw(200_000, torch.Generator().manual_seed(1))
+    drawn = drawn.bincount(minlength=world.replay.entries).double()
     expected = 200_000 / len(wanted)
     chi_square = ((drawn[sorted(wanted)] - expected) ** 2 / expected).sum().item()
     assert chi_square < len(wanted) + 5 * math.sqrt(2 * len(wanted))  # five standard deviations
@@ -275,7 +276,7 @@ def test_a_ring_of_other_sizes_is_refused():
 
 def test_more_than_the_memory_there_is_is_refused_before_it_is_taken():
     spec = World(0, "separate", 2, 4, 32, 0.1).spec
-    capacity = 2 * memory_of(torch.device("cpu")) // 30
+    capacity = 2 * device_memory(torch.device("cpu")) // 30
     with pytest.raises(
         ValueError, match=rf"replay.capacity={capacity} needs .* GB, more than the .* of cpu; use about"
     ):

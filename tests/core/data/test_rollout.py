@@ -40,7 +40,7 @@ def test_where_the_last_observation_is_lost_none_is_stored_and_the_next_row_begi
     rollout = Rollout.allocate(1, obs, (), spec)
     assert rollout.final_obs is None
     step = Step(obs, torch.zeros(2), no, torch.tensor([True, False]), ~no, final_obs=obs)  # what it gives is not read
-    rollout.rows()[0].write((), step)
+    rollout.step_writers()[0].write((), step)
     rollout.mark_resets(spec.final_obs)
     assert rollout.reset[1].tolist() == [True, False]
 
@@ -56,6 +56,6 @@ def test_groups_are_written_by_name_whatever_their_order():
     rollout = Rollout.allocate(1, obs, (), spec)
     flags = {name: torch.zeros(1, dtype=torch.bool) for name in ("terminated", "truncated", "valid")}
     turned = {"b": torch.ones(1, 1), "a": torch.zeros(1, 1)}
-    rollout.rows()[0].write((), Step(obs=turned, reward=torch.zeros(1), final_obs=turned, **flags))
+    rollout.step_writers()[0].write((), Step(obs=turned, reward=torch.zeros(1), final_obs=turned, **flags))
     assert rollout.obs["a"][1] == 0 and rollout.obs["b"][1] == 1
     assert rollout.final_obs["a"][0] == 0 and rollout.final_obs["b"][0] == 1

@@ -1,6 +1,6 @@
-"""Motion clips: what a robot did elsewhere, frame by frame, from `.npz` and CSV files.
+"""Motion clips: recorded robot motions from `.npz` and CSV files, and a library to sample them.
 
-M frames, D joints, B bodies. Quaternions are (w, x, y, z); velocities are those in the world.
+M frames, D joints, B bodies. Quaternions are (w, x, y, z); velocities are in the world frame.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AXES = {
     "body_linear_velocities": "xyz",
     "body_angular_velocities": "xyz",
 }
-"""What a frame may tell of each joint or body, by Isaac Lab's names, and the components that it has."""
+"""Fields of a frame, per joint or body, by Isaac Lab's names, and their components."""
 OTHER_NAMES = {
     "joint_names": "dof_names",
     "joint_pos": "dof_positions",
@@ -36,23 +36,23 @@ OTHER_NAMES = {
     "body_lin_vel_w": "body_linear_velocities",
     "body_ang_vel_w": "body_angular_velocities",
 }
-"""What mjlab's files call the same."""
+"""The same fields by the names of mjlab's files."""
 OWN = "canter:"
-"""What stands before the name of a clip that comes with Canter."""
+"""Prefix of the names of clips that are included in Canter."""
 Frames = dict[str, Tensor]
-"""Fields by name: `[..., D]` of joints, `[..., B, 3]` or `[..., B, 4]` of bodies."""
+"""Fields by name: `[..., D]` for joints, `[..., B, 3]` or `[..., B, 4]` for bodies."""
 
 
 @dataclass(frozen=True)
 class Clip:
-    """One motion, checked."""
+    """One motion whose data have been checked."""
 
     name: str
     fps: float
     joints: tuple[str, ...]
     bodies: tuple[str, ...]
     fields: Mapping[str, np.ndarray]
-    """`[M, D]` of joints, `[M, B, 3]` or `[M, B, 4]` of bodies."""
+    """`[M, D]` for joints, `[M, B, 3]` or `[M, B, 4]` for bodies."""
 
     @property
     def length(self) -> int:
@@ -66,7 +66,7 @@ class Clip:
 
 
 def load_clip(file: str) -> Clip:
-    """Read and check a clip, by the ending of its name; raises ValueError with what is wrong and where."""
+    """Read and check a clip, `.npz` or CSV; raise UserError that says what is wrong and where."""
     try:
         return _checked(_read(file), file)
     except ValueError as error:
@@ -74,7 +74,7 @@ def load_clip(file: str) -> Clip:
 
 
 def _read(file: str) -> dict[str, Any]:
-    """The arrays of a file by Isaac Lab's names."""
+    """Return the arrays of a file by Isaac Lab's names."""
     path = Path(__file__).parent / "motions" / file.removeprefix(OWN) if file.startswith(OWN) else Path(file)
     if not path.is_file():
         own = f": {nearest(path.name, [p.name for p in path.parent.glob('*.npz')])}" if file.startswith(OWN) else ""
@@ -82,7 +82,7 @@ def _read(file: str) -> dict[str, Any]:
     if path.suffix == ".csv":
         return _read_csv(path)
     if path.suffix != ".npz":
-        raise UserError(f"clips are .npz or .csv files, not {path.suffix or 'files without an end'}")
+        raise UserError(f"clips are .npz or .csv files, not {path.suffix or 'files without an extension'}")
     try:
         with np.load(path) as opened:  # refuses everything but plain arrays
             return {OTHER_NAMES.get(str(key), str(key)): opened[key] for key in opened.files}
@@ -91,13 +91,13 @@ def _read(file: str) -> dict[str, Any]:
 
 
 def _read_csv(path: Path) -> dict[str, Any]:
-    """Columns `time` and `FIELD/NAME` or `FIELD/NAME/AXIS` as the arrays of an `.npz` file."""
+    """Return the columns `time` and `FIELD/NAME[/AXIS]` as the arrays of an `.npz` file."""
     with path.open(newline="") as opened:
         header, *lines = csv.reader(opened)
     try:
         table = np.array(lines, dtype=np.float64)
     except ValueError as error:
-        raise UserError(f"every cell below the names must be a number: {error}") from error
+        raise UserError(f"every cell below the header must be a number: {error}") from error
     if table.ndim != 2 or len(table) < 2 or "time" not in header:
         raise UserError(f"needs a column 'time' and at least two frames, has {header[:5]}")
     column = dict(zip(header, table.T, strict=True))
@@ -111,21 +111,21 @@ def _read_csv(path: Path) -> dict[str, Any]:
         if not names:
             continue
         raw.setdefault("dof_names" if field.startswith("dof") else "body_names", np.array(names))
-        wanted = [f"{field}/{name}/{axis}".rstrip("/") for name in names for axis in (axes or ("",))]
-        for key in wanted:
+        expected = [f"{field}/{name}/{axis}".rstrip("/") for name in names for axis in (axes or ("",))]
+        for key in expected:
             if key not in column:
                 raise UserError(f"column {key!r} is missing, {nearest(key, column)}")
         shape = (len(table), len(names), len(axes)) if axes else (len(table), len(names))
-        raw[field] = np.stack([column.pop(key) for key in wanted], -1).reshape(shape)
+        raw[field] = np.stack([column.pop(key) for key in expected], -1).reshape(shape)
     if column:
         key = next(iter(column))
         near = nearest(key.partition("/")[0], AXES)
-        raise UserError(f"column {key!r} is no FIELD/NAME or FIELD/NAME/AXIS, {near}")
+        raise UserError(f"column {key!r} is not FIELD/NAME or FIELD/NAME/AXIS, {near}")
     return raw
 
 
 def _checked(raw: dict[str, Any], file: str) -> Clip:
-    """A clip, once rate, names, shapes, numbers, quaternions and velocities have been found to fit together."""
+    """Return a clip after checking rate, names, shapes, numbers, quaternions and velocities."""
     if "fps" not in raw:
         raise UserError(f"fps is missing, {nearest('fps', raw)}")
     fps = float(np.ravel(raw["fps"])[0])
@@ -143,7 +143,7 @@ def _checked(raw: dict[str, Any], file: str) -> Clip:
         kind = field.partition("_")[0]
         shape = (length, len(names[kind]), *([len(AXES[field])] if AXES[field] else []))
         if not names[kind]:
-            raise UserError(f"{field} is of nobody: {kind}_names is missing")
+            raise UserError(f"{field} needs {kind}_names, which is missing")
         if values.shape != shape or length < 2:
             raise UserError(f"{field} has shape {values.shape}, and {len(names[kind])} {kind}_names need (2 or more,"
                          f"{str(shape[1:])[1:]}, frames as many as in other fields")  # fmt: skip
@@ -156,14 +156,14 @@ def _checked(raw: dict[str, Any], file: str) -> Clip:
 
 
 def _check_rates(fields: dict[str, np.ndarray], fps: float) -> None:
-    """Refuse velocities of another size than the differences of positions have: a wrong rate, or degrees."""
+    """Raise UserError if velocities differ from the differences of positions, as with degrees."""
     for position, velocity in (("dof_positions", "dof_velocities"), ("body_positions", "body_linear_velocities")):
         if position not in fields or velocity not in fields:
             continue
         moved = np.diff(fields[position], axis=0) * fps
-        told = 0.5 * (fields[velocity][1:] + fields[velocity][:-1])
+        given = 0.5 * (fields[velocity][1:] + fields[velocity][:-1])
         size = float((moved * moved).mean())
-        ratio = float((moved * told).mean()) / size if size > 1e-6 else 1.0
+        ratio = float((moved * given).mean()) / size if size > 1e-6 else 1.0
         if not 2 / 3 < ratio < 3 / 2:
             raise UserError(
                 f"{velocity} are {ratio:.2g} times the differences of {position} at fps={fps:g}: rate, units or the "
@@ -172,7 +172,10 @@ def _check_rates(fields: dict[str, np.ndarray], fps: float) -> None:
 
 
 def _check_rotations(fields: dict[str, np.ndarray], fps: float) -> np.ndarray:
-    """Unit quaternions; refuses others, and those whose w is last where angular velocities give that away."""
+    """Return unit quaternions; raise UserError for others, and if w is last.
+
+    The order is checked with the angular velocities, if the clip has them.
+    """
     given = fields["body_rotations"]
     lengths = np.linalg.norm(given, axis=-1)
     if np.abs(lengths - 1).max() > 0.01:
@@ -182,26 +185,28 @@ def _check_rotations(fields: dict[str, np.ndarray], fps: float) -> np.ndarray:
         )
     unit = given / lengths[..., None]
     if "body_angular_velocities" in fields:
-        told = 0.5 * (fields["body_angular_velocities"][1:] + fields["body_angular_velocities"][:-1])
+        angular = 0.5 * (fields["body_angular_velocities"][1:] + fields["body_angular_velocities"][:-1])
         first, last = (
-            np.square(_turning(unit[..., order], fps) - told).sum() for order in ([0, 1, 2, 3], [3, 0, 1, 2])
+            np.square(_angular_velocity(unit[..., order], fps) - angular).sum()
+            for order in ([0, 1, 2, 3], [3, 0, 1, 2])
         )
-        if last < 0.5 * first and first > 0.1 * np.square(told).sum():
+        if last < 0.5 * first and first > 0.1 * np.square(angular).sum():
             raise UserError("body_rotations turn as body_angular_velocities say if w is last; (w, x, y, z) is needed")
     return unit
 
 
-def _turning(unit: np.ndarray, fps: float) -> np.ndarray:
-    """Angular velocities `[M - 1, B, 3]` in the world between frames, of unit quaternions (w, x, y, z)."""
+def _angular_velocity(unit: np.ndarray, fps: float) -> np.ndarray:
+    """Return the angular velocities `[M - 1, B, 3]` between frames of unit quaternions."""
     (w, v), (w0, v0) = ((q[..., :1], q[..., 1:]) for q in (unit[1:], unit[:-1]))
-    real, turned = (w * w0 + (v * v0).sum(-1, keepdims=True)), v * w0 - w * v0 - np.cross(v, v0)
-    turned = np.where(real < 0, -turned, turned)
-    half = np.arctan2(np.linalg.norm(turned, axis=-1, keepdims=True), np.abs(real))
-    return 2 * fps * half / np.maximum(np.sin(half), 1e-12) * turned
+    real = w * w0 + (v * v0).sum(-1, keepdims=True)
+    imaginary = v * w0 - w * v0 - np.cross(v, v0)
+    imaginary = np.where(real < 0, -imaginary, imaginary)
+    half = np.arctan2(np.linalg.norm(imaginary, axis=-1, keepdims=True), np.abs(real))
+    return 2 * fps * half / np.maximum(np.sin(half), 1e-12) * imaginary
 
 
 class MotionLibrary(nn.Module):
-    """Clips on a device, asked for frames at any time."""
+    """Clips on a device, from which frames are sampled at any time."""
 
     chance: Tensor
     start: Tensor
@@ -216,9 +221,13 @@ class MotionLibrary(nn.Module):
         bodies: Sequence[str] = (),
         device: torch.device | str = "cpu",
     ) -> None:
-        """`weights` is how often each is drawn; joints and bodies come in this order, by default the first clip's."""
+        """Concatenate clips; joints and bodies are ordered as given, or as in the first clip.
+
+        `weights` are the relative frequencies with which clips are drawn.
+        """
         super().__init__()
-        self.joints, self.bodies = tuple(joints) or clips[0].joints, tuple(bodies) or clips[0].bodies
+        self.joints = tuple(joints) or clips[0].joints
+        self.bodies = tuple(bodies) or clips[0].bodies
         self.durations = [clip.duration for clip in clips]
         self.fields = [field for field in AXES if all(field in clip.fields for clip in clips)]
         share = np.cumsum(np.ones(len(clips)) if weights is None else np.asarray(weights, np.float64))
@@ -228,42 +237,47 @@ class MotionLibrary(nn.Module):
         self._add("last", lengths - 1, device)
         self._add("fps", np.array([clip.fps for clip in clips]), device)
         for field in self.fields:
-            of = ("joints", self.joints) if field.startswith("dof") else ("bodies", self.bodies)
-            self._add(field, np.concatenate([_reordered(clip, field, *of) for clip in clips]), device)
+            if field.startswith("dof"):
+                parts = [_reorder(clip, field, "joints", clip.joints, self.joints) for clip in clips]
+            else:
+                parts = [_reorder(clip, field, "bodies", clip.bodies, self.bodies) for clip in clips]
+            self._add(field, np.concatenate(parts), device)
 
     def _add(self, name: str, values: np.ndarray, device: torch.device | str) -> None:
         kind = torch.int64 if values.dtype.kind == "i" else torch.float32
         self.register_buffer(name, torch.tensor(values, dtype=kind, device=device), persistent=False)
 
     def sample(self, count: int, generator: torch.Generator, span: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Clips `[count]` by weight, and times of them: seconds from `span` to the end, all equally likely."""
+        """Draw clips `[count]` by weight, and times uniformly from `span` to their ends."""
         drawn = draw_for_rank(torch.rand, (count, 2), generator=generator, device=self.chance.device).T.contiguous()
         clip = torch.searchsorted(self.chance, drawn[0], right=True).clamp(max=len(self.chance) - 1)
         return clip, span + drawn[1] * (self.last[clip] / self.fps[clip] - span)
 
     def at(self, clip: Tensor, time: Tensor) -> Frames:
-        """Frames of clips `[...]` at times `[...]`, between those that there are: linear, rotations on the sphere."""
+        """Return interpolated frames of clips `[...]` at times `[...]`."""
         place = time * self.fps[clip]
         below = torch.minimum(place.long().clamp(min=0), self.last[clip] - 1)
         share = (place - below).clamp(0.0, 1.0)
-        first, frames = self.start[clip] + below, {}
+        first = self.start[clip] + below
+        frames: Frames = {}
         for field in self.fields:
-            values: Tensor = getattr(self, field)
+            values = self.get_buffer(field)
             way = share.reshape(*share.shape, *[1] * (values.ndim - 1))
-            before, after = values[first], values[first + 1]
+            before = values[first]
+            after = values[first + 1]
             frames[field] = _slerp(before, after, way) if field == "body_rotations" else before.lerp(after, way)
         return frames
 
     def every(self, time_step: float) -> tuple[Frames, Tensor]:
-        """All clips from beginning to end in equal steps, one after the other, and where each begins, bool."""
+        """Return all clips in equal time steps, concatenated, and a bool tensor: a clip begins."""
         counts = [int(duration / time_step) + 1 for duration in self.durations]
         clip = torch.cat([torch.full((count,), k) for k, count in enumerate(counts)]).to(self.start.device)
         time = torch.cat([time_step * torch.arange(count) for count in counts]).to(self.start.device)
         return self.at(clip, time), time == 0
 
 
-def _reordered(clip: Clip, field: str, kind: str, names: Sequence[str]) -> np.ndarray:
-    own = getattr(clip, kind)
+def _reorder(clip: Clip, field: str, kind: str, own: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """Return a field with its joints or bodies in the order of `names`."""
     for name in names:
         if name not in own:
             raise UserError(f"motion {clip.name!r}: {kind} have no {name!r}, {nearest(name, own)}")
@@ -271,11 +285,11 @@ def _reordered(clip: Clip, field: str, kind: str, names: Sequence[str]) -> np.nd
 
 
 def _slerp(a: Tensor, b: Tensor, share: Tensor) -> Tensor:
-    """Unit quaternions `[..., 4]` on the shorter arc from `a` to `b`."""
+    """Return unit quaternions `[..., 4]` on the shorter arc from `a` to `b`."""
     cos = (a * b).sum(-1, keepdim=True)
     b, cos = torch.where(cos < 0, -b, b), cos.abs().clamp(max=1.0)
     angle = torch.arccos(cos)
-    near = angle < 1e-3  # there the sphere is flat
+    near = angle < 1e-3  # avoid 0 / 0: interpolate linearly
     sin = torch.where(near, 1.0, angle.sin())
     weights = torch.where(near, 1 - share, ((1 - share) * angle).sin() / sin), (share * angle).sin() / sin
     mixed = weights[0] * a + torch.where(near, share, weights[1]) * b
@@ -283,35 +297,35 @@ def _slerp(a: Tensor, b: Tensor, share: Tensor) -> Tensor:
 
 
 def column(frames: Frames, motions: MotionLibrary, name: str) -> Tensor:
-    """One component `[...]` of frames by its name in CSV files, `FIELD/NAME` or `FIELD/NAME/AXIS`."""
+    """Return one component `[...]` of frames by its column name, `FIELD/NAME[/AXIS]`."""
     field, _, rest = name.partition("/")
-    who, _, axis = rest.partition("/")
+    part, _, axis = rest.partition("/")
     if field not in frames:
         raise UserError(f"columns: {name!r}: {nearest(field, frames)}")
     known = motions.joints if field.startswith("dof") else motions.bodies
-    if who not in known:
-        raise UserError(f"columns: {name!r}: {nearest(who, known)}")
+    if part not in known:
+        raise UserError(f"columns: {name!r}: {nearest(part, known)}")
     axes = AXES[field]
     if axis not in (tuple(axes) or ("",)):
         raise UserError(f"columns: {name!r} must end in one of {', '.join(axes) or 'no axis'}")
-    row = known.index(who)
-    return frames[field][..., row, axes.index(axis)] if axes else frames[field][..., row]
+    index = known.index(part)
+    return frames[field][..., index, axes.index(axis)] if axes else frames[field][..., index]
 
 
 @torch.no_grad()
 def pose_error(poses: Tensor, reset: Tensor, reference: Tensor, begins: Tensor) -> Tensor:
-    """Mean distance `[E]` of poses `[T, E, J]` from a reference `[M, J]`, warped in time to be the least.
+    """Return the mean distance `[E]` of poses `[T, E, J]` from a reference `[M, J]`, time-warped.
 
-    Dynamic time warping in which the reference advances by 0, 1 or 2 frames with each pose, from any frame to any
-    other; it does not run on where `begins` `[M]` another clip, and begins anew where `reset` `[T, E]`. A distance is
-    the root of the mean square over J.
+    Dynamic time warping: with each pose the reference advances by 0, 1 or 2 frames, and it may
+    start and end at any frame. It does not cross the beginning of a clip (`begins` `[M]`), and
+    restarts where an episode does (`reset` `[T, E]`). A distance is the root mean square over J.
     """
-    apart = torch.cdist(poses, reference.expand(len(poses), -1, -1), compute_mode="donot_use_mm_for_euclid_dist")
-    apart = apart / poses.shape[-1] ** 0.5
+    distance = torch.cdist(poses, reference.expand(len(poses), -1, -1), compute_mode="donot_use_mm_for_euclid_dist")
+    distance = distance / poses.shape[-1] ** 0.5
     one = torch.where(begins, float("inf"), 0.0)
     two = one + one.roll(1)
-    total = apart[0]
-    for now, starts in zip(apart[1:], reset[1:], strict=True):
-        on = torch.minimum(total, torch.minimum(total.roll(1, -1) + one, total.roll(2, -1) + two))
-        total = now + torch.where(starts[:, None], total.amin(-1, keepdim=True), on)
+    total = distance[0]
+    for now, starts in zip(distance[1:], reset[1:], strict=True):
+        advanced = torch.minimum(total, torch.minimum(total.roll(1, -1) + one, total.roll(2, -1) + two))
+        total = now + torch.where(starts[:, None], total.amin(-1, keepdim=True), advanced)
     return total.amin(-1) / len(poses)

@@ -1,6 +1,6 @@
-"""What N environments did in T steps.
+"""Rollouts: T steps of N environments, in buffers that are reused every iteration.
 
-T steps, N environments, L sequence length, S = T / L * N sequences.
+L sequence length, S = T / L * N sequences.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from canter.core.struct import (
 )
 
 Record = TypeVar("Record", bound=TensorStruct)
-NUMBERS = ("reward", "terminated", "truncated", "valid", "duration")
-"""What every step gives besides observations, in the order in which it is written."""
+STEP_FIELDS = ("reward", "terminated", "truncated", "valid", "duration")
+"""Fields of every step besides observations, in the order in which they are written."""
 
 
 @dataclass
 class Transitions(TensorStruct):
-    """Rows with what each of them led to, `[T, N, ...]` or cut into sequences."""
+    """Observations and their successors, `[T, N, ...]` or cut into sequences."""
 
     obs: Obs
     next_obs: Obs
-    """What followed in the same episode: its true last observation, never the first of the next one."""
+    """Next observation of the same episode: its true last one, never the first of the next one."""
     valid: Tensor
-    """bool; False where a row is no transition of the task, or where the simulator lost the last observation."""
+    """bool; False if a step is not a transition, or the simulator lost the last observation."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Rollout(TensorStruct, Generic[Record]):
     """Buffers at fixed addresses, written step by step and reused every iteration."""
 
     obs: Obs
-    """`[T+1, N, ...]`; row T follows the last step."""
+    """`[T+1, N, ...]`; index T follows the last step."""
     reward: Tensor
     """`[T, N]`."""
     terminated: Tensor
@@ -55,39 +55,46 @@ class Rollout(TensorStruct, Generic[Record]):
     truncated: Tensor
     """`[T, N]` bool, after step t; never together with `terminated`."""
     valid: Tensor
-    """`[T, N]` bool; False rows are no transitions of the task."""
+    """`[T, N]` bool; False for steps that are not transitions of the task."""
     duration: Tensor
-    """`[T, N]` the time that each step took, from `Step.info`; 1 in environments that never tell."""
+    """`[T, N]` duration of each step, from `Step.info`; 1 if the environment reports none."""
     final_obs: Obs | None
-    """`[T, N, ...]` true last observations in rows that ended; None when `obs` itself holds them in row t+1 (`reset` is
-    then False there), or when nothing does (`reset` is True, as row t+1 belongs to the next episode)."""
+    """`[T, N, ...]` true last observations of steps that end an episode. None if `obs[t+1]` has
+    them (`reset[t+1]` is then False), or nothing has (it is True: `obs[t+1]` is of the next
+    episode)."""
     reset: Tensor
-    """`[T+1, N]` bool: an episode begins with row t's observation, or none is running; memory is cleared there."""
+    """`[T+1, N]` bool: `obs[t]` starts an episode or belongs to none; the recurrent state is
+    cleared."""
     state: State
-    """`[T / L, N, ...]` the policy's memory before rows 0, L, 2L, ...; `()` without memory."""
+    """`[T / L, N, ...]` recurrent state before steps 0, L, 2L, ...; `()` for feed-forward
+    policies."""
     record: Record
-    """`[T, N, ...]` what the algorithm asked to remember of each step."""
+    """`[T, N, ...]` values that the algorithm stores of each step."""
     bonus: Tensor | None = None
-    """`[T, N]` a second reward, which a second value head judges; None where no extension gives one."""
+    """`[T, N]` reward of an extension, which has its own value head; None without one."""
 
     @staticmethod
     def allocate(
         horizon: int, obs: Obs, record: Record, spec: EnvSpec, state: State = (), sequence_length: int = 1
     ) -> Rollout[Record]:
-        """Empty buffers for `horizon` steps, shaped after one step's observations, record and state `[N, ...]`."""
-        flags = torch.zeros((horizon, spec.num_envs), dtype=torch.bool, device=spec.device)
-        rows, starts = (horizon, spec.num_envs), (horizon // sequence_length, spec.num_envs)
+        """Return empty buffers for `horizon` steps.
+
+        Shapes are those of one step's observations, record and state, `[N, ...]`.
+        """
+        shape = (horizon, spec.num_envs)
+        sequences = (horizon // sequence_length, spec.num_envs)
+        flags = torch.zeros(shape, dtype=torch.bool, device=spec.device)
         return Rollout(
             obs=tree_map(lambda x: zeros((horizon + 1, spec.num_envs), x), obs),
-            reward=torch.zeros(rows, device=spec.device),
+            reward=torch.zeros(shape, device=spec.device),
             terminated=flags,
             truncated=flags.clone(),
             valid=flags.clone(),
-            duration=torch.ones(rows, device=spec.device),
-            final_obs=tree_map(lambda x: zeros(rows, x), obs) if spec.final_obs == "separate" else None,
+            duration=torch.ones(shape, device=spec.device),
+            final_obs=tree_map(lambda x: zeros(shape, x), obs) if spec.final_obs == "separate" else None,
             reset=torch.ones((horizon + 1, spec.num_envs), dtype=torch.bool, device=spec.device),
-            state=tree_map(lambda x: zeros(starts, x), state),
-            record=tree_map(lambda x: zeros(rows, x), record),
+            state=tree_map(lambda x: zeros(sequences, x), state),
+            record=tree_map(lambda x: zeros(shape, x), record),
         )
 
     @property
@@ -97,29 +104,30 @@ class Rollout(TensorStruct, Generic[Record]):
 
     @property
     def done(self) -> Tensor:
-        """`[T, N]` bool: an episode ended at step t, either way."""
+        """`[T, N]` bool: an episode was terminated or truncated at step t."""
         return self.terminated | self.truncated
 
     def begin(self) -> Obs:
-        """Carry what followed the previous rollout over to row 0; gives that row of observations."""
+        """Copy the observations after the previous rollout to index 0, and return them."""
         tree_copy_(self.obs_at(0), self.obs_at(self.horizon))
         self.reset[0].copy_(self.reset[self.horizon])
         return self.obs_at(0)
 
-    def keep_state(self, t: int, state: State, sequence_length: int) -> None:
-        """Remember the policy's memory before row t if a sequence starts there."""
+    def store_state(self, t: int, state: State, sequence_length: int) -> None:
+        """Store the recurrent state before step t if a sequence starts there."""
         if len(self.state) > 0 and t % sequence_length == 0:
             tree_copy_(tree_map(lambda x: x[t // sequence_length], self.state), state)
 
     def obs_at(self, t: int) -> Obs:
-        """Observations `[N, ...]` of row t, as a view."""
+        """Return a view of the observations `[N, ...]` before step t."""
         return tree_map(lambda x: x[t], self.obs)
 
     def transitions(self, groups: Iterable[str] | None = None) -> Transitions:
-        """Observations of these groups, by default of all, each with the one that it led to."""
+        """Return the observations of these groups, by default all, with their successors."""
         obs = {name: self.obs[name] for name in (self.obs if groups is None else groups)}
-        before, after = tree_map(lambda x: x[:-1], obs), tree_map(lambda x: x[1:], obs)
-        if self.final_obs is None:  # in the next row, unless an episode begins there: then nobody stored it
+        before = tree_map(lambda x: x[:-1], obs)
+        after = tree_map(lambda x: x[1:], obs)
+        if self.final_obs is None:  # in the next step, unless an episode starts there: then it is lost
             return Transitions(before, after, self.valid & ~(self.done & self.reset[1:]))
         ended = self.done
 
@@ -128,62 +136,69 @@ class Rollout(TensorStruct, Generic[Record]):
 
         return Transitions(before, tree_map(follow, {name: self.final_obs[name] for name in obs}, after), self.valid)
 
-    def rows(self) -> list[Row[Record]]:
-        """Where each of the T steps goes."""
-        after, final = [group[1:] for group in self.obs.values()], self.final_obs or {}
-        numbers = [getattr(self, name) for name in NUMBERS]
-        buffers = [*tree_leaves(self.record), *after, *numbers, *final.values()]
-        quickly, places = fused_writer(buffers), zip(*(buffer.unbind() for buffer in buffers), strict=True)
-        return [Row(self.obs_at(t + 1), list(final), partial(quickly, t), row) for t, row in enumerate(places)]
+    def step_writers(self) -> list[StepWriter[Record]]:
+        """Return a writer for each of the T steps."""
+        next_obs = [group[1:] for group in self.obs.values()]
+        final_obs = self.final_obs or {}
+        fields = [self.reward, self.terminated, self.truncated, self.valid, self.duration]
+        buffers = [*tree_leaves(self.record), *next_obs, *fields, *final_obs.values()]
+        write = fused_writer(buffers)
+        steps = zip(*(buffer.unbind() for buffer in buffers), strict=True)
+        return [
+            StepWriter(self.obs_at(t + 1), list(final_obs), partial(write, t), targets)
+            for t, targets in enumerate(steps)
+        ]
 
     def mark_resets(self, mode: FinalObs, t: int | slice = slice(None)) -> Tensor:
-        """Write `reset` of the rows after t `[N]`, or by default of all `[T, N]`; `mode` is the spec's `final_obs`."""
-        ends = self.terminated[t], self.truncated[t]
-        return episode_starts(self.valid[t], *ends, mode, out=self.reset[1:][t])
+        """Write `reset` after step t, by default after all; `mode` is the spec's `final_obs`."""
+        reset = self.reset[1:][t]
+        return episode_starts(self.valid[t], self.terminated[t], self.truncated[t], mode, out=reset)
 
 
 @dataclass
-class Row(Generic[Record]):
-    """Step t's place in a rollout: views made once, as making one costs as much as writing to it."""
+class StepWriter(Generic[Record]):
+    """Writes step t of a rollout, through views that are made once because making them is slow."""
 
     obs: Obs
-    """Where the next observations go."""
-    final: list[str]
+    """Views of the next observations."""
+    final_names: list[str]
     """Names of the groups whose last observations are stored."""
-    quickly: Callable[[list[Tensor | None]], bool]
-    """Writes all values if it can, see `fused_writer`."""
-    places: tuple[Tensor, ...]
-    """Where everything goes: the record, observations, `NUMBERS`, last observations."""
+    fused_write: Callable[[list[Tensor | None]], bool]
+    """Writes all values at once if it can, see `fused_writer`."""
+    targets: tuple[Tensor, ...]
+    """Views of everything: the record, observations, `STEP_FIELDS`, last observations."""
 
     def write(self, record: Record, step: Step) -> Obs:
-        """Store the record and the step; gives the next observations."""
-        obs, final = step.obs, step.final_obs
-        # By name: an environment may give its groups in another order than at first.
-        values: list[Tensor | None] = [*tree_leaves(record), *[obs[name] for name in self.obs]]
+        """Store the record and the step; return the next observations."""
+        # By name: an environment may return its groups in another order than at first.
+        values: list[Tensor | None] = [*tree_leaves(record), *[step.obs[name] for name in self.obs]]
         values += [step.reward, step.terminated, step.truncated, step.valid, step.info.get("duration")]
-        if final is not None:
-            values += [final[name] for name in self.final]
-        if not self.quickly(values):
-            self._write(values)
+        if step.final_obs is not None:
+            values += [step.final_obs[name] for name in self.final_names]
+        if not self.fused_write(values):
+            self._copy(values)
         return self.obs
 
-    def _write(self, values: list[Tensor | None]) -> None:
-        names = [f"observation {name!r}" for name in self.obs] + [*NUMBERS]
-        names += [f"final_obs {name!r}" for name in self.final]
-        names = ["the record"] * (len(self.places) - len(names)) + names
-        items = zip(names, self.places, values, strict=False)
-        given = [(name, place, value) for name, place, value in items if value is not None]
-        for name, place, value in given:
-            if value.shape != place.shape:  # a copy would spread what is too small
+    def _copy(self, values: list[Tensor | None]) -> None:
+        names = [f"observation {name!r}" for name in self.obs] + [*STEP_FIELDS]
+        names += [f"final_obs {name!r}" for name in self.final_names]
+        names = ["the record"] * (len(self.targets) - len(names)) + names
+        items = zip(names, self.targets, values, strict=False)
+        present = [(name, target, value) for name, target, value in items if value is not None]
+        for name, target, value in present:
+            if value.shape != target.shape:  # a copy would broadcast a smaller value
                 raise ContractBroken(
-                    f"step() gave {name} of shape {tuple(value.shape)}, it must be {tuple(place.shape)}"
+                    f"step() gave {name} of shape {tuple(value.shape)}, it must be {tuple(target.shape)}"
                 )
-        # One call for all: on a GPU one launch for each dtype, on a CPU a fraction of the time around the copies.
-        copy_all_([place for _, place, _ in given], [value for *_, value in given])
+        # One call for all: one launch per dtype on a GPU, and less overhead on a CPU.
+        copy_all_([target for _, target, _ in present], [value for *_, value in present])
 
 
 def as_sequences(tree: Any, length: int) -> Any:
-    """Cut every tensor `[T, N, ...]` of a tree into sequences `[L, S, ...]`; number `c * N + n` is chunk c of env n."""
+    """Cut every tensor `[T, N, ...]` of a tree into sequences `[L, S, ...]`.
+
+    Sequence `c * N + n` is chunk c of environment n.
+    """
 
     def cut(x: Tensor) -> Tensor:
         horizon, num_envs = x.shape[:2]
