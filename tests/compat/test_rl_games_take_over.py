@@ -35,7 +35,11 @@ print("all there")
 
 
 def test_take_over_replaces_the_parents_runner_or_stands_for_the_package(tmp_path):
-    assert "all there" in run_python(TAKE_OVER.format(first="") + STAND_IN, tmp_path).stdout, "without rl_games"
+    assert "all there" in run_python(TAKE_OVER.format(first="") + STAND_IN, tmp_path).stdout
+
+
+@pytest.mark.long
+def test_where_rl_games_is_installed_its_runner_is_replaced(tmp_path):
     (tmp_path / "rl_games").mkdir()
     (tmp_path / "rl_games" / "__init__.py").write_text("")
     (tmp_path / "rl_games" / "torch_runner.py").write_text("class Runner: pass\n")

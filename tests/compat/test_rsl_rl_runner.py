@@ -261,6 +261,7 @@ def run_python(text, folder):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_take_over_replaces_the_parents_runners_or_stands_for_them(tmp_path):
     assert "taken" in run_python(TAKE_OVER.format(first=""), tmp_path).stdout, "without RSL-RL"
     (tmp_path / "rsl_rl" / "runners").mkdir(parents=True)

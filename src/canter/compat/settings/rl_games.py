@@ -62,7 +62,7 @@ def translate(run: Import) -> None:
     apply(SCRIPTS, run.section(CONFIG))
     apply(AROUND, params)
     run.root.no_effect(" ".join(str(key) for key in run.tree if key != "params"), "rl_games reads params alone")
-    run.refuse_unknown_keys()
+    run.finish_report()
 
 
 def translate_ppo(run: Import, name: str) -> None:
@@ -107,7 +107,6 @@ def number_of_envs(run: Import, default: int | None) -> None:
         run.num_envs = default
     if run.num_envs is not None:
         config.set("num_envs", run.num_envs, "num_actors")
-        config.mapped("num_actors", f"env.num_envs={run.num_envs}, given by you")
     elif value in (None, -1) or _is_open(value):
         config.refuse("num_actors", "rl_games' script fills it in: say --num-envs N")
         if value is None:
@@ -136,11 +135,9 @@ def budget(s: Section) -> None:
     epochs = read.integer(s, "max_epochs", -1)
     if epochs > 0:
         s.set("until.iterations", epochs, "max_epochs")
-    s.mapped("max_epochs", f"until.iterations={epochs if epochs > 0 else 'null'}")
     steps = max(read.integer(s, "max_frames", -1), read.integer(s, "max_steps", -1))
     if steps > 0:
         s.set("total_steps", steps, "max_frames")
-    s.mapped("max_frames max_steps", f"total_steps={steps if steps > 0 else 'null'}")
     if s.has("score_to_win"):
         why = "the mean of the last 100 episodes, read for every row of the log; rl_games reads its best mean only"
         s.copy("score_to_win", "until.mean_return", read.number(s, "score_to_win"), why)
@@ -153,7 +150,6 @@ def saving(s: Section) -> None:
     """A frequency of 0 saves at the end only; Canter always saves."""
     if s.has("save_frequency") and read.integer(s, "save_frequency") > 0:
         s.copy("save_frequency", "checkpoints.save_every", read.integer(s, "save_frequency"))
-    s.mapped("save_frequency", "checkpoints.save_every, which is never 0 here")
 
 
 def environment(s: Section) -> None:
@@ -271,7 +267,6 @@ SCRIPTS: tuple[Rule, ...] = (
     mapped("save_best_after games_to_track", "checkpoints.best, by the mean of the last 100 episodes"),
     mapped("algo_observer", "Runner(algo_observer)"),
     mapped("vecenv_type import_modules", "--allow-import: the caller names the imported modules"),
-    no_effect("num_warmup_steps num_seed_steps", "belongs to SAC"),
     Only("population_based_training", equal_to(*NONE, False), "off", NO_POPULATIONS),
     Only("pbt_idx", equal_to(*NONE, False), "off", NO_POPULATIONS),
     no_self_play,

@@ -49,7 +49,6 @@ def amp_extension(run: Import) -> None:
     }
     for key, (name, reader, default) in KEYS.items():
         own[name] = reader(s, key, default)
-        s.mapped(key, f"{AT}.{name}={own[name]}")
     own["updates"] = s.get("epochs") * s.get("num_minibatches", 1)
     own["optimizer"] = {
         "learning_rate": read.number(s, "learning_rate"),
@@ -61,14 +60,11 @@ def amp_extension(run: Import) -> None:
     own["replay_rows"] = max(1, min(own["replay"], round(keep * s.get("horizon") * (samples_per_step(run) or 1))))
     why = "that share of each rollout is kept from the start, not only once the buffer is full"
     s.changed("amp_replay_keep_prob", why, f"{AT}.replay_rows={own['replay_rows']}")
-    network.mapped("disc.units", f"{AT}.hidden")
-    network.mapped("disc.activation", f"{AT}.activation")
     s.changed("disc_coef", "the discriminator has an Adam of its own, which no factor changes")
     s.changed("amp_obs_demo_buffer_size amp_batch_size", "new clips are drawn for every update", f"{AT}.motions")
     for name in CLIPS:
         if s.has(f"amp.{name}"):
             own[name] = s.raw(f"amp.{name}")
-            s.mapped(f"amp.{name}", f"{AT}.{name}")
     if "motions" not in own:
         key = f"{CONFIG}.amp.motions"
         why = f"IsaacGymEnvs' environment has the clips: name their files here, or in the file as {key}"

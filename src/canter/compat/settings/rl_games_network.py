@@ -39,11 +39,9 @@ INITIALIZER_KEYS = "name gain scale std val value a b mode distribution nonlinea
 def network_kind(s: Section) -> None:
     """Networks of rl_games are of the standard kind; others must be registered here."""
     name = read.word(s, "name", "actor_critic")
-    if name in ("actor_critic", "resnet_actor_critic", "amp"):
-        s.mapped("name", s.setting("kind") + "=standard")
-    elif name in networks:
+    if name in networks:
         s.copy("name", "kind", name, "your network of that name, registered here")
-    else:
+    elif name not in ("actor_critic", "resnet_actor_critic", "amp"):
         s.refuse("name", f"a network of the user's: register one here, canter.register('network', {name!r})")
 
 
@@ -69,9 +67,8 @@ def initializer(s: Section) -> None:
     elif init != DEFAULT:
         gain = read.number(s, f"{at}.gain", 1.0)
     s.copy(f"{at}.name", "init", init, f"no {name} here; {OTHER_START}" if init == DEFAULT else "")
-    s.mapped(f"{at}.gain", f"{s.setting('init_gain')}={gain:g}")
+    s.copy(f"{at}.gain", "init_gain", gain)
     s.each(at, INITIALIZER_KEYS, "changed", why=OTHER_START)
-    s.set("init_gain", gain)
     if s.to == POLICY:
         s.run.settings["algorithm.model.policy_gain"] = gain
     s.run.settings["algorithm.model.value_gain"] = gain
@@ -81,12 +78,10 @@ def layer_norm(s: Section) -> None:
     """rl_games normalises after the activation."""
     for key in ("normalization", "mlp.normalization"):
         kind = s.raw(key)
-        if kind in NONE:
-            s.mapped(key, s.setting("layer_norm") + "=False")
-        elif kind == "layer_norm":
+        if kind == "layer_norm":
             s.copy(key, "layer_norm", True, "released rl_games 1.6.5 ignores it in plain layers")
             s.set("layer_norm_position", "after_activation")
-        else:
+        elif kind not in NONE:
             s.refuse(key, "there is no such normalisation here; use layer_norm")
 
 
@@ -117,7 +112,6 @@ def plain_convolutions(s: Section) -> None:
         s.refuse("cnn.type", "there are plain 1-d and 2-d convolutions here: register an encoder of your own")
     if kind == "conv1d":
         s.set("cnn.sequences", True)
-    s.mapped("cnn.type", s.setting("cnn.layers"))
     convs = s.raw("cnn.convs", [])
     if not isinstance(convs, list) or not all(isinstance(conv, dict) for conv in convs):
         raise s.error("cnn.convs", "a list of mappings with filters, kernel_size, strides and padding")
@@ -140,7 +134,6 @@ def encoder_activation(s: Section) -> None:
     if activation != s.get("activation"):
         s.set("cnn.activation", activation)
         s.run.settings.setdefault(s.setting("activation"), activation)
-    s.mapped("cnn.activation", f"{s.setting('cnn.activation')}={activation}")
 
 
 def recurrent_layers(s: Section) -> None:
@@ -159,7 +152,6 @@ def concatenation(s: Section) -> None:
         if before:
             s.copy("concat_output", "concat_input", True)
         s.refuse("concat_output", "only with before_mlp: true (it is memory.concat_input here)")
-    s.mapped("concat_output", "off")
 
 
 def observation_groups(s: Section) -> None:
@@ -169,10 +161,13 @@ def observation_groups(s: Section) -> None:
         names = [*s.raw("inputs")]
         s.mapped("inputs", f"{s.setting('obs_groups')}={names}")
     for key, group in (("require_rewards", "reward"), ("require_last_actions", "last_action")):
-        if s.raw(key) is True:
+        value = s.raw(key)
+        if value is True:
             names = [*(names or ["observation"]), group]
             why = "enters beside the encoded image; rl_games appends it to the recurrent layer's input"
             s.changed(key, why, s.setting("obs_groups"))
+        elif value not in (*NONE, False):
+            s.refuse(key, "true or false")
     if names:
         s.set("obs_groups", names)
 

@@ -75,11 +75,8 @@ def minibatches(s: Section) -> None:
 
 def surrogate(s: Section) -> None:
     """`ppo: False` wins over `use_smooth_clamp`."""
-    name = "smooth_clipped" if read.flag(s, "use_smooth_clamp", False) else "clipped"
-    if not read.flag(s, "ppo", True):
-        name = "vanilla"
-    s.mapped("ppo", f"algorithm.surrogate={name}")
-    s.copy("use_smooth_clamp", "surrogate", name)
+    clipped = "smooth_clipped" if read.flag(s, "use_smooth_clamp", False) else "clipped"
+    s.set("surrogate", clipped if read.flag(s, "ppo", True) else "vanilla", "use_smooth_clamp")
 
 
 def entropy(s: Section) -> None:
@@ -87,7 +84,6 @@ def entropy(s: Section) -> None:
     coef = read.number(s, "entropy_coef")
     if read.flag(s, "schedule_entropy", False) and s.raw("lr_schedule") == "linear":
         s.copy("schedule_entropy", "entropy_coef", {"kind": "linear", "start": coef, "end": 1e-4})
-        s.mapped("entropy_coef", "algorithm.entropy_coef.start")
     else:
         s.copy("entropy_coef", "entropy_coef", coef)
         s.no_effect("schedule_entropy", "it needs lr_schedule: linear")
@@ -95,18 +91,17 @@ def entropy(s: Section) -> None:
 
 def bounds_loss(s: Section) -> None:
     """Unknown types are no loss in rl_games."""
-    keys = "bounds_loss_coef bound_loss_type"
     if not is_continuous(s.run):
-        s.no_effect(keys, "only continuous actions have bounds")
+        s.no_effect("bounds_loss_coef bound_loss_type", "only continuous actions have bounds")
         return
     form = {"bound": "soft", "regularisation": "regularisation"}.get(str(s.raw("bound_loss_type", "bound")))
     if form is None:
         why = "rl_games knows bound and regularisation and reads every other word as no loss"
         s.changed("bound_loss_type", why)
+        s.mapped("bounds_loss_coef", "algorithm.bound_loss=null")
     elif s.has("bounds_loss_coef") and read.number(s, "bounds_loss_coef") > 0:
-        s.copy("bounds_loss_coef", "bound_loss.coef", read.number(s, "bounds_loss_coef"))
-        s.copy("bound_loss_type", "bound_loss.form", form)
-    s.mapped(keys, "algorithm.bound_loss=null")
+        s.set("bound_loss.coef", read.number(s, "bounds_loss_coef"), "bounds_loss_coef")
+        s.set("bound_loss.form", form, "bound_loss_type")
 
 
 def learning_rate(s: Section) -> None:
@@ -121,11 +116,8 @@ def learning_rate(s: Section) -> None:
         s.copy("lr_schedule", "optimizer.learning_rate", line, why)
     else:
         s.set("optimizer.learning_rate", rate, "learning_rate")
-        if schedule in (*NONE, "fixed", "constant", "identity"):
-            s.mapped("lr_schedule", "a constant learning rate")
-        else:
+        if schedule not in (*NONE, "fixed", "constant", "identity"):
             s.no_effect("lr_schedule", "rl_games knows adaptive and linear and reads every other word as constant")
-    s.mapped("learning_rate", f"{s.setting('optimizer.learning_rate')}={rate:g}")
     s.no_effect("kl_threshold schedule_type min_lr max_lr lr_multiplier", "only an adaptive rate reads it")
 
 
@@ -154,11 +146,9 @@ def adaptive_rate(s: Section, rate: float) -> None:
 def gradient_norm(s: Section) -> None:
     """`grad_norm` is read only with `truncate_grads`."""
     truncate = read.flag(s, "truncate_grads", False)
-    norm = read.number(s, "grad_norm", 1.0) if truncate else math.inf
-    s.set("optimizer.max_grad_norm", norm, "grad_norm")
-    to = f"{s.setting('optimizer.max_grad_norm')}={norm:g}"
-    s.mapped("truncate_grads", to)
-    s.report("grad_norm", "mapped" if truncate else "no_effect", to)
+    s.set("optimizer.max_grad_norm", read.number(s, "grad_norm", 1.0) if truncate else math.inf, "grad_norm")
+    if not truncate:
+        s.no_effect("grad_norm", "truncate_grads is off")
 
 
 def weight_decay(s: Section) -> None:
@@ -168,7 +158,6 @@ def weight_decay(s: Section) -> None:
         s.set("optimizer.weight_decay", decay, "weight_decay")
         otherwise = f"optimizer.weight_decay={decay:g}: decoupled from the gradient here"
         s.own_form("weight_decay", {"optimizer.weight_decay_form": "coupled"}, otherwise)
-    s.mapped("weight_decay", f"{s.setting('optimizer.weight_decay')}=0")
 
 
 def sequences(s: Section) -> None:
@@ -177,14 +166,12 @@ def sequences(s: Section) -> None:
         s.no_effect("seq_length seq_len zero_rnn_on_done", "the policy is not recurrent")
         return
     s.set("sequence_length", read.integer(s, "seq_length", 4), "seq_length")
-    s.mapped("seq_length", "algorithm.sequence_length")
     hint = "" if s.has("seq_length") else ": so this policy trained with 4. Did you mean seq_length?"
     s.no_effect("seq_len", f"rl_games ignores this key and uses seq_length, 4 where it is missing{hint}")
     resets = read.flag(s, "zero_rnn_on_done", True)
     for network in (POLICY, CRITIC):
         if f"{network}.memory.cell" in s.run.settings:
             s.run.settings[f"{network}.memory.reset_on_end"] = resets
-    s.mapped("zero_rnn_on_done", f"{POLICY}.memory.reset_on_end={resets}")
 
 
 def advantages(s: Section) -> None:
@@ -199,10 +186,8 @@ def advantages(s: Section) -> None:
 def bootstrap(s: Section) -> None:
     """rl_games bootstraps time-outs with the value of the observation before."""
     if not read.flag(s, "value_bootstrap", True):
-        s.copy("value_bootstrap", "bootstrap_truncated", False)
-    elif s.parity:
-        s.mapped("value_bootstrap", "the adapter's final_obs: unknown, as the Runner's is")
-    else:
+        s.set("bootstrap_truncated", False, "value_bootstrap")
+    elif not s.parity:  # with parity the adapter's final_obs is unknown, as the Runner's is
         why = "uses the value of the true final observation if the environment shows it, else of the one before"
         s.changed("value_bootstrap", why, "algorithm.bootstrap_truncated=True")
 
@@ -217,7 +202,6 @@ def rewards(s: Section) -> None:
             shaper.set("minimum", 1e-8)
             why = "needs a positive minimum here, so reward.minimum=1e-8; rl_games gives NaN below 0"
         shaper.copy("log_val", "squash", "log", why)
-    shaper.mapped("log_val", "algorithm.reward.squash=none")
     if not s.has_section("reward_shaper"):
         s.mapped("reward_shaper", "algorithm.reward")
 
@@ -230,7 +214,6 @@ def observation_normalizer(s: Section) -> None:
         otherwise = "updated once an iteration, clipped at 10; rl_games' in every minibatch, clipped at 5"
         s.own_form("normalize_input", {"obs_statistics": "minibatch"}, otherwise)
         set_normalizer(s, "model.policy.normalizer")
-    s.mapped("normalize_input", f"{POLICY}.normalize_obs={on}")
 
 
 def value_normalizer(s: Section) -> None:
@@ -242,7 +225,6 @@ def value_normalizer(s: Section) -> None:
         form = {"model.value_normalizer.rescale": False, "model.value_normalizer.of": "values_and_returns"}
         s.own_form("normalize_value", form, otherwise)
         set_normalizer(s, "model.value_normalizer")
-    s.mapped("normalize_value", f"algorithm.model.normalize_value={on}")
 
 
 ADAPTIVE_RATE: tuple[Rule, ...] = (
@@ -285,6 +267,7 @@ AFTER_PPO: tuple[Rule, ...] = (
     Parity("shuffle", "none", "samples are reshuffled for each epoch; rl_games never shuffles"),
     no_effect("rnd_config central_value_config1 ignore_dead_batches bptt_length"),
     no_effect("network_path log_path is_train features"),
+    no_effect("num_warmup_steps num_seed_steps", "belongs to SAC"),
 )
 
 
@@ -303,7 +286,6 @@ def central_value(s: Section) -> None:
     elif trained:
         otherwise = "only the central value is trained; rl_games trains the actor's own value head besides"
         s.own_form(shown, {"central_value.actor_value": True}, otherwise)
-    s.mapped(key, "algorithm.central_value.actor_value=False")
 
 
 def central_normalizer(s: Section) -> None:
@@ -335,9 +317,8 @@ def std(s: Section) -> None:
     key = "sigma_init.val" if s.raw("sigma_init.val") is not None else "sigma_init.value"
     raw = read.number(s, key, 0.0) if s.raw(key) is not None else 0.0
     initial = floor + _std_of(form, raw, floor, s, key)
-    s.set("std.initial", initial, key)
+    s.copy(key, "std.initial", initial)
     to = f"{s.setting('std.initial')}={initial:.4g}"
-    s.mapped(key, to)
     if s.raw("sigma_init.name", "const_initializer") in ("const_initializer", "default"):
         s.each("sigma_init", INITIALIZER_KEYS, "mapped", to)
     else:
@@ -348,13 +329,9 @@ def std(s: Section) -> None:
         otherwise = "keeps between 0.01 and 10, with a gradient everywhere; rl_games' is exp(parameter), without bounds"
         s.own_form("fixed_sigma", {"std.form": form}, otherwise)
         if floor and s.parity:
-            s.set("std.floor", floor)
-            s.mapped("min_sigma", f"algorithm.model.std.floor={floor:g}")
-    s.mapped("fixed_sigma", f"algorithm.model.std.kind={kind}")
-    to = f"algorithm.model.std.form={form}"
+            s.copy("min_sigma", "std.floor", floor)
     if s.get("std.form") is None:
-        s.changed("sigma_parametrization", "with --parity only", to)
-    s.mapped("sigma_parametrization", to)
+        s.changed("sigma_parametrization", "with --parity only", f"algorithm.model.std.form={form}")
     if floor and s.has("min_sigma"):
         s.copy("min_sigma", "std.minimum", floor, "a bound that is approached, not added")
     s.mapped("min_sigma max_sigma logstd_bounds", "off")
@@ -373,7 +350,7 @@ def _std_of(form: str, raw: float, floor: float, s: Section, key: str) -> float:
 def std_form(s: Section) -> tuple[str, float]:
     """Return the parameterisation of the std here, and the floor that is added to it."""
     name = s.raw("sigma_parametrization", "exp")
-    form = STD_FORMS.get(name) if isinstance(name, str | None) else None
+    form = STD_FORMS.get(name) if isinstance(name, str) else None
     if form is None:
         s.refuse("sigma_parametrization", "exp, softplus, linear and scalar are known")
     floor = read.number(s, "min_sigma", 0.0) if s.has("min_sigma") else 0.0

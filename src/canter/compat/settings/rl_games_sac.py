@@ -40,7 +40,6 @@ def network_kind(s: Section) -> None:
     """rl_games has one network for SAC."""
     if read.word(s, "name") != "soft_actor_critic":
         s.refuse("name", "a network of the user's; known for SAC: soft_actor_critic")
-    s.mapped("name", "algorithm.policy, algorithm.critic")
 
 
 def layers(s: Section) -> None:
@@ -51,8 +50,6 @@ def layers(s: Section) -> None:
         s.set(f"{network}.init", "default_zero_bias")
         s.set(f"{network}.hidden", hidden, "mlp.units")
         s.set(f"{network}.activation", activation, "mlp.activation")
-    s.mapped("mlp.units", f"hidden={hidden} {OF_BOTH}")
-    s.mapped("mlp.activation", f"activation={activation} {OF_BOTH}")
     name = read.word(s, "mlp.initializer.name", "default")
     if name == "default":
         s.each("mlp.initializer", INITIALIZER_KEYS, "mapped", "init=default_zero_bias")
@@ -68,11 +65,8 @@ def normalization(s: Section) -> None:
         s.refuse("normalization", "layer_norm is known")
     for network in NETWORKS:
         s.set(f"{network}.norm", "none" if kind in NONE else "layer", "normalization")
-    to = f"norm {OF_BOTH}"
-    if kind in NONE:
-        s.mapped("normalization", to)
-    else:
-        s.changed("normalization", "before each activation; rl_games' comes after it", to)
+    if kind not in NONE:
+        s.changed("normalization", "before each activation; rl_games' comes after it", f"norm {OF_BOTH}")
 
 
 def std(s: Section) -> None:
@@ -85,7 +79,6 @@ def std(s: Section) -> None:
     if s.parity:
         s.set("std.form", "tanh", "log_std_bounds")
         s.set("std.initial", math.exp(sum(bounds) / 2), "log_std_bounds")
-        s.mapped("log_std_bounds", to)
     else:
         why = "approached more slowly than by a tanh, and started at 1; only the way there differs"
         s.changed("log_std_bounds", why, to)
@@ -103,7 +96,6 @@ def observation_normalizer(s: Section) -> None:
         clip = 5 if s.parity else 10
         why = f"updated with new samples, clipped at {clip}; rl_games 1.6.5: with drawn samples, clipped at 5"
         s.changed("normalize_input", why, to)
-    s.mapped("normalize_input", to)
 
 
 def updates(s: Section) -> None:
@@ -115,7 +107,6 @@ def updates(s: Section) -> None:
         key = "utd_ratio"
         number_of_updates = max(1, round(read.finite(s, key) * (samples_per_step(s.run) or 1)))
     s.set("updates_per_step", float(number_of_updates), key)
-    s.mapped("utd_ratio num_updates_per_step", f"algorithm.updates_per_step={number_of_updates}")
 
 
 def warmup(s: Section) -> None:
@@ -127,8 +118,6 @@ def warmup(s: Section) -> None:
         key = "num_warmup_frames"
         steps = read.integer(s, key)
     s.set("warmup_steps", steps, key)
-    to = f"algorithm.warmup_steps={steps}, transitions of all environments"
-    s.mapped("num_warmup_frames num_warmup_steps", to)
 
 
 def rewards(s: Section) -> None:

@@ -53,7 +53,7 @@ def translate(run: Import, generation: Generation) -> None:
     for at in dict.fromkeys((generation.runner, "")):
         apply(SCRIPTS, run.section(at))
     root.no_effect("init_member_classes", "nothing reads it")
-    run.refuse_unknown_keys()
+    run.finish_report()
 
 
 def apply_ppo(run: Import, generation: Generation) -> None:
@@ -134,17 +134,14 @@ def optimizer(s: Section, *, split: bool) -> None:
     s.set("gradient_clipping", clipping)
     if s.raw("optimizer") == "adamw":
         s.set("optimizer.weight_decay", 0.01)  # torch's own
-    s.mapped("max_grad_norm", f"optimizer.max_grad_norm={norm:g}, gradient_clipping={clipping}")
 
 
 def schedule(s: Section, generation: Generation) -> None:
     """The learning rate follows the KL unless the schedule is another one."""
     rate = read.number(s, "learning_rate", 1e-3)
-    s.mapped("learning_rate", f"algorithm.optimizer.learning_rate={rate:g}")
     adaptive = s.raw("schedule", "fixed" if generation.number < 3 else "adaptive") == "adaptive"
     if not adaptive or s.raw("desired_kl", 0.01) in NONE:
         s.set("optimizer.learning_rate", rate, "learning_rate")
-        s.mapped("schedule", "a constant learning rate")
         s.no_effect("desired_kl", "only an adaptive rate reads it")
         return
     s.set("optimizer.learning_rate.start", rate, "learning_rate")
@@ -174,7 +171,6 @@ def symmetry(algorithm: Section) -> None:
         s.changed(f"{switches} mirror_loss_coeff data_augmentation_func", why)
         return
     own: dict[str, Any] = {"kind": "symmetry", "augment": augment, "mirror_loss": coef}
-    s.mapped("mirror_loss_coeff", f"mirror_loss={coef:g} of the extension symmetry")
     remedy = "declare EnvSpec.symmetries in the environment, or mirrors here"
     why = f"a file's function is not run: {remedy}; OnPolicyRunner takes the function itself"
     s.changed("data_augmentation_func", why, "algorithm.extensions[].mirrors")
@@ -184,7 +180,7 @@ def symmetry(algorithm: Section) -> None:
         why = "the ratio of a mirrored sample is measured from its own log-probability; RSL-RL: from the original's"
         s.changed("use_data_augmentation", why, "old_log_prob=evaluated")
     add_extension(algorithm, own, "symmetry_cfg")
-    s.mapped(switches, f"augment={augment} of the extension symmetry")
+    s.mapped("mirror_loss_coeff", f"mirror_loss={coef:g} of the extension symmetry")
 
 
 def curiosity(algorithm: Section) -> None:
@@ -210,11 +206,9 @@ def curiosity(algorithm: Section) -> None:
     }
     if root.raw("obs_groups.rnd_state") is not None:
         own["obs_groups"] = read.groups(root, "obs_groups.rnd_state")
-        root.mapped("obs_groups.rnd_state", f"obs_groups={own['obs_groups']} of the extension rnd")
     add_extension(algorithm, own, "rnd_cfg")
     why = "without the factor of the environment's time step, and with the observation that a step led to"
     s.changed("weight", why, f"weight={read.number(s, 'weight', 0.0):g} of the extension rnd")
-    s.mapped(CURIOSITY, "the extension rnd")
     s.each("weight_schedule", "mode final_step final_value", "mapped", "weight of the extension rnd")
 
 
@@ -260,12 +254,6 @@ def seed(s: Section) -> None:
     if isinstance(value, int) and value >= 0:
         s.copy("seed", "seed", value)
     s.changed("seed", "RSL-RL's script draws one: give --seed", "seed=0")
-
-
-def device(s: Section) -> None:
-    """A device that is a word."""
-    if isinstance(s.raw("device"), str):
-        s.copy("device", "device", s.raw("device"))
 
 
 def action_limit(s: Section) -> None:
@@ -318,7 +306,7 @@ RUNNER: tuple[Rule, ...] = (
 """For the section of the runner."""
 SCRIPTS: tuple[Rule, ...] = (
     seed,
-    device,
+    Copy("device", "device", read.word, OMIT),
     mapped("experiment_name run_name", "the run's folder (canter train --name)"),
     mapped("resume load_run load_checkpoint checkpoint resume_path", "canter resume, runner.load"),
     mapped("logger wandb_project neptune_project wandb_tags upload_model", "--log"),

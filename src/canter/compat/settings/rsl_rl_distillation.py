@@ -49,7 +49,6 @@ def recurrent_layers(s: Section) -> None:
         width = read.integer(s, "rnn_hidden_dim", read.integer(s, "rnn_hidden_size", 256))
         cell = read.one_of("lstm", "gru")(s, "rnn_type")
         s.set("policy.memory", {"cell": cell, "hidden": width, "layers": read.integer(s, "rnn_num_layers", 1)})
-        s.mapped("rnn_type rnn_hidden_dim rnn_hidden_size rnn_num_layers", "algorithm.policy.memory")
 
 
 def distribution(s: Section) -> None:

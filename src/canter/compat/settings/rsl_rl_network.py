@@ -78,7 +78,6 @@ def apply_networks(run: Import, generation: Generation) -> None:
         apply(NETWORK, s)
         normalizer(s, f"{own}obs_normalization", generation)
         NETWORK_CLASS(s)
-        run.root.mapped("runner.policy_class_name", f"{network}.kind=standard")
         recurrent_layers(s, generation)
         encoder(s)
     distribution(run, generation)
@@ -105,7 +104,6 @@ def normalizer(s: Section, key: str, generation: Generation) -> None:
         root.no_effect(empirical, "since 4.0 nothing reads it")
     root.mapped(empirical, f"{s.to}.normalize_obs={on}")
     if not on:
-        s.mapped(key, f"{s.to}.normalize_obs=False")
         return
     timing = "" if generation.number >= 5 else "; this generation updates it on every step"
     if not s.parity:
@@ -116,7 +114,6 @@ def normalizer(s: Section, key: str, generation: Generation) -> None:
     s.set("normalizer.eps_on", "deviation")
     s.set("normalizer.clip", None)
     s.set("normalizer.prior_count", 0.0)
-    s.mapped(key, f"{s.to}.normalizer.eps=0.01")
     if timing:
         s.difference(
             "observation statistics are updated once an iteration, as since 5.5; this generation updates them each step"
@@ -156,7 +153,6 @@ def convolutions(s: Section) -> None:
         for layer in layers:
             layer.append((layer[1] - 1) // 2)
     s.set("layers", layers, "output_channels")
-    s.mapped("output_channels kernel_size stride", s.setting("layers"))
 
 
 def _per_layer(s: Section, key: str, default: Any, layers: int) -> list[int]:
@@ -199,7 +195,6 @@ def distribution_class(s: Section) -> None:
     if kind is None:
         known = ", ".join(STD_KINDS)
         s.refuse("class_name", f"known: {known}; for Beta set algorithm.model.distribution=beta")
-    s.mapped("class_name", f"algorithm.model.std.kind={kind}")
 
 
 def std_range(s: Section) -> None:
@@ -216,10 +211,10 @@ def std(s: Section, initial: str, form: str) -> None:
     s.copy(initial, "std.initial", read.number(s, initial, 1.0))
     kind = read.one_of("scalar", "log")(s, form, "scalar")
     if s.get("std.maximum") is None:
-        s.set("std.form", kind, form)
-        s.mapped(form, f"algorithm.model.std.form={kind}")
-    theirs = "exp of a parameter" if kind == "log" else "a bare parameter"
-    s.changed(form, f"std_range keeps it within; RSL-RL's is {theirs}", "algorithm.model.std.form=bounded")
+        s.copy(form, "std.form", kind)
+    else:
+        theirs = "exp of a parameter" if kind == "log" else "a bare parameter"
+        s.changed(form, f"std_range keeps it within; RSL-RL's is {theirs}", "algorithm.model.std.form=bounded")
 
 
 NETWORK: tuple[Rule, ...] = (

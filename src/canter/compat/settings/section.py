@@ -43,7 +43,9 @@ class Import:
     reported: set[str] = field(default_factory=set)
     """Keys that have a status."""
     names: set[str] = field(default_factory=set)
-    """Names that were read: those that the source library knows."""
+    """Names that were looked for: those that the source library knows."""
+    values_read: set[str] = field(default_factory=set)
+    """Keys whose values were read."""
 
     @property
     def root(self) -> Section:
@@ -58,12 +60,17 @@ class Import:
         """Return True for keys that the caller leaves out."""
         return any(key == name or key.startswith(f"{name}.") for name in self.without)
 
-    def refuse_unknown_keys(self) -> None:
-        """Refuse every key that has no status."""
+    def finish_report(self) -> None:
+        """Report the other keys: mapped if their values were read, refused if nothing knows them."""
+        targets: dict[str, list[str]] = {}
+        for setting, key in self.origin.items():
+            targets.setdefault(key, []).append(f"{setting}={self.settings.get(setting)}")
         for leaf, value in _leaves(self.tree, ""):
             if leaf in self.reported:
                 continue
-            if value == {}:
+            if leaf in self.values_read:
+                self.report.add(leaf, value, "mapped", ", ".join(targets.get(leaf, [])))
+            elif value == {}:
                 self.report.add(leaf, value, "mapped", "nothing, as it is empty")
             elif self.left_out(leaf):
                 self.report.add(leaf, value, "changed", why="left out by --without")
@@ -125,7 +132,12 @@ class Section:
     # reading: typed values by the functions below ---------------------------------------------------------------------
 
     def raw(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key as it is."""
+        """Read the value of a key as it is."""
+        self.run.values_read.add(self.key(key))
+        return self._look(key, default)
+
+    def _look(self, key: str, default: Any = None) -> Any:
+        """Return the value of a key without reading it for a setting."""
         key = self.key(key)
         self.run.names.add(key.rpartition(".")[2])
         value: Any = self.run.tree
@@ -137,11 +149,11 @@ class Section:
 
     def has(self, key: str) -> bool:
         """Return True for a key with a value; Isaac Lab writes `{}` for what a config leaves open."""
-        return self.raw(key) not in (*NONE, {})
+        return self._look(key) not in (*NONE, {})
 
     def has_section(self, key: str) -> bool:
         """Return True for a mapping that is not empty; raise ConfigError for any other value."""
-        value = self.raw(key)
+        value = self._look(key)
         if value in NONE or value == {}:
             return False
         if not isinstance(value, Mapping):
@@ -153,7 +165,7 @@ class Section:
         path = self.key(key)
         line = f":{self.run.lines[path]}" if path in self.run.lines else ""
         remedy = f"; {advice}" if advice else ""
-        text = f"{self.run.report.source}{line}: {path}: expected {expected}, got {self.raw(key)!r}{remedy}"
+        text = f"{self.run.report.source}{line}: {path}: expected {expected}, got {self._look(key)!r}{remedy}"
         return ConfigError(text, path)
 
     # settings and statuses --------------------------------------------------------------------------------------------
@@ -170,16 +182,15 @@ class Section:
             self.run.origin[path] = self.key(key)
 
     def copy(self, key: str, settings: str, value: Any, why: str = "") -> None:
-        """Make settings of a key's value: mapped, or changed for the reason `why`."""
+        """Make settings of a key's value, with the same meaning or with the difference `why`."""
         for setting in settings.split():
             self.set(setting, value, key)
-        shown = f"{value:g}" if isinstance(value, float) else str(value)
-        targets = ", ".join(self.setting(setting) for setting in settings.split())
-        self.report(key, "changed" if why else "mapped", f"{targets}={shown}", why)
+        targets = ", ".join(f"{self.setting(setting)}={value}" for setting in settings.split())
+        self.report(key, "changed" if why else "mapped", targets, why)
 
     def report(self, key: str, status: Status, to: str = "", why: str = "") -> None:
         """Give a status to a key and all below it, except absent keys and those that have one."""
-        value = self.raw(key, ABSENT)
+        value = self._look(key, ABSENT)
         if value is ABSENT:
             return
         path = self.key(key)
@@ -198,7 +209,8 @@ class Section:
             return
         for setting, value in settings.items():
             self.set(setting, value, key)
-        self.mapped(key, ", ".join(f"{self.setting(setting)}={value}" for setting, value in settings.items()))
+        if key:
+            self.mapped(key, ", ".join(f"{self.setting(setting)}={value}" for setting, value in settings.items()))
 
     def mapped(self, keys: str, to: str = "") -> None:
         """Report keys that mean the same here."""
