@@ -123,9 +123,7 @@ def test_every_fast_engine_refuses_a_subclass_with_terms_of_its_own():
 
 def test_an_engine_that_cannot_be_used_is_refused_with_its_reason():
     algorithm, _ = build()
-    with pytest.raises(
-        ValueError, match=r"execution.engine=triton cannot be used here: it runs on a GPU"
-    ):
+    with pytest.raises(ValueError, match=r"execution.engine=triton cannot be used here: it runs on a GPU"):
         algorithm.use_engine("triton")
 
 

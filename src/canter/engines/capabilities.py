@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from canter.engines.base import PPOLoss, SACLoss
+from canter.engines.base import BoundLoss, PPOLoss, SACLoss
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.describe import ABSENT, Feature, SACModel, describe
 
@@ -55,35 +55,34 @@ class Capabilities:
     """Return why a model with supported features is too large for the engine, if so."""
 
 
-LOSS_SETTINGS = {
-    "advantage": "advantage_normalization",
-    "bound": "bound_loss.form",
-    "trunk_value": "central_value.actor_value",
-    "moving_kl": "kl=rl_games: moving_kl",
-    "update_obs_stats_per_minibatch": "obs_statistics=minibatch: update_obs_stats_per_minibatch",
-    "bonus_coef": "bonus_value: bonus_coef",
-}
-"""Settings from which fields of a loss follow, where they have other names."""
-HOOKS = {
+LOSS_TEXTS = {
+    "advantage": "advantage_normalization=minibatch",
+    "bound": "bound_loss.form={}",
+    "trunk_value": "central_value.actor_value=true",
+    "moving_kl": "kl=rl_games",
+    "update_obs_stats_per_minibatch": "obs_statistics=minibatch",
+    "bonus_coef": "bonus_value",
     "augment": "the hook augment of an extension",
     "terms": "the hook loss of an extension",
     "policy_terms": "the method policy_terms of a subclass",
-    "learner": "the method of a subclass of the learner",
+    "learner": "{}, a subclass of the learner,",
 }
+"""Settings and code behind the fields of a loss, with {} for their value; other fields are settings themselves."""
 
 
 def describe_loss(loss: PPOLoss | SACLoss) -> list[Feature]:
     """Return every field of a loss as a feature; None and () are absent."""
     features: list[Feature] = []
     for field in fields(loss):
-        name = field.name
-        value = getattr(loss, name)
-        if name == "bound" and value is not None:
-            value = value.config.form if loss.surrogate is not None else "given without a surrogate"
-        if value is None or value == ():
+        value = getattr(loss, field.name)
+        if isinstance(value, BoundLoss):
+            value = value.config.form
+        if value == ():
             value = None
-        shown = f"{LOSS_SETTINGS.get(name, name)}={value}"
-        features.append(Feature(name, value, HOOKS.get(name, shown)))
+        text = LOSS_TEXTS.get(field.name, field.name + "={}").format(value)
+        features.append(Feature(field.name, value, text))
+    if isinstance(loss, PPOLoss) and loss.bound is not None and loss.surrogate is None:
+        features.append(Feature("bound alone", True, "bound_loss without a surrogate"))
     return features
 
 
@@ -105,7 +104,7 @@ def unsupported_reason(
 def _unsupported(features: Iterable[Feature], supported: Mapping[str, Container[Any]], optional: bool) -> str | None:
     """Return a sentence about the first feature that is not supported; `optional` accepts those that are not listed."""
     for feature in features:
-        absent = feature.value is ABSENT or (feature.value is None and feature.name not in supported)
+        absent = feature.value == ABSENT or (feature.value is None and feature.name not in supported)
         listed = feature.value in supported.get(feature.name, ANYTHING if optional else ())
         if not (absent or listed):
             return f"{feature.text} is not supported"

@@ -62,7 +62,7 @@ def test_batch_norm_and_all_its_gradients(members, rows, columns):
 
 
 def test_a_projection_keeps_a_nan_in_its_row():
-    from canter.engines.triton.kernels.soft import project_on_gpu
+    from canter.engines.triton.kernels.sac import project_on_gpu
 
     atoms = torch.randn(3, 11, device=DEVICE)
     atoms[1, 4] = torch.nan
@@ -72,7 +72,7 @@ def test_a_projection_keeps_a_nan_in_its_row():
 
 
 def _fused_batch_norm():
-    from canter.engines.triton.kernels.soft import fused_batch_norm
+    from canter.engines.triton.kernels.sac import fused_batch_norm
 
     return fused_batch_norm
 
@@ -126,7 +126,7 @@ def test_tf32_is_used_where_it_is_allowed_and_only_there():
 
 
 def test_observations_are_standardised_and_a_nan_stays_one():
-    from canter.engines.triton.kernels.rows import standardize
+    from canter.engines.triton.kernels.rollout import standardize
 
     x, shift, scale = torch.randn(3, 50, 7).to(DEVICE) * 9, torch.randn(7).to(DEVICE), torch.rand(7).to(DEVICE)
     x[0, 0, 0] = torch.nan

@@ -79,7 +79,7 @@ def test_the_first_gradient_alone_is_the_same_with_and_without_a_graph():
 
 
 def test_through_a_batch_norm():
-    from canter.engines.triton.kernels.soft import fused_batch_norm
+    from canter.engines.triton.kernels.sac import fused_batch_norm
 
     inputs = [torch.randn(2, 40, 7, device=DEVICE), *torch.randn(2, 2, 1, 7, device=DEVICE).unbind()]
     same(

@@ -38,7 +38,7 @@ def test_supported_losses_are_not_refused():
     [
         (PPOLoss(surrogate="spo"), "surrogate=spo"),
         (PPOLoss(value_loss="quantile"), "value_loss=quantile"),
-        (PPOLoss(advantage="rank"), "advantage_normalization=rank"),
+        (PPOLoss(advantage="rank"), "advantage_normalization"),
         (PPOLoss(terms=("mine",)), "the hook loss of an extension"),
         (PPOLoss(moving_kl=True), "kl=rl_games"),
         (PPOLoss(update_obs_stats_per_minibatch=True), "obs_statistics=minibatch"),

@@ -10,7 +10,7 @@ from torch import nn
 from canter.algorithms.sac import SACConfig, TemperatureConfig
 from canter.algorithms.sac.learner import SACLearner
 from canter.core import distributed
-from canter.core.data.replay import ReplayConfig, Transitions
+from canter.core.data.replay import ReplayBatch, ReplayConfig
 from canter.core.hints import config_keys
 from canter.core.specs import Continuous, EnvSpec, TensorSpec
 from canter.engines.capabilities import unsupported_reason
@@ -141,7 +141,7 @@ def batch_of(rows, dtype=torch.float64, seed=0):
 
     obs, after = ({name: 3 * draw(rows, *group.shape) for name, group in GROUPS.items()} for _ in range(2))
     valid = torch.rand(rows, generator=generator) < 0.8
-    batch = Transitions(obs, draw(rows, 3).tanh(), 5 * draw(rows), after, draw(rows).sigmoid(), valid)
+    batch = ReplayBatch(obs, draw(rows, 3).tanh(), 5 * draw(rows), after, draw(rows).sigmoid(), valid)
     return batch, draw(2, rows, 3)
 
 

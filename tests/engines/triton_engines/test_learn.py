@@ -98,7 +98,7 @@ def exact_terms(rows, networks, raw, activation, value_clip):
 def test_a_minibatch_and_all_its_gradients(hidden, dim, value_clip, activation, precision):
     from canter.engines.triton.chain import Layers
     from canter.engines.triton.gaussian_loss import Bound
-    from canter.engines.triton.learn import COUNT, Learner, Rows
+    from canter.engines.triton.learn import COUNT, Learner, Samples
 
     torch.set_float32_matmul_precision(precision)
     tolerance = 1e-5 if precision == "highest" or INTERPRETED else 3e-2
@@ -113,7 +113,7 @@ def test_a_minibatch_and_all_its_gradients(hidden, dim, value_clip, activation, 
         *layers, raw, std=(bound.mid, bound.half_range, "bounded"), bound=Bound(0, 0.0, 0.0, raw[:0]),
         clip_ratio=0.2, value_clip=value_clip, value_coef=0.7, places=places, count=count,
     )  # fmt: skip
-    sums, parts = learner(Rows(*rows), index, torch.tensor(0.013, device=DEVICE))
+    sums, parts = learner(Samples(*rows), index, torch.tensor(0.013, device=DEVICE))
     gradient = torch.full((count,), torch.nan, device=DEVICE)
     learner.products.add_up(parts, sums, sums[COUNT], gradient)
     assert sums[COUNT].sum() == rows[-1][index].sum()

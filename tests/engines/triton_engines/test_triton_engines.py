@@ -8,6 +8,7 @@ import torch
 import canter
 from canter.core import dispatch
 from canter.engines.autograd import AutogradEngine
+from canter.engines.capabilities import unsupported_reason
 from canter.engines.choose import choose
 from canter.engines.triton.kernels import load_kernels
 from canter.envs.tensor import tensor_envs
@@ -40,8 +41,10 @@ def learned(clipping="joint", hidden=(32, 16), envs=32, model=(), **settings):
 
 def gradients(engine, batch, index, coefs):
     """Metrics, and the gradients of all parameters in one vector."""
-    metrics = engine.gradients(engine.begin(batch), index, coefs)
-    return metrics, torch.cat([gradient.flatten() for gradient in engine.optimizer.gradients.values()])
+    metrics, kl = engine.gradients(engine.begin(batch), index, coefs)
+    return metrics | {"policy/kl": kl}, torch.cat(
+        [gradient.flatten() for gradient in engine.optimizer.gradients.values()]
+    )
 
 
 def compare(ours, exact, tolerance):
@@ -129,8 +132,8 @@ def test_rl_games_kl_and_moving_statistics_beside_the_kernels(all_kernels, monke
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.05)
-        metrics = engine.gradients(rows, order[60:170], algorithm.coefs)
-        return metrics, torch.cat([gradient.flatten() for gradient in optimizer.gradients.values()])
+        metrics, kl = engine.gradients(rows, order[60:170], algorithm.coefs)
+        return metrics | {"policy/kl": kl}, torch.cat([gradient.flatten() for gradient in optimizer.gradients.values()])
 
     ours = second(LayersEngine(loss, model, optimizer))
     with monkeypatch.context() as context:
@@ -140,44 +143,50 @@ def test_rl_games_kl_and_moving_statistics_beside_the_kernels(all_kernels, monke
     compare(ours, exact, 1e-4)
 
 
-def test_a_block_of_too_little_shared_memory_is_a_reason_to_decline(monkeypatch):
+def test_too_little_shared_memory_of_a_block_is_refused(monkeypatch):
     from canter.engines.triton import engine as networks
 
     algorithm, _ = learned()
     loss, asked = algorithm.losses["policy"], []
     monkeypatch.setattr(networks, "shared_memory", lambda device: asked.append(device) or RTX)
-    assert networks.unsupported_by_networks(loss, algorithm.model) == (
+    capabilities = networks.NetworksEngine.capabilities
+    assert unsupported_reason(capabilities, loss, algorithm.model) == (
         "it needs 232448 bytes of shared memory a block, this GPU has 101376"
     )
     monkeypatch.setattr(networks, "shared_memory", lambda device: networks.SHARED_MEMORY)
     torch.set_float32_matmul_precision("high")
-    assert networks.unsupported_by_networks(loss, algorithm.model) is None
+    assert unsupported_reason(capabilities, loss, algorithm.model) is None
     assert asked == [next(algorithm.model.parameters()).device]
 
 
 @pytest.mark.parametrize(
     ("settings", "whole", "by_layers"),
     [
-        ({"model": std("softplus")}, "forms bounded, log, scalar", None),
-        ({"model": {"std": canter.StdConfig(kind="network", form="log")}}, "std is a parameter", None),
-        ({"advantage_normalization": "minibatch", "advantage_std": "sample"}, "minibatch_sample", "minibatch_sample"),
-        ({"kl": "rl_games"}, "moving_kl", None),
-        ({"obs_statistics": "minibatch"}, "moves_statistics", None),
+        ({"model": std("softplus")}, "model.std.form=softplus", None),
+        ({"model": {"std": canter.StdConfig(kind="network", form="log")}}, "model.std.kind=network", None),
+        (
+            {"advantage_normalization": "minibatch", "advantage_std": "sample"},
+            "advantage_normalization=minibatch",
+            "advantage_normalization",
+        ),
+        ({"kl": "rl_games"}, "kl=rl_games", None),
+        ({"obs_statistics": "minibatch"}, "obs_statistics=minibatch", None),
         ({"surrogate": "smooth_clipped"}, "smooth_clipped", "smooth_clipped"),
         ({"model": {"shared_trunk": True}, "hidden": (300, 200, 100)}, "too wide", None),
+        ({"hidden": ()}, "model.policy.hidden", None),
+        ({"model": {"distribution": "beta"}}, "model.distribution=beta", "model.distribution=beta"),
     ],
     ids=str,
 )
-def test_what_the_kernels_do_not_know_is_declined(monkeypatch, settings, whole, by_layers):
-    from canter.engines.triton import engine as layers
+def test_losses_and_models_that_the_kernels_do_not_support_are_refused(monkeypatch, settings, whole, by_layers):
     from canter.engines.triton import engine as networks
 
     algorithm, _ = learned(envs=2, **settings)
     monkeypatch.setattr(networks, "shared_memory", lambda device: networks.SHARED_MEMORY)
     torch.set_float32_matmul_precision("high")
     loss = algorithm.losses["policy"]
-    assert whole in networks.unsupported_by_networks(loss, algorithm.model)
-    reason = layers.unsupported_by_layers(loss, algorithm.model)
+    assert whole in unsupported_reason(networks.NetworksEngine.capabilities, loss, algorithm.model)
+    reason = unsupported_reason(networks.LayersEngine.capabilities, loss, algorithm.model)
     assert reason is None if by_layers is None else by_layers in reason
 
 
@@ -216,7 +225,7 @@ def test_a_gpu_with_little_shared_memory_learns_by_layers(monkeypatch, precision
     loss, optimizer = algorithm.losses["policy"], algorithm.optimizers["policy"]
     choice = choose(loss, algorithm.model, optimizer)
     assert choice.engine.name == "triton_layers"
-    assert "shared memory" in choice.declined["triton"]
+    assert "shared memory" in choice.unsupported["triton"]
     ours = copy.deepcopy(gradients(choice.engine, batch, index, algorithm.coefs))
     exact = gradients(choose(loss, algorithm.model, optimizer, "autograd").engine, batch, index, algorithm.coefs)
     compare(ours, exact, 1e-4 if precision == "highest" else 5e-3)

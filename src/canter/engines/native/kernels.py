@@ -30,7 +30,9 @@ def _groups_on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> bo
 @kernel(of=adam_step_, accepts=_groups_on_cpu)
 def adam_step_on_cpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> tuple[Tensor, Tensor]:
     """Decides by numbers, which are at hand there."""
-    square_sum, adamw, dtype = compiled().square_sum, compiled().adamw, groups[0].gradient.dtype
+    square_sum = compiled().square_sum
+    adamw = compiled().adamw
+    dtype = groups[0].gradient.dtype
     is_double = dtype == torch.float64
     squares = [square_sum(is_double, group.arrays[1]) for group in groups]
     # Beyond float32 as in the plain function, though C adds up in double; a NaN is not below it either.
@@ -86,7 +88,8 @@ def trace_back_on_cpu(x: Tensor, decay: Tensor) -> None:
 @kernel(of=follow_kl_, accepts=lambda value, *_: value.is_cpu and value.dtype == torch.float32)
 def follow_kl_on_cpu(value: Tensor, kl: Tensor, target: float, factor: float, minimum: float, maximum: float) -> None:
     """Decides by numbers, compared in the precision of `kl`."""
-    found, number = kl.tolist(), np.float64 if kl.dtype == torch.float64 else np.float32
+    found = kl.tolist()
+    number = np.float64 if kl.dtype == torch.float64 else np.float32
     near = found != 0.0 and found < number(target / 2)
     change = (factor if near else 1.0) if found <= number(2 * target) else 1.0 / factor
     value.mul_(change).clamp_(minimum, maximum)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.core.data.replay import Transitions
+from canter.core.data.replay import ReplayBatch
 from canter.core.struct import Obs
 from canter.engines.base import SACLoss
 from canter.engines.capabilities import Capabilities, unsupported_reason
@@ -64,7 +64,7 @@ class NativeSACEngine:
         compiled().act(self._model(len(noise)), len(noise), (*arrays, params, raw))
         return raw
 
-    def learn_critics(self, batch: Transitions, noise: Tensor, temperature: Tensor) -> dict[str, float]:
+    def learn_critics(self, batch: ReplayBatch, noise: Tensor, temperature: Tensor) -> dict[str, float]:
         """Write the critics' gradients for samples `[B, ...]`; `noise` `[B, A]` draws the next actions."""
         arrays = [*self._read(batch.obs), batch.action, *self._read(batch.next_obs), batch.action]
         valid = self._checked(batch.valid, torch.bool)
@@ -72,7 +72,7 @@ class NativeSACEngine:
         means = self._call(False, temperature, (*arrays, valid, self._checked(noise)))
         return {"loss/critic": means[0], "value/target_std": means[1]}
 
-    def learn_policy(self, batch: Transitions, noise: Tensor, temperature: Tensor) -> dict[str, float]:
+    def learn_policy(self, batch: ReplayBatch, noise: Tensor, temperature: Tensor) -> dict[str, float]:
         """Write the policy's gradients, with noise `[B, A]` of its own actions."""
         arrays = [self._checked(array) for array in (*self._read(batch.obs), batch.action, noise)]
         loss, log_prob, std, value = self._call(True, temperature, tuple(arrays))

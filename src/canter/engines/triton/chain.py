@@ -1,16 +1,14 @@
-"""Gradients of all weights and biases of several networks, from what their layers made and what came back.
+"""A whole network in one launch, and the gradients of the weights of several networks.
 
-M rows, P parameters. Each tile of a weight gradient is a product over all rows, cut into parts so that there is work
-for the whole chip; one kernel adds up all parts, always in the same order.
+M samples (rows of the products), P parameters.
 
-A whole network in one launch: a block of rows goes through all layers without leaving the chip.
+A block of samples passes through all layers on chip. Layers come in pairs: a few columns of the first are computed at a
+time and consumed by the second at once, so that neither a wide layer nor its weights need to fit as a whole. Outputs
+that the backward pass needs are written once, features first, `[N, M]`, as tensor cores read a product over samples.
+The backward pass runs in the same way: a layer multiplies by the transposed weights and the slope of its activation.
 
-M rows. Layers come in pairs: of the first one a few columns are made at a time, and the second one takes them up at
-once, so that neither a wide layer nor its weights need to fit anywhere as a whole. What the way back needs of a layer
-is written once, features first, `[N, M]`: that is how tensor cores can read a product over rows.
-
-The gradient takes the same way back. There a layer multiplies by the turned weights and by the slope of its
-activation, where forward it adds a bias and applies the activation.
+Each tile of a weight gradient is a product over all samples, cut into parts that fill the chip; one kernel adds up all
+parts in a fixed order.
 """
 
 from __future__ import annotations
@@ -22,19 +20,25 @@ from torch import Tensor
 
 from canter.engines.triton.kernels.linear import _activate, _slope, _tf32
 
-TILE, STEP = 128, 32
+TILE = 128
+STEP = 32
 Product = tuple[int, int, int, int, int]
 BLOCKS = 264
-"""How many blocks the rows are cut for, two for each processor of an H200; the same on any, and so are the bits."""
+"""Blocks that the samples are cut for, two for each processor of an H200; the same on any GPU, and so are the bits."""
 
 
 @triton.jit
 def _products(
     d_ptr, x_ptr, jobs_ptr, out_ptr, M, STRIDE, SPAN, TF32: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr
 ):  # fmt: skip
-    """A tile of `d @ x.T` over a part of the rows; both are features first."""
-    job, part, i = jobs_ptr + tl.program_id(0) * 6, tl.program_id(1), tl.arange(0, TILE)
-    d_row, height, x_row, width = tl.load(job), tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
+    """Compute a tile of `d @ x.T` over a part of the samples; both are features first."""
+    job = jobs_ptr + tl.program_id(0) * 6
+    part = tl.program_id(1)
+    i = tl.arange(0, TILE)
+    d_row = tl.load(job)
+    height = tl.load(job + 1)
+    x_row = tl.load(job + 2)
+    width = tl.load(job + 3)
     d_ptr += (d_row + i).to(tl.int64)[:, None] * M
     x_ptr += (x_row + i).to(tl.int64)[None, :] * M
     total = tl.zeros((TILE, TILE), tl.float32)
@@ -44,14 +48,15 @@ def _products(
         d = tl.load(d_ptr + rows[None, :], mask=(i < height)[:, None] & (rows < stop)[None, :], other=0.0)
         x = tl.load(x_ptr + rows[:, None], mask=(i < width)[None, :] & (rows < stop)[:, None], other=0.0)
         total = tl.dot(d, x, total, input_precision="tf32" if TF32 else "ieee")
-    where, stride = tl.load(job + 4), tl.load(job + 5)
+    where = tl.load(job + 4)
+    stride = tl.load(job + 5)
     inside = (i < height)[:, None] & (i < width)[None, :]
     tl.store(out_ptr + part * STRIDE + where + i[:, None] * stride + i[None, :], total, mask=inside)
 
 
 @triton.jit
 def _share(count_ptr, COUNTS):
-    """One over the sum of `COUNTS` counts; where nothing counts, all sums are zero."""
+    """Return one over the sum of `COUNTS` counts; without samples all sums are zero."""
     count = 0.0
     for start in range(0, COUNTS, 512):
         i = start + tl.arange(0, 512)
@@ -64,14 +69,15 @@ def _add_up(
     parts_ptr, sums_ptr, places_ptr, count_ptr, out_ptr, P, STRIDE, PARTS, ROWS, COLUMNS, COUNTS,
     TILE: tl.constexpr, TILE_P: tl.constexpr, TILE_R: tl.constexpr,
 ):  # fmt: skip
-    """Weights from their parts `[PARTS, STRIDE]`, and rows of `sums` `[ROWS, COLUMNS]` that have a place among them."""
-    weight, tiles = _share(count_ptr, COUNTS), tl.cdiv(P, TILE)
+    """Add up weight gradients from their parts `[PARTS, STRIDE]`, and rows of `sums` `[ROWS, COLUMNS]` with a place."""
+    weight = _share(count_ptr, COUNTS)
+    tiles = tl.cdiv(P, TILE)
     if tl.program_id(0) < tiles:
         columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
         parts = tl.arange(0, TILE_P)
         inside = (parts < PARTS)[:, None] & (columns < P)[None, :]
         total = tl.sum(tl.load(parts_ptr + parts[:, None] * STRIDE + columns[None, :], mask=inside, other=0.0), 0)
-        # Elsewhere in P nothing was written by a product.
+        # Other entries of P were not written by a product.
         written = tl.load(places_ptr + ROWS + columns, mask=columns < P, other=0) != 0
         tl.store(out_ptr + columns, total * weight, mask=written)
     else:
@@ -86,9 +92,9 @@ def _add_up(
 
 
 class RowProducts:
-    """What is to be multiplied and where in the P gradients it goes.
+    """Products over samples, and their offsets among the P gradients.
 
-    `products` are, for each network, `d_row, N, x_row, K, place` of each weight gradient `[N, K]`; `sums` is the place
+    `products` are, for each network, `d_row, N, x_row, K, place` of each weight gradient `[N, K]`; `sums` is the offset
     of each row's sum, -1 for none.
     """
 
@@ -99,16 +105,18 @@ class RowProducts:
             multiplied[place : place + height * width] = 1
         self.jobs = [torch.tensor(network, dtype=torch.int32, device=device) for network in jobs]
         self.places = torch.cat([torch.tensor(sums, dtype=torch.int32), multiplied]).to(device)
-        self.count, self.rows = count, len(sums)
+        self.count = count
+        self.rows = len(sums)
         self.parts = min(32, max(1, BLOCKS // sum(map(len, jobs))))
 
     def empty(self) -> Tensor:
-        """Room for weight gradients over parts of the rows, `[parts, P]` and a little more."""
+        """Return room for weight gradients of parts of the samples, `[parts, P]` and a little more."""
         return torch.empty((self.parts, triton.cdiv(self.count, 16) * 16), device=self.places.device)
 
     def __call__(self, network: int, deltas: Tensor, made: Tensor, out: Tensor) -> None:
-        """Weight gradients of a network over parts of the rows, from `[features, M]` each."""
-        m, jobs = made.shape[1], self.jobs[network]
+        """Compute the weight gradients of a network over parts of the samples, from `[features, M]` each."""
+        m = made.shape[1]
+        jobs = self.jobs[network]
         span = triton.cdiv(triton.cdiv(m, self.parts), STEP) * STEP
         _products[(len(jobs), self.parts)](
             deltas, made, jobs, out, m, out.shape[1], span,
@@ -116,8 +124,9 @@ class RowProducts:
         )  # fmt: skip
 
     def add_up(self, parts: Tensor, sums: Tensor, count: Tensor, out: Tensor) -> None:
-        """All P gradients, from parts and from sums `[R, blocks]`; `count` adds up to the number of rows."""
-        tile, tile_r = 128, 16
+        """Add up all P gradients from parts and sums `[R, blocks]`; `count` adds up to the number of samples."""
+        tile = 128
+        tile_r = 16
         grid = (triton.cdiv(self.count, tile) + triton.cdiv(self.rows, tile_r),)
         _add_up[grid](
             parts, sums, self.places, count, out, self.count, parts.shape[1], self.parts, self.rows, sums.shape[1],
@@ -135,7 +144,7 @@ def _tiles(d_row: int, height: int, x_row: int, width: int, place: int) -> list[
 
 
 TILE_M = 64
-"""Rows that go together. The same for acting and for learning, so that both give the same bits."""
+"""Samples of a block, the same for acting and for learning, so that both have the same bits."""
 
 SHAPE = {"TILE_M": TILE_M, "CHUNK": 32, "num_warps": 4, "num_stages": 3}
 
@@ -143,8 +152,8 @@ SHAPE = {"TILE_M": TILE_M, "CHUNK": 32, "num_warps": 4, "num_stages": 3}
 class Layers:
     """Weights `[N, K]` and biases `[N]` of all layers of a network; an activation follows all but the last.
 
-    Several `heads`, each a weight and a bias, stand side by side as the last layer; `join` copies them to it whenever
-    they have changed.
+    Several `heads`, each a weight and a bias, are concatenated as the last layer; `join` copies them there after they
+    have changed.
     """
 
     def __init__(self, weights: list[Tensor], biases: list[Tensor], kind: int, *heads: tuple[Tensor, Tensor]) -> None:
@@ -152,29 +161,32 @@ class Layers:
         self.heads = tuple(zip(*heads, strict=True)) if heads else ((weights[-1],), (biases[-1],))
         if heads:
             joined = [torch.cat([part.detach() for part in parts]) for parts in self.heads]
-            weights, biases = [*weights, joined[0]], [*biases, joined[1]]
-        self.weights, self.biases = tuple(weights), tuple(biases)
+            weights = [*weights, joined[0]]
+            biases = [*biases, joined[1]]
+        self.weights = tuple(weights)
+        self.biases = tuple(biases)
         self.widths = (weights[0].shape[1], *(weight.shape[0] for weight in weights))
         self.back = [*range(len(weights) - 2, -1, -1), len(weights) - 1]
-        """Layers in the order in which their gradients are kept: that of the way back, and the last one last."""
+        """Layers in the order of their stored gradients: backward, and the last layer last."""
         self.back_widths = tuple(self.widths[layer + 1] for layer in self.back)
 
     @torch.no_grad()
     def join(self) -> None:
-        """Take over the heads as they are now."""
+        """Copy the current heads."""
         for parts, whole in zip(self.heads, (self.weights[-1], self.biases[-1]), strict=True):
             if len(parts) > 1:
                 torch.cat(parts, out=whole)
 
     @property
     def fits(self) -> bool:
-        """Whether every layer that is kept on the chip as a whole, either way, has room there."""
+        """Every layer that is kept on chip as a whole, forward or backward, has room there."""
         wholes = self.widths[2:-1:2] + self.widths[-3:0:-2]
         return self.widths[0] <= 256 and max(wholes, default=0) <= 128 and self.widths[-1] <= 128
 
     def __call__(self, x: Tensor, needed: Tensor | None = None) -> Tensor:
-        """What comes out `[M, N]` of `[M, K]`; where `needed` `[M]` is given, only its True rows are sure to be set."""
-        (m, _), out = x.shape, x.new_empty(x.shape[0], self.widths[-1])
+        """Return the output `[M, N]` for `[M, K]`; with `needed` `[M]`, only rows where it is True are defined."""
+        m, _ = x.shape
+        out = x.new_empty(x.shape[0], self.widths[-1])
         sparse = needed is not None
         marks = needed.contiguous().view(torch.uint8) if sparse else x
         made = (out,) * (len(self.widths) - 1)
@@ -187,22 +199,22 @@ class Layers:
 
 @triton.constexpr_function
 def room(widths: tuple[int, ...], layer: int) -> int:
-    """A layer's width as tensor cores have it."""
+    """Return a layer's width as padded for tensor cores."""
     return max(16, triton.next_power_of_2(widths[layer]))
 
 
 @triton.jit
 def _weights(w_ptr, outputs, inputs, N: tl.constexpr, K: tl.constexpr):
-    """A part `[inputs, outputs]` of weights `[N, K]`."""
+    """Load a part `[inputs, outputs]` of weights `[N, K]`."""
     inside = (outputs < N)[None, :] & (inputs < K)[:, None]
     return tl.load(w_ptr + outputs[None, :] * K + inputs[:, None], mask=inside, other=0.0)
 
 
 @triton.jit
 def _side(side_ptr, rows, columns, M, N: tl.constexpr, BACK: tl.constexpr):
-    """What columns of a layer need beside the sums of products: their biases, or backward what the layer made.
+    """Load the biases of columns, or backward the output of the layer.
 
-    Asked for before the products, so that it is there when they are.
+    Loaded before the products, so that it has arrived when they are done.
     """
     if BACK:
         inside = (rows < M)[:, None] & (columns < N)[None, :]
@@ -216,10 +228,10 @@ def _finish(
     total, side, sums_ptr, made_ptr, rows, columns, M, N: tl.constexpr,
     KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ENDS: tl.constexpr,
 ):  # fmt: skip
-    """Columns of a layer, from their sums of products, and where they go.
+    """Finish columns of a layer from their sums of products, and store them.
 
-    Forward that is the activation of a sum and its bias, or the sum alone in the layer that `ENDS` a network; backward
-    the gradient times the slope of the layer's output, and its sum over the block of rows.
+    Forward: the activation of sum and bias, or the sum alone in the layer that `ENDS` a network. Backward: the gradient
+    times the slope of the layer's output, and its sum over the block of samples.
     """
     inside = (rows < M)[:, None] & (columns < N)[None, :]
     if BACK:
@@ -243,7 +255,7 @@ def _one(
     KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ENDS: tl.constexpr,
     PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Rows `h` `[TILE_M, INPUTS]` through one layer."""
+    """Run rows `h` `[TILE_M, INPUTS]` through one layer."""
     for start in range(0, N, CHUNK):
         columns = start + tl.arange(0, CHUNK)
         side = _side(side_ptr, rows, columns, M, N, BACK)
@@ -258,7 +270,7 @@ def _two(
     KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ENDS: tl.constexpr,
     PRECISION: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Rows `h` `[TILE_M, INPUTS]` through two layers of widths N and P: `[TILE_M, OUTPUTS]`."""
+    """Run rows `h` `[TILE_M, INPUTS]` through two layers of widths N and P: `[TILE_M, OUTPUTS]`."""
     outputs = tl.arange(0, OUTPUTS)
     total = tl.zeros((TILE_M, OUTPUTS), tl.float32)
     for start in range(0, N, CHUNK):
@@ -276,9 +288,9 @@ def _chain(
     h, rows, M, weights, sides, sums, made, WIDTHS: tl.constexpr, TILE_M: tl.constexpr,
     KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, TF32: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Rows `h` `[TILE_M, room(WIDTHS, 0)]` through all layers of `WIDTHS`.
+    """Run rows `h` `[TILE_M, room(WIDTHS, 0)]` through all layers of `WIDTHS`.
 
-    `sides` are biases forward, and backward what each layer made; `sums` are where backward the sums of a block go.
+    `sides` are biases, or backward each layer's output; `sums` receive the sums of a block in the backward pass.
     """
     for layer in tl.static_range(0, len(WIDTHS) - 1, 2):
         if layer + 2 < len(WIDTHS):
@@ -301,8 +313,9 @@ def _run_alone(
     x_ptr, needed_ptr, weights, biases, made, M, WIDTHS: tl.constexpr, KIND: tl.constexpr,
     SPARSE: tl.constexpr, TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """All rows, or only blocks with a row that is needed; nothing is kept but what comes out."""
-    rows, inputs = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M), tl.arange(0, room(WIDTHS, 0))
+    """Compute all rows, or only blocks with a needed one; only the output is stored."""
+    rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+    inputs = tl.arange(0, room(WIDTHS, 0))
     needed = 1
     if SPARSE:
         needed = tl.max(tl.load(needed_ptr + rows, mask=rows < M, other=0).to(tl.int32), 0)

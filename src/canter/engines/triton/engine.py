@@ -1,12 +1,11 @@
-"""A Gaussian policy and its critic on a GPU: the definition's networks, and the loss with its gradients in one launch.
+"""The engines of PPO with a Gaussian policy on a GPU.
 
-The networks are the modules themselves, whose layers have kernels of their own; so this engine knows every model, on
-any GPU that Triton supports.
+`LayersEngine` runs the modules, whose layers have kernels, and computes the loss with its gradients in one launch; it
+supports every model on any GPU that Triton supports. `NetworksEngine` computes whole networks of linear layers in one
+launch, on GPUs with enough shared memory. Acting, values and learning use the same kernels there, so that the first
+ratio of an update is exactly 1.
 
-The most frequent PPO on a GPU, a Gaussian policy and a critic of linear layers: whole networks in one launch.
-
-S sequences of one step, A action components. Acting, judging and learning go through the same kernels, so that the
-first ratio of an update is exactly 1.
+S sequences of one step, A action components.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from canter.engines.triton.chain import Layers
 from canter.engines.triton.gaussian_loss import BOUND_FORMS, bound_of, count_true, gaussian_loss
 from canter.engines.triton.kernels.gaussian_params import FORMS, draw
 from canter.engines.triton.kernels.linear import kind_of
-from canter.engines.triton.learn import COUNT, Learner, Rows
+from canter.engines.triton.learn import COUNT, Learner, Samples
 from canter.functional.statistics import masked_mean
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.distributions import DiagGaussian
@@ -53,22 +52,22 @@ LAYERS_CAPABILITIES = Capabilities(
     runs_modules=True,
 )
 NAMES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction", "loss/bound")
-"""What they give the means of, in their order."""
+"""Means that the kernels return, in their order."""
 
 
 def clip_of(loss: PPOLoss) -> float | None:
-    """How far a value may move; None for half the squared error."""
+    """Return the clip range of a value; None for half the squared error."""
     return loss.value_clip if loss.value_loss == "clipped" else None
 
 
 def named(means: Tensor, loss: PPOLoss) -> Metrics:
-    """Means `[6]` by name, without that of a bound loss where there is none."""
+    """Return the means `[6]` by name, without that of a bound loss if there is none."""
     names = NAMES if loss.bound is not None else NAMES[:-1]
     return dict(zip(names, means.unbind(), strict=False))
 
 
 class LayersEngine(AutogradEngine):
-    """Autograd through the networks, with one kernel for the loss."""
+    """Autograd through the networks, with one kernel for the loss and its gradients."""
 
     name = "triton_layers"
     capabilities = LAYERS_CAPABILITIES
@@ -78,9 +77,10 @@ class LayersEngine(AutogradEngine):
         self.bound = bound_of(loss, model.policy.distribution.param_dim // 2, next(model.parameters()).device)
 
     def evaluate(self, batch: PPOBatch, coefs: Coefs) -> LossOutput:
-        """The loss of one minibatch."""
+        """Return the loss of one minibatch."""
         output = self.forward(batch)
-        params, value = output.dist_params, output.value
+        params = output.dist_params
+        value = output.value
         assert isinstance(params, Tensor) and isinstance(value, Tensor)
         loss, means = gaussian_loss(
             params,
@@ -108,11 +108,11 @@ class LayersEngine(AutogradEngine):
 
 
 SHARED_MEMORY = 232_448
-"""Bytes that a block may need, for the widest networks; what GPUs for computing have from Hopper on."""
+"""Bytes that a block needs for the widest networks; data-centre GPUs have them from Hopper on."""
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one block can have on a GPU."""
+    """Return the bytes of shared memory that one block can have on a GPU."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
@@ -153,7 +153,7 @@ NETWORKS_CAPABILITIES = Capabilities(
         "critic": {"standard"},
         "value head": {"standard"},
         "parameter dtype": ANYTHING,
-        "device": {"cuda"},
+        "device": ANYTHING,  # checked by `choose`; the interpreter runs on a CPU
         "frozen parameter": ANYTHING,
         "hook": ANYTHING,
     },
@@ -163,8 +163,9 @@ NETWORKS_CAPABILITIES = Capabilities(
 
 
 def _networks(model: ActorCritic) -> list[tuple[AnyNetwork, list[nn.Module]]]:
-    """Each network with its heads: one network with both of them where the trunk is shared."""
-    mean, value = cast(GaussianHead, model.actor.head).mean, model.critic.head.linear
+    """Return each network with its heads; a shared trunk is one network with both heads."""
+    mean = cast(GaussianHead, model.actor.head).mean
+    value = model.critic.head.linear
     if model.shared_trunk:
         return [(model.actor.network, [mean, value])]
     return [(model.actor.network, [mean]), (model.critic.network, [value])]
@@ -173,25 +174,28 @@ def _networks(model: ActorCritic) -> list[tuple[AnyNetwork, list[nn.Module]]]:
 def _layers(network: AnyNetwork, *heads: nn.Module) -> Layers:
     hidden = cast(Network, network).hidden
     last = [(head.weight, head.bias) for head in cast(tuple[nn.Linear, ...], heads)]
-    weights, biases, kind = hidden.weights[::2], hidden.weights[1::2], cast(int, kind_of(hidden[-1]))
+    weights = hidden.weights[::2]
+    biases = hidden.weights[1::2]
+    kind = cast(int, kind_of(hidden[-1]))
     if len(last) > 1:
         return Layers(weights, biases, kind, *last)
     return Layers([*weights, last[0][0]], [*biases, last[0][1]], kind)
 
 
 class NetworksEngine:
-    """What PPO does with its networks, in few launches."""
+    """Acts, values and learns with whole networks in few launches."""
 
     name = "triton"
     capabilities = NETWORKS_CAPABILITIES
 
     def __init__(self, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> None:
-        self.optimizer, self.loss, self.shared = optimizer, loss, model.shared_trunk
-        self.actor_network, self.critic_network = (
-            cast(Network, model.actor.network),
-            cast(Network, model.critic.network),
-        )
-        self.head, self.value_head = cast(GaussianHead, model.actor.head), model.critic.head
+        self.optimizer = optimizer
+        self.loss = loss
+        self.shared = model.shared_trunk
+        self.actor_network = cast(Network, model.actor.network)
+        self.critic_network = cast(Network, model.critic.network)
+        self.head = cast(GaussianHead, model.actor.head)
+        self.value_head = model.critic.head
         self.networks = [_layers(network, *heads) for network, heads in _networks(model)]
         self.raw, std = cast(Tensor, self.head.raw_std), self.head.log_std
         self.std = std.mid, std.half_range, std.form
@@ -220,7 +224,7 @@ class NetworksEngine:
 
     @torch.no_grad()
     def act(self, obs: Obs, state: State, reset: Tensor, rng: torch.Generator) -> Acted:
-        """Noise, sample, bounds and parameters in one launch behind the network's."""
+        """Sample; noise, bounds and parameters take one launch after the network's."""
         mean = self._outputs(0, self.actor_network.encode(obs))[:, : self.distribution.dim].contiguous()
         noise = draw_for_rank(torch.randn, mean.shape, generator=rng, device=mean.device)
         mid, half, form = self.std
@@ -233,24 +237,24 @@ class NetworksEngine:
 
     @torch.no_grad()
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
-        """Only blocks of rows are computed in which one is needed."""
+        """Return values `[L, B]`; a block of samples without a needed one is not computed."""
         x = self.critic_network.encode(obs)
         values = self._outputs(-1, x.flatten(0, 1), None if needed is None else needed.flatten())[:, -1]
         return self.value_head.normalizer.inverse(values.reshape(x.shape[:2])), ()
 
     def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
-        """Those of the distribution; learning computes them again from the recorded parameters."""
+        """Return the log-probabilities of the distribution; learning recomputes them from the recorded parameters."""
         return self.distribution.log_prob(dist_params, action)
 
-    def begin(self, batch: PPOBatch) -> Rows:
-        """Rows `[S, ...]`, which are then read where they are."""
+    def begin(self, batch: PPOBatch) -> Samples:
+        """Take the samples `[S, ...]`, which are read in place."""
         x = self.actor_network.encode(batch.obs)
         inputs = (x, x if self.shared else self.critic_network.encode(batch.obs))
         own = (batch.action, batch.dist_params, batch.advantage, batch.value, batch.return_, batch.valid)
-        return Rows(*(row.squeeze(0).contiguous() for row in (*inputs, *own)))
+        return Samples(*(row.squeeze(0).contiguous() for row in (*inputs, *own)))
 
-    def gradients(self, rows: Rows, index: Tensor, coefs: Coefs) -> UpdateResult:
-        """Forward, loss, back and the products over rows."""
+    def gradients(self, rows: Samples, index: Tensor, coefs: Coefs) -> UpdateResult:
+        """Write the gradients of the loss of samples `index`; return metrics and KL."""
         sums, parts = self.learner(rows, index, coefs.entropy)
         count = sums[COUNT]
         with beside(self.learner.stream) as join:

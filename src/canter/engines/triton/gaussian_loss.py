@@ -1,7 +1,7 @@
 """PPO's loss of a Gaussian policy and its critic with all gradients, in one kernel.
 
-M rows, A action components. The plain form is some eighty small operations forward and backward; this is the same
-formulas, differentiated by hand.
+M samples, A action components. The plain form takes about eighty small operations forward and backward; these are the
+same formulas, differentiated by hand.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from canter.engines.base import PPOLoss
 
 TILE = 64
 TERMS = 6
-"""Surrogate, value error, entropy, KL, clipped rows and bound loss."""
+"""Surrogate, value error, entropy, KL, clipped ratios and bound loss."""
 BOUND_FORMS = ("none", "soft", "regularisation")
-"""By their numbers in kernels."""
+"""Forms of the bound loss by their numbers in kernels."""
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def _count(valid_ptr, count_ptr, M, TILE: tl.constexpr):
 
 
 def count_true(valid: Tensor) -> Tensor:
-    """How many elements are True, 0-d float32."""
+    """Return the number of elements that are True, 0-d float32."""
     count = torch.empty((), device=valid.device)
     _count[(1,)](valid.contiguous().view(torch.uint8), count, valid.numel(), TILE=8192, num_warps=8)
     return count
@@ -41,11 +41,11 @@ def count_true(valid: Tensor) -> Tensor:
 
 @triton.jit
 def _surrogate(log_prob, old_log_prob, advantage, clip_ratio):
-    """The clipped surrogate, its derivative by `log_prob`, and 1 where the ratio was clipped."""
+    """Return the clipped surrogate, its derivative by `log_prob`, and 1 where the ratio was clipped."""
     ratio = tl.exp(log_prob - old_log_prob)
     free = -advantage * ratio
     held = -advantage * tl.minimum(tl.maximum(ratio, 1.0 - clip_ratio), 1.0 + clip_ratio)
-    # The held branch has no gradient where it is the larger one.
+    # The clipped branch has no gradient where it is the larger one.
     return (
         tl.maximum(free, held),
         tl.where(free >= held, free, 0.0),
@@ -55,9 +55,10 @@ def _surrogate(log_prob, old_log_prob, advantage, clip_ratio):
 
 @triton.jit
 def _value_error(value, old_value, target, value_clip, CLIPPED: tl.constexpr):
-    """Half the squared error, pessimistic about moves beyond `value_clip` if wanted, and its derivative."""
+    """Return half the squared error and its derivative; if `CLIPPED`, the maximum with that of a clipped value."""
     error = value - target
-    loss, slope = 0.5 * error * error, error
+    loss = 0.5 * error * error
+    slope = error
     if CLIPPED:
         moved = value - old_value
         held = old_value + tl.minimum(tl.maximum(moved, -value_clip), value_clip) - target
@@ -69,7 +70,7 @@ def _value_error(value, old_value, target, value_clip, CLIPPED: tl.constexpr):
 
 @triton.jit
 def _bound_error(mean, both, parts, units_ptr, limit, A, BOUND: tl.constexpr):
-    """The bound loss of rows of means, and its derivative by each; `units` `[2, A]` are centre and half width."""
+    """Return the bound loss of means and its derivative by each; `units` `[2, A]` are centre and half width."""
     if BOUND == 0:
         return tl.sum(tl.zeros_like(mean), 1), tl.zeros_like(mean)
     else:
@@ -92,9 +93,11 @@ def _loss(
     CLIPPED_VALUE: tl.constexpr, BOUND: tl.constexpr, TILE: tl.constexpr, TILE_A: tl.constexpr,
 ):  # fmt: skip
     block = tl.program_id(0)
-    rows, parts = block * TILE + tl.arange(0, TILE), tl.arange(0, TILE_A)
+    rows = block * TILE + tl.arange(0, TILE)
+    parts = tl.arange(0, TILE_A)
     inside = rows < M
-    both, where = inside[:, None] & (parts < A)[None, :], rows[:, None] * (2 * A) + parts[None, :]
+    both = inside[:, None] & (parts < A)[None, :]
+    where = rows[:, None] * (2 * A) + parts[None, :]
     mean = tl.load(params_ptr + where, mask=both, other=0.0)
     log_std = tl.load(params_ptr + where + A, mask=both, other=0.0)
     action = tl.load(action_ptr + rows[:, None] * A + parts[None, :], mask=both, other=0.0)
@@ -120,13 +123,13 @@ def _loss(
         CLIPPED_VALUE,
     )
     valid = tl.load(valid_ptr + rows, mask=inside, other=0) != 0
-    # Where nothing counts everything is filled with zeros below.
+    # Without valid samples everything is filled with zeros below.
     weight = 1.0 / tl.maximum(tl.load(count_ptr), 1e-9)
     slope = (weight * d_log_prob)[:, None]
     d_log_std = slope * (z * z - 1.0) - weight * tl.load(entropy_coef_ptr)
     bound, d_bound = _bound_error(mean, both, parts, units_ptr, bound_limit, A, BOUND)
     d_mean = slope * z * precision + weight * bound_coef * d_bound
-    # Filled, not multiplied: whatever a row holds that is not valid, NaN included, must not come through.
+    # Filled, not multiplied: a NaN in an invalid sample must not come through.
     tl.store(d_params_ptr + where, tl.where(valid[:, None], d_mean, 0.0), mask=both)
     tl.store(d_params_ptr + where + A, tl.where(valid[:, None], d_log_std, 0.0), mask=both)
     tl.store(d_value_ptr + rows, tl.where(valid, weight * value_coef * d_value, 0.0), mask=inside)
@@ -142,7 +145,7 @@ def _loss(
 def _finish(
     sums_ptr, count_ptr, entropy_coef_ptr, means_ptr, loss_ptr, blocks, value_coef, bound_coef, TILE: tl.constexpr
 ):  # fmt: skip
-    """Means of all terms from the sums of each block, always in the same order, and the loss."""
+    """Compute the means of all terms from the sums of blocks, in a fixed order, and the loss."""
     terms = tl.arange(0, 8)
     total = tl.zeros((8,), tl.float32)
     for start in range(0, blocks, TILE):
@@ -162,12 +165,14 @@ class _GaussianLoss(torch.autograd.Function):
         ctx: Any, params: Tensor, value: Tensor, rows: tuple[Tensor, ...], numbers: tuple[Any, ...]
     ) -> tuple[Tensor, Tensor]:
         clip_ratio, value_clip, value_coef, entropy_coef, clipped_value, count, bound = numbers
-        dim, m = params.shape[-1] // 2, value.numel()
+        dim = params.shape[-1] // 2
+        m = value.numel()
         blocks = triton.cdiv(m, TILE)
         sums = params.new_empty(blocks, TERMS)
-        # Side by side, so that one multiplication scales both.
+        # In one tensor, so that one multiplication scales both.
         gradient = params.new_empty(m * (2 * dim + 1))
-        d_params, d_value = gradient[: m * 2 * dim], gradient[m * 2 * dim :]
+        d_params = gradient[: m * 2 * dim]
+        d_value = gradient[m * 2 * dim :]
         _loss[(blocks,)](
             params, value, *rows, count, entropy_coef, bound.units, sums, d_params, d_value,
             m, dim, clip_ratio, value_clip, value_coef, bound.coef, bound.limit,
@@ -176,16 +181,18 @@ class _GaussianLoss(torch.autograd.Function):
         )  # fmt: skip
         ctx.shapes = params.shape, value.shape
         ctx.save_for_backward(gradient)
-        means, loss = params.new_empty(TERMS), params.new_empty(())
+        means = params.new_empty(TERMS)
+        loss = params.new_empty(())
         _finish[(1,)](sums, count, entropy_coef, means, loss, blocks, value_coef, bound.coef, TILE=256)
         ctx.mark_non_differentiable(means)
         ctx.set_materialize_grads(False)
         return loss, means
 
     @staticmethod
-    @once_differentiable  # the gradients are numbers by then: another derivative must fail, not be zero
+    @once_differentiable  # the gradients are constants: a second derivative must fail instead of being zero
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,), (params, value) = ctx.saved_tensors, ctx.shapes
+        (gradient,) = ctx.saved_tensors
+        params, value = ctx.shapes
         d_params, d_value = (gradient * gradients[0]).split([params.numel(), value.numel()])
         return d_params.view(params), d_value.view(value), None, None
 
@@ -197,14 +204,15 @@ class Bound(NamedTuple):
     coef: float
     limit: float
     units: Tensor
-    """`[2, A]` centre and half width of each component; anything where there is no bound loss."""
+    """`[2, A]` centre and half width of each component; any tensor without a bound loss."""
 
 
 def bound_of(loss: PPOLoss, dim: int, device: torch.device) -> Bound:
-    """The bound loss of a description; one that costs nothing where it has none."""
+    """Return the bound loss of a description; a loss without one has form 0 and coefficient 0."""
     if loss.bound is None:
         return Bound(0, 0.0, 0.0, torch.empty(0, device=device))
-    config, columns = loss.bound.config, (loss.bound.centre, loss.bound.half)
+    config = loss.bound.config
+    columns = (loss.bound.centre, loss.bound.half)
     units = torch.stack([column.to(device).expand(dim) for column in columns])
     return Bound(BOUND_FORMS.index(config.form), config.coef, config.limit, units)
 
@@ -227,9 +235,9 @@ def gaussian_loss(
     entropy_coef: Tensor,
     bound: Bound,
 ) -> tuple[Tensor, Tensor]:
-    """The loss, 0-d, and the means `[6]` over `count` rows of what `TERMS` names.
+    """Return the loss, 0-d, and the means `[6]` of all `TERMS` over `count` samples.
 
-    Rows as in PPO's batch, `[..., 2A]`, `[..., A]` and `[...]`; `value_clip` None is half the squared error.
+    Samples as in PPO's batch, `[..., 2A]`, `[..., A]` and `[...]`; `value_clip` None is half the squared error.
     """
     rows = (action, old_params, old_log_prob, advantage, old_value, return_, valid.view(torch.uint8))
     numbers = (clip_ratio, value_clip or 0.0, value_coef, entropy_coef, value_clip is not None, count, bound)

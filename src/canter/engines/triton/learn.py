@@ -1,8 +1,8 @@
-"""A minibatch of PPO in a few launches: a network forward, its part of the loss and back, and all products over rows.
+"""A minibatch of PPO in a few launches: forward, loss and backward of each network, and all products over samples.
 
-M rows, A action components, blocks of TILE_M rows. Gaussian policy and critic share no number, so that one can run
-beside the other; on a shared trunk they are one network, whose last column is the value. What comes out are sums over
-rows, not yet divided by their number: that is known once all blocks are through.
+M samples, A action components, blocks of TILE_M samples. Gaussian policy and critic share no number and run
+concurrently; a shared trunk is one network, whose last column is the value. Results are sums over samples, divided by
+the number of valid ones once all blocks are done.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Tensors = tuple[Tensor, ...]
 
 BACK_SHAPE = SHAPE | {"CHUNK": 64, "num_stages": 2}
 TERMS = 7
-"""Rows of `sums` before all others: surrogate, value error, entropy, KL, clipped rows, bound loss and valid ones."""
+"""First rows of `sums`: surrogate, value error, entropy, KL, clipped ratios, bound loss and number of valid samples."""
 COUNT = 6
-"""The row of the valid ones."""
+"""Row of the number of valid samples."""
 
 
 @triton.jit
@@ -38,11 +38,12 @@ def _policy_gradient(
     sums_ptr, d_raw_ptr, clip_ratio, mid, half, bound_coef, bound_limit,
     A: tl.constexpr, STRIDE: tl.constexpr, TILE_A: tl.constexpr, FORM: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
-    """The policy's terms of a block of rows, and its gradient by the mean, `[TILE_M, TILE_A]`.
+    """Store the policy's terms of a block of samples; return its gradient by the mean, `[TILE_M, TILE_A]`.
 
     Means are the first A of STRIDE columns.
     """
-    parts, inside = tl.arange(0, TILE_A), rows < M
+    parts = tl.arange(0, TILE_A)
+    inside = rows < M
     both = inside[:, None] & (parts < A)[None, :]
     mean = tl.load(mean_ptr + rows[:, None] * STRIDE + parts[None, :], mask=both, other=0.0)
     action = tl.load(action_ptr + where[:, None] * A + parts[None, :], mask=both, other=0.0)
@@ -52,7 +53,8 @@ def _policy_gradient(
     log_std = log_std[None, :] + tl.zeros_like(mean)
     precision = tl.exp(-log_std)
     entropy = tl.sum(tl.where(both, log_std + (0.9189385332046727 + 0.5), 0.0), 1)
-    shift, log_ratio = (old_mean - mean) * precision, old_log_std - log_std
+    shift = (old_mean - mean) * precision
+    log_ratio = old_log_std - log_std
     kl = tl.sum(tl.where(both, 0.5 * (tl.exp(2.0 * log_ratio) - 1.0) - log_ratio + 0.5 * shift * shift, 0.0), 1)
     surrogate, slope, clipped = _surrogate(
         _log_prob(action, mean, log_std, both),
@@ -66,10 +68,12 @@ def _policy_gradient(
     terms = tl.where(term == 3, kl[:, None], tl.where(term == 4, clipped[:, None], terms))
     bound, d_bound = _bound_error(mean, both, parts, units_ptr, bound_limit, A, BOUND)
     terms = tl.where(term == 5, bound[:, None], terms)
-    # Filled, not multiplied: whatever a row holds that is not valid, NaN included, must not come through.
-    total, term = tl.sum(tl.where(valid[:, None], terms, 0.0), 0), tl.arange(0, 8)
+    # Filled, not multiplied: a NaN in an invalid sample must not reach the sums.
+    total = tl.sum(tl.where(valid[:, None], terms, 0.0), 0)
+    term = tl.arange(0, 8)
     tl.store(sums_ptr + term * tl.num_programs(0) + tl.program_id(0), total, mask=(term < 7) & (term != 1))
-    z, counted = (action - mean) * precision, valid[:, None] & both
+    z = (action - mean) * precision
+    counted = valid[:, None] & both
     d_log_std = tl.where(counted, slope[:, None] * (z * z - 1.0) - tl.load(entropy_coef_ptr), 0.0)
     d_raw = tl.sum(d_log_std, 0) * std_slope
     tl.store(d_raw_ptr + parts * tl.num_programs(0) + tl.program_id(0), d_raw, mask=parts < A)
@@ -81,7 +85,7 @@ def _value_gradient(
     rows, where, M, value_ptr, old_ptr, return_ptr, valid_ptr, sums_ptr, value_clip, value_coef,
     CLIPPED: tl.constexpr, COLUMN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The value's error over a block of rows, and its gradient in `[TILE_M, TILE]`; the value is the last column."""
+    """Store the value's error of a block of samples; return its gradient `[TILE_M, TILE]`, the value last."""
     inside = rows < M
     loss, slope = _value_error(
         tl.load(value_ptr + rows * (COLUMN + 1) + COLUMN, mask=inside, other=0.0),
@@ -100,8 +104,9 @@ def _forward(
     x_ptr, index_ptr, weights, biases, made, M, WIDTHS: tl.constexpr, KIND: tl.constexpr,
     TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Rows through a network; `made` is what each layer gives, and last what goes in, features first."""
-    rows, inputs = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M), tl.arange(0, room(WIDTHS, 0))
+    """Run samples through a network; `made` receives each layer's output, and last the input, features first."""
+    rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+    inputs = tl.arange(0, room(WIDTHS, 0))
     where = tl.load(index_ptr + rows, mask=rows < M, other=0)
     inside = (rows < M)[:, None] & (inputs < WIDTHS[0])[None, :]
     x = tl.load(x_ptr + where[:, None] * WIDTHS[0] + inputs[None, :], mask=inside, other=0.0)
@@ -114,7 +119,7 @@ def _back(
     d, rows, M, weights, made, sums, deltas, WIDTHS: tl.constexpr, KIND: tl.constexpr,
     TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient before every layer's activation; the last of `deltas` and `sums` is that of what came out."""
+    """Compute the gradient before every activation; the last of `deltas` and `sums` is that of the output."""
     last: tl.constexpr = len(WIDTHS) - 1
     columns = tl.arange(0, room(WIDTHS, 0))
     inside = (rows < M)[:, None] & (columns < WIDTHS[0])[None, :]
@@ -132,7 +137,7 @@ def _policy_backward(
     A: tl.constexpr, FORM: tl.constexpr, BOUND: tl.constexpr, CLIPPED: tl.constexpr,
     WIDTHS: tl.constexpr, KIND: tl.constexpr, TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """A network of A means, or on a shared trunk of A means and the value."""
+    """Backward pass of a network of A means, or with a shared trunk of A means and the value."""
     rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
     where = tl.load(index_ptr + rows, mask=rows < M, other=0)
     d = _policy_gradient(
@@ -176,7 +181,7 @@ def _means(sums_ptr, count_ptr, out_ptr, COLUMNS, COUNTS, TILE: tl.constexpr):
 
 @triton.jit
 def _turn(weights, turned, SHAPES: tl.constexpr, TILE: tl.constexpr):
-    """Each of `weights` `[N, K]` as `[K, N]`."""
+    """Transpose each of `weights` `[N, K]` to `[K, N]`."""
     for i in tl.static_range(len(weights)):
         if tl.program_id(1) == i:
             across = tl.cdiv(SHAPES[2 * i + 1], TILE)
@@ -187,8 +192,8 @@ def _turn(weights, turned, SHAPES: tl.constexpr, TILE: tl.constexpr):
             tl.store(turned[i] + k[:, None] * SHAPES[2 * i] + n[None, :], tl.trans(w), mask=tl.trans(inside))
 
 
-class Rows(NamedTuple):
-    """What is learnt from, `[S, ...]` each."""
+class Samples(NamedTuple):
+    """Samples to learn from, `[S, ...]` each."""
 
     actor_input: Tensor
     critic_input: Tensor
@@ -201,10 +206,10 @@ class Rows(NamedTuple):
 
 
 class Learner:
-    """Loss and gradients of a Gaussian actor, whose log-std is the same in every row, and of a critic.
+    """Loss and gradients of a Gaussian actor, whose log-std does not depend on the observation, and of a critic.
 
-    The critic is None on a shared trunk: the value is then the last of the actor's columns. `places` says where among
-    the `count` gradients each parameter has its own: weights and biases of both networks, and the learned numbers `raw`
+    The critic is None with a shared trunk: the value is then the last of the actor's columns. `places` are the offsets
+    of each parameter among the `count` gradients: weights and biases of both networks, and the learned numbers `raw`
     `[A]` of the std, whose middle, half range and form are those of `LogStd`. `value_clip` None is half the squared
     error.
     """
@@ -224,7 +229,9 @@ class Learner:
         count: int,
     ) -> None:
         self.networks = (actor,) if critic is None else (actor, critic)
-        self.raw, self.stream, self.units = raw, side_stream(raw.device), bound.units
+        self.raw = raw
+        self.stream = side_stream(raw.device)
+        self.units = bound.units
         self.value_numbers = value_clip or 0.0, value_coef
         self.policy_numbers = (clip_ratio, *std[:2], bound.coef, bound.limit, *self.value_numbers)
         self.value_form = {"CLIPPED": value_clip is not None}
@@ -238,16 +245,20 @@ class Learner:
             [_products_of(network, places) for network in self.networks], sums, count, raw.device
         )
 
-    def __call__(self, rows: Rows, index: Tensor, entropy_coef: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows `index` `[M]` through both networks and back.
+    def __call__(self, rows: Samples, index: Tensor, entropy_coef: Tensor) -> tuple[Tensor, Tensor]:
+        """Run samples `index` `[M]` forward and backward through both networks.
 
-        Sums over each block of rows, `[TERMS + A + all biases, blocks]`, and weight gradients over parts of the rows.
+        Return sums over each block of samples, `[TERMS + A + all biases, blocks]`, and weight gradients of parts of the
+        samples.
         """
-        m, like, numbers = len(index), rows.action, TERMS + self.raw.numel()
+        m = len(index)
+        like = rows.action
+        numbers = TERMS + self.raw.numel()
         sums = like.new_empty(self.products.rows, triton.cdiv(m, TILE_M))
         for network in self.networks:
             network.join()
-        parts, turned = self.products.empty(), self._turned()
+        parts = self.products.empty()
+        turned = self._turned()
         own = _cut(sums[numbers:], [network.back_widths for network in self.networks])
         targets = rows.old_value, rows.return_, rows.valid
         with beside(self.stream) as join:
@@ -267,18 +278,22 @@ class Learner:
         self, which: int, x: Tensor, index: Tensor, turned: Tensors, sums: Tensors, parts: Tensor,
         back: Callable[..., Any], numbers: tuple[float, ...],
     ) -> None:  # fmt: skip
-        """Rows through one network and `back` by its part of the loss, and the products of what came of it."""
-        network, m = self.networks[which], len(index)
-        made, deltas = x.new_empty(sum(network.widths[:-1]), m), x.new_empty(sum(network.widths[1:]), m)
-        own, same = made.split(network.widths[:-1]), {"KIND": network.kind, "TF32": _tf32()}
-        kept, ds = (*own[1:], x.new_empty(m, network.widths[-1]), own[0]), deltas.split(network.back_widths)
+        """Run samples forward and `back` through one network, and compute its weight gradients."""
+        network = self.networks[which]
+        m = len(index)
+        made = x.new_empty(sum(network.widths[:-1]), m)
+        deltas = x.new_empty(sum(network.widths[1:]), m)
+        own = made.split(network.widths[:-1])
+        same = {"KIND": network.kind, "TF32": _tf32()}
+        kept = (*own[1:], x.new_empty(m, network.widths[-1]), own[0])
+        ds = deltas.split(network.back_widths)
         forward = _forward[(triton.cdiv(m, TILE_M),)]
         forward(x, index, network.weights, network.biases, kept, m, WIDTHS=network.widths, **same, **SHAPE)
         back(turned, kept, sums, ds, m, *numbers, WIDTHS=network.widths[:0:-1], **same, **BACK_SHAPE)
         self.products(which, deltas, made, parts)
 
     def _turned(self) -> list[Tensors]:
-        """Weights `[K, N]` of all layers but the first, last one first: what the way back multiplies by."""
+        """Return weights `[K, N]` of all layers but the first, last one first, for the backward pass."""
         weights = [weight for network in self.networks for weight in network.weights[:0:-1]]
         turned = [weight.new_empty(weight.shape[::-1]) for weight in weights]
         shapes = tuple(size for weight in weights for size in weight.shape)
@@ -288,14 +303,14 @@ class Learner:
         return [tuple(turned[:split]), tuple(turned[split:])]
 
     def means(self, sums: Tensor, count: Tensor) -> Tensor:
-        """Means `[6]` of all `TERMS` but the count, over as many rows as `count` adds up to."""
+        """Return the means `[6]` of all `TERMS` but the count, over the number of samples that `count` adds up to."""
         out = sums.new_empty(6)
         _means[(1,)](sums, count, out, sums.shape[1], len(count), TILE=256)
         return out
 
 
 def _products_of(network: Layers, places: dict[Tensor, int]) -> list[tuple[int, int, int, int, int]]:
-    """For each weight, rows and width of its deltas and of what went into its layer, and its place."""
+    """Return for each weight the rows and width of its deltas and of its layer's input, and its offset."""
     starts = dict(zip(network.back, accumulate(network.back_widths, initial=0), strict=False))
     products: list[tuple[int, int, int, int, int]] = []
     for layer, parts in enumerate([*((weight,) for weight in network.weights[:-1]), network.heads[0]]):
@@ -307,6 +322,6 @@ def _products_of(network: Layers, places: dict[Tensor, int]) -> list[tuple[int, 
 
 
 def _cut(features: Tensor, widths: list[tuple[int, ...]]) -> list[Tensors]:
-    """Rows of each layer of each network, from those of all."""
+    """Split the rows of all layers by network and layer."""
     views = iter(features.split([width for network in widths for width in network]))
     return [tuple(islice(views, len(network))) for network in widths]

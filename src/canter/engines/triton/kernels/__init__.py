@@ -1,7 +1,7 @@
-"""Kernels for a GPU, written in Triton, entered in the dispatch table beside the plain functions they stand for.
+"""Triton kernels for a GPU, registered in the dispatch table for the plain functions they replace.
 
-The plain functions stay the definition: tests hold every kernel against its own. Nothing here is imported before
-`load_kernels`, which an installation without Triton never needs.
+The plain functions are the definition: tests compare every kernel with its own. No kernel is imported before
+`load_kernels`, so that Canter works without Triton.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from importlib.util import find_spec
 
 
 def has_triton() -> bool:
-    """Whether Triton is installed, as it is with GPU builds of torch."""
+    """Return whether Triton is installed, as it is with GPU builds of torch."""
     return find_spec("triton") is not None
 
 
 @cache
 def load_kernels() -> None:
-    """Enter all kernels in the dispatch table, where Triton is installed."""
+    """Register all kernels in the dispatch table if Triton is installed."""
     if has_triton():
-        for module in ("gaussian_params", "linear", "optimizer", "rows", "soft", "statistics"):
+        for module in ("gaussian_params", "linear", "optimizer", "rollout", "sac", "statistics"):
             importlib.import_module(f"canter.engines.triton.kernels.{module}")

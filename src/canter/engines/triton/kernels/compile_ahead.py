@@ -1,7 +1,7 @@
-"""A GPU's kernels compiled side by side before the first iteration, instead of one after another during it.
+"""Compile a GPU's kernels in parallel before the first iteration, instead of one after another during it.
 
-Triton compiles a kernel when it is first launched, for the types and sizes that it is launched with. Half a second for
-each of some thirty kernels is a long time to wait, and nothing of it needs the kernel before.
+Triton compiles a kernel at its first launch, for the types and sizes of that launch: half a second for each of about
+thirty kernels, which do not depend on each other.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from canter.engines.triton.kernels import has_triton, load_kernels
 logger = logging.getLogger(__name__)
 
 PATIENCE = 1.5
-"""Seconds after which a line says what takes so long; with kernels from an earlier run it does not."""
+"""Seconds after which a line explains the wait; kernels cached by an earlier run take less."""
 LOADER = "canter-compiler"
-"""Name of the thread in which Triton gets ready."""
+"""Name of the thread that loads Triton."""
 PLAIN = (int, float, str, type(None), torch.dtype)
 
 
 def load_compiler(device: str) -> None:
-    """Let Triton get ready in the background: it reads all of itself, for half a second, to know its cache by."""
+    """Load Triton in the background: it hashes its own files for half a second, as a key of its cache."""
 
     def load() -> None:
-        with suppress(Exception), torch.cuda.device(device):  # what is wrong is said where a kernel is launched
+        with suppress(Exception), torch.cuda.device(device):  # errors are raised again at the launch of a kernel
             load_kernels()
             kernel = import_module("canter.engines.triton.kernels.optimizer")._follow_kl
             kernel.warmup(torch.float32, torch.float32, *[0.5] * 5, num_warps=1, grid=(1,))
@@ -47,12 +47,12 @@ def load_compiler(device: str) -> None:
 def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[torch.Generator]) -> None:
     """Compile every kernel that the functions launch on the current GPU, without running any of them.
 
-    Each must be one that a CUDA graph can capture. Nothing that they write is written; `generators`, which they draw
-    from, are left as they were.
+    Each must be capturable by a CUDA graph. Nothing is written, and the `generators` that they draw from are restored.
     """
     if not has_triton() or not hasattr(import_module("triton"), "AsyncCompileMode"):  # an older Triton
         return
-    start, generators = time.perf_counter(), list(generators)
+    start = time.perf_counter()
+    generators = list(generators)
     line = "compiling kernels for the GPU; they are kept for the next run"
     notice = threading.Timer(PATIENCE, logger.warning, (line,))
     notice.daemon = True
@@ -66,24 +66,26 @@ def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[t
                 _walk_through(function, generators)
     finally:
         notice.cancel()
-    torch.cuda.empty_cache()  # what the walk had reserved
+    torch.cuda.empty_cache()  # reserved by the captures
     logger.info("%d kernels are ready after %.1f s", len(met), time.perf_counter() - start)
 
 
 @contextmanager
 def _compiling_only() -> Iterator[dict[int, Any]]:
-    """Inside, a launch is no more than a task to compile the kernel; at the end all of them are done."""
+    """Turn launches inside the block into tasks that compile the kernel; all are done at its end."""
     from triton import AsyncCompileMode
     from triton.runtime.jit import JITFunction
 
-    launch, met, known = JITFunction.run, dict[int, Any](), set[Any]()
+    launch = JITFunction.run
+    met = dict[int, Any]()
+    known = set[Any]()
     workers = ThreadPoolExecutor(cores(), initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),))
     with workers, AsyncCompileMode(workers):
-        context = copy_context()  # autograd runs backward passes in threads that do not know the mode above
+        context = copy_context()  # autograd runs backward passes in threads without the mode above
 
         def compile_only(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
             key = function, *map(_kind, args), *((name, _kind(value)) for name, value in options.items())
-            if key not in known:  # asking Triton takes as long as a launch
+            if key not in known:  # a lookup in Triton takes as long as a launch
                 kernel = context.copy().run(launch, function, *args, grid=grid, warmup=True, **options)
                 known.add(key)
                 met[id(kernel)] = kernel
@@ -97,30 +99,30 @@ def _compiling_only() -> Iterator[dict[int, Any]]:
 
 
 def _kind(argument: Any) -> Any:
-    """All that a kernel could be compiled for: type and alignment of a tensor, plain things as they are."""
+    """Return what a kernel may be specialised for: type and alignment of a tensor, plain values as they are."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16
     return type(argument), argument if isinstance(argument, PLAIN) else object()
 
 
 def _load(kernel: Any) -> None:
-    """Put a compiled kernel on the GPU, with what launches it, which is compiled too."""
+    """Load a compiled kernel on the GPU, with its launcher, which is compiled too."""
     compiled = kernel.result() if hasattr(kernel, "result") else kernel
-    with suppress(Exception):  # one that asks for more than the GPU has says so again when it is launched
+    with suppress(Exception):  # a kernel that needs more than the GPU has raises again at its launch
         compiled.run  # noqa: B018
 
 
 def _walk_through(function: Callable[[], Any], generators: list[torch.Generator]) -> None:
-    """Record a function in a CUDA graph that is thrown away."""
+    """Capture a function in a CUDA graph that is discarded."""
     states = [generator.get_state() for generator in generators]
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)
     try:
-        # Relaxed: libraries that have not run before set themselves up on the way.
+        # Relaxed: libraries may initialise themselves during the capture.
         with torch.cuda.graph(graph, capture_error_mode="relaxed"):
             function()
-    except Exception as error:  # kernels that would have come later are compiled when they are launched
+    except Exception as error:  # later kernels are compiled at their launch
         logger.debug("a walk through kernels ended early: %s", error)
         _record_nothing(generators)
     finally:
@@ -129,7 +131,7 @@ def _walk_through(function: Callable[[], Any], generators: list[torch.Generator]
 
 
 def _record_nothing(generators: list[torch.Generator]) -> None:
-    """A recording that succeeds: after one that failed, random streams believe that it still goes on."""
+    """Capture an empty graph: after a failed capture, generators would still count as being captured."""
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)

@@ -1,6 +1,6 @@
-"""Parameters of a Gaussian policy whose log-std is the same in every row, their gradients, samples and densities.
+"""Parameters, gradients, samples and densities of a Gaussian whose log-std does not depend on the observation.
 
-M rows, A action components. Parameters are a mean and a log-std side by side.
+M samples, A action components. Parameters are a mean and a log-std, concatenated.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from canter.functional import densities
 
 TILE = 64
 FORMS: tuple[densities.StdForm, ...] = ("bounded", "log", "scalar")
-"""Forms of the std by their numbers in kernels."""
+"""Parameterisations of the std by their numbers in kernels."""
 
 
 @triton.jit
 def _log_std(raw, mid, half, FORM: tl.constexpr):
-    """The log-std that learned numbers mean, and its slope."""
+    """Return the log-std of learned numbers, and its slope."""
     if FORM == 0:
         x = raw / half
         root = tl.sqrt_rn(1.0 + x * x)
@@ -36,7 +36,8 @@ def _log_std(raw, mid, half, FORM: tl.constexpr):
 
 @triton.jit
 def _join(mean_ptr, raw_ptr, out_ptr, M, A, mid, half, FORM: tl.constexpr, TILE: tl.constexpr, TILE_A: tl.constexpr):
-    rows, parts = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, TILE_A)
+    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    parts = tl.arange(0, TILE_A)
     inside = (rows < M)[:, None] & (parts < A)[None, :]
     log_std, _ = _log_std(tl.load(raw_ptr + parts, mask=parts < A, other=0.0), mid, half, FORM)
     where = rows[:, None] * (2 * A) + parts[None, :]
@@ -47,8 +48,9 @@ def _join(mean_ptr, raw_ptr, out_ptr, M, A, mid, half, FORM: tl.constexpr, TILE:
 
 @triton.jit
 def _part(d_ptr, d_mean_ptr, sums_ptr, M, A, TILE: tl.constexpr, TILE_A: tl.constexpr):
-    """The mean's half of the gradient, and the column sums of the other half over a block of rows."""
-    block, parts = tl.program_id(0), tl.arange(0, TILE_A)
+    """Store the mean's half of the gradient, and the column sums of the other half over a block of samples."""
+    block = tl.program_id(0)
+    parts = tl.arange(0, TILE_A)
     rows = block * TILE + tl.arange(0, TILE)
     inside = (rows < M)[:, None] & (parts < A)[None, :]
     where = rows[:, None] * (2 * A) + parts[None, :]
@@ -62,7 +64,7 @@ def _part(d_ptr, d_mean_ptr, sums_ptr, M, A, TILE: tl.constexpr, TILE_A: tl.cons
 def _finish(
     sums_ptr, raw_ptr, out_ptr, blocks, A, mid, half, FORM: tl.constexpr, TILE: tl.constexpr, TILE_A: tl.constexpr
 ):  # fmt: skip
-    """The gradient of the raw numbers: all blocks' sums, always in the same order, times the slope of the form."""
+    """Compute the gradient of the raw numbers: the sums of all blocks, in a fixed order, times the slope."""
     parts = tl.arange(0, TILE_A)
     total = tl.zeros((TILE_A,), tl.float32)
     for start in range(0, blocks, TILE):
@@ -78,7 +80,8 @@ class _GaussianParams(torch.autograd.Function):
     def forward(
         ctx: Any, mean: Tensor, raw: Tensor, mid: float, half: float, form: densities.StdForm = "bounded"
     ) -> Tensor:
-        (m, a), tile_a = mean.shape, max(2, triton.next_power_of_2(mean.shape[1]))
+        m, a = mean.shape
+        tile_a = max(2, triton.next_power_of_2(mean.shape[1]))
         out = mean.new_empty(m, 2 * a)
         _join[(triton.cdiv(m, TILE),)](
             mean, raw, out, m, a, mid, half, FORM=FORMS.index(form), TILE=TILE, TILE_A=tile_a
@@ -94,22 +97,28 @@ class _GaussianParams(torch.autograd.Function):
             plain = densities.gaussian_params.plain
             return *double_backward(plain, (mean, raw), gradients[0], ctx.std), None, None, None
         gradient = gradients[0].contiguous()
-        m, a = gradient.shape[0], raw.shape[0]
-        blocks, tile_a = triton.cdiv(m, TILE), max(2, triton.next_power_of_2(a))
-        d_mean, sums, d_raw = gradient.new_empty(m, a), gradient.new_empty(blocks, a), torch.empty_like(raw)
+        m = gradient.shape[0]
+        a = raw.shape[0]
+        blocks = triton.cdiv(m, TILE)
+        tile_a = max(2, triton.next_power_of_2(a))
+        d_mean = gradient.new_empty(m, a)
+        sums = gradient.new_empty(blocks, a)
+        d_raw = torch.empty_like(raw)
         _part[(blocks,)](gradient, d_mean, sums, m, a, TILE=TILE, TILE_A=tile_a)
         mid, half, form = ctx.std
         _finish[(1,)](sums, raw, d_raw, blocks, a, mid, half, FORM=FORMS.index(form), TILE=128, TILE_A=tile_a)
         return d_mean, d_raw, None, None, None
 
 
-def _alike_in_all_rows(mean: Tensor, raw: Tensor, mid: float, half: float, form: densities.StdForm = "bounded") -> bool:
+def _same_in_all_samples(
+    mean: Tensor, raw: Tensor, mid: float, half: float, form: densities.StdForm = "bounded"
+) -> bool:
     return on_gpu(mean) and raw.ndim == 1 and form in FORMS
 
 
-@kernel(of=densities.gaussian_params, accepts=_alike_in_all_rows)
+@kernel(of=densities.gaussian_params, accepts=_same_in_all_samples)
 def gaussian_params(mean: Tensor, raw: Tensor, mid: float, half: float, form: densities.StdForm = "bounded") -> Tensor:
-    """For numbers `raw` `[A]` that are the same in every row."""
+    """Concatenate mean and log-std in one launch, for `raw` `[A]`."""
     flat = mean.reshape(-1, mean.shape[-1]).contiguous()
     return _GaussianParams.apply(flat, raw, mid, half, form).unflatten(0, mean.shape[:-1])
 
@@ -119,8 +128,10 @@ def _draw(
     mean_ptr, raw_ptr, noise_ptr, bounds_ptr, params_ptr, action_ptr, env_ptr, M, A, mid, half, FORM: tl.constexpr,
     TILE: tl.constexpr, TILE_A: tl.constexpr,
 ):  # fmt: skip
-    rows, parts = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, TILE_A)
-    inside, where = (rows < M)[:, None] & (parts < A)[None, :], rows[:, None] * A + parts[None, :]
+    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    parts = tl.arange(0, TILE_A)
+    inside = (rows < M)[:, None] & (parts < A)[None, :]
+    where = rows[:, None] * A + parts[None, :]
     log_std, _ = _log_std(tl.load(raw_ptr + parts, mask=parts < A, other=0.0), mid, half, FORM)
     log_std = log_std[None, :] + tl.zeros((TILE, TILE_A), tl.float32)
     mean = tl.load(mean_ptr + where, mask=inside, other=0.0)
@@ -128,10 +139,12 @@ def _draw(
     tl.store(params_ptr + where + rows[:, None] * A, mean, mask=inside)
     tl.store(params_ptr + where + (rows[:, None] + 1) * A, log_std, mask=inside)
     tl.store(action_ptr + where, action, mask=inside)
-    scale, centre = tl.load(bounds_ptr + parts, mask=parts < A), tl.load(bounds_ptr + A + parts, mask=parts < A)
-    low, high = tl.load(bounds_ptr + 2 * A + parts, mask=parts < A), tl.load(bounds_ptr + 3 * A + parts, mask=parts < A)
+    scale = tl.load(bounds_ptr + parts, mask=parts < A)
+    centre = tl.load(bounds_ptr + A + parts, mask=parts < A)
+    low = tl.load(bounds_ptr + 2 * A + parts, mask=parts < A)
+    high = tl.load(bounds_ptr + 3 * A + parts, mask=parts < A)
     y = action * scale[None, :] + centre[None, :]
-    # A NaN stays one, as in torch's clamp, or it would go unnoticed.
+    # NaN stays NaN, as in torch's clamp.
     within = tl.where(y != y, y, tl.minimum(tl.maximum(y, low[None, :]), high[None, :]))
     tl.store(env_ptr + where, within, mask=inside)
 
@@ -146,12 +159,15 @@ def draw(
     half: float,
     form: densities.StdForm = "bounded",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Parameters `[M, 2A]`, a sample `[M, A]` and what the environment receives `[M, A]`, from a mean and noise.
+    """Return parameters `[M, 2A]`, a sample `[M, A]` and the action for the environment `[M, A]`, from mean and noise.
 
-    `bounds` `[4, A]` are scale, centre, minimum and maximum, as `DiagGaussian.to_env` has them.
+    `bounds` `[4, A]` are scale, centre, minimum and maximum, as in `DiagGaussian.to_env`.
     """
-    (m, a), tile_a = mean.shape, max(2, triton.next_power_of_2(mean.shape[1]))
-    params, action, for_env = mean.new_empty(m, 2 * a), torch.empty_like(mean), torch.empty_like(mean)
+    m, a = mean.shape
+    tile_a = max(2, triton.next_power_of_2(mean.shape[1]))
+    params = mean.new_empty(m, 2 * a)
+    action = torch.empty_like(mean)
+    for_env = torch.empty_like(mean)
     grid = (triton.cdiv(m, TILE),)
     _draw[grid](
         mean, raw, noise, bounds, params, action, for_env, m, a, mid, half,
@@ -169,8 +185,10 @@ def _log_prob(action, mean, log_std, inside):
 
 @triton.jit
 def _log_probs(params_ptr, action_ptr, out_ptr, M, A, TILE: tl.constexpr, TILE_A: tl.constexpr):
-    rows, parts = tl.program_id(0) * TILE + tl.arange(0, TILE), tl.arange(0, TILE_A)
-    inside, where = (rows < M)[:, None] & (parts < A)[None, :], rows[:, None].to(tl.int64) * A + parts[None, :]
+    rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    parts = tl.arange(0, TILE_A)
+    inside = (rows < M)[:, None] & (parts < A)[None, :]
+    where = rows[:, None].to(tl.int64) * A + parts[None, :]
     mean = tl.load(params_ptr + where + rows[:, None] * A, mask=inside, other=0.0)
     log_std = tl.load(params_ptr + where + (rows[:, None] + 1) * A, mask=inside, other=0.0)
     action = tl.load(action_ptr + where, mask=inside, other=0.0)
@@ -183,9 +201,11 @@ def _without_gradient(params: Tensor, x: Tensor) -> bool:
 
 @kernel(of=densities.diag_gaussian_log_prob, accepts=_without_gradient)
 def diag_gaussian_log_prob(params: Tensor, action: Tensor) -> Tensor:
-    """In one launch, without gradient."""
-    a, out = action.shape[-1], action.new_empty(action.shape[:-1])
-    tile_a, m = max(2, triton.next_power_of_2(a)), out.numel()
+    """Compute log-probabilities in one launch, without gradient."""
+    a = action.shape[-1]
+    out = action.new_empty(action.shape[:-1])
+    tile_a = max(2, triton.next_power_of_2(a))
+    m = out.numel()
     grid = (triton.cdiv(m, TILE),)
     _log_probs[grid](params.contiguous(), action.contiguous(), out, m, a, TILE=TILE, TILE_A=tile_a)
     return out

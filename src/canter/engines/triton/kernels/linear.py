@@ -1,16 +1,16 @@
-"""Gradients of the weights and biases of several linear layers.
+"""Linear layers with their activations, forward and backward, and the gradients of their weights and biases.
 
-M rows, K inputs, N outputs. The products are small and long: a few tiles of the result, each a sum over tens of
-thousands of rows. Left alone, cuBLAS cuts each into parts of its own choice and adds them up in a kernel of their own;
-here the parts of all layers lie side by side, and one kernel adds them all up, always in the same order.
+M samples (rows), K inputs, N outputs.
 
-A linear layer with its activation in one kernel, forward and backward.
+cuBLAS has no epilogue for ELU or tanh; with the small matrices of a control policy a separate activation costs as much
+as the product before it, and torch sums bias gradients over samples with few threads.
 
-M rows, K inputs, N outputs. cuBLAS has no epilogue for ELU or tanh; around the small matrices of a control policy an
-activation of its own costs as much as the product before it, and torch sums bias gradients over rows with few threads.
+Products of weight gradients are small and long: a few tiles, each a sum over tens of thousands of samples. cuBLAS would
+cut each into parts and add them up in a separate kernel; here one kernel adds up the parts of all layers, in a fixed
+order.
 
-Sums are float32 whatever is multiplied. Under bfloat16 autocast, factors are rounded to it and what passes between
-layers is kept in it; what goes in and what comes out is float32.
+Sums are float32. Under bfloat16 autocast, factors and tensors between layers are bfloat16; input and output stay
+float32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from canter.core.dispatch import double_backward, kernel, on_gpu
 from canter.functional.layers import linear_layers
 
 PARTS = 32
-"""Into how many parts the rows are cut, where that divides them."""
+"""Parts that the samples are cut into, if it divides their number."""
 
 
 @triton.jit
@@ -43,9 +43,9 @@ def _add_up(x_ptr, out_ptr, R, P, TILE_R: tl.constexpr, TILE_P: tl.constexpr):
 
 
 def column_sums(x: Tensor) -> Tensor:
-    """Sums `[P]` of few rows `[R, P]`, always in the same order."""
+    """Return the sums `[P]` of few rows `[R, P]`, in a fixed order."""
     rows, width = x.shape
-    # Few columns are read by few blocks: short ones, then.
+    # Few columns: small tiles keep more blocks busy.
     tile = 64 if width > 4096 else 16
     out = x.new_empty(width)
     _add_up[(triton.cdiv(width, tile),)](x, out, rows, width, TILE_R=2048 // tile, TILE_P=tile)
@@ -53,7 +53,7 @@ def column_sums(x: Tensor) -> Tensor:
 
 
 def weight_gradients(deltas: list[Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    """`d.T @ x` in float32 for each layer's `d` `[M, N]` and `x` `[M, K]`."""
+    """Return `d.T @ x` in float32 for each layer's `d` `[M, N]` and `x` `[M, K]`."""
     parts = math.gcd(deltas[0].shape[0], PARTS)
     shapes = [(d.shape[1], x.shape[1]) for d, x in zip(deltas, inputs, strict=True)]
     sizes = [n * k for n, k in shapes]
@@ -69,25 +69,26 @@ def weight_gradients(deltas: list[Tensor], inputs: list[Tensor]) -> list[Tensor]
 
 
 KINDS: dict[type[nn.Module], int] = {nn.Identity: 0, nn.ELU: 1, nn.ReLU: 2, nn.Tanh: 3}
-"""Activations that the kernels know, by the numbers that they have there."""
+"""Activations that the kernels support, with their numbers in kernels."""
 
 
 def kind_of(activation: Any) -> int | None:
-    """The number of an activation; None for one that the kernels do not know."""
-    known = type(activation) is not nn.ELU or activation.alpha == 1.0
-    return KINDS.get(type(activation)) if known else None
+    """Return the number of an activation; None if the kernels do not support it."""
+    supported = type(activation) is not nn.ELU or activation.alpha == 1.0
+    return KINDS.get(type(activation)) if supported else None
 
 
-TILE_M, TILE_K = 64, 32
+TILE_M = 64
+TILE_K = 32
 
 
 def _tiles(n: int, dtype: torch.dtype = torch.float32) -> dict[str, int]:
-    """The shape of a block and who works on it; `dtype` is that of both factors in memory.
+    """Return the shape of a block and its warps and stages; `dtype` is that of both factors in memory.
 
-    Fixed by measurement, not by a search at run time: another shape sums in another order, and a resumed run must give
+    Fixed by measurement, not by a search at run time: another shape sums in another order, and a resumed run must have
     the same bits as one that never stopped.
 
-    Both factors of as many steps as `num_stages` lie in shared memory: at most (64 * 32 + 32 * 128) * 4 bytes * 3 =
+    Both factors of `num_stages` steps lie in shared memory: at most (64 * 32 + 32 * 128) * 4 bytes * 3 =
     73,728, as compiled for Hopper; 49,152 for Ampere, Ada and the RTX cards of Blackwell, and 32,768 for Turing. All
     have room for that, RTX cards 101,376 bytes a block (Turing 65,536).
     """
@@ -114,7 +115,7 @@ def _activate(x, KIND: tl.constexpr):
 
 @triton.jit
 def _slope(y, KIND: tl.constexpr):
-    """Derivative of the activation, from its value."""
+    """Return the derivative of the activation from its value."""
     slope = tl.full(y.shape, 1.0, tl.float32)
     if KIND == 1:
         slope = tl.where(y > 0, 1.0, y + 1.0)
@@ -144,7 +145,8 @@ def _forward(
             w_ptr + columns[None, :] * K + inner[:, None], mask=(columns < N)[None, :] & (inner < K)[:, None], other=0.0
         )
         if BF16:
-            x, w = x.to(tl.bfloat16), w.to(tl.bfloat16)
+            x = x.to(tl.bfloat16)
+            w = w.to(tl.bfloat16)
         total = tl.dot(x, w, total, input_precision="tf32" if TF32 else "ieee")
     total += tl.load(b_ptr + columns, mask=columns < N, other=0.0)[None, :]
     inside = (rows < M)[:, None] & (columns < N)[None, :]
@@ -157,7 +159,7 @@ def _input_gradient(
     KIND: tl.constexpr, SUMS: tl.constexpr, TF32: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """`out[M, N] = (d[M, K] @ w[N, K].T) * act'(h[M, N])`, and if wanted the column sums of each block of rows."""
+    """`out[M, N] = (d[M, K] @ w[N, K].T) * act'(h[M, N])`, with `SUMS` also the column sums of each block."""
     block = tl.program_id(0)
     rows = block * TILE_M + tl.arange(0, TILE_M)
     columns = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
@@ -186,11 +188,12 @@ def _output_gradient(
     g_ptr, y_ptr, out_ptr, sums_ptr, M, N, sums_stride,
     KIND: tl.constexpr, TILE_M: tl.constexpr, TILE_N: tl.constexpr,
 ):  # fmt: skip
-    """`out[M, N] = g * act'(y)`, and the column sums of each block of rows."""
+    """`out[M, N] = g * act'(y)`, and the column sums of each block."""
     block = tl.program_id(0)
     rows = block * TILE_M + tl.arange(0, TILE_M)
     columns = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
-    inside, where = (rows < M)[:, None] & (columns < N)[None, :], rows[:, None] * N + columns[None, :]
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    where = rows[:, None] * N + columns[None, :]
     y = tl.load(y_ptr + where, mask=inside, other=0.0).to(tl.float32)
     total = tl.load(g_ptr + where, mask=inside, other=0.0).to(tl.float32) * _slope(y, KIND)
     tl.store(out_ptr + where, total, mask=inside)
@@ -202,18 +205,23 @@ class _Layers(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: nn.Module, dtype: torch.dtype, *parameters: Tensor) -> Tensor:
-        kind, outputs, last = KINDS[type(activation)], [x], len(parameters) // 2 - 1
+        kind = KINDS[type(activation)]
+        outputs = [x]
+        last = len(parameters) // 2 - 1
         for layer, (weight, bias) in enumerate(zip(parameters[::2], parameters[1::2], strict=True)):
             kept = x.dtype if layer == last else dtype
             outputs.append(_layer(outputs[-1], weight, bias, kind, dtype, kept))
-        ctx.kind, ctx.dtype, ctx.activation = kind, dtype, activation
+        ctx.kind = kind
+        ctx.dtype = dtype
+        ctx.activation = activation
         ctx.save_for_backward(*outputs, *parameters)
         return outputs[-1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         count = (len(ctx.saved_tensors) - 1) // 3
-        outputs, parameters = ctx.saved_tensors[: count + 1], ctx.saved_tensors[count + 1 :]
+        outputs = ctx.saved_tensors[: count + 1]
+        parameters = ctx.saved_tensors[count + 1 :]
         if torch.is_grad_enabled():
             return _again(ctx.activation, outputs[0], parameters, gradients[0])
         weights = parameters[::2]
@@ -224,7 +232,8 @@ class _Layers(torch.autograd.Function):
         for layer in range(count - 1, 0, -1):
             deltas.insert(0, _through(deltas[0], weights[layer], outputs[layer], places[layer - 1], ctx.kind))
         grad_x = _through(deltas[0], weights[0], outputs[0], None, 0) if ctx.needs_input_grad[0] else None
-        products, biases = weight_gradients(deltas, list(outputs[:-1])), column_sums(sums).split(widths)
+        products = weight_gradients(deltas, list(outputs[:-1]))
+        biases = column_sums(sums).split(widths)
         return grad_x, None, None, *(gradient for pair in zip(products, biases, strict=True) for gradient in pair)
 
 
@@ -243,8 +252,10 @@ def _tf32() -> bool:
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor, kind: int, dtype: torch.dtype, kept: torch.dtype) -> Tensor:
-    """One layer, with factors of `dtype` and a result of type `kept`."""
-    m, (n, k), tiles = x.shape[0], weight.shape, _tiles(weight.shape[0])
+    """Return the output of one layer in dtype `kept`, with factors of `dtype`."""
+    m = x.shape[0]
+    n, k = weight.shape
+    tiles = _tiles(weight.shape[0])
     y = x.new_empty(m, n, dtype=kept)
     grid = (triton.cdiv(m, tiles["TILE_M"]), triton.cdiv(n, tiles["TILE_N"]))
     rounded = dtype == torch.bfloat16
@@ -253,18 +264,23 @@ def _layer(x: Tensor, weight: Tensor, bias: Tensor, kind: int, dtype: torch.dtyp
 
 
 def _from_output(gradient: Tensor, y: Tensor, sums: Tensor, kind: int, dtype: torch.dtype) -> Tensor:
-    """The gradient before the activation that gave `y`, and its sums `[blocks, N]` over blocks of rows."""
-    (m, n), tile_n, out = y.shape, 32, torch.empty_like(y, dtype=dtype)
-    grid, stride = (sums.shape[0], triton.cdiv(n, tile_n)), sums.stride(0)
+    """Return the gradient before the activation of output `y`; write its sums `[blocks, N]` over blocks."""
+    m, n = y.shape
+    tile_n = 32
+    out = torch.empty_like(y, dtype=dtype)
+    grid = (sums.shape[0], triton.cdiv(n, tile_n))
+    stride = sums.stride(0)
     _output_gradient[grid](gradient, y, out, sums, m, n, stride, KIND=kind, TILE_M=TILE_M, TILE_N=tile_n)
     return out
 
 
 def _through(delta: Tensor, weight: Tensor, h: Tensor, sums: Tensor | None, kind: int) -> Tensor:
-    """The gradient before the layer that gave `h`, and its sums `[blocks, N]` over blocks of rows where wanted."""
-    (m, n), tiles, out = h.shape, _tiles(h.shape[1], delta.dtype), torch.empty_like(h)
+    """Return the gradient before the layer of output `h`; write its sums `[blocks, N]` over blocks to `sums`."""
+    m, n = h.shape
+    tiles = _tiles(h.shape[1], delta.dtype)
+    out = torch.empty_like(h)
     grid = (triton.cdiv(m, tiles["TILE_M"]), triton.cdiv(n, tiles["TILE_N"]))
-    # Tensor cores want both factors contiguous along the inner axis; turning the small one costs next to nothing.
+    # Tensor cores need both factors contiguous along the inner axis; transposing the small one costs next to nothing.
     turned = delta.new_empty(weight.shape[::-1]).copy_(weight.t())
     into = out if sums is None else sums
     _input_gradient[grid](
@@ -274,13 +290,13 @@ def _through(delta: Tensor, weight: Tensor, h: Tensor, sums: Tensor | None, kind
     return out
 
 
-def _knows(x: Tensor, activation: Any, parameters: Sequence[Tensor]) -> bool:
+def _supports(x: Tensor, activation: Any, parameters: Sequence[Tensor]) -> bool:
     return on_gpu(x) and kind_of(activation) is not None
 
 
-@kernel(of=linear_layers, accepts=_knows)
+@kernel(of=linear_layers, accepts=_supports)
 def fused_layers(x: Tensor, activation: nn.Module, parameters: Sequence[Tensor]) -> Tensor:
-    """A launch for each layer, forward and back."""
+    """Compute all layers with one launch each, forward and backward."""
     flat = x.reshape(-1, x.shape[-1]).contiguous()
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -1,10 +1,8 @@
-"""One gradient step over flat vectors: whether to take it, and Adam.
+"""Adam steps over flat vectors, and a learning rate that follows the KL.
 
-Torch's fused Adam hands out work tensor by tensor in pieces of 65,536 numbers: one flat vector of a policy's size keeps
-two of a GPU's processors busy and the others waiting. And what is decided on single numbers before it takes a launch
-for each comparison, which together last as long as a layer.
-
-A learning rate that follows the KL, in one launch.
+Torch's fused Adam hands out work in pieces of 65,536 numbers: one flat vector of a policy's size keeps two of a GPU's
+processors busy. The decisions on single numbers before it take a launch for each comparison, together as long as a
+layer.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ def _decide(squares, steps, skip_ptr, out_ptr):
     for group in tl.static_range(len(squares)):
         total += tl.load(squares[group])
     norm = tl.sqrt_rn(total)
-    # Not so for infinity, nor for a NaN.
+    # False for infinity and NaN.
     finite = tl.where(norm < float("inf"), 1.0, 0.0)
     taken = tl.where(tl.load(skip_ptr) != 0, 0.0, finite)
     tl.store(out_ptr, norm)
@@ -40,9 +38,9 @@ def _decide(squares, steps, skip_ptr, out_ptr):
 
 
 def decide(squares: list[Tensor], steps: list[Tensor], skip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradient's norm, 1 where that is not finite, and 1 where no step is taken: for that reason or `skip`.
+    """Return the gradient's norm, 1 if it is NaN or infinity, and 1 if no step is taken, for that reason or `skip`.
 
-    All are 0-d: `squares` are those of each group's norm; their `steps`, of those taken so far, go up by one or stay.
+    All are 0-d: `squares` are the squared norms of the groups; their `steps` increase by one if a step is taken.
     """
     out = squares[0].new_empty(3)
     _decide[(1,)](tuple(squares), tuple(steps), skip, out, num_warps=1)
@@ -57,9 +55,10 @@ def _adam(
     TILE: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    # Where the step is skipped nothing is written, so that not even a NaN in the gradient leaves a trace.
+    # A skipped step writes nothing, so that a NaN in the gradient leaves no trace.
     inside = tl.where(i < count, 1.0 - tl.load(skip_ptr), 0.0) > 0.0
-    step, lr = tl.load(step_ptr), tl.load(lr_ptr)
+    step = tl.load(step_ptr)
+    lr = tl.load(lr_ptr)
     g = tl.load(g_ptr + i, mask=inside, other=0.0) / tl.maximum(tl.load(norm_ptr) / max_norm, 1.0)
     p = tl.load(p_ptr + i, mask=inside, other=0.0)
     if COUPLED:
@@ -83,12 +82,13 @@ def _on_gpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> bool:
 
 @kernel(of=adam_step_, accepts=_on_gpu)
 def adam_step_on_gpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> tuple[Tensor, Tensor]:
-    """Two launches for each group and one for what is decided on single numbers."""
-    # A dot product uses the whole device; the norm of one vector runs on a single processor of a GPU.
+    """Take a step with two launches for each group and one for the decisions on single numbers."""
+    # A dot product uses the whole GPU; the norm of one vector runs on a single processor.
     squares = [torch.dot(group.gradient, group.gradient) for group in groups]
     norm, blocked, skipped = decide(squares, [group.step for group in groups], skip)
     for group, square in zip(groups, squares, strict=True):
-        count, own = group.flat.numel(), norm if joint else square.sqrt()
+        count = group.flat.numel()
+        own = norm if joint else square.sqrt()
         _adam[(triton.cdiv(count, TILE),)](
             group.flat, group.gradient, group.exp_avg, group.exp_avg_sq, group.step, group.learning_rate,
             own, skipped, count, group.max_norm,
@@ -102,12 +102,12 @@ def adam_step_on_gpu(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> 
 def _follow_kl(value_ptr, kl_ptr, target, up, down, minimum, maximum):
     kl = tl.load(kl_ptr)
     too_near = (kl != 0.0) & (kl < 0.5 * target)
-    # A KL that is not a number is none of these, and so too far.
+    # NaN fails both comparisons and counts as too far.
     change = tl.where(kl <= 2.0 * target, tl.where(too_near, up, 1.0), down)
     tl.store(value_ptr, tl.minimum(tl.maximum(tl.load(value_ptr) * change, minimum), maximum))
 
 
 @kernel(of=follow_kl_, accepts=on_gpu)
 def follow_kl_on_gpu_(value: Tensor, kl: Tensor, target: float, factor: float, minimum: float, maximum: float) -> None:
-    """On the 0-d `value` and `kl` where they are."""
+    """Update the 0-d `value` on the GPU."""
     _follow_kl[(1,)](value, kl, target, factor, 1.0 / factor, minimum, maximum, num_warps=1)

@@ -1,7 +1,7 @@
-"""Means and moments of many rows, and the running ones of a normaliser.
+"""Moments of many samples, and the running moments of a normaliser.
 
-R rows, F features. In torch each is some ten passes over the rows and forty launches on single numbers, which together
-last as long as several minibatches. All sums are float64, and always taken in the same order.
+R samples (rows), F features. In torch each takes about ten passes over the samples and forty launches on single
+numbers, together as long as several minibatches. All sums are float64, in a fixed order.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import triton.language as tl
 from torch import Tensor
 
 from canter.core.dispatch import kernel, on_gpu
-from canter.functional import statistics as running
-from canter.functional import statistics as stats
+from canter.functional import statistics
 
 ROWS = 512
-"""Rows that one block looks at."""
+"""Rows that one block reads."""
 
 
 @triton.jit
 def _combine(count_a, mean_a, m2_a, count_b, mean_b, m2_b):
-    """`merge_moments` of `canter.functional.statistics`."""
+    """Merge moments as `canter.functional.statistics.merge_moments` does."""
     count = count_a + count_b
-    share, delta = count_b / tl.where(count > 0, count, 1.0), mean_b - mean_a
+    share = count_b / tl.where(count > 0, count, 1.0)
+    delta = mean_b - mean_a
     return count, mean_a + delta * share, m2_a + m2_b + delta * delta * count_a * share
 
 
@@ -31,8 +31,9 @@ def _combine(count_a, mean_a, m2_a, count_b, mean_b, m2_b):
 def _block_moments(
     x_ptr, mask_ptr, out_ptr, R, F, ROWS: tl.constexpr, TILE_R: tl.constexpr, TILE_F: tl.constexpr
 ):  # fmt: skip
-    """Count, mean and squared deviations `[blocks, 3, F]` of each block of rows."""
-    block, columns = tl.program_id(0), tl.program_id(1) * TILE_F + tl.arange(0, TILE_F)
+    """Store count, mean and squared differences `[blocks, 3, F]` of each block of rows."""
+    block = tl.program_id(0)
+    columns = tl.program_id(1) * TILE_F + tl.arange(0, TILE_F)
     count = tl.zeros((TILE_F,), tl.float64)
     mean = tl.zeros((TILE_F,), tl.float64)
     m2 = tl.zeros((TILE_F,), tl.float64)
@@ -53,7 +54,7 @@ def _block_moments(
 
 @triton.jit
 def _all_moments(part_ptr, count_ptr, out_ptr, blocks, F, TILE_B: tl.constexpr, TILE_F: tl.constexpr):
-    """Moments `[2, F]` of all blocks together, and their count."""
+    """Merge the moments `[2, F]` of all blocks, and their count."""
     columns = tl.program_id(0) * TILE_F + tl.arange(0, TILE_F)
     count = tl.zeros((TILE_F,), tl.float64)
     total = tl.zeros((TILE_F,), tl.float64)
@@ -78,20 +79,23 @@ def _all_moments(part_ptr, count_ptr, out_ptr, blocks, F, TILE_B: tl.constexpr, 
     tl.store(out_ptr + F + columns, m2, mask=columns < F)
 
 
-def _knows(x: Tensor, mask: Tensor) -> bool:
+def _supports(x: Tensor, mask: Tensor) -> bool:
     return x.is_cuda and not torch.compiler.is_compiling()
 
 
-@kernel(of=stats.own_moments, accepts=_knows)
+@kernel(of=statistics.own_moments, accepts=_supports)
 def own_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For a mask over the leading axes."""
+    """Compute moments over the leading axes that the mask covers."""
     shape = x.shape[mask.ndim :]
-    rows, features = mask.numel(), shape.numel()
-    blocks, tile_f = triton.cdiv(rows, ROWS), min(16, triton.next_power_of_2(features))
+    rows = mask.numel()
+    features = shape.numel()
+    blocks = triton.cdiv(rows, ROWS)
+    tile_f = min(16, triton.next_power_of_2(features))
     parts = torch.empty((blocks, 3, features), dtype=torch.float64, device=x.device)
     count = torch.empty((), dtype=torch.float64, device=x.device)
     out = torch.empty((2, *shape), dtype=torch.float64, device=x.device)
-    columns, marks = triton.cdiv(features, tile_f), mask.contiguous().view(torch.uint8)
+    columns = triton.cdiv(features, tile_f)
+    marks = mask.contiguous().view(torch.uint8)
     _block_moments[(blocks, columns)](
         x.contiguous(), marks, parts, rows, features, ROWS=ROWS, TILE_R=min(ROWS, 2048 // tile_f), TILE_F=tile_f
     )
@@ -101,11 +105,10 @@ def own_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @triton.jit
 def _merged(count, mean_ptr, m2_ptr, new_count, new_mean_ptr, new_m2_ptr, i, inside):
-    mean, m2 = tl.load(mean_ptr + i, mask=inside, other=0.0), tl.load(m2_ptr + i, mask=inside, other=0.0)
-    new_mean, new_m2 = (
-        tl.load(new_mean_ptr + i, mask=inside, other=0.0),
-        tl.load(new_m2_ptr + i, mask=inside, other=0.0),
-    )
+    mean = tl.load(mean_ptr + i, mask=inside, other=0.0)
+    m2 = tl.load(m2_ptr + i, mask=inside, other=0.0)
+    new_mean = tl.load(new_mean_ptr + i, mask=inside, other=0.0)
+    new_m2 = tl.load(new_m2_ptr + i, mask=inside, other=0.0)
     return _combine(count, mean, m2, new_count, new_mean, new_m2)
 
 
@@ -114,12 +117,13 @@ def _absorb(
     count_ptr, mean_ptr, m2_ptr, new_count_ptr, new_mean_ptr, new_m2_ptr, shift_ptr, scale_ptr, inverse_ptr,
     F, eps, ON_STD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    old, new = tl.load(count_ptr), tl.load(new_count_ptr)
+    old = tl.load(count_ptr)
+    new = tl.load(new_count_ptr)
     strange = tl.zeros((TILE,), tl.int32)
     for start in range(0, F, TILE):
         i = start + tl.arange(0, TILE)
         count, mean, m2 = _merged(old, mean_ptr, m2_ptr, new, new_mean_ptr, new_m2_ptr, i, i < F)
-        # Neither infinity nor a NaN is below infinity; count and m2 are not negative.
+        # Neither infinity nor NaN is below infinity; count and m2 are not negative.
         finite = (count + m2 < float("inf")) & (mean < float("inf")) & (mean > float("-inf"))
         strange += tl.where(finite, 0, 1)
     if tl.sum(strange, 0) == 0:
@@ -138,14 +142,22 @@ def _absorb(
 
 
 def _on_gpu(
-    moments: running.Tensors, new: running.Tensors, derived: running.Tensors, eps: float, eps_on_std: bool = False
+    moments: statistics.Tensors,
+    new: statistics.Tensors,
+    derived: statistics.Tensors,
+    eps: float,
+    eps_on_std: bool = False,
 ) -> bool:
     return on_gpu(derived[0])
 
 
-@kernel(of=running.absorb_, accepts=_on_gpu)
+@kernel(of=statistics.absorb_, accepts=_on_gpu)
 def absorb_(
-    moments: running.Tensors, new: running.Tensors, derived: running.Tensors, eps: float, eps_on_std: bool = False
+    moments: statistics.Tensors,
+    new: statistics.Tensors,
+    derived: statistics.Tensors,
+    eps: float,
+    eps_on_std: bool = False,
 ) -> None:
-    """In one launch."""
+    """Merge moments and derive mean and scale in one launch."""
     _absorb[(1,)](*moments, *new, *derived, moments[1].numel(), eps, ON_STD=eps_on_std, TILE=128)

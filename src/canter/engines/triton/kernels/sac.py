@@ -1,8 +1,7 @@
-"""What large networks of SAC add up on a GPU: batch norm of several members, and the projection of returns.
+"""Batch norm of several members and the projection of return distributions, for large networks of SAC.
 
-Statistics of batch norm run down the columns, so each launch that needs sums over all rows is cut into chunks of rows,
-and the next one adds the chunks up, always in the same order. Nor are shares of atoms added up by scattered writes,
-which would round by chance.
+A launch that needs sums over all samples is cut into chunks of them, and the next launch adds up the chunks in a fixed
+order. Shares of atoms are not added by scattered writes, whose rounding would depend on chance.
 """
 
 from __future__ import annotations
@@ -18,24 +17,28 @@ from canter.core.dispatch import double_backward, kernel, on_gpu
 from canter.functional.layers import batch_norm
 from canter.functional.losses import project
 
-ROWS, COLUMNS, MOST_CHUNKS = 32, 64, 64
-"""Rows at a time, columns of a program, and the most chunks that rows are cut into."""
+ROWS = 32
+COLUMNS = 64
+MOST_CHUNKS = 64
+"""Largest number of chunks that the samples are cut into."""
 
 
 @triton.jit
 def _places(start, B, D, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Where rows from `start` on of this program's member and columns are, and which of them there are."""
+    """Return offsets of rows from `start` on of this program's member and columns, and masks of those that exist."""
     member = tl.program_id(0).to(tl.int64)
-    rows, columns = start + tl.arange(0, ROWS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    rows = start + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     where = (member * B + rows)[:, None] * D + columns[None, :]
     return where, (rows < B)[:, None] & (columns < D)[None, :], rows < B
 
 
 @triton.jit
 def _moments(x_ptr, part_ptr, B, D, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Mean and sum of squared deviations of each chunk, `part[2, E, chunks, D]`."""
+    """Store mean and sum of squared differences of each chunk, `part[2, E, chunks, D]`."""
     count = 0.0
-    mean, m2 = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
+    mean = tl.zeros((COLUMNS,), tl.float32)
+    m2 = tl.zeros((COLUMNS,), tl.float32)
     for start in range(tl.program_id(2) * CHUNK, tl.program_id(2) * CHUNK + CHUNK, ROWS):
         where, inside, valid = _places(start, B, D, ROWS, COLUMNS)
         x = tl.load(x_ptr + where, mask=inside, other=0.0).to(tl.float32)
@@ -60,11 +63,13 @@ def _store_parts(part_ptr, first, second, D, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _load_parts(part_ptr, D, CHUNKS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Both findings of all chunks for this program's columns, `[CHUNKS, COLUMNS]` each."""
-    chunks, columns = tl.arange(0, CHUNKS), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    """Load both results of all chunks for this program's columns, `[CHUNKS, COLUMNS]` each."""
+    chunks = tl.arange(0, CHUNKS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     count = tl.num_programs(2)
     place = (tl.program_id(0) * count + chunks)[:, None] * D + columns[None, :]
-    inside, half = (chunks < count)[:, None] & (columns < D)[None, :], tl.num_programs(0) * count * D
+    inside = (chunks < count)[:, None] & (columns < D)[None, :]
+    half = tl.num_programs(0) * count * D
     first = tl.load(part_ptr + place, mask=inside, other=0.0)
     return first, tl.load(part_ptr + half + place, mask=inside, other=0.0)
 
@@ -80,7 +85,8 @@ def _normalise(
     away = means - mean[None, :]
     var = tl.sum(squares + away * away * counts, 0) / B
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    place, exists = tl.program_id(0) * D + columns, columns < D
+    place = tl.program_id(0) * D + columns
+    exists = columns < D
     if tl.program_id(2) == 0:
         tl.store(mean_ptr + place, mean, mask=exists)
         tl.store(var_ptr + place, var, mask=exists)
@@ -97,12 +103,14 @@ def _gradient_sums(
     g_ptr, x_ptr, mean_ptr, var_ptr, part_ptr, B, D, eps,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of each chunk of the gradient, and of it times the normalised input, `part[2, E, chunks, D]`."""
+    """Store the sums of each chunk of the gradient, and of it times the normalised input, `part[2, E, chunks, D]`."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    place, exists = tl.program_id(0) * D + columns, columns < D
+    place = tl.program_id(0) * D + columns
+    exists = columns < D
     mean = tl.load(mean_ptr + place, mask=exists, other=0.0)
     inverse = 1.0 / tl.sqrt_rn(tl.load(var_ptr + place, mask=exists, other=0.0) + eps)
-    plain, times = tl.zeros((COLUMNS,), tl.float32), tl.zeros((COLUMNS,), tl.float32)
+    plain = tl.zeros((COLUMNS,), tl.float32)
+    times = tl.zeros((COLUMNS,), tl.float32)
     for start in range(tl.program_id(2) * CHUNK, tl.program_id(2) * CHUNK + CHUNK, ROWS):
         where, inside, _ = _places(start, B, D, ROWS, COLUMNS)
         g = tl.load(g_ptr + where, mask=inside, other=0.0).to(tl.float32)
@@ -118,16 +126,19 @@ def _back(
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     plains, products = _load_parts(part_ptr, D, CHUNKS, COLUMNS)
-    plain, times = tl.sum(plains, 0), tl.sum(products, 0)
+    plain = tl.sum(plains, 0)
+    times = tl.sum(products, 0)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    place, exists = tl.program_id(0) * D + columns, columns < D
+    place = tl.program_id(0) * D + columns
+    exists = columns < D
     if tl.program_id(2) == 0:
         tl.store(of_w_ptr + place, times, mask=exists)
         tl.store(of_b_ptr + place, plain, mask=exists)
     mean = tl.load(mean_ptr + place, mask=exists, other=0.0)
     inverse = 1.0 / tl.sqrt_rn(tl.load(var_ptr + place, mask=exists, other=0.0) + eps)
     scale = tl.load(w_ptr + place, mask=exists, other=0.0) * inverse
-    plain, times = plain / B, times / B
+    plain = plain / B
+    times = times / B
     for start in range(tl.program_id(2) * CHUNK, tl.program_id(2) * CHUNK + CHUNK, ROWS):
         where, inside, _ = _places(start, B, D, ROWS, COLUMNS)
         g = tl.load(g_ptr + where, mask=inside, other=0.0).to(tl.float32)
@@ -140,7 +151,9 @@ class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
         grid, parts, tiles, chunks = _cut(x)
-        y, mean, var = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+        y = torch.empty_like(x)
+        mean = torch.empty_like(weight)
+        var = torch.empty_like(weight)
         rows, columns = x.shape[1:]
         _moments[grid](x, parts, rows, columns, **tiles)
         _normalise[grid](x, parts, weight, bias, y, mean, var, rows, columns, eps, CHUNKS=chunks, **tiles)
@@ -155,8 +168,11 @@ class _BatchNorm(torch.autograd.Function):
         if torch.is_grad_enabled():
             plain = lambda *inputs: batch_norm.plain(*inputs, ctx.eps)[0]  # noqa: E731
             return *double_backward(plain, (x, weight, bias), gradients[0]), None
-        gradient, (grid, parts, tiles, chunks) = gradients[0].contiguous(), _cut(x)
-        of_x, of_weight, of_bias = torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+        gradient = gradients[0].contiguous()
+        grid, parts, tiles, chunks = _cut(x)
+        of_x = torch.empty_like(x)
+        of_weight = torch.empty_like(weight)
+        of_bias = torch.empty_like(weight)
         rows, columns = x.shape[1:]
         _gradient_sums[grid](gradient, x, mean, var, parts, rows, columns, ctx.eps, **tiles)
         _back[grid](
@@ -167,7 +183,7 @@ class _BatchNorm(torch.autograd.Function):
 
 
 def _cut(x: Tensor) -> tuple[tuple[int, int, int], Tensor, dict[str, int], int]:
-    """Programs of a launch, a place for what each finds, twice, its tiles, and room for so many chunks."""
+    """Return the grid of a launch, a buffer for two results of each program, its tiles, and padded number of chunks."""
     members, rows, columns = x.shape
     chunk = max(2 * ROWS, triton.next_power_of_2(triton.cdiv(rows, MOST_CHUNKS)))
     chunks = triton.cdiv(rows, chunk)
@@ -178,14 +194,15 @@ def _cut(x: Tensor) -> tuple[tuple[int, int, int], Tensor, dict[str, int], int]:
 
 @kernel(of=batch_norm, accepts=on_gpu)
 def fused_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Two launches."""
+    """Compute batch norm in two launches."""
     return _BatchNorm.apply(x.contiguous(), weight, bias, eps)  # pyright: ignore[reportReturnType]
 
 
 @triton.jit
 def _project(p_ptr, a_ptr, out_ptr, K, low, scale, PLACES: tl.constexpr, STEP: tl.constexpr):
-    """Of one row: every atom's share of every place, summed in a fixed order."""
-    row, places = tl.program_id(0), tl.arange(0, PLACES)
+    """Sum every atom's share of every place of one row, in a fixed order."""
+    row = tl.program_id(0)
+    places = tl.arange(0, PLACES)
     total = tl.zeros((PLACES,), tl.float32)
     for start in range(0, K, STEP):
         atoms = start + tl.arange(0, STEP)
@@ -193,7 +210,7 @@ def _project(p_ptr, a_ptr, out_ptr, K, low, scale, PLACES: tl.constexpr, STEP: t
         atom = tl.load(a_ptr + row * K + atoms, mask=atoms < K, other=0.0)
         place = tl.minimum(tl.maximum((atom - low) * scale, 0.0), K - 1.0)
         share = tl.maximum(1.0 - tl.abs(place[None, :] - places[:, None]), 0.0)
-        # Maxima forget a NaN, and a step that it must block would be taken.
+        # A maximum drops a NaN, and a step that it must block would be taken.
         share = tl.where((atom == atom)[None, :], share, float("nan"))
         total += tl.sum(p[None, :] * share, 1)
     tl.store(out_ptr + row * K + places, total, mask=places < K)
@@ -201,9 +218,12 @@ def _project(p_ptr, a_ptr, out_ptr, K, low, scale, PLACES: tl.constexpr, STEP: t
 
 @kernel(of=project, accepts=on_gpu)
 def project_on_gpu(probs: Tensor, atoms: Tensor, low: float, high: float) -> Tensor:
-    """A program for each row."""
-    count, atoms, probs = probs.shape[-1], atoms.contiguous(), probs.contiguous()
+    """Project with one program for each row."""
+    count = probs.shape[-1]
+    atoms = atoms.contiguous()
+    probs = probs.contiguous()
     out = torch.empty_like(probs)
-    scale, places = (count - 1) / (high - low), triton.next_power_of_2(count)
+    scale = (count - 1) / (high - low)
+    places = triton.next_power_of_2(count)
     _project[(probs.numel() // count,)](probs, atoms, out, count, low, scale, PLACES=places, STEP=16)
     return out

@@ -1,4 +1,4 @@
-"""Kernels that read whole rows: reordering them, a random order, and advantages of a rollout."""
+"""Kernels for rollouts: gathering minibatches, random permutations, standardising and advantages."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from torch import Tensor
 
 from canter.core.dispatch import kernel, on_gpu
 from canter.core.struct import tree_leaves, tree_map
-from canter.functional import minibatches as order
-from canter.functional import returns
-from canter.functional import statistics as running
+from canter.functional import minibatches, returns, statistics
 from canter.functional.minibatches import Tree
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Types as which elements of so many bytes are copied: what they mean does not matter."""
+"""Integer types that elements are copied as, by their size in bytes."""
 TILE = 2048
 """Elements that one block copies."""
 
 
 @triton.constexpr_function
 def _across(features: int) -> int:
-    """Of these elements, how many lie side by side in one row."""
+    """Return the number of columns of a tile for this many features."""
     return min(128, triton.next_power_of_2(features))
 
 
@@ -33,8 +31,9 @@ def _gather_one(
     x_ptr, out_ptr, index_ptr, block, S, B, L: tl.constexpr, F: tl.constexpr,
     TILE_S: tl.constexpr, TILE_F: tl.constexpr,
 ):  # fmt: skip
-    """Block number `block` of `x[:, index]` for `x` `[L, S, F]`, if there is one; gives how many there are."""
-    down, across = tl.cdiv(B, TILE_S), tl.cdiv(F, TILE_F)
+    """Copy block `block` of `x[:, index]` for `x` `[L, S, F]`, if it exists; return the number of blocks."""
+    down = tl.cdiv(B, TILE_S)
+    across = tl.cdiv(F, TILE_F)
     if (block >= 0) & (block < L * across * down):
         rows = block % down * TILE_S + tl.arange(0, TILE_S)
         columns = block // down % across * TILE_F + tl.arange(0, TILE_F)
@@ -48,9 +47,9 @@ def _gather_one(
 
 @triton.jit
 def _gather(sources, targets, index_ptr, S, B, LENGTHS: tl.constexpr, FEATURES: tl.constexpr, TILE: tl.constexpr):
-    """Rows `index` `[B]` of the second axis of each of `sources` `[LENGTHS[i], S, FEATURES[i]]`."""
+    """Gather `index` `[B]` of the second axis of each of `sources` `[LENGTHS[i], S, FEATURES[i]]`."""
     block = tl.program_id(0)
-    # The blocks of all tensors follow one another, so that none is started in vain for the smaller ones.
+    # Blocks are numbered over all tensors, so that none is started in vain for the smaller ones.
     for i in tl.static_range(len(sources)):
         block -= _gather_one(
             sources[i], targets[i], index_ptr, block, S, B, LENGTHS[i], FEATURES[i],
@@ -69,9 +68,9 @@ def _all_on_gpu(tree: Any, index: Tensor) -> bool:
     )
 
 
-@kernel(of=order.take_sequences, accepts=_all_on_gpu)
+@kernel(of=minibatches.take_sequences, accepts=_all_on_gpu)
 def take_sequences(tree: Tree, index: Tensor) -> Tree:
-    """All tensors in one launch, several rows to a block; without gradient."""
+    """Gather all tensors in one launch, without gradient."""
     sources = [leaf.contiguous() for leaf in tree_leaves(tree)]
     taken = [leaf.new_empty(leaf.shape[0], len(index), *leaf.shape[2:]) for leaf in sources]
     pairs = [pair for pair in zip(sources, taken, strict=True) if pair[1].numel()]
@@ -95,11 +94,12 @@ def take_sequences(tree: Tree, index: Tensor) -> Tree:
 @triton.jit
 def _standardize(x_ptr, shift_ptr, scale_ptr, out_ptr, count, F, clip, TILE: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
-    inside, column = i < count, i % F
+    inside = i < count
+    column = i % F
     shift = tl.load(shift_ptr + column, mask=inside, other=0.0)
     scale = tl.load(scale_ptr + column, mask=inside, other=0.0)
     y = (tl.load(x_ptr + i, mask=inside, other=0.0) - shift) * scale
-    # A NaN stays one, as in torch's clamp, or it would go unnoticed.
+    # NaN stays NaN, as in torch's clamp.
     tl.store(out_ptr + i, tl.where(y != y, y, tl.minimum(tl.maximum(y, -clip), clip)), mask=inside)
 
 
@@ -107,9 +107,9 @@ def _clips(x: Tensor, shift: Tensor, inverse_scale: Tensor, clip: float | None) 
     return on_gpu(x) and clip is not None and not x.requires_grad
 
 
-@kernel(of=running.standardize, accepts=_clips)
+@kernel(of=statistics.standardize, accepts=_clips)
 def standardize(x: Tensor, shift: Tensor, inverse_scale: Tensor, clip: float) -> Tensor:
-    """In one launch, without gradient."""
+    """Standardise in one launch, without gradient."""
     x = x.contiguous()
     out = torch.empty_like(x)
     grid = (triton.cdiv(x.numel(), 1024),)
@@ -129,7 +129,7 @@ def _gae(
         where = (T - 1 - back) * N + columns
         value = tl.load(value_ptr + where, mask=inside, other=0.0)
         discount = tl.load(gamma_ptr + where, mask=inside, other=0.0) if PER_ROW else gamma
-        # Filled, not multiplied: 0 * NaN would let an unknown successor into the sum.
+        # Filled, not multiplied: 0 * NaN would let an undefined successor into the sum.
         ended = tl.load(terminated_ptr + where, mask=inside, other=0) != 0
         successor = tl.where(ended, 0.0, tl.load(next_value_ptr + where, mask=inside, other=0.0))
         delta = tl.load(reward_ptr + where, mask=inside, other=0.0) + discount * successor - value
@@ -149,9 +149,10 @@ def gae(
     gamma: float | Tensor,
     gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
-    """In one launch, a thread to each environment."""
+    """Compute advantages in one launch, with a thread for each environment."""
     steps, num_envs = reward.shape
-    advantage, return_ = torch.empty_like(value), torch.empty_like(value)
+    advantage = torch.empty_like(value)
+    return_ = torch.empty_like(value)
     rows = [row.contiguous() for row in (reward, value, next_value)]
     flags = [flag.contiguous().view(torch.uint8) for flag in (terminated, done)]
     per_row = isinstance(gamma, Tensor)
@@ -173,8 +174,9 @@ def _mix(x, key):
 
 @triton.jit
 def _scatter_bits(x, keys_ptr, HIGH: tl.constexpr, LOW: tl.constexpr):
-    """A permutation of the numbers of HIGH + LOW bits: either half is changed by what the other one and a key say."""
-    high, low = x >> LOW, x & ((1 << LOW) - 1)
+    """Permute the numbers of HIGH + LOW bits: each half is changed by a hash of the other half and a key."""
+    high = x >> LOW
+    low = x & ((1 << LOW) - 1)
     for turn in tl.static_range(4):
         high = high ^ (_mix(low, tl.load(keys_ptr + 2 * turn).to(tl.uint32)) & ((1 << HIGH) - 1))
         low = low ^ (_mix(high, tl.load(keys_ptr + 2 * turn + 1).to(tl.uint32)) & ((1 << LOW) - 1))
@@ -184,7 +186,7 @@ def _scatter_bits(x, keys_ptr, HIGH: tl.constexpr, LOW: tl.constexpr):
 @triton.jit
 def _random_order(keys_ptr, out_ptr, N, HIGH: tl.constexpr, LOW: tl.constexpr, TILE: tl.constexpr):
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    # What is not below N goes on along its cycle until it is: still every number below N exactly once.
+    # Numbers not below N are permuted again until they are: every number below N still appears exactly once.
     x = tl.where(i < N, _scatter_bits(i.to(tl.uint32), keys_ptr, HIGH, LOW), 0)
     while tl.max((x.to(tl.int32) >= N).to(tl.int32), 0) > 0:
         x = tl.where(x.to(tl.int32) >= N, _scatter_bits(x, keys_ptr, HIGH, LOW), x)
@@ -195,9 +197,9 @@ def _draws_on_gpu(count: int, generator: torch.Generator) -> bool:
     return generator.device.type == "cuda"
 
 
-@kernel(of=order.permutation, accepts=_draws_on_gpu)
+@kernel(of=minibatches.permutation, accepts=_draws_on_gpu)
 def permutation(count: int, generator: torch.Generator) -> Tensor:
-    """Without sorting, which takes a GPU as long as a third of a minibatch."""
+    """Permute without sorting, which takes a GPU as long as a third of a minibatch."""
     keys = torch.randint(1 << 32, (8,), generator=generator, device=generator.device)
     out = torch.empty(count, dtype=torch.int64, device=generator.device)
     bits = max(2, (count - 1).bit_length())
