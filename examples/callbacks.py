@@ -23,8 +23,8 @@ if __name__ == "__main__":
         "CartPole-v1",
         watch,
         total_steps=50_000,
-        evaluate={"every": 4096, "episodes": 5},  # a curve of its own, `eval/return`, in separate environments
-        checkpoints={"best_by": "evaluation"},  # what `canter.load` gives is the best by that curve
+        evaluate={"every": 4096, "episodes": 5},  # a separate curve, `eval/return`, in environments of its own
+        checkpoints={"best_by": "evaluation"},  # `canter.load` returns the best policy by that curve
         console="quiet",
         final_evaluation=False,
     )

@@ -18,7 +18,7 @@ import numpy as np
 
 
 def load(path: Path) -> Any:
-    """What a file holds; runs whatever is in it."""
+    """Return the content of a file; unpickling can run any code in it."""
     try:
         with path.open("rb") as file:
             return pickle.load(file)

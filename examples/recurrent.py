@@ -14,7 +14,7 @@ if __name__ == "__main__":
     network = canter.NetworkConfig(hidden=(16,), memory=canter.RNNConfig(cell="gru", hidden=16))
     ppo = canter.PPOConfig(
         horizon=10,
-        sequence_length=5,  # gradients flow back through so many steps
+        sequence_length=5,  # steps of backpropagation through time
         num_minibatches=1,
         epochs=4,
         optimizer=canter.OptimizerConfig(learning_rate=canter.Linear(1e-2)),

@@ -1,4 +1,4 @@
-"""Whether style follows the data: two gaits of equal speed as clips, with and without a task.
+"""Test that style follows the data: two gaits of equal speed as clips, with and without a task.
 
     python benchmarks/extensions/amp.py [--seeds 5] [--device cuda] [--study wide] [--steps N] [--num-envs N]
 

@@ -1,4 +1,4 @@
-"""Whether a student with memory comes to its teacher in fewer steps than PPO with memory needs by itself.
+"""Compare a recurrent student of a teacher with recurrent PPO: steps to the same return.
 
     python benchmarks/extensions/distillation.py [--seeds 5] [--device cuda] [--task quadrotor]
 

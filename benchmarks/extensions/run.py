@@ -1,4 +1,4 @@
-"""What curiosity and symmetry are worth: each beside plain PPO with the same settings, on five seeds.
+"""Compare curiosity and symmetry with plain PPO of the same settings, on five seeds.
 
     python benchmarks/extensions/run.py rnd            maze and deep sea
     python benchmarks/extensions/run.py symmetry       swimmer and quadrotor

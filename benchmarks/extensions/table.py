@@ -1,4 +1,4 @@
-"""The results of `run.py` as the tables of docs/extensions.md.
+"""Print the results of `run.py` as the tables of docs/extensions.md.
 
 python benchmarks/extensions/table.py
 """

@@ -1,4 +1,4 @@
-"""A team with a critic that sees everything (MAPPO) and with one that sees what its agent sees (IPPO), seed by seed.
+"""Compare a team with a centralised critic (MAPPO) and with decentralised critics (IPPO), seed by seed.
 
     python benchmarks/learning/agents.py             both, seeds 0 to 2
     python benchmarks/learning/agents.py --seeds 5   more

@@ -1,4 +1,4 @@
-"""Whether products in bfloat16 harm learning.
+"""Compare learning with products in bfloat16 and in float32.
 
     python benchmarks/learning/bf16.py             5 seeds of CartPole and Pendulum in both precisions
     python benchmarks/learning/bf16.py --seeds 1

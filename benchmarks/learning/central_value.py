@@ -1,4 +1,4 @@
-"""What a critic that sees more than the policy is worth: a quadrotor with an unknown load and an unknown charge.
+"""Measure an asymmetric critic on a quadrotor with an unknown load and an unknown charge.
 
     python benchmarks/learning/central_value.py                 5 seeds of both critics, about 10 minutes on one core
     python benchmarks/learning/central_value.py --device cuda --num-envs 4096 --total-steps 8000000

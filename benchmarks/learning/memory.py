@@ -1,4 +1,4 @@
-"""Cart-pole from positions alone: what memory learns, and what a critic that sees more is worth.
+"""Cart-pole from positions alone: recurrent policies, with and without an asymmetric critic.
 
     python benchmarks/learning/memory.py          every run that is not finished yet, one after the other
 

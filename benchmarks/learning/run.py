@@ -1,4 +1,4 @@
-"""What the presets learn, seed by seed.
+"""Train the presets, seed by seed.
 
     python benchmarks/learning/run.py                      every task that is not finished yet
     python benchmarks/learning/run.py Hopper-v5 --seeds 5  one task, seeds 0 to 4

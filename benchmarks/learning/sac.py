@@ -1,4 +1,4 @@
-"""What SAC learns, seed by seed, several runs at a time, against steps and against time.
+"""Train SAC, seed by seed, several runs at a time, and record returns by steps and by time.
 
     python benchmarks/learning/sac.py Pendulum-v1 --seeds 5
     python benchmarks/learning/sac.py HalfCheetah-v5 Hopper-v5 Walker2d-v5 --seeds 3 --workers 9 --device cuda
@@ -63,9 +63,12 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
             trainer.learn(chunk)
             trained += time.perf_counter() - start
             score = evaluate(config, trainer.algorithm.policy, CURVE_EPISODES, seed)
-            curve.append([trainer.run.env_steps, round(score, 2), round(trained, 1)])
-            print(f"{task['env']} {task['preset']} seed {seed}: {score:.1f} after {trainer.run.env_steps}", flush=True)
-        policy, env_steps, recent = trainer.algorithm.policy, trainer.run.env_steps, trainer.run.recent_return
+            curve.append([trainer.progress.env_steps, round(score, 2), round(trained, 1)])
+            name = f"{task['env']} {task['preset']} seed {seed}"
+            print(f"{name}: {score:.1f} after {trainer.progress.env_steps}", flush=True)
+        policy = trainer.algorithm.policy
+        env_steps = trainer.progress.env_steps
+        recent = trainer.progress.recent_return
         final = evaluate(config, policy, EVAL_EPISODES, seed)
     threshold = THRESHOLDS.get(task["env"])
     reached = [] if threshold is None else [steps for steps, score, _ in curve if score >= threshold]

@@ -1,4 +1,4 @@
-"""Prints the results of `run.py` as a Markdown table."""
+"""Print the results of `run.py` as a Markdown table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of the real parents, read by Canter, trained further and written back.
+"""Read checkpoints of rl_games and RSL-RL, train them further and write them back.
 
     python benchmarks/parity/checkpoints.py PARENTS_PYTHON [RSL_RL_FOLDER ...]
 

@@ -1,4 +1,4 @@
-"""Checkpoints made, and read back, by the parents' own code. Needs a parent and torch, not Canter.
+"""Write and read checkpoints with the source library itself. Needs the library and torch, not Canter.
 
     python benchmarks/parity/parent_checkpoints.py make FOLDER      RSL-RL 5.5.1 and rl_games 1.6.5, all update cases
     python benchmarks/parity/parent_checkpoints.py runner FOLDER    whichever RSL-RL is on the path, by its own runner

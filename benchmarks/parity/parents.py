@@ -1,4 +1,4 @@
-"""The updates of `tests/parity/update_cases.py` by the parents' own released code: RSL-RL 5.5.1 and rl_games 1.6.5.
+"""The updates of `tests/parity/update_cases.py` by the released source libraries: RSL-RL 5.5.1 and rl_games 1.6.5.
 
     python benchmarks/parity/parents.py OUT.json
 

@@ -1,4 +1,4 @@
-"""Files of rl_games' SAC: read by Canter, trained further, written back and loaded by rl_games again.
+"""Read files of rl_games' SAC, train further, write them back and load them with rl_games again.
 
     python benchmarks/parity/sac.py PARENTS_PYTHON [--write]
 

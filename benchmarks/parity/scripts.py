@@ -1,4 +1,4 @@
-"""A training script of each parent, run by the parent and, with one changed import, by Canter.
+"""Run a training script of each source library with the library and, with one changed import, Canter.
 
     python benchmarks/parity/scripts.py PARENTS_PYTHON
 

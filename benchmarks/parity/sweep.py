@@ -1,4 +1,4 @@
-"""Every settings file that rl_games, IsaacGymEnvs, Isaac Lab and mjlab ship, through the importers.
+"""Import every settings file that rl_games, IsaacGymEnvs, Isaac Lab and mjlab ship.
 
     python benchmarks/parity/sweep.py CHECKOUT... [--write]
 

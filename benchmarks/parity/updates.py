@@ -1,4 +1,4 @@
-"""Whether updates equal those of RSL-RL 5.5.1 and rl_games 1.6.5, number for number.
+"""Compare updates with those of RSL-RL 5.5.1 and rl_games 1.6.5, number for number.
 
     python benchmarks/parity/updates.py [--parents PYTHON] [--write]
 

@@ -1,4 +1,4 @@
-"""Whether the same command gives the same bits, run after run, while another process disturbs; writes `results.json`.
+"""Repeat a command while another process disturbs it and compare bits; write `results.json`.
 
     python benchmarks/repeat/run.py --runs 20
 

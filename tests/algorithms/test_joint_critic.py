@@ -16,7 +16,7 @@ def outputs(algorithm, obs):
 
 
 def before_and_after(joint_critic):
-    """What a team's actor and critic make of a world before and after its third agent has moved."""
+    """Return the outputs of a team's actor and critic before and after its third agent has moved."""
     worlds = Rendezvous(1, num_agents=3)
     preset = presets["Rendezvous"]
     if not joint_critic:

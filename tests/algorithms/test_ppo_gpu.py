@@ -1,4 +1,4 @@
-"""What can only be seen on a GPU."""
+"""Tests of PPO that need a GPU."""
 
 import pytest
 import torch

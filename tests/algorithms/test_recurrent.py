@@ -42,7 +42,7 @@ def perturb(algorithm):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_first_ratio_is_one_and_values_are_those_of_the_judge(name):
+def test_the_first_ratio_is_one_and_values_are_those_of_the_estimator(name):
     _, algorithm, collector = build(MODELS[name], advantage_normalization="none")
     perturb(algorithm)
     for _ in range(3):  # memory runs on from one rollout to the next

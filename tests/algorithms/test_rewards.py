@@ -201,7 +201,7 @@ def test_a_constant_scale_changes_nothing_but_the_units_of_values():
     )
 
 
-def test_statistics_move_once_for_each_rollout_however_often_it_is_judged():
+def test_statistics_are_updated_once_for_each_rollout_however_often_it_is_evaluated():
     env = Pendulum(4)
     config = PPOConfig(
         horizon=8,

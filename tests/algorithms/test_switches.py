@@ -172,7 +172,7 @@ def test_beside_a_central_value_the_policys_own_value_shapes_its_features():
     assert without.model.trunk_value is None
     assert len(beside.model.policy_parameters()) == len(without.model.policy_parameters()) + 2
     assert not torch.equal(plain, shaped)
-    # It judges nothing: the critic is the same as without it.
+    # Its values are not used: the critic is the same as without it.
     assert torch.equal(without.model.critic.network.hidden[0].weight, beside.model.critic.network.hidden[0].weight)
 
 

@@ -46,7 +46,7 @@ def settings(case):
 
 
 def batches(number):
-    """What is drawn in an update: rows as the parent's replay gives them, and noise `[2, B, A]`."""
+    """Return the samples of an update as the replay buffer of rl_games has them, and noise `[2, B, A]`."""
     random = np.random.RandomState(number)
     action = np.tanh(random.randn(ROWS, ACTIONS))
     batch = {

@@ -11,7 +11,7 @@ from canter.core.data.replay import ReplayBatch
 
 
 def differences(case, path, expected, written):
-    """How far actions, deviations, values and parameters after two updates are from the parent's; writes a file."""
+    """Compare actions, stds, values and parameters after two updates with rl_games'; write a file."""
     low, high = CASES[case]["bounds"]
     spec = EnvSpec({"policy": TensorSpec((OBS,))}, Continuous(tuple(low), tuple(high)), 4, final_obs="unknown")
     sac = import_config(settings(case), parity=True).config.algorithm.build(spec, 0)

@@ -24,7 +24,7 @@ def build(parity=True, **changes):
     return import_config(given, parity=parity).config.algorithm.build(SPEC, 0)
 
 
-def test_actions_values_and_two_further_updates_equal_the_parents_and_so_does_the_file_written_back(tmp_path):
+def test_actions_values_and_two_further_updates_equal_those_of_rl_games_and_so_does_the_file_written_back(tmp_path):
     expected = json.loads(FILE.with_suffix(".json").read_text())
     found = differences("normalised", FILE, expected, tmp_path / "ours.pth")
     assert max(found.values()) <= 1e-6, found
@@ -39,7 +39,7 @@ def test_actions_values_and_two_further_updates_equal_the_parents_and_so_does_th
             torch.testing.assert_close(ours[f"{part}_optimizer"]["state"][place], state, rtol=0, atol=1e-7)
 
 
-def test_what_is_in_no_file_of_the_parent_is_collected_anew():
+def test_the_replay_buffer_is_in_no_file_of_rl_games_and_is_refilled():
     sac = build()
     files.load(sac, files.read_weights(FILE))
     sac.begin_iteration()

@@ -73,7 +73,7 @@ def pairs(agent, learner):
 
 
 def fill(algorithm, rollouts, seed):
-    """Random episodes into the ring; gives the rows as (obs, action, reward, next_obs, terminated) by place."""
+    """Write random episodes to the replay buffer; return transitions (obs, action, reward, next_obs, terminated)."""
     rng, spec = torch.Generator().manual_seed(seed), algorithm.spec
     record = algorithm.empty_record()
     rollout = Rollout.allocate(4, {"policy": torch.zeros(3, OBS)}, record, spec)

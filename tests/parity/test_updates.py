@@ -24,7 +24,7 @@ def furthest(found, expected):
 
 @pytest.mark.parametrize("engine", ["autograd", "auto"])
 @pytest.mark.parametrize("name", CASES)
-def test_an_update_equals_that_of_the_parent(name, engine, monkeypatch):
+def test_an_update_equals_that_of_the_source_library(name, engine, monkeypatch):
     found, expected = learn(CASES[name], engine, monkeypatch), EXPECTED[name]
     assert found.keys() - expected.keys() <= {"critic.obs_mean", "critic.obs_variance"}  # rl_games has one for both
     assert furthest(found, expected) <= TOLERANCE

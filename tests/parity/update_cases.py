@@ -1,6 +1,7 @@
-"""Rollouts, first parameters and settings of the updates in which Canter and its parents must agree number for number.
+"""Rollouts, initial parameters and settings of updates in which Canter must equal rl_games and RSL-RL exactly.
 
-Plain data and NumPy only: it is read where Canter is installed and where the parents are. T steps, N environments.
+Plain data and NumPy only: it is read where Canter is installed and where the source libraries are.
+T steps, N environments.
 """
 
 import zlib
@@ -12,8 +13,8 @@ OBS, STATES, ACTIONS = 5, 7, 2
 HIDDEN, MEMORY = [6, 4], 4
 CHOICES = {"discrete": [4], "multi_discrete": [3, 2]}
 
-# The parents' own settings are those of `rsl_rl` and `rl_games` below, and what a case changes in them. What that is in
-# Canter's words stands beside it.
+# The settings of the source libraries are those of `rsl_rl` and `rl_games` below, with the changes of
+# a case. Canter's settings stand next to them.
 RSL_RL = {
     "num_learning_epochs": 4,
     "num_mini_batches": 4,
@@ -268,7 +269,7 @@ CASES = {
 
 
 def rollouts(case):
-    """What happens in all iterations, `[ITERATIONS * T, N, ...]`; observations have a row more."""
+    """Return the data of all iterations, `[ITERATIONS * T, N, ...]`; observations have one step more."""
     random, rows = np.random.RandomState(0), (ITERATIONS * T, N)
     ended = random.rand(*rows)
     choices = CHOICES.get(case["action"], [])

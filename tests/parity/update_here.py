@@ -14,7 +14,7 @@ from canter.nn.normalizer import Normalizer
 
 
 def learn(case, engine, monkeypatch):
-    """All parameters, statistics and the learning rate after the iterations, by the names of `parents.py`."""
+    """Return parameters, statistics and the learning rate after the iterations, named as in `parents.py`."""
     data, spec = rollouts(case), spec_of(case)
     algorithm = from_plain(nest(dict(case["here"]), {}), canter.PPOConfig()).build(spec, 0)
     algorithm.use_engine(engine)
@@ -68,7 +68,7 @@ def collect(algorithm, data, iteration, state, before):
         rollout.reset[0].copy_(before.reset[T])
     rollout.mark_resets("unknown")
     for t in range(T):
-        rollout.keep_state(t, state, length)
+        rollout.store_state(t, state, length)
         params, state = algorithm.policy.params(rollout.obs_at(t), state, rollout.reset[t])
         action = torch.from_numpy(data["choices"][here][t]).squeeze(-1)
         if case_is_continuous(algorithm):

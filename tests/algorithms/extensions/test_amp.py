@@ -93,11 +93,11 @@ def test_loss_penalties_and_their_gradient_are_those_of_the_formulas(replay):
     assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
     for found, wanted in zip(mine, torch.autograd.grad(expected, parameters), strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-6)
-    told = {name: value.item() for name, value in output.metrics.items()}
-    assert told["amp/gradient_penalty"] == pytest.approx((slope**2).sum(-1).mean().item(), rel=1e-4)
-    assert told["amp/accuracy_demo"] == (demo > 0).double().mean().item()
-    assert told["amp/accuracy_agent"] == pytest.approx((agent[:32] < 0).double().mean().item())
-    assert told["amp/logit_agent"] == pytest.approx(agent[:32].mean().item(), rel=1e-4)
+    logged = {name: value.item() for name, value in output.metrics.items()}
+    assert logged["amp/gradient_penalty"] == pytest.approx((slope**2).sum(-1).mean().item(), rel=1e-4)
+    assert logged["amp/accuracy_demo"] == (demo > 0).double().mean().item()
+    assert logged["amp/accuracy_agent"] == pytest.approx((agent[:32] < 0).double().mean().item())
+    assert logged["amp/logit_agent"] == pytest.approx(agent[:32].mean().item(), rel=1e-4)
 
 
 class Counts(TensorEnv):
@@ -172,7 +172,7 @@ def test_the_ring_holds_the_newest_and_draws_from_all_that_it_holds():
     assert amp.written == 32
 
 
-def test_the_discriminator_learns_from_standardised_rows_with_noise_and_judges_them_without():
+def test_the_discriminator_learns_from_standardised_rows_with_noise_and_evaluates_them_without():
     algorithm, collector = build({"batch_size": 4000, "input_noise": 0.3, "replay": 0})
     (amp,), rollout = algorithm.extensions, collector.collect()
     state = amp.generator.get_state()

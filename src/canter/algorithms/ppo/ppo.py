@@ -132,16 +132,13 @@ class PPO(Algorithm[PPORecord]):
     def _build_optimizers(self) -> dict[str, Optimizer]:
         """Build the optimiser of each phase."""
         config = self.config
-        central = config.central_value
         policy = self.model.policy_parameters()
         critic = self.model.critic_parameters()
         jointly = config.gradient_clipping == "joint"
-        if central is not None:
-            policy_group = {"policy": ParameterGroup(policy, config.optimizer)}
-            critic_group = {"critic": ParameterGroup(critic, central.optimizer)}
+        if (central := config.central_value) is not None:
             return {
-                "policy": Optimizer(policy_group, jointly),
-                "central_value": Optimizer(critic_group, clip_jointly=True),
+                "policy": Optimizer({"policy": ParameterGroup(policy, config.optimizer)}, jointly),
+                "central_value": Optimizer({"critic": ParameterGroup(critic, central.optimizer)}, clip_jointly=True),
             }
         if jointly and config.critic_optimizer is None:
             groups = {"model": ParameterGroup(policy + critic, config.optimizer)}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from canter.algorithms.sac.config import SACSettings
-from canter.core.data.replay import Transitions
+from canter.core.data.replay import ReplayBatch
 from canter.core.specs import EnvSpec
 from canter.core.struct import Metrics, Obs, copy_all_, tree_map
 from canter.engines.base import SACLoss
@@ -85,7 +85,7 @@ class SACLearner:
 
     def update(
         self,
-        batch: Transitions,
+        batch: ReplayBatch,
         noise: Tensor,
         learn_policy: bool,
         log_critics: bool = True,
@@ -108,7 +108,7 @@ class SACLearner:
     def _update_by_engine(
         self,
         engine: NativeSACEngine,
-        batch: Transitions,
+        batch: ReplayBatch,
         noise: Tensor,
         learn_policy: bool,
         log_critics: bool,
@@ -129,7 +129,7 @@ class SACLearner:
         for target, online in self.chunks:
             target.lerp_(online, self.config.tau)
 
-    def learn_critics(self, batch: Transitions, noise: Tensor, log: bool = True) -> None:
+    def learn_critics(self, batch: ReplayBatch, noise: Tensor, log: bool = True) -> None:
         """Train the critics towards reward plus the target critics' value of the next action."""
         with torch.no_grad():
             next_action, next_log_prob = soft.squashed_sample(self.params(batch.next_obs), noise)
@@ -146,7 +146,7 @@ class SACLearner:
             metrics = {"loss/critic": loss, "value/target_std": means.std()}
         self._minimize("critic", loss, metrics)
 
-    def _critic_outputs(self, batch: Transitions, next_action: Tensor) -> tuple[Tensor, Tensor]:
+    def _critic_outputs(self, batch: ReplayBatch, next_action: Tensor) -> tuple[Tensor, Tensor]:
         """Return the critics' outputs for the samples and the target critics' for their successors.
 
         Batch norms see both as one batch, in critics and target critics: prediction and target then
@@ -164,7 +164,7 @@ class SACLearner:
                 next_out = self.target_critics(obs, action)[:, size:]
             return self.critics(obs, action)[:, :size], next_out
 
-    def _target(self, batch: Transitions, next_out: Tensor, next_log_prob: Tensor) -> Tensor:
+    def _target(self, batch: ReplayBatch, next_out: Tensor, next_log_prob: Tensor) -> Tensor:
         """Return the targets of the critics: returns `[B]` or distributions of returns `[B, K]`."""
         critics = self.critics
         temperature = self.temperature()
@@ -177,7 +177,7 @@ class SACLearner:
         atoms = soft.soft_target(reward, discount, critics.support, temperature, log_prob)
         return soft.project(probs, atoms, *critics.ends)
 
-    def learn_policy(self, batch: Transitions, noise: Tensor, log: bool = True) -> None:
+    def learn_policy(self, batch: ReplayBatch, noise: Tensor, log: bool = True) -> None:
         """Train the policy towards higher values and the temperature towards the target entropy."""
         if self.joint_actor:
             with batch_statistics(self.actor):
