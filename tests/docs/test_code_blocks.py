@@ -4,18 +4,15 @@ import contextlib
 import io
 import re
 import shlex
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-import gymnasium
 import pytest
 
 import canter
 from canter.app import cli
 from canter.app.cli.parser import Parser
-from canter.core.registry import registries
 from canter.envs.robots import mjlab
 
 ROOT = Path(__file__).parents[2]
@@ -73,20 +70,8 @@ def small_budgets(monkeypatch):
     monkeypatch.setattr(canter, "long_run_average", average_briefly)
 
 
-@pytest.fixture
-def unregistered(monkeypatch):
-    """Undo what a page registers."""
-    before = dict(gymnasium.registry)
-    for registry in registries.values():
-        monkeypatch.setattr(registry, "_items", dict(registry._items))
-    yield
-    sys.modules.pop("my_parts", None)
-    for name in gymnasium.registry.keys() - before.keys():
-        del gymnasium.registry[name]
-
-
 @pages_with(lambda page: blocks(page, "python"))
-def test_python_blocks_run_in_order(page, tmp_path, monkeypatch, small_budgets, unregistered):
+def test_python_blocks_run_in_order(page, tmp_path, monkeypatch, small_budgets, restored_registries):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": page.stem}
     for number, body in enumerate(blocks(page, "python")):
@@ -94,7 +79,7 @@ def test_python_blocks_run_in_order(page, tmp_path, monkeypatch, small_budgets, 
 
 
 @pages_with(lambda page: commands(page, "canter"))
-def test_commands_are_accepted(page, tmp_path, monkeypatch, unregistered):
+def test_commands_are_accepted(page, tmp_path, monkeypatch, restored_registries):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     # The module must not train when it is imported.

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from canter.envs import imports
+
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 PARTS = "\n".join(BLOCKS)
@@ -29,6 +31,19 @@ def project(tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def in_folder(project, run_canter, monkeypatch, restored_registries):
+    """Return a function that runs a command in the project's folder as if in its own process."""
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(project)
+
+    def run(*argv):
+        imports._allowed.clear()
+        return run_canter(*argv)
+
+    return run
+
+
 def canter(folder, *argv, **environment):
     """Run the command in its own process, in `folder`."""
     call = [sys.executable, "-c", "from canter.app.cli import main; main()", *argv]
@@ -45,9 +60,9 @@ def test_an_example_stays_short(block):
     assert len(code) < 45
 
 
-def test_registered_parts_train_resume_and_play_by_their_names(project):
-    trained = canter(project, "train", *ALL_AT_ONCE, "--allow-import", "my_parts", "--console", "quiet")
-    assert trained.returncode == 0, trained.stderr
+def test_registered_parts_train_resume_and_play_by_their_names(project, in_folder):
+    trained = in_folder("train", *ALL_AT_ONCE, "--allow-import", "my_parts", "--console", "quiet")
+    assert trained.code == 0, trained.err
     settings = (project / "runs/latest/config.yaml").read_text()
     for kind in ("spo", "cosine", "residual", "curiosity"):
         assert f"kind: {kind}" in settings
@@ -57,35 +72,35 @@ def test_registered_parts_train_resume_and_play_by_their_names(project):
     assert rows(project)[2]["optim/learning_rate/model"] == pytest.approx((3e-4 + 1e-5) / 2, rel=1e-3)
 
     # The run stores which imports its user allowed.
-    resumed = canter(project, "resume", "latest", "--total-steps", "2560")
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = in_folder("resume", "latest", "--total-steps", "2560")
+    assert resumed.code == 0, resumed.err
     assert rows(project)[-1]["env_steps"] == 2560
 
-    played = canter(project, "eval", "latest", "--episodes", "4", "--player", "noisy", "--allow-import", "my_parts")
-    assert played.returncode == 0, played.stderr
-    assert "return over 4 episodes" in played.stdout
+    played = in_folder("eval", "latest", "--episodes", "4", "--player", "noisy", "--allow-import", "my_parts")
+    assert played.code == 0, played.err
+    assert "return over 4 episodes" in played.out
 
 
-def test_a_custom_simulator_trains_reports_and_resumes(project):
+def test_a_custom_simulator_trains_reports_and_resumes(project, in_folder, caplog):
     short = ["--env.num-envs", "8", "--algorithm.horizon", "64", "--console", "quiet", "--allow-import", "my_parts"]
-    trained = canter(project, "train", "mysim:storm", "--total-steps", "1024", *short)
-    assert trained.returncode == 0, trained.stderr
-    assert trained.stderr.count("the simulator loses the last observation of an episode") == 1
-    resumed = canter(project, "resume", "latest", "--total-steps", "1536", "--allow-import", "my_parts")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "all episodes restart: the environment saves a part of its state" in resumed.stderr
+    trained = in_folder("train", "mysim:storm", "--total-steps", "1024", *short)
+    assert trained.code == 0, trained.err
+    assert caplog.text.count("the simulator loses the last observation of an episode") == 1
+    resumed = in_folder("resume", "latest", "--total-steps", "1536", "--allow-import", "my_parts")
+    assert resumed.code == 0, resumed.err
+    assert "all episodes restart: the environment saves only a part of its state" in caplog.text
     # The wind rises by 0.001 in each of 64 steps; its mean is that of the middle step.
     assert [row["env/wind"] for row in rows(project)] == pytest.approx([0.0325, 0.0965, 0.1605])
-    checked = canter(project, "check", "mysim:breeze", *short[:2], "--allow-import", "my_parts")
-    assert "note     truncation    the simulator loses the last observation" in checked.stdout
-    refused = canter(project, "train", "mysim:breeze", "--env.options.rain", "1", "--allow-import", "my_parts")
-    assert "env.options.rain=1: mysim:breeze takes no such option" in refused.stderr
+    checked = in_folder("check", "mysim:breeze", *short[:2], "--allow-import", "my_parts")
+    assert "note     truncation    the simulator loses the last observation" in checked.out
+    refused = in_folder("train", "mysim:breeze", "--env.options.rain", "1", "--allow-import", "my_parts")
+    assert "env.options.rain=1: mysim:breeze takes no such option" in refused.err
 
 
-def test_an_algorithm_unlike_ppo(project):
+def test_an_algorithm_unlike_ppo(project, in_folder):
     flags = ["--algorithm.kind", "random_search", "--total-steps", "32000", "--allow-import", "my_parts"]
-    trained = canter(project, "train", "CartPole-v1", *flags, "--console", "quiet")
-    assert trained.returncode == 0, trained.stderr
+    trained = in_folder("train", "CartPole-v1", *flags, "--console", "quiet")
+    assert trained.code == 0, trained.err
     best = [row["search/best"] for row in rows(project)]
     assert best == sorted(best)
     assert best[-1] > best[0]
