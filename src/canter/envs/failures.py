@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from threading import get_ident
 from types import TracebackType
 
 from canter.core.specs import INTERRUPTS, ContractBroken, EnvFailed
@@ -26,57 +27,48 @@ HANG_WARNING_SECONDS = 60.0
 """Seconds after which a log line says that an environment is slow to return."""
 STEPPING_THREADS = "canter-env"
 """Prefix of the names of threads that step environments."""
-_calls: dict[int, EnvCalls] = {}
-"""The calls that are running now, by the identifier of their thread."""
+_all_calls: weakref.WeakSet[EnvCalls] = weakref.WeakSet()
 
 
-class EnvNumber(str):
-    """The note on an error of an environment: readable in a traceback, with the number for messages."""
+class EnvNote(str):
+    """A note on an error of an environment: text for a traceback, and the number of the environment."""
 
     number: int
 
-    def __new__(cls, number: int) -> EnvNumber:
-        """Write the note about environment `number`."""
-        note = super().__new__(cls, f"in environment {number}")
-        note.number = number
-        return note
-
-    def __reduce__(self) -> tuple[type[EnvNumber], tuple[int]]:
-        """Rebuild the note in another process from its number."""
-        return EnvNumber, (self.number,)
-
 
 class EnvCalls:
-    """Calls of numbered environments by one thread: set `number` before each call.
+    """Calls of numbered environments by one thread at a time, inside of `with`: set `number` before each call.
 
     An error that leaves the block gets the number as a note, see `env_number`.
     """
 
-    __slots__ = ("number", "thread")
+    __slots__ = ("__weakref__", "number", "thread")
 
     def __init__(self, number: int | None = None) -> None:
         self.number = number
         self.thread = 0
+        """Identifier of the thread that is in the block, 0 if none is."""
+        _all_calls.add(self)
 
-    def __enter__(self) -> EnvCalls:
+    def __enter__(self) -> None:
         """Make the calls of this thread visible to the watchdog."""
-        self.thread = threading.get_ident()
-        _calls[self.thread] = self
-        return self
+        self.thread = get_ident()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Add the number to an error."""
-        _calls.pop(self.thread, None)
+        self.thread = 0
         if error is not None and self.number is not None:
+            note = EnvNote(f"in environment {self.number}")
+            note.number = self.number
             with suppress(Exception):  # an error class may forbid attributes
-                error.add_note(EnvNumber(self.number))
+                error.add_note(note)
 
 
 def env_number(error: BaseException) -> int | None:
     """Return the number of the environment that raised an error, or None if it is unknown."""
     if isinstance(error, EnvFailed):
         return error.row
-    numbers = [note.number for note in getattr(error, "__notes__", ()) if isinstance(note, EnvNumber)]
+    numbers = [note.number for note in getattr(error, "__notes__", ()) if isinstance(note, EnvNote)]
     return numbers[-1] if numbers else None
 
 
@@ -196,12 +188,11 @@ def locate_hang(thread: int) -> str:
     frames = sys._current_frames()
     names = {running.ident: running.name for running in threading.enumerate()}
     steppers = [ident for ident in frames if names.get(ident, "").startswith(STEPPING_THREADS)]
+    numbers = {calls.thread: calls.number for calls in list(_all_calls)}
     # While other threads step environments, the waiting thread itself is in no call.
-    candidates = [thread, *steppers]
-    in_call = [ident for ident in candidates if ident in _calls and ident in frames]
-    ident = next(iter([*in_call, *steppers, thread]))
-    calls = _calls.get(ident)
-    name = "the environment" if calls is None or calls.number is None else f"environment {calls.number}"
+    in_call = [ident for ident in (thread, *steppers) if numbers.get(ident) is not None]
+    ident = [*in_call, *steppers, thread][0]
+    name = f"environment {numbers[ident]}" if ident in in_call else "the environment"
     if ident not in frames:
         return name
     line = traceback.extract_stack(frames[ident])[-1]
@@ -216,7 +207,7 @@ def warn_of_hanging(thread: int, seconds: float) -> None:
 @contextmanager
 def watched(seconds: float = math.inf) -> Iterator[Watchdog]:
     """Log a warning if this thread's call of an environment, from now or the last `begin` on, takes too long."""
-    watchdog = Watchdog(min(HANG_WARNING_SECONDS, seconds), partial(warn_of_hanging, threading.get_ident()))
+    watchdog = Watchdog(min(HANG_WARNING_SECONDS, seconds), partial(warn_of_hanging, get_ident()))
     watchdog.begin()
     try:
         yield watchdog

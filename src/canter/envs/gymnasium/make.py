@@ -65,11 +65,7 @@ def make_gymnasium(
     mode = parse_mode(autoreset or AutoresetMode.SAME_STEP)
     if vectorization == "auto" and registered is not None and registered.entry_point is None:
         vectorization = "vector_entry_point"
-    if vectorization in ("threads", "forked") and mode is not AutoresetMode.SAME_STEP:
-        raise UserError(
-            f"vectorization={vectorization} needs autoreset=same_step; with autoreset={autoreset} environments are "
-            "stepped one after the other"
-        )
+    _check_mode(vectorization, mode)
     vector_kwargs = dict(vector_kwargs or {})
     around = cast(list[Any], list(wrappers))
     if vectorization != "vector_entry_point":
@@ -86,9 +82,7 @@ def make_gymnasium(
     with _explained(env_id):
         env = gymnasium.make_vec(env_id, num_envs, kind, vector_kwargs, around, **kwargs)
     try:
-        groups: dict[str, Any] = {}
-        if in_process and isinstance(env, SyncVectorEnv):
-            groups = choose_groups(env, vectorization)
+        groups = choose_groups(env, vectorization) if in_process and isinstance(env, SyncVectorEnv) else {}
         return GymnasiumEnv(
             env,
             autoreset=autoreset,
@@ -103,6 +97,14 @@ def make_gymnasium(
         with suppress(Exception):
             env.close()  # worker processes would outlive a refused space
         raise
+
+
+def _check_mode(vectorization: str, mode: AutoresetMode) -> None:
+    if vectorization in ("threads", "forked") and mode is not AutoresetMode.SAME_STEP:
+        raise UserError(
+            f"vectorization={vectorization} needs autoreset=same_step; with autoreset={mode.name.lower()} environments "
+            "are stepped one after the other"
+        )
 
 
 def import_module_of(env_id: str) -> None:

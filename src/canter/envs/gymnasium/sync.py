@@ -21,17 +21,9 @@ from canter.core.distributed import cores
 from canter.core.registry import UserError
 from canter.envs.contract import to_flag, to_reward, validate_reset, validate_step
 from canter.envs.failures import STEPPING_THREADS, EnvCalls
-from canter.envs.gymnasium.state import (
-    StateUnavailable,
-    as_tree,
-    map_parts,
-    obstacle,
-    restore,
-    restore_singles,
-    snapshot,
-    snapshot_singles,
-)
-from canter.envs.gymnasium.vector import Stepper, VectorStep
+from canter.envs.gymnasium import state as exact
+from canter.envs.gymnasium.state import StateUnavailable, map_parts, obstacle
+from canter.envs.gymnasium.vector import Stepper, VectorStep, merge_infos
 from canter.envs.gymnasium.workers import FORKS, Fork, shared
 
 FEW = 4
@@ -56,8 +48,11 @@ class SyncStepper(Stepper):
         super().__init__(env)
         self.info_keys = tuple(info_keys)
         self.marks_ends = env.autoreset_mode is AutoresetMode.SAME_STEP
-        groups = groups if self.marks_ends else 1
+        self.resets_next = env.autoreset_mode is AutoresetMode.NEXT_STEP
+        groups = min(groups, env.num_envs) if self.marks_ends else 1
         self.groups = [group.tolist() for group in np.array_split(np.arange(env.num_envs), groups)]
+        self.calls = {group[0]: EnvCalls() for group in self.groups}
+        """Calls of each group, by the number of its first environment."""
         self.forked = forked and groups > 1
         self.pool = ThreadPoolExecutor(groups - 1, STEPPING_THREADS) if groups > 1 and not forked else None
         self.forks: list[Fork] = []
@@ -89,10 +84,7 @@ class SyncStepper(Stepper):
         if not isinstance(env._observations, np.ndarray) and not self.forks:
             concatenate(env.single_observation_space, env._env_obs, env._observations)
         np.logical_or(env._terminations, env._truncations, out=env._autoreset_envs)
-        infos: dict[str, Any] = {}
-        for number, info in noted:
-            infos = env._add_info(infos, info, number)
-        return env._observations, env._rewards, env._terminations, env._truncations, infos
+        return env._observations, env._rewards, env._terminations, env._truncations, merge_infos(env, noted)
 
     def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset environments; without seeds their random streams continue."""
@@ -105,7 +97,8 @@ class SyncStepper(Stepper):
         for flags in (env._terminations, env._truncations, env._autoreset_envs):
             flags[rows] = False
         infos: dict[str, Any] = {}
-        with EnvCalls() as calls:
+        calls = self.calls[0]
+        with calls:
             for number in range(env.num_envs) if mask is None else np.flatnonzero(mask).tolist():
                 calls.number = number
                 seed = None if seeds is None else seeds[number]
@@ -122,12 +115,12 @@ class SyncStepper(Stepper):
             if reason is not None:
                 raise StateUnavailable(reason)
             self._state_known = True
-        return partial(as_tree, snapshot(self.env, self._fork_states()))
+        return partial(exact.as_tree, exact.snapshot(self.env, self._fork_states()))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, bit for bit, in environments made with the same options."""
         self.forget()
-        restore(self.env, state)
+        exact.restore(self.env, state)
 
     def close(self) -> None:
         """Stop the threads and processes, and close the environments."""
@@ -152,7 +145,7 @@ class SyncStepper(Stepper):
                     f"environments in forked processes cannot be brought back: {reason}; give reset() a seed, or use "
                     "vectorization=sync"
                 )
-            restore_singles(self.env, self._fork_states())
+            exact.restore_singles(self.env, self._fork_states())
             self.forget()
 
     def forget(self) -> None:
@@ -193,7 +186,7 @@ class SyncStepper(Stepper):
     def _fork_calls(self, group: list[int]) -> dict[str, Callable[[], Any]]:
         """Return the calls that a forked process answers."""
         step = partial(self._step_group, group, self.actions)
-        return {"step": step, "snapshot": partial(snapshot_singles, self.env, group)}
+        return {"step": step, "snapshot": partial(exact.snapshot_singles, self.env, group)}
 
     def _step_group(self, group: list[int], actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
         """Step some environments and return infos by number."""
@@ -203,11 +196,12 @@ class SyncStepper(Stepper):
         stepped, env_obs, rewards = self.stepped, env._env_obs, env._rewards
         terminations, truncations = env._terminations, env._truncations
         same_step, keeps_info, ndarray = self.marks_ends, bool(self.info_keys), np.ndarray
-        pending = env._autoreset_envs if env.autoreset_mode is AutoresetMode.NEXT_STEP else None
+        pending = env._autoreset_envs if self.resets_next else None
         rows = env._observations if isinstance(env._observations, ndarray) else None
         shape = None if rows is None else rows.shape[1:]
         dtype = self.checked_dtype
-        with EnvCalls() as calls:
+        calls = self.calls[group[0]]
+        with calls:
             for number in group:
                 calls.number = number
                 if pending is not None and pending[number]:

@@ -11,7 +11,7 @@ an environment declares, or proves it by a probe.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import gymnasium
@@ -69,6 +69,14 @@ class Stepper:
     def close(self) -> None:
         """Close the environments."""
         self.env.close()
+
+
+def merge_infos(env: VectorEnv, numbered: Iterable[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+    """Return the infos of single environments, by number, as one info of the vector environment."""
+    infos: dict[str, Any] = {}
+    for number, info in numbered:
+        infos = env._add_info(infos, info, number)
+    return infos
 
 
 class VectorStepper(Stepper):

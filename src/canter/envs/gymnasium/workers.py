@@ -36,7 +36,7 @@ from gymnasium.vector.utils import concatenate
 from canter.core.specs import ContractBroken, EnvFailed
 from canter.envs.contract import validate_reset, validate_step
 from canter.envs.failures import Watchdog, env_number, format_error, text_of
-from canter.envs.gymnasium.vector import Stepper, VectorStep
+from canter.envs.gymnasium.vector import Stepper, VectorStep, merge_infos
 
 FORKS = sys.platform == "linux"
 """True where a process that has threads can be forked safely."""
@@ -132,14 +132,14 @@ class AsyncStepper(Stepper):
         """Reset all environments, or those of `mask`."""
         options = None if mask is None else {"reset_mask": mask.copy()}
         obs, infos = zip(*self._call("reset", partial(self.env.reset_async, cast(Any, seeds), options)), strict=True)
-        return self._observations(obs), self._infos(infos)
+        return self._observations(obs), merge_infos(self.env, enumerate(infos))
 
     def step(self, actions: np.ndarray) -> VectorStep:
         """Apply one action per environment."""
         results = self._call("step", partial(self.env.step_async, actions))
         obs, reward, terminated, truncated, infos = zip(*results, strict=True)
         columns = np.array(reward, np.float64), np.array(terminated, bool), np.array(truncated, bool)
-        return self._observations(obs), *columns, self._infos(infos)
+        return self._observations(obs), *columns, merge_infos(self.env, enumerate(infos))
 
     def close(self) -> None:
         """End all workers."""
@@ -207,12 +207,6 @@ class AsyncStepper(Stepper):
         if not env.shared_memory:
             env.observations = concatenate(env.single_observation_space, rows, env.observations)
         return deepcopy(env.observations) if env.copy else env.observations
-
-    def _infos(self, rows: Any) -> dict[str, Any]:
-        infos: dict[str, Any] = {}
-        for number, info in enumerate(rows):
-            infos = self.env._add_info(infos, info, number)
-        return infos
 
 
 def shared(array: np.ndarray) -> np.ndarray:
