@@ -283,7 +283,7 @@ class TestBonusValue:
     def test_the_second_head_learns_and_fast_engines_decline(self):
         algorithm, collector = build({"weight": canter.Constant(3.0)}, bonus_value=canter.BonusValueConfig())
         assert algorithm.engine.name == "autograd"
-        assert "bonus_coef" in algorithm.about()["engine"] or not canter.engines.native.AVAILABLE
+        assert "bonus_value" in algorithm.about()["engine"] or not canter.engines.native.AVAILABLE
         before = algorithm.model.bonus_head.linear.weight.clone()
         metrics = algorithm.update(collector.collect())
         assert metrics["loss/bonus_value"] > 0
