@@ -52,8 +52,8 @@ def test_training_names_the_approximation_once(caplog):
     assert reports[-1].env_steps == 512
     said = [record.message for record in caplog.records if "unknown" in record.message]
     assert said == [
-        "tensor:cartpole: the simulator loses the last observation of an episode (final_obs: unknown), so where one is "
-        "cut off, the value of the observation before it stands for what would have followed"
+        "tensor:cartpole: the simulator loses the last observation of an episode (final_obs: unknown), so a "
+        "truncated episode is bootstrapped from the value of the observation before it"
     ]
 
 

@@ -1,1 +1,1 @@
-"""What every other package builds on: contracts, plain data, storage, ranks and rollout data."""
+"""The base of all packages: specs, registries, plain settings, storage, ranks, rollout buffers."""

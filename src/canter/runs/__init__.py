@@ -1,1 +1,1 @@
-"""What a run leaves on disk and where its metrics go."""
+"""The files of a run, and writers of its metrics."""

@@ -92,7 +92,8 @@ def enter_hall_of_fame(run: Path, env: EnvConfig, returns: Sequence[float], seed
 
     The hall is beside the run. If it cannot be used, the sentence says why; no exception is raised.
     """
-    mean, error = math.nan, math.nan
+    mean = math.nan
+    error = math.nan
     if all(map(math.isfinite, returns)):
         mean = math.fsum(returns) / len(returns)
         error = math.sqrt(math.fsum((x - mean) ** 2 for x in returns) / max(1, len(returns) - 1) / len(returns))

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, Self
@@ -52,24 +52,25 @@ class Writers:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._each("close")
+        self._for_each(lambda writer: writer.close(), closing=True)
 
     def start(self, config: Any) -> None:
         """Start the run with these settings."""
         if self.active:
-            self._each("start", to_plain(config))
+            settings = to_plain(config)
+            self._for_each(lambda writer: writer.start(settings))
 
     def write(self, row: dict[str, Any]) -> None:
         """Write a row."""
-        self._each("write", row)
+        self._for_each(lambda writer: writer.write(row))
 
-    def _each(self, method: str, *arguments: Any) -> None:
+    def _for_each(self, call: Callable[[MetricWriter], None], *, closing: bool = False) -> None:
         for writer in list(self.active):
             try:
-                getattr(writer, method)(*arguments)
+                call(writer)
             except Exception as error:
                 self.active.remove(writer)
-                if method != "close":
+                if not closing:
                     self._close(writer)
                 name = type(writer).__name__
                 logger.warning("%s failed and is not used any more (%s); training goes on", name, error)
