@@ -4,7 +4,7 @@
 
 CHECKOUT is a clone of Isaac Lab, with or without a work tree; nothing of it is copied into this repository. The scripts
 and the `isaaclab_rl` package of a version are taken from it into a temporary folder and run as they are: train, resume,
-play, for RSL-RL and for rl_games, with `canter.compat.rsl_rl.take_over` or `canter.compat.rl_games.take_over` imported
+play, for RSL-RL and for rl_games, with `canter.compat.rsl_rl.install_shim` or `canter.compat.rl_games.install_shim` imported
 before them. The simulator is the fake of `tests/envs/fake_isaaclab.py`, whose application ends the process when it is
 closed, as the real one does. Needs `rsl-rl-lib` (the scripts ask for its version), `tensordict`, `packaging`, and `gym`
 and `prettytable`, which Isaac Lab's wrappers for rl_games import; rl_games itself may be installed or not.
@@ -34,7 +34,7 @@ import runpy, sys
 sys.path[:0] = {paths!r}
 import fake_isaaclab
 fake_isaaclab.install()
-import canter.compat.{library}.take_over
+import canter.compat.{library}.install_shim
 """
 LAST = """
 sys.argv = {argv!r}

@@ -5,7 +5,7 @@ import yaml
 from theirs import rl_games
 
 from canter.compat import import_config
-from canter.compat.settings.interpolation import Scope, resolve
+from canter.compat.settings.importing import Scope, resolve
 from canter.core.plain import ConfigError
 
 

@@ -17,7 +17,7 @@ from canter.app.experiments import session
 from canter.compat import import_config, import_run
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rl_games import Agent, AlgoObserver, PpoPlayer, Runner, env_configurations, model_builder, vecenv
-from canter.compat.rl_games.discriminator import discriminator_of
+from canter.compat.rl_games.checkpoint import discriminator_of
 from canter.compat.rl_games.env import RlGamesEnv
 from canter.core.plain import ConfigError
 from canter.core.specs import ACTION_MASK, MultiDiscrete

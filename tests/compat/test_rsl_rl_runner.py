@@ -247,7 +247,7 @@ def test_functions_that_do_not_mirror_are_refused(function, words):
 
 TAKE_OVER = """
 {first}
-import canter.compat.rsl_rl.take_over
+import canter.compat.rsl_rl.install_shim
 from rsl_rl.runners import OnPolicyRunner
 assert OnPolicyRunner.__module__ == "canter.compat.rsl_rl.runner", OnPolicyRunner.__module__
 print("taken")

@@ -242,7 +242,7 @@ def test_the_tasks_own_settings_are_the_starting_point():
     algorithm = own.config.algorithm
     assert isinstance(algorithm, PPOConfig) and algorithm.horizon == 8
     assert algorithm.model.policy.obs_groups == ("policy", "feet/left")
-    assert own.config.until.iterations == 2 and own.config.seed == 42 and own.deviations.dialect == "RSL-RL 3.x"
+    assert own.config.until.iterations == 2 and own.config.seed == 42 and own.report.dialect == "RSL-RL 3.x"
     assert task_settings("tensor:cartpole", None) is None
 
 

@@ -245,7 +245,7 @@ def test_tasks_are_listed(tmp_path):
 
 
 def test_mjlabs_own_trainer_runs_on_canter_by_one_import(tmp_path):
-    script = "import canter.compat.rsl_rl.take_over, sys; from mjlab.scripts.train import main; main()"
+    script = "import canter.compat.rsl_rl.install_shim, sys; from mjlab.scripts.train import main; main()"
     flags = ["--env.scene.num-envs", "4", "--agent.max-iterations", "2", "--agent.num-steps-per-env", "4"]
     flags += ["--agent.logger", "tensorboard", "--gpu-ids", "None", "--agent.save-interval", "1"]
     done = subprocess.run(

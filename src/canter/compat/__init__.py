@@ -2,11 +2,9 @@
 
 import warnings
 
-from canter.compat.export_run import export_run
-from canter.compat.import_run import import_run
-from canter.compat.settings.importing import Imported, import_config, is_foreign
+from canter.compat.runs import export_run, import_run
+from canter.compat.settings.importing import Imported, import_config, is_foreign, task_settings
 from canter.compat.settings.report import Entry, ImportRefused, ImportReport
-from canter.compat.task_settings import task_settings
 
 __all__ = [
     "Entry",

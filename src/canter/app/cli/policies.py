@@ -21,7 +21,7 @@ from canter.app.cli.settings import read_settings
 from canter.app.experiments.folders import stored_config
 from canter.app.experiments.settings import changed_settings, flat_settings, format_changes, with_overrides
 from canter.compat import export_run
-from canter.compat.export_run import FORMS
+from canter.compat.runs import FORMS
 from canter.config import TrainConfig
 from canter.core.registry import nearest
 from canter.core.seeding import derive_seed

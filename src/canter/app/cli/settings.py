@@ -82,7 +82,7 @@ def imported_config(arguments: argparse.Namespace, overrides: dict[str, Any]) ->
     imported = import_settings(arguments, file, overrides.get("env.id"), overrides.get("env.num_envs"))
     if not imported.names_env:
         raise UsageError(f"{file} names no environment that is known here: canter train ENV --config {file}")
-    print(imported.deviations.text(), file=sys.stderr)
+    print(imported.report.text(), file=sys.stderr)
     return with_overrides(imported.config, overrides), f"the settings of {file}, imported"
 
 

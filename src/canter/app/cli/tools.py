@@ -70,17 +70,17 @@ def import_command(arguments: argparse.Namespace) -> None:
     try:
         imported = import_settings(arguments, arguments.file, arguments.env, arguments.num_envs)
     except ImportRefused as error:
-        print(error.deviations.text(), file=sys.stderr)
+        print(error.report.text(), file=sys.stderr)
         raise
-    print(imported.deviations.text(), file=sys.stderr)
+    print(imported.report.text(), file=sys.stderr)
     text = dump_plain(imported.plain())
     output: Path | None = arguments.output
     if output is None:
         print(text, end="")
         return
     replace_file(output, text.encode())
-    report = output.with_suffix(".deviations.json")
-    replace_file(report, (json.dumps(imported.deviations.plain(), indent=1) + "\n").encode())
+    report = output.with_suffix(".report.json")
+    replace_file(report, (json.dumps(imported.report.plain(), indent=1) + "\n").encode())
     next_step = f"go on with: canter train --config {output}"
     print(f"Settings are in {output}, the report in {report}; {next_step}", file=sys.stderr)
 
@@ -92,7 +92,7 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
             raise UsageError(f"{arguments.file} is a checkpoint, which holds no settings: give --{flag} too")
     arguments.parity = True  # weights that were trained with the library's exact numbers continue with them
     imported = import_settings(arguments, arguments.config, arguments.env, arguments.num_envs)
-    print(imported.deviations.text(), file=sys.stderr)
+    print(imported.report.text(), file=sys.stderr)
     config = replace(imported.config, device=arguments.device or imported.config.device)
     run = arguments.output
     iteration = import_run(arguments.file, config, run)

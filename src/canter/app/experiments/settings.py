@@ -39,7 +39,7 @@ def base_config(
 
         own = task_settings(env_id, device)
         if own is not None:
-            return own.config, f"the task's own settings for {own.deviations.dialect}"
+            return own.config, f"the task's own settings for {own.report.dialect}"
     device = device or defaults.device
     found = preset_for(env_id, algorithm, device)
     if found is None:

@@ -1,4 +1,4 @@
-"""rl_games' agent as scripts and observers see it, over Canter's trainer."""
+"""rl_games' agents and observers over Canter's trainer, as scripts see them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from typing import Any
 
 import torch
 
-from canter.compat.logs import is_first, open_writer
+from canter.compat.drop_in import is_first, open_writer
 from canter.compat.rl_games import checkpoint, sac
-from canter.compat.rl_games.env import RlGamesEnv
-from canter.compat.rl_games.observer import looks_at_infos
-from canter.compat.rl_games.registries import create_vec_env, find_environment, refuse_user_network
+from canter.compat.rl_games.env import RlGamesEnv, create_vec_env, find_environment, refuse_user_network
 from canter.compat.settings.importing import Imported, import_config
 from canter.compat.weights import Weights
 from canter.core.plain import ConfigError
@@ -27,6 +25,53 @@ from canter.envs import EnvConfig
 from canter.envs.imports import registered_id
 from canter.training.progress import Report
 from canter.training.trainer import Trainer
+
+
+class AlgoObserver:
+    """Called at the stations of training; subclasses of the parent's class will do too."""
+
+    def before_init(self, base_name: str, config: dict[str, Any], experiment_name: str) -> None:
+        """Before the agent is made."""
+
+    def after_init(self, algo: Any) -> None:
+        """When it is made; `algo` has writer, config, frame, epoch_num, mean_rewards and the like."""
+
+    def process_infos(self, infos: Any, done_indices: Any) -> None:
+        """After every step. Only called where a subclass has it, as it waits for the device."""
+
+    def after_steps(self) -> None:
+        """After every rollout and its update."""
+
+    def after_clear_stats(self) -> None:
+        """Never called here: statistics are a window over the last 100 episodes."""
+
+    def after_print_stats(self, frame: int, epoch_num: int, total_time: float) -> None:
+        """After every row of the log."""
+
+
+class DefaultAlgoObserver(AlgoObserver):
+    """What Runner takes where none is given."""
+
+
+class IsaacAlgoObserver(AlgoObserver):
+    """Writes what the simulator reports as `infos["episode"]`, averaged over a rollout on the device."""
+
+    def after_init(self, algo: Any) -> None:
+        """Whose numbers to write, and where."""
+        self.algo, self.writer = algo, algo.writer
+
+    def after_print_stats(self, frame: int, epoch_num: int, total_time: float) -> None:
+        """One row under the parent's tags."""
+        for name, value in self.algo.episode_infos.items():
+            self.writer.add_scalar(f"Episode/{name}", value, epoch_num)
+
+
+def looks_at_infos(observer: Any) -> bool:
+    """Whether an observer has a `process_infos` that does something."""
+    known = ("AlgoObserver", "DefaultAlgoObserver")
+    owner = next((cls for cls in type(observer).__mro__ if "process_infos" in vars(cls)), None)
+    return owner is not None and owner.__name__ not in known
+
 
 _log = logging.getLogger(__name__)
 
@@ -256,7 +301,9 @@ class Agent:
         if set_epoch:
             self.epoch_num, self.frame = done = weights.iteration, weights.env_steps
             counts = {"rollouts": done[0], "updates": done[0], "env_steps": done[1]}
-            self.trainer.progress.counters = replace(self.trainer.progress.counters, **counts)  # max_epochs counts these too
+            self.trainer.progress.counters = replace(
+                self.trainer.progress.counters, **counts
+            )  # max_epochs counts these too
 
     def get_param(self, name: str) -> Any:
         """A setting of the file."""

@@ -1,4 +1,4 @@
-"""rl_games' `nn/NAME.pth` files, read and written."""
+"""rl_games' `nn/NAME.pth` files, read and written, with the discriminator of IsaacGymEnvs' `amp_continuous`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,101 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from canter.algorithms.extensions.amp import AMP
 from canter.algorithms.ppo import PPO
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
-from canter.compat.rl_games import discriminator
 from canter.compat.weights import (
     Link,
     Statistics,
     Weights,
+    check_moments,
+    check_same,
+    check_statistics,
     linear_links,
     load_weights,
+    moments_in,
     network_links,
     network_of,
     positional,
+    set_statistics,
+    statistics_of,
     take_weights,
+    taken_of,
     torch_adam,
 )
 from canter.core.plain import ConfigError
 from canter.core.specs import MultiDiscrete
 from canter.nn.heads import GaussianHead
-from canter.nn.optimizer import OptimizerConfig
+from canter.nn.normalizer import Normalizer
+from canter.nn.optimizer import OptimizerConfig, ParameterGroup
+
+DISCRIMINATOR, FRAMES = "a2c_network._disc_", "amp"
+"""How its parameters' names begin; whose statistics are those of the frames."""
+
+
+def discriminator_of(ppo: PPO) -> AMP | None:
+    """The extension, where there is one."""
+    return next((extension for extension in ppo.extensions if isinstance(extension, AMP)), None)
+
+
+def _parameters(amp: AMP) -> dict[str, Tensor]:
+    """By the parent's names, in its order."""
+    named = {f"mlp.{name}": parameter for name, parameter in amp.trunk.named_parameters()}
+    named |= {f"logits.{name}": parameter for name, parameter in amp.logit.named_parameters()}
+    return {f"{DISCRIMINATOR}{name}": parameter for name, parameter in named.items()}
+
+
+def _group(amp: AMP) -> ParameterGroup:
+    (group,) = amp.phase.optimizer.groups.values()
+    return group
+
+
+def _turned(amp: AMP, value: Tensor, name: str = f"{DISCRIMINATOR}mlp.0.weight") -> Tensor:
+    """The same with frames in the other order, where they are columns of it."""
+    if name != f"{DISCRIMINATOR}mlp.0.weight":
+        return value.clone()
+    return value.unflatten(-1, (amp.config.frames, -1)).flip(-2).flatten(-2)
+
+
+def _normalizers(amp: AMP) -> list[Normalizer]:
+    return [amp.normalizer] if isinstance(amp.normalizer, Normalizer) else []
+
+
+def check_discriminator(amp: AMP, weights: Weights) -> None:
+    """Refuse a file with another discriminator, or none."""
+    theirs = {name: tensor for name, tensor in weights.parameters.items() if name.startswith(DISCRIMINATOR)}
+    check_same(_parameters(amp), theirs)
+    check_moments(_parameters(amp), weights)
+    check_statistics(_normalizers(amp), weights.statistics.get(FRAMES), FRAMES)
+
+
+@torch.no_grad()
+def load_discriminator(amp: AMP, weights: Weights) -> None:
+    """Take it from a file that was checked; remembered transitions are in none."""
+    own, group = _parameters(amp), _group(amp)
+    moments = moments_in(group, own.items())
+    for name, parameter in own.items():
+        parameter.copy_(_turned(amp, weights.parameters[name], name))
+        for here, value in zip(moments[name], weights.moments.get(name, ()), strict=False):
+            here.copy_(_turned(amp, value, name))
+    group.adam.step.fill_(weights.optimizers["policy"].steps)  # the parent has one Adam for both
+    if (found := weights.statistics.get(FRAMES)) is not None:
+        found = Statistics(_turned(amp, found.mean), _turned(amp, found.variance), found.count)
+    set_statistics(_normalizers(amp), found)
+
+
+@torch.no_grad()
+def take_discriminator(amp: AMP) -> Weights:
+    """It by the parent's names, and in the parent's order of frames."""
+    own, group = _parameters(amp), _group(amp)
+    weights = Weights(optimizers={"policy": taken_of(group)})
+    for name, (mean, square) in moments_in(group, own.items()).items():
+        weights.parameters[name] = _turned(amp, own[name].detach(), name).cpu()
+        weights.moments[name] = _turned(amp, mean, name).cpu(), _turned(amp, square, name).cpu()
+    if (found := statistics_of(_normalizers(amp))) is not None:
+        weights.statistics[FRAMES] = Statistics(_turned(amp, found.mean), _turned(amp, found.variance), found.count)
+    return weights
+
 
 NET, CENTRAL = "a2c_network", "central."
 """The policy's network; what stands here before names of the central value's, which is a model of its own."""
@@ -67,7 +143,7 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
         if f"{prefix}running_mean" in both:
             weights.statistics[role] = statistics_in(both, prefix)
     if isinstance(tree.get(STYLE), Mapping):
-        weights.statistics[discriminator.ROLE] = statistics_in(tree[STYLE])
+        weights.statistics[FRAMES] = statistics_in(tree[STYLE])
     return weights
 
 
@@ -138,10 +214,10 @@ def _head(ppo: PPO, head: nn.Module) -> tuple[list[Link], list[Link]]:
 def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic", "optimizer")) -> None:
     """Put the weights of a file into PPO."""
     links, learns = links_of(ppo), "optimizer" in parts
-    amp = discriminator.discriminator_of(ppo) if learns else None
+    amp = discriminator_of(ppo) if learns else None
     spare: tuple[str, ...] = ()
     if amp is not None or not learns:  # what acts needs no discriminator
-        spare += (discriminator.PREFIX,)
+        spare += (DISCRIMINATOR,)
     if ppo.config.central_value is not None:
         # The actor's own critic judges nothing, and is there only with central_value.actor_value.
         spare += (f"{NET}.value.", f"{NET}.critic_", f"{NET}.c_")
@@ -154,10 +230,10 @@ def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic"
         if "actor" in weights.statistics:
             weights.statistics["critic"] = weights.statistics["actor"]
     if amp is not None:
-        discriminator.check(amp, weights)
+        check_discriminator(amp, weights)
     load_weights(ppo, weights, links, parts)
     if amp is not None:
-        discriminator.load(amp, weights)
+        load_discriminator(amp, weights)
 
 
 def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
@@ -186,8 +262,8 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
         stats = _statistics(weights, ("value", "value_mean_std"), ("critic", "running_mean_std"))
         tree["assymetric_vf_nets"] = {f"model.{name}": tensor for name, tensor in (stats | own).items()}
         tree["assymetric_vf_optimizer"] = torch_adam(weights, list(central), "central_value", config)
-    amp = discriminator.discriminator_of(ppo)
-    return tree if amp is None else _with_style(tree, discriminator.take(amp), ppo.config.optimizer)
+    amp = discriminator_of(ppo)
+    return tree if amp is None else _with_style(tree, take_discriminator(amp), ppo.config.optimizer)
 
 
 def _with_style(tree: dict[str, Any], style: Weights, config: OptimizerConfig) -> dict[str, Any]:
@@ -197,7 +273,7 @@ def _with_style(tree: dict[str, Any], style: Weights, config: OptimizerConfig) -
     policy["param_groups"][0]["params"] += [first + place for place in adam["param_groups"][0]["params"]]
     policy["state"] |= {first + place: state for place, state in adam["state"].items()}
     tree["model"] |= style.parameters
-    found = style.statistics.get(discriminator.ROLE)
+    found = style.statistics.get(FRAMES)
     return tree if found is None else tree | {STYLE: buffers_of(found)}
 
 

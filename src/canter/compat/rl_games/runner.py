@@ -16,8 +16,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from canter.compat.rl_games.agent import Agent, AmpAgent, SacAgent, parents_agents_refused, plain, refuse_overrides
-from canter.compat.rl_games.observer import DefaultAlgoObserver
+from canter.compat.rl_games.agent import (
+    Agent,
+    AmpAgent,
+    DefaultAlgoObserver,
+    SacAgent,
+    parents_agents_refused,
+    plain,
+    refuse_overrides,
+)
 from canter.compat.rl_games.player import PpoPlayer, SacPlayer
 from canter.core.plain import ConfigError
 from canter.core.registry import nearest

@@ -1,51 +1,7 @@
-"""Importing this puts Canter's runner in the place of rl_games', for scripts that name `rl_games` themselves.
+"""The former name of `canter.compat.rl_games.install_shim`."""
 
-import canter.compat.rl_games.take_over  # before whatever imports rl_games.torch_runner, such as Isaac Lab's scripts
-"""
+import warnings
 
-from __future__ import annotations
+import canter.compat.rl_games.install_shim  # noqa: F401
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
-
-from canter.compat.replacement import replace_classes
-from canter.compat.rl_games.observer import AlgoObserver, DefaultAlgoObserver, IsaacAlgoObserver
-from canter.compat.rl_games.player import PpoPlayer
-from canter.compat.rl_games.registries import env_configurations, model_builder, vecenv
-from canter.compat.rl_games.runner import Runner
-
-
-class IVecEnv:
-    """What wrappers for rl_games inherit from; Canter asks them for `reset`, `step` and `get_env_info`."""
-
-
-def safe_filesystem_op(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run it, once: what fails is raised."""
-    return func(*args, **kwargs)
-
-
-def safe_save(state: Any, filename: str) -> None:
-    """Write a file of torch's."""
-    torch.save(state, filename)
-
-
-OBSERVERS = {cls.__name__: cls for cls in (AlgoObserver, DefaultAlgoObserver, IsaacAlgoObserver)}
-MODULES: dict[str, dict[str, Any]] = {
-    "rl_games": {},
-    "rl_games.torch_runner": {"Runner": Runner},
-    "rl_games.common": {},
-    "rl_games.common.env_configurations": vars(env_configurations),
-    "rl_games.common.vecenv": {"IVecEnv": IVecEnv, **vars(vecenv)},
-    "rl_games.common.ivecenv": {"IVecEnv": IVecEnv},
-    "rl_games.common.algo_observer": OBSERVERS,
-    "rl_games.common.player": {"BasePlayer": PpoPlayer},
-    "rl_games.algos_torch": {},
-    "rl_games.algos_torch.model_builder": vars(model_builder),
-    "rl_games.algos_torch.torch_ext": {"safe_filesystem_op": safe_filesystem_op, "safe_save": safe_save},
-}
-"""What stands for the package where there is none: the names that scripts and Isaac Lab's wrappers import."""
-
-
-replace_classes("rl_games", "rl_games.torch_runner", MODULES)
+warnings.warn("canter.compat.rl_games.take_over is now install_shim", DeprecationWarning, stacklevel=2)

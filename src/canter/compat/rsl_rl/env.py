@@ -1,11 +1,12 @@
-"""RSL-RL's vectorised environments, of every generation, behind Canter's contract.
+"""RSL-RL's vectorised environments of every generation as environments here, and the symmetries of its settings.
 
-N environments, A action components.
+N environments, A action components; B samples, K blocks of them: the originals and their mirror images.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.compat.adapter import ParentEnv
+from canter.compat.drop_in import ParentEnv
 from canter.core.declarations import Symmetry
+from canter.core.plain import ConfigError
 from canter.core.specs import Continuous, Step
 from canter.core.struct import Obs
 from canter.envs.robots.adapter import flat_groups
@@ -71,3 +73,74 @@ class RslRlEnv(ParentEnv):
         told = extras.get("log") or extras.get("episode")
         reward = reward.to(self.device).float()
         return self.stepped(self.groups(obs, more), reward, done, extras.get("time_outs"), told)
+
+
+KEY = "algorithm.symmetry_cfg.data_augmentation_func"
+
+
+def symmetries_in(train_cfg: Mapping[str, Any], adapter: RslRlEnv) -> tuple[Symmetry, ...]:
+    """The symmetries that the settings' function stands for; none without one.
+
+    Of four blocks the last has to be the image of an image, as it is with left and right, front and back.
+    """
+    section = (train_cfg.get("algorithm") or {}).get("symmetry_cfg") or {}
+    if not (section.get("use_data_augmentation") or section.get("use_mirror_loss")):
+        return ()
+    images = Images(_function(section.get("data_augmentation_func")), adapter)
+    one = torch.rand((1, adapter.env.num_actions), generator=torch.Generator().manual_seed(0)) + 0.5
+    blocks = images.actions(one)
+    if len(blocks) == 4 and torch.allclose(images.actions(blocks[1])[2], blocks[3], atol=1e-5):
+        return images.symmetry(1), images.symmetry(2)
+    if len(blocks) != 2:
+        why = "2, or 4 of which the last is the image of an image"
+        raise ConfigError(f"{KEY} gives {len(blocks)} blocks of rows, expected {why}: declare EnvSpec.symmetries", KEY)
+    return (images.symmetry(1),)
+
+
+def _function(given: Any) -> Callable[..., Any]:
+    """The function; its name stands for it only where its module was imported by whoever trusts it."""
+    if isinstance(given, str):
+        module, _, name = given.rpartition(":" if ":" in given else ".")
+        given = getattr(sys.modules.get(module), name, given)
+    if not callable(given):
+        raise ConfigError(
+            f"{KEY}={given!r}: expected a function, or MODULE:FUNCTION of a module that was imported before", KEY
+        )
+    return given
+
+
+class Images:
+    """The function, called as its generation is called."""
+
+    def __init__(self, function: Callable[..., Any], adapter: RslRlEnv) -> None:
+        self.function, self.env, self.spec = function, adapter.env, adapter.spec
+        self.container = type(adapter.env.get_observations())
+
+    def symmetry(self, block: int) -> Symmetry:
+        """One of the images."""
+        obs = {name: self._of_group(name, block) for name in self.spec.obs}
+        shape = (int(self.env.num_actions),)
+        return Symmetry(f"image {block}", obs, lambda x: self._rows(x, shape, lambda rows: self.actions(rows)[block]))
+
+    def actions(self, x: Tensor) -> tuple[Tensor, ...]:
+        """All blocks of actions `[B, A]`."""
+        old = {"obs_type": "policy"} if self.container in (tuple, Tensor) else {}
+        return self.function(env=self.env, obs=None, actions=x, **old)[1].split(len(x))
+
+    def _of_group(self, name: str, block: int) -> Callable[[Tensor], Tensor]:
+        def blocks(x: Tensor) -> Tensor:
+            if self.container in (tuple, Tensor):
+                return self.function(env=self.env, obs=x, actions=None, obs_type=name)[0].split(len(x))[block]
+            groups = {group: self._stand_in(group, x) for group in self.spec.obs} | {name: x}
+            whole = groups if self.container is dict else self.container(groups, batch_size=[len(x)])
+            return self.function(env=self.env, obs=whole, actions=None)[0][name].split(len(x))[block]
+
+        return lambda obs: self._rows(obs, self.spec.obs[name].shape, blocks)
+
+    def _stand_in(self, group: str, x: Tensor) -> Tensor:
+        """Zeros for the groups that are not asked for: the function takes them all at once."""
+        return x.new_zeros((len(x), *self.spec.obs[group].shape))
+
+    def _rows(self, x: Tensor, shape: tuple[int, ...], function: Callable[[Tensor], Tensor]) -> Tensor:
+        """Of a tensor `[..., *shape]` as rows, on the environment's device."""
+        return function(x.reshape(-1, *shape).to(self.env.device)).to(x.device).reshape(x.shape)

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 from canter.algorithms.ppo import PPO
-from canter.compat.logs import NoWriter, is_first, open_writer, store_code_state
+from canter.compat.drop_in import NoWriter, is_first, open_writer, store_code_state
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rsl_rl import checkpoint
-from canter.compat.rsl_rl.env import RslRlEnv
+from canter.compat.rsl_rl.env import RslRlEnv, symmetries_in
 from canter.compat.rsl_rl.policy import InferencePolicy
-from canter.compat.rsl_rl.symmetry import symmetries_in
 from canter.compat.settings.importing import import_config
 from canter.compat.settings.rsl_rl_network import generation_of
 from canter.config import TrainConfig
@@ -152,7 +151,8 @@ class OnPolicyRunner:
         self.adapter = RslRlEnv(env, device)
         self.adapter.declare(symmetries_in(train_cfg, self.adapter))
         imported = import_config(self._with_groups(train_cfg), parity=parity, num_envs=int(env.num_envs))
-        self.deviations = imported.report
+        self.report = imported.report
+        self.deviations = self.report  # the former name
         for entry in imported.report.of("changed"):
             _log.info("%s", entry.line())
         seed = train_cfg.get("seed")

@@ -1,12 +1,7 @@
-"""Importing this puts Canter's runners in the place of RSL-RL's, for scripts that name `rsl_rl.runners` themselves.
+"""The former name of `canter.compat.rsl_rl.install_shim`."""
 
-import canter.compat.rsl_rl.take_over  # before whatever imports rsl_rl.runners, such as mjlab
-"""
+import warnings
 
-from canter.compat.replacement import replace_classes
-from canter.compat.rsl_rl.distillation import DistillationRunner
-from canter.compat.rsl_rl.runner import OnPolicyRunner
+import canter.compat.rsl_rl.install_shim  # noqa: F401
 
-RUNNERS = {"OnPolicyRunner": OnPolicyRunner, "DistillationRunner": DistillationRunner}
-
-replace_classes("rsl_rl", "rsl_rl.runners", {"rsl_rl": {}, "rsl_rl.runners": RUNNERS})
+warnings.warn("canter.compat.rsl_rl.take_over is now install_shim", DeprecationWarning, stacklevel=2)

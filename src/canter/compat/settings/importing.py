@@ -1,14 +1,21 @@
-"""A parent's settings, from a file or a mapping, as settings of a run here and a report about every key."""
+"""Settings of rl_games and RSL-RL, from a file, a mapping or a robot's task, as settings of a run with a report.
+
+Hydra's `${...}` in a file is resolved from what the caller gives (`--set KEY=VALUE`), then from the tree, as far as it
+can be put together: a file of IsaacGymEnvs, `cfg/train/AntPPO.yaml`, stands beside `cfg/config.yaml` and
+`cfg/task/Ant.yaml`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from canter.compat.settings import rl_games, rsl_rl
-from canter.compat.settings.interpolation import merge, resolve, surroundings, with_defaults
 from canter.compat.settings.python_config import read_python_config
 from canter.compat.settings.report import ImportReport
 from canter.compat.settings.rl_games import is_rl_games
@@ -17,6 +24,128 @@ from canter.compat.settings.section import Import
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.core.plain import ConfigError, to_plain
+from canter.core.storage.strict import parse_value
+from canter.envs.robots import isaaclab, mjlab
+
+INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
+"""The innermost ones; those around them follow once these are words."""
+FALSE = ("", "false", "none", "null", "0")
+UNRESOLVED = "\0"
+"""Stands for the dollar of one that nothing resolves, so that it is not tried again."""
+
+
+def merge(base: Any, over: Any) -> Any:
+    """`over` put over `base`: mappings merge, everything else replaces."""
+    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**base, **{key: merge(base.get(key), value) for key, value in over.items()}}
+
+
+def with_defaults(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """A file with those that its `defaults:` list names put under it, from the same folder."""
+    tree = dict(read_config(path, twice=[]).plain)
+    listed = tree.pop("defaults", None)
+    if not isinstance(listed, list) or path in seen:
+        return tree
+    below: dict[str, Any] = {}
+    for entry in listed:
+        other = path.with_name(f"{entry}.yaml") if isinstance(entry, str) and re.fullmatch(r"[\w-]+", entry) else None
+        if other is not None and other.is_file():
+            below = merge(below, with_defaults(other, (*seen, path)))
+    return merge(below, tree)
+
+
+def surroundings(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What Hydra would put around a file, and where in it the file's own tree belongs."""
+    root = path.parent.parent / "config.yaml"
+    if path.parent.name != "train" or not root.is_file():
+        return {}, ()
+    tree = {key: value for key, value in read_config(root, twice=[]).plain.items() if key not in ("defaults", "hydra")}
+    tasks = [task for task in (path.parent.parent / "task").glob("*.yaml") if path.stem.startswith(task.stem)]
+    if tasks:
+        tree["task"] = with_defaults(max(tasks, key=lambda task: len(task.stem)))
+    return tree, ("train",)
+
+
+def resolve(
+    tree: dict[str, Any], given: Mapping[str, Any], around: dict[str, Any], at: tuple[str, ...]
+) -> dict[str, Any]:
+    """A file's tree with every `${...}` that something resolves replaced; the others stay as they are."""
+    below: Any = tree
+    for part in reversed(at):
+        below = {part: below}
+    return _walk(tree, Scope(around | below, given), at)
+
+
+def _walk(value: Any, scope: Scope, path: tuple[str, ...]) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _walk(item, scope, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_walk(item, scope, (*path, str(i))) for i, item in enumerate(value)]
+    return scope.resolve(value, path) if isinstance(value, str) and "${" in value else value
+
+
+class Scope:
+    """Where names are looked up."""
+
+    def __init__(self, tree: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        self.tree, self.given = tree, given
+
+    def resolve(self, text: str, path: tuple[str, ...], depth: int = 0) -> Any:
+        """The value of a text with `${...}` in it, at a path of the tree."""
+        if depth > 20:
+            raise ConfigError(f"{'.'.join(path)}: {text!r} refers to itself")
+        while found := INTERPOLATION.search(text):
+            value = self._value(found[1], path, depth)
+            if found[0] == text and not isinstance(value, str):
+                return value
+            text = text[: found.start()] + ("" if value is None else str(value)) + text[found.end() :]
+        text = text.replace(UNRESOLVED, "$")
+        return text if "${" in text else parse_value(text)
+
+    def _value(self, inner: str, path: tuple[str, ...], depth: int) -> Any:
+        function, colon, arguments = inner.partition(":")
+        if colon:
+            words = (part.strip() for part in arguments.split(","))
+            known = _FUNCTIONS.get(function.strip())
+            return known(*words) if known else _unresolved(inner)
+        dots = len(inner) - len(inner.lstrip("."))
+        name = tuple(inner.lstrip(".").split("."))
+        found = self.given.get(".".join(name), _ABSENT)
+        if found is _ABSENT:
+            where = (*path[: len(path) - dots], *name) if dots else name
+            found = self._at(where)
+            if isinstance(found, str) and "${" in found:
+                found = self.resolve(found, where, depth + 1)
+        return _unresolved(inner) if found is _ABSENT or isinstance(found, Mapping) else found
+
+    def _at(self, path: tuple[str, ...]) -> Any:
+        here: Any = self.tree
+        for part in path:
+            if not isinstance(here, Mapping) or part not in here:
+                return _ABSENT
+            here = here[part]
+        return here
+
+
+_ABSENT = object()
+
+
+def _unresolved(inner: str) -> str:
+    return f"{UNRESOLVED}{{{inner}}}"
+
+
+def _bare(text: str) -> str:
+    return text.strip("\"'").lower()
+
+
+_FUNCTIONS: dict[str, Any] = {
+    "resolve_default": lambda default, given="": given if given else default,
+    "if": lambda condition, yes="", no="": no if _bare(condition) in FALSE else yes,
+    "eq": lambda one, other="": str(_bare(one) == _bare(other)),
+    "contains": lambda part, whole="": str(_bare(part) in _bare(whole)),
+}
+"""The functions that IsaacGymEnvs gives to its files, of arguments that are words."""
 
 
 @dataclass(frozen=True)
@@ -100,3 +229,22 @@ def read_source(
     tree = with_defaults(path) if "defaults" in file.plain else file.plain
     around, at = surroundings(path)
     return str(path), resolve(dict(merge({}, tree)), given, around, at), file.lines
+
+
+NUM_ENVS = {"cuda": 4096, "cpu": 16}
+"""Environments by kind of device: the tasks themselves do not say, and on a CPU they are for a look only."""
+
+
+def task_settings(env_id: str, device: str | None) -> Imported | None:
+    """What a task of mjlab or Isaac Lab is registered with; None for other environments.
+
+    Without a device it is the GPU, where there is one.
+    """
+    scheme, _, task = env_id.partition(":")
+    if scheme not in ("mjlab", "isaaclab"):
+        return None
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    plain = mjlab.rl_settings(task) if scheme == "mjlab" else isaaclab.rl_settings(task, device)
+    kind = torch.device(device).type
+    imported = import_config(plain, env=env_id, num_envs=NUM_ENVS.get(kind, NUM_ENVS["cpu"]))
+    return replace(imported, config=replace(imported.config, device=device))

@@ -1,4 +1,4 @@
-"""Isaac Lab's way of using rl_games: `take_over` before its scripts, and a wrapper with the interface of its own.
+"""Isaac Lab's way of using rl_games: `install_shim` before its scripts, and a wrapper with the interface of its own.
 
 The scripts themselves run on a fake of the simulator in benchmarks/robots/isaaclab_scripts.py, from a checkout.
 """
@@ -15,7 +15,7 @@ from canter.core.plain import ConfigError
 N = 8
 TAKE_OVER = """
 {first}
-import canter.compat.rl_games.take_over
+import canter.compat.rl_games.install_shim
 from rl_games.torch_runner import Runner
 assert Runner.__module__ == "canter.compat.rl_games.runner", Runner.__module__
 print("taken")
@@ -28,13 +28,13 @@ from rl_games.common.vecenv import IVecEnv
 from rl_games.algos_torch.torch_ext import safe_filesystem_op, safe_save
 vecenv.register("MINE", lambda name, num_actors, **options: (name, num_actors))
 env_configurations.register("rlgpu", {"vecenv_type": "MINE", "env_creator": lambda **options: None})
-from canter.compat.rl_games.registries import create_vec_env
+from canter.compat.rl_games.env import create_vec_env
 assert create_vec_env("rlgpu", 3) == ("rlgpu", 3)
 print("all there")
 """
 
 
-def test_take_over_replaces_the_parents_runner_or_stands_for_the_package(tmp_path):
+def test_install_shim_replaces_the_runner_or_stands_for_the_package(tmp_path):
     assert "all there" in run_python(TAKE_OVER.format(first="") + STAND_IN, tmp_path).stdout
 
 
