@@ -76,7 +76,7 @@ def file(path):
         (remove, "has metrics and policies but no checkpoint"),
         (link, "checkpoints is a link"),
         (empty, "has metrics and policies but no checkpoint"),
-        (file, "checkpoints is no folder"),
+        (file, "checkpoints is not a folder"),
     ],
 )
 def test_without_its_checkpoints_a_run_is_refused_and_left_as_it_is(damage, message, run, resume):

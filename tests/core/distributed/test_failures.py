@@ -160,7 +160,7 @@ try:
     failing.learn()
     raise SystemExit("it has not failed")
 except RunFailed as failed:
-    assert "environment 6 gave observation 'policy' component [1] = nan at its step 37" in failed.what, failed.what
+    assert "environment 6 returned observation 'policy' component [1] = nan at its step 37" in failed.what, failed.what
     assert failed.rank == 1 and "4 iterations" in failed.kept, failed.kept
     failing.__exit__(type(failed), failed, None)
 assert state_of(failing) == state_of(straight)
