@@ -121,7 +121,10 @@ TABLE = {
     "own_tasks:batch": REST | {"options": "env.options.warp=9: own_tasks:batch takes no such option"},
     "tensor:pendulum": REST | {"options": "env.options.warp=9: tensor:pendulum takes no such option"},
     "tensor:probe-cycle": REST
-    | {"finite_horizon": "tensor:probe-cycle never truncates", "options": "env.options.warp=9: tensor:probe-cycle takes no"},
+    | {
+        "finite_horizon": "tensor:probe-cycle never truncates",
+        "options": "env.options.warp=9: tensor:probe-cycle takes no",
+    },
     "tensor:rps": REST
     | {
         "finite_horizon": NO_DEADLINE,
@@ -185,7 +188,8 @@ def test_no_setting_is_silently_without_effect(kinds, env_id, field):
 
 @pytest.mark.parametrize("name", ["num_envs", "device", "vectorization", "autoreset"])
 def test_an_option_that_is_a_setting_of_its_own_is_refused(name):
-    with pytest.raises(ValueError, match=rf"env.options.{name}='x' is no option of tensor:null; set (env.)?{name} instead"):
+    message = rf"env.options.{name}='x' is no option of tensor:null; set (env.)?{name} instead"
+    with pytest.raises(ValueError, match=message):
         EnvConfig(id="tensor:null", options={name: "x"}).build("cpu")
 
 

@@ -1,4 +1,4 @@
-"""A watchdog's thread, see `tests/faults` for what it says of environments that hang."""
+"""The watchdog's thread, and the place of a hang; `tests/faults` has whole runs with environments that hang."""
 
 import gc
 import subprocess
@@ -6,7 +6,9 @@ import sys
 import threading
 import time
 
-from canter.envs.failures import Watchdog
+import pytest
+
+from canter.envs.failures import EnvCalls, Watchdog, locate_hang
 
 
 def test_its_thread_ends_with_it_where_nobody_closes_it():
@@ -28,6 +30,29 @@ def test_it_is_late_once_for_each_beginning():
     time.sleep(0.1)  # for several further looks
     watchdog.close()
     assert len(heard) == 1 and heard[0] > 0.05
+
+
+@pytest.mark.parametrize("name", ["canter-env_0", "MainThread"])
+def test_a_hang_is_located_by_environment_and_line(name):
+    entered, leave = threading.Event(), threading.Event()
+
+    def hang():
+        entered.set()
+        leave.wait(20.0)
+
+    def step():
+        with EnvCalls(3):
+            hang()
+
+    stepping = threading.Thread(target=step, name=name)
+    stepping.start()
+    entered.wait(10.0)
+    waiting = threading.get_ident() if name.startswith("canter-env") else stepping.ident
+    where = locate_hang(waiting)
+    leave.set()
+    stepping.join()
+    assert where.startswith("environment 3, in wait (")
+    assert locate_hang(threading.get_ident()).startswith("the environment, in locate_hang (")
 
 
 def test_python_ends_where_nobody_closed_a_trainer():

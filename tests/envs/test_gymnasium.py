@@ -257,7 +257,10 @@ def test_unknown_module_is_named():
         make_gymnasium("no_such_module:Env-v0", 1)
 
 
-@pytest.mark.parametrize("kind", [{}, {"vectorization": "async", "vector_kwargs": {"context": "spawn"}}])
+@pytest.mark.parametrize(
+    "kind",
+    [{}, pytest.param({"vectorization": "async", "vector_kwargs": {"context": "spawn"}}, marks=pytest.mark.long)],
+)
 def test_mujoco_says_nothing_about_the_models_of_gymnasium(kind, tmp_path, monkeypatch, capfd):
     pytest.importorskip("mujoco")
     monkeypatch.chdir(tmp_path)

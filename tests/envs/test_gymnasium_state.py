@@ -89,6 +89,19 @@ def test_a_state_is_not_changed_by_going_on():
     assert torch.equal(state["envs"][0]["attributes"]["state"], row)
 
 
+def test_a_state_of_an_earlier_version_with_its_wrapper_is_read():
+    env = make("CartPole-v1")
+    env.reset(seed=0)
+    state = capture(env)
+    for single in state["envs"]:
+        single["wrappers"].insert(0, ["CheckContract", {}])
+    actions = [np.zeros(2, dtype=np.int64)] * 5
+    expected = play(env, actions)
+    other = make("CartPole-v1")
+    restore(other, state)
+    same(play(other, actions), expected)
+
+
 class Own(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (1,))
     action_space = gymnasium.spaces.Discrete(2)
