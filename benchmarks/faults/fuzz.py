@@ -28,7 +28,7 @@ import yaml
 from kills import NAME, differences
 
 from canter.app.cli import main
-from canter.app.experiments.sweep import stored_config
+from canter.app.experiments.folders import stored_config
 from canter.config import TrainConfig
 from canter.config.files import dump_config
 from canter.config.presets import presets

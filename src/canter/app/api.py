@@ -1,6 +1,6 @@
-"""Every public name of Canter: what `canter.NAME` means."""
+"""The public names of Canter, importable as `canter.NAME`."""
 
-from canter.algorithms.base import Algorithm, Declared, Headline, RolloutPlan
+from canter.algorithms.base import Algorithm, Headline, ReportSpec, RolloutPlan
 from canter.algorithms.distillation import Distillation, DistillationConfig
 from canter.algorithms.extension import Extension
 from canter.algorithms.extensions import AMPConfig, MirrorConfig, RNDConfig, SymmetryConfig
@@ -13,19 +13,9 @@ from canter.app.experiments.train import evaluate, load, train
 from canter.config import TrainConfig
 from canter.config.presets import preset_for, presets
 from canter.core.data.replay import ReplayConfig
+from canter.core.declarations import Mirror, MotionSpec, Symmetry
 from canter.core.registry import register
-from canter.core.specs import (
-    Continuous,
-    Discrete,
-    Env,
-    EnvSpec,
-    Mirror,
-    MotionSpec,
-    MultiDiscrete,
-    Step,
-    Symmetry,
-    TensorSpec,
-)
+from canter.core.specs import Continuous, Discrete, Env, EnvSpec, MultiDiscrete, Step, TensorSpec
 from canter.engines.autograd import LossGradients, LossOutput
 from canter.engines.base import BoundLossConfig, ModelOutput
 from canter.envs import EnvConfig
@@ -62,7 +52,6 @@ __all__ = [
     "Constant",
     "Continuous",
     "CriticConfig",
-    "Declared",
     "Discrete",
     "Distillation",
     "DistillationConfig",
@@ -96,6 +85,7 @@ __all__ = [
     "RNNConfig",
     "ReplayConfig",
     "Report",
+    "ReportSpec",
     "RewardConfig",
     "RolloutPlan",
     "RunFolder",

@@ -1,4 +1,4 @@
-"""Settings of a whole run, with PPO as the algorithm where none is named."""
+"""Settings of a whole run; the default algorithm is PPO."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from canter.training.config import RunConfig, Watcher
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunConfig):
-    """Environment, algorithm, budget and seed: what is needed to repeat a run."""
+    """Everything needed to repeat a run: environment, algorithm, budget and seed."""
 
     algorithm: AnyAlgorithmConfig = field(default_factory=PPOConfig)
     """The algorithm that learns."""
@@ -27,13 +27,13 @@ class TrainConfig(RunConfig):
     """Videos while training."""
 
     def __post_init__(self) -> None:
-        """Refuse to keep the best policy by evaluations that never happen."""
+        """Raise UserError if the best policy is chosen by evaluations that never happen."""
         super().__post_init__()
         if self.checkpoints.best_by == "evaluation" and self.evaluate.every is None:
             raise UserError("checkpoints.best_by=evaluation needs evaluations: set evaluate.every")
 
     def watchers(self, folder: Path | None) -> list[Watcher]:
-        """What is done now and then while training; `folder` is the run's."""
+        """Return the periodic tasks of a run: evaluations, videos and the hall of fame; `folder` is the run's."""
         made: list[Watcher] = []
         if self.evaluate.every is not None:
             made.append(Evaluator(self.evaluate, self.env, self.device, self.seed))

@@ -1,4 +1,4 @@
-"""Settings in YAML files."""
+"""Config files: YAML read with the line of each key, and written with or without comments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from canter.core.storage.strict import EXPONENT, FLOAT, read_yaml
 
 
 class _Dumper(yaml.SafeDumper):
-    """Mappings as blocks, lists in one line, no aliases."""
+    """Writes mappings as blocks and lists in one line, without aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -36,15 +36,15 @@ _Dumper.add_representer(list, _Dumper.represent_list)
 
 @dataclass(frozen=True)
 class ConfigFile:
-    """What a file says, before it is put over other settings."""
+    """The settings in a file."""
 
     name: str
     plain: dict[str, Any]
     lines: dict[str, int]
-    """Line of each key path."""
+    """Line of each key."""
 
     def over(self, base: TrainConfig) -> TrainConfig:
-        """`base` with the settings of the file put over it; errors name file, line and key."""
+        """Return `base` with the settings of the file in place of its own; errors name file, line and key."""
         try:
             return from_plain(self.plain, base)
         except ConfigError as error:
@@ -56,7 +56,10 @@ class ConfigFile:
 
 
 def read_config(path: str | Path, within: Path | None = None, twice: list[str] | None = None) -> ConfigFile:
-    """Read a YAML file of settings; one that belongs to the folder `within` must lie there. For `twice` see `parse`."""
+    """Read a YAML file of settings; raise ConfigError if it is not inside the folder `within`.
+
+    A duplicate key is an error, unless a list `twice` is given to collect duplicates.
+    """
     plain, lines = read_yaml(Path(path), within, twice)
     if not isinstance(plain, dict):
         found = "nothing" if plain is None else f"a {type(plain).__name__}"
@@ -65,44 +68,45 @@ def read_config(path: str | Path, within: Path | None = None, twice: list[str] |
 
 
 def dump_config(config: TrainConfig) -> str:
-    """All settings as YAML text; `read_config` reads it back to an equal config, whatever its base."""
+    """Return all settings as YAML text, which `read_config` reads back to an equal config."""
     return dump_plain(to_plain(config))
 
 
-def explained_config(config: TrainConfig) -> str:
-    """All settings as YAML text, each under a comment that says what it is; `read_config` reads it back."""
-    sentences = dict(_sentences(config, ""))
+def commented_config(config: TrainConfig) -> str:
+    """Return all settings as YAML text like `dump_config`, each below a comment with its description."""
+    descriptions = dict(_descriptions(config, ""))
     lines: list[str] = []
     path: list[str] = []
     for line in dump_config(config).splitlines():
         match = re.match(r"( *)([A-Za-z_]\w*):", line)
         if match is not None:
             path = [*path[: len(match[1]) // 2], match[2]]
-            sentence = sentences.get(".".join(path))
-            lines += [] if sentence is None else [f"{match[1]}# {sentence}"]
+            description = descriptions.get(".".join(path))
+            if description is not None:
+                lines.append(f"{match[1]}# {description}")
         lines.append(line)
     return "\n".join(lines) + "\n"
 
 
-def _sentences(config: Any, key: str) -> Iterator[tuple[str, str]]:
-    """The first sentence about every setting, by its key path."""
+def _descriptions(config: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Yield the key of every setting and the first sentence of its documentation."""
     for name, text in field_docs(type(config)).items():
         path = f"{key}.{name}" if key else name
         yield path, re.split(r"(?<=\.)\s(?=[A-Z`])", text)[0].rstrip(".")
         value = getattr(config, name)
         if is_dataclass(value):
-            yield from _sentences(value, path)
+            yield from _descriptions(value, path)
 
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """The string literal behind each field of a dataclass, inherited or its own, as one line."""
+    """Return the string literal below each field of a dataclass, inherited or its own, as one line."""
     docs: dict[str, str] = {}
     for base in filter(is_dataclass, reversed(cls.__bases__)):
         docs |= field_docs(base)
     try:
         source = inspect.getsource(cls)
-    except (OSError, TypeError):  # made where there is no file, as in a notebook
+    except (OSError, TypeError):  # defined without a file, as in a notebook
         return docs
     body = cast(ast.ClassDef, ast.parse(textwrap.dedent(source)).body[0]).body
     for field, after in pairwise(body):
@@ -113,5 +117,5 @@ def field_docs(cls: type) -> dict[str, str]:
 
 
 def dump_plain(plain: dict[str, Any]) -> str:
-    """Plain settings as YAML text."""
+    """Return plain settings as YAML text."""
     return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=120)

@@ -16,17 +16,8 @@ from typing import Any
 from canter.app.cli.index import gymnasium_ids, read_index
 from canter.app.cli.parser import UsageError
 from canter.app.console.text import in_units, number, printable, two_columns
-from canter.runs.records import (
-    CONFIG,
-    METRICS,
-    RECORD,
-    find_all,
-    read_last_row,
-    read_record,
-    read_settings,
-    run_folders,
-    run_status,
-)
+from canter.runs.metrics import METRICS, read_last_row
+from canter.runs.records import CONFIG, RECORD, find_all, read_record, read_settings, run_folders, run_status
 
 PROBE = "probe-"
 """Prefix of the tensor environments that test algorithms."""

@@ -114,9 +114,9 @@ class Parser(argparse.ArgumentParser):
             self.setting_flags = setting_flags(command.settings)
             free = [key for key in read_index("free_settings") if key.startswith(command.settings.section)]
             self.free_prefixes = tuple(f"{flag_of(key)}." for key in free)
+        self._add_short_flags()
         for argument in command.arguments:
             argument.add_to(self)
-        self._add_short_flags()
 
     def _add_short_flags(self) -> None:
         """Show the short flags of settings in the help; their values are read by `take_settings`."""

@@ -27,7 +27,8 @@ from canter.app.report import write_report
 from canter.core.distributed import cores
 from canter.core.hints import is_free, without_none
 from canter.envs.imports import allowed_imports
-from canter.runs.records import METRICS, SWEEP
+from canter.runs.metrics import METRICS
+from canter.runs.records import SWEEP
 
 MAX_RANGE = 100_000
 """Values of a range such as 0..4 at most."""

@@ -24,7 +24,7 @@ from canter.app.experiments.folders import check_name, find_run_or_policy, new_r
 from canter.app.experiments.session import LOGS, InitFrom, announcement, program, run_experiment
 from canter.app.experiments.settings import changed_settings, flat_settings, format_changes, with_overrides
 from canter.config import TrainConfig
-from canter.config.files import dump_config, explained_config
+from canter.config.files import commented_config, dump_config
 from canter.core import distributed
 from canter.core.distributed.world import broadcast_value, require_equal_on_ranks, world
 from canter.core.machine import describe_versions
@@ -61,7 +61,7 @@ def train_command(arguments: argparse.Namespace) -> None:
     """Train a policy and print its progress."""
     config, source = merged_config(arguments)
     if arguments.print_config:
-        print(explained_config(config), end="")
+        print(commented_config(config), end="")
         return
     check_machine(config)
     if arguments.dry_run:

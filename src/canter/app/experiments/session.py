@@ -31,10 +31,10 @@ from canter.nn.actor_critic import Policy
 from canter.nn.policy_file import begin_with
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
 from canter.play.player import Turn
-from canter.runs.metrics import MetricWriter, TensorBoardWriter, WandbWriter
-from canter.runs.policies import enter_by_average, enter_hall_of_fame
+from canter.runs.hall_of_fame import enter_by_average, enter_hall_of_fame
 from canter.runs.records import write_score
 from canter.runs.run_folder import RunFolder
+from canter.runs.writers import MetricWriter, TensorBoardWriter, WandbWriter
 from canter.training.trainer import Trainer
 
 WEIGHTS = ("model", "modules")

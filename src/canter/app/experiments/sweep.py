@@ -18,7 +18,8 @@ from canter.app.experiments.folders import claim_folder, numbered_names
 from canter.core.registry import UserError
 from canter.core.storage.files import read_untrusted, replace_file
 from canter.core.storage.strict import Malformed, parse_json
-from canter.runs.records import CONFIG, METRICS, SWEEP, read_last_row, read_record, run_status
+from canter.runs.metrics import METRICS, read_last_row
+from canter.runs.records import CONFIG, SWEEP, read_record, run_status
 
 MAX_BYTES = 16 << 20
 POLL_SECONDS = 0.2

@@ -24,9 +24,9 @@ from canter.nn.policy_file import check_fits, load_policy
 from canter.play.evaluation import Evaluation
 from canter.play.evaluation import evaluate as evaluate_policy
 from canter.play.player import Acts
-from canter.runs.metrics import MetricWriter
 from canter.runs.records import RUNS
 from canter.runs.run_folder import RunFolder
+from canter.runs.writers import MetricWriter
 from canter.training.self_play import SelfPlayEnv
 
 EVAL_ENVS = 8
