@@ -8,10 +8,12 @@ import sys
 import tempfile
 from typing import NamedTuple
 
+import gymnasium
 import pytest
 import torch
 
 from canter.app.cli import main
+from canter.core.registry import registries
 from canter.envs import imports
 
 # Runs that may import something are signed with a secret of the user's, which tests have no business with.
@@ -46,6 +48,18 @@ def empty_folder(tmp_path, monkeypatch):
     """Make an empty folder the current one; runs leave folders behind."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def restored_registries(monkeypatch):
+    """Undo what a test registers by importing `my_parts`, the module of its own."""
+    before = dict(gymnasium.registry)
+    for registry in registries.values():
+        monkeypatch.setattr(registry, "_items", registry.items())
+    yield
+    sys.modules.pop("my_parts", None)
+    for name in gymnasium.registry.keys() - before.keys():
+        del gymnasium.registry[name]
 
 
 class Finished(NamedTuple):

@@ -158,7 +158,7 @@ def test_categorical_sampling_follows_the_logits():
     torch.testing.assert_close(share, torch.tensor([0.2, 0.3, 0.5]), atol=0.005, rtol=0)
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.long)])
 def test_equal_seeds_give_equal_runs_and_others_differ(env_id):
     def run(seed):
         config = ppo.Config(env_id=env_id, seed=seed, total_steps=768, num_envs=4, horizon=64, normalize_obs=True)

@@ -16,6 +16,7 @@ from canter.nn.rnn import RNNConfig
 from canter.nn.schedules import AdaptiveKL, Linear
 from canter.training.collector import Collector
 from canter.training.execution import ExecutionConfig, Graph
+from covering import usual_of
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -94,7 +95,7 @@ def make(name, num_envs, device="cpu"):
 EXTENDED = [name for name, (_, settings) in VARIANTS.items() if "extensions" in settings]
 
 
-@pytest.mark.parametrize("name", EXTENDED)
+@pytest.mark.parametrize("name", usual_of(EXTENDED, ["curiosity apart", "style, curiosity and symmetry with memory"]))
 def test_stopping_and_resuming_with_extensions_changes_no_bit(name):
     env, settings = VARIANTS[name]
     straight = iterate(make(env, 8), "eager", 4, **settings)

@@ -3,6 +3,7 @@
 import math
 import threading
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from canter.runs.run_folder import RunFolder
 from canter.training.episodes import NonFinite
 from canter.training.guard import RunFailed
 from canter.training.trainer import Trainer, train
+from covering import pairwise, usual_of
 
 HORIZON, ITERATIONS, BAD = 8, 12, 61
 """The bad step is in iteration 8, and seven are complete before it."""
@@ -77,9 +79,9 @@ def late(trainer):
     return trainer
 
 
-@pytest.mark.parametrize("log_every", [1, 3])
-@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "when read"])
-@pytest.mark.parametrize("how", ["raise", "shape", "nan", "inf", "reward"])
+@pytest.mark.parametrize(
+    ("how", "at_once", "log_every"), pairwise(["raise", "shape", "nan", "inf", "reward"], [True, False], [1, 3])
+)
 def test_the_state_before_the_rollout_is_saved_to_the_bit(how, at_once, log_every, tmp_path):
     config = replace(CONFIG, log_every=log_every)
     straight = Trainer(config, env=Fails())
@@ -93,8 +95,9 @@ def test_the_state_before_the_rollout_is_saved_to_the_bit(how, at_once, log_ever
     assert saved["run"]["counters"] == straight.progress.state_dict()["counters"]
 
 
-@pytest.mark.parametrize("memory", [False, True], ids=["plain", "recurrent"])
-@pytest.mark.parametrize("how", ["raise", "inf"])
+@pytest.mark.parametrize(
+    ("how", "memory"), usual_of([*product(["raise", "inf"], [False, True])], [("raise", True), ("inf", False)])
+)
 def test_a_resumed_run_ends_as_if_nothing_had_failed(how, memory, tmp_path):
     algorithm = replace(CONFIG.algorithm, model=MEMORY, sequence_length=4) if memory else CONFIG.algorithm
     config = replace(CONFIG, algorithm=algorithm)

@@ -17,7 +17,7 @@ from canter.app.check.trial import ENOUGH_STEPS
 from canter.config import TrainConfig
 from canter.core.specs import Step
 from canter.envs import EnvConfig
-from canter.envs.gymnasium.adapter import GymnasiumEnv
+from canter.envs.gymnasium import GymnasiumEnv
 from canter.envs.tensor import CartPole
 
 PLAN = Plan(total_steps=100_000, num_envs=4, horizon=128, epochs=4, num_minibatches=4, gamma=0.99, gae_lambda=0.95)
@@ -150,7 +150,14 @@ def test_a_slow_environment_is_not_stepped_for_long(monkeypatch):
     assert any(f"in {ENOUGH_STEPS} random steps" in finding.text for finding in found)
 
 
-@pytest.mark.parametrize(("vectorization", "advised"), [("auto", True), ("sync", False), ("async", False)])
+@pytest.mark.parametrize(
+    ("vectorization", "advised"),
+    [
+        ("auto", True),
+        pytest.param("sync", False, marks=pytest.mark.long),
+        pytest.param("async", False, marks=pytest.mark.long),
+    ],
+)
 def test_cores_that_could_step_a_slow_environment_are_pointed_out(monkeypatch, vectorization, advised):
     monkeypatch.setattr(preflight_module, "SECONDS", 0.3)
     monkeypatch.setattr("canter.core.distributed.cores", lambda: 3)
