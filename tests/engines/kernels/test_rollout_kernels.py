@@ -11,7 +11,7 @@ from canter.nn.normalizer import Normalizer
 from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
 pytest.importorskip("triton", reason="Triton comes with the GPU builds of torch")
-rows, statistics = (importlib.import_module(f"canter.engines.triton.kernels.{name}") for name in ("rows", "statistics"))
+rollout, statistics = (importlib.import_module(f"canter.engines.triton.kernels.{name}") for name in ("rollout", "statistics"))
 
 pytestmark = NEEDS_DEVICE
 
@@ -28,7 +28,7 @@ def test_advantages_and_returns(shape, per_row):
         *(x.double() for x in (reward, value, next_value)), *flags, gamma.double() if per_row else gamma, 0.95
     )
     tensors = [x.to(DEVICE) for x in (reward, value, next_value, *flags)]
-    ours = rows.gae(*tensors, gamma.to(DEVICE) if per_row else gamma, 0.95)
+    ours = rollout.gae(*tensors, gamma.to(DEVICE) if per_row else gamma, 0.95)
     for one, other in zip(ours, exact, strict=True):
         torch.testing.assert_close(one.cpu().double(), other, rtol=1e-5, atol=1e-5)
 
@@ -65,12 +65,12 @@ def test_a_normaliser_takes_up_finite_rows_and_nothing_else(shape):
 def test_a_random_order_has_every_number_once(count):
     generator = torch.Generator(DEVICE).manual_seed(0)
     for _ in range(3):
-        assert sorted(rows.permutation(count, generator).tolist()) == list(range(count))
+        assert sorted(rollout.permutation(count, generator).tolist()) == list(range(count))
 
 
 def test_random_orders_are_even():
     generator, count, draws = torch.Generator(DEVICE).manual_seed(0), 6, 3000 if not INTERPRETED else 300
-    orders = torch.stack([rows.permutation(count, generator) for _ in range(draws)]).cpu()
+    orders = torch.stack([rollout.permutation(count, generator) for _ in range(draws)]).cpu()
     for place in range(count):
         found = torch.bincount(orders[:, place], minlength=count).double()
         # The 99.99th percentile of chi-square with five degrees of freedom is 25.7.
