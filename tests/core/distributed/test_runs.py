@@ -14,6 +14,7 @@ from torchrun import launch, torchrun
 from canter.app.cli import main
 from canter.core import distributed
 from canter.core.distributed.world import world
+from canter.core.registry import UserError
 from canter.core.storage.checkpoint import CheckpointStore
 
 ITERATIONS = 16
@@ -165,5 +166,5 @@ def test_a_port_that_is_in_use_is_named(monkeypatch):
         for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("MASTER_PORT", port)
-        with pytest.raises(OSError, match=f"MASTER_PORT={port} at MASTER_ADDR=localhost is in use"):
+        with pytest.raises(UserError, match=f"MASTER_PORT={port} at MASTER_ADDR=localhost is in use"):
             world.start()
