@@ -31,7 +31,7 @@ from canter.envs.gymnasium.workers import AsyncStepper
 
 @pytest.fixture
 def two_cores(monkeypatch):
-    monkeypatch.setattr("canter.envs.gymnasium.sync.cores", lambda: 2)
+    monkeypatch.setattr("canter.core.distributed.cores", lambda: 2)
 
 
 class Pair(gymnasium.Wrapper):
@@ -215,7 +215,7 @@ def test_a_mask_in_info_is_still_read():
 
 
 def test_groups_are_for_many_mujoco_environments_without_a_window(monkeypatch):
-    monkeypatch.setattr("canter.envs.gymnasium.sync.cores", lambda: 4)
+    monkeypatch.setattr("canter.core.distributed.cores", lambda: 4)
 
     def made(env_id, num_envs):
         return SyncVectorEnv([lambda: gymnasium.make(env_id)] * num_envs)
@@ -310,8 +310,8 @@ def test_forked_processes_end_with_one_that_is_killed():
     script = """
 import os, signal, torch
 import canter.envs.gymnasium as adapter
-import canter.envs.gymnasium.sync as sync
-sync.cores = lambda: 3
+from canter.core import distributed
+distributed.cores = lambda: 3
 envs = [adapter.make_gymnasium("Hopper-v5", 6, vectorization="forked") for _ in range(2)]
 for env in envs:
     env.reset(0)

@@ -88,7 +88,7 @@ def step(**changes):
         ({"metrics": {"lift": torch.zeros(50)}}, r"the metric 'lift' as \(50,\) on cpu, it must be \(\) on cpu"),
         (
             {"terminated": torch.ones(50).bool(), "final_obs": {"policy": torch.zeros(2)}},
-            r"final_obs gave observation 'policy' as torch.float32 \(2,\)",
+            r"final_obs returned observation 'policy' as torch.float32 \(2,\)",
         ),
     ],
 )

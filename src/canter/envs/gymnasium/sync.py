@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import concatenate
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from canter.core.distributed import cores
+from canter.core import distributed
 from canter.core.registry import UserError
 from canter.envs.contract import to_flag, to_reward, validate_reset, validate_step
 from canter.envs.failures import STEPPING_THREADS, EnvCalls
@@ -134,7 +134,7 @@ class SyncStepper(Stepper):
         """Cores that could step a part of the environments in forked processes, and do so only on request."""
         if not self.marks_ends or len(self.groups) > 1 or in_mujoco(self.env):
             return 0
-        return cores() - 1 if fork_obstacle(self.env) is None else 0
+        return distributed.cores() - 1 if fork_obstacle(self.env) is None else 0
 
     def gather(self) -> None:
         """Bring all environments back into this process, as they are; the next step forks again."""
@@ -286,7 +286,7 @@ def choose_groups(env: SyncVectorEnv, vectorization: str) -> dict[str, Any]:
 
     By default one group per core if MuJoCo does the work and each group has four or more environments, else one.
     """
-    groups = min(cores(), env.num_envs)
+    groups = min(distributed.cores(), env.num_envs)
     reason = fork_obstacle(env)
     if vectorization == "forked" and reason is not None:
         raise UserError(f"vectorization=forked: {reason}; use threads or async")
@@ -294,7 +294,7 @@ def choose_groups(env: SyncVectorEnv, vectorization: str) -> dict[str, Any]:
         reason = reason or obstacle(env)  # the user did not ask for processes, in which own code might not work
         # A window belongs to the thread that opened it.
         independent = in_mujoco(env) and env.render_mode != "human"
-        groups = max(1, min(cores(), env.num_envs // FEW)) if independent else 1
+        groups = max(1, min(distributed.cores(), env.num_envs // FEW)) if independent else 1
     return {"groups": groups, "forked": vectorization != "threads" and reason is None}
 
 
