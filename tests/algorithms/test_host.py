@@ -1,11 +1,16 @@
 """Acting and learning leave the host alone, so that they can be captured in a CUDA graph."""
 
+from contextlib import contextmanager
+
 import pytest
+import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from canter.algorithms.extensions import AMPConfig, RNDConfig, SymmetryConfig
 from canter.algorithms.ppo import BonusValueConfig, PPOConfig
 from canter.algorithms.ppo.rewards import RewardConfig
+from canter.core.dispatch import Dispatched
 from canter.engines.base import BoundLossConfig
 from canter.envs.tensor import CartPole, Null, Pendulum, Swimmer
 from canter.nn.actor_critic import ModelConfig
@@ -16,7 +21,7 @@ from canter.nn.schedules import AdaptiveKL, StepAt
 from canter.training.collector import Collector
 
 
-class NoHostSync(TorchDispatchMode):
+class NoSyncOperator(TorchDispatchMode):
     """Refuses operators that make the host wait for the device or whose result has a shape that depends on data."""
 
     REFUSED = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::item")
@@ -24,6 +29,46 @@ class NoHostSync(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert func.name() not in self.REFUSED, f"{func.name()} asks the host"
         return func(*args, **(kwargs or {}))
+
+
+class NoSyncMethod(TorchFunctionMode):
+    """Refuses methods that read a tensor from the host without an operator, as they do on a CPU."""
+
+    REFUSED = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.cpu)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        assert func not in self.REFUSED, f"Tensor.{func.__name__} asks the host"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def definitions(monkeypatch):
+    """Run the plain functions; their kernels in C may read tensors, which lie in the host's memory."""
+    monkeypatch.setattr(Dispatched, "__call__", lambda self, *args, **kwargs: self.plain(*args, **kwargs))
+
+
+@contextmanager
+def no_host_sync():
+    """Refuse whatever reads a tensor from the host."""
+    with NoSyncOperator(), NoSyncMethod():
+        yield
+
+
+def collector_of(env, algorithm):
+    """Return a collector of what runs on a GPU: NaN is searched for when a row is logged, all values are computed."""
+    values = algorithm.engine.values
+    algorithm.engine.values = lambda obs, state, reset, needed=None: values(obs, state, reset)
+    collector = Collector(env, algorithm, seed=0)
+    collector.tracker.reads_at_once = False
+    return collector
+
+
+@pytest.mark.parametrize(
+    "read", [lambda x: x.tolist(), lambda x: x.numpy(), lambda x: x.item(), lambda x: x.cpu(), bool, float]
+)
+def test_the_guard_sees_every_way_to_read_a_tensor(read):
+    with pytest.raises(AssertionError, match="asks the host"), no_host_sync():
+        read(torch.ones(()))
 
 
 @pytest.mark.parametrize("env_class", [CartPole, Null])
@@ -40,8 +85,8 @@ def test_acting_and_learning_never_ask_the_host(env_class, every):
     )
     algorithm = config.build(env.spec, seed=0)
     algorithm.use_engine("autograd")
-    collector = Collector(env, algorithm, seed=0)
-    with NoHostSync():
+    collector = collector_of(env, algorithm)
+    with no_host_sync():
         algorithm.update(collector.collect())
 
 
@@ -62,8 +107,8 @@ def test_nothing_that_is_made_of_rewards_asks_the_host(objective, precision):
     )
     algorithm = config.build(env.spec, seed=0)
     algorithm.use_engine("autograd")
-    collector = Collector(env, algorithm, seed=0)
-    with NoHostSync():
+    collector = collector_of(env, algorithm)
+    with no_host_sync():
         algorithm.update(collector.collect())
 
 
@@ -79,12 +124,12 @@ def test_extensions_never_ask_the_host(env_class, memory):
         epochs=1,
         num_minibatches=2,
         sequence_length=4,
-        model=ModelConfig(policy=NetworkConfig(memory=memory)),
+        model=ModelConfig(policy=NetworkConfig(rnn=memory)),
         extensions=extensions,
         bonus_value=BonusValueConfig(episodic=memory is not None),
     )
     algorithm = config.build(env.spec, seed=0)
     algorithm.use_engine("autograd")
-    collector = Collector(env, algorithm, seed=0)
-    with NoHostSync():
+    collector = collector_of(env, algorithm)
+    with no_host_sync():
         algorithm.update(collector.collect())
