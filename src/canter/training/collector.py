@@ -19,7 +19,7 @@ from torch import Tensor
 from canter.algorithms.base import Algorithm
 from canter.core import distributed
 from canter.core.data.rollout import Rollout, StepWriter
-from canter.core.specs import INTERRUPTS, LOST_FINAL_OBS, Env, Stateful
+from canter.core.specs import INTERRUPTS, LOST_FINAL_OBS, Env, SnapshotState, Stateful, resumes_exactly, seeds_by_row
 from canter.core.struct import Metrics, Obs, tree_copy_, tree_map
 from canter.envs.contract import check_layout, check_obs
 from canter.envs.failures import HANG_WARNING_SECONDS, Watchdog, attributed, failure, warn_of_hanging
@@ -87,7 +87,7 @@ class Collector:
         self._copy_env_state: Callable[[], Callable[[], Any]] | None = None
         """Copies the environment's state, see `env_snapshot`; None if it has none."""
         if isinstance(env, Stateful):  # checked once: a runtime protocol check is slow
-            self._copy_env_state = getattr(env, "snapshot", None) or partial(_copy_state_dict, env)
+            self._copy_env_state = env.snapshot if isinstance(env, SnapshotState) else partial(_copy_state_dict, env)
         self.clock = Stopwatch()
 
     @torch.no_grad()
@@ -144,7 +144,7 @@ class Collector:
     def _reset_env(self, seed: int) -> Obs:
         """Restart all episodes."""
         self.watchdog.begin()
-        if distributed.rank() and not getattr(self.env, "seeds_by_row", False):
+        if distributed.rank() and not seeds_by_row(self.env):
             # Ranks must not all play the same episodes, and this environment does not know its rank.
             draws = np.random.SeedSequence(seed, spawn_key=(distributed.rank(),)).generate_state(1, np.uint64)
             seed = int(draws[0]) >> 1
@@ -191,8 +191,7 @@ class Collector:
         if self._copy_env_state is not None:
             try:
                 read_copy = self._copy_env_state()
-                exact = getattr(self.env, "resumes", "exact") == "exact"
-                restart = None if exact else PARTIAL
+                restart = None if resumes_exactly(self.env) else PARTIAL
                 return lambda: {"env": read_copy(), "episodes_restart": restart}
             except NotImplementedError as error:
                 reason = str(error)

@@ -16,7 +16,7 @@ from torch import Tensor
 from canter.core import distributed
 from canter.core.data.rollout import Rollout
 from canter.core.struct import maybe_any, tree_leaves
-from canter.functional.statistics import in_groups
+from canter.functional.statistics import group_sums
 
 ACTION = "action"
 """Name of the action in an algorithm's record, if it has one."""
@@ -183,7 +183,7 @@ class EpisodeTracker:
             env_steps=int(env_steps),
             resets=int(resets),
             mean_reward=reward / max(env_steps, 1),
-            gain_and_time=[in_groups(each).tolist() for each in gains],
+            gain_and_time=[group_sums(each).tolist() for each in gains],
         )
 
     def _first_error(self, read: dict[str, Tensor], steps: int) -> NonFinite | None:

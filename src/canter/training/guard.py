@@ -28,9 +28,9 @@ from canter.core import distributed
 from canter.core.specs import EnvFailed, EnvSpec
 from canter.core.struct import to_dicts
 from canter.envs.failures import EnvironmentFailed, place_of, text_of
-from canter.runs.ranks import DistributedRunFolder
+from canter.runs.ranks import DistributedRunFolder, NullRunFolder
 from canter.runs.run_folder import RunFolder, error_chain
-from canter.runs.state import NullRunFolder, TrainState, broadcast_tree
+from canter.runs.state import TrainState, broadcast_tree
 from canter.training.black_box import spec_to_box
 from canter.training.episodes import NonFinite, NonFiniteElsewhere, NonFiniteUpdate
 from canter.training.progress import Report, RunProgress
@@ -216,7 +216,8 @@ class Guard:
             tree = {name: part.state_dict() for name, part in self.state.components().items()}
             saved = self.folder.rescue(self.state, tree, error)
         if isinstance(error, EnvironmentFailed | NonFinite | RankFailed):
-            raise RunFailed(str(error), saved, getattr(error, "rank", 0)) from error
+            rank = error.rank if isinstance(error, RankFailed) else 0
+            raise RunFailed(str(error), saved, rank) from error
         error.add_note(saved)
 
     def _save_last_good(self, error: Exception, good: int | None = None) -> str:
@@ -229,7 +230,8 @@ class Guard:
         rollout = to_dicts(self.rollback.rollout_after(good))
         tree = self.rollback.restore(good)
         if isinstance(error, NonFinite):
-            self._write_black_box(str(error), tree, rollout, getattr(error, "rank", None))
+            rank = error.rank if isinstance(error, RankFailed) else None
+            self._write_black_box(str(error), tree, rollout, rank)
         self.progress.forget_after(good)
         self.uncommitted = False
         try:

@@ -16,7 +16,7 @@ from canter.algorithms.base import Metrics
 from canter.core import distributed
 from canter.core.registry import UserError
 from canter.core.seeding import derive_seed
-from canter.core.specs import Capturable, Env, EnvSpec, Stateful, Step
+from canter.core.specs import Capturable, Env, EnvSpec, Stateful, Step, resumes_exactly, seeds_by_row
 from canter.core.struct import Obs, State, tree_copy_, tree_map
 from canter.nn.actor_critic import Policy
 
@@ -171,9 +171,9 @@ class SelfPlayEnv:
         self._obs: Obs = {}
         self._reset = torch.ones(games, dtype=torch.bool, device=spec.device)
         self._memory: State = ()
-        self.resumes = getattr(env, "resumes", "exact") if isinstance(env, Stateful) else "partial"
+        self.resumes = "exact" if isinstance(env, Stateful) and resumes_exactly(env) else "partial"
         """"partial" if the games cannot be saved: they restart, and the opponents stay."""
-        self.seeds_by_row = getattr(env, "seeds_by_row", False)
+        self.seeds_by_row = seeds_by_row(env)
         if isinstance(env, Capturable):  # having this method declares that a step may be captured
             self.generators = lambda: [self._generator, *env.generators()]
 

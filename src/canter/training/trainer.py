@@ -21,10 +21,10 @@ from canter.core.specs import Env, report_progress
 from canter.core.struct import Metrics
 from canter.envs import closed_quietly, unused_settings
 from canter.envs.failures import HANG_WARNING_SECONDS
-from canter.runs.metrics import MetricWriter, Writers
-from canter.runs.ranks import for_all_ranks
+from canter.runs.ranks import NullRunFolder, for_all_ranks
 from canter.runs.run_folder import RunFolder
-from canter.runs.state import NullRunFolder, TrainState
+from canter.runs.state import TrainState
+from canter.runs.writers import MetricWriter, Writers
 from canter.training.collector import Collector
 from canter.training.config import RunConfig
 from canter.training.episodes import Episodes, NonFinite
