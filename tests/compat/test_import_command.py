@@ -95,3 +95,10 @@ def test_a_run_becomes_a_file_of_either_parent_that_acts_alike(tmp_path, capsys)
     with pytest.raises(SystemExit):
         main(["export", run, "--output", theirs])
     assert "exists already" in capsys.readouterr().err
+
+
+def test_check_reads_the_file_of_another_library(tmp_path, capsys):
+    main(["check", "--config", str(write(tmp_path, RL_GAMES)), "--parity"])
+    printed = capsys.readouterr()
+    assert "imported" in printed.out and "Ready to train" in printed.out
+    assert "rl_games" in printed.err

@@ -71,13 +71,13 @@ def test_verdicts_that_users_of_the_parent_should_know(changes, key, status, wor
 def test_a_recurrent_policy_trains_with_the_length_that_rl_games_really_used():
     rnn = {"name": "lstm", "units": 8, "layers": 1, "before_mlp": True, "concat_input": True}
     imported = import_config(rl_games(network__rnn=rnn, config__seq_len=8))
-    memory = imported.config.algorithm.model.policy.memory
+    memory = imported.config.algorithm.model.policy.rnn
     assert imported.config.algorithm.sequence_length == 4
     assert "Did you mean seq_length" in entry(imported, "config.seq_len").why
     assert (memory.cell, memory.position, memory.concat_input) == ("lstm", "before_mlp", False)
     assert import_config(
         rl_games(network__rnn={**rnn, "before_mlp": False})
-    ).config.algorithm.model.policy.memory.concat_input
+    ).config.algorithm.model.policy.rnn.concat_input
 
 
 def test_forms_of_the_deviation_keep_the_parents_start():

@@ -341,7 +341,7 @@ def test_amp_trains_saves_its_discriminator_restores_and_plays(tmp_path):
     again = runner.algo_factory.create("amp_continuous", base_name="run", params=runner.params)
     again.restore(str(file))
     other, rows = discriminator_of(again.algorithm), torch.randn(5, 4)
-    torch.testing.assert_close(other.style(rows), trained.style(rows))
+    torch.testing.assert_close(other.style_reward(rows), trained.style_reward(rows))
     mine, theirs = (each.phase.optimizer.groups["discriminator"].state() for each in (trained, other))
     for name in ("step", "exp_avg", "exp_avg_sq"):
         torch.testing.assert_close(theirs[name], mine[name])

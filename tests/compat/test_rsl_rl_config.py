@@ -70,9 +70,9 @@ def test_memory_of_both_networks_runs_over_the_whole_rollout():
     tree = changed(RSL_RL, {f"{net}.{key}": value for net in ("actor", "critic") for key, value in rnn.items()})
     ppo = import_config(tree, num_envs=4).config.algorithm
     assert ppo.sequence_length == ppo.horizon == 8
-    assert (ppo.model.policy.memory.cell, ppo.model.critic.memory.layers) == ("gru", 2)
+    assert (ppo.model.policy.rnn.cell, ppo.model.critic.rnn.layers) == ("gru", 2)
     none = changed(RSL_RL, {"actor.rnn_type": None, "actor.rnn_hidden_dim": 256, "actor.rnn_num_layers": 1})
-    assert import_config(none, num_envs=4).config.algorithm.model.policy.memory is None, "as mjlab writes no memory"
+    assert import_config(none, num_envs=4).config.algorithm.model.policy.rnn is None, "as mjlab writes no memory"
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_students_are_imported_and_ask_for_their_teacher(tree):
         math.inf,
     )
     assert (found.policy.hidden, found.policy.activation, found.policy.normalize_obs) == ((32, 16), "tanh", True)
-    memory = found.policy.memory
+    memory = found.policy.rnn
     assert (memory.cell, memory.hidden, memory.layers, found.std.initial) == ("gru", 24, 2, 0.2)
     assert found.policy.obs_groups == ("policy",) and imported.config.env.num_envs == 4
     entries = imported.report.entries

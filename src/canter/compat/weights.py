@@ -22,7 +22,7 @@ from canter.nn.heads import GaussianHead, LogStd
 from canter.nn.network import Network
 from canter.nn.normalizer import Normalizer
 from canter.nn.optimizer import OptimizerConfig, ParameterGroup
-from canter.nn.rnn import Memory
+from canter.nn.rnn import RNN
 
 Rows = tuple[int, int | None]
 ALL: Rows = (0, None)
@@ -96,7 +96,7 @@ def network_links(network: Network, ours: str, hidden: str, rnn: str, norm: str,
         if isinstance(encoder, CNN):
             for name, _ in encoder.layers.named_parameters():
                 yield Link(f"{cnn.format(network.groups[i])}.{name}", f"{ours}.encoders.{i}.layers.{name}")
-    if isinstance(network.memory, Memory):
+    if isinstance(network.memory, RNN):
         for k in range(len(network.memory.cells)):
             for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
                 yield Link(f"{rnn}.{name}_l{k}", f"{ours}.memory.cells.{k}.{name}")

@@ -203,7 +203,7 @@ def _normalizer(found: Statistics, parts: Any) -> dict[str, Tensor]:
     if not bool((std > 0).all()):
         raise ConfigError(
             f"an observation's deviation of {scale.min().item():g} is below the {EPS} that RSL-RL adds: "
-            "train with model.policy.normalizer.eps_on=deviation, eps=0.01 to export it"
+            "train with model.policy.normalizer.eps_on=std, eps=0.01 to export it"
         )
     row = {"_mean": found.mean, "_var": found.variance, "_std": std}
     row = {name: value.float().reshape(1, -1) for name, value in row.items()}

@@ -19,7 +19,7 @@ from canter.core.struct import Obs, State, tree_map
 from canter.nn.actor_critic import Policy
 from canter.nn.heads import GaussianHead
 from canter.nn.normalizer import Normalizer
-from canter.nn.rnn import Memory
+from canter.nn.rnn import RNN
 
 
 class InferencePolicy(nn.Module):
@@ -98,9 +98,9 @@ def deployed(policy: Policy) -> Deployed | DeployedMemory:
         raise ConfigError("RSL-RL's exports are of layers in a row; canter.export_policy takes d2rl too")
     layers = nn.Sequential(*_copied(network.hidden), _linear(head.mean))
     normalizer = JoinedNormalizer(policy)
-    if not isinstance(network.memory, Memory):
+    if not isinstance(network.memory, RNN):
         return Deployed(normalizer, layers)
-    if not network.memory_first or network.concat_input or not isinstance(network.memory.norm, nn.Identity):
+    if not network.rnn_first or network.concat_input or not isinstance(network.memory.norm, nn.Identity):
         raise ConfigError("RSL-RL's exports have the memory before the layers; canter.export_policy takes any")
     kind = DeployedLSTM if network.memory.is_lstm else DeployedMemory
     return kind(normalizer, _fused(network.memory), layers)
@@ -116,7 +116,7 @@ def _copied(layers: nn.Sequential) -> list[nn.Module]:
     return [_linear(layer) if isinstance(layer, nn.Linear) else layer for layer in layers]
 
 
-def _fused(memory: Memory) -> nn.LSTM | nn.GRU:
+def _fused(memory: RNN) -> nn.LSTM | nn.GRU:
     """Torch's own recurrent layers with the cells' weights."""
     kind = nn.LSTM if memory.is_lstm else nn.GRU
     own = kind(memory.cells[0].input_size, memory.hidden, len(memory.cells))

@@ -139,7 +139,7 @@ def encoder_activation(s: Section) -> None:
 def recurrent_layers(s: Section) -> None:
     """An LSTM or GRU before or after the hidden layers."""
     if s.has_section("rnn"):
-        apply(RECURRENT_LAYERS, s.inner("rnn", "memory"))
+        apply(RECURRENT_LAYERS, s.inner("rnn", "rnn"))
 
 
 def concatenation(s: Section) -> None:
@@ -151,7 +151,7 @@ def concatenation(s: Section) -> None:
     if read.flag(s, "concat_output", False):
         if before:
             s.copy("concat_output", "concat_input", True)
-        s.refuse("concat_output", "only with before_mlp: true (it is memory.concat_input here)")
+        s.refuse("concat_output", "only with before_mlp: true (it is rnn.concat_input here)")
 
 
 def observation_groups(s: Section) -> None:

@@ -170,8 +170,8 @@ def sequences(s: Section) -> None:
     s.no_effect("seq_len", f"rl_games ignores this key and uses seq_length, 4 where it is missing{hint}")
     resets = read.flag(s, "zero_rnn_on_done", True)
     for network in (POLICY, CRITIC):
-        if f"{network}.memory.cell" in s.run.settings:
-            s.run.settings[f"{network}.memory.reset_on_end"] = resets
+        if f"{network}.rnn.cell" in s.run.settings:
+            s.run.settings[f"{network}.rnn.reset_on_end"] = resets
 
 
 def advantages(s: Section) -> None:

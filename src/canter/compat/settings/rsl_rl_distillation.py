@@ -48,7 +48,7 @@ def recurrent_layers(s: Section) -> None:
     if s.has("rnn_type"):
         width = read.integer(s, "rnn_hidden_dim", read.integer(s, "rnn_hidden_size", 256))
         cell = read.one_of("lstm", "gru")(s, "rnn_type")
-        s.set("policy.memory", {"cell": cell, "hidden": width, "layers": read.integer(s, "rnn_num_layers", 1)})
+        s.set("policy.rnn", {"cell": cell, "hidden": width, "layers": read.integer(s, "rnn_num_layers", 1)})
 
 
 def distribution(s: Section) -> None:

@@ -111,7 +111,7 @@ def normalizer(s: Section, key: str, generation: Generation) -> None:
         s.difference(why, key=key if s.has(key) else "")
         return
     s.set("normalizer.eps", 0.01, key)
-    s.set("normalizer.eps_on", "deviation")
+    s.set("normalizer.eps_on", "std")
     s.set("normalizer.clip", None)
     s.set("normalizer.prior_count", 0.0)
     if timing:
@@ -127,10 +127,10 @@ def recurrent_layers(s: Section, generation: Generation) -> None:
     if not s.has("rnn_type") and class_name not in RECURRENT_CLASSES:
         s.no_effect(f"rnn_type {size} rnn_num_layers", "the network is not recurrent")
         return
-    s.copy("rnn_type", "memory.cell", "gru" if str(s.raw("rnn_type", "lstm")).lower() == "gru" else "lstm")
-    s.copy(size, "memory.hidden", read.integer(s, size, 256))
-    s.copy("rnn_num_layers", "memory.layers", read.integer(s, "rnn_num_layers", 1))
-    s.set("memory.position", "before_mlp")
+    s.copy("rnn_type", "rnn.cell", "gru" if str(s.raw("rnn_type", "lstm")).lower() == "gru" else "lstm")
+    s.copy(size, "rnn.hidden", read.integer(s, size, 256))
+    s.copy("rnn_num_layers", "rnn.layers", read.integer(s, "rnn_num_layers", 1))
+    s.set("rnn.position", "before_mlp")
     runner = s.run.section(generation.runner, "algorithm")
     runner.set("sequence_length", read.integer(runner, "num_steps_per_env"), "num_steps_per_env")
 
