@@ -1,1 +1,1 @@
-"""Ways to compute one description of PPO's loss: by autograd, which is the definition, and by faster means."""
+"""Engines that compute the losses: autograd, which is the definition, and faster ones."""

@@ -2,7 +2,8 @@
 
 `loss_terms` lists the terms and their weights; `AutogradEngine.evaluate` sums them.
 
-L sequence length (1 for feed-forward networks), S sequences, B sequences in a minibatch, P distribution parameters.
+L sequence length (1 for feed-forward networks), S sequences, B sequences in a minibatch, P
+distribution parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from canter.core.struct import Metrics, Obs, State, TensorStruct, tree_map
 from canter.engines.base import Acted, Coefs, ModelOutput, PPOBatch, PPOLoss, UpdateResult, Valued
-from canter.engines.streams import beside, side_stream
+from canter.engines.streams import concurrently, side_stream
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
 from canter.functional.minibatches import take_sequences
 from canter.functional.statistics import masked_mean, normalize
@@ -39,14 +40,18 @@ class Term:
 
 
 DIAGNOSTICS = ("policy/kl", "policy/clip_fraction")
-"""Quantities that `policy_terms` returns for the log and for early stopping; they are not part of the loss."""
+"""Quantities that `policy_terms` returns for the log and for early stopping; they are not part of
+the loss."""
 
 UNAUGMENTED_ONLY = ("policy/entropy", *DIAGNOSTICS)
 """Quantities whose means leave out samples that an extension added."""
 
 
 def policy_terms(loss: PPOLoss, distribution: Distribution, batch: PPOBatch, params: Tensor) -> Metrics:
-    """Return surrogate, entropy, KL, whether the ratio was clipped and perhaps the bound loss; `[L, B]`, unweighted."""
+    """Return surrogate, entropy, KL, whether the ratio was clipped and perhaps the bound loss.
+
+    `[L, B]`, unweighted.
+    """
     assert loss.surrogate is not None
     advantage = batch.advantage
     if loss.advantage != "given":
@@ -71,7 +76,7 @@ def policy_terms(loss: PPOLoss, distribution: Distribution, batch: PPOBatch, par
 
 
 def rl_games_kl(last_params: Tensor, params: Tensor) -> Tensor:
-    """Return KL(new || last seen) of Gaussians by parameters `[..., 2A]`, with rl_games' constants in the divisors."""
+    """Return KL(new || last seen) of Gaussians `[..., 2A]`, with the constants of rl_games."""
     mean, log_std = params.chunk(2, -1)
     last_mean, last_log_std = last_params.chunk(2, -1)
     std = torch.exp(log_std)
@@ -81,7 +86,7 @@ def rl_games_kl(last_params: Tensor, params: Tensor) -> Tensor:
 
 
 def loss_terms(loss: PPOLoss, coefs: Coefs, batch: PPOBatch, output: ModelOutput, policy: Metrics | None) -> list[Term]:
-    """Return the terms of PPO's loss, without those of extensions, in the order in which they are summed.
+    """Return the terms of PPO's loss, without those of extensions, in their order of summation.
 
     `policy` are the values of `policy_terms`; None where the policy is not trained.
     """
@@ -109,7 +114,7 @@ def extension_terms(loss: PPOLoss, batch: PPOBatch, output: ModelOutput) -> list
 
 
 def sample_means(values: Metrics, batch: PPOBatch) -> Metrics:
-    """Return the mean of each value `[L, B]` over the valid samples, or the valid and unaugmented ones."""
+    """Return the mean of each value `[L, B]` over the valid, or valid and unaugmented, samples."""
     means = dict(zip(values, masked_mean(torch.stack(list(values.values())), batch.valid).unbind(), strict=True))
     own = [name for name in UNAUGMENTED_ONLY if name in values]
     if batch.original is None or not own:
@@ -125,7 +130,8 @@ class LossOutput:
     loss: Tensor
     metrics: Metrics
     kl: Tensor | None = None
-    """KL from the policy that collected the samples, 0-d; early stopping and adaptive learning rates follow it."""
+    """KL from the policy that collected the samples, 0-d; early stopping and adaptive learning
+    rates follow it."""
     dist_params: Tensor | None = None
     """Output of the policy's network `[L, B, P]`."""
 
@@ -136,7 +142,10 @@ class LossOutput:
 
 
 class LossGradients:
-    """Gradients of any loss by autograd, for a phase of an update; `loss` takes a minibatch `[L, B, ...]`."""
+    """Gradients of any loss by autograd, for a phase of an update.
+
+    `loss` takes a minibatch `[L, B, ...]`.
+    """
 
     def __init__(self, loss: Callable[[Any], LossOutput], optimizer: Optimizer) -> None:
         self.loss = loss
@@ -147,7 +156,10 @@ class LossGradients:
         return batch
 
     def gradients(self, samples: TensorStruct, index: Tensor, coefs: Any) -> UpdateResult:
-        """Write the gradients of the loss of some sequences into the optimizer; return metrics and KL."""
+        """Write the gradients of the loss of some sequences into the optimizer.
+
+        Return metrics and KL.
+        """
         output = self.loss(take_sequences(samples, index))
         self.optimizer.backward(output.loss)
         return output.measured()
@@ -166,7 +178,7 @@ class AutogradEngine:
         self.stream = side_stream(next(model.parameters()).device)
 
     def act(self, obs: Obs, state: State, reset: Tensor, rng: torch.Generator) -> Acted:
-        """Sample; the environment receives actions within bounds, the record keeps them as sampled."""
+        """Sample actions: within bounds for the environment, as sampled for the record."""
         with torch.no_grad():
             params, state = self.model.policy.params(obs, state, reset)
             action = self.distribution.sample(params, rng)
@@ -190,11 +202,17 @@ class AutogradEngine:
         return self.distribution.log_prob(dist_params, action)
 
     def begin(self, batch: PPOBatch) -> PPOBatch:
-        """Return the samples; a moving KL overwrites its reference parameters, so it gets a copy of them."""
+        """Return the samples.
+
+        A moving KL overwrites its reference parameters, so it gets a copy of them.
+        """
         return replace(batch, dist_params=batch.dist_params.clone()) if self.loss.moving_kl else batch
 
     def gradients(self, samples: PPOBatch, index: Tensor, coefs: Coefs) -> UpdateResult:
-        """Write the gradients of the loss of some sequences into the optimizer; return metrics and KL."""
+        """Write the gradients of the loss of some sequences into the optimizer.
+
+        Return metrics and KL.
+        """
         batch = take_sequences(samples, index)
         if self.loss.update_obs_stats_per_minibatch:
             self._update_obs_statistics(batch)
@@ -234,7 +252,10 @@ class AutogradEngine:
         return LossOutput(total, means, kl, output.dist_params)
 
     def _policy_terms(self, batch: PPOBatch, params: Tensor) -> Metrics:
-        """Return the policy's values, those of a subclass where it has its own; raise if one of them has no weight."""
+        """Return the policy's values, those of a subclass where it has its own.
+
+        Raise if one of them has no weight.
+        """
         values = (self.loss.policy_terms or partial(policy_terms, self.loss, self.distribution))(batch, params)
         known = {"loss/policy", "loss/bound", *UNAUGMENTED_ONLY}
         unweighted = sorted(values.keys() - known)
@@ -246,7 +267,10 @@ class AutogradEngine:
         return values
 
     def forward(self, batch: PPOBatch) -> ModelOutput:
-        """Return the outputs of the networks that this loss trains; on a GPU the critic runs on its own stream."""
+        """Return the outputs of the networks that this loss trains.
+
+        On a GPU the critic runs on its own stream.
+        """
         model = self.model
         obs = batch.obs
         reset = batch.reset
@@ -261,7 +285,7 @@ class AutogradEngine:
             return ModelOutput(*model(obs, policy_state, critic_state, reset))
         if model.shared_trunk:  # two passes through the trunk: a second head is rare
             return ModelOutput(model.actor(obs, policy_state, reset)[0], *model.values(obs, policy_state, reset))
-        with beside(self.stream) as join:
+        with concurrently(self.stream) as join:
             values = model.values(obs, critic_state, reset)
         params = model.actor(obs, policy_state, reset)[0]
         join(*[value for value in values if value is not None])

@@ -1,11 +1,12 @@
 """The interface between PPO's mathematics and the engines that compute it.
 
-`PPOLoss` describes the loss of one minibatch; an `Engine` acts, values states and writes the gradients of that loss.
-`canter.engines.autograd` is the definition. Every other engine supports some descriptions, names what it does not
-support in the others, and is tested against the definition.
+`PPOLoss` describes the loss of one minibatch; an `Engine` acts, values states and writes the
+gradients of that loss. `canter.engines.autograd` is the definition. Every other engine supports
+some descriptions, names what it does not support in the others, and is tested against the
+definition.
 
-N environments, L sequence length (1 for feed-forward networks), S sequences, B sequences in a minibatch,
-P distribution parameters, A action components.
+N environments, L sequence length (1 for feed-forward networks), S sequences, B sequences in a
+minibatch, P distribution parameters, A action components.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from canter.nn.optimizer import Optimizer
 
 @dataclass(frozen=True, kw_only=True)
 class BoundLossConfig:
-    """Loss that keeps the mean of a Gaussian policy near the action bounds, in units in which these are -1 and 1.
+    """Loss that keeps the mean of a Gaussian policy near the action bounds, here -1 and 1.
 
-    Actions beyond the bounds are clipped, so the reward has no gradient there and the mean drifts away.
+    Actions beyond the bounds are clipped, so the reward has no gradient there and the mean drifts
+    away.
     """
 
     form: Literal["soft", "regularisation"] = "soft"
@@ -45,7 +47,10 @@ class BoundLossConfig:
         check_range(self, "must be above 0", "limit")
 
     def build(self, distribution: Distribution, device: torch.device) -> BoundLoss:
-        """Return the loss for a distribution; raise UserError for one whose actions cannot leave the bounds."""
+        """Return the loss for a distribution.
+
+        Raise UserError for one whose actions cannot leave the bounds.
+        """
         if not isinstance(distribution, DiagGaussian):
             raise UserError(
                 f"bound_loss is for a Gaussian policy, whose mean can leave the bounds; {type(distribution).__name__} "
@@ -100,7 +105,8 @@ class PPOBatch(TensorStruct):
     valid: Tensor
     reset: Tensor
     policy_state: State
-    """`[1, S, ...]` recurrent state of the policy before each sequence; `()` for a feed-forward policy."""
+    """`[1, S, ...]` recurrent state of the policy before each sequence; `()` for a feed-forward
+    policy."""
     critic_state: State
     """`[1, S, ...]` recurrent state of the critic before each sequence."""
     bonus_value: Tensor | None = None
@@ -110,8 +116,9 @@ class PPOBatch(TensorStruct):
     carried: dict[str, Any] = field(default_factory=dict)
     """Additional tensors of extensions, by name: trees of `[L, S, ...]` or `[1, S, ...]`."""
     original: Tensor | None = None
-    """bool: True for samples that the policy collected, False for those that an extension added. KL, entropy, clip
-    fraction and, through the KL, adaptive learning rates use the former only; None means that all are original."""
+    """bool: True for samples that the policy collected, False for those that an extension added.
+    KL, entropy, clip fraction and, through the KL, adaptive learning rates use the former only;
+    None means that all are original."""
 
 
 @dataclass(frozen=True)
@@ -127,21 +134,23 @@ class ModelOutput:
 
 
 Acted = tuple[Tensor, Tensor, Tensor, State]
-"""Action for the environment, action as sampled, distribution parameters `[N, ...]`, and the next state."""
+"""Action for the environment, action as sampled, distribution parameters `[N, ...]`, and the next
+state."""
 Valued = tuple[Tensor, State]
 """Values, and the critic's states after each sample."""
 ValueLoss = Literal["mse", "clipped", "huber"]
 Augment = Callable[[PPOBatch], PPOBatch]
 ExtensionLoss = Callable[[PPOBatch, ModelOutput], Metrics]
-"""Minibatch and network outputs to further terms of the loss `[L, B]`, weights included, by name."""
+"""Minibatch and network outputs to further terms of the loss `[L, B]`, weights included, by
+name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOLoss:
     """Everything that the loss of one minibatch depends on besides its tensors and the `Coefs`.
 
-    None and () mean that a part is absent. An engine refuses a loss with a part that is present and not in its list,
-    so fields may be added here.
+    None and () mean that a part is absent. An engine refuses a loss with a part that is present and
+    not in its list, so fields may be added here.
     """
 
     surrogate: Literal["clipped", "smooth_clipped", "vanilla"] | None
@@ -152,14 +161,16 @@ class PPOLoss:
     value_clip: float
     value_coef: float
     advantage: Literal["given", "minibatch", "minibatch_sample"]
-    """Advantages as they are, or standardised over the valid samples of the minibatch; "sample" is unbiased."""
+    """Advantages as they are, or standardised over the valid samples of the minibatch; "sample" is
+    unbiased."""
     bound: BoundLoss | None = None
     trunk_value: Literal[True] | None = None
     """Train the value head on the policy's features; the critic has a phase of its own."""
     moving_kl: Literal[True] | None = None
     """Measure the KL from the policy at the last visit of each sample, as rl_games does."""
     update_obs_stats_per_minibatch: Literal[True] | None = None
-    """Update the observation statistics of the trained networks with each minibatch, before the forward pass."""
+    """Update the observation statistics of the trained networks with each minibatch, before the
+    forward pass."""
     bonus_coef: float | None = None
     """Weight of the error of a second value head; None without one."""
     augment: tuple[Augment, ...] = ()
@@ -192,8 +203,8 @@ class UpdateResult(NamedTuple):
     metrics: Metrics
     """Means over the valid samples, for the log."""
     kl: Tensor | None = None
-    """KL from the policy that collected the samples, 0-d, for early stopping and adaptive learning rates; None for a
-    loss without a policy. It is not among the metrics: a phase logs it."""
+    """KL from the policy that collected the samples, 0-d, for early stopping and adaptive learning
+    rates; None for a loss without a policy. It is not among the metrics: a phase logs it."""
 
 
 class Engine(Protocol):
@@ -204,27 +215,39 @@ class Engine(Protocol):
     """Receives the gradients."""
 
     def act(self, obs: Obs, state: State, reset: Tensor, rng: torch.Generator) -> Acted:
-        """Sample actions; `reset` `[N]` marks environments that begin a new episode with this observation.
+        """Sample actions.
 
-        The next call may overwrite the action as sampled and the parameters, but not the action for the environment.
+        `reset` `[N]` marks environments that begin a new episode with this observation. The next
+        call may overwrite the action as sampled and the parameters, but not the action for the
+        environment.
         """
         ...
 
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
-        """Return values `[L, B]` of observations `[L, B, ...]` in reward units, and the states after each sample.
+        """Return values `[L, B]` of observations `[L, B, ...]` and the states after each sample.
 
-        With `needed` `[1, B]`, for single steps, the other values are undefined, and there are no states.
+        With `needed` `[1, B]`, for single steps, the other values are undefined, and there are no
+        states.
         """
         ...
 
     def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
-        """Return the log-probabilities `[...]` of stored actions, rounded as in `gradients`: the first ratio is 1."""
+        """Return the log-probabilities `[...]` of stored actions.
+
+        Rounded as in `gradients`, so that the first ratio is 1.
+        """
         ...
 
     def begin(self, batch: PPOBatch) -> Any:
-        """Take the samples `[L, S, ...]` to learn from; return them in the engine's own form, for `gradients`."""
+        """Take the samples `[L, S, ...]` to learn from.
+
+        Return them in the engine's own form, for `gradients`.
+        """
         ...
 
     def gradients(self, samples: Any, index: Tensor, coefs: Coefs) -> UpdateResult:
-        """Write the gradients of the loss of sequences `index` `[B]` into the optimizer; return what was measured."""
+        """Write the gradients of the loss of sequences `index` `[B]` into the optimizer.
+
+        Return metrics and KL.
+        """
         ...

@@ -1,4 +1,4 @@
-"""Capabilities of engines, declared as data, and the one check of a loss and a model against them."""
+"""Capabilities of engines, as data, and the check of a loss and a model against them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ NUMBERS = Numbers()
 class Capabilities:
     """Losses and models that an engine supports, by the names of their features.
 
-    A feature that is not listed must be absent from the loss or the model. New settings and modules of users are
-    therefore refused until an engine lists them.
+    A feature that is not listed must be absent from the loss or the model. New settings and modules
+    of users are therefore refused until an engine lists them.
     """
 
     device: str
@@ -67,7 +67,8 @@ LOSS_TEXTS = {
     "policy_terms": "the method policy_terms of a subclass",
     "learner": "{}, a subclass of the learner,",
 }
-"""Settings and code behind the fields of a loss, with {} for their value; other fields are settings themselves."""
+"""Settings and code behind the fields of a loss, with {} for their value; other fields are settings
+themselves."""
 
 
 def describe_loss(loss: PPOLoss | SACLoss) -> list[Feature]:
@@ -102,7 +103,10 @@ def unsupported_reason(
 
 
 def _unsupported(features: Iterable[Feature], supported: Mapping[str, Container[Any]], optional: bool) -> str | None:
-    """Return a sentence about the first feature that is not supported; `optional` accepts those that are not listed."""
+    """Return a sentence about the first feature that is not supported.
+
+    `optional` accepts those that are not listed.
+    """
     for feature in features:
         absent = feature.value == ABSENT or (feature.value is None and feature.name not in supported)
         listed = feature.value in supported.get(feature.name, ANYTHING if optional else ())

@@ -85,7 +85,8 @@ def choose(
 def choose(loss: Any, model: Any, optimizer: Any, requested: EngineName = "auto") -> Choice[Any]:
     """Return the fastest engine for a loss, a model and its device, or the requested one.
 
-    SAC passes its optimizers by name. Raise UserError if the requested engine does not support them.
+    SAC passes its optimizers by name. Raise UserError if the requested engine does not support
+    them.
     """
     device = _device_of(model)
     if device == "cuda":

@@ -1,4 +1,4 @@
-"""Work that runs at the same time as other work."""
+"""Work on a side stream of a GPU, concurrent with the main one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 @contextmanager
-def beside(stream: torch.cuda.Stream | None) -> Iterator[Callable[..., None]]:
-    """Let what is done inside run at the same time as what follows, up to a call of the function given.
+def concurrently(stream: torch.cuda.Stream | None) -> Iterator[Callable[..., None]]:
+    """Run the block concurrently with what follows, up to a call of the yielded function.
 
-    That function takes the results that are used from then on. Only while a CUDA graph is captured: small kernels leave
-    parts of a GPU idle that others can use. Autograd runs each backward step on the stream of its forward step, so
-    gradients gain as well.
+    That function takes the results that are used from then on. Only while a CUDA graph is captured:
+    small kernels leave parts of a GPU idle that others can use. Autograd runs each backward step on
+    the stream of its forward step, so gradients gain as well.
     """
     if stream is None or torch.compiler.is_compiling() or not torch.cuda.is_current_stream_capturing():
         yield lambda *results: None
@@ -33,5 +33,5 @@ def beside(stream: torch.cuda.Stream | None) -> Iterator[Callable[..., None]]:
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """A stream for `beside`; None where there are none."""
+    """Return a stream for `concurrently`; None on a CPU."""
     return torch.cuda.Stream(device) if device.type == "cuda" else None

@@ -1,8 +1,8 @@
-"""Description of a model as a flat list of layers, for engines that compute it without running its modules.
+"""Description of a model as a flat list of layers, for engines that do not run its modules.
 
-`describe` names every property that an engine must support, next to the setting that chose it, and hands out the
-modules that hold the parameters. A module that is not listed here appears under its class name, so that an engine
-refuses it instead of computing something else.
+`describe` names every property that an engine must support, next to the setting that chose it, and
+hands out the modules that hold the parameters. A module that is not listed here appears under its
+class name, so that an engine refuses it instead of computing something else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from canter.nn.heads import FlooredLogStd, GaussianHead, LinearHead, LogStd, Val
 from canter.nn.mlp import MLP, Linear
 from canter.nn.network import Network
 from canter.nn.normalizer import IdentityNormalizer, Normalizer
-from canter.nn.rnn import NoMemory
+from canter.nn.rnn import IdentityRNN
 from canter.nn.stack import NORMS, Block, Critics, Stack, StackedLinear
 
 ABSENT = "none"
@@ -41,10 +41,11 @@ Kind = Literal["network", "input", "hidden", "output", "std", "value", "paramete
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer of a model: the properties an engine must support, and the modules with the parameters."""
+    """One layer of a model: its modules, and the properties an engine must support."""
 
     network: str
-    """Network that the layer belongs to, "policy" or "critic"; "model" for properties of all parameters."""
+    """Network that the layer belongs to, "policy" or "critic"; "model" for properties of all
+    parameters."""
     kind: Kind
     """An input is an observation group; hidden, output, std and value layers are linear."""
     features: tuple[Feature, ...]
@@ -71,7 +72,7 @@ class SACModel:
 
 
 def describe(model: ActorCritic | SACModel) -> tuple[LayerSpec, ...]:
-    """Return the layers of a model, from the inputs of the policy to the value head, and its parameters last."""
+    """Return the layers of a model, from the inputs of the policy to the value head."""
     if isinstance(model, SACModel):
         return (
             *_actor_layers(model.actor, model.spec.obs, None, ""),
@@ -129,7 +130,10 @@ def _actor_layers(
 
 
 def _std_layer(head: GaussianHead, prefix: str) -> LayerSpec:
-    """Return the standard deviation of a Gaussian; its module is None where it does not depend on the observation."""
+    """Return the standard deviation of a Gaussian.
+
+    Its module is None where it does not depend on the observation.
+    """
     log_std = head.log_std
     floor = log_std.floor if type(log_std) is FlooredLogStd else ABSENT
     features = [_setting("floor", floor, prefix), _setting("form", log_std.form, prefix)]
@@ -172,7 +176,7 @@ def _network_layers(name: str, network: Any, obs: Mapping[str, TensorSpec], pref
 
 
 def _whole_network(network: Network, prefix: str) -> list[Feature]:
-    recurrent = ABSENT if type(network.memory) is NoMemory else type(network.memory).__name__
+    recurrent = ABSENT if type(network.memory) is IdentityRNN else type(network.memory).__name__
     precision = "bfloat16" if network.in_bfloat16 else "float32"
     hidden: Any = network.hidden
     kind = type(hidden).__name__
@@ -181,7 +185,7 @@ def _whole_network(network: Network, prefix: str) -> list[Feature]:
         layers = Feature("hidden layers", kind, f"{prefix}d2rl=true: D2RL")
     return [
         _setting("precision", precision, prefix),
-        Feature("memory", recurrent, f"{prefix}memory: a recurrent network"),
+        Feature("rnn", recurrent, f"{prefix}rnn: a recurrent network"),
         Feature("observation groups", len(network.groups), f"{prefix}obs_groups: {len(network.groups)} groups"),
         layers,
     ]
@@ -224,7 +228,10 @@ _PLAIN_ACTIVATIONS: dict[str, nn.Module] = {
 
 
 def activation_name(module: nn.Module) -> str:
-    """Return the name of an activation with its default arguments, such as "tanh"; otherwise how it prints."""
+    """Return the name of an activation with its default arguments, such as "tanh".
+
+    Otherwise how it prints.
+    """
     for name, plain in _PLAIN_ACTIVATIONS.items():
         if type(module) is type(plain) and repr(module) == repr(plain):
             return name
@@ -272,7 +279,10 @@ class _HiddenLayer:
 
 
 def _split_layers(modules: Iterable[nn.Module], norms: tuple[type, ...]) -> list[_HiddenLayer]:
-    """Cut a sequence of modules at its linear layers; a module out of order becomes a layer by itself."""
+    """Cut a sequence of modules at its linear layers.
+
+    A module out of order becomes a layer by itself.
+    """
     layers: list[_HiddenLayer] = []
     for module in modules:
         last = layers[-1] if layers else None
@@ -298,7 +308,10 @@ def _hidden_layers(name: str, hidden: MLP, prefix: str) -> Iterator[LayerSpec]:
 
 
 def _critics_layers(critics: Critics, obs: Mapping[str, TensorSpec]) -> Iterator[LayerSpec]:
-    """Yield encoder, layers and heads of stacked critics; a linear layer holds the weights of all members."""
+    """Yield encoder, layers and heads of stacked critics.
+
+    A linear layer holds the weights of all members.
+    """
     yield from _network_layers("critic", critics.encoder, obs, "critic")
     stack: Any = critics.stack
     if type(critics) is not Critics or type(stack) is not Stack:
@@ -333,7 +346,7 @@ def _critics_layers(critics: Critics, obs: Mapping[str, TensorSpec]) -> Iterator
 
 
 def _parameters(model: nn.Module) -> LayerSpec:
-    """Return dtype and device of all parameters, frozen ones, and hooks that an engine would not call."""
+    """Return dtypes, devices, frozen parameters, and hooks that an engine would not call."""
     dtypes = sorted({str(parameter.dtype) for parameter in model.parameters()})
     features = [Feature("parameter dtype", " and ".join(dtypes), f"parameters of {' and '.join(dtypes)}")]
     for name, parameter in model.named_parameters():

@@ -41,8 +41,8 @@ def test_moments(shape, dtype, share):
     x = (1e4 + torch.randn(shape, dtype=torch.float64)).to(dtype)
     mask = torch.rand(shape[: len(shape) - features]) < share
     x[~mask] = torch.nan
-    exact = stats.own_moments.plain(x, mask)
-    ours = statistics.own_moments(x.to(DEVICE), mask.to(DEVICE))
+    exact = stats.local_moments.plain(x, mask)
+    ours = statistics.local_moments(x.to(DEVICE), mask.to(DEVICE))
     for one, other in zip(ours, exact, strict=True):
         assert one.dtype == torch.float64
         torch.testing.assert_close(one.cpu(), other, rtol=1e-12, atol=1e-12)
@@ -56,7 +56,7 @@ def test_a_normaliser_takes_up_finite_rows_and_nothing_else(shape):
         x[3] *= scale
         plain.update(x, mask)
         running, derived = (ours.count, ours.mean, ours.m2), (ours.shift, ours.scale, ours.inverse_scale)
-        statistics.absorb_(running, statistics.own_moments(x.to(DEVICE), mask.to(DEVICE)), derived, ours.eps)
+        statistics.update_moments_(running, statistics.local_moments(x.to(DEVICE), mask.to(DEVICE)), derived, ours.eps)
         for name, buffer in plain.state_dict().items():
             torch.testing.assert_close(ours.state_dict()[name].cpu(), buffer, rtol=1e-7, atol=0.0)
 

@@ -96,13 +96,13 @@ CASES = {
     ],
     "diag_gaussian_log_prob": [lambda: (normal(3, 70, 10), normal(3, 70, 5)), lambda: (normal(1, 2), normal(1, 1))],
     "standardize": [lambda: (9 * normal(3, 70, 5), normal(5), normal(5).abs(), 2.0)],
-    "absorb_": [
+    "update_moments_": [
         lambda: absorbed((300,)),
         lambda: absorbed(()),
         lambda: absorbed((5,), torch.nan),
         lambda: (*absorbed((5,)), True),
     ],
-    "project": [
+    "project_distribution": [
         lambda: (normal(70, 11).softmax(-1), 3 * normal(70, 11), -2.0, 2.0),
         lambda: (normal(3, 101).softmax(-1), 3 * normal(3, 101), -2.0, 2.0),
     ],
@@ -111,7 +111,7 @@ CASES = {
         lambda: (normal(1, 3, 1), normal(1, 1, 1), normal(1, 1, 1), 1e-5),
         lambda: (normal(40, 5).expand(2, 40, 5), normal(2, 1, 5), normal(2, 1, 5), 1e-5),
     ],
-    "own_moments": [lambda: (normal(3, 700, 5), flags(3, 700)), lambda: (normal(900), flags(900))],
+    "local_moments": [lambda: (normal(3, 700, 5), flags(3, 700)), lambda: (normal(900), flags(900))],
     "gae": [lambda: (*normal(3, 24, 70), flags(24, 70), flags(24, 70), 0.97, 0.95)],
     "follow_kl_": [lambda: (normal().abs(), normal().abs(), 0.5, 1.5, 0.1, 2.0)],
     "adam_step_": [

@@ -6,7 +6,7 @@ import torch
 
 from canter.core.struct import copy_all_, fused_writer
 from canter.engines.native import AVAILABLE
-from canter.functional.returns import trace_back_
+from canter.functional.returns import reverse_discounted_sum_
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 def test_sums_backwards_are_those_of_the_plain_function(shape, dtype):
     x, decay = torch.randn(shape, dtype=dtype), torch.rand(shape, dtype=dtype)
     expected = x.clone()
-    trace_back_.plain(expected, decay)
-    trace_back_(x, decay)
+    reverse_discounted_sum_.plain(expected, decay)
+    reverse_discounted_sum_(x, decay)
     torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -54,7 +54,7 @@ SUPPORTED = {
     + [replace(CRITIC, activation=name) for name in ("tanh", "elu", "silu", "gelu", "leaky_relu")]
     + [replace(CRITIC, init=init) for init in ("orthogonal", "default_zero_bias")]
     + [replace(CRITIC, obs_groups=("other", "critic"), normalize_obs=True, normalizer=NormalizerConfig(clip=None))]
-    + [replace(CRITIC, normalize_obs=True, normalizer=NormalizerConfig(eps=0.3, eps_on="deviation", prior_count=5.0))],
+    + [replace(CRITIC, normalize_obs=True, normalizer=NormalizerConfig(eps=0.3, eps_on="std", prior_count=5.0))],
     "optimizer": [
         OptimizerConfig(learning_rate=Linear(1e-2, 1e-3), betas=(0.5, 0.8), eps=1e-3),
         OptimizerConfig(weight_decay=0.3, max_grad_norm=0.01, **RATE),
@@ -182,7 +182,7 @@ def test_every_setting_is_supported_refused_or_decided_elsewhere():
         values = [*SUPPORTED[name], *(value for value, _ in REFUSED.get(name, []))]
         usual = {"policy": POLICY, "critic": CRITIC, "optimizer": BASE.optimizer}[name]
         for field in vars(usual):
-            decided_before = ("memory", "init_gain", "init") if name == "policy" else ()
+            decided_before = ("rnn", "init_gain", "init") if name == "policy" else ()
             varies = any(getattr(value, field, None) != getattr(usual, field) for value in values)
             assert varies or field in decided_before, f"{name}.{field}"
 

@@ -1,7 +1,7 @@
 """The CPU's own engine in C: acting, values, gradients of whole minibatches and optimizer steps.
 
-The C sources are compiled when Canter is installed. Without a compiler the engine is refused with that reason and
-everything runs in plain PyTorch.
+The C sources are compiled when Canter is installed. Without a compiler the engine is refused with
+that reason and everything runs in plain PyTorch.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ Fields = dict[str, Any]
 
 
 class Description:
-    """Base of a model's description: the fields for C, and the parameters whose gradients C writes."""
+    """Fields of a model for C, and the parameters whose gradients C writes."""
 
     fields: Fields
 
@@ -40,11 +40,11 @@ class Description:
         """Parameters whose gradients C writes."""
 
     def build(self, threads: int, batch_size: int = 0) -> Any:
-        """Return the model in C, with room for as many threads; for SAC with the samples of a batch."""
+        """Return the model in C, with workspaces for the threads and, for SAC, the batch."""
         return compiled().model(self.dtype == torch.float64, threads, batch_size, self.fields)
 
     def tower(self, layers: Iterable[LayerSpec], trained: Mapping[str, bool]) -> Fields:
-        """Return a network: its inputs, its hidden layers and its heads; `trained` says so by the kind of layer."""
+        """Return a network: its inputs, hidden layers and heads; `trained` by kind of layer."""
         layers = list(layers)
         heads = [layer for layer in layers if layer.kind in ("output", "std", "value") and layer.module is not None]
         return {

@@ -1,7 +1,8 @@
 """The engine of PPO in C: acts, values and learns with feed-forward networks on a CPU.
 
-N environments, L sequence length, B sequences, S samples to learn from, A action components, P distribution parameters.
-The autograd engine is the definition: tests compare every supported description with it.
+N environments, L sequence length, B sequences, S samples to learn from, A action components, P
+distribution parameters. The autograd engine is the definition: tests compare every supported
+description with it.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ KL = MEANS.index("policy/kl")
 
 @dataclass(frozen=True)
 class NativeSamples:
-    """Samples to learn from: arrays held by C, and the tensors needed where several ranks learn together."""
+    """Samples to learn from: arrays held by C, and tensors for advantages over several ranks."""
 
     handle: Any
     valid: Tensor
@@ -84,10 +85,11 @@ class NativeSamples:
 
 
 class NativeEngine:
-    """Computes one loss of one model; raises ValueError with the reason where it does not support them.
+    """Computes one loss of one model.
 
-    Gradients of parameters that the loss does not depend on become zero. Parameters and gradients must keep their
-    addresses. A call uses up to as many threads as torch has; their number follows from sizes alone.
+    Raises ValueError with the reason where it does not support them. Gradients of parameters that
+    the loss does not depend on become zero. Parameters and gradients must keep their addresses. A
+    call uses up to as many threads as torch has; their number follows from sizes alone.
     """
 
     name = "native"
@@ -131,9 +133,11 @@ class NativeEngine:
         return self._trains_policy
 
     def act(self, obs: Obs, state: State, reset: Tensor, rng: Generator) -> Acted:
-        """Sample; return the action for the environment, the sample, `dist_params` `[N, P]` and the unchanged state.
+        """Sample actions.
 
-        The next call overwrites the sample and the parameters; an environment may keep the action it receives.
+        Return the action for the environment, the sample, `dist_params` `[N, P]` and the unchanged
+        state. The next call overwrites the sample and the parameters; an environment may keep the
+        action it receives.
         """
         arrays = [self._checked(obs[name]) for name in self._policy_groups]
         count = arrays[0].shape[0]
@@ -146,7 +150,7 @@ class NativeEngine:
         return for_env, self._action if self._bounded else for_env, self._params, state
 
     def _prepare(self, count: int) -> None:
-        """Allocate noise of all ranks, of which this rank takes its part, and results for as many environments."""
+        """Allocate the noise of all ranks, of which this one uses its part, and the results."""
         width = self.distribution.dim if self._gaussian else self.distribution.param_dim
         shape: tuple[int, ...] = (count, width) if self._gaussian else (count,)
         if isinstance(self.distribution, MultiCategorical):
@@ -160,7 +164,7 @@ class NativeEngine:
         self._fixed = [tensor.numpy() for tensor in fixed]  # C finds the address of an array faster than of a tensor
 
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
-        """Return values `[L, B]` in reward units, 0 where `needed` `[L, B]` is False, and the unchanged state."""
+        """Return values `[L, B]`, 0 where `needed` `[L, B]` is False, and the unchanged state."""
         critic = self.model.critic
         shape = obs[critic.network.groups[0]].shape[:2]
         groups = [self._checked(obs[name]) for name in critic.network.groups]
@@ -177,7 +181,7 @@ class NativeEngine:
         return values.view(shape), state
 
     def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
-        """Return log-probabilities `[...]` of actions under parameters `[..., P]`, rounded as in `gradients`."""
+        """Return log-probabilities `[...]` of actions, rounded as in `gradients`."""
         shape = dist_params.shape[:-1]
         result = torch.empty(shape, dtype=self.dtype)
         if shape.numel():
@@ -186,7 +190,7 @@ class NativeEngine:
         return result
 
     def begin(self, batch: PPOBatch) -> NativeSamples:
-        """Take the samples of a `PPOBatch` of `[1, S, ...]`, which must not change while they are learned from."""
+        """Take the samples of a batch of `[1, S, ...]`, which must not change while learning."""
         networks = [self.model.actor.network, *([] if self.model.shared_trunk else [self.model.critic.network])]
         arrays = [self._checked(batch.obs[name]) for network in networks for name in network.groups]
         arrays += [self._checked(batch.obs[ACTION_MASK], torch.bool)] if self._masked else []
@@ -198,7 +202,10 @@ class NativeEngine:
         return NativeSamples(handle, valid, batch.advantage.reshape(-1))
 
     def gradients(self, samples: NativeSamples, index: Tensor, coefs: Coefs) -> UpdateResult:
-        """Write all gradients of the loss of the samples `index` int64 `[B]`; return means over the valid ones."""
+        """Write all gradients of the loss of the samples `index` int64 `[B]`.
+
+        Return means over the valid ones.
+        """
         adv_mean = 0.0
         adv_divisor = -1.0  # negative: C computes both
         if distributed.world_size() > 1 and self.loss.advantage != "given":
@@ -221,27 +228,36 @@ class NativeEngine:
         return self._handle
 
     def _checked(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the tensor in C order; raise TypeError for another dtype than the model's or the given one."""
+        """Return the tensor in C order.
+
+        Raise TypeError for another dtype than the model's or the given one.
+        """
         if tensor.dtype is not (dtype or self.dtype):
             raise TypeError(f"a tensor of {tensor.dtype} where the native engine needs {dtype or self.dtype}")
         return tensor.contiguous()
 
 
 def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Tensor]:
-    """Yield new tensors `[N, ...]`, allocated many at a time: a single one takes half as long as acting."""
+    """Yield new tensors `[N, ...]`, allocated many at a time.
+
+    A single allocation takes half as long as acting.
+    """
     while True:
         yield from torch.empty((max(1, 1024 // shape[0]), *shape), dtype=dtype).unbind()
 
 
 def _fresh_numbers(count: int, dtype: torch.dtype) -> Iterator[tuple[np.ndarray, tuple[Tensor, ...]]]:
-    """Yield new arrays `[count]`, each with its numbers as new 0-d tensors, allocated many at a time."""
+    """Yield new arrays `[count]`, each with its numbers as 0-d tensors, in large blocks."""
     while True:
         block = torch.empty((64, count), dtype=dtype)
         yield from zip(block.numpy(), zip(*[iter(block.view(-1).unbind())] * count, strict=True), strict=True)
 
 
 def _divisor(advantage: Tensor, valid: Tensor, unbiased: bool) -> tuple[float, float]:
-    """Return mean and divisor that standardise advantages `[B]` over all ranks, as `statistics.normalize` does."""
+    """Return mean and divisor that standardise advantages `[B]` over all ranks.
+
+    As in `statistics.normalize`.
+    """
     count, mean, m2 = (float(part) for part in moments(advantage, valid))
     std = (m2 / max(count - unbiased, 1.0)) ** 0.5
     resolution = max(torch.finfo(advantage.dtype).eps, 64 * torch.finfo(torch.float64).eps)

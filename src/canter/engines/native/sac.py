@@ -1,7 +1,7 @@
-"""The engine of SAC in C, on a CPU: acts, and writes the gradients of the critics and of the policy, a call each.
+"""The engine of SAC in C, on a CPU: acts, and writes the gradients of critics and policy.
 
-B samples, A action components. `canter.algorithms.sac.learner` is the definition: tests compare every supported
-configuration with it. Optimizer steps are those of any other engine.
+B samples, A action components. `canter.algorithms.sac.learner` is the definition: tests compare
+every supported configuration with it. Optimizer steps are those of any other engine.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ CAPABILITIES = Capabilities(
 
 
 class NativeSACEngine:
-    """Writes the gradients of a `SACModel`; raises ValueError with the reason where it does not support it.
+    """Writes the gradients of a `SACModel`.
 
-    Parameters and gradients must keep their addresses. A call uses up to as many threads as torch has; results do not
-    depend on their number.
+    Raises ValueError with the reason where it does not support it. Parameters and gradients must
+    keep their addresses. A call uses up to as many threads as torch has; results do not depend on
+    their number.
     """
 
     name = "native"
@@ -57,7 +58,7 @@ class NativeSACEngine:
         self._models: dict[tuple[int, int], Any] = {}
 
     def act(self, obs: Obs, noise: Tensor) -> Tensor:
-        """Return the policy's actions before squashing `[N, A]` for observations `[N, ...]` and noise `[N, A]`."""
+        """Return the policy's actions before squashing `[N, A]`, from noise `[N, A]`."""
         params = noise.new_empty(len(noise), 2 * self._description.action_dim)
         raw = torch.empty_like(noise)
         arrays = [self._checked(array) for array in (*[obs[name] for name in self._policy_groups], noise)]
@@ -65,7 +66,10 @@ class NativeSACEngine:
         return raw
 
     def learn_critics(self, batch: ReplayBatch, noise: Tensor, temperature: Tensor) -> dict[str, float]:
-        """Write the critics' gradients for samples `[B, ...]`; `noise` `[B, A]` draws the next actions."""
+        """Write the critics' gradients for samples `[B, ...]`.
+
+        `noise` `[B, A]` draws the next actions.
+        """
         arrays = [*self._read(batch.obs), batch.action, *self._read(batch.next_obs), batch.action]
         valid = self._checked(batch.valid, torch.bool)
         arrays = [self._checked(array) for array in (*arrays, batch.reward, batch.discount)]

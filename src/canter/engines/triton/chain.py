@@ -2,13 +2,14 @@
 
 M samples (rows of the products), P parameters.
 
-A block of samples passes through all layers on chip. Layers come in pairs: a few columns of the first are computed at a
-time and consumed by the second at once, so that neither a wide layer nor its weights need to fit as a whole. Outputs
-that the backward pass needs are written once, features first, `[N, M]`, as tensor cores read a product over samples.
-The backward pass runs in the same way: a layer multiplies by the transposed weights and the slope of its activation.
+A block of samples passes through all layers on chip. Layers come in pairs: a few columns of the
+first are computed at a time and consumed by the second at once, so that neither a wide layer nor
+its weights need to fit as a whole. Outputs that the backward pass needs are written once, features
+first, `[N, M]`, as tensor cores read a product over samples. The backward pass runs in the same
+way: a layer multiplies by the transposed weights and the slope of its activation.
 
-Each tile of a weight gradient is a product over all samples, cut into parts that fill the chip; one kernel adds up all
-parts in a fixed order.
+Each tile of a weight gradient is a product over all samples, cut into parts that fill the chip; one
+kernel adds up all parts in a fixed order.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ TILE = 128
 STEP = 32
 Product = tuple[int, int, int, int, int]
 BLOCKS = 264
-"""Blocks that the samples are cut for, two for each processor of an H200; the same on any GPU, and so are the bits."""
+"""Blocks that the samples are cut for, two for each processor of an H200; the same on any GPU, and
+so are the bits."""
 
 
 @triton.jit
@@ -69,7 +71,7 @@ def _add_up(
     parts_ptr, sums_ptr, places_ptr, count_ptr, out_ptr, P, STRIDE, PARTS, ROWS, COLUMNS, COUNTS,
     TILE: tl.constexpr, TILE_P: tl.constexpr, TILE_R: tl.constexpr,
 ):  # fmt: skip
-    """Add up weight gradients from their parts `[PARTS, STRIDE]`, and rows of `sums` `[ROWS, COLUMNS]` with a place."""
+    """Add up the parts `[PARTS, STRIDE]` of weight gradients, and rows of `sums` with a place."""
     weight = _share(count_ptr, COUNTS)
     tiles = tl.cdiv(P, TILE)
     if tl.program_id(0) < tiles:
@@ -94,8 +96,8 @@ def _add_up(
 class RowProducts:
     """Products over samples, and their offsets among the P gradients.
 
-    `products` are, for each network, `d_row, N, x_row, K, place` of each weight gradient `[N, K]`; `sums` is the offset
-    of each row's sum, -1 for none.
+    `products` are, for each network, `d_row, N, x_row, K, place` of each weight gradient `[N, K]`;
+    `sums` is the offset of each row's sum, -1 for none.
     """
 
     def __init__(self, products: list[list[Product]], sums: list[int], count: int, device: torch.device) -> None:
@@ -110,11 +112,11 @@ class RowProducts:
         self.parts = min(32, max(1, BLOCKS // sum(map(len, jobs))))
 
     def empty(self) -> Tensor:
-        """Return room for weight gradients of parts of the samples, `[parts, P]` and a little more."""
+        """Return a buffer for weight gradients of parts of the samples, at least `[parts, P]`."""
         return torch.empty((self.parts, triton.cdiv(self.count, 16) * 16), device=self.places.device)
 
     def __call__(self, network: int, deltas: Tensor, made: Tensor, out: Tensor) -> None:
-        """Compute the weight gradients of a network over parts of the samples, from `[features, M]` each."""
+        """Compute the weight gradients of a network over parts of the samples."""
         m = made.shape[1]
         jobs = self.jobs[network]
         span = triton.cdiv(triton.cdiv(m, self.parts), STEP) * STEP
@@ -124,7 +126,10 @@ class RowProducts:
         )  # fmt: skip
 
     def add_up(self, parts: Tensor, sums: Tensor, count: Tensor, out: Tensor) -> None:
-        """Add up all P gradients from parts and sums `[R, blocks]`; `count` adds up to the number of samples."""
+        """Add up all P gradients from parts and sums `[R, blocks]`.
+
+        `count` adds up to the number of samples.
+        """
         tile = 128
         tile_r = 16
         grid = (triton.cdiv(self.count, tile) + triton.cdiv(self.rows, tile_r),)
@@ -150,10 +155,10 @@ SHAPE = {"TILE_M": TILE_M, "CHUNK": 32, "num_warps": 4, "num_stages": 3}
 
 
 class Layers:
-    """Weights `[N, K]` and biases `[N]` of all layers of a network; an activation follows all but the last.
+    """Weights `[N, K]` and biases `[N]` of all layers of a network.
 
-    Several `heads`, each a weight and a bias, are concatenated as the last layer; `join` copies them there after they
-    have changed.
+    An activation follows all but the last. Several `heads`, each a weight and a bias, are
+    concatenated as the last layer; `join` copies them there after they have changed.
     """
 
     def __init__(self, weights: list[Tensor], biases: list[Tensor], kind: int, *heads: tuple[Tensor, Tensor]) -> None:
@@ -184,7 +189,10 @@ class Layers:
         return self.widths[0] <= 256 and max(wholes, default=0) <= 128 and self.widths[-1] <= 128
 
     def __call__(self, x: Tensor, needed: Tensor | None = None) -> Tensor:
-        """Return the output `[M, N]` for `[M, K]`; with `needed` `[M]`, only rows where it is True are defined."""
+        """Return the output `[M, N]` for `[M, K]`.
+
+        With `needed` `[M]`, only rows where it is True are defined.
+        """
         m, _ = x.shape
         out = x.new_empty(x.shape[0], self.widths[-1])
         sparse = needed is not None
@@ -230,8 +238,9 @@ def _finish(
 ):  # fmt: skip
     """Finish columns of a layer from their sums of products, and store them.
 
-    Forward: the activation of sum and bias, or the sum alone in the layer that `ENDS` a network. Backward: the gradient
-    times the slope of the layer's output, and its sum over the block of samples.
+    Forward: the activation of sum and bias, or the sum alone in the layer that `ENDS` a network.
+    Backward: the gradient times the slope of the layer's output, and its sum over the block of
+    samples.
     """
     inside = (rows < M)[:, None] & (columns < N)[None, :]
     if BACK:
@@ -290,7 +299,8 @@ def _chain(
 ):  # fmt: skip
     """Run rows `h` `[TILE_M, room(WIDTHS, 0)]` through all layers of `WIDTHS`.
 
-    `sides` are biases, or backward each layer's output; `sums` receive the sums of a block in the backward pass.
+    `sides` are biases, or backward each layer's output; `sums` receive the sums of a block in the
+    backward pass.
     """
     for layer in tl.static_range(0, len(WIDTHS) - 1, 2):
         if layer + 2 < len(WIDTHS):

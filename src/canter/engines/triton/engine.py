@@ -1,9 +1,9 @@
 """The engines of PPO with a Gaussian policy on a GPU.
 
-`LayersEngine` runs the modules, whose layers have kernels, and computes the loss with its gradients in one launch; it
-supports every model on any GPU that Triton supports. `NetworksEngine` computes whole networks of linear layers in one
-launch, on GPUs with enough shared memory. Acting, values and learning use the same kernels there, so that the first
-ratio of an update is exactly 1.
+`LayersEngine` runs the modules, whose layers have kernels, and computes the loss with its gradients
+in one launch; it supports every model on any GPU that Triton supports. `NetworksEngine` computes
+whole networks of linear layers in one launch, on GPUs with enough shared memory. Acting, values and
+learning use the same kernels there, so that the first ratio of an update is exactly 1.
 
 S sequences of one step, A action components.
 """
@@ -21,7 +21,7 @@ from canter.core.struct import Metrics, Obs, State
 from canter.engines.autograd import AutogradEngine, LossOutput, rl_games_kl
 from canter.engines.base import Acted, Coefs, PPOBatch, PPOLoss, UpdateResult, Valued
 from canter.engines.capabilities import ANYTHING, NUMBERS, Capabilities
-from canter.engines.streams import beside
+from canter.engines.streams import concurrently
 from canter.engines.triton.chain import Layers
 from canter.engines.triton.gaussian_loss import BOUND_FORMS, bound_of, count_true, gaussian_loss
 from canter.engines.triton.kernels.gaussian_params import FORMS, draw
@@ -117,7 +117,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 def networks_requirement(model: ActorCritic) -> str | None:
-    """Return why this GPU or the size of the networks rules out whole networks in one launch, if so."""
+    """Return why this GPU cannot run whole networks in one launch, if so."""
     memory = shared_memory(next(model.parameters()).device)
     if memory < SHARED_MEMORY:
         return f"it needs {SHARED_MEMORY} bytes of shared memory a block, this GPU has {memory}"
@@ -197,7 +197,8 @@ class NetworksEngine:
         self.head = cast(GaussianHead, model.actor.head)
         self.value_head = model.critic.head
         self.networks = [_layers(network, *heads) for network, heads in _networks(model)]
-        self.raw, std = cast(Tensor, self.head.raw_std), self.head.log_std
+        self.raw = cast(Tensor, self.head.raw_std)
+        std = self.head.log_std
         self.std = std.mid, std.half_range, std.form
         self.distribution = cast(DiagGaussian, model.policy.distribution)
         self.bounds = torch.tensor(self.distribution.interval(), device=self.raw.device)
@@ -224,7 +225,7 @@ class NetworksEngine:
 
     @torch.no_grad()
     def act(self, obs: Obs, state: State, reset: Tensor, rng: torch.Generator) -> Acted:
-        """Sample; noise, bounds and parameters take one launch after the network's."""
+        """Sample actions; noise, bounds and parameters take one launch after the network's."""
         mean = self._outputs(0, self.actor_network.encode(obs))[:, : self.distribution.dim].contiguous()
         noise = draw_for_rank(torch.randn, mean.shape, generator=rng, device=mean.device)
         mid, half, form = self.std
@@ -243,7 +244,10 @@ class NetworksEngine:
         return self.value_head.normalizer.inverse(values.reshape(x.shape[:2])), ()
 
     def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
-        """Return the log-probabilities of the distribution; learning recomputes them from the recorded parameters."""
+        """Return the log-probabilities of the distribution.
+
+        Learning recomputes them from the recorded parameters.
+        """
         return self.distribution.log_prob(dist_params, action)
 
     def begin(self, batch: PPOBatch) -> Samples:
@@ -257,7 +261,7 @@ class NetworksEngine:
         """Write the gradients of the loss of samples `index`; return metrics and KL."""
         sums, parts = self.learner(rows, index, coefs.entropy)
         count = sums[COUNT]
-        with beside(self.learner.stream) as join:
+        with concurrently(self.learner.stream) as join:
             means = self.learner.means(sums, count)
         self.learner.products.add_up(parts, sums, count, self.gradient)
         join(means)

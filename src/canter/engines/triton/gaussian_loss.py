@@ -1,7 +1,7 @@
 """PPO's loss of a Gaussian policy and its critic with all gradients, in one kernel.
 
-M samples, A action components. The plain form takes about eighty small operations forward and backward; these are the
-same formulas, differentiated by hand.
+M samples, A action components. The plain form takes about eighty small operations forward and
+backward; these are the same formulas, differentiated by hand.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def count_true(valid: Tensor) -> Tensor:
 
 @triton.jit
 def _surrogate(log_prob, old_log_prob, advantage, clip_ratio):
-    """Return the clipped surrogate, its derivative by `log_prob`, and 1 where the ratio was clipped."""
+    """Return clipped surrogate, derivative by `log_prob`, and 1 where the ratio was clipped."""
     ratio = tl.exp(log_prob - old_log_prob)
     free = -advantage * ratio
     held = -advantage * tl.minimum(tl.maximum(ratio, 1.0 - clip_ratio), 1.0 + clip_ratio)
@@ -55,7 +55,10 @@ def _surrogate(log_prob, old_log_prob, advantage, clip_ratio):
 
 @triton.jit
 def _value_error(value, old_value, target, value_clip, CLIPPED: tl.constexpr):
-    """Return half the squared error and its derivative; if `CLIPPED`, the maximum with that of a clipped value."""
+    """Return half the squared error and its derivative.
+
+    If `CLIPPED`, the maximum with that of a clipped value.
+    """
     error = value - target
     loss = 0.5 * error * error
     slope = error
@@ -70,7 +73,10 @@ def _value_error(value, old_value, target, value_clip, CLIPPED: tl.constexpr):
 
 @triton.jit
 def _bound_error(mean, both, parts, units_ptr, limit, A, BOUND: tl.constexpr):
-    """Return the bound loss of means and its derivative by each; `units` `[2, A]` are centre and half width."""
+    """Return the bound loss of means and its derivative by each.
+
+    `units` `[2, A]` are centre and half width.
+    """
     if BOUND == 0:
         return tl.sum(tl.zeros_like(mean), 1), tl.zeros_like(mean)
     else:
@@ -237,7 +243,8 @@ def gaussian_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss, 0-d, and the means `[6]` of all `TERMS` over `count` samples.
 
-    Samples as in PPO's batch, `[..., 2A]`, `[..., A]` and `[...]`; `value_clip` None is half the squared error.
+    Samples as in PPO's batch, `[..., 2A]`, `[..., A]` and `[...]`; `value_clip` None is half the
+    squared error.
     """
     rows = (action, old_params, old_log_prob, advantage, old_value, return_, valid.view(torch.uint8))
     numbers = (clip_ratio, value_clip or 0.0, value_coef, entropy_coef, value_clip is not None, count, bound)

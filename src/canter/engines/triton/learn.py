@@ -1,8 +1,8 @@
-"""A minibatch of PPO in a few launches: forward, loss and backward of each network, and all products over samples.
+"""A minibatch of PPO in a few launches: forward, loss, backward and weight gradients.
 
-M samples, A action components, blocks of TILE_M samples. Gaussian policy and critic share no number and run
-concurrently; a shared trunk is one network, whose last column is the value. Results are sums over samples, divided by
-the number of valid ones once all blocks are done.
+M samples, A action components, blocks of TILE_M samples. Gaussian policy and critic share no number
+and run concurrently; a shared trunk is one network, whose last column is the value. Results are
+sums over samples, divided by the number of valid ones once all blocks are done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from canter.engines.streams import beside, side_stream
+from canter.engines.streams import concurrently, side_stream
 from canter.engines.triton.chain import SHAPE, TILE_M, Layers, RowProducts, _chain, _share, room
 from canter.engines.triton.gaussian_loss import Bound, _bound_error, _surrogate, _value_error
 from canter.engines.triton.kernels.gaussian_params import FORMS, _log_prob, _log_std
@@ -27,7 +27,8 @@ Tensors = tuple[Tensor, ...]
 
 BACK_SHAPE = SHAPE | {"CHUNK": 64, "num_stages": 2}
 TERMS = 7
-"""First rows of `sums`: surrogate, value error, entropy, KL, clipped ratios, bound loss and number of valid samples."""
+"""First rows of `sums`: surrogate, value error, entropy, KL, clipped ratios, bound loss and number
+of valid samples."""
 COUNT = 6
 """Row of the number of valid samples."""
 
@@ -38,9 +39,9 @@ def _policy_gradient(
     sums_ptr, d_raw_ptr, clip_ratio, mid, half, bound_coef, bound_limit,
     A: tl.constexpr, STRIDE: tl.constexpr, TILE_A: tl.constexpr, FORM: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
-    """Store the policy's terms of a block of samples; return its gradient by the mean, `[TILE_M, TILE_A]`.
+    """Store the policy's terms of a block of samples.
 
-    Means are the first A of STRIDE columns.
+    Return its gradient by the mean, `[TILE_M, TILE_A]`. Means are the first A of STRIDE columns.
     """
     parts = tl.arange(0, TILE_A)
     inside = rows < M
@@ -85,7 +86,10 @@ def _value_gradient(
     rows, where, M, value_ptr, old_ptr, return_ptr, valid_ptr, sums_ptr, value_clip, value_coef,
     CLIPPED: tl.constexpr, COLUMN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Store the value's error of a block of samples; return its gradient `[TILE_M, TILE]`, the value last."""
+    """Store the value's error of a block of samples.
+
+    Return its gradient `[TILE_M, TILE]`, the value last.
+    """
     inside = rows < M
     loss, slope = _value_error(
         tl.load(value_ptr + rows * (COLUMN + 1) + COLUMN, mask=inside, other=0.0),
@@ -104,7 +108,10 @@ def _forward(
     x_ptr, index_ptr, weights, biases, made, M, WIDTHS: tl.constexpr, KIND: tl.constexpr,
     TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Run samples through a network; `made` receives each layer's output, and last the input, features first."""
+    """Run samples through a network.
+
+    `made` receives each layer's output, and last the input, features first.
+    """
     rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
     inputs = tl.arange(0, room(WIDTHS, 0))
     where = tl.load(index_ptr + rows, mask=rows < M, other=0)
@@ -119,7 +126,10 @@ def _back(
     d, rows, M, weights, made, sums, deltas, WIDTHS: tl.constexpr, KIND: tl.constexpr,
     TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient before every activation; the last of `deltas` and `sums` is that of the output."""
+    """Compute the gradient before every activation.
+
+    The last of `deltas` and `sums` is that of the output.
+    """
     last: tl.constexpr = len(WIDTHS) - 1
     columns = tl.arange(0, room(WIDTHS, 0))
     inside = (rows < M)[:, None] & (columns < WIDTHS[0])[None, :]
@@ -206,12 +216,12 @@ class Samples(NamedTuple):
 
 
 class Learner:
-    """Loss and gradients of a Gaussian actor, whose log-std does not depend on the observation, and of a critic.
+    """Loss and gradients of a critic and a Gaussian actor with a log-std independent of the input.
 
-    The critic is None with a shared trunk: the value is then the last of the actor's columns. `places` are the offsets
-    of each parameter among the `count` gradients: weights and biases of both networks, and the learned numbers `raw`
-    `[A]` of the std, whose middle, half range and form are those of `LogStd`. `value_clip` None is half the squared
-    error.
+    The critic is None with a shared trunk: the value is then the last of the actor's columns.
+    `places` are the offsets of each parameter among the `count` gradients: weights and biases of
+    both networks, and the learned numbers `raw` `[A]` of the std, whose middle, half range and form
+    are those of `LogStd`. `value_clip` None is half the squared error.
     """
 
     def __init__(
@@ -248,8 +258,8 @@ class Learner:
     def __call__(self, rows: Samples, index: Tensor, entropy_coef: Tensor) -> tuple[Tensor, Tensor]:
         """Run samples `index` `[M]` forward and backward through both networks.
 
-        Return sums over each block of samples, `[TERMS + A + all biases, blocks]`, and weight gradients of parts of the
-        samples.
+        Return sums over each block of samples, `[TERMS + A + all biases, blocks]`, and weight
+        gradients of parts of the samples.
         """
         m = len(index)
         like = rows.action
@@ -261,7 +271,7 @@ class Learner:
         turned = self._turned()
         own = _cut(sums[numbers:], [network.back_widths for network in self.networks])
         targets = rows.old_value, rows.return_, rows.valid
-        with beside(self.stream) as join:
+        with concurrently(self.stream) as join:
             if len(self.networks) > 1:
                 back = partial(_value_backward[sums.shape[1:]], index, *targets, sums, **self.value_form)
                 self._pass(1, rows.critic_input, index, turned[1], own[1], parts, back, self.value_numbers)
@@ -293,7 +303,7 @@ class Learner:
         self.products(which, deltas, made, parts)
 
     def _turned(self) -> list[Tensors]:
-        """Return weights `[K, N]` of all layers but the first, last one first, for the backward pass."""
+        """Return weights `[K, N]` of all layers but the first, backwards, for the backward pass."""
         weights = [weight for network in self.networks for weight in network.weights[:0:-1]]
         turned = [weight.new_empty(weight.shape[::-1]) for weight in weights]
         shapes = tuple(size for weight in weights for size in weight.shape)
@@ -303,14 +313,14 @@ class Learner:
         return [tuple(turned[:split]), tuple(turned[split:])]
 
     def means(self, sums: Tensor, count: Tensor) -> Tensor:
-        """Return the means `[6]` of all `TERMS` but the count, over the number of samples that `count` adds up to."""
+        """Return the means `[6]` of all `TERMS` but the count; `count` adds up to the samples."""
         out = sums.new_empty(6)
         _means[(1,)](sums, count, out, sums.shape[1], len(count), TILE=256)
         return out
 
 
 def _products_of(network: Layers, places: dict[Tensor, int]) -> list[tuple[int, int, int, int, int]]:
-    """Return for each weight the rows and width of its deltas and of its layer's input, and its offset."""
+    """Return rows and width of each weight's deltas and of its layer's input, and its offset."""
     starts = dict(zip(network.back, accumulate(network.back_widths, initial=0), strict=False))
     products: list[tuple[int, int, int, int, int]] = []
     for layer, parts in enumerate([*((weight,) for weight in network.weights[:-1]), network.heads[0]]):

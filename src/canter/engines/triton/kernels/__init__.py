@@ -1,7 +1,7 @@
 """Triton kernels for a GPU, registered in the dispatch table for the plain functions they replace.
 
-The plain functions are the definition: tests compare every kernel with its own. No kernel is imported before
-`load_kernels`, so that Canter works without Triton.
+The plain functions are the definition: tests compare every kernel with its own. No kernel is
+imported before `load_kernels`, so that Canter works without Triton.
 """
 
 from __future__ import annotations

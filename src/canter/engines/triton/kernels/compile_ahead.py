@@ -1,7 +1,7 @@
-"""Compile a GPU's kernels in parallel before the first iteration, instead of one after another during it.
+"""Compile a GPU's kernels in parallel before the first iteration.
 
-Triton compiles a kernel at its first launch, for the types and sizes of that launch: half a second for each of about
-thirty kernels, which do not depend on each other.
+Triton compiles a kernel at its first launch, for the types and sizes of that launch: half a second
+for each of about thirty kernels, which do not depend on each other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLAIN = (int, float, str, type(None), torch.dtype)
 
 
 def load_compiler(device: str) -> None:
-    """Load Triton in the background: it hashes its own files for half a second, as a key of its cache."""
+    """Load Triton in the background, which hashes its own files for half a second."""
 
     def load() -> None:
         with suppress(Exception), torch.cuda.device(device):  # errors are raised again at the launch of a kernel
@@ -45,9 +45,10 @@ def load_compiler(device: str) -> None:
 
 
 def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[torch.Generator]) -> None:
-    """Compile every kernel that the functions launch on the current GPU, without running any of them.
+    """Compile every kernel that the functions launch on the current GPU, without running it.
 
-    Each must be capturable by a CUDA graph. Nothing is written, and the `generators` that they draw from are restored.
+    Each must be capturable by a CUDA graph. Nothing is written, and the `generators` that they draw
+    from are restored.
     """
     if not has_triton() or not hasattr(import_module("triton"), "AsyncCompileMode"):  # an older Triton
         return
@@ -61,23 +62,26 @@ def compile_ahead(functions: Iterable[Callable[[], Any]], generators: Iterable[t
         for thread in threading.enumerate():
             if thread.name == LOADER:
                 thread.join()
-        with _compiling_only() as met:
+        with _compiling_only() as compiled:
             for function in functions:
                 _walk_through(function, generators)
     finally:
         notice.cancel()
     torch.cuda.empty_cache()  # reserved by the captures
-    logger.info("%d kernels are ready after %.1f s", len(met), time.perf_counter() - start)
+    logger.info("%d kernels are ready after %.1f s", len(compiled), time.perf_counter() - start)
 
 
 @contextmanager
 def _compiling_only() -> Iterator[dict[int, Any]]:
-    """Turn launches inside the block into tasks that compile the kernel; all are done at its end."""
+    """Turn launches inside the block into tasks that compile the kernel.
+
+    All are done at its end.
+    """
     from triton import AsyncCompileMode
     from triton.runtime.jit import JITFunction
 
     launch = JITFunction.run
-    met = dict[int, Any]()
+    compiled = dict[int, Any]()
     known = set[Any]()
     workers = ThreadPoolExecutor(cores(), initializer=torch.cuda.set_device, initargs=(torch.cuda.current_device(),))
     with workers, AsyncCompileMode(workers):
@@ -88,18 +92,18 @@ def _compiling_only() -> Iterator[dict[int, Any]]:
             if key not in known:  # a lookup in Triton takes as long as a launch
                 kernel = context.copy().run(launch, function, *args, grid=grid, warmup=True, **options)
                 known.add(key)
-                met[id(kernel)] = kernel
+                compiled[id(kernel)] = kernel
 
         JITFunction.run = compile_only
         try:
-            yield met
+            yield compiled
         finally:
             JITFunction.run = launch
-        list(workers.map(_load, met.values()))
+        list(workers.map(_load, compiled.values()))
 
 
 def _kind(argument: Any) -> Any:
-    """Return what a kernel may be specialised for: type and alignment of a tensor, plain values as they are."""
+    """Return what a kernel is specialised for: dtype and alignment of a tensor, plain values."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16
     return type(argument), argument if isinstance(argument, PLAIN) else object()
@@ -107,9 +111,9 @@ def _kind(argument: Any) -> Any:
 
 def _load(kernel: Any) -> None:
     """Load a compiled kernel on the GPU, with its launcher, which is compiled too."""
-    compiled = kernel.result() if hasattr(kernel, "result") else kernel
+    loaded = kernel.result() if hasattr(kernel, "result") else kernel
     with suppress(Exception):  # a kernel that needs more than the GPU has raises again at its launch
-        compiled.run  # noqa: B018
+        loaded.run  # noqa: B018
 
 
 def _walk_through(function: Callable[[], Any], generators: list[torch.Generator]) -> None:
@@ -131,7 +135,7 @@ def _walk_through(function: Callable[[], Any], generators: list[torch.Generator]
 
 
 def _record_nothing(generators: list[torch.Generator]) -> None:
-    """Capture an empty graph: after a failed capture, generators would still count as being captured."""
+    """Capture an empty graph, so that generators no longer count as captured after a failure."""
     graph = torch.cuda.CUDAGraph()
     for generator in generators:
         graph.register_generator_state(generator)

@@ -1,4 +1,4 @@
-"""Parameters, gradients, samples and densities of a Gaussian whose log-std does not depend on the observation.
+"""Gaussians whose log-std does not depend on the observation: parameters, samples and densities.
 
 M samples, A action components. Parameters are a mean and a log-std, concatenated.
 """
@@ -48,7 +48,7 @@ def _join(mean_ptr, raw_ptr, out_ptr, M, A, mid, half, FORM: tl.constexpr, TILE:
 
 @triton.jit
 def _part(d_ptr, d_mean_ptr, sums_ptr, M, A, TILE: tl.constexpr, TILE_A: tl.constexpr):
-    """Store the mean's half of the gradient, and the column sums of the other half over a block of samples."""
+    """Store the mean's half of the gradient, and the column sums of the other half over a block."""
     block = tl.program_id(0)
     parts = tl.arange(0, TILE_A)
     rows = block * TILE + tl.arange(0, TILE)
@@ -64,7 +64,7 @@ def _part(d_ptr, d_mean_ptr, sums_ptr, M, A, TILE: tl.constexpr, TILE_A: tl.cons
 def _finish(
     sums_ptr, raw_ptr, out_ptr, blocks, A, mid, half, FORM: tl.constexpr, TILE: tl.constexpr, TILE_A: tl.constexpr
 ):  # fmt: skip
-    """Compute the gradient of the raw numbers: the sums of all blocks, in a fixed order, times the slope."""
+    """Compute the gradient of the raw numbers from the sums of all blocks, in a fixed order."""
     parts = tl.arange(0, TILE_A)
     total = tl.zeros((TILE_A,), tl.float32)
     for start in range(0, blocks, TILE):
@@ -159,7 +159,7 @@ def draw(
     half: float,
     form: densities.StdForm = "bounded",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return parameters `[M, 2A]`, a sample `[M, A]` and the action for the environment `[M, A]`, from mean and noise.
+    """Return parameters `[M, 2A]`, sample `[M, A]` and action for the environment `[M, A]`.
 
     `bounds` `[4, A]` are scale, centre, minimum and maximum, as in `DiagGaussian.to_env`.
     """

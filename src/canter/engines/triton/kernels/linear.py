@@ -1,16 +1,17 @@
-"""Linear layers with their activations, forward and backward, and the gradients of their weights and biases.
+"""Linear layers with their activations, forward and backward.
 
 M samples (rows), K inputs, N outputs.
 
-cuBLAS has no epilogue for ELU or tanh; with the small matrices of a control policy a separate activation costs as much
-as the product before it, and torch sums bias gradients over samples with few threads.
+cuBLAS has no epilogue for ELU or tanh; with the small matrices of a control policy a separate
+activation costs as much as the product before it, and torch sums bias gradients over samples with
+few threads.
 
-Products of weight gradients are small and long: a few tiles, each a sum over tens of thousands of samples. cuBLAS would
-cut each into parts and add them up in a separate kernel; here one kernel adds up the parts of all layers, in a fixed
-order.
+Products of weight gradients are small and long: a few tiles, each a sum over tens of thousands of
+samples. cuBLAS would cut each into parts and add them up in a separate kernel; here one kernel adds
+up the parts of all layers, in a fixed order.
 
-Sums are float32. Under bfloat16 autocast, factors and tensors between layers are bfloat16; input and output stay
-float32.
+Sums are float32. Under bfloat16 autocast, factors and tensors between layers are bfloat16; input
+and output stay float32.
 """
 
 from __future__ import annotations
@@ -83,14 +84,15 @@ TILE_K = 32
 
 
 def _tiles(n: int, dtype: torch.dtype = torch.float32) -> dict[str, int]:
-    """Return the shape of a block and its warps and stages; `dtype` is that of both factors in memory.
+    """Return the shape of a block and its warps and stages.
 
-    Fixed by measurement, not by a search at run time: another shape sums in another order, and a resumed run must have
-    the same bits as one that never stopped.
+    `dtype` is that of both factors in memory. Fixed by measurement, not by a search at run time:
+    another shape sums in another order, and a resumed run must have the same bits as one that never
+    stopped.
 
-    Both factors of `num_stages` steps lie in shared memory: at most (64 * 32 + 32 * 128) * 4 bytes * 3 =
-    73,728, as compiled for Hopper; 49,152 for Ampere, Ada and the RTX cards of Blackwell, and 32,768 for Turing. All
-    have room for that, RTX cards 101,376 bytes a block (Turing 65,536).
+    Both factors of `num_stages` steps lie in shared memory: at most (64 * 32 + 32 * 128) * 4 bytes
+    * 3 = 73,728, as compiled for Hopper; 49,152 for Ampere, Ada and the RTX cards of Blackwell, and
+    32,768 for Turing. All have room for that, RTX cards 101,376 bytes a block (Turing 65,536).
     """
     tile_n = min(128, max(16, triton.next_power_of_2(n)))
     return {
@@ -159,7 +161,7 @@ def _input_gradient(
     KIND: tl.constexpr, SUMS: tl.constexpr, TF32: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """`out[M, N] = (d[M, K] @ w[N, K].T) * act'(h[M, N])`, with `SUMS` also the column sums of each block."""
+    """`out[M, N] = (d[M, K] @ w[N, K].T) * act'(h[M, N])`, with `SUMS` also column sums."""
     block = tl.program_id(0)
     rows = block * TILE_M + tl.arange(0, TILE_M)
     columns = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
@@ -201,7 +203,10 @@ def _output_gradient(
 
 
 class _Layers(torch.autograd.Function):
-    """Hidden layers `act(x @ w.T + b)`, one after the other; keeps each layer's output for the backward pass."""
+    """Hidden layers `act(x @ w.T + b)`, one after the other.
+
+    Keeps each layer's output for the backward pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, activation: nn.Module, dtype: torch.dtype, *parameters: Tensor) -> Tensor:
@@ -264,7 +269,10 @@ def _layer(x: Tensor, weight: Tensor, bias: Tensor, kind: int, dtype: torch.dtyp
 
 
 def _from_output(gradient: Tensor, y: Tensor, sums: Tensor, kind: int, dtype: torch.dtype) -> Tensor:
-    """Return the gradient before the activation of output `y`; write its sums `[blocks, N]` over blocks."""
+    """Return the gradient before the activation of output `y`.
+
+    Write its sums `[blocks, N]` over blocks.
+    """
     m, n = y.shape
     tile_n = 32
     out = torch.empty_like(y, dtype=dtype)
@@ -275,12 +283,16 @@ def _from_output(gradient: Tensor, y: Tensor, sums: Tensor, kind: int, dtype: to
 
 
 def _through(delta: Tensor, weight: Tensor, h: Tensor, sums: Tensor | None, kind: int) -> Tensor:
-    """Return the gradient before the layer of output `h`; write its sums `[blocks, N]` over blocks to `sums`."""
+    """Return the gradient before the layer of output `h`.
+
+    Write its sums `[blocks, N]` over blocks to `sums`.
+    """
     m, n = h.shape
     tiles = _tiles(h.shape[1], delta.dtype)
     out = torch.empty_like(h)
     grid = (triton.cdiv(m, tiles["TILE_M"]), triton.cdiv(n, tiles["TILE_N"]))
-    # Tensor cores need both factors contiguous along the inner axis; transposing the small one costs next to nothing.
+    # Tensor cores need both factors contiguous along the inner axis; transposing the small one
+    # costs next to nothing.
     turned = delta.new_empty(weight.shape[::-1]).copy_(weight.t())
     into = out if sums is None else sums
     _input_gradient[grid](

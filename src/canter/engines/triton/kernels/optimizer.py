@@ -1,8 +1,8 @@
 """Adam steps over flat vectors, and a learning rate that follows the KL.
 
-Torch's fused Adam hands out work in pieces of 65,536 numbers: one flat vector of a policy's size keeps two of a GPU's
-processors busy. The decisions on single numbers before it take a launch for each comparison, together as long as a
-layer.
+Torch's fused Adam hands out work in pieces of 65,536 numbers: one flat vector of a policy's size
+keeps two of a GPU's processors busy. The decisions on single numbers before it take a launch for
+each comparison, together as long as a layer.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ def _decide(squares, steps, skip_ptr, out_ptr):
 
 
 def decide(squares: list[Tensor], steps: list[Tensor], skip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradient's norm, 1 if it is NaN or infinity, and 1 if no step is taken, for that reason or `skip`.
+    """Return the gradient's norm, 1 if it is not finite, and 1 if no step is taken.
 
-    All are 0-d: `squares` are the squared norms of the groups; their `steps` increase by one if a step is taken.
+    All are 0-d: `squares` are the squared norms of the groups; their `steps` increase by one if a
+    step is taken.
     """
     out = squares[0].new_empty(3)
     _decide[(1,)](tuple(squares), tuple(steps), skip, out, num_warps=1)

@@ -1,4 +1,4 @@
-"""Kernels for rollouts: gathering minibatches, random permutations, standardising and advantages."""
+"""Kernels for rollouts: minibatches, random permutations, standardising and advantages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ def _gather_one(
     x_ptr, out_ptr, index_ptr, block, S, B, L: tl.constexpr, F: tl.constexpr,
     TILE_S: tl.constexpr, TILE_F: tl.constexpr,
 ):  # fmt: skip
-    """Copy block `block` of `x[:, index]` for `x` `[L, S, F]`, if it exists; return the number of blocks."""
+    """Copy block `block` of `x[:, index]` for `x` `[L, S, F]`, if it exists.
+
+    Return the number of blocks.
+    """
     down = tl.cdiv(B, TILE_S)
     across = tl.cdiv(F, TILE_F)
     if (block >= 0) & (block < L * across * down):
@@ -47,7 +50,7 @@ def _gather_one(
 
 @triton.jit
 def _gather(sources, targets, index_ptr, S, B, LENGTHS: tl.constexpr, FEATURES: tl.constexpr, TILE: tl.constexpr):
-    """Gather `index` `[B]` of the second axis of each of `sources` `[LENGTHS[i], S, FEATURES[i]]`."""
+    """Gather `index` `[B]` of the second axis of all `sources` `[LENGTHS[i], S, FEATURES[i]]`."""
     block = tl.program_id(0)
     # Blocks are numbered over all tensors, so that none is started in vain for the smaller ones.
     for i in tl.static_range(len(sources)):
@@ -174,7 +177,7 @@ def _mix(x, key):
 
 @triton.jit
 def _scatter_bits(x, keys_ptr, HIGH: tl.constexpr, LOW: tl.constexpr):
-    """Permute the numbers of HIGH + LOW bits: each half is changed by a hash of the other half and a key."""
+    """Permute the numbers of HIGH + LOW bits, each half by a hash of the other half and a key."""
     high = x >> LOW
     low = x & ((1 << LOW) - 1)
     for turn in tl.static_range(4):
@@ -186,7 +189,8 @@ def _scatter_bits(x, keys_ptr, HIGH: tl.constexpr, LOW: tl.constexpr):
 @triton.jit
 def _random_order(keys_ptr, out_ptr, N, HIGH: tl.constexpr, LOW: tl.constexpr, TILE: tl.constexpr):
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    # Numbers not below N are permuted again until they are: every number below N still appears exactly once.
+    # Numbers not below N are permuted again until they are: every number below N still appears
+    # exactly once.
     x = tl.where(i < N, _scatter_bits(i.to(tl.uint32), keys_ptr, HIGH, LOW), 0)
     while tl.max((x.to(tl.int32) >= N).to(tl.int32), 0) > 0:
         x = tl.where(x.to(tl.int32) >= N, _scatter_bits(x, keys_ptr, HIGH, LOW), x)

@@ -1,7 +1,8 @@
-"""Batch norm of several members and the projection of return distributions, for large networks of SAC.
+"""Batch norm of several members and the projection of return distributions.
 
-A launch that needs sums over all samples is cut into chunks of them, and the next launch adds up the chunks in a fixed
-order. Shares of atoms are not added by scattered writes, whose rounding would depend on chance.
+A launch that needs sums over all samples is cut into chunks of them, and the next launch adds up
+the chunks in a fixed order. Shares of atoms are not added by scattered writes, whose rounding would
+depend on chance.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from canter.core.dispatch import double_backward, kernel, on_gpu
 from canter.functional.layers import batch_norm
-from canter.functional.losses import project
+from canter.functional.losses import project_distribution
 
 ROWS = 32
 COLUMNS = 64
@@ -25,7 +26,7 @@ MOST_CHUNKS = 64
 
 @triton.jit
 def _places(start, B, D, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return offsets of rows from `start` on of this program's member and columns, and masks of those that exist."""
+    """Return offsets of this program's rows from `start` on, and masks of those that exist."""
     member = tl.program_id(0).to(tl.int64)
     rows = start + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -103,7 +104,7 @@ def _gradient_sums(
     g_ptr, x_ptr, mean_ptr, var_ptr, part_ptr, B, D, eps,
     CHUNK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Store the sums of each chunk of the gradient, and of it times the normalised input, `part[2, E, chunks, D]`."""
+    """Store sums of the gradient and of its product with the normalised input, for each chunk."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     place = tl.program_id(0) * D + columns
     exists = columns < D
@@ -183,7 +184,7 @@ class _BatchNorm(torch.autograd.Function):
 
 
 def _cut(x: Tensor) -> tuple[tuple[int, int, int], Tensor, dict[str, int], int]:
-    """Return the grid of a launch, a buffer for two results of each program, its tiles, and padded number of chunks."""
+    """Return grid, buffer for two results of each program, tiles, and padded number of chunks."""
     members, rows, columns = x.shape
     chunk = max(2 * ROWS, triton.next_power_of_2(triton.cdiv(rows, MOST_CHUNKS)))
     chunks = triton.cdiv(rows, chunk)
@@ -216,7 +217,7 @@ def _project(p_ptr, a_ptr, out_ptr, K, low, scale, PLACES: tl.constexpr, STEP: t
     tl.store(out_ptr + row * K + places, total, mask=places < K)
 
 
-@kernel(of=project, accepts=on_gpu)
+@kernel(of=project_distribution, accepts=on_gpu)
 def project_on_gpu(probs: Tensor, atoms: Tensor, low: float, high: float) -> Tensor:
     """Project with one program for each row."""
     count = probs.shape[-1]

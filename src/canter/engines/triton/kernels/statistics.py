@@ -1,7 +1,8 @@
 """Moments of many samples, and the running moments of a normaliser.
 
-R samples (rows), F features. In torch each takes about ten passes over the samples and forty launches on single
-numbers, together as long as several minibatches. All sums are float64, in a fixed order.
+R samples (rows), F features. In torch each takes about ten passes over the samples and forty
+launches on single numbers, together as long as several minibatches. All sums are float64, in a
+fixed order.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def _supports(x: Tensor, mask: Tensor) -> bool:
     return x.is_cuda and not torch.compiler.is_compiling()
 
 
-@kernel(of=statistics.own_moments, accepts=_supports)
-def own_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+@kernel(of=statistics.local_moments, accepts=_supports)
+def local_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute moments over the leading axes that the mask covers."""
     shape = x.shape[mask.ndim :]
     rows = mask.numel()
@@ -113,7 +114,7 @@ def _merged(count, mean_ptr, m2_ptr, new_count, new_mean_ptr, new_m2_ptr, i, ins
 
 
 @triton.jit
-def _absorb(
+def _update_moments(
     count_ptr, mean_ptr, m2_ptr, new_count_ptr, new_mean_ptr, new_m2_ptr, shift_ptr, scale_ptr, inverse_ptr,
     F, eps, ON_STD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
@@ -151,8 +152,8 @@ def _on_gpu(
     return on_gpu(derived[0])
 
 
-@kernel(of=statistics.absorb_, accepts=_on_gpu)
-def absorb_(
+@kernel(of=statistics.update_moments_, accepts=_on_gpu)
+def update_moments_(
     moments: statistics.Tensors,
     new: statistics.Tensors,
     derived: statistics.Tensors,
@@ -160,4 +161,4 @@ def absorb_(
     eps_on_std: bool = False,
 ) -> None:
     """Merge moments and derive mean and scale in one launch."""
-    _absorb[(1,)](*moments, *new, *derived, moments[1].numel(), eps, ON_STD=eps_on_std, TILE=128)
+    _update_moments[(1,)](*moments, *new, *derived, moments[1].numel(), eps, ON_STD=eps_on_std, TILE=128)
