@@ -84,7 +84,8 @@ class SyncStepper(Stepper):
         if not isinstance(env._observations, np.ndarray) and not self.forks:
             concatenate(env.single_observation_space, env._env_obs, env._observations)
         np.logical_or(env._terminations, env._truncations, out=env._autoreset_envs)
-        return env._observations, env._rewards, env._terminations, env._truncations, merge_infos(env, noted)
+        infos = merge_infos(env, noted) if noted else {}
+        return env._observations, env._rewards, env._terminations, env._truncations, infos
 
     def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset environments; without seeds their random streams continue."""
