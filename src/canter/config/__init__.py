@@ -11,7 +11,7 @@ from canter.algorithms import sac as sac  # registers SAC
 from canter.algorithms.base import AnyAlgorithmConfig
 from canter.algorithms.ppo import PPOConfig
 from canter.core.registry import UserError
-from canter.play.watching import Contender, EvaluateConfig, Evaluator, Filmer, VideoConfig
+from canter.play.callbacks import HallOfFameCallback, EvaluateConfig, EvaluationCallback, VideoCallback, VideoConfig
 from canter.training.config import RunConfig, Watcher
 
 
@@ -36,9 +36,9 @@ class TrainConfig(RunConfig):
         """Return the periodic tasks of a run: evaluations, videos and the hall of fame; `folder` is the run's."""
         made: list[Watcher] = []
         if self.evaluate.every is not None:
-            made.append(Evaluator(self.evaluate, self.env, self.device, self.seed))
+            made.append(EvaluationCallback(self.evaluate, self.env, self.device, self.seed))
         if self.video.every is not None:
-            made.append(Filmer(self.video, self.env, self.device, self.seed, folder))
+            made.append(VideoCallback(self.video, self.env, self.device, self.seed, folder))
         if self.checkpoints.best and self.checkpoints.best_by == "lta" and folder is not None:
-            made.append(Contender(self.env, self.seed, folder))
+            made.append(HallOfFameCallback(self.env, self.seed, folder))
         return made

@@ -8,7 +8,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from canter.app.check.before_run import environment_for
-from canter.app.check.trial import random_actions, run_trial
+from canter.app.check.random_rollout import random_actions, run_random_actions
 from canter.app.cli import main
 from canter.config import TrainConfig
 from canter.config.presets import preset_for
@@ -62,7 +62,7 @@ KINDS = {
 def test_a_reset_by_seed_leaves_no_trace_of_what_was_before(env_id):
     config = EnvConfig(id=env_id, num_envs=4, **KINDS[env_id])
     fresh, used = config.build("cpu"), config.build("cpu")
-    run_trial(used, 3, steps=40, seconds=60.0)
+    run_random_actions(used, 3, steps=40, seconds=60.0)
     assert reset_is_clean(used)
     assert all(torch.equal(one, other) for one, other in zip(seen(fresh), seen(used), strict=True))
     fresh.close(), used.close()
@@ -104,7 +104,7 @@ def test_the_look_steps_the_environments_of_the_run_and_reports_a_few(capsys):
     config = TrainConfig(env=EnvConfig(id="tensor:cartpole", num_envs=64))
     with environment_for(config) as env:
         assert env.spec.num_envs == 64
-        assert len(run_trial(env, 0, steps=3, seconds=60.0).reward[0]) == 4
+        assert len(run_random_actions(env, 0, steps=3, seconds=60.0).reward[0]) == 4
 
 
 def test_the_end_of_a_run_is_told_by_its_condition(capsys):

@@ -108,4 +108,4 @@ def test_no_runs_are_no_error_but_a_file_is(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit):
         main(["runs", "--run-dir", str(tmp_path / "file")])
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err

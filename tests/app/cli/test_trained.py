@@ -162,7 +162,7 @@ def test_of_a_task_without_end_the_reward_per_step_is_told(tmp_path, say):
         (["eval", "secnd"], "no run 'secnd' here or under runs"),
         (["eval", "first", "--policy", "bst"], "no such policy in runs/first: did you mean best"),
         (["eval", "runs/first/policies/best.safetensors", "--policy", "final"], "two policies"),
-        (["eval", "first", "--episodes", "0"], "argument --episodes: '0' is no whole number above 0"),
+        (["eval", "first", "--episodes", "0"], "argument --episodes: '0' is not an integer above 0"),
         (["eval", "first", "--json", "old"], "--json old exists already"),
         (["eval", "first", "--seed", "-1"], "seed=-1"),
         (["eval", "first", "--device", "gpu"], "device: 'gpu' is no device"),
@@ -171,15 +171,15 @@ def test_of_a_task_without_end_the_reward_per_step_is_told(tmp_path, say):
         (["eval", "first", "--algorithm.gamma", "0.9"], "unknown flag --algorithm.gamma"),
         (["eval", "first", "--num-envs", "0"], "env.num_envs=0 must be at least 1"),
         (["eval", "first", "--env.autoreset", "disabled"], "env.autoreset=disabled has no effect here"),
-        (["eval", "first", "--average", "9", "--env.reset-steps", "5"], "--env.reset-steps 5 cannot be: this command"),
-        (["play", "first", "--env.num-envs", "3"], "--env.num-envs 3 cannot be: this command needs 1"),
+        (["eval", "first", "--average", "9", "--env.reset-steps", "5"], "--env.reset-steps 5 cannot be used: this command"),
+        (["play", "first", "--env.num-envs", "3"], "--env.num-envs 3 cannot be used: this command needs 1"),
         (["play", "first", "--override-std", "0.1"], "Categorical has none"),
-        (["play", "first", "--video", "a.mp4"], "tensor:cartpole cannot be drawn; Gymnasium's environments can"),
-        (["play", "first", "--env", "CartPole-v1", "--video", "a.avi"], "a video is a file in .mp4 or .gif"),
+        (["play", "first", "--video", "a.mp4"], "tensor:cartpole cannot be rendered; Gymnasium environments can"),
+        (["play", "first", "--env", "CartPole-v1", "--video", "a.avi"], "a video file ends in .mp4 or .gif"),
         (["export", "first", "--output", "a.bin"], "--output a.bin: must end in .onnx or .pt2 or .pt or .pth"),
         (["export", "first", "--output", "old.onnx"], "old.onnx exists already"),
         (["play", "first", "--viewer", "viser"], "--viewer viser is for environments of mjlab (mjlab:TASK), and "),
-        (["play", "first", "--viewer", "vizer"], "argument --viewer: invalid choice: 'vizer'"),
+        (["play", "first", "--viewer", "vizer"], "argument --viewer: unknown name 'vizer'"),
         (["play", "first", "--viewer", "viser", "--video", "a.mp4"], "--viewer viser and --video a.mp4: give one of"),
     ],
 )
@@ -228,7 +228,7 @@ def test_a_gymnasium_environment_that_cannot_be_drawn_is_refused(run, say, tmp_p
         printed = say("play", "first", "--env", "Blind-v0", "--video", "a.mp4")
     finally:
         del gymnasium.registry["Blind-v0"]
-    assert printed.err.startswith("canter: this environment cannot be drawn (")
+    assert printed.err.startswith("canter: this environment cannot be rendered (")
     assert not (tmp_path / "a.mp4").exists()
 
 

@@ -224,7 +224,7 @@ def test_a_run_that_goes_on_keeps_its_own_weights(capsys):
 
 
 def test_evaluations_that_never_happen_have_no_settings():
-    with pytest.raises(ValueError, match=r"evaluate\.episodes=3 would do nothing without every"):
+    with pytest.raises(ValueError, match=r"evaluate\.episodes=3 has no effect without every"):
         canter.train("tensor:cartpole", evaluate={"episodes": 3}, **SMALL)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from canter.app.cli.index import gymnasium_ids, read_index
 from canter.app.cli.parser import UsageError
-from canter.app.console.text import in_units, number, printable, two_columns
+from canter.app.console.text import format_duration, format_number, printable, two_columns
 from canter.runs.metrics import METRICS, read_last_row
 from canter.runs.records import CONFIG, RECORD, find_all, read_record, read_settings, run_folders, run_status
 
@@ -136,10 +136,10 @@ def run_cells(run: dict[str, Any]) -> tuple[str, ...]:
         run["env"] or "-",
         run["status"] if run["ranks"] == 1 else f"{run['status']}, {run['ranks']} ranks",
         "-" if run["env_steps"] is None else f"{run['env_steps']:,}",
-        number(run["return"]),
-        number(value) if isinstance(value, int | float) else "-",
-        "-" if run["seconds"] is None else in_units(run["seconds"]),
-        " ".join(in_units(age).split()[:2]),  # the larger unit is enough: 3 d 4 h becomes 3 d
+        format_number(run["return"]),
+        format_number(value) if isinstance(value, int | float) else "-",
+        "-" if run["seconds"] is None else format_duration(run["seconds"]),
+        " ".join(format_duration(age).split()[:2]),  # the larger unit is enough: 3 d 4 h becomes 3 d
     )
 
 

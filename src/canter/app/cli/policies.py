@@ -31,19 +31,19 @@ from canter.envs import EnvConfig, unused_settings
 from canter.envs.robots import mjlab
 from canter.nn.actor_critic import Policy
 from canter.nn.policy_file import BEST, FINAL_ACTOR, POLICIES, NoPolicy, find_policy, load_policy, read_policy_file
+from canter.play.callbacks import renderable_env_config
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
 from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy
-from canter.play.player import FixedStd, Games, Player, players
+from canter.play.player import FixedStd, Player, PlayResult, players
 from canter.play.video import (
-    OTHERWISE,
+    VIEWER_HINT,
     Recorder,
     draw_without_display,
     has_display,
     pictures_explained,
-    viewed,
-    watch,
+    play_in_viewer,
+    viewer_env_config,
 )
-from canter.play.watching import drawn
 from canter.runs.records import find_run
 from canter.runs.run_folder import CONFIG, RunFolder
 
@@ -204,7 +204,7 @@ def measure_episodes(opened: OpenPolicy, arguments: argparse.Namespace) -> tuple
             player=players[arguments.player],
         )
     except EpisodesUnfinished as error:
-        games = error.games
+        games = error.result
         rate = games.reward_per_step
         counts = {"episodes": len(games.finished), "unfinished": len(games.unfinished), "reward_per_step": rate}
         return counts, f"{error}, so there is no mean return; mean reward per step {rate:.4g}"
@@ -267,14 +267,14 @@ def play_command(arguments: argparse.Namespace) -> None:
         print(f"The video is in {video}")
 
 
-def play_games(player: Player, video: Path | None, viewer: str | None, arguments: argparse.Namespace) -> Games:
+def play_games(player: Player, video: Path | None, viewer: str | None, arguments: argparse.Namespace) -> PlayResult:
     """Play until the viewer is closed, or by default one episode; `--episodes` and `--max-steps` set other limits."""
     if viewer is not None:
         print(f"In mjlab's viewer {viewer}, until it is closed or Ctrl+C is pressed", flush=True)
-        return watch(player, viewer, arguments.episodes, arguments.max_steps)
+        return play_in_viewer(player, viewer, arguments.episodes, arguments.max_steps)
     recorder = None if video is None else Recorder(player.env, video, caption=arguments.caption)
-    with nullcontext(lambda turn: None) if recorder is None else recorder as on_turn:
-        return player.play(arguments.episodes or 1, arguments.max_steps or PLAY_MAX_STEPS, on_turn)
+    with nullcontext(lambda turn: None) if recorder is None else recorder as on_step:
+        return player.play(arguments.episodes or 1, arguments.max_steps or PLAY_MAX_STEPS, on_step)
 
 
 def choose_viewer(env_id: str, video: Path | None, requested: str | None) -> str | None:
@@ -287,12 +287,12 @@ def choose_viewer(env_id: str, video: Path | None, requested: str | None) -> str
 def visible_env(env: EnvConfig, video: Path | None, requested_viewer: str | None) -> EnvConfig:
     """Return the settings of one environment that draws itself, if it can."""
     if video is not None:
-        return drawn(env)
+        return renderable_env_config(env)
     viewer = choose_viewer(env.id, video, requested_viewer)
     if viewer is not None:
-        return viewed(env, viewer)
+        return viewer_env_config(env, viewer)
     if env.is_gymnasium and has_display():
-        return drawn(env, "human")
+        return renderable_env_config(env, "human")
     reason = f"{env.id} has no window"
     hint = "--video FILE.mp4 records one if it can be drawn"
     if env.is_gymnasium:
@@ -300,12 +300,12 @@ def visible_env(env: EnvConfig, video: Path | None, requested_viewer: str | None
         hint = "--video FILE.mp4 records one"
     elif env.id.startswith("mjlab:"):
         reason = "no display here"
-        hint = OTHERWISE
+        hint = VIEWER_HINT
     print(f"canter: {reason}, so it is played without a picture ({hint})", file=sys.stderr)
     return replace(env, num_envs=1)
 
 
-def print_games(games: Games) -> None:
+def print_games(games: PlayResult) -> None:
     """Print a line for each episode."""
     for number, episode in enumerate(games.finished, start=1):
         print(f"episode {number}: return {episode.return_:.1f}, length {episode.length:,}")

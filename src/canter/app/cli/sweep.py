@@ -20,7 +20,7 @@ from canter.app.cli.commands import parse_arguments
 from canter.app.cli.parser import UsageError, hyphenated
 from canter.app.cli.process import exit_on_sigterm
 from canter.app.cli.settings import merged_config, setting_hints
-from canter.app.console.text import number, printable, terminal_stream
+from canter.app.console.text import format_number, printable, terminal_stream
 from canter.app.experiments.session import program
 from canter.app.experiments.sweep import Sweep, SweepProgress, combinations, new_sweep_folder, run_sweep
 from canter.app.report import write_report
@@ -121,7 +121,7 @@ def run_line(progress: SweepProgress, name: str) -> str:
     state = progress.state(name)
     unfinished = sum(state["status"] != "finished" for state in progress.states())
     steps = "no" if state["steps"] is None else f"{state['steps']:,.0f}"
-    numbers = f"{steps} steps, return {number(state['return'])}, score {number(state['score'])}"
+    numbers = f"{steps} steps, return {format_number(state['return'])}, score {format_number(state['score'])}"
     return f"{name}: {state['status']}, {numbers}; {unfinished} of {len(progress.sweep.runs)} to go"
 
 
@@ -133,5 +133,5 @@ def progress_table(progress: SweepProgress) -> Table:
     for state in progress.states():
         steps = "-" if state["steps"] is None else f"{state['steps']:,.0f}"
         name = printable(state["name"])
-        table.add_row(name, state["status"], steps, number(state["return"]), number(state["score"]))
+        table.add_row(name, state["status"], steps, format_number(state["return"]), format_number(state["score"]))
     return table

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 from canter.algorithms.base import plan_of
-from canter.app.check.before_run import check_machine, look, show
-from canter.app.check.plan import counted
+from canter.app.check.before_run import check_machine, print_findings, run_checks
+from canter.app.check.plan import format_count
 from canter.app.cli.parser import UsageError
 from canter.app.cli.settings import import_settings, merged_config
 from canter.app.experiments.folders import stored_config
@@ -39,11 +39,11 @@ def check_command(arguments: argparse.Namespace) -> None:
     if arguments.threads:
         print(fastest_threads(config))
         return
-    findings = look(config)
-    show(findings)
+    findings = run_checks(config)
+    print_findings(findings)
     count = Counter(finding.level for finding in findings)
     verdict = "This cannot work" if count["error"] else "Ready to train"
-    print(f"{verdict}: {', '.join(counted(count[level], level) for level in ('error', 'warning', 'note'))}")
+    print(f"{verdict}: {', '.join(format_count(count[level], level) for level in ('error', 'warning', 'note'))}")
     if count["error"]:
         sys.exit(1)
 
@@ -57,7 +57,7 @@ def fastest_threads(config: TrainConfig) -> str:
     with Trainer(replace(config, execution=replace(config.execution, threads=None))) as trainer:
         default = trainer.collector.threads
         seconds = time_updates(trainer.collector, counts, warmup=plan_of(config.algorithm).warmup_steps)
-    lines = [f"{counted(count, 'thread'):>11}: an update takes {spent:.3g} s" for count, spent in seconds.items()]
+    lines = [f"{format_count(count, 'thread'):>11}: an update takes {spent:.3g} s" for count, spent in seconds.items()]
     best = min(seconds, key=seconds.__getitem__)
     return "\n".join([*lines, f"Without the setting it is {default}; the fastest here: --execution.threads {best}"])
 

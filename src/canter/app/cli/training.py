@@ -101,7 +101,7 @@ def dry_run(config: TrainConfig, source: str) -> None:
         print(announcement(config, source))
         print(f"observations: {groups}; actions: {env.spec.action}")
         plan = replace(plan_for(config), num_agents=env.spec.num_agents if config.self_play is None else 1)
-        print(f"{plan.in_words()}\n{plan.in_all()}")
+        print(f"{plan.describe_rollout()}\n{plan.describe_run()}")
         print("Environment and algorithm were built; nothing was trained (--dry-run)")
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from canter.algorithms.base import Algorithm, title_of
-from canter.app.check.plan import counted
-from canter.app.console.text import duration, two_columns
+from canter.app.check.plan import format_count
+from canter.app.console.text import format_clock, two_columns
 from canter.config import TrainConfig
 from canter.core.distributed.world import world
 from canter.core.registry import UserError
@@ -28,9 +28,9 @@ from canter.envs import closed_quietly
 from canter.envs.failures import failure
 from canter.envs.imports import PYTHON
 from canter.nn.actor_critic import Policy
-from canter.nn.policy_file import begin_with
+from canter.nn.policy_file import load_policy_weights
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
-from canter.play.player import Turn
+from canter.play.player import PlayStep
 from canter.runs.hall_of_fame import enter_by_average, enter_hall_of_fame
 from canter.runs.records import write_score
 from canter.runs.run_folder import RunFolder
@@ -104,7 +104,7 @@ class InitFrom:
     def _load_policy(self, algorithm: Algorithm[Any]) -> None:
         if self.optimizer or self.fresh_statistics:
             raise UserError(f"--init-from {self.run}: only its policy can be taken, as it is")
-        begin_with(algorithm.acting, self.run)
+        load_policy_weights(algorithm.acting, self.run)
 
 
 def _keep_statistics(part: Any, own: Any) -> Any:
@@ -144,7 +144,7 @@ def announcement(config: TrainConfig, source: str) -> str:
     ends += [f"until.{key}={end:g}" for key, end in vars(config.until).items() if end is not None]
     return (
         f"Training {title_of(config.algorithm)} on {config.env.id} with {source}: "
-        f"{' or '.join(ends)} in {counted(config.env.num_envs, 'environment')}, seed {config.seed}"
+        f"{' or '.join(ends)} in {format_count(config.env.num_envs, 'environment')}, seed {config.seed}"
     )
 
 
@@ -180,7 +180,7 @@ def run_experiment(
             unsaved = [] if folder is None else folder.unsaved
         if not world.end_except_first():
             return TrainingResult(algorithm, path, progress.ended_by, None)
-        steps = f"{progress.env_steps:,} steps in {duration(progress.spent)}"
+        steps = f"{progress.env_steps:,} steps in {format_clock(progress.spent)}"
         notify(f"Training ended by {progress.ended_by}, after {steps}")
         score = None
         if final_evaluation:
@@ -233,10 +233,10 @@ def final_score(
     with open_env(config, env) as playing:
         seed = derive_seed(config.seed, "eval")
         try:
-            on_turn = EvalProgress(notify)
-            result = evaluate(policy, playing, EVAL_EPISODES, seed, max_steps=EVAL_STEPS, on_turn=on_turn)
+            on_step = EvalProgress(notify)
+            result = evaluate(policy, playing, EVAL_EPISODES, seed, max_steps=EVAL_STEPS, on_step=on_step)
         except EpisodesUnfinished as error:
-            rate = error.games.reward_per_step
+            rate = error.result.reward_per_step
             reason = f"fewer than {EVAL_EPISODES} episodes ended within {EVAL_STEPS:,} steps"
             text = f"Final score: reward {rate:.4g} per step without noise; {reason}"
             if run is None:
@@ -288,7 +288,7 @@ class EvalProgress:
         self.steps = 0
         self.last = time.perf_counter()
 
-    def __call__(self, turn: Turn) -> None:
+    def __call__(self, turn: PlayStep) -> None:
         """Count a step of all environments."""
         self.steps += 1
         self.episodes += int((turn.step.terminated | turn.step.truncated).sum())

@@ -23,7 +23,7 @@ from canter.nn.actor_critic import Policy
 from canter.nn.policy_file import check_fits, load_policy
 from canter.play.evaluation import Evaluation
 from canter.play.evaluation import evaluate as evaluate_policy
-from canter.play.player import Acts
+from canter.play.player import ActingPolicy
 from canter.runs.records import RUNS
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter
@@ -196,7 +196,7 @@ def load(run_or_file: str | Path, *, run_dir: str | Path = RUNS, device: str = "
 
 
 def evaluate(
-    policy: Acts | TrainingResult | str | Path,
+    policy: ActingPolicy | TrainingResult | str | Path,
     env: Any = None,
     episodes: int = 100,
     seed: int = 0,
