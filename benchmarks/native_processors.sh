@@ -1,5 +1,5 @@
 #!/bin/sh
-# The native engine's tests on this x86 processor with what older ones have: AVX-512, AVX2 and neither.
+# Run the native engine's tests with AVX-512, AVX2 and neither, as on older x86 processors.
 # Usage: benchmarks/native_processors.sh [python] [arguments of pytest]
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)

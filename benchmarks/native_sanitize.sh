@@ -1,5 +1,5 @@
 #!/bin/sh
-# The native engine's tests under the address and undefined-behaviour sanitizers, on a copy of the sources.
+# Run the native engine's tests under the address and undefined-behaviour sanitizers, on a copy of the sources.
 # Usage: benchmarks/native_sanitize.sh [python] [arguments of pytest]
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -16,8 +16,8 @@ gcc -shared -fPIC -g -O1 -std=gnu11 -pthread -fno-math-errno -fno-trapping-math 
     -Wno-sign-compare -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer \
     -I"$include" ./*.c -o _native.abi3.so -lm
 cd "$root"
-# Python itself never frees everything, so leaks are looked for by the test of memory, which must run without these
-# tools: they keep what was freed for a while.
+# Leak detection is off, since Python never frees everything. The test of memory growth is left out, since sanitizers
+# delay freeing: run it without them.
 PYTHONPATH=$copy/src ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 \
     LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" \
     "$python" -m pytest -n 0 -q -p no:cacheprovider -k "not memory_grows" tests/engines/native "$@"

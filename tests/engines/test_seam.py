@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import canter
+from canter.engines.autograd import AutogradEngine
 from canter.engines.base import PPOLoss
 from canter.engines.capabilities import ANYTHING, Capabilities, unsupported_reason
 from canter.engines.choose import choose
@@ -119,6 +120,26 @@ def test_every_fast_engine_refuses_a_subclass_with_terms_of_its_own():
     plain = algorithm.engine.evaluate(batch, algorithm.coefs).metrics["loss/policy"]
     algorithm.engine.loss = replace(algorithm.engine.loss, policy_terms=None)
     torch.testing.assert_close(plain, 1000.0 * algorithm.engine.evaluate(batch, algorithm.coefs).metrics["loss/policy"])
+
+
+def test_a_term_without_a_weight_is_an_error():
+    class Careless(canter.PPO):
+        def policy_terms(self, batch, params):
+            return super().policy_terms(batch, params) | {"loss/mine": params.square().sum(-1)}
+
+    algorithm, collector = build(algorithm=Careless)
+    with pytest.raises(ValueError, match=r"policy_terms returns loss/mine, for which there is no weight: .*hook"):
+        algorithm.update(collector.collect())
+
+
+def test_the_loss_is_the_sum_of_its_weighted_terms():
+    algorithm, collector = build(value_coef=0.3, entropy_coef=canter.Constant(0.2))
+    batch, _ = algorithm.prepare_batch(collector.collect())
+    output = AutogradEngine(algorithm.losses["policy"], algorithm.model, None).evaluate(batch, algorithm.coefs)
+    metrics = output.metrics
+    total = metrics["loss/policy"] + 0.3 * metrics["loss/value"] - algorithm.coefs.entropy * metrics["policy/entropy"]
+    torch.testing.assert_close(output.loss, total)
+    assert "policy/kl" not in metrics and output.kl is not None
 
 
 def test_an_engine_that_cannot_be_used_is_refused_with_its_reason():

@@ -11,7 +11,8 @@ from canter.nn.normalizer import Normalizer
 from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
 pytest.importorskip("triton", reason="Triton comes with the GPU builds of torch")
-rollout, statistics = (importlib.import_module(f"canter.engines.triton.kernels.{name}") for name in ("rollout", "statistics"))
+rollout = importlib.import_module("canter.engines.triton.kernels.rollout")
+statistics = importlib.import_module("canter.engines.triton.kernels.statistics")
 
 pytestmark = NEEDS_DEVICE
 

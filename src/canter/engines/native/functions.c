@@ -189,7 +189,7 @@ PyObject *adamw(PyObject *self, PyObject *args)
 }
 
 /* x[t] += decay[t] * x[t + 1] in each of n columns, backwards from the last row but one. */
-PyObject *trace_back(PyObject *self, PyObject *args)
+PyObject *reverse_discounted_sum(PyObject *self, PyObject *args)
 {
     PyObject *x_, *decay_;
     int is_double;
@@ -202,7 +202,7 @@ PyObject *trace_back(PyObject *self, PyObject *args)
     if (fine) {
         const Real *real = real_of(is_double);
         Py_BEGIN_ALLOW_THREADS
-        real->trace_back(buffers.few[0].buf, buffers.few[1].buf, (long)(buffers.few[0].len / real->item), columns);
+        real->reverse_discounted_sum(buffers.few[0].buf, buffers.few[1].buf, (long)(buffers.few[0].len / real->item), columns);
         Py_END_ALLOW_THREADS
     }
     release_buffers(&buffers);

@@ -58,7 +58,7 @@ PyObject *make_row_writer(PyObject *self, PyObject *args);
 PyObject *write_row(PyObject *self, PyObject *args);
 PyObject *square_sum(PyObject *self, PyObject *args);
 PyObject *adamw(PyObject *self, PyObject *args);
-PyObject *trace_back(PyObject *self, PyObject *args);
+PyObject *reverse_discounted_sum(PyObject *self, PyObject *args);
 PyObject *column_sums(PyObject *self, PyObject *args);
 
 #endif

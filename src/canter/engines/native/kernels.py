@@ -86,7 +86,7 @@ def _on_cpu(x: Tensor, decay: Tensor) -> bool:
 @kernel(of=reverse_discounted_sum_, accepts=_on_cpu)
 def reverse_discounted_sum_on_cpu(x: Tensor, decay: Tensor) -> None:
     """Accumulate without a call of torch for each step."""
-    compiled().trace_back(x.dtype == torch.float64, x.shape[1], x, decay)
+    compiled().reverse_discounted_sum(x.dtype == torch.float64, x.shape[1], x, decay)
 
 
 @kernel(of=follow_kl_, accepts=lambda value, *_: value.is_cpu and value.dtype == torch.float32)

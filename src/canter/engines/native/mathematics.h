@@ -13,5 +13,5 @@
 #include "sac.h"
 
 #define REAL_TABLE                                                                                                     \
-    {sizeof(REAL), prepare, act, values, log_prob, gradients, square_sum, trace_back, column_sums, adamw,  \
+    {sizeof(REAL), prepare, act, values, log_prob, gradients, square_sum, reverse_discounted_sum, column_sums, adamw,  \
      sac_gradients}

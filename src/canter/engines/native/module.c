@@ -286,7 +286,7 @@ static PyMethodDef METHODS[] = {
     {"sac_gradients", sac_gradients, METH_VARARGS,
      "sac_gradients(model, policy, temperature, (*obs, action, [*next_obs, action, reward, discount, valid,] noise))"
      " -> means"},
-    {"trace_back", trace_back, METH_VARARGS, "trace_back(is_double, columns, x, decay)"},
+    {"reverse_discounted_sum", reverse_discounted_sum, METH_VARARGS, "reverse_discounted_sum(is_double, columns, x, decay)"},
     {"column_sums", column_sums, METH_VARARGS, "column_sums(is_double, columns, x, mask, sums, centre or None)"},
     {"copy", copy_tensors, METH_VARARGS, "copy(targets, sources) -> True if they were copied"},
     {"row_writer", make_row_writer, METH_VARARGS, "row_writer(tensors of [T, ...]) -> writer"},

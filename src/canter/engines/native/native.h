@@ -142,7 +142,7 @@ typedef struct {
     int (*log_prob)(const Model *, const Samples *, void *log_prob); /* 0 for an action out of range */
     int (*gradients)(Model *, const Samples *, const int64_t *index, long count, Coefs, double *sums);
     double (*square_sum)(const void *x, long n);
-    void (*trace_back)(void *x, const void *decay, long n, long columns);
+    void (*reverse_discounted_sum)(void *x, const void *decay, long n, long columns);
     void (*column_sums)(const void *x, const char *mask, long rows, long columns, const double *centre, double *sums);
     void (*adamw)(void *flat, const void *gradient, void *mean, void *square, long n, AdamW);
     void (*sac_gradients)(Model *, SACBatch *, int policy); /* of the policy, or of the critics */

@@ -129,7 +129,7 @@ static double square_sum(const void *array, long n)
 }
 
 /* x[t] += decay[t] * x[t + 1], rows of `columns` numbers, backwards from the last row but one. */
-static void trace_back(void *array, const void *decays, long n, long columns)
+static void reverse_discounted_sum(void *array, const void *decays, long n, long columns)
 {
     REAL *x = array;
     const REAL *decay = decays;
