@@ -6,17 +6,17 @@ that reads a tensor which has since moved; only a GPU can.
 
 from torch import Tensor
 
-from canter.envs.robots.host_state import Effects, Moment, Roots
+from canter.envs.robots.host_state import Effects, Roots, Snapshot
 
 
 def rerun(roots: Roots, device):
     def record(function):
-        before = Moment(roots, device)
+        before = Snapshot(roots, device)
         results = function()
         for path, tensor in before.tensors.items():  # what Python holds stays, as after a recording
             if 0 not in tensor.stride():
                 tensor.copy_(before.copies[path])
-        before.generator().set_state(before.random)
+        before.generator().set_state(before.generator_state)
         return lambda: copy(results, function()), results
 
     return record
@@ -32,8 +32,8 @@ def copy(to, found):
         for one, other in zip(to, found, strict=True):
             copy(one, other)
     elif isinstance(to, Effects):
-        new = {(id(slot.holder), slot.key): value for slot, value in found.values}
-        for slot, value in to.values:
-            copy(value, new.get((id(slot.holder), slot.key), value))
+        new = {(id(slot.container), slot.key): value for slot, value in found.assignments}
+        for slot, value in to.assignments:
+            copy(value, new.get((id(slot.container), slot.key), value))
     elif hasattr(to, "__dict__"):  # what a sensor has measured
         copy(vars(to), vars(found))

@@ -271,7 +271,7 @@ def test_nan_in_the_physics_names_the_environment():
     config: TrainConfig = trained()
     with Trainer(config) as trainer:
         trainer.env.env.nan_row = 3
-        with pytest.raises(RunFailed, match="environment 3 gave"):
+        with pytest.raises(RunFailed, match="environment 3 returned"):
             trainer.learn()
 
 

@@ -20,11 +20,11 @@ pytest.importorskip("mjlab", reason="mjlab is not installed: make test-mjlab")
 from canter.compat import task_settings
 from canter.core.specs import TrainingProgress
 from canter.envs import EnvConfig
-from canter.envs.robots import recording as physics
+from canter.envs.robots import replacements as physics
 from canter.envs.robots.captured import CapturedStep
 from canter.envs.robots.mjlab import attach_metadata, onnx_metadata, tasks
 from canter.play.player import Player
-from canter.play.video import CannotRender, Stage, viewed, watch
+from canter.play.video import CannotRender, ViewerEnv, play_in_viewer, viewer_env_config
 from canter.runs.run_folder import RunFolder
 from canter.training.guard import RunFailed
 from canter.training.trainer import Trainer
@@ -100,21 +100,21 @@ class Sees:
 
 def test_an_episode_that_a_viewer_restarts_is_begun_anew():
     env, policy = build(), Sees()
-    stage = Stage(Player(policy, env), num_games=None, max_steps=8)
+    stage = ViewerEnv(Player(policy, env), num_games=None, max_steps=8)
     for _ in range(3):
         stage.step(stage.act(stage.get_observations()))
     stage.unwrapped.reset(env_ids=torch.tensor([2]))
     before = policy.obs
     stage.step(None)
     assert policy.reset.tolist() == [False, False, True, False]
-    assert torch.equal(stage.account.length, torch.tensor([4, 4, 1, 4])), "what was played before it is forgotten"
+    assert torch.equal(stage.counter.length, torch.tensor([4, 4, 1, 4])), "what was played before it is forgotten"
     assert not torch.allclose(policy.obs[2], before[2], atol=1e-3)
     stage.reset()
     stage.step(None)
-    assert bool(policy.reset.all()) and not stage.over
+    assert bool(policy.reset.all()) and not stage.done
     for _ in range(5):
         stage.step(None)
-    assert stage.over and stage.steps == 8
+    assert stage.done and stage.steps == 8
 
 
 def test_what_a_viewer_lacks_is_named(monkeypatch):
@@ -122,14 +122,14 @@ def test_what_a_viewer_lacks_is_named(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "viser", None)
     with pytest.raises(ImportError, match="--viewer viser needs the package viser: pip install viser"):
-        watch(Player(Sees(), build()), "viser")
+        play_in_viewer(Player(Sees(), build()), "viser")
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     with pytest.raises(CannotRender, match="--viewer native needs a display"):
-        viewed(EnvConfig(id=f"mjlab:{TASK}"), "native")
+        viewer_env_config(EnvConfig(id=f"mjlab:{TASK}"), "native")
     monkeypatch.setenv("DISPLAY", ":987")
     with pytest.raises(CannotRender, match=r"--viewer native could not open a window .*--viewer viser shows it"):
-        watch(Player(Sees(), build()), "native")
+        play_in_viewer(Player(Sees(), build()), "native")
 
 
 def test_an_error_in_a_viewer_is_the_players_own():
@@ -140,7 +140,7 @@ def test_an_error_in_a_viewer_is_the_players_own():
             raise ValueError("no action")
 
     with pytest.raises(ValueError, match="no action"):
-        watch(Player(Fails(), env), "viser", max_steps=3)
+        play_in_viewer(Player(Fails(), env), "viser", max_steps=3)
 
 
 def test_the_task_brings_its_own_settings():
@@ -223,7 +223,7 @@ def test_nan_in_the_physics_names_the_environment():
     assert own is not None
     with Trainer(replace(own.config, algorithm=replace(own.config.algorithm, horizon=4))) as trainer:
         trainer.env.env.sim.data.qpos[3] = torch.nan
-        with pytest.raises(RunFailed, match="environment 3 gave"):
+        with pytest.raises(RunFailed, match="environment 3 returned"):
             trainer.learn(1)
 
 
@@ -280,13 +280,13 @@ def steps_of(task, recorded):
 )
 def test_a_step_in_recorded_parts_is_mjlabs_own_to_the_bit(task, monkeypatch):
     """With the stand-in for CUDA graphs; on a GPU `benchmarks/robots/mjlab_captured.py` checks every replay."""
-    shortened, rest = [], physics._rest_of_step
-    monkeypatch.setattr(physics, "_rest_of_step", lambda *args: shortened.append(1) or rest(*args))
+    shortened, rest = [], physics._step_from_forces
+    monkeypatch.setattr(physics, "_step_from_forces", lambda *args: shortened.append(1) or rest(*args))
     (eager, _), (replayed, about) = steps_of(task, recorded=False), steps_of(task, recorded=True)
     torch.testing.assert_close(eager, replayed, rtol=0, atol=0, equal_nan=True)
     assert "eagerly" not in about and "rewards" in about
     assert sum(int(step["ended"].sum()) for step in eager) >= 16
     if task == "Mjlab-Lift-Cube-Yam":  # a new command puts the cube somewhere else, after `forward`
-        assert "every step of physics begins anew (commands write to the simulation)" in about
+        assert "every step of physics computes `forward` again (commands write to the simulation)" in about
     else:
         assert len(shortened) == 59, "all but the first, which follows a reset"

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from canter.envs.robots import recording as physics
+from canter.envs.robots import replacements as physics
 
 
 class Bridge:
@@ -45,7 +45,7 @@ def made(monkeypatch):
 
     def make(**options):
         sim = Sim(**options)
-        monkeypatch.setattr(physics, "_rest_of_step", lambda model, data: sim.done.append("rest"))
+        monkeypatch.setattr(physics, "_step_from_forces", lambda model, data: sim.done.append("rest"))
         return sim, physics.Physics(sim)
 
     return make
@@ -73,28 +73,28 @@ def test_a_step_begins_anew_where_somebody_wrote_to_the_state_or_the_model(made,
 def test_a_part_that_writes_is_remembered_and_one_that_was_put_back_is_not_blamed(made):
     sim, own = made()
     own.forward()
-    before = own.writes()
+    before = own.count_writes()
     sim.qpos.copy_(sim.qpos.clone())
-    own.account("commands", before, restored=True)
+    own.attribute_writes("commands", before, restored=True)
     own.step()
-    assert sim.done == ["forward", "rest"] and own.repeats is None
+    assert sim.done == ["forward", "rest"] and own.full_step_reason is None
     own.forward()
-    before = own.writes()
-    own.account("observations", before, restored=False)
+    before = own.count_writes()
+    own.attribute_writes("observations", before, restored=False)
     sim.qpos.zero_()
-    own.account("commands", before, restored=False)
+    own.attribute_writes("commands", before, restored=False)
     own.step(), own.forward(), own.step()
     assert sim.done[2:] == ["forward", "whole", "forward", "whole"]
-    assert own.repeats == "commands write to the simulation"
+    assert own.full_step_reason == "commands write to the simulation"
 
 
 def test_putting_back_what_had_changed_before_does_not_settle_it(made):
     sim, own = made()
     own.forward()
     sim.qpos.fill_(2.0)
-    before = own.writes()
+    before = own.count_writes()
     sim.qpos.fill_(2.0)
-    own.account("actions", before, restored=True)
+    own.attribute_writes("actions", before, restored=True)
     own.step()
     assert sim.done == ["forward", "whole"]
 
@@ -103,4 +103,4 @@ def test_putting_back_what_had_changed_before_does_not_settle_it(made):
 def test_what_forward_does_besides_is_never_left_out(made, options, why):
     sim, own = made(**options)
     own.forward(), own.step()
-    assert sim.done == ["forward", "whole"] and why in own.repeats
+    assert sim.done == ["forward", "whole"] and why in own.full_step_reason

@@ -12,10 +12,11 @@ import torch
 from rerun import rerun
 
 from canter.envs.robots import mjlab
-from canter.envs.robots.captured import Rows, yaw_rotation
-from canter.envs.robots.host_state import Effects, Moment, Roots
-from canter.envs.robots.recording import Declined
-from canter.envs.robots.segments import CHECKED, MOST, PATIENCE, UNUSED, WARM_UP, Segments
+from canter.envs.robots.captured import HiddenCounter, RowIndices
+from canter.envs.robots.host_state import Effects, Roots, Snapshot
+from canter.envs.robots.recording import NotCapturable
+from canter.envs.robots.replacements import yaw_rotation
+from canter.envs.robots.segments import MAX_EAGER_RUNS, MAX_GRAPHS, NUM_CHECKED, UNUSED_AFTER, WARM_UP, Segments
 
 N = 6
 
@@ -45,8 +46,8 @@ class Simulator:
         return self.value * 2
 
 
-def runs(simulator, part, count, name="step", **given):
-    return [simulator.segments.run(name, part, **given) for _ in range(count)]
+def runs(simulator, segment, count, name="step", **given):
+    return [simulator.segments.run(name, segment, **given) for _ in range(count)]
 
 
 def eager(count, seed=0):
@@ -77,14 +78,14 @@ def test_tensors_stay_where_the_graph_looks_for_them():
 def test_a_number_that_others_change_has_a_graph_for_each_state():
     simulator = Simulator()
     runs(simulator, simulator.step, WARM_UP + 2)
-    simulator.segments.look()
+    simulator.segments.check_guards()
     for step in range(40):
         simulator.flag = step % 2 == 0  # as a curriculum would, outside of all parts
-        simulator.segments.look()
+        simulator.segments.check_guards()
         before = simulator.value.clone()
         simulator.segments.run("flagged", lambda: simulator.value.add_(1.0 if simulator.flag else 10.0))
         assert torch.equal(simulator.value, before + (1.0 if simulator.flag else 10.0)), step
-    assert simulator.segments._graphs["flagged"] == 2
+    assert simulator.segments._num_graphs["flagged"] == 2
 
 
 def test_a_flag_in_whose_place_something_else_is_put_has_a_graph_for_that():
@@ -103,7 +104,7 @@ def test_a_flag_in_whose_place_something_else_is_put_has_a_graph_for_that():
 def test_a_part_that_asks_gets_the_rows_and_a_graph_for_each_number():
     simulator = Simulator()
 
-    def part():
+    def segment():
         rows = (simulator.value > 2.5).nonzero().squeeze(-1)
         simulator.value[rows] = -1.0
         simulator.value += 1.0
@@ -114,20 +115,20 @@ def test_a_part_that_asks_gets_the_rows_and_a_graph_for_each_number():
         wanted[: step % 3] += 1.0
         rows = (simulator.value > 2.5).nonzero().squeeze(-1)
         place[: len(rows)] = rows
-        simulator.segments.run("step", part, (place[: len(rows)],), asks=True)
+        simulator.segments.run("step", segment, (place[: len(rows)],), finds_rows=True)
         wanted[wanted > 2.5] = -1.0
         wanted += 1.0
         assert torch.equal(simulator.value, wanted), step
-    assert len({key[1] for key in simulator.segments.known}) > 1
+    assert len({key[1] for key in simulator.segments.graphs}) > 1
 
 
 def test_what_chance_of_another_kind_decides_is_not_captured():
     simulator = Simulator()
 
-    def part():
+    def segment():
         simulator.value += random.random()
 
-    runs(simulator, part, WARM_UP + 3)
+    runs(simulator, segment, WARM_UP + 3)
     assert "differs from the eager one in simulator.value" in simulator.segments.dropped["step"]
 
 
@@ -135,23 +136,23 @@ def test_a_number_that_is_another_one_in_every_step_is_not_captured():
     simulator = Simulator()
     simulator.count = 0
 
-    def part():
+    def segment():
         simulator.count += 1
 
-    runs(simulator, part, PATIENCE)
-    assert "another one in every step, one of count" in simulator.segments.dropped["step"]
-    assert simulator.count == PATIENCE
+    runs(simulator, segment, MAX_EAGER_RUNS)
+    assert "a number that changes in every step, one of count" in simulator.segments.dropped["step"]
+    assert simulator.count == MAX_EAGER_RUNS
 
 
 def test_why_a_part_is_given_up_says_where_and_the_result_is_right():
     simulator = Simulator()
 
-    def part():
+    def segment():
         simulator.value += 1.0
         if simulator.segments.restored and torch.overrides._is_torch_function_mode_enabled():
-            raise Declined("it cannot")  # only while it is being recorded
+            raise NotCapturable("it cannot")  # only while it is being recorded
 
-    runs(simulator, part, WARM_UP + 2)
+    runs(simulator, segment, WARM_UP + 2)
     assert simulator.segments.dropped["step"].startswith("it cannot (test_segments.py:")
     assert simulator.value[0] == WARM_UP + 2
 
@@ -159,13 +160,13 @@ def test_why_a_part_is_given_up_says_where_and_the_result_is_right():
 def test_after_some_that_were_checked_other_numbers_of_rows_are_only_recorded():
     simulator, ran, place = Simulator(), [], torch.arange(N)
 
-    def part():
+    def segment():
         ran.append(len(simulator.segments.rows[0]))
         simulator.value[simulator.segments.rows[0]] += 1.0
 
     for count in range(1, N + 1):
-        runs(simulator, part, WARM_UP + 1, rows=(place[:count],))
-    assert simulator.segments._graphs["step"] == N <= MOST and N > CHECKED
+        runs(simulator, segment, WARM_UP + 1, rows=(place[:count],))
+    assert simulator.segments._num_graphs["step"] == N <= MAX_GRAPHS and N > NUM_CHECKED
     assert ran.count(N) < ran.count(2)
     assert simulator.value.tolist() == [(WARM_UP + 1) * (N - i) for i in range(N)]
 
@@ -202,63 +203,63 @@ def test_one_more_number_of_rows_gets_a_graph_at_once_and_a_number_that_never_re
     simulator, place = Simulator(), torch.arange(N)
     segments = simulator.segments
 
-    def part():
+    def segment():
         simulator.value[segments.rows[0]] += simulator.ranges[0][0]
 
     for scale in (1.0, 2.0):  # as by a curriculum: a number that moves
         simulator.ranges[0][0] = scale
-        segments.look()
-        runs(simulator, part, WARM_UP + 2, rows=(place[:1],))
-    runs(simulator, part, WARM_UP + 2, rows=(place[:2],))
-    assert segments._graphs["step"] == CHECKED
-    runs(simulator, part, 1, rows=(place[:3],))
-    assert segments._graphs["step"] == CHECKED + 1
+        segments.check_guards()
+        runs(simulator, segment, WARM_UP + 2, rows=(place[:1],))
+    runs(simulator, segment, WARM_UP + 2, rows=(place[:2],))
+    assert segments._num_graphs["step"] == NUM_CHECKED
+    runs(simulator, segment, 1, rows=(place[:3],))
+    assert segments._num_graphs["step"] == NUM_CHECKED + 1
     for step in range(20):
         simulator.ranges[0][0] = 3.0 + step
-        segments.look()
-        runs(simulator, part, 1, rows=(place[:3],))
-    assert segments._graphs["step"] == CHECKED + 1
+        segments.check_guards()
+        runs(simulator, segment, 1, rows=(place[:3],))
+    assert segments._num_graphs["step"] == NUM_CHECKED + 1
     later = 2.0 + sum(3.0 + step for step in range(20))
     assert simulator.value.tolist() == [(WARM_UP + 2) * 5.0 + later, (WARM_UP + 2) * 2.0 + later, later, 0, 0, 0]
 
 
 def test_numbers_of_rows_that_no_longer_come_make_room_for_others(monkeypatch):
-    monkeypatch.setattr(f"{Segments.__module__}.MOST", 4)
+    monkeypatch.setattr(f"{Segments.__module__}.MAX_GRAPHS", 4)
     simulator, place = Simulator(), torch.arange(N)
     segments = simulator.segments
-    segments.look()
+    segments.check_guards()
 
-    def part():
+    def segment():
         simulator.value[segments.rows[0]] += 1.0
 
     def numbers():
-        return sorted(key[1] for key in segments.known)
+        return sorted(key[1] for key in segments.graphs)
 
     for count in range(1, N + 1):
-        runs(simulator, part, WARM_UP + 1, rows=(place[:count],))
-    assert numbers() == [1, 2, 3, 4] and segments._graphs["step"] == 4  # 5 and 6 run eagerly
-    for _ in range(UNUSED - 1):
-        segments.look()
-        runs(simulator, part, 1, rows=(place[:2],))
-    runs(simulator, part, 1, rows=(place[:5],))
+        runs(simulator, segment, WARM_UP + 1, rows=(place[:count],))
+    assert numbers() == [1, 2, 3, 4] and segments._num_graphs["step"] == 4  # 5 and 6 run eagerly
+    for _ in range(UNUSED_AFTER - 1):
+        segments.check_guards()
+        runs(simulator, segment, 1, rows=(place[:2],))
+    runs(simulator, segment, 1, rows=(place[:5],))
     assert numbers() == [1, 2, 3, 4]  # not long enough ago yet
-    segments.look()
-    runs(simulator, part, 1, rows=(place[:5],))
-    assert numbers() == [2, 3, 4, 5] and segments._graphs["step"] == 4
+    segments.check_guards()
+    runs(simulator, segment, 1, rows=(place[:5],))
+    assert numbers() == [2, 3, 4, 5] and segments._num_graphs["step"] == 4
     wanted = [(WARM_UP + 1) * (N - i) for i in range(N)]
-    wanted = [n + (UNUSED - 1) * (i < 2) + 2 * (i < 5) for i, n in enumerate(wanted)]
+    wanted = [n + (UNUSED_AFTER - 1) * (i < 2) + 2 * (i < 5) for i, n in enumerate(wanted)]
     assert simulator.value.tolist() == wanted
 
 
 def test_rows_lie_where_they_lay_until_there_are_more_masks():
-    rows = Rows(N, torch.device("cpu"))
+    rows = RowIndices(N, torch.device("cpu"))
     assert rows.resize(2) and not rows.resize(2)
     odd = torch.arange(N) % 2 == 1
-    rows.ask(odd, torch.zeros(N, dtype=torch.bool))
-    first = rows.answer()
+    rows.request(odd, torch.zeros(N, dtype=torch.bool))
+    first = rows.receive()
     assert [own.tolist() for own in first] == [[1, 3, 5], []]
-    rows.ask(~odd, odd)
-    second = rows.answer()
+    rows.request(~odd, odd)
+    second = rows.receive()
     assert [own.tolist() for own in second] == [[0, 2, 4], [1, 3, 5]]
     assert second[0].data_ptr() == first[0].data_ptr() and first[0].tolist() == [0, 2, 4]
     assert rows.resize(3)
@@ -268,23 +269,23 @@ def test_rows_lie_where_they_lay_until_there_are_more_masks():
 def test_a_setting_that_is_no_longer_one_makes_new_graphs_too(new):
     simulator = Simulator()
     simulator.only = {"limit": 1.0}
-    simulator.segments.look()
+    simulator.segments.check_guards()
     runs(simulator, simulator.step, WARM_UP + 2)
-    simulator.segments.look()
+    simulator.segments.check_guards()
     assert simulator.segments.captured() == ["step"]
     del simulator.only["limit"]
     simulator.only |= {} if new is None else {"limit": new}
-    simulator.segments.look()
+    simulator.segments.check_guards()
     assert simulator.segments.captured() == []
-    simulator.segments.look()
+    simulator.segments.check_guards()
 
 
 def test_settings_that_change_make_new_graphs():
     simulator = Simulator()
-    simulator.segments.look()
+    simulator.segments.check_guards()
     runs(simulator, simulator.step, WARM_UP + 2)
     simulator.ranges[0][1] = 5.0
-    simulator.segments.look()
+    simulator.segments.check_guards()
     before = simulator.value.clone()
     runs(simulator, simulator.step, 2)
     assert (simulator.value - before).max() > 2.0
@@ -347,21 +348,44 @@ def test_what_a_part_does_in_python_is_found_undone_and_done_again(change):
     held = {"sensor": Sensor(), "table": {"a": 1}, "list": [1, 2], "nothing": None}
     roots = Roots(held)
     for _ in range(2):  # what was found the first time is looked at again
-        moment = Moment(roots, torch.device("cpu"))
+        snapshot = Snapshot(roots, torch.device("cpu"))
     sensor, home = held["sensor"], held["sensor"].force
     change(held)
     new = held["sensor"]
-    effects = Effects.between(moment.places, roots)
-    assert [*effects.values, *effects.homes]
-    moment.restore()
+    effects = Effects.since(snapshot.view, roots)
+    assert [*effects.assignments, *effects.copied_back]
+    snapshot.restore()
     assert held["sensor"] is sensor and sensor.force is home and torch.equal(home, torch.zeros(2))
     assert held["table"]["a"] == 1 and held["list"][:2] == [1, 2] and held["nothing"] is None
     effects.apply()
     wanted = {
-        _tensor_replaced: lambda: list(effects.homes) == [("sensor", "force")] and sensor.force is home,
+        _tensor_replaced: lambda: list(effects.copied_back) == [("sensor", "force")] and sensor.force is home,
         _object_replaced: lambda: held["sensor"] is new is not sensor,
         _key_in_place_of_another: lambda: held["table"]["b"] == 7,
         _list_grows: lambda: held["list"] == [9, 2, 5],
         _mapping_for_nothing: lambda: held["nothing"] == {"inner": [1.5]},
     }
     assert wanted[change]()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        bool,
+        int,
+        float,
+        str,
+        [1, 2].__getitem__,
+        lambda count: count + 1,
+        lambda count: 7 % count,
+        lambda count: count == 0,
+        lambda count: min(count, 3),
+        lambda count: torch.zeros(()) + count,
+        lambda count: torch.tensor(count),
+    ],
+)
+def test_a_hidden_counter_cannot_be_used(use):
+    with pytest.raises((NotCapturable, RuntimeError, TypeError)):
+        use(HiddenCounter("common_step_counter"))
+    with pytest.raises(NotCapturable, match="it uses common_step_counter"):
+        HiddenCounter("common_step_counter") % 24

@@ -1,6 +1,7 @@
-"""RSL-RL's vectorised environments of every generation as environments here, and the symmetries of its settings.
+"""RSL-RL's vectorised environments of every generation, and the symmetries of its settings.
 
-N environments, A action components; B samples, K blocks of them: the originals and their mirror images.
+N environments, A action components; B samples, K blocks of them: the originals and their mirror
+images.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.compat.drop_in import ParentEnv
+from canter.compat.drop_in import SourceEnv
 from canter.core.declarations import Symmetry
 from canter.core.plain import ConfigError
 from canter.core.specs import Continuous, Step
 from canter.core.struct import Obs
-from canter.envs.robots.adapter import flat_groups
+from canter.envs.robots.adapter import flatten_groups
 
 
-class RslRlEnv(ParentEnv):
-    """A VecEnv of RSL-RL: groups of a TensorDict (3.x on), or the tensors of 1.x and 2.x as `policy` and `critic`.
+class RslRlEnv(SourceEnv):
+    """A VecEnv of RSL-RL.
 
-    Actions go to it as they were drawn.
+    Groups of a TensorDict (3.x on), or the tensors of 1.x and 2.x as `policy` and `critic`.
+
+    Actions are passed on as sampled.
     """
 
     def __init__(self, env: Any, device: str | torch.device = "cpu") -> None:
@@ -35,11 +38,11 @@ class RslRlEnv(ParentEnv):
         self.spec = self.describe(self.observe(), action, int(env.num_envs), env_id=name)
 
     def declare(self, symmetries: tuple[Symmetry, ...]) -> None:
-        """Say how the world can be mirrored; its settings know, the environment does not."""
+        """Declare the symmetries, which only the settings know."""
         self.spec = replace(self.spec, symmetries=symmetries)
 
     def observe(self) -> Obs:
-        """The observations of now; the environment was reset by whoever made it."""
+        """Return the current observations; the environment was reset by its creator."""
         found, more = self.env.get_observations(), {}
         if isinstance(found, tuple):
             found, extras = found
@@ -49,16 +52,19 @@ class RslRlEnv(ParentEnv):
         return self.groups(found, more)
 
     def groups(self, obs: Any, more: Mapping[str, Any] = MappingProxyType({})) -> Obs:
-        """Observations of any generation as groups on the learner's device; `more` are those beside a bare tensor."""
+        """Return observations of any generation as groups on the learner's device.
+
+        `more` are those beside a bare tensor.
+        """
         if isinstance(obs, Tensor):
             beside = {name: more[name] for name in ("critic", "teacher") if more.get(name) is not None}
             named = {"policy": obs} | beside
         else:
-            named = flat_groups(obs)
+            named = flatten_groups(obs)
         return {name: group.to(self.device) for name, group in named.items()}
 
     def reset(self, seed: int | None = None) -> Obs:
-        """The observations of now: RSL-RL's environments seed and reset themselves."""
+        """Return the current observations: RSL-RL's environments seed and reset themselves."""
         return self.observe()
 
     def step(self, action: Tensor) -> Step:
@@ -70,18 +76,18 @@ class RslRlEnv(ParentEnv):
         else:
             obs, reward, done, extras = result
             more = extras.get("observations") or {}
-        told = extras.get("log") or extras.get("episode")
+        metrics = extras.get("log") or extras.get("episode")
         reward = reward.to(self.device).float()
-        return self.stepped(self.groups(obs, more), reward, done, extras.get("time_outs"), told)
+        return self.make_step(self.groups(obs, more), reward, done, extras.get("time_outs"), metrics)
 
 
 KEY = "algorithm.symmetry_cfg.data_augmentation_func"
 
 
 def symmetries_in(train_cfg: Mapping[str, Any], adapter: RslRlEnv) -> tuple[Symmetry, ...]:
-    """The symmetries that the settings' function stands for; none without one.
+    """Return the symmetries of the settings' function; none without a function.
 
-    Of four blocks the last has to be the image of an image, as it is with left and right, front and back.
+    Of four blocks the last must be the image of an image, as with left and right, front and back.
     """
     section = (train_cfg.get("algorithm") or {}).get("symmetry_cfg") or {}
     if not (section.get("use_data_augmentation") or section.get("use_mirror_loss")):
@@ -98,7 +104,7 @@ def symmetries_in(train_cfg: Mapping[str, Any], adapter: RslRlEnv) -> tuple[Symm
 
 
 def _function(given: Any) -> Callable[..., Any]:
-    """The function; its name stands for it only where its module was imported by whoever trusts it."""
+    """Return the function; a name is accepted only if the caller imported its module."""
     if isinstance(given, str):
         module, _, name = given.rpartition(":" if ":" in given else ".")
         given = getattr(sys.modules.get(module), name, given)
@@ -110,20 +116,20 @@ def _function(given: Any) -> Callable[..., Any]:
 
 
 class Images:
-    """The function, called as its generation is called."""
+    """The settings' function, called as its generation of RSL-RL calls it."""
 
     def __init__(self, function: Callable[..., Any], adapter: RslRlEnv) -> None:
         self.function, self.env, self.spec = function, adapter.env, adapter.spec
         self.container = type(adapter.env.get_observations())
 
     def symmetry(self, block: int) -> Symmetry:
-        """One of the images."""
+        """Return one of the mirror images."""
         obs = {name: self._of_group(name, block) for name in self.spec.obs}
         shape = (int(self.env.num_actions),)
         return Symmetry(f"image {block}", obs, lambda x: self._rows(x, shape, lambda rows: self.actions(rows)[block]))
 
     def actions(self, x: Tensor) -> tuple[Tensor, ...]:
-        """All blocks of actions `[B, A]`."""
+        """Return all blocks of actions `[B, A]`."""
         old = {"obs_type": "policy"} if self.container in (tuple, Tensor) else {}
         return self.function(env=self.env, obs=None, actions=x, **old)[1].split(len(x))
 
@@ -138,9 +144,9 @@ class Images:
         return lambda obs: self._rows(obs, self.spec.obs[name].shape, blocks)
 
     def _stand_in(self, group: str, x: Tensor) -> Tensor:
-        """Zeros for the groups that are not asked for: the function takes them all at once."""
+        """Return zeros for an unused group: the function takes all groups at once."""
         return x.new_zeros((len(x), *self.spec.obs[group].shape))
 
     def _rows(self, x: Tensor, shape: tuple[int, ...], function: Callable[[Tensor], Tensor]) -> Tensor:
-        """Of a tensor `[..., *shape]` as rows, on the environment's device."""
+        """Apply a function to a tensor `[..., *shape]` as samples, on the environment's device."""
         return function(x.reshape(-1, *shape).to(self.env.device)).to(x.device).reshape(x.shape)

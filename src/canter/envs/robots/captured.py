@@ -1,12 +1,27 @@
-"""Parts of mjlab with masks where they ask for row numbers, so that they can be captured.
+"""mjlab's step (1.6), in segments that are recorded once as CUDA graphs and then replayed.
 
-They draw the same random numbers in the same order and give the same numbers to the bit; every capture holds them
-against the original. K rows are drawn anew, of N.
+How it works, in ten sentences:
 
-mjlab's step in parts that are captured as CUDA graphs, around the physics, which has graphs of its own.
+1. A step of mjlab launches hundreds of small operations from Python, and launching them takes longer than their work.
+2. `CapturedStep` runs them in the same order, in segments: actions, substeps, terminations, rewards, interval events,
+   resets, commands, rays and observations; the physics between them has graphs of its own (`replacements.Physics`).
+3. A segment first runs eagerly, is then recorded as a CUDA graph (`recording.py`), and is replayed from then on
+   (`segments.py`).
+4. A graph repeats work on the device only, so what the segment did in Python is found by comparing the managers'
+   objects before and after, and is repeated after every replay: assignments and log entries (`host_state.py`).
+5. A graph reads fixed addresses, so a new tensor that replaced an old one is copied into the memory of the old one.
+6. Row indices would wait for the device, so methods write under masks (`replacements.py`), or read the indices that
+   `RowIndices` transfers once per step.
+7. Between replays may change: the contents of tensors; the numbers of rows, with a graph for each; and flags that were
+   seen to vary, with a graph for each of their states.
+8. All graphs are deleted if a setting changes outside the segments, as by a curriculum (`Segments.check_guards`), or if
+   the number of masks changes; one graph is not used while a cache of a sensor that it reads has been replaced.
+9. A segment runs eagerly for good if it waits for the device, uses a counter of the environment, depends on a number
+   that changes in every step, or if one of its first two graphs differs from the eager run in any bit; the log says so.
+10. `tests/envs/test_mjlab.py` compares whole steps with mjlab's own on a CPU, and
+    `benchmarks/robots/mjlab_captured.py` compares every replay with the eager segment on a GPU.
 
-N environments. The order of things is that of mjlab's own `step` (1.6); what each manager does stays mjlab's and the
-task's. `tests/envs/test_mjlab.py` holds both steps against each other.
+N environments.
 """
 
 from __future__ import annotations
@@ -14,148 +29,88 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from canter.envs.robots.host_state import Roots
-from canter.envs.robots.recording import CudaRecorder, Declined, Physics
+from canter.envs.robots.recording import CudaRecorder, NotCapturable, Recorder
+from canter.envs.robots.replacements import Physics, use_masks
 from canter.envs.robots.segments import Segments
 
-SLOWEST_FORWARD = 0.3
-"""Speed that commands to walk straight ahead have at least, in m/s."""
-STEEP = 0.1
-"""An axis whose part in the plane is shorter than this points up or down."""
-
-
-def use_masks(env: Any) -> None:
-    """Replace methods of commands and sensors of exactly mjlab's classes; all others stay as they are."""
-    command = import_module("mjlab.tasks.velocity.mdp.velocity_command").UniformVelocityCommand
-    rays = import_module("mjlab.sensor.raycast_sensor").RayCastSensor
-    for term in getattr(env.command_manager, "_terms", {}).values():
-        if type(term) is command:
-            term._resample_command, term._update_command = MethodType(resample, term), MethodType(update, term)
-    for sensor in env.scene.sensors.values():
-        if getattr(type(sensor), "_extract_yaw_rotation", None) is rays._extract_yaw_rotation:
-            sensor._extract_yaw_rotation = yaw_rotation
-
-
-def resample(term: Any, env_ids: Tensor) -> None:
-    """New commands for K rows."""
-    cfg = term.cfg
-
-    def draw(low: float, high: float) -> Tensor:
-        return torch.empty(len(env_ids), device=term.device).uniform_(low, high)
-
-    x, y, turn = (draw(*span) for span in (cfg.ranges.lin_vel_x, cfg.ranges.lin_vel_y, cfg.ranges.ang_vel_z))
-    if cfg.heading_command:
-        term.heading_target[env_ids] = draw(*cfg.ranges.heading)
-        term.is_heading_env[env_ids] = draw(0.0, 1.0) <= cfg.rel_heading_envs
-    term.is_standing_env[env_ids] = draw(0.0, 1.0) <= cfg.rel_standing_envs
-    term.is_world_env[env_ids] = draw(0.0, 1.0) <= cfg.rel_world_envs
-    term.vel_command_w[env_ids] = torch.stack([x, y, turn], 1)
-    forward = draw(0.0, 1.0) <= cfg.rel_forward_envs
-    term.is_forward_env[env_ids] = forward
-    x = torch.where(forward, x.abs().clamp(min=SLOWEST_FORWARD), x)
-    zero = torch.zeros_like(x)
-    term.vel_command_b[env_ids] = torch.stack([x, torch.where(forward, zero, y), torch.where(forward, zero, turn)], 1)
-
-
-def update(term: Any, env_ids: Tensor | None = None) -> None:
-    """Turn towards headings, rotate commands of the world's frame, stand still: `[N, 3]` in place."""
-    cfg, command, heading = term.cfg, term.vel_command_b, term.robot.data.heading_w
-    if cfg.heading_command:
-        term.heading_error = import_module("mjlab.utils.lab_api.math").wrap_to_pi(term.heading_target - heading)
-        low, high = cfg.ranges.ang_vel_z
-        turn = torch.clip(cfg.heading_control_stiffness * term.heading_error, min=low, max=high)
-        command[:, 2] = torch.where(term.is_heading_env, turn, command[:, 2])
-    cos, sin, (x, y) = torch.cos(heading), torch.sin(heading), term.vel_command_w[:, :2].unbind(1)
-    command[:, 0] = torch.where(term.is_world_env, cos * x + sin * y, command[:, 0])
-    command[:, 1] = torch.where(term.is_world_env, -sin * x + cos * y, command[:, 1])
-    standing = term.is_standing_env.unsqueeze(1)
-    command.masked_fill_(standing, 0.0)
-    term.vel_command_w.masked_fill_(standing, 0.0)
-
-
-def yaw_rotation(rotation: Tensor) -> Tensor:
-    """Rotations `[N, 3, 3]` about the vertical alone, by where the x axis points, or the y axis where that is steep."""
-    flat = rotation[:, :2, :2].clone()
-    x, y = torch.zeros_like(rotation[:, :, 0]), torch.zeros_like(rotation[:, :, 0])
-    x[:, :2], y[:, :2] = flat[:, :, 0], flat[:, :, 1]
-    length = x.norm(dim=1)
-    y = y / y.norm(dim=1).clamp(min=1e-6).unsqueeze(-1)
-    steep = length < STEEP
-    x = torch.where(steep.unsqueeze(-1), torch.stack([y[:, 1], -y[:, 0], y[:, 2]], 1), x)
-    x = x / torch.where(steep, 1.0, length).clamp(min=1e-6).unsqueeze(-1)
-    turned = torch.zeros_like(rotation)
-    turned[:, 0, 0], turned[:, 1, 0], turned[:, 0, 1], turned[:, 1, 1] = x[:, 0], x[:, 1], -x[:, 1], x[:, 0]
-    turned[:, 2, 2] = 1.0
-    return turned
-
-
 COUNTERS = ("common_step_counter", "_sim_step_counter")
+"""Counters of the environment in Python, which differ in every step."""
 MANAGERS = ("action", "observation", "reward", "termination", "command", "event", "metrics")
+RESET_MANAGERS = ("observation", "action", "reward", "metrics", "command", "event", "termination")
+"""Managers in the order of mjlab's reset; curricula follow them."""
 
 
 class CapturedStep:
-    """Steps a `ManagerBasedRlEnv` as its own `step` does; called with actions `[N, A]`. Tests have another recorder."""
+    """Steps a `ManagerBasedRlEnv` like its own `step`; called with actions `[N, A]`.
 
-    def __init__(self, env: Any, recorder: Callable[[Roots, torch.device], Any] = lambda *_: CudaRecorder()) -> None:
-        self.env, self.device = env, torch.device(env.device)
+    Tests pass a `make_recorder` that works without a GPU.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        make_recorder: Callable[[Roots, torch.device], Recorder] = lambda *_: CudaRecorder(),
+    ) -> None:
+        self.env = env
+        self.device = torch.device(env.device)
         use_masks(env)
-        objects = {name: getattr(env, f"{name}_manager") for name in MANAGERS}
-        objects |= {"scene": env.scene, "data": env.sim._data_bridge, "model": env.sim._model_bridge, "env": vars(env)}
-        skipped = {id(env), id(env.sim), id(env.extras), id(env.cfg)}
-        keys = frozenset((*COUNTERS, "_env", "extras"))
-        roots = Roots(objects, skipped, keys)
-        record = recorder(roots, self.device)
-        self.segments = Segments(roots, self.device, lambda: env.extras["log"], self._watched, record)
+        roots = _state_of(env)
+        self.segments = Segments(
+            roots,
+            self.device,
+            log=lambda: env.extras["log"],
+            hide_counters=self._hide_counters,
+            record=make_recorder(roots, self.device),
+        )
         self.physics = Physics(env.sim)
         self.action = torch.zeros(env.num_envs, env.action_manager.total_action_dim, device=self.device)
-        self.count = torch.zeros((), dtype=torch.int32, device=self.device)
-        """Steps of the environment so far, where a graph can read them."""
-        self._rows = Rows(env.num_envs, self.device)
+        self.step_count = torch.zeros((), dtype=torch.int32, device=self.device)
+        """Steps of the environment, on the device, where a graph can read them."""
+        self._rows = RowIndices(env.num_envs, self.device)
         self._results: dict[str, Tensor] = {}
-        """Which environments ended, and rewards: at one place, whichever graph gave them."""
+        """Episode ends and rewards, each at one address for all graphs that compute it."""
 
     @torch.no_grad()
     def __call__(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]:
-        """As mjlab's `step`; the results are overwritten by the next one."""
-        env, run = self.env, self.segments.run
+        """Return the results of mjlab's `step`; the next step overwrites them."""
+        env = self.env
         if not env.cfg.auto_reset and bool(env._manual_reset_pending.any()):
             raise RuntimeError("ended environments must be reset before the next step (auto_reset=False)")
-        self.segments.look()
+        self.segments.check_guards()
         env.extras["log"] = {}
         self.action.copy_(action)
-        self._run_between("actions", self._actions)
+        self._run_and_count_writes("actions", self._actions)
         for i in range(env.cfg.decimation):
             env._sim_step_counter += 1
             self.physics.step()
             if i + 1 < env.cfg.decimation:
-                run("substeps", self._substep)
+                self.segments.run("substeps", self._substep)
         env.common_step_counter += 1
-        self.count.fill_(env._sim_step_counter // env.cfg.decimation)
-        env.reset_buf = self._kept("reset_buf", run("terminations", self._terminations))
-        env.reset_terminated, env.reset_time_outs = (
-            env.termination_manager.terminated,
-            env.termination_manager.time_outs,
-        )
-        # Asked once, for all that follows, and before the rewards: the device works on them while the host gets the
-        # answer, and later on what follows while this step and the next one are sent to it.
-        events, commands = self._due_events(), self._due_commands()
+        self.step_count.fill_(env._sim_step_counter // env.cfg.decimation)
+        env.reset_buf = self._at_fixed_address("reset_buf", self.segments.run("terminations", self._terminations))
+        env.reset_terminated = env.termination_manager.terminated
+        env.reset_time_outs = env.termination_manager.time_outs
+        # One transfer for all masks, before the rewards: the device computes them while the host receives the indices,
+        # and later works on what follows while the host launches the rest of this step and the next.
+        events = self._due_events()
+        commands = self._due_commands()
         if self._rows.resize(len(events) + len(commands) + 1):
             self.segments.forget()
-        self._rows.ask(*events, *commands, env.reset_buf)
-        env.reward_buf = self._kept("reward_buf", run("rewards", self._rewards))
-        *due, ended = self._rows.answer()
-        self._events(tuple(due[: len(events)]))
+        self._rows.request(*events, *commands, env.reset_buf)
+        env.reward_buf = self._at_fixed_address("reward_buf", self.segments.run("rewards", self._rewards))
+        *due, ended = self._rows.receive()
+        self._apply_events(tuple(due[: len(events)]))
         self._reset(ended)
         self.physics.forward()
-        self._commands(tuple(due[len(events) :]))
+        self._update_commands(tuple(due[len(events) :]))
         self._sense()
-        env.obs_buf = self._run_between("observations", self._observations)
+        env.obs_buf = self._run_and_count_writes("observations", self._observations)
         if len(ended) and env.cfg.auto_reset:
             env.recorder_manager.record_post_reset(ended)
         elif len(ended):
@@ -164,33 +119,48 @@ class CapturedStep:
         return env.obs_buf, env.reward_buf, env.reset_terminated, env.reset_time_outs, env.extras
 
     def about(self) -> str:
-        """Which parts are captured, and why the others are not."""
-        parts = [f"captured: {', '.join(self.segments.captured()) or 'nothing yet'}"]
-        parts += [f"{name} eagerly ({why})" for name, why in self.segments.dropped.items()]
-        if self.physics.repeats is not None:
-            parts.append(f"every step of physics begins anew ({self.physics.repeats})")
-        return "; ".join(parts)
+        """Return which segments are captured, and why the others are not."""
+        lines = [f"captured: {', '.join(self.segments.captured()) or 'nothing yet'}"]
+        lines += [f"{name} eagerly ({reason})" for name, reason in self.segments.dropped.items()]
+        if self.physics.full_step_reason is not None:
+            lines.append(f"every step of physics computes `forward` again ({self.physics.full_step_reason})")
+        return "; ".join(lines)
 
-    # parts of a step --------------------------------------------------------------------------------------------------
+    def _run_and_count_writes(
+        self, name: str, segment: Callable[[], Any], rows: tuple[Tensor, ...] = (), *, finds_rows: bool = False
+    ) -> Any:
+        """Run a segment between `forward` and the next step of physics, and notice if it writes to the simulation."""
+        before = self.physics.count_writes()
+        output = self.segments.run(name, segment, rows, finds_rows=finds_rows)
+        if self.segments.restored or not self.segments.replayed:
+            self.physics.attribute_writes(name, before, restored=self.segments.restored)
+        return output
+
+    def _at_fixed_address(self, name: str, result: Tensor) -> Tensor:
+        if name not in self._results:
+            self._results[name] = torch.empty_like(result)
+        return self._results[name].copy_(result)
+
+    # Segments in the order of a step ----------------------------------------------------------------------------------
 
     def _actions(self) -> None:
         self.env.action_manager.process_action(self.action)
-        self._controls()
+        self._write_controls()
 
-    def _controls(self) -> None:
+    def _write_controls(self) -> None:
         self.env.action_manager.apply_action()
         self.env.scene.write_data_to_sim()
 
     def _substep(self) -> None:
-        self._update()
-        self._controls()
+        self._update_scene()
+        self._write_controls()
 
-    def _update(self) -> None:
+    def _update_scene(self) -> None:
         self.env.scene.update(dt=self.env.physics_dt)
         self.env.metrics_manager.compute_substep()
 
     def _terminations(self) -> Tensor:
-        self._update()
+        self._update_scene()
         self.env.episode_length_buf += 1
         return self.env.termination_manager.compute()
 
@@ -199,42 +169,42 @@ class CapturedStep:
         self.env.metrics_manager.compute()
         return reward
 
-    def _kept(self, name: str, result: Tensor) -> Tensor:
-        """The result at a place of its own."""
-        if name not in self._results:
-            self._results[name] = torch.empty_like(result)
-        return self._results[name].copy_(result)
-
     def _due_events(self) -> list[Tensor]:
-        """For each term whose turn comes after some time, a mask `[N]` of the environments where it comes now."""
-        env, manager = self.env, self.env.event_manager
+        """Return a mask `[N]` for each interval event: the environments in which it happens now.
+
+        Empty if an event must determine this itself.
+        """
+        manager = self.env.event_manager
         terms = manager._mode_term_cfgs.get("interval", ())
         if any(term.is_global_time or getattr(term.func, "recompute", 0) for term in terms):
             return []
-        return [left - env.step_dt < 1e-6 for left in manager._interval_term_time_left] if terms else []
+        return [left - self.env.step_dt < 1e-6 for left in manager._interval_term_time_left] if terms else []
 
-    def _events(self, due: tuple[Tensor, ...]) -> None:
-        """Events of every step, and those whose time has come: for each term, its rows; none if it asks by itself."""
-        env, manager = self.env, self.env.event_manager
+    def _apply_events(self, due: tuple[Tensor, ...]) -> None:
+        """Apply the events of every step, and interval events in their due rows, one tensor per event."""
+        env = self.env
+        manager = env.event_manager
         if "step" in manager.available_modes:
             manager.apply(mode="step", dt=env.step_dt)
         if "interval" not in manager.available_modes:
             return
-        apply = lambda: manager.apply(mode="interval", dt=env.step_dt)  # noqa: E731
         if due:
-            self.segments.run("interval events", apply, due, asks=True)
+            self.segments.run("interval events", self._interval_events, due, finds_rows=True)
         else:
-            apply()
+            self._interval_events()
+
+    def _interval_events(self) -> None:
+        self.env.event_manager.apply(mode="interval", dt=self.env.step_dt)
 
     def _reset(self, ended: Tensor) -> None:
-        """Restart what ended. Curricula may change settings, and so run in Python every time."""
+        """Reset ended environments. Curricula may change settings, so they always run in Python."""
         env = self.env
         if not env.cfg.auto_reset or not len(ended):
             return
         env.recorder_manager.record_pre_reset(ended)
         env.curriculum_manager.compute(env_ids=ended)
         self._reset_physics()
-        self.segments.look()
+        self.segments.check_guards()
         if "resets" not in self.segments.dropped:  # one graph for each number of rows, not two
             self.segments.run("resets", self._reset_all, (ended,))
         else:
@@ -243,8 +213,9 @@ class CapturedStep:
         env.extras["log"].update(env.curriculum_manager.reset(ended))
 
     def _reset_physics(self) -> None:
-        """As `sim.reset` with the rows that ended, whose mask there is already: to write one by rows takes longer."""
-        sim, reset_data = self.env.sim, import_module("mujoco_warp").reset_data
+        """Reset the ended rows like `sim.reset`, which would spend time on a mask that exists already."""
+        sim = self.env.sim
+        reset_data = import_module("mujoco_warp").reset_data
         sim._reset_mask.copy_(self.env.reset_buf)
         self._launch(sim.reset_graph, lambda: reset_data(sim.wp_model, sim.wp_data, reset=sim._reset_mask_wp))
 
@@ -253,127 +224,154 @@ class CapturedStep:
         self._reset_managers()
 
     def _reset_events(self) -> None:
-        env, rows = self.env, self.segments.rows[0]
+        env = self.env
+        rows = self.segments.rows[0]
         env.scene.reset(rows)
         if "reset" in env.event_manager.available_modes:
-            env.event_manager.apply(mode="reset", env_ids=rows, global_env_step_count=self.count)
+            env.event_manager.apply(mode="reset", env_ids=rows, global_env_step_count=self.step_count)
 
     def _reset_managers(self) -> None:
-        env, rows = self.env, self.segments.rows[0]
-        for name in ("observation", "action", "reward", "metrics", "command", "event", "termination"):
+        env = self.env
+        rows = self.segments.rows[0]
+        for name in RESET_MANAGERS:
             env.extras["log"].update(getattr(env, f"{name}_manager").reset(rows))
         env.episode_length_buf[rows] = 0
         env._manual_reset_pending[rows] = False
         env.scene.write_data_to_sim()
 
     def _due_commands(self) -> list[Tensor]:
-        """For each term, a mask `[N]` of the environments that get a new command.
+        """Return a mask `[N]` for each command: the environments that get a new one.
 
-        Time goes on by a step, but not where an episode begins: there each term has just drawn how long it stays.
+        Time advances by a step, except in environments that are being reset: their commands have new durations. Empty
+        if a duration may be 0, as such a command changes again at once.
         """
-        env, dt = self.env, self.env._command_dt
+        env = self.env
+        dt = env._command_dt
         dt.fill_(env.step_dt)
         if env.cfg.auto_reset:
             dt.masked_fill_(env.reset_buf, 0.0)
         terms = getattr(env.command_manager, "_terms", {}).values()
-        if any(term.cfg.resampling_time_range[0] <= 0.0 for term in terms):  # some are over as soon as they are drawn
+        if any(term.cfg.resampling_time_range[0] <= 0.0 for term in terms):
             return []
         return [(term.time_left - dt <= 0.0) & (dt > 0.0) for term in terms]
 
-    def _commands(self, due: tuple[Tensor, ...]) -> None:
-        compute = lambda: self.env.command_manager.compute(dt=self.env._command_dt)  # noqa: E731
+    def _update_commands(self, due: tuple[Tensor, ...]) -> None:
         if due:
-            self._run_between("commands", compute, due, asks=True)
+            self._run_and_count_writes("commands", self._commands, due, finds_rows=True)
         else:
-            compute()
+            self._commands()
 
-    def _run_between(self, name: str, part: Callable[[], Any], rows: tuple[Tensor, ...] = (), **how: Any) -> Any:
-        """Run a part that comes between `forward` and the next step of physics, and see whether it writes to that."""
-        segments, before = self.segments, self.physics.writes()
-        output = segments.run(name, part, rows, **how)
-        if segments.restored or not segments.replayed:
-            self.physics.account(name, before, restored=segments.restored)
-        return output
+    def _commands(self) -> None:
+        self.env.command_manager.compute(dt=self.env._command_dt)
 
     def _sense(self) -> None:
-        """Cast rays and draw cameras; what comes of it is put together with the observations."""
-        sim, context = self.env.sim, self.env.sim._sensor_context
-        if context is None:
+        """Cast rays and render cameras; `_observations` reads the results."""
+        sim = self.env.sim
+        if sim._sensor_context is None:
             return
-        self._run_between("rays", context.prepare)
+        self._run_and_count_writes("rays", sim._sensor_context.prepare)
         self._launch(sim.sense_graph, sim._sense_kernel)
-
-    def _launch(self, graph: Any, eagerly: Callable[[], None]) -> None:
-        """A graph of the simulation's own or, where it has none, what it would hold."""
-        sim, warp = self.env.sim, import_module("warp")
-        with warp.ScopedDevice(sim.wp_device):
-            if sim.use_cuda_graph and graph is not None:
-                warp.capture_launch(graph)
-            else:
-                eagerly()
 
     def _observations(self) -> Any:
         if self.env.sim._sensor_context is not None:
             self.env.sim._sensor_context.finalize()
         return self.env.observation_manager.compute(update_history=True)
 
-    # what Python holds ------------------------------------------------------------------------------------------------
+    def _launch(self, graph: Any, eager: Callable[[], None]) -> None:
+        """Launch a graph of the simulation or, if it has none, the function."""
+        sim = self.env.sim
+        warp = import_module("warp")
+        with warp.ScopedDevice(sim.wp_device):
+            if sim.use_cuda_graph and graph is not None:
+                warp.capture_launch(graph)
+            else:
+                eager()
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
-        """Refuse a part that reads a counter: a graph would go on with the number of today."""
-        cls = type(self.env)
+    def _hide_counters(self) -> Iterator[None]:
+        """Refuse segments that use a counter of the environment: a graph would repeat its present number.
 
-        def counter(name: str) -> property:
-            def read(env: Any) -> Any:
-                raise Declined(f"it reads {name}")
-
-            return property(read)
-
-        self.env.__class__ = type(cls.__name__, (cls,), {name: counter(name) for name in COUNTERS})
+        Also let `array[index] = value` write on the current stream. mjlab's method switches to the stream of Warp, on
+        which a recording would miss the write, unnoticed; it has no setting for this, so the method is replaced here.
+        """
+        attributes = vars(self.env)
+        counts = {name: attributes[name] for name in COUNTERS}
         array = type(self.env.sim.data.qpos)
-        setitem, array.__setitem__ = array.__setitem__, lambda own, index, value: own._tensor.__setitem__(index, value)
+        setitem = array.__setitem__
+        array.__setitem__ = lambda own, index, value: own._tensor.__setitem__(index, value)
+        attributes.update({name: HiddenCounter(name) for name in COUNTERS})
         try:
             yield
         finally:
-            self.env.__class__, array.__setitem__ = cls, setitem
+            attributes.update(counts)
+            array.__setitem__ = setitem
 
 
-class Rows:
-    """Indices `[K]` of the rows that hold in each of some masks `[N]`, at addresses that stay.
+def _state_of(env: Any) -> Roots:
+    """Return the objects of an environment that the segments of a step may change."""
+    objects = {name: getattr(env, f"{name}_manager") for name in MANAGERS}
+    objects["scene"] = env.scene
+    objects["data"] = env.sim._data_bridge
+    objects["model"] = env.sim._model_bridge
+    objects["env"] = vars(env)
+    skipped_ids = {id(env), id(env.sim), id(env.extras), id(env.cfg)}
+    return Roots(objects, skipped_ids, frozenset((*COUNTERS, "_env", "extras")))
 
-    The answer waits for the device, once for all masks, as far as it had got when it was asked.
+
+class HiddenCounter:
+    """Stands in for a counter of the environment; any computation with it raises NotCapturable."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def _refuse(self, *_: Any) -> Any:
+        raise NotCapturable(f"it uses {self.name}")
+
+    __bool__ = __int__ = __index__ = __float__ = __hash__ = __str__ = __format__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
+
+
+class RowIndices:
+    """The indices `[K]` of the rows in which masks `[N]` are true, at fixed addresses.
+
+    `receive` waits for the device once for all masks, and only for the work that was launched before `request`.
     """
 
     def __init__(self, num_envs: int, device: torch.device) -> None:
-        self.num_envs, self.device = num_envs, device
-        self.masks = self.found = self.rows = torch.empty(0)
-        self.asked = torch.cuda.Event() if device.type == "cuda" else None
+        self.num_envs = num_envs
+        self.device = device
+        self.masks = torch.empty(0)
+        self.indices_on_host = torch.empty(0)
+        self.indices = torch.empty(0)
+        self.transferred = torch.cuda.Event() if device.type == "cuda" else None
 
-    def resize(self, masks: int) -> bool:
-        """Make room for so many masks; whether there was another number before, and so other addresses."""
-        if len(self.masks) == masks:
+    def resize(self, num_masks: int) -> bool:
+        """Make room for a number of masks; return whether that changed it, and the addresses."""
+        if len(self.masks) == num_masks:
             return False
-        shape, pinned = (masks, self.num_envs), self.device.type == "cuda"
+        shape = (num_masks, self.num_envs)
+        pinned = self.device.type == "cuda"
         self.masks = torch.zeros(shape, dtype=torch.bool, pin_memory=pinned)
-        self.found = torch.zeros(shape, dtype=torch.int64, pin_memory=pinned)
-        self.rows = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self.indices_on_host = torch.zeros(shape, dtype=torch.int64, pin_memory=pinned)
+        self.indices = torch.zeros(shape, dtype=torch.int64, device=self.device)
         return True
 
-    def ask(self, *masks: Tensor) -> None:
-        """Have the masks sent to the host."""
+    def request(self, *masks: Tensor) -> None:
+        """Start the transfer of the masks to the host."""
         self.masks.copy_(torch.stack(masks), non_blocking=True)
-        if self.asked is not None:
-            self.asked.record(torch.cuda.current_stream(self.device))
+        if self.transferred is not None:
+            self.transferred.record(torch.cuda.current_stream(self.device))
 
-    def answer(self) -> tuple[Tensor, ...]:
-        """The rows of each."""
-        if self.asked is not None:
-            self.asked.synchronize()
+    def receive(self) -> tuple[Tensor, ...]:
+        """Return the row indices of each mask."""
+        if self.transferred is not None:
+            self.transferred.synchronize()
         counts = []
-        for mask, found in zip(self.masks.numpy(), self.found.numpy(), strict=True):
+        for mask, indices in zip(self.masks.numpy(), self.indices_on_host.numpy(), strict=True):
             rows = mask.nonzero()[0]
-            found[: len(rows)] = rows
+            indices[: len(rows)] = rows
             counts.append(len(rows))
-        self.rows.copy_(self.found, non_blocking=True)
-        return tuple(own[:count] for own, count in zip(self.rows, counts, strict=True))
+        self.indices.copy_(self.indices_on_host, non_blocking=True)
+        return tuple(own[:count] for own, count in zip(self.indices, counts, strict=True))

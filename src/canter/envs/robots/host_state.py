@@ -1,7 +1,9 @@
-"""What a simulator's managers hold in Python: where tensors are kept, and the numbers and flags beside them.
+"""The part of a simulator's state that lives in Python: which tensor is stored where, and plain numbers and flags.
 
-A CUDA graph replays work on the device and nothing of what Python did meanwhile. So a part of a step may be captured
-only if what it does in Python is known: tensors put in another's place, caches filled, flags set.
+A CUDA graph replays work on the device and nothing that Python did meanwhile. A segment of a step may therefore be
+captured only if its effects in Python are known: tensors that replace other tensors, caches, flags. A `HeapView` lists
+everything that is reachable from some roots at one time, a `Snapshot` can restore it, and `Effects` are the difference
+between two views.
 """
 
 from __future__ import annotations
@@ -22,194 +24,220 @@ from canter.core.struct import copy_all_
 SCALARS = (int, float, bool, str, type(None))
 LEAVES = (Tensor, *SCALARS)
 SKIPPED = {"torch", "warp", "mujoco", "mujoco_warp", "numpy", "builtins", "functools", "types", "re", "enum", "random"}
-"""Packages whose objects hold nothing that a manager's step would change."""
-CACHE = "_cached_data"
-"""Where a sensor of mjlab keeps what it has worked out."""
+"""Packages whose objects contain nothing that a manager's step changes."""
+SENSOR_CACHE = "_cached_data"
+"""Attribute in which a sensor of mjlab caches its result; `_cache_valid` is its flag."""
 
 Path = tuple[Any, ...]
 
 
 @contextmanager
-def not_collecting() -> Iterator[None]:
-    """Leave garbage for later: looking for it takes as long as a walk, and memory freed by chance ends a recording."""
-    collecting = gc.isenabled()
+def gc_paused() -> Iterator[None]:
+    """Pause garbage collection: it takes as long as a walk, and freeing memory at a random time aborts a capture."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if enabled:
             gc.enable()
 
 
 @dataclass(slots=True)
 class Slot:
-    """One place: an attribute of an object, a key of a mapping or a number in a list."""
+    """An attribute of an object, a key of a mapping or an index of a list, and its value at the time of a view."""
 
-    holder: Any
-    """The mapping or list itself; None where it cannot be changed."""
+    container: Any
+    """The mapping or list itself; None if it is immutable."""
     key: Any
     value: Any
 
     def set(self, value: Any) -> None:
-        """Put another thing there."""
-        if self.holder is not None:
-            self.holder[self.key] = value
+        """Assign a value, unless the container is immutable."""
+        if self.container is not None:
+            self.container[self.key] = value
 
-    def now(self) -> Any:
-        """What is there now; None if the key is gone."""
-        if isinstance(self.holder, dict):
-            return _plain(self.holder.get(self.key))
-        if self.holder is None or self.key >= len(self.holder):
-            return self.value if self.holder is None else None
-        return _plain(self.holder[self.key])
+    def current(self) -> Any:
+        """Return the present value; None if the key is gone."""
+        if self.container is None:
+            return self.value
+        if isinstance(self.container, dict):
+            return _unwrap(self.container.get(self.key))
+        if self.key >= len(self.container):
+            return None
+        return _unwrap(self.container[self.key])
 
-    def moved(self) -> bool:
-        """Whether another thing is there than when this was noted."""
-        now, was = self.now(), self.value
-        if isinstance(now, Tensor) and isinstance(was, Tensor):
-            return place_of(now) != place_of(was)
-        return now is not was and not (isinstance(now, SCALARS) and now == was)
-
-    def rehome(self, shared: bool = False) -> bool:
-        """Copy a tensor of the same form that took another's place to where that is; False if it is not like that.
-
-        Where that one is `shared` with another place, which must keep it, a copy of the new one stays instead.
-        """
-        now, home = self.now(), self.value
-        if not isinstance(now, Tensor) or not isinstance(home, Tensor) or not _has_own_memory(home):
+    def is_replaced(self) -> bool:
+        """Return whether the slot now holds another number, object, or tensor at another address."""
+        current = self.current()
+        if isinstance(current, Tensor) and isinstance(self.value, Tensor):
+            return memory_key(current) != memory_key(self.value)
+        if isinstance(current, SCALARS) and current == self.value:
             return False
-        if (now.shape, now.dtype, now.device) != (home.shape, home.dtype, home.device):
+        return current is not self.value
+
+    def copy_back(self, shared: bool = False) -> bool:
+        """Copy a tensor that replaced the viewed one into its memory; return False if their layouts differ.
+
+        If the viewed tensor is `shared` with another slot, which must keep its contents, a clone of the new tensor
+        becomes the viewed one instead.
+        """
+        current = self.current()
+        original = self.value
+        if not isinstance(current, Tensor) or not isinstance(original, Tensor) or not _is_writable(original):
+            return False
+        if (current.shape, current.dtype, current.device) != (original.shape, original.dtype, original.device):
             return False
         if shared:
-            self.value = home = now.clone()
-        elif now.data_ptr() != home.data_ptr():
-            home.copy_(now)
-        self.set(home)
+            original = current.clone()
+            self.value = original
+        elif current.data_ptr() != original.data_ptr():
+            original.copy_(current)
+        self.set(original)
         return True
 
 
-class Held(NamedTuple):
-    """What one object has in it at one time."""
+class ContainerView(NamedTuple):
+    """The contents of one object, mapping or list at one time."""
 
-    holder: Any
-    """The mapping or list itself; None where it cannot be changed."""
+    container: Any
+    """The mapping or list itself; None if it is immutable."""
     keys: Sequence[Any]
     values: list[Any]
 
-    def is_as_it_was(self) -> bool:
-        """Whether the same things are there now."""
-        if self.holder is None:
+    def is_unchanged(self) -> bool:
+        """Return whether the container still holds the same objects."""
+        if self.container is None:
             return True
-        now = list(map(self.holder.get, self.keys)) if isinstance(self.holder, dict) else self.holder
-        return len(now) == len(self.values) and not any(map(is_not, now, self.values))
+        current = self.container
+        if isinstance(current, dict):
+            current = list(map(current.get, self.keys))
+        return len(current) == len(self.values) and not any(map(is_not, current, self.values))
+
+    def has_same_keys(self) -> bool:
+        """Return whether no key was added, removed or reordered."""
+        if isinstance(self.container, dict):
+            return list(self.container) == self.keys
+        return not isinstance(self.container, list) or len(self.container) == len(self.keys)
 
 
 @dataclass
-class Places:
-    """What lies where at one time."""
+class HeapView:
+    """The values that are reachable from some roots at one time, by their paths."""
 
     values: dict[Path, Any] = field(default_factory=dict)
-    held: list[tuple[Path, Held]] = field(default_factory=list)
-    """The same by the object that has it."""
+    containers: list[tuple[Path, ContainerView]] = field(default_factory=list)
 
     @cached_property
-    def holders(self) -> dict[Path, Any]:
-        """Mappings and lists by the path of the object."""
-        return {path: held.holder for path, held in self.held}
+    def _container_at(self) -> dict[Path, Any]:
+        return {path: view.container for path, view in self.containers}
 
     def slot(self, path: Path) -> Slot:
-        """A place."""
-        return Slot(self.holders[path[:-1]], path[-1], self.values[path])
+        """Return the slot of a path."""
+        return Slot(self._container_at[path[:-1]], path[-1], self.values[path])
 
-    def suspects(self) -> Iterator[tuple[Path, Slot]]:
-        """Places of objects in which something is not what it was."""
-        for path, held in self.held:
-            if not held.is_as_it_was():
-                own = ((*path, key) for key in held.keys)
-                yield from [(place, self.slot(place)) for place in own if place in self.values]
+    def slots_of_changed_containers(self) -> Iterator[tuple[Path, Slot]]:
+        """Yield all slots of the containers in which something changed since the view."""
+        for path, view in self.containers:
+            if view.is_unchanged():
+                continue
+            slots = ((*path, key) for key in view.keys)
+            # A list, as callers assign to slots while they iterate.
+            yield from [(slot, self.slot(slot)) for slot in slots if slot in self.values]
 
-    def have_other_keys(self) -> bool:
-        """Whether an object has something at another place now."""
-        mappings = [held for _, held in self.held if isinstance(held.holder, dict)]
-        lists = [held for _, held in self.held if isinstance(held.holder, list)]
-        return any(list(m.holder) != m.keys for m in mappings) or any(len(x.holder) != len(x.keys) for x in lists)
+    def replaced_slots(self) -> Iterator[tuple[Path, Slot]]:
+        """Yield the slots whose value was replaced since the view."""
+        return ((path, slot) for path, slot in self.slots_of_changed_containers() if slot.is_replaced())
+
+    def keys_changed(self) -> bool:
+        """Return whether a container has other keys than at the time of the view."""
+        return not all(view.has_same_keys() for _, view in self.containers)
 
     def is_stale(self, path: Path) -> bool:
-        """Whether something lies in a sensor's cache that is no longer valid: it is worked out before it is read."""
-        return CACHE in path and self.values.get((*path[: path.index(CACHE)], "_cache_valid")) is False
+        """Return whether a path lies in an invalid cache of a sensor, which is recomputed before it is read."""
+        if SENSOR_CACHE not in path:
+            return False
+        valid = (*path[: path.index(SENSOR_CACHE)], "_cache_valid")
+        return self.values.get(valid) is False
 
-    def moved(self) -> Iterator[tuple[Path, Slot]]:
-        """Places where another thing is than was."""
-        return ((path, slot) for path, slot in self.suspects() if slot.moved())
+    def valid_caches(self) -> list[tuple[Path, Slot]]:
+        """Return the slots of sensors' caches that are valid, and so may be read instead of being recomputed."""
+        slots = [(path, self.slot(path)) for path in self.values if path[-1] == SENSOR_CACHE]
+        return [(path, slot) for path, slot in slots if slot.container.get("_cache_valid")]
 
 
-class Form:
-    """What follows from the keys of an object and the types of what it has in it."""
+class ContainerLayout:
+    """The paths and kinds of a container's values, which follow from its keys and the types of its values."""
 
     def __init__(self, path: Path, keys: Sequence[Any], types: list[type], skipped: frozenset[str]) -> None:
-        self.keys, self.types = keys, types
-        kept = [index for index, key in enumerate(keys) if key not in skipped]
-        self.paths = [(*path, keys[index]) for index in kept]
-        kinds = [_kind(types[index]) for index in kept]
-        self.is_plain = len(kept) == len(keys) and "array" not in kinds
-        self.kept = kept
-        inner = [index for index, kind in zip(kept, kinds, strict=True) if kind not in ("leaf", "array")]
-        self.inner = {index: Inner((*path, keys[index]), _kind(types[index])) for index in inner}
-        """What has further things in it."""
+        self.keys = keys
+        self.types = types
+        self.kept = [index for index, key in enumerate(keys) if key not in skipped]
+        """Indices of the keys that are viewed."""
+        self.paths = [(*path, keys[index]) for index in self.kept]
+        kinds = {index: _kind(types[index]) for index in self.kept}
+        self.is_plain = len(self.kept) == len(keys) and "array" not in kinds.values()
+        """All values are viewed as they are."""
+        self.children = {
+            index: Node((*path, keys[index]), kind) for index, kind in kinds.items() if kind not in ("leaf", "array")
+        }
+        """Containers among the values, by index."""
 
 
 @dataclass
-class Inner:
-    """An object within another."""
+class Node:
+    """A container that a walk has visited."""
 
     path: Path
     kind: str
-    form: Form | None = None
-    """As it was found before: hundreds of objects are looked at in every recording."""
+    layout: ContainerLayout | None = None
+    """Kept between walks, as every recording walks over hundreds of containers."""
 
 
 @dataclass
 class Roots:
-    """Where to look, and what to leave out."""
+    """The objects at which a view starts, and what it leaves out."""
 
     objects: dict[str, Any]
     skipped_ids: set[int] = field(default_factory=set)
     skipped_keys: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Nothing was looked at yet."""
-        self._first = Inner((), "dict")
+        """Begin with an empty layout."""
+        self._root = Node((), "dict")
 
-    def places(self) -> Places:
-        """Everything there is, each object once."""
-        found = Places()
-        with not_collecting():
-            self._walk(self._first, self.objects, set(self.skipped_ids), found)
+    def view(self) -> HeapView:
+        """Return everything that is reachable, each container once."""
+        found = HeapView()
+        with gc_paused():
+            self._walk(self._root, self.objects, set(self.skipped_ids), found)
         return found
 
-    def _walk(self, inner: Inner, thing: Any, seen: set[int], found: Places) -> None:
-        seen.add(id(thing))
-        holder, keys, values = _contents(thing, inner.kind)
-        form, types = inner.form, list(map(type, values))
-        if form is None or form.keys != keys or form.types != types:
-            form = inner.form = Form(inner.path, keys, types, self.skipped_keys)
-        found.held.append((inner.path, Held(holder, keys, values)))
-        plain = values if form.is_plain else [_plain(values[index]) for index in form.kept]
-        found.values.update(zip(form.paths, plain, strict=True))
-        for index, further in form.inner.items():
+    def _walk(self, node: Node, thing: Any, visited: set[int], found: HeapView) -> None:
+        visited.add(id(thing))
+        container, keys, values = _contents(thing, node.kind)
+        types = list(map(type, values))
+        layout = node.layout
+        if layout is None or layout.keys != keys or layout.types != types:
+            layout = ContainerLayout(node.path, keys, types, self.skipped_keys)
+            node.layout = layout
+        found.containers.append((node.path, ContainerView(container, keys, values)))
+        plain = values if layout.is_plain else [_unwrap(values[index]) for index in layout.kept]
+        found.values.update(zip(layout.paths, plain, strict=True))
+        for index, child in layout.children.items():
             value = values[index]
-            if id(value) not in seen:
-                self._walk(further, value, seen, found)
+            if id(value) not in visited:
+                self._walk(child, value, visited, found)
 
 
-def _plain(value: Any) -> Any:
-    """The tensor behind mjlab's view of a Warp array."""
+def _unwrap(value: Any) -> Any:
+    """Return the tensor inside mjlab's view of a Warp array, and any other value itself."""
     return value._tensor if _kind(type(value)) == "array" else value
 
 
 @cache
 def _kind(cls: type) -> str:
-    """What is to be found in things of a type: `leaf` is nothing further, `object` what its attributes hold."""
+    """Return how to walk into values of a type: `leaf` contains nothing further, `object` has attributes."""
     if cls.__name__ == "TorchArray":
         return "array"
     for kind in (dict, list, tuple):
@@ -222,111 +250,118 @@ def _kind(cls: type) -> str:
 
 
 def _contents(thing: Any, kind: str) -> tuple[Any, Sequence[Any], list[Any]]:
-    """What holds the things in it, if they can be changed there, with keys and things."""
-    if kind == "object":
-        thing = vars(thing)
-    elif kind == "list" or kind == "tuple":
+    """Return the mutable container (None if there is none), the keys and the values."""
+    if kind in ("list", "tuple"):
         return (thing if kind == "list" else None), range(len(thing)), list(thing)
-    elif kind == "bridge":
-        thing = vars(thing)["_wrapped_cache"]
-        return None, list(thing), list(thing.values())
-    return thing, list(thing), list(thing.values())
+    if kind == "bridge":
+        arrays = vars(thing)["_wrapped_cache"]
+        return None, list(arrays), list(arrays.values())
+    mapping = vars(thing) if kind == "object" else thing
+    return mapping, list(mapping), list(mapping.values())
 
 
-class Moment:
-    """Everything at one time: what lies where and, with `contents`, copies of the tensors and the random stream."""
+class Snapshot:
+    """A view and, with `contents`, copies of all tensors and of the state of the random generator."""
 
     def __init__(self, roots: Roots, device: torch.device, *, contents: bool = True) -> None:
-        self.places, self.device, self.contents = roots.places(), device, contents
-        self.tensors = {p: v for p, v in self.places.values.items() if contents and isinstance(v, Tensor)}
+        self.view = roots.view()
+        self.device = device
+        self.contents = contents
+        self.tensors: dict[Path, Tensor] = {}
+        if contents:
+            self.tensors = {path: value for path, value in self.view.values.items() if isinstance(value, Tensor)}
         self.copies = {path: tensor.clone() for path, tensor in self.tensors.items()}
-        self.own = [path for path, tensor in self.tensors.items() if _has_own_memory(tensor)]
-        self.random = self.generator().get_state()
+        self.generator_state = self.generator().get_state()
 
     def restore(self) -> None:
-        """Put everything back."""
-        for _, slot in self.places.suspects():
-            if slot.now() is not slot.value:
+        """Restore slots, contents of tensors and the random generator."""
+        for _, slot in self.view.slots_of_changed_containers():
+            if slot.current() is not slot.value:
                 slot.set(slot.value)
-        copy_all_([self.tensors[path] for path in self.own], [self.copies[path] for path in self.own])
+        writable = [path for path, tensor in self.tensors.items() if _is_writable(tensor)]
+        copy_all_([self.tensors[path] for path in writable], [self.copies[path] for path in writable])
         if self.contents:
-            self.generator().set_state(self.random)
+            self.generator().set_state(self.generator_state)
 
     def generator(self) -> torch.Generator:
-        """The random stream that simulators draw from."""
+        """Return the default generator of the device, from which simulators draw."""
         if self.device.type == "cuda":
             return torch.cuda.default_generators[self.device.index or 0]
         return torch.default_generator
 
-    def differences(self, other: Moment) -> list[str]:
-        """Paths of tensors whose contents are not equal, with how far apart they are."""
-        own = {path: mine for path, mine in self.copies.items() if not self.places.is_stale(path)}
+    def differences(self, other: Snapshot) -> list[str]:
+        """Return the paths of tensors whose contents differ, each with the greatest difference."""
+        own = {path: mine for path, mine in self.copies.items() if not self.view.is_stale(path)}
         pairs = {path: (mine, other.copies.get(path)) for path, mine in own.items()}
-        alike = [(mine, theirs) for mine, theirs in pairs.values() if theirs is not None and theirs.shape == mine.shape]
-        all_mine, all_theirs = (_bits([pair[which] for pair in alike], self.device) for which in (0, 1))
-        if len(alike) == len(pairs) and torch.equal(all_mine, all_theirs):
-            pairs.clear()  # none is looked at by itself, which would wait for the device each time
+        if self._all_equal(list(pairs.values())):
+            pairs.clear()  # comparing one by one would wait for the device each time
         found = []
         for path, (mine, theirs) in pairs.items():
             if theirs is None or theirs.shape != mine.shape:
-                found.append(f"{name_of(path)} has another shape")
+                found.append(f"{format_path(path)} has another shape")
             elif not torch.equal(mine.nan_to_num(), theirs.nan_to_num()):
-                apart = (mine.double() - theirs.double()).abs().nan_to_num().max().item()
-                found.append(f"{name_of(path)} by {apart:.3g}")
-        if not torch.equal(self.random, other.random):
+                difference = (mine.double() - theirs.double()).abs().nan_to_num().max().item()
+                found.append(f"{format_path(path)} by {difference:.3g}")
+        if not torch.equal(self.generator_state, other.generator_state):
             found.append("the random stream")
         return found
 
+    def _all_equal(self, pairs: list[tuple[Tensor, Tensor | None]]) -> bool:
+        """Compare the bits of all tensors at once."""
+        mine = [one for one, _ in pairs]
+        theirs = [other for one, other in pairs if other is not None and other.shape == one.shape]
+        return len(theirs) == len(mine) and torch.equal(_bits(mine, self.device), _bits(theirs, self.device))
+
 
 def _bits(tensors: list[Tensor], device: torch.device) -> Tensor:
-    """All that is in them, one after another."""
+    """Return the bytes of all tensors, concatenated."""
     none = torch.empty(0, dtype=torch.uint8, device=device)
     return torch.cat([none, *(tensor.reshape(-1).view(torch.uint8).to(device) for tensor in tensors)])
 
 
-def name_of(path: Path) -> str:
-    """A path as people read it."""
+def format_path(path: Path) -> str:
+    """Return a path as `action.term.offset`."""
     return ".".join(map(str, path))
 
 
-def place_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Two views of the same memory are one tensor to a graph."""
+def memory_key(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what identifies a tensor for a CUDA graph: two views of the same memory are equal."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _has_own_memory(tensor: Tensor) -> bool:
-    """False for rows that are one and the same in memory, which cannot be written."""
+def _is_writable(tensor: Tensor) -> bool:
+    """Return False for an expanded tensor, in which several elements share one place in memory."""
     return all(stride != 0 or size <= 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 @dataclass
 class Effects:
-    """What a part of a step did in Python, to be done again with every replay."""
+    """The changes that a segment of a step made in Python, to be repeated after every replay."""
 
-    values: list[tuple[Slot, Any]] = field(default_factory=list)
-
-    homes: dict[Path, Slot] = field(default_factory=dict)
-    """Places where a tensor took another's place."""
+    assignments: list[tuple[Slot, Any]] = field(default_factory=list)
+    copied_back: dict[Path, Slot] = field(default_factory=dict)
+    """Slots in which a new tensor replaced the original, and was copied into its memory."""
 
     @staticmethod
-    def between(before: Places, roots: Roots) -> Effects:
-        """All places whose content is another one; a tensor of the same form is copied back to where it was.
+    def since(before: HeapView, roots: Roots) -> Effects:
+        """Return all changes since a view; new tensors are copied into the memory of those that they replaced.
 
-        The copies are work on the device and so a part of what is being captured.
+        These copies run on the device, and so they become a part of the graph that is being captured.
         """
         effects = Effects()
-        for path, slot in before.moved():
-            if slot.rehome():
-                effects.homes[path] = slot
+        for path, slot in before.replaced_slots():
+            if slot.copy_back():
+                effects.copied_back[path] = slot
             else:
-                effects.values.append((slot, slot.now()))
-        if before.have_other_keys() or any(_kind(type(value)) not in ("leaf", "array") for _, value in effects.values):
-            after = roots.places()
+                effects.assignments.append((slot, slot.current()))
+        new_containers = any(_kind(type(value)) not in ("leaf", "array") for _, value in effects.assignments)
+        if new_containers or before.keys_changed():
+            after = roots.view()
             new = [after.slot(path) for path in after.values if path not in before.values]
-            effects.values += [(slot, slot.value) for slot in new if slot.holder is not None]
+            effects.assignments += [(slot, slot.value) for slot in new if slot.container is not None]
         return effects
 
     def apply(self) -> None:
-        """Do it again."""
-        for slot, value in self.values:
+        """Repeat the assignments."""
+        for slot, value in self.assignments:
             slot.set(value)

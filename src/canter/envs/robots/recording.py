@@ -1,131 +1,46 @@
-"""mjlab's physics, without computing twice what depends on positions and velocities alone.
+"""Recording a function over tensors as a CUDA graph, and comparing a replay with the function.
 
-A step of MuJoCo begins with `forward`: kinematics, contacts, constraints and velocities, then forces, accelerations and
-the solver. mjlab calls `forward` at the end of every step of the environment too, for what is observed, and nothing but
-controls changes until the next one begins. Its first step of physics therefore starts with the forces. The numbers are
-the same to the bit.
-
-How a function over tensors becomes a CUDA graph.
-
-What keeps one from being recorded as it stands is often small and harmless: constants copied from the host, lists as
-indices, numbers read for a log. `Capturing` does these on the device meanwhile. What it cannot replace ends the
-attempt.
+What prevents a recording is often small and harmless: constants copied from the host, lists as indices, numbers read
+for a log. `CaptureMode` replaces these by work on the device while a function is recorded. Anything else that would
+wait for the device ends the attempt with `NotCapturable` or the error of torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from canter.envs.robots.host_state import not_collecting
+from canter.envs.robots.host_state import Snapshot, gc_paused
 
-CONTROLS = ("ctrl", "xfrc_applied", "qfrc_applied")
-"""What forces are computed from, and nothing before them."""
-
-
-class Physics:
-    """Steps a simulation of mjlab. Whoever writes to it by torch is noticed, other than by controls."""
-
-    def __init__(self, sim: Any) -> None:
-        self.sim = sim
-        self.repeats: str | None = self._declines()
-        """Why every step begins with all of `forward`; None where the first one need not."""
-        self._computed = -1
-        """What `writes` gave when `forward` was called, -1 where the state has moved on since."""
-        self._graph, self._beside = None, None
-        """That of the rest of a step, and mjlab's of a whole one, which is made anew if arrays are replaced."""
-        if self.repeats is None:
-            self._record()
-
-    def _declines(self) -> str | None:
-        warp = import_module("mujoco_warp")
-        model = self.sim.wp_model
-        if model.opt.enableflags & warp.EnableBit.SLEEP:
-            return "bodies may sleep"
-        return "a callback sets controls" if model.callback.control else None
-
-    def forward(self) -> None:
-        """As the simulation's own."""
-        self.sim.forward()
-        self._computed = self.writes()
-
-    def writes(self) -> int:
-        """How often torch wrote to what the simulation holds, controls aside; graphs that are replayed do not count."""
-        return _versions(self.sim._data_bridge) + _versions(self.sim._model_bridge)
-
-    def account(self, part: str, before: int, *, restored: bool) -> None:
-        """A part of the environment's step was run; there were `before` writes, and it may have `restored` everything.
-
-        A part that writes would do so again, as a graph too, and unnoticed.
-        """
-        if self.writes() != before and not restored:
-            self.repeats = f"{part} write to the simulation"
-        elif self._computed == before:
-            self._computed = self.writes()
-
-    def step(self) -> None:
-        """A step of physics, as the simulation's own."""
-        computed, self._computed = self._computed, -1
-        if self.repeats is not None or computed != self.writes():
-            self.sim.step()
-            return
-        sim, warp = self.sim, import_module("warp")
-        with warp.ScopedDevice(sim.wp_device), sim.nan_guard.watch(sim.data):
-            if self._beside is not sim.step_graph:
-                self._record()
-            if self._graph is None:
-                _rest_of_step(sim.wp_model, sim.wp_data)
-            else:
-                warp.capture_launch(self._graph)
-
-    def _record(self) -> None:
-        sim, warp = self.sim, import_module("warp")
-        self._graph, self._beside = None, sim.step_graph
-        if sim.use_cuda_graph and sim.step_graph is not None:
-            with not_collecting(), warp.ScopedDevice(sim.wp_device), warp.ScopedCapture() as capture:
-                _rest_of_step(sim.wp_model, sim.wp_data)
-            self._graph = capture.graph
+Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
+"""Records a function; returns a function that replays it, and its output, the same tensors after every replay."""
 
 
-def _versions(bridge: Any) -> int:
-    found = 0
-    for name, value in vars(bridge)["_wrapped_cache"].items():
-        if name not in CONTROLS:
-            found += _versions(value) if "_wrapped_cache" in vars(value) else value._tensor._version
-    return found
+class NotCapturable(RuntimeError):
+    """A segment of a step cannot be captured; the message says why."""
 
 
-def _rest_of_step(model: Any, data: Any) -> None:
-    """What `mujoco_warp.step` does once positions and velocities are dealt with."""
-    forward, solver, sensor = (import_module(f"mujoco_warp._src.{name}") for name in ("forward", "solver", "sensor"))
-    forward.fwd_actuation(model, data)
-    forward.fwd_acceleration(model, data, factorize=True)
-    solver.solve(model, data)
-    sensor.sensor_acc(model, data)
-    kinds = forward.IntegratorType
-    integrate = {kinds.EULER: forward.euler, kinds.RK4: forward.rungekutta4}
-    integrate.get(model.opt.integrator, forward.implicit)(model, data)
+class CaptureMode(TorchFunctionMode):
+    """Replaces, while a function is recorded, operations that would wait for the device or copy from the host.
 
-
-class Declined(RuntimeError):
-    """A part of a step cannot be captured; the message says why."""
-
-
-class Capturing(TorchFunctionMode):
-    """Replaces, while a part is recorded, what would wait for the device or copy from the host."""
+    `constants` keeps the tensors that stand for constants of the host, by their values. `rows` are the results of the
+    function's calls of `nonzero`, in their order.
+    """
 
     def __init__(self, constants: dict[Any, Tensor], rows: list[Tensor], device: torch.device) -> None:
         super().__init__()
-        self.constants, self.rows, self.device = constants, rows, device
+        self.constants = constants
+        self.rows = rows
+        self.device = device
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Called for every operation of torch."""
+        """Run an operation of torch, or its replacement."""
         kwargs = kwargs or {}
         name = getattr(function, "__name__", "")
         if function in (torch.tensor, torch.as_tensor) and args and isinstance(args[0], list | tuple | int | float):
@@ -133,48 +48,48 @@ class Capturing(TorchFunctionMode):
         if name == "item" and args[0].device.type == self.device.type:
             return args[0].reshape(())
         if name == "nonzero":
-            if not self.rows:
-                raise Declined("it asks which rows hold something a second time")
-            rows = self.rows.pop(0)
-            return (rows,) if kwargs.get("as_tuple") else rows.unsqueeze(1)
+            return self._next_rows(as_tuple=bool(kwargs.get("as_tuple")))
         if name in ("__getitem__", "__setitem__") and isinstance(args[0], Tensor):
             args = (args[0], self._index(args[1], args[0].device), *args[2:])
-            if len(args) > 2 and isinstance(args[2], int | float):  # else copied from the host for each index
-                form = {"dtype": args[0].dtype, "device": self.device}
-                args = (*args[:2], self._constant(torch.tensor, args[2:], form))
+            if len(args) > 2 and isinstance(args[2], int | float):  # torch would copy it from the host
+                value = self._constant(torch.tensor, args[2:], {"dtype": args[0].dtype, "device": self.device})
+                args = (*args[:2], value)
         return function(*args, **kwargs)
+
+    def _next_rows(self, *, as_tuple: bool) -> Any:
+        if not self.rows:
+            raise NotCapturable("it calls nonzero more often than its masks are known")
+        rows = self.rows.pop(0)
+        return (rows,) if as_tuple else rows.unsqueeze(1)
 
     def _constant(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         key = (repr(args), repr(kwargs))
         if key not in self.constants:
-            if _is_capturing():
-                raise Declined(f"it makes a constant that was not there before: {key[0][:60]}")
+            if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                raise NotCapturable(f"it makes a constant that was not there in the rehearsal: {key[0][:60]}")
             self.constants[key] = function(*args, **kwargs)
         return self.constants[key]
 
     def _index(self, index: Any, device: torch.device) -> Any:
         if isinstance(index, tuple):
-            return tuple(self._index(part, device) for part in index)
+            return tuple(self._index(entry, device) for entry in index)
         if isinstance(index, list):
             return self._constant(torch.tensor, (index,), {"device": device})
         return index
 
 
-def _is_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
 class CudaRecorder:
-    """Records functions as CUDA graphs, all with one pool of memory."""
+    """Records functions as CUDA graphs that share one pool of memory."""
 
     def __init__(self) -> None:
-        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream()
 
     def __call__(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """What replays the function, and its output, the same tensors every time."""
+        """Return a function that replays the recording, and its output, the same tensors after every replay."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with not_collecting(), torch.cuda.stream(self.stream):
+        with gc_paused(), torch.cuda.stream(self.stream):
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 output = function()
@@ -186,10 +101,14 @@ class CudaRecorder:
         return graph.replay, output
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a recording that failed, and record nothing once more: torch's random stream believes to be recorded."""
+        """End a recording that failed, in a new pool.
+
+        After a failure torch's random generator still believes that it is being recorded; an empty recording resets it.
+        """
         with suppress(RuntimeError):
             graph.capture_end()
-        self.pool, empty = torch.cuda.graph_pool_handle(), torch.cuda.CUDAGraph()
+        self.pool = torch.cuda.graph_pool_handle()
+        empty = torch.cuda.CUDAGraph()
         with suppress(RuntimeError):
             empty.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             torch.zeros(1, device="cuda")
@@ -197,8 +116,8 @@ class CudaRecorder:
 
 
 @contextmanager
-def refusing_to_wait(device: torch.device) -> Iterator[None]:
-    """An error where something waits for the device, which would spoil a recording."""
+def forbid_sync(device: torch.device) -> Iterator[None]:
+    """Raise where something waits for the device, as this would corrupt a recording."""
     if device.type != "cuda":
         yield
         return
@@ -208,3 +127,43 @@ def refusing_to_wait(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+@dataclass
+class EagerResult:
+    """The result of an eager run, its log entries, and the state after it."""
+
+    output: Any
+    log: dict[str, Any]
+    snapshot: Snapshot
+
+    def check(self, output: Any, log: dict[str, Any], snapshot: Snapshot) -> None:
+        """Raise NotCapturable if a replay from the same state has returned or left anything else."""
+        found = self.snapshot.differences(snapshot)
+        found += _differences(self.output, output) + _differences(self.log, log)
+        if found:
+            raise NotCapturable(f"it differs from the eager one in {'; '.join(found[:3])} ({len(found)} in all)")
+
+
+def clone_tree(tree: Any) -> Any:
+    """Return a copy of all tensors in a tree; lists become tuples."""
+    if isinstance(tree, Tensor):
+        return tree.clone()
+    if isinstance(tree, dict):
+        return {key: clone_tree(value) for key, value in tree.items()}
+    return tuple(map(clone_tree, tree)) if isinstance(tree, tuple | list) else tree
+
+
+def _differences(expected: Any, actual: Any, name: str = "its result") -> list[str]:
+    """Return what differs in two trees; a number and a tensor of one number may be equal."""
+    if isinstance(expected, dict):
+        pairs = [(expected[key], actual.get(key), str(key)) for key in expected]
+        return [line for one, other, label in pairs for line in _differences(one, other, label)]
+    if isinstance(expected, tuple):
+        pairs = [(one, other, f"{name} {i}") for i, (one, other) in enumerate(zip(expected, actual, strict=True))]
+        return [line for one, other, label in pairs for line in _differences(one, other, label)]
+    if expected is None or actual is None:
+        return [] if expected is actual else [name]
+    one = torch.as_tensor(expected, device="cpu").double().nan_to_num()
+    other = torch.as_tensor(actual, device="cpu").double().nan_to_num()
+    return [] if torch.equal(one.float(), other.float()) else [f"{name} by {(one - other).abs().max():.3g}"]
