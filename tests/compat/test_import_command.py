@@ -11,7 +11,7 @@ from canter.app.cli import main
 from canter.compat.pickled_file import read_pickled
 from canter.config import TrainConfig
 from canter.config.files import read_config
-from canter.nn.policy_file import load_critic, load_policy
+from canter.nn.policy_loading import load_critic, load_policy
 
 
 def write(tmp_path, tree, name="theirs.yaml"):

@@ -1,4 +1,6 @@
-"""Parts that the drop-in runners for rl_games and RSL-RL share: environments, logs, and modules put in their place.
+"""Parts that the drop-in runners for rl_games and RSL-RL share.
+
+Environments, logs, and modules put in their place.
 
 N environments, times agents if there are several.
 """
@@ -24,8 +26,8 @@ from canter.core.struct import Obs
 from canter.envs.robots.adapter import scalars
 
 
-class ParentEnv:
-    """Description and steps; how observations are asked for is up to each parent's own."""
+class SourceEnv:
+    """An environment of a source library; the subclass of each library reads its observations."""
 
     reset_is_clean = False
 
@@ -33,12 +35,15 @@ class ParentEnv:
         self.env, self.device = env, torch.device(device)
 
     def describe(self, obs: Obs, action: ActionSpec, rows: int, **more: Any) -> EnvSpec:
-        """Shapes and conventions, from first observations."""
+        """Return the environment's description, with shapes from the first observations."""
         groups = {name: TensorSpec(tuple(group.shape[1:]), group.dtype) for name, group in obs.items()}
         return EnvSpec(groups, action, rows, self.device, final_obs="unknown", **more)
 
-    def stepped(self, obs: Obs, reward: Tensor, done: Any, cut: Any, told: Any) -> Step:
-        """A step by its ends `[N]`, those of them that were cut off, if anybody says, and the simulator's numbers."""
+    def make_step(self, obs: Obs, reward: Tensor, done: Any, cut: Any, metrics: Any) -> Step:
+        """Return the step.
+
+        `done [N]` are episode ends, `truncated` those of them that were cut off, or None.
+        """
         done = self.flags(done)
         truncated = torch.zeros_like(done) if cut is None else done & self.flags(cut)
         return Step(
@@ -47,37 +52,40 @@ class ParentEnv:
             terminated=done & ~truncated,
             truncated=truncated,
             valid=torch.ones_like(done),
-            metrics=scalars(told or {}, self.device),
+            metrics=scalars(metrics or {}, self.device),
         )
 
     def flags(self, value: Any) -> Tensor:
-        """True or false for each row, on the learner's device."""
+        """Return a flag for each environment, `[N]`, on the learner's device."""
         return torch.as_tensor(value).to(self.device).bool().reshape(-1)
 
     def close(self) -> None:
-        """Leave it open: whoever made it closes it."""
+        """Leave the environment open: its creator closes it."""
 
 
 _log = logging.getLogger(__name__)
 
 
 def is_first() -> bool:
-    """Whether this process writes files: the only one or torchrun's first, also before and after they train."""
+    """Return True in the process that writes files: the only one, or torchrun's first."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 class NoWriter:
-    """A writer of scalars that forgets them."""
+    """A TensorBoard writer that discards everything."""
 
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
-        """Forget it."""
+        """Discard the scalar."""
 
     def flush(self) -> None:
-        """There is nothing to write."""
+        """Do nothing."""
 
 
 def open_writer(folder: str) -> Any:
-    """A writer of TensorBoard's event files; one that forgets where TensorBoard is missing, and on other ranks."""
+    """Return a writer of TensorBoard event files.
+
+    Without TensorBoard, and on other ranks, one that discards everything.
+    """
     if not is_first():
         return NoWriter()
     try:
@@ -94,7 +102,10 @@ def _say_once(message: str) -> None:
 
 
 def store_code_state(folder: Path, files: Iterable[str]) -> None:
-    """Write `NAME.diff` for the repository around each file: its commit, its status and what is not committed."""
+    """Write `NAME.diff` for the git repository of each file.
+
+    Commit, status and uncommitted changes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         place = Path(file) if Path(file).is_dir() else Path(file).parent
@@ -117,9 +128,11 @@ def _git(place: Path, *words: str) -> str | None:
 
 
 def replace_classes(library: str, home: str, modules: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put all that `modules` has for the module `home` there, or stand for the whole library where there is none.
+    """Replace the classes of the module `home`.
 
-    `modules` are those that scripts import from, each after the package that it is in, with what they find there.
+    If the library is not installed, add modules in its place.
+
+    `modules` lists the contents of each module that scripts import, a package before its modules.
     """
     try:
         package: Any = importlib.import_module(home)
@@ -130,7 +143,7 @@ def replace_classes(library: str, home: str, modules: Mapping[str, Mapping[str, 
     for name, own in modules[home].items():
         theirs = getattr(package, name, None)
         if theirs is not None and theirs is not own:
-            _refuse_if_held(library, name, theirs)
+            _check_not_imported(library, name, theirs)
         setattr(package, name, own)
 
 
@@ -145,8 +158,11 @@ def _stand_in(modules: Mapping[str, Mapping[str, Any]]) -> None:
             setattr(sys.modules[parent], own, module)
 
 
-def _refuse_if_held(library: str, name: str, theirs: Any) -> None:
-    """Whoever imported the parent's class already goes on with it, which nobody would notice."""
+def _check_not_imported(library: str, name: str, theirs: Any) -> None:
+    """Raise ImportError if another module has imported the class already.
+
+    It would silently keep the old one.
+    """
     for module in list(sys.modules.values()):
         where = getattr(module, "__name__", "")
         if where.partition(".")[0] not in (library, "canter") and vars(module).get(name) is theirs:

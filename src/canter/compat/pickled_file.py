@@ -1,4 +1,7 @@
-"""A parent's checkpoint as plain data. It is a pickle, so nothing of it is run: what it may hold is a closed list."""
+"""Checkpoints of a source library as plain data.
+
+They are pickles, so no code in them is run: only a closed list of types is read.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from torch import Tensor
 from canter.core.registry import UserError
 
 MAX_BYTES = 16 << 30
-"""Larger files are refused unread, and so are those that would be larger once unpacked."""
+"""Size limit of a file, packed and unpacked; larger ones are refused unread."""
 MAX_DEPTH = 50
 
 _SCALAR: Any = np.float64(0.0).__reduce__()[0]
@@ -29,18 +32,22 @@ SAFE: list[Any] = [
     np.dtypes.Float64DType,
     np.dtypes.Int64DType,
 ]
-"""All that may be in a file besides tensors, containers and plain values: NumPy's numbers, which rl_games saves."""
+"""Types that a file may hold besides tensors, containers and plain values: NumPy's numbers, which
+rl_games saves."""
 
 
 class CheckpointRefused(UserError):
-    """A file that is no checkpoint of a parent, or one that cannot be trusted; the message says why."""
+    """The file is no checkpoint of a source library, or is not safe to read."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"checkpoint {path} cannot be imported: {reason}")
 
 
 def read_pickled(path: str | Path) -> dict[str, Any]:
-    """The mapping in a file of `torch.save`: tensors on the CPU, numbers, strings, None, and containers of them."""
+    """Return the mapping in a file of `torch.save`.
+
+    Tensors on the CPU, numbers, strings, None, and containers of them.
+    """
     path = Path(path)
     if not path.is_file():
         raise CheckpointRefused(path, "there is no such file" if not path.exists() else "it is not a regular file")
@@ -61,7 +68,7 @@ def read_pickled(path: str | Path) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Why `torch.load` gave up, by the name of what it would not run."""
+    """Return why `torch.load` failed, with the name of the object that it did not run."""
     text = " ".join(str(error).split())
     named = re.search(r"(?:GLOBAL|[Uu]nsupported (?:class|operand)|for) ([\w]+\.[\w.]+)", text)
     if isinstance(error, pickle.UnpicklingError) and named:
@@ -70,7 +77,7 @@ def _reason(error: Exception) -> str:
 
 
 def _plain(value: Any, path: Path, key: str, depth: int) -> Any:
-    """The same with NumPy's numbers as Python's; refuses everything else."""
+    """Return a value with Python numbers for NumPy's; refuse other types."""
     if depth > MAX_DEPTH:
         raise CheckpointRefused(path, f"{key} is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, Mapping):
@@ -87,7 +94,7 @@ def _plain(value: Any, path: Path, key: str, depth: int) -> Any:
 
 
 def check_tensor(value: Tensor, path: Path, key: str) -> Tensor:
-    """A dense tensor of finite numbers."""
+    """Return a dense tensor of finite numbers; refuse others."""
     if value.layout is not torch.strided or value.is_quantized or value.is_complex():
         raise CheckpointRefused(path, f"{key} is no dense tensor of real numbers")
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
@@ -96,7 +103,7 @@ def check_tensor(value: Tensor, path: Path, key: str) -> Tensor:
 
 
 def number(tree: Mapping[str, Any], key: str, default: float) -> float:
-    """A finite number in a file."""
+    """Return a finite number of a file, or the default."""
     value = tree.get(key, default)
     value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     if isinstance(value, list) and len(value) == 1:

@@ -1,4 +1,4 @@
-"""Checkpoints of rl_games and RSL-RL as run folders, and policies of runs as files that their scripts load."""
+"""Checkpoints of rl_games and RSL-RL as run folders, and runs as checkpoints of theirs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from canter.training.trainer import Trainer
 
 
 def import_run(path: str | Path, config: TrainConfig, folder: str | Path) -> int:
-    """Write a new run folder that begins where a checkpoint of rl_games or RSL-RL ends; gives its iteration.
+    """Write a new run folder that continues a checkpoint of rl_games or RSL-RL.
 
-    `config` are the settings that it was trained with, imported with parity: the file holds none. Iterations that
-    the settings ask for are counted from here.
+    Return its iteration.
+
+    `config` holds the settings of its training, imported with parity: the file has none.
+    `until.iterations` counts from the checkpoint on.
     """
     path, folder = Path(path), Path(folder)
     if folder.exists() and any(folder.iterdir()):
@@ -56,9 +58,12 @@ FORMS = {".pt": "RSL-RL 5.x", ".pth": "rl_games 1.6"}
 
 
 def export_run(run: str | Path, config: TrainConfig, policy: Policy, path: str | Path) -> int:
-    """Write `policy` with the critic and the optimiser of its run's newest checkpoint; gives the iteration of that.
+    """Write `policy` with the critic and the optimizer of its run's newest checkpoint.
 
-    `config` are the run's settings. A path in `.pt` is for RSL-RL, one in `.pth` for rl_games.
+    Return the checkpoint's iteration.
+
+    `config` holds the run's settings. A path ending in `.pt` is written for RSL-RL, in `.pth` for
+    rl_games.
     """
     path, store = Path(path), RunFolder(Path(run)).store
     if path.exists():
@@ -86,7 +91,7 @@ def _written(algorithm: Any, suffix: str, iteration: int, num_envs: int) -> dict
 
 @torch.no_grad()
 def _of_rsl_rl(ppo: PPO, iteration: int) -> dict[str, Any]:
-    """RSL-RL's two networks, whose mean is the action and whose values are in units of the reward."""
+    """Return RSL-RL's file: the mean is the action, and values are in units of the reward."""
     if ppo.model.shared_trunk:
         raise ConfigError(
             "RSL-RL has two networks: train with algorithm.model.shared_trunk=false for a file of its own"

@@ -1,8 +1,8 @@
-"""Weights, statistics and optimiser state by a parent's names, put into PPO and taken out of it.
+"""Weights, statistics and optimizer state of PPO by the names of a source library.
 
-What belongs to what is a list of links, read in both directions. A parent has one normaliser over all vector
-observations side by side, Canter one for each group; a parent's optimiser knows its moments by position, Canter's by
-name.
+A list of links pairs the parameters, in both directions. A source library has one normalizer over
+all concatenated observations, Canter one for each group; its optimizer stores moments by position,
+Canter's by name.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from canter.nn.rnn import RNN
 Rows = tuple[int, int | None]
 ALL: Rows = (0, None)
 StdOf = Literal["scalar", "log"]
-"""What a parent's parameter is: the standard deviation, or its logarithm."""
+"""Meaning of the source library's parameter: the standard deviation, or its logarithm."""
 Moments = tuple[Tensor, Tensor]
 """Adam's running mean and square of a parameter's gradient."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A parameter of the parent, or some rows of it, and one of ours, or some rows of that."""
+    """A parameter of the source library and the one here, or some rows of each."""
 
     theirs: str
     ours: str
     their_rows: Rows = ALL
     our_rows: Rows = ALL
     std: StdOf | None = None
-    """For a standard deviation: what the parent's number is."""
+    """For a standard deviation: the meaning of the source library's number."""
 
     def of_moments(self) -> Link:
-        """The same of a parameter's moments, which are never converted."""
+        """Return the link of the parameter's moments, which are never converted."""
         return replace(self, std=None)
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and variance `[D]` of so many rows, float64."""
+    """Mean and variance `[D]` of `count` samples, float64."""
 
     mean: Tensor
     variance: Tensor
@@ -58,8 +58,8 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class Taken:
-    """How far an optimiser has come."""
+class OptimizerProgress:
+    """Steps and learning rate of an optimizer; None if the file has no rate."""
 
     steps: int
     learning_rate: float | None
@@ -67,21 +67,24 @@ class Taken:
 
 @dataclass
 class Weights:
-    """What a parent's file holds, by the parent's names of parameters."""
+    """Contents of a file of the source library, by its names of parameters."""
 
     parameters: dict[str, Tensor] = field(default_factory=dict)
     moments: dict[str, Moments] = field(default_factory=dict)
     statistics: dict[str, Statistics] = field(default_factory=dict)
-    """Of the observations of `actor` and `critic`, and of `value`."""
-    optimizers: dict[str, Taken] = field(default_factory=dict)
-    """Steps and rate of the optimiser of each phase, by Canter's names of phases."""
+    """Statistics of the observations of `actor` and `critic`, and of `value`."""
+    optimizers: dict[str, OptimizerProgress] = field(default_factory=dict)
+    """Steps and learning rate of the optimizer of each phase, by Canter's names of phases."""
     iteration: int = 0
     env_steps: int = 0
-    """Transitions up to there, where the file has them."""
+    """Transitions up to the checkpoint; 0 if the file does not say."""
 
 
 def network_of(part: nn.Module, role: str) -> Network:
-    """The standard network of an actor or critic; others have names that no parent knows."""
+    """Return the standard network of an actor or critic.
+
+    Raise ConfigError for any other network.
+    """
     network = part.network
     if not isinstance(network, Network):
         raise ConfigError(
@@ -91,7 +94,11 @@ def network_of(part: nn.Module, role: str) -> Network:
 
 
 def network_links(network: Network, ours: str, hidden: str, rnn: str, norm: str, cnn: str) -> Iterator[Link]:
-    """One network without its last layer; `hidden`, `rnn`, `norm` and `cnn` are the parent's names, `{}` the group."""
+    """Yield the links of a network without its last layer.
+
+    `hidden`, `rnn`, `norm` and `cnn` are the source library's names; `{}` stands for the
+    observation group.
+    """
     for i, encoder in enumerate(network.encoders):
         if isinstance(encoder, CNN):
             for name, _ in encoder.layers.named_parameters():
@@ -107,7 +114,7 @@ def network_links(network: Network, ours: str, hidden: str, rnn: str, norm: str,
 
 
 def linear_links(theirs: str, ours: str, their_rows: Rows = ALL, our_rows: Rows = ALL) -> list[Link]:
-    """Weight and bias of one layer."""
+    """Return the links of the weight and bias of one layer."""
     return [Link(f"{theirs}.{name}", f"{ours}.{name}", their_rows, our_rows) for name in ("weight", "bias")]
 
 
@@ -118,10 +125,10 @@ def linear_links(theirs: str, ours: str, their_rows: Rows = ALL, our_rows: Rows 
 def load_weights(
     ppo: PPO, weights: Weights, links: Iterable[Link], parts: Iterable[str] = ("actor", "critic"), strict: bool = True
 ) -> None:
-    """Put a parent's weights into PPO, all or none: names and shapes are compared first.
+    """Load a file's weights into PPO, all or none: names and shapes are compared first.
 
-    `parts` may leave out the actor or the critic, and have `optimizer` besides. Without `strict`, what the file does
-    not have stays as it is.
+    `parts` may leave out the actor or the critic, and may name `optimizer`. Without `strict`,
+    parameters that the file lacks keep their values.
     """
     parts, own = set(parts), _learned(ppo)
     links = [link for link in links if link.ours in own and _part_of(link.ours) in parts]
@@ -142,7 +149,7 @@ def load_weights(
 
 
 def _learned(ppo: PPO) -> dict[str, Tensor]:
-    """Parameters by name, and a standard deviation that does not learn, which the parents have among them."""
+    """Return the parameters by name, with a fixed std, which the source libraries save too."""
     buffers = {name: tensor for name, tensor in ppo.model.named_buffers() if name == "actor.head.raw_std"}
     return dict(ppo.model.named_parameters()) | buffers
 
@@ -159,7 +166,7 @@ def _grouped(links: Iterable[Link], by: Literal["ours", "theirs"]) -> dict[str, 
 
 
 def _joined(name: str, links: list[Link], theirs: Mapping[str, Tensor], ppo: PPO, own: Mapping[str, Tensor]) -> Tensor:
-    """One of our parameters from the rows of theirs that belong to it, its shape checked."""
+    """Return a parameter here from the linked rows of the file, with its shape checked."""
     rows: list[Tensor] = []
     for link in links:
         if link.theirs not in theirs:
@@ -178,19 +185,22 @@ def _joined(name: str, links: list[Link], theirs: Mapping[str, Tensor], ppo: PPO
 
 
 def _same_number(link: Link, ppo: PPO) -> bool:
-    """Whether a deviation is the same number on both sides; a logarithm and back would round it."""
+    """Return True if the std is the same number in both.
+
+    Converting it to a logarithm and back would round it.
+    """
     return link.std == log_std_of(ppo).form and not log_std_of(ppo).floor
 
 
 def log_std_of(ppo: PPO) -> LogStd:
-    """What makes a standard deviation of a learned number."""
+    """Return the parameterisation of the standard deviation."""
     head = ppo.model.actor.head
     assert isinstance(head, GaussianHead)
     return head.log_std
 
 
 def raw_std(std: Tensor, form: LogStd) -> Tensor:
-    """The learned number that means a standard deviation, in this form."""
+    """Return the learned number of a standard deviation in this parameterisation."""
     std = std - form.floor
     if not bool((std > 0).all()):
         raise ConfigError(
@@ -211,7 +221,7 @@ def raw_std(std: Tensor, form: LogStd) -> Tensor:
 
 
 def normalizers_of(ppo: PPO) -> Iterator[tuple[list[Normalizer], str]]:
-    """Normalisers that have statistics, and whose they are."""
+    """Yield the normalizers with statistics, each with its role."""
     for role, part in (("actor", ppo.model.actor), ("critic", ppo.model.critic)):
         yield [each for each in network_of(part, role).normalizers if isinstance(each, Normalizer)], role
     head = ppo.model.critic.head.normalizer
@@ -219,25 +229,25 @@ def normalizers_of(ppo: PPO) -> Iterator[tuple[list[Normalizer], str]]:
 
 
 def check_same(own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    """Refuse tensors of other names or shapes than ours."""
-    odd = sorted(own.keys() ^ theirs.keys())
-    if odd:
-        raise ConfigError(f"file and settings do not have the same layers: {', '.join(odd)} in only one of them")
+    """Raise ConfigError for tensors of other names or shapes than those here."""
+    unmatched = sorted(own.keys() ^ theirs.keys())
+    if unmatched:
+        raise ConfigError(f"file and settings do not have the same layers: {', '.join(unmatched)} in only one of them")
     for name, tensor in own.items():
         if theirs[name].shape != tensor.shape:
-            found, wanted = tuple(theirs[name].shape), tuple(tensor.shape)
-            raise ConfigError(f"{name}: {found} in the file, {wanted} by the settings")
+            shapes = f"{tuple(theirs[name].shape)} in the file, {tuple(tensor.shape)} by the settings"
+            raise ConfigError(f"{name}: {shapes}")
 
 
 def check_moments(own: Mapping[str, Tensor], weights: Weights) -> None:
-    """Refuse moments of other shapes than those of our parameters."""
+    """Raise ConfigError for moments of other shapes than those of the parameters here."""
     known = {name: pair for name, pair in weights.moments.items() if name in own}
     for k in (0, 1):
         check_same({name: own[name] for name in known}, {name: pair[k] for name, pair in known.items()})
 
 
 def check_statistics(parts: list[Normalizer], found: Statistics | None, name: str) -> None:
-    """Refuse statistics that the settings have no use for, and the lack of those that they need."""
+    """Raise ConfigError unless file and settings have statistics of the same width."""
     width = sum(part.mean.numel() for part in parts)
     if (found is None) != (not parts):
         spare, lacking = (
@@ -251,7 +261,7 @@ def check_statistics(parts: list[Normalizer], found: Statistics | None, name: st
 
 
 def set_statistics(parts: list[Normalizer], found: Statistics | None) -> None:
-    """Put a parent's statistics into the normalisers of a network."""
+    """Set the normalizers of a network to the statistics of a file."""
     start = 0
     for part in parts:
         assert found is not None
@@ -260,12 +270,15 @@ def set_statistics(parts: list[Normalizer], found: Statistics | None) -> None:
         part.mean.copy_(found.mean[start:stop].view_as(part.mean))
         part.m2.copy_((found.variance[start:stop] * found.count).view_as(part.m2))
         nothing = torch.zeros(1, dtype=torch.bool, device=part.mean.device)
-        part.update(torch.zeros((1, *part.mean.shape), device=part.mean.device), nothing)  # mean and deviation follow
+        part.update(torch.zeros((1, *part.mean.shape), device=part.mean.device), nothing)  # mean and std follow
         start = stop
 
 
 def _set_moments(ppo: PPO, weights: Weights, links: list[Link], own: Mapping[str, Tensor]) -> None:
-    """Moments by name; those of a deviation in another form start anew, as they are of another number."""
+    """Set Adam's moments.
+
+    Those of a std in another parameterisation stay 0, as they belong to another number.
+    """
     for phase, group, moments in groups_of(ppo):
         for name, pair in moments.items():
             of = [link for link in links if link.ours == name and link.theirs in weights.moments]
@@ -275,43 +288,43 @@ def _set_moments(ppo: PPO, weights: Weights, links: list[Link], own: Mapping[str
                 theirs = {link.theirs: weights.moments[link.theirs][k] for link in of}
                 moment.copy_(_joined(name, [link.of_moments() for link in of], theirs, ppo, own))
         if phase in weights.optimizers:
-            set_taken(group, weights.optimizers[phase])
+            set_optimizer_progress(group, weights.optimizers[phase])
 
 
-def set_taken(group: ParameterGroup, taken: Taken) -> None:
-    """Let an optimiser be as far as a parent's."""
-    group.adam.step.fill_(taken.steps)
-    if taken.learning_rate is not None:
-        group.learning_rate.fill_(taken.learning_rate)
+def set_optimizer_progress(group: ParameterGroup, progress: OptimizerProgress) -> None:
+    """Set the steps and the learning rate of an optimizer."""
+    group.adam.step.fill_(progress.steps)
+    if progress.learning_rate is not None:
+        group.learning_rate.fill_(progress.learning_rate)
 
 
-def taken_of(group: ParameterGroup) -> Taken:
-    """How far an optimiser has come."""
-    return Taken(int(group.adam.step.item()), group.learning_rate.item())
+def optimizer_progress(group: ParameterGroup) -> OptimizerProgress:
+    """Return the steps and the learning rate of an optimizer."""
+    return OptimizerProgress(int(group.adam.step.item()), group.learning_rate.item())
 
 
 def groups_of(ppo: PPO) -> Iterator[tuple[str, ParameterGroup, dict[str, Moments]]]:
-    """Each group of parameters and its phase, with Adam's moments of each parameter by name, where they live."""
+    """Yield each phase and parameter group with Adam's moments by name, as views."""
     for phase, optimizer in ppo.optimizers.items():
         for group in optimizer.groups.values():
             yield phase, group, moments_in(group, ppo.model.named_parameters())
 
 
 def moments_in(group: ParameterGroup, named: Iterable[tuple[str, Tensor]]) -> dict[str, Moments]:
-    """Adam's moments of those parameters that a group has, by their names, where they live."""
+    """Return Adam's moments of a group's parameters by name, as views."""
     sizes = [parameter.numel() for parameter in group.parameters]
     rows = zip(group.parameters, group.adam.exp_avg.split(sizes), group.adam.exp_avg_sq.split(sizes), strict=True)
     found = {id(parameter): (mean.view_as(parameter), square.view_as(parameter)) for parameter, mean, square in rows}
     return {name: found[id(parameter)] for name, parameter in named if id(parameter) in found}
 
 
-def positional(state: Any, names: list[str]) -> tuple[dict[str, Moments], Taken]:
-    """The moments in the state of a torch optimiser by name, and how far it has come.
+def positional(state: Any, names: list[str]) -> tuple[dict[str, Moments], OptimizerProgress]:
+    """Return a torch optimizer's moments by name, with its steps and learning rate.
 
-    `names` are the parameters in the order in which the optimiser got them.
+    `names` are the parameters in the optimizer's order.
     """
     if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
-        return {}, Taken(0, None)
+        return {}, OptimizerProgress(0, None)
     moments: dict[str, Moments] = {}
     steps = 0
     for position, name in enumerate(names):
@@ -321,14 +334,14 @@ def positional(state: Any, names: list[str]) -> tuple[dict[str, Moments], Taken]
                 steps = max(steps, int(entry.get("step", 0)))
     groups = state.get("param_groups") or [{}]
     rate = groups[0].get("lr") if isinstance(groups[0], Mapping) else None
-    return moments, Taken(steps, float(rate) if isinstance(rate, int | float | Tensor) else None)
+    return moments, OptimizerProgress(steps, float(rate) if isinstance(rate, int | float | Tensor) else None)
 
 
 # ours to theirs ------------------------------------------------------------------------------------------------------
 
 
 def statistics_of(parts: list[Normalizer]) -> Statistics | None:
-    """All normalisers of a network as one."""
+    """Return the concatenated statistics of all normalizers of a network."""
     if not parts:
         return None
     count = parts[0].count.item()
@@ -339,24 +352,24 @@ def statistics_of(parts: list[Normalizer]) -> Statistics | None:
 
 @torch.no_grad()
 def take_weights(ppo: PPO, links: list[Link]) -> Weights:
-    """PPO's weights by a parent's names, in the order of the links."""
+    """Return PPO's weights by the source library's names, in the order of the links."""
     own = {name: parameter.detach().cpu() for name, parameter in _learned(ppo).items()}
     statistics = {name: found for parts, name in normalizers_of(ppo) if (found := statistics_of(parts)) is not None}
     weights = Weights(statistics=statistics)
     moments: dict[str, Moments] = {}
     for phase, group, found in groups_of(ppo):
-        weights.optimizers[phase] = taken_of(group)
+        weights.optimizers[phase] = optimizer_progress(group)
         moments |= {name: (mean.cpu(), square.cpu()) for name, (mean, square) in found.items()}
     for name, of in _grouped(links, "theirs").items():
-        weights.parameters[name] = torch.cat([_taken(link, own[link.ours], ppo) for link in of])
-        if any(link.ours not in moments for link in of):  # a deviation that does not learn
+        weights.parameters[name] = torch.cat([_linked_rows(link, own[link.ours], ppo) for link in of])
+        if any(link.ours not in moments for link in of):  # a fixed std
             continue
-        pairs = [[_taken(link.of_moments(), moments[link.ours][k], ppo) for link in of] for k in (0, 1)]
+        pairs = [[_linked_rows(link.of_moments(), moments[link.ours][k], ppo) for link in of] for k in (0, 1)]
         weights.moments[name] = (torch.cat(pairs[0]), torch.cat(pairs[1]))
     return weights
 
 
-def _taken(link: Link, value: Tensor, ppo: PPO) -> Tensor:
+def _linked_rows(link: Link, value: Tensor, ppo: PPO) -> Tensor:
     if link.std is not None and not _same_number(link, ppo):
         log_std = log_std_of(ppo)(value)
         return log_std if link.std == "log" else log_std.exp()
@@ -364,14 +377,15 @@ def _taken(link: Link, value: Tensor, ppo: PPO) -> Tensor:
 
 
 def torch_adam(weights: Weights, names: list[str], phase: str, config: OptimizerConfig) -> dict[str, Any]:
-    """The state of `torch.optim.Adam` over these parameters, in this order."""
-    taken = weights.optimizers[phase]
+    """Return the state of `torch.optim.Adam` for these parameters, in this order."""
+    progress = weights.optimizers[phase]
     state: dict[int, dict[str, Tensor]] = {}
     for i, name in enumerate(names):
-        if name in weights.moments and taken.steps:
+        if name in weights.moments and progress.steps:
             mean, square = weights.moments[name]
-            state[i] = {"step": torch.tensor(float(taken.steps)), "exp_avg": mean, "exp_avg_sq": square}
+            state[i] = {"step": torch.tensor(float(progress.steps)), "exp_avg": mean, "exp_avg_sq": square}
     switches = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
-    group = {"lr": taken.learning_rate, "betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+    group = {"lr": progress.learning_rate, "betas": config.betas, "eps": config.eps}
+    group["weight_decay"] = config.weight_decay
     group |= dict.fromkeys(switches, False) | {"foreach": None, "fused": None, "params": list(range(len(names)))}
     return {"state": state, "param_groups": [group]}

@@ -28,46 +28,49 @@ from canter.training.trainer import Trainer
 
 
 class AlgoObserver:
-    """Called at the stations of training; subclasses of the parent's class will do too."""
+    """Callbacks of training; subclasses of rl_games' own class work too."""
 
     def before_init(self, base_name: str, config: dict[str, Any], experiment_name: str) -> None:
-        """Before the agent is made."""
+        """Called before the agent is built."""
 
     def after_init(self, algo: Any) -> None:
-        """When it is made; `algo` has writer, config, frame, epoch_num, mean_rewards and the like."""
+        """Called after the agent is built.
+
+        `algo` has writer, config, frame, epoch_num, mean_rewards and the like.
+        """
 
     def process_infos(self, infos: Any, done_indices: Any) -> None:
-        """After every step. Only called where a subclass has it, as it waits for the device."""
+        """Called after every step, only if a subclass overrides it, as it waits for the device."""
 
     def after_steps(self) -> None:
-        """After every rollout and its update."""
+        """Called after every rollout and its update."""
 
     def after_clear_stats(self) -> None:
-        """Never called here: statistics are a window over the last 100 episodes."""
+        """Never called here: statistics cover the last 100 episodes."""
 
     def after_print_stats(self, frame: int, epoch_num: int, total_time: float) -> None:
-        """After every row of the log."""
+        """Called after every row of the log."""
 
 
 class DefaultAlgoObserver(AlgoObserver):
-    """What Runner takes where none is given."""
+    """The default observer of Runner."""
 
 
 class IsaacAlgoObserver(AlgoObserver):
-    """Writes what the simulator reports as `infos["episode"]`, averaged over a rollout on the device."""
+    """Writes the simulator's `infos["episode"]`, averaged over a rollout on the device."""
 
     def after_init(self, algo: Any) -> None:
-        """Whose numbers to write, and where."""
+        """Keep the agent and its writer."""
         self.algo, self.writer = algo, algo.writer
 
     def after_print_stats(self, frame: int, epoch_num: int, total_time: float) -> None:
-        """One row under the parent's tags."""
+        """Write one row under rl_games' tags."""
         for name, value in self.algo.episode_infos.items():
             self.writer.add_scalar(f"Episode/{name}", value, epoch_num)
 
 
 def looks_at_infos(observer: Any) -> bool:
-    """Whether an observer has a `process_infos` that does something."""
+    """Return True for an observer that overrides `process_infos`."""
     known = ("AlgoObserver", "DefaultAlgoObserver")
     owner = next((cls for cls in type(observer).__mro__ if "process_infos" in vars(cls)), None)
     return owner is not None and owner.__name__ not in known
@@ -85,7 +88,7 @@ HOOKS = {
     "update_lr": "a schedule of your own (canter.register('schedule', NAME))",
     "_eval_disc": "the extension amp: leave the registration of amp_continuous out, which is known here",
 }
-"""Methods that subclasses of rl_games' agents change, and what does their work here."""
+"""Methods that subclasses of rl_games' agents override, and the extension point here."""
 
 
 TAGS = {
@@ -94,11 +97,14 @@ TAGS = {
     "losses/bounds_loss": "loss/bound",
     "info/kl": "policy/kl",
 }
-"""rl_games' names of metrics, and ours."""
+"""rl_games' names of metrics, and Canter's."""
 
 
 def refuse_overrides(cls: type, own: type | None = None) -> None:
-    """Refuse a class that changes the inside of rl_games' agents, by each method and what stands for it."""
+    """Raise ConfigError for a class that overrides internals of rl_games' agents.
+
+    Name the extension point of each.
+    """
     bases = [base for base in cls.__mro__ if base is not own]
     users = [base for base in bases if not base.__module__.startswith("rl_games.")]
     changed = [name for name in HOOKS if any(name in vars(base) for base in users)]
@@ -112,8 +118,8 @@ def refuse_overrides(cls: type, own: type | None = None) -> None:
 
 
 @contextmanager
-def parents_agents_refused() -> Iterator[None]:
-    """While a builder runs: agents of rl_games, and subclasses of them, are refused before they build anything."""
+def refuse_rl_games_agents() -> Iterator[None]:
+    """Refuse rl_games' own agents and their subclasses while a builder runs."""
     places = {"common.a2c_common": "A2CBase", "algos_torch.sac_agent": "SACAgent"}
     found: Any = [getattr(sys.modules.get(f"rl_games.{module}"), name, None) for module, name in places.items()]
     theirs = [(cls, cls.__init__) for cls in found if cls is not None]
@@ -127,12 +133,12 @@ def parents_agents_refused() -> Iterator[None]:
 
 
 def imported_settings(params: Mapping[str, Any], parity: bool, num_envs: int | None, agents: int = 1) -> Imported:
-    """Canter's settings of what Runner was given."""
+    """Return the imported settings of Runner's params."""
     return import_config({"params": plain(params)}, parity=parity, num_envs=num_envs, agents=agents)
 
 
 def plain(value: Any) -> Any:
-    """Settings without the objects that scripts put into them."""
+    """Return settings without the objects that scripts put into them."""
     objects = ("env_info", "vec_env", "features", "observer", "reward_shaper_object")
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items() if key not in objects}
@@ -140,7 +146,7 @@ def plain(value: Any) -> Any:
 
 
 def make_env(params: Mapping[str, Any], num_actors: int, device: str, parity: bool) -> Env:
-    """The environment that the settings name: a registered one, or one that Canter knows."""
+    """Return the environment of the settings: a registered one, or one that Canter knows."""
     config = params["config"]
     options = dict(config.get("env_config") or {})
     read = {
@@ -166,18 +172,20 @@ def make_env(params: Mapping[str, Any], num_actors: int, device: str, parity: bo
 
 
 class Agent:
-    """What `algo_factory` makes: trains, saves to `<train_dir>/<experiment>/nn` and answers observers.
+    """The agent of `algo_factory`.
 
-    A subclass may change what scripts change from outside (`save`, `restore`, `get_param`); the inside of training is
-    Canter's, and a subclass that would change it is refused with what stands for it here.
+    Trains, saves to `<train_dir>/<experiment>/nn` and calls the observer.
+
+    A subclass may override `save`, `restore`, `get_param` and the like. Training itself is
+    Canter's: a subclass that overrides it is refused, with the extension point to use.
     """
 
     parity = True
     files: Any = checkpoint
-    """The module that reads and writes them."""
+    """The module that reads and writes checkpoint files."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a subclass for the inside of another core."""
+        """Refuse a subclass that overrides training."""
         super().__init_subclass__(**options)
         refuse_overrides(cls, Agent)
 
@@ -186,8 +194,8 @@ class Agent:
         network = params.get("network") or {}
         refuse_user_network(str(network.get("name")), str((params.get("model") or {}).get("name")))
         own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
-        taken = "cuda" in own and self.config.get("multi_gpu")  # as rl_games does, whatever the file says
-        self.ppo_device = self.device = own if taken else str(self.config.get("device", own))
+        by_rank = "cuda" in own and self.config.get("multi_gpu")  # as rl_games does, whatever the file says
+        self.ppo_device = self.device = own if by_rank else str(self.config.get("device", own))
         num_actors = int(self.config["num_actors"])
         self.vec_env = make_env(params, num_actors, self.device, self.parity)
         self.num_actors, self.num_agents = num_actors, self.vec_env.spec.num_agents
@@ -211,7 +219,7 @@ class Agent:
         self.games_to_track = int(self.config.get("games_to_track", 100))
         self.epoch_num, self.frame = 0, 0
         self.episode_infos: dict[str, float] = {}
-        """What the simulator reported as `infos["episode"]` in the last rollout."""
+        """The simulator's `infos["episode"]` of the last rollout."""
         self.mean_rewards = self.last_mean_rewards = -1e9
         if isinstance(self.vec_env, RlGamesEnv):
             self.vec_env.algo = self
@@ -220,14 +228,14 @@ class Agent:
         self._call("after_init", self)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        """A hook of the observer, if it has it."""
+        """Call a method of the observer, if it has it."""
         getattr(self.observer, name, lambda *_: None)(*arguments)
 
     def _check_env(self) -> None:
-        """Refuse an environment that lacks what the algorithm needs."""
+        """Raise ConfigError for an environment that lacks what the algorithm needs."""
 
     def train(self) -> tuple[float, int]:
-        """Train to the end of the run; gives the best mean reward and the number of epochs."""
+        """Train to the end of the run; return the best mean reward and the number of epochs."""
         if self.trainer.finished:
             most = self.config.get("max_epochs")
             _log.warning("max_epochs=%s: the file is of epoch %d, so nothing is left to train", most, self.epoch_num)
@@ -239,8 +247,8 @@ class Agent:
 
     def _after_iteration(self, report: Report) -> None:
         self.epoch_num, self.frame = report.iteration, report.env_steps
-        told = ((name.removeprefix("env/"), value) for name, value in report.metrics.items() if name[:4] == "env/")
-        self.episode_infos = {name: value for name, value in told if value == value}
+        simulated = ((name.removeprefix("env/"), value) for name, value in report.metrics.items() if name[:4] == "env/")
+        self.episode_infos = {name: value for name, value in simulated if value == value}
         self._call("after_steps")
         self._write(report)
         self._call("after_print_stats", self.frame, self.epoch_num, report.seconds)
@@ -257,7 +265,7 @@ class Agent:
             self.save(os.path.join(self.nn_dir, self.name))
 
     def _write(self, report: Report) -> None:
-        """A row of the log under rl_games' tags, and all metrics under their own."""
+        """Write a row of the log under rl_games' tags, and all metrics under their own."""
         times, x_axes = report.times, {"step": self.frame, "iter": self.epoch_num, "time": int(report.seconds)}
         rows = {tag: report.metrics.get(name) for tag, name in TAGS.items()}
         rate = next((v for name, v in report.metrics.items() if name.startswith("optim/learning_rate")), None)
@@ -274,26 +282,26 @@ class Agent:
                 self.writer.add_scalar(f"{tag}/{axis}", value, x)
 
     def save(self, fn: str) -> None:
-        """Write `fn.pth` in rl_games' layout; of several ranks the first does."""
+        """Write `fn.pth` in rl_games' layout, on the first rank."""
         if is_first():
             torch.save(self.get_full_state_weights(), f"{fn}.pth")
 
     def get_full_state_weights(self) -> dict[str, Any]:
-        """What a file holds, in rl_games' layout."""
+        """Return the contents of a file, in rl_games' layout."""
         return self.files.dump(self.algorithm, self.epoch_num, self.frame, float(self.last_mean_rewards))
 
     def restore(self, fn: str, set_epoch: bool = True) -> None:
-        """Continue from a file of rl_games, or of this class, without running anything in it."""
+        """Continue from a file of rl_games, or of this class, without running code in it."""
         self._take(self.files.read_weights(with_suffix(fn)), set_epoch)
 
     def restore_central_value_function(self, fn: str) -> None:
-        """Take the central value alone from a file; rl_games' `load_critic_only`."""
+        """Load only the central value from a file; rl_games' `load_critic_only`."""
         if getattr(self.algorithm.config, "central_value", None) is None:
             raise ConfigError("load_critic_only=True: the settings have no central_value_config")
         self.files.load(self.algorithm, self.files.read_weights(with_suffix(fn)), ("critic",))
 
     def set_full_state_weights(self, weights: Mapping[str, Any], set_epoch: bool = True) -> None:
-        """The same from what a file holds."""
+        """Continue from the contents of a file."""
         self._take(self.files.weights_in(weights, Path("weights")), set_epoch)
 
     def _take(self, weights: Weights, set_epoch: bool) -> None:
@@ -306,18 +314,18 @@ class Agent:
             )  # max_epochs counts these too
 
     def get_param(self, name: str) -> Any:
-        """A setting of the file."""
+        """Return a setting of the file."""
         return self.config.get(name)
 
     def set_param(self, name: str, value: Any) -> None:
-        """Settings are fixed while a run goes on."""
+        """Raise ConfigError: settings are fixed during a run."""
         raise ConfigError(
             f"set_param({name!r}, {value!r}): settings are fixed in a run; see schedules, docs/extending.md"
         )
 
 
 class AmpAgent(Agent):
-    """What `algo_factory` makes for `amp_continuous`; its clips are named by `config.amp`."""
+    """The agent of `amp_continuous`; `config.amp` names its clips."""
 
     def _check_env(self) -> None:
         group, spec = (self.config.get("amp") or {}).get("obs_group") or "amp", self.vec_env.spec
@@ -331,14 +339,14 @@ class AmpAgent(Agent):
 
 
 class SacAgent(Agent):
-    """What `algo_factory` makes for `sac`. Files have no remembered transitions: a restored agent collects anew."""
+    """The agent of `sac`. Files hold no replay buffer: a restored agent collects a new one."""
 
-    parity = True  # the files' deviation has no other form
+    parity = True  # the files have one parameterisation of the std
     files = sac
 
 
 def with_suffix(fn: str) -> Path:
-    """A file by its name, with or without `.pth`."""
+    """Return a file's name with `.pth`."""
     path = Path(fn)
     with suppress(OSError):
         if not path.exists() and path.with_name(f"{path.name}.pth").exists():

@@ -1,4 +1,4 @@
-"""rl_games' `nn/NAME.pth` files, read and written, with the discriminator of IsaacGymEnvs' `amp_continuous`."""
+"""rl_games' `nn/NAME.pth` files, with the discriminator of IsaacGymEnvs' AMP."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from canter.compat.weights import (
     moments_in,
     network_links,
     network_of,
+    optimizer_progress,
     positional,
     set_statistics,
     statistics_of,
     take_weights,
-    taken_of,
     torch_adam,
 )
 from canter.core.plain import ConfigError
@@ -38,16 +38,16 @@ from canter.nn.normalizer import Normalizer
 from canter.nn.optimizer import OptimizerConfig, ParameterGroup
 
 DISCRIMINATOR, FRAMES = "a2c_network._disc_", "amp"
-"""How its parameters' names begin; whose statistics are those of the frames."""
+"""Prefix of the discriminator's parameters; role of the statistics of its frames."""
 
 
 def discriminator_of(ppo: PPO) -> AMP | None:
-    """The extension, where there is one."""
+    """Return the extension, or None."""
     return next((extension for extension in ppo.extensions if isinstance(extension, AMP)), None)
 
 
 def _parameters(amp: AMP) -> dict[str, Tensor]:
-    """By the parent's names, in its order."""
+    """Return the parameters by rl_games' names, in its order."""
     named = {f"mlp.{name}": parameter for name, parameter in amp.trunk.named_parameters()}
     named |= {f"logits.{name}": parameter for name, parameter in amp.logit.named_parameters()}
     return {f"{DISCRIMINATOR}{name}": parameter for name, parameter in named.items()}
@@ -59,7 +59,10 @@ def _group(amp: AMP) -> ParameterGroup:
 
 
 def _turned(amp: AMP, value: Tensor, name: str = f"{DISCRIMINATOR}mlp.0.weight") -> Tensor:
-    """The same with frames in the other order, where they are columns of it."""
+    """Return a value with the frames in reverse order, if they are its columns.
+
+    Rl_games has the newest frame first.
+    """
     if name != f"{DISCRIMINATOR}mlp.0.weight":
         return value.clone()
     return value.unflatten(-1, (amp.config.frames, -1)).flip(-2).flatten(-2)
@@ -70,7 +73,7 @@ def _normalizers(amp: AMP) -> list[Normalizer]:
 
 
 def check_discriminator(amp: AMP, weights: Weights) -> None:
-    """Refuse a file with another discriminator, or none."""
+    """Raise ConfigError for a file with another discriminator, or none."""
     theirs = {name: tensor for name, tensor in weights.parameters.items() if name.startswith(DISCRIMINATOR)}
     check_same(_parameters(amp), theirs)
     check_moments(_parameters(amp), weights)
@@ -79,7 +82,7 @@ def check_discriminator(amp: AMP, weights: Weights) -> None:
 
 @torch.no_grad()
 def load_discriminator(amp: AMP, weights: Weights) -> None:
-    """Take it from a file that was checked; remembered transitions are in none."""
+    """Load the discriminator from a checked file; the replay buffer is in no file."""
     own, group = _parameters(amp), _group(amp)
     moments = moments_in(group, own.items())
     for name, parameter in own.items():
@@ -94,9 +97,9 @@ def load_discriminator(amp: AMP, weights: Weights) -> None:
 
 @torch.no_grad()
 def take_discriminator(amp: AMP) -> Weights:
-    """It by the parent's names, and in the parent's order of frames."""
+    """Return the discriminator's weights by rl_games' names, in rl_games' order of frames."""
     own, group = _parameters(amp), _group(amp)
-    weights = Weights(optimizers={"policy": taken_of(group)})
+    weights = Weights(optimizers={"policy": optimizer_progress(group)})
     for name, (mean, square) in moments_in(group, own.items()).items():
         weights.parameters[name] = _turned(amp, own[name].detach(), name).cpu()
         weights.moments[name] = _turned(amp, mean, name).cpu(), _turned(amp, square, name).cpu()
@@ -106,24 +109,27 @@ def take_discriminator(amp: AMP) -> Weights:
 
 
 NET, CENTRAL = "a2c_network", "central."
-"""The policy's network; what stands here before names of the central value's, which is a model of its own."""
+"""The policy's network; prefix here of the central value's names, which is a separate model."""
 OWN = f"{CENTRAL}{NET}"
 STYLE = "amp_input_mean_std"
-"""Statistics of the frames that a discriminator judges."""
+"""Statistics of the discriminator's input frames."""
 
 
 def is_rl_games(tree: Mapping[str, Any]) -> bool:
-    """Whether a file was written by rl_games' PPO."""
+    """Return True for a file of rl_games' PPO."""
     return isinstance(tree.get("model"), Mapping) and any(NET in str(name) for name in tree["model"])
 
 
 def read_weights(path: str | Path) -> Weights:
-    """The weights in a file, by the parent's names; those of a central value begin with `central.`."""
+    """Read the weights of a file, by rl_games' names.
+
+    Those of a central value begin with `central.`.
+    """
     return weights_in(read_pickled(path), Path(path))
 
 
 def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
-    """The same from a mapping that was read."""
+    """Return the weights of a file's contents."""
     if not is_rl_games(tree):
         raise CheckpointRefused(path, f"no file of rl_games' PPO: it has {', '.join(map(str, list(tree)[:8]))}")
     model = uncompiled(tree["model"])
@@ -148,18 +154,18 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
 
 
 def uncompiled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by the names that they have where torch.compile is off."""
+    """Return tensors by their names without torch.compile."""
     return {str(name).replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
 
 
 def statistics_in(buffers: Mapping[str, Tensor], prefix: str = "") -> Statistics:
-    """Those that rl_games keeps in the buffers of such names."""
+    """Return the statistics in rl_games' buffers."""
     mean, variance = (buffers[f"{prefix}{name}"].double().reshape(-1) for name in ("running_mean", "running_var"))
     return Statistics(mean, variance, float(buffers[f"{prefix}count"]))
 
 
 def links_of(ppo: PPO) -> list[Link]:
-    """What is what, in the order in which rl_games' modules have their parameters."""
+    """Return the links of all parameters, in the order of rl_games' modules."""
     model, central = ppo.model, ppo.config.central_value is not None
     separate = not model.shared_trunk and not central
     body = _body(model.actor, "actor", NET, prefix="a_" if separate else "")
@@ -179,27 +185,36 @@ def links_of(ppo: PPO) -> list[Link]:
 
 
 def _body(part: nn.Module, role: str, at: str, name: str = "actor", prefix: str = "") -> list[Link]:
-    """A network without its last layer; rl_games calls a network that is alone the actor's."""
+    """Return the links of a network without its last layer.
+
+    Rl_games calls a single network the actor's.
+    """
     hidden, cnn = f"{at}.{name}_mlp", f"{at}.{name}_cnn"
     rnn, norm = f"{at}.{prefix}rnn.rnn", f"{at}.{prefix}layer_norm"
     return [*network_links(network_of(part, role), f"{role}.network", hidden, rnn, norm, cnn)]
 
 
 def _place(link: Link) -> int:
-    """Encoders, then hidden layers of the actor, of the critic, then memory."""
+    """Return the position of a parameter.
+
+    Encoders, hidden layers of the actor, of the critic, recurrent layers.
+    """
     order = ("actor_cnn", "critic_cnn", "actor_mlp", "critic_mlp", "rnn.", "layer_norm")
     return next(i for i, name in enumerate(order) if name in link.theirs)
 
 
 def _head(ppo: PPO, head: nn.Module) -> tuple[list[Link], list[Link]]:
-    """The last layer, and what stands before all others: the deviation where it is a parameter."""
+    """Return the links of the last layer, and those before all others.
+
+    The std if it is a parameter.
+    """
     if isinstance(head, GaussianHead):
         mean = linear_links(f"{NET}.mu", "actor.head.mean")
         theirs = head.log_std.form in ("log", "softplus", "linear")
         if isinstance(head.raw_std, Tensor):
             return mean, [Link(f"{NET}.sigma", "actor.head.raw_std", std=None if theirs else "log")]
         if not theirs:
-            raise ConfigError(f"std.form={head.log_std.form} of a deviation from the network is not rl_games': use log")
+            raise ConfigError(f"std.form={head.log_std.form} of a std from the network is not rl_games': use log")
         return [*mean, *linear_links(f"{NET}.sigma", "actor.head.raw_std")], []
     if not isinstance(ppo.spec.action, MultiDiscrete):
         return linear_links(f"{NET}.logits", "actor.head.linear"), []
@@ -212,14 +227,14 @@ def _head(ppo: PPO, head: nn.Module) -> tuple[list[Link], list[Link]]:
 
 
 def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic", "optimizer")) -> None:
-    """Put the weights of a file into PPO."""
+    """Load the weights of a file into PPO."""
     links, learns = links_of(ppo), "optimizer" in parts
     amp = discriminator_of(ppo) if learns else None
     spare: tuple[str, ...] = ()
     if amp is not None or not learns:  # what acts needs no discriminator
         spare += (DISCRIMINATOR,)
     if ppo.config.central_value is not None:
-        # The actor's own critic judges nothing, and is there only with central_value.actor_value.
+        # The actor's own critic is not used, and exists only with central_value.actor_value.
         spare += (f"{NET}.value.", f"{NET}.critic_", f"{NET}.c_")
     unknown = sorted(set(weights.parameters) - {link.theirs for link in links})
     unknown = [name for name in unknown if not name.startswith(spare)]
@@ -237,7 +252,7 @@ def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic"
 
 
 def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
-    """PPO as rl_games 1.6 saves it: tensors, numbers and None only."""
+    """Return PPO in the layout of rl_games 1.6: tensors, numbers and None only."""
     weights = take_weights(ppo, links_of(ppo))
     central = {name: tensor for name, tensor in weights.parameters.items() if name.startswith(CENTRAL)}
     model = {name: tensor for name, tensor in weights.parameters.items() if name not in central}
@@ -267,7 +282,7 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
 
 
 def _with_style(tree: dict[str, Any], style: Weights, config: OptimizerConfig) -> dict[str, Any]:
-    """A file with AMP's discriminator behind the policy's parameters, in one Adam with them."""
+    """Return the file with the discriminator after the policy's parameters, in one Adam."""
     policy, adam = tree["optimizer"], torch_adam(style, list(style.parameters), "policy", config)
     first = len(policy["param_groups"][0]["params"])
     policy["param_groups"][0]["params"] += [first + place for place in adam["param_groups"][0]["params"]]
@@ -278,7 +293,7 @@ def _with_style(tree: dict[str, Any], style: Weights, config: OptimizerConfig) -
 
 
 def _with_value(model: dict[str, Tensor], features: int) -> dict[str, Tensor]:
-    """With the value head that rl_games' actor has in any case; beside a central value nobody asks it."""
+    """Return the model with the value head of rl_games' actor, unused beside a central value."""
     value = {f"{NET}.value.weight": torch.zeros(1, features), f"{NET}.value.bias": torch.zeros(1)}
     last = (f"{NET}.mu.", f"{NET}.logits")
     before = {name: tensor for name, tensor in model.items() if not name.startswith(last)}
@@ -286,7 +301,7 @@ def _with_value(model: dict[str, Tensor], features: int) -> dict[str, Tensor]:
 
 
 def _statistics(weights: Weights, *roles: tuple[str, str]) -> dict[str, Tensor]:
-    """rl_games' buffers; a value's are of one number."""
+    """Return rl_games' buffers of some roles."""
     found: dict[str, Tensor] = {}
     for role, name in roles:
         if role in weights.statistics:
@@ -295,6 +310,6 @@ def _statistics(weights: Weights, *roles: tuple[str, str]) -> dict[str, Tensor]:
 
 
 def buffers_of(statistics: Statistics) -> dict[str, Tensor]:
-    """rl_games' names of them."""
+    """Return statistics by rl_games' names."""
     count = torch.tensor(statistics.count, dtype=torch.float64)
     return {"running_mean": statistics.mean, "running_var": statistics.variance, "count": count}

@@ -1,4 +1,4 @@
-"""rl_games' vectorised environments as environments here, and its registries of environments and networks.
+"""rl_games' vectorised environments here, and its registries.
 
 `vecenv.register` and `env_configurations.register` are used as before:
 
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from canter.compat.drop_in import ParentEnv
+from canter.compat.drop_in import SourceEnv
 from canter.core.plain import ConfigError
 from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, Step, TrainingProgress
 from canter.core.struct import Obs
@@ -31,17 +31,20 @@ _models: dict[str, Any] = {}
 
 
 def _theirs(module: str, name: str) -> Mapping[str, Any]:
-    """A table of rl_games itself, if somebody has imported it."""
+    """Return a table of rl_games itself; empty if it was not imported."""
     return getattr(sys.modules.get(f"rl_games.common.{module}"), name, None) or {}
 
 
 def find_environment(name: str) -> Mapping[str, Any] | None:
-    """What was registered under the name of an environment, here or with the parent."""
+    """Return an environment's registration, here or in rl_games; None if there is none."""
     return _environments.get(name) or _theirs("env_configurations", "configurations").get(name)
 
 
 def create_vec_env(name: str, num_actors: int, **options: Any) -> Any:
-    """A vectorised environment of rl_games by its registered name; None if its type is not registered."""
+    """Return a vectorised environment of rl_games by its registered name.
+
+    None if its type is not registered.
+    """
     found = find_environment(name)
     if found is None:
         raise ConfigError(f"env_name={name!r}: nobody registered it with env_configurations.register")
@@ -51,12 +54,15 @@ def create_vec_env(name: str, num_actors: int, **options: Any) -> Any:
 
 
 def refuse_user_network(name: str, model: str) -> None:
-    """A NetworkBuilder or model of the user's is code for another core."""
-    for kind, wanted, table in (("network", name, _networks), ("model", model, _models)):
-        if wanted in table and wanted not in ("amp", "continuous_amp"):  # IsaacGymEnvs' own, which are known here
+    """Raise ConfigError for a NetworkBuilder or model of the user's.
+
+    It is written for rl_games' agents.
+    """
+    for kind, given, table in (("network", name, _networks), ("model", model, _models)):
+        if given in table and given not in ("amp", "continuous_amp"):  # IsaacGymEnvs' own, which are known here
             raise ConfigError(
-                f"{kind} {wanted!r} is a class for rl_games' own agents: write it as a network of Canter, "
-                f"canter.register('network', {wanted!r}), docs/extending.md; the file then names it as before"
+                f"{kind} {given!r} is a class for rl_games' own agents: write it as a network of Canter, "
+                f"canter.register('network', {given!r}), docs/extending.md; the file then names it as before"
             )
 
 
@@ -66,13 +72,13 @@ model_builder = SimpleNamespace(register_network=_networks.__setitem__, register
 
 
 Hook = Callable[[Any, Tensor], Any]
-"""Called with the infos of a step and the rows that ended."""
+"""Called with the infos of a step and the indices of ended episodes."""
 
 
-class RlGamesEnv(ParentEnv):
-    """An `IVecEnv`: `obs` for the policy, `states` for the critic, masks, time-outs and what it says of itself.
+class RlGamesEnv(SourceEnv):
+    """An `IVecEnv`: `obs` for the policy, `states` for the critic, masks, time-outs and metrics.
 
-    Without `states` the critic gets none: rl_games shows them to a central value alone.
+    Without `states` the critic reads none: in rl_games only a central value reads them.
     """
 
     def __init__(
@@ -90,7 +96,7 @@ class RlGamesEnv(ParentEnv):
         self.masks, self.states = masks, states
         self.info = env.get_env_info() if info is None else info
         self.hook: Hook | None = None
-        """What looks at the infos of every step, if anybody wants to; it waits for the device."""
+        """Called with the infos of every step; it waits for the device."""
         self.algo: Any = None
         self.agents = int(self.info.get("agents", 1))
         if int(self.info.get("value_size", 1)) != 1:
@@ -101,7 +107,10 @@ class RlGamesEnv(ParentEnv):
         self.spec = self.describe(self.groups(self.first), action, rows, num_agents=self.agents)
 
     def groups(self, obs: Any) -> Obs:
-        """Observations as groups: `policy`, and `critic` where there are states; groups inside keep their names."""
+        """Return observations as groups: `policy`, and `critic` for states.
+
+        Inner groups keep their names.
+        """
         named = dict(obs) if isinstance(obs, Mapping) else {"obs": obs}
         found = _by_name(named.pop("obs", None), "policy")
         states = named.pop("states", None)
@@ -113,33 +122,36 @@ class RlGamesEnv(ParentEnv):
         return groups
 
     def tensor(self, value: Any) -> Tensor:
-        """On the learner's device, float32 unless it is an image of bytes."""
+        """Return a tensor on the learner's device, float32 unless it holds bytes or flags."""
         tensor = torch.as_tensor(value).to(self.device)
         return tensor if tensor.dtype in (torch.uint8, torch.bool) else tensor.float()
 
     def reset(self, seed: int | None = None) -> Obs:
-        """The first observations, once; later calls reset."""
+        """Return the first observations; later calls reset."""
         first, self.first = self.first, None
         return self.groups(self.env.reset() if first is None else first)
 
     def step(self, action: Tensor) -> Step:
-        """Apply one action per row."""
+        """Apply one action `[N, A]` per agent."""
         given = action if self.tensors else action.cpu().numpy()
         obs, reward, done, infos = self.env.step(given)
-        told = infos if isinstance(infos, Mapping) else {}
+        info = infos if isinstance(infos, Mapping) else {}
         if self.hook is not None:
             self.hook(infos, self.flags(done).nonzero(as_tuple=False))
-        return self.stepped(self.groups(obs), self.tensor(reward), done, told.get("time_outs"), told.get("episode"))
+        return self.make_step(self.groups(obs), self.tensor(reward), done, info.get("time_outs"), info.get("episode"))
 
     def set_progress(self, progress: TrainingProgress) -> None:
-        """Tell the simulator how far training is, as rl_games does once an epoch."""
+        """Pass the progress of training to the simulator, as rl_games does once an epoch."""
         tell = getattr(self.env, "set_train_info", None)
         if tell is not None:
             tell(progress.env_steps, self.algo)
 
 
 def action_spec(space: Any, clip_actions: bool) -> ActionSpec:
-    """Canter's description of an action space; without `clip_actions` rl_games knows no bounds."""
+    """Return Canter's description of an action space.
+
+    Without `clip_actions` it has no bounds, as in rl_games.
+    """
     if isinstance(space, gymnasium.spaces.Discrete) or type(space).__name__ == "Discrete":
         return Discrete(int(space.n))
     if type(space).__name__ == "Tuple":
@@ -153,12 +165,12 @@ def action_spec(space: Any, clip_actions: bool) -> ActionSpec:
 
 
 def _by_name(part: Any, name: str) -> dict[str, Any]:
-    """The groups of a part of an observation; one that is not in groups has the name given."""
+    """Return the groups of a part of an observation; a single tensor gets the given name."""
     return {} if part is None else dict(part) if isinstance(part, Mapping) else {name: part}
 
 
 def _any_of(obs: Any) -> Any:
-    """One of the arrays or tensors of an observation."""
+    """Return one of the arrays or tensors of an observation."""
     while isinstance(obs, Mapping):
         obs = next(iter(obs.values()))
     return obs

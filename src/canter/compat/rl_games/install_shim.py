@@ -1,6 +1,8 @@
-"""Importing this puts Canter's runner in the place of rl_games', for scripts that name `rl_games` themselves.
+"""Installs Canter's runner in place of rl_games' when imported.
 
-import canter.compat.rl_games.install_shim  # before whatever imports rl_games.torch_runner, such as Isaac Lab's scripts
+For scripts that import `rl_games` themselves, such as Isaac Lab's; import it before them:
+
+    import canter.compat.rl_games.install_shim
 """
 
 from __future__ import annotations
@@ -18,16 +20,19 @@ from canter.compat.rl_games.runner import Runner
 
 
 class IVecEnv:
-    """What wrappers for rl_games inherit from; Canter asks them for `reset`, `step` and `get_env_info`."""
+    """Base class of wrappers for rl_games.
+
+    Canter calls their `reset`, `step` and `get_env_info`.
+    """
 
 
 def safe_filesystem_op(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run it, once: what fails is raised."""
+    """Call a function once; errors are raised."""
     return func(*args, **kwargs)
 
 
 def safe_save(state: Any, filename: str) -> None:
-    """Write a file of torch's."""
+    """Write a file with `torch.save`."""
     torch.save(state, filename)
 
 
@@ -45,7 +50,8 @@ MODULES: dict[str, dict[str, Any]] = {
     "rl_games.algos_torch.model_builder": vars(model_builder),
     "rl_games.algos_torch.torch_ext": {"safe_filesystem_op": safe_filesystem_op, "safe_save": safe_save},
 }
-"""What stands for the package where there is none: the names that scripts and Isaac Lab's wrappers import."""
+"""Modules added if rl_games is not installed: the names that scripts and Isaac Lab's wrappers
+import."""
 
 
 replace_classes("rl_games", "rl_games.torch_runner", MODULES)

@@ -1,6 +1,6 @@
 """rl_games' players: a trained policy without learning.
 
-N environments times agents, L layers of memory, H units.
+N environments times agents, L recurrent layers, H units.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from canter.nn.actor_critic import Policy
 from canter.play.player import Player as Plays
 
 NO_LIMIT = 10**9
-"""rl_games' number of games that means no end."""
+"""Number of games for an endless player in rl_games."""
 
 
 class PpoPlayer:
-    """What `player_factory` makes; `states` may be zeroed in place where episodes end: a list of `[L, N, H]`."""
+    """The player of `player_factory`.
+
+    `states`, a list of `[L, N, H]`, may be zeroed in place at episode ends.
+    """
 
     parity = True
 
@@ -64,20 +67,20 @@ class PpoPlayer:
         return self.ppo.policy
 
     def restore(self, fn: str) -> None:
-        """Take the policy from a file, without running anything in it."""
+        """Load the policy from a file, without running code in it."""
         checkpoint.load(self.ppo, checkpoint.read_weights(with_suffix(fn)), ("actor", "critic"))
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the recurrent state."""
         self.init_rnn()
 
     def init_rnn(self) -> None:
-        """Memory as at the start of episodes, for `batch_size` rows."""
+        """Reset the recurrent state for `batch_size` environments."""
         if self.is_rnn:
             self.states = self._theirs(self.policy.initial_state(self.batch_size))
 
     def get_batch_size(self, obses: Any, batch_size: int) -> int:
-        """How many rows there are in observations."""
+        """Return the number of environments in observations."""
         group = next(iter(self._groups(obses).values()))
         name = next(iter(self.policy.actor.network.groups))
         self.has_batch_dimension = group.dim() > len(self.policy.spec.obs[name].shape)
@@ -85,7 +88,7 @@ class PpoPlayer:
         return self.batch_size
 
     def obs_to_torch(self, obs: Any) -> Any:
-        """Observations as tensors on the device."""
+        """Return observations as tensors on the device."""
         obs = obs["obs"] if isinstance(obs, Mapping) and "obs" in obs else obs
         if isinstance(obs, Mapping):
             return {name: torch.as_tensor(value).to(self.device) for name, value in obs.items()}
@@ -96,11 +99,14 @@ class PpoPlayer:
         return dict(obs) if isinstance(obs, Mapping) else {"policy": obs}
 
     def get_action(self, obs: Any, is_deterministic: bool = False) -> Tensor:
-        """Actions as the environment takes them, `[N, ...]`; without an axis of rows if the observation has none."""
+        """Return actions for the environment, `[N, ...]`.
+
+        Without the first axis if the observation has none.
+        """
         return self._act(self._groups(obs), is_deterministic)
 
     def get_masked_action(self, obs: Any, action_masks: Any, is_deterministic: bool = True) -> Tensor:
-        """The same, among the actions that are allowed."""
+        """Return actions among those that the mask allows."""
         groups = self._groups(obs)
         mask = torch.as_tensor(action_masks).to(self.device).bool()
         groups[ACTION_MASK] = mask.reshape(*next(iter(groups.values())).shape[:1], -1)
@@ -124,7 +130,7 @@ class PpoPlayer:
 
     @staticmethod
     def _theirs(state: State) -> list[Tensor]:
-        """A tensor `[L, N, H]` for each part of the cells."""
+        """Return a tensor `[L, N, H]` for each part of the recurrent state."""
         return [torch.stack([layer[k] for layer in state]) for k in range(len(state[0]))]
 
     @staticmethod
@@ -132,11 +138,14 @@ class PpoPlayer:
         return tuple(tuple(part[k] for part in states) for k in range(states[0].shape[0]))
 
     def env_reset(self, env: Any) -> Any:
-        """New episodes everywhere; gives what `get_action` takes."""
+        """Start new episodes; return the observations for `get_action`."""
         return self._shown(env.reset(None))
 
     def env_step(self, env: Any, actions: Tensor) -> tuple[Any, Tensor, Tensor, dict[str, Any]]:
-        """Observations, rewards, ends and infos of a step; rewards and ends on the CPU, as rl_games' loops add them."""
+        """Return observations, rewards, ends and infos of a step.
+
+        Rewards and ends on the CPU, for rl_games' loops.
+        """
         step = env.step(actions)
         return self._shown(step.obs), step.reward.cpu(), (step.terminated | step.truncated).cpu(), dict(step.info or {})
 
@@ -144,7 +153,7 @@ class PpoPlayer:
         return groups["policy"] if set(groups) <= {"policy", "critic"} else dict(groups)
 
     def run(self) -> float:
-        """Play the games by `get_action` and print how they went; gives the mean reward."""
+        """Play the games by `get_action` and print the results; return the mean reward."""
         games = None if self.games_num >= NO_LIMIT else self.games_num * self.n_game_life
         steps = self.max_steps * (games or 1)
         begin = time.perf_counter()
@@ -159,12 +168,12 @@ class PpoPlayer:
 
     @property
     def vec_env(self) -> Any:
-        """rl_games' own environment inside, where there is one."""
+        """Return the wrapped environment of rl_games, or None."""
         return self.env.env if isinstance(self.env, RlGamesEnv) else self.env
 
 
 class SacPlayer(PpoPlayer):
-    """What `player_factory` makes for `sac`."""
+    """The player of `sac`."""
 
     parity = True
 
@@ -175,19 +184,19 @@ class SacPlayer(PpoPlayer):
         return policy
 
     def restore(self, fn: str) -> None:
-        """Take the policy from a file, without running anything in it."""
+        """Load the policy from a file, without running code in it."""
         weights = sac.read_weights(with_suffix(fn))
         sac.load_networks({"actor": self.policy.actor}, weights)
 
 
 class _Acts:
-    """A player's `get_action`, which a subclass may have changed, as what Canter lets play."""
+    """A policy for Canter's play loop that calls a player's `get_action`."""
 
     def __init__(self, player: PpoPlayer) -> None:
         self.player = player
 
     def initial_state(self, num_envs: int) -> State:
-        """None here: the player has it."""
+        """Return (): the player keeps the recurrent state."""
         self.player.batch_size, self.player.has_batch_dimension = num_envs, True
         self.player.init_rnn()
         return ()
@@ -195,7 +204,7 @@ class _Acts:
     def act(
         self, obs: Obs, state: State, reset: Tensor | None, *, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, State]:
-        """Actions, once the memory of episodes that begin is empty."""
+        """Return actions, after resetting the recurrent state of new episodes."""
         if reset is not None and self.player.states is not None:
             for part in self.player.states:
                 part.masked_fill_(reset.view(1, -1, 1), 0.0)

@@ -1,4 +1,4 @@
-"""rl_games' Runner over Canter: scripts that change one import go on as they are.
+"""A drop-in replacement for rl_games' Runner: scripts change one import.
 
 from canter.compat.rl_games import Runner
 """
@@ -21,9 +21,9 @@ from canter.compat.rl_games.agent import (
     AmpAgent,
     DefaultAlgoObserver,
     SacAgent,
-    parents_agents_refused,
     plain,
     refuse_overrides,
+    refuse_rl_games_agents,
 )
 from canter.compat.rl_games.player import PpoPlayer, SacPlayer
 from canter.core.plain import ConfigError
@@ -33,17 +33,17 @@ from canter.nn.heads import GaussianHead
 
 
 class ObjectFactory:
-    """Builders by name, as rl_games has them."""
+    """Builders by name, as in rl_games."""
 
     def __init__(self, what: str) -> None:
         self.what, self.builders = what, dict[str, Callable[..., Any]]()
 
     def register_builder(self, name: str, builder: Callable[..., Any]) -> None:
-        """Let a name mean what a builder makes."""
+        """Register a builder under a name."""
         self.builders[name] = builder
 
     def create(self, name: str, **arguments: Any) -> Any:
-        """What the builder of a name makes."""
+        """Call the builder of a name."""
         if name not in self.builders:
             raise ConfigError(
                 f"algo.name={name!r}: there is no {self.what} of that name, {nearest(name, self.builders)}"
@@ -57,11 +57,11 @@ BUILDERS = (
     ("amp_continuous", AmpAgent, PpoPlayer),
     ("sac", SacAgent, SacPlayer),
 )
-"""What trains and what plays, by rl_games' name of the algorithm."""
+"""Agent and player of each algorithm, by rl_games' names."""
 
 
 class Runner:
-    """Trains and plays by rl_games' settings; `parity` of agents and players says whether its numbers are kept."""
+    """Trains and plays by rl_games' settings; `parity` of agents and players keeps its numbers."""
 
     def __init__(self, algo_observer: Any = None) -> None:
         self.algo_observer = algo_observer or DefaultAlgoObserver()
@@ -73,17 +73,17 @@ class Runner:
         self.agent: Any = None
 
     def reset(self) -> None:
-        """Nothing to reset."""
+        """Do nothing: there is no state to reset."""
 
     def load(self, yaml_config: Mapping[str, Any]) -> None:
-        """Take settings, `{"params": ...}`; they are copied and never changed."""
+        """Load settings, `{"params": ...}`; they are copied and never changed."""
         if (yaml_config.get("pbt") or {}).get("enabled"):  # Isaac Lab's: it would start rl_games itself again
             raise ConfigError("pbt.enabled=True: there is no population based training here: start several runs")
         self.default_config = _copied(yaml_config["params"])
         self.load_config(_copied(yaml_config["params"]))
 
     def load_config(self, params: dict[str, Any]) -> None:
-        """Take `params` and seed everything, as rl_games does."""
+        """Load `params` and seed everything, as rl_games does."""
         self.params, self.algo_name = params, params["algo"]["name"]
         seed = params.get("seed")
         self.seed = int(time.time()) if seed is None or seed == -1 else int(seed)
@@ -95,14 +95,20 @@ class Runner:
         params["config"].setdefault("features", {})["observer"] = self.algo_observer
 
     def run(self, args: Mapping[str, Any]) -> Any:
-        """`{"train": bool, "play": bool, "checkpoint": file, "sigma": log of the deviation}`; trains unless told."""
+        """Train or play by `{"train": bool, "play": bool, "checkpoint": file, "sigma".
+
+        Log of the std}`; train by default.
+        """
         if args.get("play") and not args.get("train"):
             return self.run_play(args)
         return self.run_train(args)
 
     def run_train(self, args: Mapping[str, Any]) -> Any:
-        """Make the agent, restore it if a file is given, and train; gives the best mean reward and the epochs."""
-        with parents_agents_refused():
+        """Build the agent, restore it from a given file, and train.
+
+        Return the best mean reward and the epochs.
+        """
+        with refuse_rl_games_agents():
             self.agent = self.algo_factory.create(self.algo_name, base_name="run", params=self.params)
         if not isinstance(self.agent, Agent):
             refuse_overrides(type(self.agent))
@@ -110,13 +116,13 @@ class Runner:
         return self.agent.train()
 
     def run_play(self, args: Mapping[str, Any]) -> Any:
-        """Make a player, restore it and let it play."""
+        """Build a player, restore it and let it play."""
         player = self.create_player()
         self._prepare(player, args)
         return player.run()
 
     def create_player(self) -> Any:
-        """A player that has to be restored."""
+        """Return a player that is still to be restored."""
         return self.player_factory.create(self.algo_name, params=self.params)
 
     def _prepare(self, made: Any, args: Mapping[str, Any]) -> None:
@@ -131,16 +137,16 @@ class Runner:
 
 @torch.no_grad()
 def set_sigma(policy: Policy, log_std: float) -> None:
-    """Give a policy another deviation, as rl_games' `sigma` does; only one that does not depend on the observation."""
+    """Set the std of a policy, as rl_games' `sigma` does; it must not depend on the observation."""
     head = policy.actor.head
     if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, torch.Tensor):
-        raise ConfigError(f"sigma={log_std}: the policy has no deviation of its own to set")
+        raise ConfigError(f"sigma={log_std}: the policy's std is no parameter that could be set")
     own = head.log_std.form in ("log", "softplus", "linear")  # the number is rl_games' parameter
     head.raw_std.fill_(log_std if own else head.log_std._inverse(math.exp(log_std)))
 
 
 def _copied(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain settings copied, objects that scripts put there kept as they are."""
+    """Return a copy of the plain settings, with the objects that scripts put there."""
     config = params["config"]
     own = {name: config[name] for name in ("env_info", "vec_env", "features") if name in config}
     copied = deepcopy(plain(params))

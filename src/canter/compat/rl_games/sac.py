@@ -1,6 +1,7 @@
 """The files of rl_games' SAC, read and written.
 
-Its critics read actions in the environment's units and Canter's in -1..1, so their first layers are scaled on the way.
+Its critics read actions in the environment's units and Canter's in -1..1, so their first layers are
+rescaled.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from canter.compat.weights import (
     check_same,
     check_statistics,
     moments_in,
+    optimizer_progress,
     positional,
+    set_optimizer_progress,
     set_statistics,
-    set_taken,
     statistics_of,
-    taken_of,
     torch_adam,
 )
 from canter.core.plain import ConfigError
@@ -40,31 +41,31 @@ from canter.nn.optimizer import ParameterGroup
 from canter.nn.stack import Critics, Stack, StackedLinear, StackNetwork
 
 OPTIMIZERS = {"policy": "actor", "critic": "critic", "temperature": "log_alpha"}
-"""Canter's names of the optimisers, and rl_games' of what they move."""
+"""Canter's names of the optimizers, and rl_games' names of their parameters."""
 NETWORKS = ("actor", "critic", "critic_target")
 Views = dict[str, list[Tensor]]
-"""For each name in a file, the parts of our tensors that are its rows, in their order."""
+"""For each name in a file, the parts of the tensors here that are its rows, in order."""
 
 
 def is_sac(tree: Mapping[str, Any]) -> bool:
-    """Whether a file was written by rl_games' SAC."""
+    """Return True for a file of rl_games' SAC."""
     return all(isinstance(tree.get(part), Mapping) for part in NETWORKS)
 
 
 def read_weights(path: Path) -> Weights:
-    """The weights in a file, by the parent's names."""
+    """Read the weights of a file, by rl_games' names."""
     return weights_in(read_pickled(path), path)
 
 
 def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
-    """The same from a mapping that was read."""
+    """Return the weights of a file's contents."""
     if not is_sac(tree):
         raise CheckpointRefused(path, f"no file of rl_games' SAC: it has {', '.join(map(str, list(tree)[:8]))}")
     weights = Weights(iteration=int(number(tree, "epoch", 0)), env_steps=int(number(tree, "frame", 0)))
     named = {part: uncompiled(tree[part]) for part in NETWORKS}
     for part, tensors in named.items():
         weights.parameters |= {f"{part}.{name}": x for name, x in tensors.items() if isinstance(x, Tensor)}
-    if isinstance(tree.get("log_alpha"), Tensor):  # 1.6.5 does not save it, and begins anew with init_alpha
+    if isinstance(tree.get("log_alpha"), Tensor):  # 1.6.5 does not save it, and restarts with init_alpha
         weights.parameters["log_alpha"] = tree["log_alpha"]
     for phase, part in OPTIMIZERS.items():
         names = [f"{part}.{name}" for name in named[part]] if part in named else [part]
@@ -79,7 +80,7 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
 
 
 def views_of(part: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> Views:
-    """What the file's tensors of a part are of ours, which go by the names of the module's parameters."""
+    """Return the parts of a module's parameters by the file's names."""
     if isinstance(module, Critics):
         views: Views = {}
         for member in range(module.members):
@@ -105,7 +106,7 @@ def views_of(part: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> Vie
 
 
 def _layers(prefix: str, stack: Stack, name: str, member: int, tensors: Mapping[str, Tensor]) -> tuple[Views, str]:
-    """A member's layers, each with an activation behind it, and the name of the next."""
+    """Yield the hidden layers of an ensemble member, and the name of the layer behind them."""
     linear = [f"{prefix}layers.{i}" for i, layer in enumerate(stack.layers) if isinstance(layer, StackedLinear)]
     views: Views = {}
     for place, ours in enumerate(linear):
@@ -114,13 +115,13 @@ def _layers(prefix: str, stack: Stack, name: str, member: int, tensors: Mapping[
 
 
 def _layer(name: str, ours: str, member: int, tensors: Mapping[str, Tensor]) -> Views:
-    """One layer; ours multiply from the other side."""
+    """Return the parts of one layer, transposed."""
     weight, bias = tensors[f"{ours}.weight"][member].T, tensors.get(f"{ours}.bias")
     return {f"{name}.weight": [weight]} | ({} if bias is None else {f"{name}.bias": [bias[member, 0]]})
 
 
 def modules_of(sac: SAC) -> dict[str, nn.Module]:
-    """What has weights, by rl_games' names."""
+    """Return the modules with weights, by rl_games' names."""
     learner = sac.learner
     return {
         "actor": learner.actor,
@@ -136,7 +137,7 @@ def _normalizers(module: nn.Module) -> list[Normalizer]:
 
 
 def _moments(sac: SAC) -> Iterator[tuple[str, ParameterGroup, list[tuple[Views, float]]]]:
-    """Each optimiser with Adam's two moments, where they live, and what rl_games' are of ours."""
+    """Yield each optimizer with Adam's two moments as views, and their parts by rl_games' names."""
     for phase, part in OPTIMIZERS.items():
         (group,), module = sac.learner.optimizers[phase].groups.values(), modules_of(sac)[part]
         found = moments_in(group, module.named_parameters())
@@ -146,16 +147,16 @@ def _moments(sac: SAC) -> Iterator[tuple[str, ParameterGroup, list[tuple[Views, 
         yield phase, group, [(pair[0], slope), (pair[1], slope**2)]
 
 
-def _units(sac: SAC) -> tuple[Tensor, Tensor]:
-    """Half the width and the centre of the actions' bounds, `[A]`."""
+def _action_scale(sac: SAC) -> tuple[Tensor, Tensor]:
+    """Return half the width and the centre of the actions' bounds, `[A]`."""
     action = sac.spec.action
     assert isinstance(action, Continuous)
     scale, centre = interval(action.low, action.high)[:2]
     return torch.tensor(scale), torch.tensor(centre)
 
 
-def _in_units(weights: Weights, scale: Tensor, centre: Tensor) -> Weights:
-    """The same critics for actions `a` where they read `scale * a + centre` before."""
+def _convert_actions(weights: Weights, scale: Tensor, centre: Tensor) -> Weights:
+    """Convert critics of `scale * a + centre` into critics of `a`."""
     columns, weights = len(scale), replace(weights, parameters=dict(weights.parameters), moments=dict(weights.moments))
     for part in NETWORKS[1:]:
         for name in [name for name in weights.parameters if name.startswith(part) and name.endswith(".0.weight")]:
@@ -177,7 +178,10 @@ def _scaled(weight: Tensor, scale: Tensor) -> Tensor:
 
 @torch.no_grad()
 def load_networks(modules: Mapping[str, nn.Module], weights: Weights) -> None:
-    """Put a file's networks and statistics into these modules, all or none: names and shapes are compared first."""
+    """Load a file's networks and statistics into these modules, all or none.
+
+    Names and shapes are compared first.
+    """
     for part, module in modules.items():
         _check(part, module, weights)
     for part, module in modules.items():
@@ -209,17 +213,17 @@ def _put(parts: list[Tensor], value: Tensor) -> None:
 
 @torch.no_grad()
 def load(sac: SAC, weights: Weights) -> None:
-    """Continue from a file; remembered transitions are not in it, and are collected anew by its policy."""
+    """Continue from a file; it holds no replay buffer, so its policy collects a new one."""
     for part, module in modules_of(sac).items():
         _check(part, module, weights)
-    weights = _in_units(weights, *_units(sac))
+    weights = _convert_actions(weights, *_action_scale(sac))
     load_networks(modules_of(sac), weights)
     for phase, group, pair in _moments(sac):
         for k, (views, factor) in enumerate(pair):
             for name, parts in views.items():
                 if name in weights.moments:
                     _put(parts, weights.moments[name][k] / factor)
-        set_taken(group, weights.optimizers[phase])
+        set_optimizer_progress(group, weights.optimizers[phase])
     sac.rollouts, sac.refilled = weights.iteration, 0
 
 
@@ -228,8 +232,8 @@ def load(sac: SAC, weights: Weights) -> None:
 
 @torch.no_grad()
 def dump(sac: SAC, epoch: int, frame: int, best: float) -> dict[str, Any]:
-    """SAC as rl_games saves it: tensors, numbers and None only."""
-    scale, centre = _units(sac)
+    """Return SAC in rl_games' layout: tensors, numbers and None only."""
+    scale, centre = _action_scale(sac)
     weights = Weights()
     for part, module in modules_of(sac).items():
         views = views_of(part, module, dict(module.named_parameters()))
@@ -237,8 +241,8 @@ def dump(sac: SAC, epoch: int, frame: int, best: float) -> dict[str, Any]:
     for phase, group, pair in _moments(sac):
         mean, square = ({n: _joined(parts) * factor for n, parts in views.items()} for views, factor in pair)
         weights.moments |= {name: (mean[name], square[name]) for name in mean}
-        weights.optimizers[phase] = taken_of(group)
-    weights = _in_units(weights, 1 / scale, -centre / scale)
+        weights.optimizers[phase] = optimizer_progress(group)
+    weights = _convert_actions(weights, 1 / scale, -centre / scale)
     tree: dict[str, Any] = {"log_alpha": weights.parameters["log_alpha"]}
     for part in NETWORKS:
         tree[part] = {n.removeprefix(f"{part}."): x for n, x in weights.parameters.items() if n.split(".")[0] == part}
@@ -252,6 +256,6 @@ def dump(sac: SAC, epoch: int, frame: int, best: float) -> dict[str, Any]:
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    """On the CPU, and not a part of anything of ours."""
+    """Return a copy on the CPU."""
     joined = torch.cat(parts) if len(parts) > 1 else parts[0]
     return joined.detach().cpu().clone(memory_format=torch.contiguous_format)

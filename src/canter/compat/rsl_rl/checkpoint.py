@@ -29,7 +29,7 @@ from canter.nn.heads import GaussianHead
 
 STD, LOG_STD = "actor.distribution.std_param", "actor.distribution.log_std_param"
 EPS = 0.01
-"""What RSL-RL adds to the standard deviation of an observation."""
+"""Constant that RSL-RL adds to the standard std of an observation."""
 OLD_NAMES = {
     "std": STD,
     "log_std": LOG_STD,
@@ -42,33 +42,33 @@ OLD_NAMES = {
 }
 """Names up to 3.x, and since 5.0."""
 BEFORE_5 = {"std": STD.removeprefix("actor."), "log_std": LOG_STD.removeprefix("actor.")}
-"""Names of 4.0, which has the deviation beside the layers, and since."""
+"""Names of 4.0, which has the std beside the layers, and since."""
 OLD_STATISTICS = {
     "obs_norm_state_dict": "actor",
     "critic_obs_norm_state_dict": "critic",
     "privileged_obs_norm_state_dict": "critic",
 }
-"""Where 2.x has the statistics of observations."""
+"""Mappings of the observation statistics in 2.x."""
 ORDERS = {
     3: ("actor.distribution.", "actor.rnn.", "actor.mlp.", "critic.rnn.", "critic.mlp."),
     2: ("actor.distribution.", "actor.mlp.", "critic.mlp.", "actor.rnn.", "critic.rnn."),
     1: ("actor.distribution.", "actor.mlp.", "critic.mlp.", "actor.rnn.", "critic.rnn."),
 }
-"""The order of parameters, by which an optimiser's state is kept, where it is not that of 4.0 and later."""
+"""Order of the parameters in the optimizer's state up to 3.x."""
 
 
 def is_rsl_rl(tree: Mapping[str, Any]) -> bool:
-    """Whether a file was written by RSL-RL's PPO."""
+    """Return True for a file of RSL-RL's PPO."""
     return ("model_state_dict" in tree or "actor_state_dict" in tree) and "iter" in tree
 
 
 def read_weights(path: str | Path) -> Weights:
-    """The weights in a file of any generation, by the names of 5.x below `actor.` and `critic.`."""
+    """Read the weights of a file of any generation, by the names of 5.x."""
     return weights_in(read_pickled(path), Path(path))
 
 
 def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
-    """The same from a mapping that was read."""
+    """Return the weights of a file's contents."""
     if "actor_state_dict" in tree and "critic_state_dict" in tree:
         models: dict[str, Any] = {}
         for role in ("actor", "critic"):
@@ -105,7 +105,10 @@ def _statistics(found: Mapping[str, Any]) -> Statistics:
 
 
 def links_of(ppo: PPO, std: str) -> list[Link]:
-    """What is what in 5.x's names; `std` is the parameter that the file has for the deviation, if it has one."""
+    """Return the links by the names of 5.x.
+
+    `std` is the file's parameter for the standard std, if there is one.
+    """
     links: list[Link] = []
     for role, part in (("actor", ppo.model.actor), ("critic", ppo.model.critic)):
         network = network_of(part, role)
@@ -115,8 +118,8 @@ def links_of(ppo: PPO, std: str) -> list[Link]:
         layers = [link for link in body if ".hidden." in link.ours]
         last = linear_links(behind, "critic.head.linear")
         if role == "actor":
-            last, deviation = _actor_head(part, behind, std)
-            links += deviation
+            last, std_links = _actor_head(part, behind, std)
+            links += std_links
         links += [*layers, *last, *(link for link in body if link not in layers)]
     return links
 
@@ -130,18 +133,16 @@ def _actor_head(actor: nn.Module, behind: str, std: str) -> tuple[list[Link], li
         of = "log" if std == LOG_STD else "scalar"
         return linear_links(behind, "actor.head.mean"), [Link(std, "actor.head.raw_std", std=of)]
     if head.log_std.form not in ("scalar", "log"):
-        raise ConfigError(
-            f"std.form={head.log_std.form} of a deviation from the network is not RSL-RL's: use scalar or log"
-        )
+        raise ConfigError(f"std.form={head.log_std.form} of a std from the network is not RSL-RL's: use scalar or log")
     mean = linear_links(behind, "actor.head.mean", (0, dim))
-    deviation = linear_links(behind, "actor.head.raw_std", (dim, 2 * dim))
-    return [link for pair in zip(mean, deviation, strict=True) for link in pair], []
+    std_rows = linear_links(behind, "actor.head.raw_std", (dim, 2 * dim))
+    return [link for pair in zip(mean, std_rows, strict=True) for link in pair], []
 
 
 def load(
     ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic", "optimizer"), *, strict: bool = True
 ) -> None:
-    """Put the weights of a file into PPO; without `strict`, those that have a place."""
+    """Load the weights of a file into PPO; without `strict`, those that have a place."""
     links = links_of(ppo, LOG_STD if LOG_STD in weights.parameters else STD)
     unknown = sorted(set(weights.parameters) - {link.theirs for link in links})
     if unknown and strict and {"actor", "critic"} <= set(parts):
@@ -150,7 +151,7 @@ def load(
 
 
 def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5) -> dict[str, Any]:
-    """PPO as a generation of RSL-RL saves it: tensors, numbers and None only."""
+    """Return PPO in the layout of a generation of RSL-RL: tensors, numbers and None only."""
     log = isinstance(ppo.model.actor.head, GaussianHead) and log_std_of(ppo).form == "log"
     weights = take_weights(ppo, links_of(ppo, LOG_STD if log else STD))
     names = [name for first in ORDERS.get(generation, ("",)) for name in weights.parameters if name.startswith(first)]
@@ -172,7 +173,7 @@ def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5) -> di
 
 
 def _layout(models: dict[str, Tensor], statistics: dict[str, Tensor], generation: int) -> dict[str, Any]:
-    """Tensors by the names of 5.x in the mappings, and by the names, of a generation."""
+    """Return tensors with names of 5.x in the mappings and names of a generation."""
     if generation >= 4:
         both = statistics | models
         old = {} if generation >= 5 else {STD: "actor.std", LOG_STD: "actor.log_std"}
@@ -197,12 +198,12 @@ def _layout(models: dict[str, Tensor], statistics: dict[str, Tensor], generation
 
 
 def _normalizer(found: Statistics, parts: Any) -> dict[str, Tensor]:
-    """RSL-RL divides by `_std + 0.01`: a deviation that gives the same quotient here as there."""
+    """Return the std that gives RSL-RL, which divides by `_std + 0.01`, the quotient of Canter."""
     scale = torch.cat([part.scale.reshape(-1) for part in parts if hasattr(part, "scale")]).double().cpu()
     std = scale - EPS
     if not bool((std > 0).all()):
         raise ConfigError(
-            f"an observation's deviation of {scale.min().item():g} is below the {EPS} that RSL-RL adds: "
+            f"an observation's std of {scale.min().item():g} is below the {EPS} that RSL-RL adds: "
             "train with model.policy.normalizer.eps_on=std, eps=0.01 to export it"
         )
     row = {"_mean": found.mean, "_var": found.variance, "_std": std}

@@ -1,7 +1,7 @@
 """RSL-RL's runner for students, over Canter's distillation.
 
-RSL-RL's files know layers by the names of actors and critics. So student and teacher have a stand-in each: a PPO that
-never learns, whose actor is the same, and by which weights are read and written.
+RSL-RL's files name layers as those of actors and critics. So student and teacher have a stand-in
+each, a PPO that never learns and has the same actor: their weights are read and written through it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PARTS = (*ROLES, "optimizer", "iteration")
 
 
 def section_of(train_cfg: Mapping[str, Any], role: str) -> dict[str, Any]:
-    """The settings of student or teacher in the form of 5.x, from those of any generation."""
+    """Return the settings of student or teacher in the form of 5.x."""
     if train_cfg.get("student"):
         own = dict(train_cfg[role])
         before_5 = ("init_noise_std", "noise_std_type", "stochastic", "state_dependent_std")
@@ -55,7 +55,7 @@ def section_of(train_cfg: Mapping[str, Any], role: str) -> dict[str, Any]:
 
 
 class DistillationAlg(LearningAlg):
-    """Distillation."""
+    """RSL-RL's view of distillation."""
 
     teacher_loaded = False
 
@@ -67,7 +67,7 @@ class DistillationAlg(LearningAlg):
         self.student, self.teacher = algorithm.actor, algorithm.teacher.actor
 
     def save(self) -> dict[str, Any]:
-        """RSL-RL 5.x's mapping of both networks and the optimiser."""
+        """Return RSL-RL 5.x's mapping of both networks and the optimizer."""
         student, teacher = (self.stand_ins[role] for role in ROLES)
         groups = student.optimizers["policy"].groups
         tree_copy_(groups["policy"].state(), self._group.state())
@@ -89,16 +89,21 @@ class DistillationAlg(LearningAlg):
     def load(
         self, loaded_dict: Mapping[str, Any], load_cfg: Mapping[str, Any] | None = None, strict: bool = True
     ) -> bool:
-        """Take a teacher from a file of PPO, or all from one of distillation; gives whether the iteration counts."""
+        """Load the teacher from a file of PPO, or everything from one of distillation.
+
+        Return True to load the iteration.
+        """
         of_student = "student_state_dict" in loaded_dict or any(
             name.startswith("student.") for name in loaded_dict.get("model_state_dict", ())
         )
-        wanted = dict(load_cfg) if load_cfg is not None else dict.fromkeys(PARTS if of_student else ("teacher",), True)
+        requested = (
+            dict(load_cfg) if load_cfg is not None else dict.fromkeys(PARTS if of_student else ("teacher",), True)
+        )
         for role in ROLES:
-            if wanted.get(role):
-                self._load(role, loaded_dict, of_student, bool(wanted.get("optimizer")), strict)
-        self.teacher_loaded |= bool(wanted.get("teacher"))
-        return bool(wanted.get("iteration", False))
+            if requested.get(role):
+                self._load(role, loaded_dict, of_student, bool(requested.get("optimizer")), strict)
+        self.teacher_loaded |= bool(requested.get("teacher"))
+        return bool(requested.get("iteration", False))
 
     def _load(self, role: str, tree: Mapping[str, Any], of_student: bool, optimizer: bool, strict: bool) -> None:
         ppo = self.stand_ins[role]
@@ -114,9 +119,9 @@ class DistillationAlg(LearningAlg):
 
 
 def _as_actor(tree: Mapping[str, Any], role: str) -> dict[str, Any]:
-    """What a file of distillation has of one network, as a file of PPO would have it of its actor.
+    """Return one network of a file of distillation in the layout of PPO's actor.
 
-    Up to 3.x one optimiser had the parameters of both in an order of its own: its moments are left out.
+    Up to 3.x one optimizer had the parameters of both in another order: its moments are left out.
     """
     rest = {"iter": tree.get("iter", 0)}
     if "student_state_dict" in tree:
@@ -135,16 +140,16 @@ def _as_actor(tree: Mapping[str, Any], role: str) -> dict[str, Any]:
 
 
 class DistillationRunner(OnPolicyRunner):
-    """`rsl_rl.runners.DistillationRunner` over Canter's distillation.
+    """A drop-in replacement for `rsl_rl.runners.DistillationRunner`.
 
-    `load` takes the teacher from any file of RSL-RL's PPO, as RSL-RL's does, or goes on from one of distillation.
-    Files are written in the layout of 5.x.
+    `load` reads the teacher from any file of RSL-RL's PPO, as RSL-RL's does, or continues one of
+    distillation. Files are written in the layout of 5.x.
     """
 
     alg: DistillationAlg
 
     def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
-        """Train for so many iterations; there must be a teacher."""
+        """Train for a number of iterations; the teacher must be loaded."""
         if not self.alg.teacher_loaded:
             raise ConfigError("no teacher was loaded: runner.load(FILE) takes one from a file of RSL-RL's PPO")
         super().learn(num_learning_iterations, init_at_random_ep_len)

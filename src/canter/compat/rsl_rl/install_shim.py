@@ -1,6 +1,8 @@
-"""Importing this puts Canter's runners in the place of RSL-RL's, for scripts that name `rsl_rl.runners` themselves.
+"""Installs Canter's runners in place of RSL-RL's when imported.
 
-import canter.compat.rsl_rl.install_shim  # before whatever imports rsl_rl.runners, such as mjlab
+For scripts that import `rsl_rl.runners` themselves, such as mjlab's; import it before them:
+
+    import canter.compat.rsl_rl.install_shim
 """
 
 from canter.compat.drop_in import replace_classes

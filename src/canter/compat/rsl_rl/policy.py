@@ -1,6 +1,6 @@
-"""A trained policy as RSL-RL's scripts use it: called with observations, and exported as one module.
+"""A trained policy for RSL-RL's scripts: called with observations, and exported as one module.
 
-N environments, D observed numbers side by side, A action components.
+N environments, D concatenated observations, A action components.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from canter.compat.rsl_rl.deployed import Deployed, DeployedLSTM, DeployedMemory, JoinedNormalizer
+from canter.compat.rsl_rl.exported import ExportedLSTM, ExportedPolicy, ExportedRNN, JoinedNormalizer
 from canter.compat.weights import network_of
 from canter.core.plain import ConfigError
 from canter.core.struct import Obs, State, tree_map
@@ -23,19 +23,22 @@ from canter.nn.rnn import RNN
 
 
 class InferencePolicy(nn.Module):
-    """Observations to deterministic actions; a policy with memory keeps it between calls until `reset`."""
+    """Maps observations to deterministic actions.
+
+    The recurrent state is kept between calls until `reset`.
+    """
 
     def __init__(self, policy: Policy, groups: Callable[[Any], Obs]) -> None:
         super().__init__()
         self.policy, self.groups, self.network = policy, groups, policy.actor
         self.state: State | None = None
         self.device: str | None = None
-        """Where actions are wanted, if not where the networks are."""
+        """Device of the actions; None for that of the networks."""
         self.is_recurrent = policy.initial_state(1) != ()
 
     @torch.no_grad()
     def forward(self, obs: Any, *, stochastic_output: bool = False) -> Tensor:
-        """Actions `[N, A]` for a TensorDict, a mapping of groups, or the tensor of a single group."""
+        """Return actions `[N, A]` for a TensorDict, a mapping of groups, or a single group."""
         groups = self.groups(obs)
         if self.state is None:
             self.state = self.policy.initial_state(next(iter(groups.values())).shape[0])
@@ -43,7 +46,7 @@ class InferencePolicy(nn.Module):
         return action if self.device is None else action.to(self.device)
 
     def reset(self, dones: Tensor | None = None) -> None:
-        """Forget, everywhere or where `dones` `[N]` holds."""
+        """Reset the recurrent state, everywhere or where `dones` `[N]` is True."""
         if dones is None or self.state is None:
             self.state = None
             return
@@ -52,43 +55,49 @@ class InferencePolicy(nn.Module):
 
     @property
     def output_std(self) -> Tensor:
-        """`[A]`, where it does not depend on the observation."""
+        """Return the std `[A]` if it does not depend on the observation."""
         head = self.network.head
         if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, Tensor):
-            raise ConfigError("the deviation depends on the observation: see policy.params")
+            raise ConfigError("the std depends on the observation: see policy.params")
         return head.log_std(head.raw_std).exp().detach()
 
     @property
     def actor(self) -> nn.Sequential:
-        """A copy of its layers, where scripts for RSL-RL before 4.0 look for what they export."""
-        return deployed(self.policy).layers
+        """Return a copy of the layers, which scripts for RSL-RL before 4.0 export."""
+        return exported(self.policy).layers
 
     @property
     def actor_obs_normalization(self) -> bool:
-        """Whether any of them is standardised."""
+        """Return True if any observation group is normalized."""
         return any(isinstance(part, Normalizer) for part in network_of(self.policy.actor, "actor").normalizers)
 
     @property
     def actor_obs_normalizer(self) -> nn.Module:
-        """A copy of what standardises all observations side by side, for the same scripts."""
-        return deployed(self.policy).normalizer
+        """Return a copy of the normalizer of concatenated observations, for these scripts."""
+        return exported(self.policy).normalizer
 
     @property
     def memory_a(self) -> Any:
-        """A copy of its memory, for the same scripts; only a policy with one has it."""
-        return SimpleNamespace(rnn=getattr(deployed(self.policy), "rnn", None))
+        """Return a copy of the recurrent layers, for the same scripts.
+
+        Only a recurrent policy has them.
+        """
+        return SimpleNamespace(rnn=getattr(exported(self.policy), "rnn", None))
 
     def as_jit(self) -> nn.Module:
-        """A module for TorchScript: all observations side by side `[1, D]` to the mean `[1, A]`, with `reset()`."""
-        return deployed(self.policy)
+        """Return a module for TorchScript.
+
+        Concatenated observations `[1, D]` to the mean `[1, A]`, with `reset()`.
+        """
+        return exported(self.policy)
 
     def as_onnx(self, verbose: bool = False) -> nn.Module:
-        """A module for ONNX, with the names of its inputs and outputs; the memory goes in and out."""
-        return OnnxPolicy(deployed(self.policy))
+        """Return a module for ONNX, with the recurrent state as input and output."""
+        return OnnxPolicy(exported(self.policy))
 
 
-def deployed(policy: Policy) -> Deployed | DeployedMemory:
-    """The deterministic policy as one module of torch's own layers, on the CPU."""
+def exported(policy: Policy) -> ExportedPolicy | ExportedRNN:
+    """Return the deterministic policy as one module of torch's own layers, on the CPU."""
     network, head = network_of(policy.actor, "actor"), policy.actor.head
     if not isinstance(head, GaussianHead):
         raise ConfigError("RSL-RL's exports are of Gaussian policies; canter.export_policy takes any")
@@ -99,10 +108,10 @@ def deployed(policy: Policy) -> Deployed | DeployedMemory:
     layers = nn.Sequential(*_copied(network.hidden), _linear(head.mean))
     normalizer = JoinedNormalizer(policy)
     if not isinstance(network.memory, RNN):
-        return Deployed(normalizer, layers)
+        return ExportedPolicy(normalizer, layers)
     if not network.rnn_first or network.concat_input or not isinstance(network.memory.norm, nn.Identity):
-        raise ConfigError("RSL-RL's exports have the memory before the layers; canter.export_policy takes any")
-    kind = DeployedLSTM if network.memory.is_lstm else DeployedMemory
+        raise ConfigError("RSL-RL's exports have recurrent layers first; canter.export_policy takes any")
+    kind = ExportedLSTM if network.memory.is_lstm else ExportedRNN
     return kind(normalizer, _fused(network.memory), layers)
 
 
@@ -117,7 +126,7 @@ def _copied(layers: nn.Sequential) -> list[nn.Module]:
 
 
 def _fused(memory: RNN) -> nn.LSTM | nn.GRU:
-    """Torch's own recurrent layers with the cells' weights."""
+    """Return torch's own recurrent layers with the cells' weights."""
     kind = nn.LSTM if memory.is_lstm else nn.GRU
     own = kind(memory.cells[0].input_size, memory.hidden, len(memory.cells))
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -127,20 +136,23 @@ def _fused(memory: RNN) -> nn.LSTM | nn.GRU:
 
 
 class OnnxPolicy(nn.Module):
-    """What RSL-RL exports to ONNX: `obs -> actions`, with `h_in, c_in -> h_out, c_out` for a policy with memory."""
+    """The module that RSL-RL exports to ONNX.
 
-    def __init__(self, policy: Deployed | DeployedMemory) -> None:
+    `obs -> actions`, with `h_in, c_in -> h_out, c_out` if recurrent.
+    """
+
+    def __init__(self, policy: ExportedPolicy | ExportedRNN) -> None:
         super().__init__()
         self.policy = policy
         self.input_size = int(policy.normalizer.shift.shape[0])
-        rnn = policy.rnn if isinstance(policy, DeployedMemory) else None
+        rnn = policy.rnn if isinstance(policy, ExportedRNN) else None
         parts = [] if rnn is None else ["h", "c"] if isinstance(rnn, nn.LSTM) else ["h"]
         self.input_names = ["obs", *(f"{part}_in" for part in parts)]
         self.output_names = ["actions", *(f"{part}_out" for part in parts)]
         self.rnn = rnn
 
     def get_dummy_inputs(self) -> tuple[Tensor, ...]:
-        """Zeros of the right shapes, for one robot."""
+        """Return zeros of the right shapes, for one robot."""
         obs = torch.zeros(1, self.input_size)
         if self.rnn is None:
             return (obs,)
@@ -148,7 +160,7 @@ class OnnxPolicy(nn.Module):
         return (obs, *[zero] * (len(self.input_names) - 1))
 
     def forward(self, obs: Tensor, *state: Tensor) -> Any:
-        """Actions, and the next memory."""
+        """Return actions, and the next recurrent state."""
         x = self.policy.normalizer(obs)
         if self.rnn is None:
             return self.policy.layers(x)

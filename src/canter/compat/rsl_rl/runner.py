@@ -1,4 +1,4 @@
-"""RSL-RL's runners over Canter's trainer: scripts that change one import go on as they are."""
+"""Drop-in replacements for RSL-RL's runners over Canter's trainer: scripts change one import."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from canter.training.trainer import Trainer
 _log = logging.getLogger(__name__)
 
 ENDLESS = 10**15
-"""Steps of a run whose end is the caller's."""
+"""Steps of a run that ends when the caller stops it."""
 PARTS = ("actor", "critic", "optimizer")
-"""What a file holds besides the iteration, by the names that `load_cfg` has for it."""
+"""Parts of a file besides the iteration, by their names in `load_cfg`."""
 
 
 class Logger:
-    """What scripts and subclasses ask RSL-RL's logger for; it writes under RSL-RL's tags."""
+    """RSL-RL's logger, as scripts and subclasses use it; it writes under RSL-RL's tags."""
 
     def __init__(self, log_dir: str | None) -> None:
         self.log_dir, self.logger_type, self.disable_logs = log_dir, "tensorboard", log_dir is None
@@ -42,20 +42,20 @@ class Logger:
         self.writer: Any = NoWriter()
 
     def save_model(self, path: str, it: int) -> None:
-        """Nothing: files stay where they are."""
+        """Do nothing: files stay where they are."""
 
     def init_logging_writer(self) -> None:
-        """Open the event file, and keep what the noted repositories have that is not committed."""
+        """Open the event file, and store the uncommitted changes of the noted repositories."""
         if self.log_dir is not None and is_first() and isinstance(self.writer, NoWriter):
             self.writer = open_writer(self.log_dir)
             store_code_state(Path(self.log_dir) / "git", self.git_status_repos)
 
     def stop_logging_writer(self) -> None:
-        """Write what is left."""
+        """Flush the event file."""
         self.writer.flush()
 
     def write(self, report: Report, it: int) -> None:
-        """A row of the log."""
+        """Write a row of the log."""
         metrics, times = report.metrics, report.times
         rate = next((v for name, v in metrics.items() if name.startswith("optim/learning_rate")), None)
         rows = {
@@ -72,15 +72,15 @@ class Logger:
             "Perf/collection_time": sum(seconds for part, seconds in times.items() if part != "update"),
             "Perf/learning_time": times.get("update"),
         }
-        told = {name.removeprefix("env/"): v for name, v in metrics.items() if name.startswith("env/")}
-        rows |= {name if "/" in name else f"Episode/{name}": value for name, value in told.items()}
+        simulated = {name.removeprefix("env/"): v for name, v in metrics.items() if name.startswith("env/")}
+        rows |= {name if "/" in name else f"Episode/{name}": value for name, value in simulated.items()}
         for tag, value in rows.items():
             if value is not None and value == value:  # NaN is what was not reported
                 self.writer.add_scalar(tag, value, it)
 
 
 class LearningAlg:
-    """An algorithm as RSL-RL's scripts and subclasses see it, by its policy and the parameters of that."""
+    """An algorithm as RSL-RL's scripts and subclasses see it."""
 
     rnd = None
 
@@ -89,51 +89,55 @@ class LearningAlg:
 
     @property
     def learning_rate(self) -> float:
-        """The policy's, now."""
+        """Current learning rate of the policy."""
         return float(self._group.learning_rate)
 
     def get_policy(self) -> InferencePolicy:
-        """What acts."""
+        """Return the policy."""
         return self.policy
 
     def train_mode(self) -> None:
-        """Nothing: networks here behave alike in both."""
+        """Do nothing: networks here have no modes."""
 
     def eval_mode(self) -> None:
-        """Nothing: networks here behave alike in both."""
+        """Do nothing: networks here have no modes."""
 
 
 class Alg(LearningAlg):
-    """PPO."""
+    """RSL-RL's view of PPO."""
 
     def __init__(self, ppo: PPO, policy: InferencePolicy, generation: int) -> None:
         super().__init__(policy, next(iter(ppo.optimizers["policy"].groups.values())))
         self.ppo, self.generation = ppo, generation
         self.actor, self.critic = ppo.model.actor, ppo.model.critic
         self.actor_critic = policy
-        """What 1.x calls the policy; its `actor` is what scripts of that time export."""
+        """Name of the policy in 1.x; scripts of that time export its `actor`."""
 
     def save(self) -> dict[str, Any]:
-        """RSL-RL's mapping of networks and optimiser, of the generation of the settings."""
+        """Return RSL-RL's mapping of networks and optimizer, in the generation of the settings."""
         tree = checkpoint.dump(self.ppo, 0, generation=self.generation)
         return {key: value for key, value in tree.items() if key not in ("iter", "infos")}
 
     def load(
         self, loaded_dict: Mapping[str, Any], load_cfg: Mapping[str, Any] | None = None, strict: bool = True
     ) -> bool:
-        """Take networks and optimiser from a mapping of any generation; gives whether the iteration is wanted too."""
-        wanted = dict.fromkeys((*PARTS, "iteration"), True) if load_cfg is None else dict(load_cfg)
-        parts = tuple(part for part in PARTS if wanted.get(part))
+        """Load networks and optimizer from a mapping of any generation.
+
+        Return True to load the iteration.
+        """
+        requested = dict.fromkeys((*PARTS, "iteration"), True) if load_cfg is None else dict(load_cfg)
+        parts = tuple(part for part in PARTS if requested.get(part))
         checkpoint.load(self.ppo, checkpoint.weights_in(loaded_dict, Path("loaded_dict")), parts, strict=strict)
-        return bool(wanted.get("iteration", False))
+        return bool(requested.get("iteration", False))
 
 
 class OnPolicyRunner:
-    """`rsl_rl.runners.OnPolicyRunner` over Canter's PPO.
+    """A drop-in replacement for `rsl_rl.runners.OnPolicyRunner` over Canter's PPO.
 
-    `train_cfg` may be of any generation. `parity` (of the class, or of one object's constructor) says whether the
-    parent's numbers are kept; they are, so that files go on both ways. A run writes `model_N.pt` files to `log_dir`,
-    where scripts look for them, in the layout of the generation of RSL-RL that the settings are written for.
+    `train_cfg` may be of any generation. With `parity` (of the class, or an argument of the
+    constructor) RSL-RL's numbers are kept, the default, so that files can be continued in both
+    libraries. A run writes `model_N.pt` files to `log_dir` in the layout of the generation that the
+    settings are written for.
     """
 
     parity = True
@@ -142,8 +146,10 @@ class OnPolicyRunner:
         self, env: Any, train_cfg: Mapping[str, Any], log_dir: str | None = None, device: str = "cpu", **options: Any
     ) -> None:
         self.env, self.cfg, self.device, self.log_dir = env, train_cfg, device, log_dir
-        told = (int(os.environ.get(name, usual)) for name, usual in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
-        self.gpu_world_size, self.gpu_global_rank, self.gpu_local_rank = told
+        ranks = (
+            int(os.environ.get(name, usual)) for name, usual in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0))
+        )
+        self.gpu_world_size, self.gpu_global_rank, self.gpu_local_rank = ranks
         self.is_distributed = self.gpu_world_size > 1
         parity = options.pop("parity", self.parity)
         if options:
@@ -161,15 +167,19 @@ class OnPolicyRunner:
         self.trainer, self.alg = self._build(config)
         self.logger = Logger(log_dir)
         self.logger_type, self.disable_logs = self.logger.logger_type, self.logger.disable_logs
-        """Where subclasses for 3.x and before look for them."""
+        """Place of these attributes up to 3.x, for subclasses."""
         self.current_learning_iteration = 0
         section = train_cfg.get("runner", train_cfg)
         self.save_interval = int(section.get("save_interval", 50))
         self._next = 0
-        """Number of the next iteration, in RSL-RL's way of counting: that of a file is run once more."""
+        """Number of the next iteration, counted as in RSL-RL: the iteration of a loaded file is run
+        once more."""
 
     def _with_groups(self, train_cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Settings with the observation groups that RSL-RL would choose: those of the set's name, or else `policy`."""
+        """Return settings with RSL-RL's default observation groups.
+
+        The group of the network's name, else `policy`.
+        """
         known, groups = self.adapter.spec.obs, dict(train_cfg.get("obs_groups") or {})
         if train_cfg.get("obs_groups") is None and "policy" in known:
             return train_cfg
@@ -186,7 +196,7 @@ class OnPolicyRunner:
         return trainer, Alg(trainer.algorithm, policy, dialect.number if dialect else 5)
 
     def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
-        """Train for so many iterations; may be called again."""
+        """Train for a number of iterations; may be called again."""
         if init_at_random_ep_len:
             lengths = self.env.episode_length_buf
             self.env.episode_length_buf = torch.randint_like(lengths, high=int(self.env.max_episode_length))
@@ -206,7 +216,7 @@ class OnPolicyRunner:
                 self.save(os.path.join(self.logger.log_dir, f"model_{self.current_learning_iteration}.pt"))
 
     def save(self, path: str, infos: dict[str, Any] | None = None) -> None:
-        """Write a file that RSL-RL loads; of several ranks the first does."""
+        """Write a file that RSL-RL loads, on the first rank."""
         if not is_first():
             return
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -216,10 +226,10 @@ class OnPolicyRunner:
     def load(
         self, path: str, load_cfg: Any = None, strict: bool = True, map_location: str | None = None, **old: Any
     ) -> Any:
-        """Read a file of any generation, without running anything in it; gives its `infos`.
+        """Load a file of any generation, without running code in it; return its `infos`.
 
-        `load_optimizer`, of 2.x and 3.x, is understood too. `map_location` has nothing to do: tensors are copied into
-        those that are there.
+        `load_optimizer`, of 2.x and 3.x, is accepted too. `map_location` has no effect: tensors are
+        copied into the existing ones.
         """
         if isinstance(load_cfg, bool) or "load_optimizer" in old:
             optimizer = bool(old.pop("load_optimizer", load_cfg))
@@ -234,18 +244,21 @@ class OnPolicyRunner:
         return tree.get("infos")
 
     def get_inference_policy(self, device: str | None = None) -> InferencePolicy:
-        """What acts without noise; call it with observations on any device, and actions are on `device`."""
+        """Return the deterministic policy.
+
+        It takes observations on any device and returns actions on `device`.
+        """
         self.alg.policy.reset()
         self.alg.policy.device = device
         return self.alg.policy
 
     def export_policy_to_jit(self, path: str, filename: str = "policy.pt") -> None:
-        """Write TorchScript: all observations side by side to actions."""
+        """Write TorchScript: concatenated observations to actions."""
         os.makedirs(path, exist_ok=True)
         torch.jit.script(self.alg.policy.as_jit()).save(os.path.join(path, filename))
 
     def export_policy_to_onnx(self, path: str, filename: str = "policy.onnx", verbose: bool = False) -> None:
-        """Write ONNX, opset 18: `obs -> actions`, with the memory in and out."""
+        """Write ONNX, opset 18: `obs -> actions`, with the recurrent state as input and output."""
         os.makedirs(path, exist_ok=True)
         model: Any = self.alg.policy.as_onnx(verbose).train(False)
         with warnings.catch_warnings():
@@ -261,17 +274,17 @@ class OnPolicyRunner:
             )
 
     def add_git_repo_to_log(self, repo_file_path: str) -> None:
-        """Take note of a repository, whose state `learn` keeps in `log_dir/git`."""
+        """Register a repository whose state `learn` stores in `log_dir/git`."""
         self.logger.git_status_repos.append(repo_file_path)
 
     def train_mode(self) -> None:
-        """As before 5.x."""
+        """Call the algorithm's method of this name, as before 5.x."""
         self.alg.train_mode()
 
     def eval_mode(self) -> None:
-        """As before 5.x."""
+        """Call the algorithm's method of this name, as before 5.x."""
         self.alg.eval_mode()
 
     def close(self) -> None:
-        """Free what the trainer holds; the environment stays open."""
+        """Close the trainer; the environment stays open."""
         self.trainer.close()

@@ -1,8 +1,8 @@
-"""Settings of rl_games and RSL-RL, from a file, a mapping or a robot's task, as settings of a run with a report.
+"""Import of settings of rl_games and RSL-RL from a file, a mapping or a robot's task.
 
-Hydra's `${...}` in a file is resolved from what the caller gives (`--set KEY=VALUE`), then from the tree, as far as it
-can be put together: a file of IsaacGymEnvs, `cfg/train/AntPPO.yaml`, stands beside `cfg/config.yaml` and
-`cfg/task/Ant.yaml`.
+Hydra's `${...}` in a file is resolved from what the caller gives (`--set KEY=VALUE`), then from the
+tree, as far as it can be put together: a file of IsaacGymEnvs, `cfg/train/AntPPO.yaml`, stands
+beside `cfg/config.yaml` and `cfg/task/Ant.yaml`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from canter.core.storage.strict import parse_value
 from canter.envs.robots import isaaclab, mjlab
 
 INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
-"""The innermost ones; those around them follow once these are words."""
+"""The innermost interpolations; those around them follow once these are resolved."""
 FALSE = ("", "false", "none", "null", "0")
 UNRESOLVED = "\0"
-"""Stands for the dollar of one that nothing resolves, so that it is not tried again."""
+"""Placeholder of the dollar of an unresolved interpolation, so that it is not tried again."""
 
 
 def merge(base: Any, over: Any) -> Any:
-    """`over` put over `base`: mappings merge, everything else replaces."""
+    """Return `base` updated by `over`: mappings merge, everything else replaces."""
     if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
         return over
     return {**base, **{key: merge(base.get(key), value) for key, value in over.items()}}
 
 
 def with_defaults(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A file with those that its `defaults:` list names put under it, from the same folder."""
+    """Return a file's tree, merged over the files of its `defaults:` list."""
     tree = dict(read_config(path, twice=[]).plain)
     listed = tree.pop("defaults", None)
     if not isinstance(listed, list) or path in seen:
@@ -56,7 +56,7 @@ def with_defaults(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def surroundings(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What Hydra would put around a file, and where in it the file's own tree belongs."""
+    """Return the tree that Hydra would put around a file, and the file's path in it."""
     root = path.parent.parent / "config.yaml"
     if path.parent.name != "train" or not root.is_file():
         return {}, ()
@@ -70,7 +70,7 @@ def surroundings(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
 def resolve(
     tree: dict[str, Any], given: Mapping[str, Any], around: dict[str, Any], at: tuple[str, ...]
 ) -> dict[str, Any]:
-    """A file's tree with every `${...}` that something resolves replaced; the others stay as they are."""
+    """Return a file's tree with every resolvable `${...}` replaced."""
     below: Any = tree
     for part in reversed(at):
         below = {part: below}
@@ -86,13 +86,13 @@ def _walk(value: Any, scope: Scope, path: tuple[str, ...]) -> Any:
 
 
 class Scope:
-    """Where names are looked up."""
+    """Names that interpolations refer to."""
 
     def __init__(self, tree: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         self.tree, self.given = tree, given
 
     def resolve(self, text: str, path: tuple[str, ...], depth: int = 0) -> Any:
-        """The value of a text with `${...}` in it, at a path of the tree."""
+        """Return the value of a text with `${...}` in it, at a path of the tree."""
         if depth > 20:
             raise ConfigError(f"{'.'.join(path)}: {text!r} refers to itself")
         while found := INTERPOLATION.search(text):
@@ -145,17 +145,17 @@ _FUNCTIONS: dict[str, Any] = {
     "eq": lambda one, other="": str(_bare(one) == _bare(other)),
     "contains": lambda part, whole="": str(_bare(part) in _bare(whole)),
 }
-"""The functions that IsaacGymEnvs gives to its files, of arguments that are words."""
+"""Functions of IsaacGymEnvs' files; their arguments are words."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """Settings of a run, and how they came about."""
+    """Imported settings of a run, with their report."""
 
     config: TrainConfig
     report: ImportReport
     names_env: bool
-    """Whether the environment is known; else its id in `config` is only the default."""
+    """The environment is known; otherwise its id in `config` is only the default."""
 
     @property
     def deviations(self) -> ImportReport:
@@ -163,7 +163,7 @@ class Imported:
         return self.report
 
     def plain(self) -> dict[str, Any]:
-        """The settings as plain data, without an environment that nobody named."""
+        """Return the settings as plain data, without an environment id that is only the default."""
         plain = to_plain(self.config)
         if not self.names_env:
             del plain["env"]["id"]
@@ -180,11 +180,12 @@ def import_config(
     given: Mapping[str, Any] | None = None,
     without: tuple[str, ...] = (),
 ) -> Imported:
-    """Settings of rl_games (YAML) or RSL-RL (YAML, a Python file without running it, or a mapping) as Canter's.
+    """Import settings of rl_games or RSL-RL: YAML, a mapping, or a Python file that is not run.
 
-    `FILE.py:NAME` names one class of several. `parity` asks for the parent's numbers instead of Canter's own forms.
-    `given` resolves `${...}`; `without` are keys to leave out though they are refused. Raises `ImportRefused`, with
-    the whole report, where something in it cannot be done here, and ConfigError for input that makes no sense.
+    `FILE.py:NAME` names one class of several. With `parity` the source library's numbers replace
+    Canter's own forms. `given` resolves `${...}`; `without` are refused keys to leave out. Raise
+    `ImportRefused`, with the whole report, for a key that Canter cannot honour, and ConfigError for
+    values that make no sense.
     """
     twice: list[str] = []
     name, tree, lines = read_source(source, given or {}, twice)
@@ -207,14 +208,17 @@ def import_config(
 
 
 def is_foreign(tree: Mapping[str, Any]) -> bool:
-    """Whether a mapping was written for one of the parents."""
+    """Return True for settings of rl_games or RSL-RL."""
     return is_rl_games(tree) or generation_of(tree) is not None
 
 
 def read_source(
     source: str | Path | Mapping[str, Any], given: Mapping[str, Any], twice: list[str]
 ) -> tuple[str, Mapping[str, Any], Mapping[str, int]]:
-    """The name and the tree of a source, with the line of each key; keys that are there twice go to a list."""
+    """Return the name and the tree of a source, with the line of each key.
+
+    Duplicate keys are added to `twice`.
+    """
     if isinstance(source, Mapping):
         return "settings", source, {}
     text, _, name = str(source).partition(".py:")
@@ -232,13 +236,15 @@ def read_source(
 
 
 NUM_ENVS = {"cuda": 4096, "cpu": 16}
-"""Environments by kind of device: the tasks themselves do not say, and on a CPU they are for a look only."""
+"""Number of environments by device type: the tasks do not say."""
 
 
 def task_settings(env_id: str, device: str | None) -> Imported | None:
-    """What a task of mjlab or Isaac Lab is registered with; None for other environments.
+    """Return the settings that a task of mjlab or Isaac Lab is registered with.
 
-    Without a device it is the GPU, where there is one.
+    None for other environments.
+
+    The default device is the GPU, if there is one.
     """
     scheme, _, task = env_id.partition(":")
     if scheme not in ("mjlab", "isaaclab"):

@@ -1,9 +1,9 @@
-"""RSL-RL settings that are Python files (Isaac Lab, mjlab, legged_gym), read without executing them.
+"""RSL-RL settings in Python files (Isaac Lab, mjlab, legged_gym), read without running them.
 
-Only the syntax tree is looked at: classes whose fields are literals and calls of other such classes, `field(...)`,
-assignments to `self` in `__post_init__`, functions that return one such call. What a name from another file means is
-looked up in that file, if it is found beside this one or on the path; a function or any other object becomes the text
-"module:name".
+Only the syntax tree is looked at: classes whose fields are literals and calls of other such
+classes, `field(...)`, assignments to `self` in `__post_init__`, functions that return one such
+call. What a name from another file means is looked up in that file, if it is found beside this one
+or on the path; a function or any other object becomes the text "module:name".
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 from canter.compat.settings.python_syntax import (
     MISSING,
     Class,
+    Definition,
     External,
-    Found,
     Module,
     fields_of,
     is_class,
@@ -35,7 +35,7 @@ from canter.core.registry import nearest
 MAX_BYTES = 2**20
 NOT_RUN = "settings are read without running the file, which this would need"
 CONFIG_WORDS = ("RunnerCfg", "CfgPPO")
-"""In the names of classes, or of their bases, that describe a whole run."""
+"""Words in the names of classes, or of their bases, that describe a whole run."""
 
 
 class Reader:
@@ -47,7 +47,7 @@ class Reader:
         self.main = self.module(path)
 
     def module(self, path: Path) -> Module:
-        """The names of a file."""
+        """Return the parsed module of a file."""
         path = path.resolve()
         if path not in self.modules:
             source = path.read_bytes()
@@ -62,8 +62,8 @@ class Reader:
                 note(module, node)
         return self.modules[path]
 
-    def find(self, module: Module, name: str, depth: int = 0) -> Found[Any] | External | None:
-        """What a name means in a file, with the file that defines it; None for an unknown name."""
+    def find(self, module: Module, name: str, depth: int = 0) -> Definition[Any] | External | None:
+        """Return the definition of a name in a file; None for an unknown name."""
         if depth > 40:
             return External(f"{module.name}:{name}")
         if name not in module.names:
@@ -71,7 +71,7 @@ class Reader:
             return next((found for found in inside if found), None)
         found = module.names[name]
         if not isinstance(found, tuple):
-            return Found(found, module)
+            return Definition(found, module)
         where, original = found
         if original is None:
             return External(where)
@@ -79,13 +79,13 @@ class Reader:
         unread = External(f"{where}.{original}" if submodule else f"{where}:{original}")
         return self._find_in(module, where, original, depth) or unread
 
-    def _find_in(self, module: Module, where: str, name: str, depth: int) -> Found[Any] | External | None:
-        """The same for a name of another file, by the path by which a file imports from that."""
+    def _find_in(self, module: Module, where: str, name: str, depth: int) -> Definition[Any] | External | None:
+        """Return the definition of a name in another file, by its import path."""
         target = self._locate(module, where)
         return self.find(self.module(target), name, depth + 1) if target else None
 
     def _locate(self, module: Module, name: str) -> Path | None:
-        """The file of a module, without importing anything."""
+        """Return the file of a module, without importing it."""
         dots = len(name) - len(name.lstrip("."))
         parts = [part for part in name.lstrip(".").split(".") if part]
         roots = [module.path.parents[dots - 1]] if dots else self.roots
@@ -98,7 +98,7 @@ class Reader:
 
 
 def _package_roots(path: Path) -> Iterator[Path]:
-    """The folders above a file that may hold its package, and those of packages beside it in a checkout."""
+    """Yield the folders that may hold a file's package or packages of the same checkout."""
     for folder in path.resolve().parents:
         yield folder
         if (folder / ".git").exists() or (folder / "source").is_dir() or (folder / "src").is_dir():
@@ -117,14 +117,14 @@ OPERATORS: dict[type[ast.AST], Any] = {
 
 
 class Evaluator(Reader):
-    """Syntax trees of settings to plain data."""
+    """Evaluates syntax trees of settings to plain data."""
 
     def fail(self, module: Module, node: ast.AST, what: str) -> ConfigError:
-        """Something that only running the file would tell."""
+        """Return the error of an expression that would have to be run."""
         return ConfigError(f"{module.path}:{getattr(node, 'lineno', 0)}: {what}: {ast.unparse(node)[:80]}")
 
     def value(self, node: ast.AST, module: Module, scope: Class | None = None) -> Any:
-        """An expression as plain data."""
+        """Return an expression as plain data."""
         match node:
             case ast.Constant(value=value):
                 return value
@@ -151,12 +151,12 @@ class Evaluator(Reader):
             raise self.fail(module, node, "expected a number")
         return value
 
-    def _target(self, node: ast.AST, module: Module, scope: Class | None) -> Found[Any] | External:
-        """What a name or a dotted name stands for."""
+    def _target(self, node: ast.AST, module: Module, scope: Class | None) -> Definition[Any] | External:
+        """Return the definition of a name or a dotted name."""
         if isinstance(node, ast.Name):
             for owner in outwards(scope):
                 if node.id in nested(owner.node):
-                    return Found(nested(owner.node)[node.id], module, owner)
+                    return Definition(nested(owner.node)[node.id], module, owner)
             return self.find(module, node.id) or External(node.id)
         if isinstance(node, ast.Attribute):
             of = self._target(node.value, module, scope)
@@ -165,7 +165,7 @@ class Evaluator(Reader):
             for base in self.lineage(of) if is_class(of) else ():
                 own = fields_of(base.node) | nested(base.node)
                 if node.attr in own:
-                    return Found(own[node.attr], base.module, base)
+                    return Definition(own[node.attr], base.module, base)
         return External(ast.unparse(node))
 
     def _named(self, node: ast.AST, module: Module, scope: Class | None) -> Any:
@@ -205,7 +205,7 @@ class Evaluator(Reader):
         raise self.fail(module, node, "expected a class of settings")
 
     def returned(self, function: ast.FunctionDef, module: Module) -> Any:
-        """What a function without arguments returns, where that is one expression."""
+        """Return the value of a function without arguments that returns one expression."""
         returned = [node.value for node in function.body if isinstance(node, ast.Return) and node.value is not None]
         if len(returned) != 1:
             raise self.fail(module, function, NOT_RUN)
@@ -215,7 +215,7 @@ class Evaluator(Reader):
         return self.value(returned[0], local)
 
     def lineage(self, cls: Class) -> Iterator[Class]:
-        """A class and its bases that are in reach, itself first."""
+        """Yield a class and its bases that are in reach, itself first."""
         yield cls
         for base in cls.node.bases:
             found = self._target(base, cls.module, cls.outer)
@@ -223,14 +223,17 @@ class Evaluator(Reader):
                 yield from self.lineage(found)
 
     def base_names(self, cls: Class) -> Iterator[str]:
-        """Names of a class and all its bases, in reach or not."""
+        """Yield the names of a class and all its bases, in reach or not."""
         for member in self.lineage(cls):
             yield member.node.name
             for base in member.node.bases:
                 yield ast.unparse(base).rpartition(".")[2]
 
     def instance(self, cls: Class, given: dict[str, Any] | None = None) -> dict[str, Any]:
-        """An object of a class as plain data: fields, then what it was called with, then `__post_init__`."""
+        """Return an object of a class as plain data.
+
+        Fields, then arguments, then `__post_init__`.
+        """
         lineage = [*self.lineage(cls)]
         known = [CLASS_NAMES[name] for name in self.base_names(cls) if name in CLASS_NAMES]
         values: dict[str, Any] = {"class_name": known[0]} if known else {}
@@ -239,13 +242,13 @@ class Evaluator(Reader):
                 values[name] = self.value(node, member.module, member)
             for name, node in nested(member.node).items():
                 if name.islower():  # legged_gym's sections are classes inside of a class
-                    values[name] = self.instance(Found(node, member.module, member))
+                    values[name] = self.instance(Definition(node, member.module, member))
         values |= given or {}
         self._post_init(lineage, values)
         return values
 
     def _post_init(self, lineage: Iterable[Class], values: dict[str, Any]) -> None:
-        """What the first `__post_init__` of these classes assigns."""
+        """Apply the assignments of the first `__post_init__` of these classes."""
         having = ((cls, method) for cls in lineage if (method := method_of(cls.node, "__post_init__")))
         first = next(having, None)
         if first is None:
@@ -285,16 +288,17 @@ CLASS_NAMES = {
     "HeteroscedasticGaussianDistributionCfg": "HeteroscedasticGaussianDistribution",
     "GaussianDistributionCfg": "GaussianDistribution",
 }
-"""`class_name` of the classes that Isaac Lab and mjlab offer, for files that are read without them."""
+"""`class_name` of Isaac Lab's and mjlab's classes, for files that are read without these packages.
+"""
 
 
 def runs_in(path: Path) -> dict[str, Any]:
-    """All settings of whole runs that a file defines, by the name of the class or function; a callable gives each."""
+    """Return the settings of all runs in a file, as callables by name."""
     evaluator = Evaluator(path)
     found: dict[str, Any] = {}
     for name, node in evaluator.main.names.items():
         if isinstance(node, ast.ClassDef):
-            cls = Found(node, evaluator.main)
+            cls = Definition(node, evaluator.main)
             if any(word in base for base in evaluator.base_names(cls) for word in CONFIG_WORDS):
                 found[name] = lambda cls=cls: without_missing(evaluator.instance(cls))
         elif isinstance(node, ast.FunctionDef) and node.returns and "RunnerCfg" in ast.unparse(node.returns):
@@ -303,7 +307,7 @@ def runs_in(path: Path) -> dict[str, Any]:
 
 
 def read_python_config(path: Path, name: str | None = None) -> tuple[dict[str, Any], str]:
-    """The settings of one class or function of a file, and its name."""
+    """Return the settings of one class or function of a file, and its name."""
     found = runs_in(path)
     if not found:
         raise ConfigError(f"{path}: no class of settings for a whole run, such as one of RslRlOnPolicyRunnerCfg")

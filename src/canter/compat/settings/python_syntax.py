@@ -1,4 +1,4 @@
-"""What a Python file says, as syntax: modules, classes and their fields; nothing of it is run."""
+"""Syntax of a Python file that is not run: modules, classes and their fields."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ Node = TypeVar("Node")
 
 
 @dataclass
-class Found(Generic[Node]):
-    """A syntax tree, mostly of a class of settings, and where it was found: names in it mean what they mean there."""
+class Definition(Generic[Node]):
+    """A syntax tree, with the module and class that its names refer to."""
 
     node: Node
     module: Module
     outer: Class | None = None
 
 
-Class = Found[ast.ClassDef]
+Class = Definition[ast.ClassDef]
 
 
 class External(str):
-    """The path of something from a module that is not in reach, or that is no setting."""
+    """Path of an object in a module that is not in reach, or that is no setting."""
 
 
 @dataclass
 class Module:
-    """One file: what it defines and imports, by name."""
+    """One file: its definitions and imports, by name."""
 
     path: Path
     name: str
@@ -46,35 +46,35 @@ class Module:
     stars: list[str] = field(default_factory=list)
 
 
-def is_class(found: Found[Any] | External) -> TypeGuard[Class]:
-    """Whether that is a class in reach."""
-    return isinstance(found, Found) and isinstance(found.node, ast.ClassDef)
+def is_class(found: Definition[Any] | External) -> TypeGuard[Class]:
+    """Return True for a class in reach."""
+    return isinstance(found, Definition) and isinstance(found.node, ast.ClassDef)
 
 
 def outwards(scope: Class | None) -> Iterator[Class]:
-    """A scope and those around it, from the inside out."""
+    """Yield a scope and those around it, from the inside out."""
     while scope is not None:
         yield scope
         scope = scope.outer
 
 
 def nested(node: ast.ClassDef) -> dict[str, ast.ClassDef]:
-    """Classes inside of a class, by name."""
+    """Return the classes inside a class, by name."""
     return {inner.name: inner for inner in node.body if isinstance(inner, ast.ClassDef)}
 
 
 def method_of(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
-    """A method by its name, if the class has it."""
+    """Return a method by its name, or None."""
     return next((inner for inner in node.body if isinstance(inner, ast.FunctionDef) and inner.name == name), None)
 
 
 def fields_of(node: ast.ClassDef) -> dict[str, ast.expr]:
-    """What a class sets its fields to, by name."""
+    """Return the values of a class's fields, by name."""
     return {name: value for inner in node.body for name, value in assigned(inner).items()}
 
 
 def assigned(node: ast.stmt) -> dict[str, ast.expr]:
-    """What a statement sets a name to, if it does."""
+    """Return the value that a statement assigns to a name, if it does."""
     match node:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             return {name: value}
@@ -84,7 +84,7 @@ def assigned(node: ast.stmt) -> dict[str, ast.expr]:
 
 
 def note(module: Module, node: ast.stmt) -> None:
-    """Take note of what a statement defines or imports."""
+    """Add the names that a statement defines or imports to the module."""
     module.names |= assigned(node)
     match node:
         case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
@@ -107,7 +107,7 @@ def note(module: Module, node: ast.stmt) -> None:
 
 
 def without_missing(value: Any) -> Any:
-    """Plain data without the fields that nobody set."""
+    """Return plain data without unset fields."""
     if isinstance(value, dict):
         return {key: without_missing(item) for key, item in value.items() if item is not MISSING}
     return [without_missing(item) for item in value] if isinstance(value, list) else value

@@ -10,7 +10,8 @@ from canter.compat.settings.section import Section
 from canter.core.registry import nearest
 
 Reader = Callable[..., Any]
-"""Reads a key of a section by type: `read(section, key, default)`; without a default the key is required."""
+"""Reads a key of a section by type: `read(section, key, default)`; without a default the key is
+required."""
 
 
 def number(s: Section, key: str, default: float | None = None) -> float:

@@ -26,9 +26,11 @@ KEYS: dict[str, tuple[str, read.Reader, Any]] = {
     "amp_replay_buffer_size": ("replay", read.integer, 1_000_000),
     "amp_minibatch_size": ("batch_size", read.integer, 4096),
 }
-"""Keys of `params.config`: the extension's setting, the reader, and the default of IsaacGymEnvs' files."""
+"""Keys of `params.config`: the extension's setting, the reader, and the default of IsaacGymEnvs'
+files."""
 CLIPS = ("motions", "motion_weights", "obs_group", "columns", "time_step", "frames")
-"""Settings of the extension that IsaacGymEnvs' environment knows; a file may have them as `config.amp`."""
+"""Settings of the extension that IsaacGymEnvs' environment knows; a file may have them as
+`config.amp`."""
 
 
 def report_amp(run: Import) -> None:
@@ -242,7 +244,10 @@ def environment(s: Section) -> None:
 
 
 def _env_id(s: Section, name: str) -> str:
-    """Return the environment's id here, by the names of rl_games' vectorised environments; empty if unknown."""
+    """Return the environment's id here, by the names of rl_games' vectorised environments.
+
+    Empty if unknown.
+    """
     inner = s.raw("env_config.env_name", s.raw("env_config.name"))
     if name == "envpool" and inner:
         return f"envpool:{inner}"
@@ -270,7 +275,10 @@ def player(s: Section) -> None:
 
 
 def wrapper(s: Section) -> None:
-    """`isaaclab:` does the work of Isaac Lab's wrapper itself; under Runner the script has the wrapper."""
+    """`isaaclab:` does the work of Isaac Lab's wrapper itself.
+
+    Under Runner the script has the wrapper.
+    """
     own = str(s.run.settings.get("env.id", "")).startswith("isaaclab:")
     by_name = not read.flag(s, "env.concate_obs_groups", True)  # the wrapper then returns groups by name
     if own:

@@ -1,7 +1,8 @@
 """rl_games' `network` sections as Canter's networks.
 
-The tables are for a section whose keys are those of `params.network`, or of the central value's network, and whose
-settings are those of one network here, `algorithm.model.policy` or `algorithm.model.critic`.
+The tables are for a section whose keys are those of `params.network`, or of the central value's
+network, and whose settings are those of one network here, `algorithm.model.policy` or
+`algorithm.model.critic`.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def _convolution(s: Section, i: int, conv: dict[str, Any]) -> list[int]:
 
 
 def encoder_activation(s: Section) -> None:
-    """The encoder has an activation of its own only where it differs from that of the hidden layers."""
+    """The encoder's activation is set only if it differs from that of the hidden layers."""
     activation = ACTIVATIONS[read.one_of(*ACTIVATIONS)(s, "cnn.activation", "relu")]
     if activation != s.get("activation"):
         s.set("cnn.activation", activation)

@@ -1,6 +1,7 @@
 """rl_games' `config` section: PPO, the distribution of actions and the central value.
 
-The tables are for `params.config` and settings below `algorithm`, unless their comment names another section.
+The tables are for `params.config` and settings below `algorithm`, unless their comment names
+another section.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ VALUE_LOSS = {True: "clipped", False: "mse"}
 STD_FORMS = {"exp": "log", "softplus": "softplus", "linear": "linear", "scalar": "linear"}
 """rl_games' parameterisations of the std, and Canter's."""
 NORMALIZER = {"eps": 1e-5, "eps_on": "variance", "clip": 5.0, "prior_count": 1.0}
-"""rl_games' running mean and std: 1e-5 on the variance, clipped at 5, started with one sample of 0 +- 1."""
+"""rl_games' running mean and std: 1e-5 on the variance, clipped at 5, started with one sample of 0
++- 1."""
 
 
 def is_continuous(run: Import) -> bool:

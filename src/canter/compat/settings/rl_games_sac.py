@@ -1,6 +1,7 @@
 """rl_games' `sac` files: the algorithm and its networks.
 
-The tables are for `params.config` and settings below `algorithm`, unless their comment names another section.
+The tables are for `params.config` and settings below `algorithm`, unless their comment names
+another section.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def observation_normalizer(s: Section) -> None:
 
 
 def updates(s: Section) -> None:
-    """`utd_ratio` counts updates per transition, `num_updates_per_step` updates per step of all environments."""
+    """`utd_ratio` counts per transition, `num_updates_per_step` per step of all environments."""
     key = "num_updates_per_step"
     number_of_updates = read.integer(s, key, 1)
     if s.has("utd_ratio"):

@@ -30,7 +30,10 @@ ROBOTS = ("mjlab:", "isaaclab:")
 
 
 def translate(run: Import, generation: Generation) -> None:
-    """Turn a whole mapping into settings and a report; RSL-RL's say nothing about the environment."""
+    """Turn a whole mapping into settings and a report.
+
+    RSL-RL's say nothing about the environment.
+    """
     root = run.root
     if run.env is not None:
         root.set("env.id", run.env)
@@ -80,7 +83,10 @@ def apply_ppo(run: Import, generation: Generation) -> None:
 
 
 def ppo_rules(generation: Generation) -> tuple[Rule, ...]:
-    """Return the table for `algorithm` and settings below `algorithm`; its defaults are those of the generation."""
+    """Return the table for `algorithm` and settings below `algorithm`.
+
+    Its defaults are those of the generation.
+    """
     default = OLD_DEFAULTS if generation.number < 3 else NEW_DEFAULTS
     return (
         Copy("num_learning_epochs", "epochs", read.count, default["num_learning_epochs"]),
@@ -127,7 +133,10 @@ def uneven_minibatches(s: Section, runner: Section, recurrent: bool) -> None:
 
 
 def optimizer(s: Section, *, split: bool) -> None:
-    """Networks with sections of their own are clipped on their own; AdamW comes with torch's weight decay."""
+    """Networks with sections of their own are clipped on their own.
+
+    AdamW comes with torch's weight decay.
+    """
     norm = read.number(s, "max_grad_norm", 1.0)
     clipping = "per_network" if split else "joint"
     s.set("optimizer.max_grad_norm", norm, "max_grad_norm")
@@ -317,4 +326,5 @@ SCRIPTS: tuple[Rule, ...] = (
     action_limit,
     no_effect("store_code_state runner_class_name", "nothing reads it"),
 )
-"""For the section of the runner and the top level: keys of scripts and writers, and what does their work here."""
+"""For the section of the runner and the top level: keys of scripts and writers, and what does their
+work here."""

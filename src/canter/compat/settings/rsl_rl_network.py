@@ -1,4 +1,7 @@
-"""RSL-RL's networks of every generation: layers, recurrent layers, encoders, normalizers and the std of actions."""
+"""RSL-RL's networks of every generation.
+
+Layers, recurrent layers, encoders, normalizers and the std of actions.
+"""
 
 from __future__ import annotations
 
@@ -207,7 +210,10 @@ def std_range(s: Section) -> None:
 
 
 def std(s: Section, initial: str, form: str) -> None:
-    """The parameterisation is RSL-RL's without parity too: the speed at which the noise shrinks depends on it."""
+    """The parameterisation is RSL-RL's without parity too.
+
+    The speed at which the noise shrinks depends on it.
+    """
     s.copy(initial, "std.initial", read.number(s, initial, 1.0))
     kind = read.one_of("scalar", "log")(s, form, "scalar")
     if s.get("std.maximum") is None:

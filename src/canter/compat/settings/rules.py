@@ -1,7 +1,10 @@
-"""Rules that turn the settings of a source library into Canter's: the rows of the tables in this package.
+"""Rules that turn the settings of a source library into Canter's.
 
-A table is a tuple of rules for one section of the source; `apply` walks it from top to bottom. A rule is one of the
-classes below, or a named function of the section where several keys depend on each other.
+The rows of the tables in this package.
+
+A table is a tuple of rules for one section of the source; `apply` walks it from top to bottom. A
+rule is one of the classes below, or a named function of the section where several keys depend on
+each other.
 """
 
 from __future__ import annotations
@@ -33,7 +36,8 @@ class Copy:
     """Settings, separated by blanks."""
     read: read.Reader
     default: Any = None
-    """Value of the source library when the key is absent; None: the key is required; OMIT: nothing is set."""
+    """Value of the source library when the key is absent; None: the key is required; OMIT: nothing
+    is set."""
     convert: Mapping[Any, Any] | Callable[[Any], Any] | None = None
     """The value here, by the value of the source."""
     why: str | Mapping[Any, str] = ""
@@ -66,7 +70,10 @@ class Always:
 
 @dataclass(frozen=True)
 class Parity:
-    """Something that the source library always does: a setting with `--parity`, a reported difference without."""
+    """Something that the source library always does.
+
+    A setting with `--parity`, a reported difference without.
+    """
 
     to: str
     value: Any

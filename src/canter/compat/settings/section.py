@@ -1,7 +1,9 @@
-"""Sections of a source library's settings: typed reading, settings here, and the status of every key.
+"""Sections of a source library's settings.
 
-A key is read by type, becomes settings, and gets a status in the report; the first status of a key stands. A key
-without a status is refused at the end, so no key is dropped silently.
+Typed reading, settings here, and the status of every key.
+
+A key is read by type, becomes settings, and gets a status in the report; the first status of a key
+stands. A key without a status is refused at the end, so no key is dropped silently.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ ABSENT = object()
 
 @dataclass
 class Import:
-    """One import: the source as plain data, what the caller knows, and the settings and the report so far."""
+    """One import.
+
+    The source as plain data, what the caller knows, and the settings and the report so far.
+    """
 
     tree: Mapping[str, Any]
     report: ImportReport
@@ -61,7 +66,10 @@ class Import:
         return any(key == name or key.startswith(f"{name}.") for name in self.without)
 
     def finish_report(self) -> None:
-        """Report the other keys: mapped if their values were read, refused if nothing knows them."""
+        """Report the other keys.
+
+        Mapped if their values were read, refused if nothing knows them.
+        """
         targets: dict[str, list[str]] = {}
         for setting, key in self.origin.items():
             targets.setdefault(key, []).append(f"{setting}={self.settings.get(setting)}")
@@ -80,7 +88,10 @@ class Import:
                 self.report.add(leaf, value, "refused", why=why)
 
     def config(self) -> TrainConfig:
-        """Return the settings; raise `ImportRefused` for a refused key, ConfigError for values that do not fit."""
+        """Return the settings.
+
+        Raise `ImportRefused` for a refused key, ConfigError for values that do not fit.
+        """
         refused = self.report.of("refused")
         if refused:
             shown = "; ".join(self._line(entry.key) + entry.line() for entry in refused[:3])
@@ -148,7 +159,10 @@ class Section:
         return value
 
     def has(self, key: str) -> bool:
-        """Return True for a key with a value; Isaac Lab writes `{}` for what a config leaves open."""
+        """Return True for a key with a value.
+
+        Isaac Lab writes `{}` for what a config leaves open.
+        """
         return self._look(key) not in (*NONE, {})
 
     def has_section(self, key: str) -> bool:
@@ -203,7 +217,10 @@ class Section:
                 self.run.report.add(leaf, item, status, to, why)
 
     def own_form(self, key: str, settings: Mapping[str, Any], otherwise: str) -> None:
-        """Make the settings of the source library's own form with parity; otherwise report Canter's form."""
+        """Make the settings of the source library's own form with parity.
+
+        Otherwise report Canter's form.
+        """
         if not self.parity:
             self.difference(otherwise, key=key)
             return

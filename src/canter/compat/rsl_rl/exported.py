@@ -13,7 +13,7 @@ from canter.nn.normalizer import Normalizer
 
 
 class JoinedNormalizer(nn.Module):
-    """All groups side by side `[..., D]`, standardised as each is alone."""
+    """Normalizes all groups, concatenated to `[..., D]`."""
 
     shift: Tensor
     inverse_scale: Tensor
@@ -32,28 +32,31 @@ class JoinedNormalizer(nn.Module):
         self.register_buffer("inverse_scale", torch.cat(scales))
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Standardised, within the limit if there is one."""
+        """Return normalized observations, clipped if there is a limit."""
         return torch.clamp((obs - self.shift) * self.inverse_scale, -self.clip, self.clip)
 
 
-class Deployed(nn.Module):
-    """Normaliser and layers."""
+class ExportedPolicy(nn.Module):
+    """Normalizer and layers."""
 
     def __init__(self, normalizer: JoinedNormalizer, layers: nn.Sequential) -> None:
         super().__init__()
         self.normalizer, self.layers = normalizer, layers
 
     def forward(self, obs: Tensor) -> Tensor:
-        """`[N, D]` to `[N, A]`."""
+        """Return the actions `[N, A]` of observations `[N, D]`."""
         return self.layers(self.normalizer(obs))
 
     @torch.jit.export
     def reset(self) -> None:
-        """There is nothing to forget."""
+        """Do nothing: there is no recurrent state."""
 
 
-class DeployedMemory(nn.Module):
-    """Normaliser, memory and layers, for one robot: the memory is inside."""
+class ExportedRNN(nn.Module):
+    """Normalizer, recurrent layers and hidden layers, for one robot.
+
+    The recurrent state is a buffer.
+    """
 
     hidden_state: Tensor
 
@@ -63,19 +66,19 @@ class DeployedMemory(nn.Module):
         self.register_buffer("hidden_state", torch.zeros(rnn.num_layers, 1, rnn.hidden_size))
 
     def forward(self, obs: Tensor) -> Tensor:
-        """`[1, D]` to `[1, A]`."""
+        """Return the action `[1, A]` of an observation `[1, D]`."""
         x, hidden = self.rnn(self.normalizer(obs).unsqueeze(0), self.hidden_state)
         self.hidden_state[:] = hidden
         return self.layers(x.squeeze(0))
 
     @torch.jit.export
     def reset(self) -> None:
-        """Forget."""
+        """Zero the recurrent state."""
         self.hidden_state[:] = 0.0
 
 
-class DeployedLSTM(DeployedMemory):
-    """The same with a cell state besides."""
+class ExportedLSTM(ExportedRNN):
+    """The recurrent module with a cell state."""
 
     cell_state: Tensor
 
@@ -84,7 +87,7 @@ class DeployedLSTM(DeployedMemory):
         self.register_buffer("cell_state", torch.zeros_like(self.hidden_state))
 
     def forward(self, obs: Tensor) -> Tensor:
-        """`[1, D]` to `[1, A]`."""
+        """Return the action `[1, A]` of an observation `[1, D]`."""
         x, (hidden, cell) = self.rnn(self.normalizer(obs).unsqueeze(0), (self.hidden_state, self.cell_state))
         self.hidden_state[:] = hidden
         self.cell_state[:] = cell
@@ -92,6 +95,6 @@ class DeployedLSTM(DeployedMemory):
 
     @torch.jit.export
     def reset(self) -> None:
-        """Forget."""
+        """Zero the recurrent state."""
         self.hidden_state[:] = 0.0
         self.cell_state[:] = 0.0
