@@ -11,7 +11,7 @@ import canter
 CUE_LEFT, CUE_RIGHT, BLANK, QUESTION = [-1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 1.0]
 
 if __name__ == "__main__":
-    network = canter.NetworkConfig(hidden=(16,), memory=canter.RNNConfig(cell="gru", hidden=16))
+    network = canter.NetworkConfig(hidden=(16,), rnn=canter.RNNConfig(cell="gru", hidden=16))
     ppo = canter.PPOConfig(
         horizon=10,
         sequence_length=5,  # steps of backpropagation through time

@@ -53,7 +53,7 @@ class Task:
     def studies(self, teacher: str) -> dict[str, canter.TrainConfig]:
         """What is compared, by name."""
         student = replace(self.student, algorithm=replace(self.student.algorithm, teacher=teacher))
-        blind = replace(student.algorithm, policy=replace(student.algorithm.policy, memory=None))
+        blind = replace(student.algorithm, policy=replace(student.algorithm.policy, rnn=None))
         return {
             "student, lstm": student,
             "student, no memory": replace(student, algorithm=blind),
@@ -81,7 +81,7 @@ def quadrotor() -> Task:
     std = plain.model.std
     env = canter.EnvConfig(id="tensor:quadrotor", num_envs=256, options={"loaded": True, "random_start": True})
     told = canter.ModelConfig(policy=canter.NetworkConfig(obs_groups=("critic",)), std=std)
-    memory = canter.NetworkConfig(hidden=(64, 64), memory=RNNConfig(hidden=64), obs_groups=("policy",))
+    memory = canter.NetworkConfig(hidden=(64, 64), rnn=RNNConfig(hidden=64), obs_groups=("policy",))
     config = canter.TrainConfig(env=env, total_steps=2_000_000)
     return Task(
         teacher=replace(config, algorithm=replace(plain, model=told)),

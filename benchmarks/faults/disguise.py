@@ -15,7 +15,8 @@ from fuzz import Fuzz, judge, refused_settings, sign
 from kills import NAME
 
 from canter.core.storage.checkpoint import MANIFEST, CheckpointStore, load_checkpoint
-from canter.nn.policy_file import BEST, POLICIES, load_critic, load_policy
+from canter.nn.policy_file import BEST, POLICIES
+from canter.nn.policy_loading import load_critic, load_policy
 from canter.runs.hall_of_fame import INDEX, HallOfFame
 from canter.runs.records import RECORD, run_status
 

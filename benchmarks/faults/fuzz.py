@@ -34,15 +34,8 @@ from canter.config.files import dump_config
 from canter.config.presets import presets
 from canter.core.storage.checkpoint import FILES, MANIFEST, CheckpointCorrupt, CheckpointStore, NoCheckpoint
 from canter.core.storage.validity import Mismatch
-from canter.nn.policy_file import (
-    BEST,
-    POLICIES,
-    NoPolicy,
-    PolicyFileCorrupt,
-    load_policy,
-    read_policy_file,
-    write_policy_file,
-)
+from canter.nn.policy_file import BEST, POLICIES, NoPolicy, PolicyFileCorrupt, read_policy_file, write_policy_file
+from canter.nn.policy_loading import load_policy
 from canter.runs.hall_of_fame import INDEX, HallOfFame, HallOfFameCorrupt
 from canter.runs.records import RECORD, run_status
 from canter.runs.run_folder import RunFolder

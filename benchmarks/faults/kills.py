@@ -38,7 +38,7 @@ FLAGS = ["--algorithm.horizon=16", "--algorithm.epochs=1", "--algorithm.num-mini
 FLAGS += ["--total-steps=null", f"--until.iterations={ITERATIONS}"]
 FLAGS += ["--checkpoints.save-every=1", "--checkpoints.keep-last=1", "--checkpoints.num-checkpoints=3"]
 IMPORT = ["--allow-import", "bonus"]
-MEMORY, CELL = "--algorithm.model.policy.memory", "--algorithm.model.policy.memory.cell"
+MEMORY, CELL = "--algorithm.model.policy.rnn", "--algorithm.model.policy.rnn.cell"
 CASES: dict[str, list[str]] = {
     "CartPole-v1": ["--num-envs=16"],
     "tensor:cartpole": ["--num-envs=32"],

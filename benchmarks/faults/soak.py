@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "asynchronous": {"env": {"id": "CartPole-v1", "num_envs": 2, "vectorization": "async"}},
     "memory": {
         "env": {"id": "tensor:cartpole", "num_envs": 8},
-        "algorithm": {"model": {"policy": {"memory": {"cell": "lstm", "hidden": 16}}}},
+        "algorithm": {"model": {"policy": {"rnn": {"cell": "lstm", "hidden": 16}}}},
     },
 }
 ALLOWED_MIB = 8.0

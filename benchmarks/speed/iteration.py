@@ -31,7 +31,7 @@ def settings(
     precision: Literal["float32", "bfloat16"] = "float32",
     **options: Any,
 ) -> canter.TrainConfig:
-    network = canter.NetworkConfig(hidden=hidden, activation="elu", memory=memory, precision=precision)
+    network = canter.NetworkConfig(hidden=hidden, activation="elu", rnn=memory, precision=precision)
     return canter.TrainConfig(
         env=canter.EnvConfig(id=env, num_envs=num_envs, options=options),
         algorithm=canter.PPOConfig(

@@ -90,7 +90,7 @@ def build(agents, masks, memory, multi_discrete, asymmetric, dict_obs):
     env = FoldAgents(Chaos(agents, masks, multi_discrete, asymmetric, dict_obs), agents)
     # Rows that are not valid come in two kinds: dead agents, and with one agent those that only reset.
     env = WithFillers(env) if agents == 1 else env
-    network = NetworkConfig(hidden=(8,), memory=RNNConfig(hidden=5) if memory else None)
+    network = NetworkConfig(hidden=(8,), rnn=RNNConfig(hidden=5) if memory else None)
     config = PPOConfig(
         horizon=HORIZON,
         sequence_length=SEQUENCE,

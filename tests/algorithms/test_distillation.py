@@ -13,7 +13,7 @@ from canter.core.plain import from_plain, to_plain
 from canter.envs.tensor import CartPole, Outcome, Pendulum, TensorEnv
 from canter.training.collector import Collector
 
-MEMORY = canter.NetworkConfig(hidden=(8,), memory=canter.RNNConfig(hidden=8))
+MEMORY = canter.NetworkConfig(hidden=(8,), rnn=canter.RNNConfig(hidden=8))
 
 
 def teacher_for(env, path, memory=False, **model):
@@ -211,7 +211,7 @@ def test_a_student_with_memory_learns_what_it_cannot_see_and_ppo_goes_on_from_it
     teacher = brakes_teacher(tmp_path / "teacher.safetensors")
     returns = {}
     for name, memory in (("lstm", canter.RNNConfig(hidden=16)), ("none", None)):
-        network = canter.NetworkConfig(hidden=(32,), memory=memory, normalize_obs=False)
+        network = canter.NetworkConfig(hidden=(32,), rnn=memory, normalize_obs=False)
         optimizer = canter.OptimizerConfig(learning_rate=canter.Linear(5e-3))
         settings = {"policy": network, "horizon": 16, "sequence_length": 16, "epochs": 2, "optimizer": optimizer}
         algorithm, collector = build(teacher, Brakes(), **settings)

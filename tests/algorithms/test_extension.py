@@ -205,7 +205,7 @@ class Ahead(Plain):
 
 
 def test_batches_carry_what_a_loss_asks_for_in_the_order_of_their_rows():
-    memory = canter.ModelConfig(policy=canter.NetworkConfig(memory=canter.RNNConfig(hidden=4)))
+    memory = canter.ModelConfig(policy=canter.NetworkConfig(rnn=canter.RNNConfig(hidden=4)))
     algorithm, collector = collected(Ahead, model=memory, sequence_length=4)
     rollout = collector.collect()
     batch, _ = algorithm.prepare_batch(rollout)

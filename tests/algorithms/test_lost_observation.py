@@ -31,7 +31,7 @@ class Lost:
 @pytest.mark.parametrize("memory", [None, RNNConfig(hidden=4)])
 def test_a_truncated_row_is_valued_by_its_own_observation_and_never_by_the_next_episode(memory):
     env = Lost(Pendulum(3, max_episode_steps=5))
-    model = ModelConfig(policy=NetworkConfig(hidden=(8,), memory=memory))
+    model = ModelConfig(policy=NetworkConfig(hidden=(8,), rnn=memory))
     lengths = {"horizon": 15, "sequence_length": 5, "num_minibatches": 1}
     config = PPOConfig(**lengths, gamma=0.9, gae_lambda=0.8, model=model)
     algorithm = config.build(env.spec, 0)

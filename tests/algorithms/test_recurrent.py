@@ -15,8 +15,8 @@ from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNNConfig
 from canter.training.collector import Collector
 
-LSTM = NetworkConfig(hidden=(8,), memory=RNNConfig(hidden=6))
-GRU = NetworkConfig(hidden=(8,), memory=RNNConfig(cell="gru", hidden=5, position="after_mlp"))
+LSTM = NetworkConfig(hidden=(8,), rnn=RNNConfig(hidden=6))
+GRU = NetworkConfig(hidden=(8,), rnn=RNNConfig(cell="gru", hidden=5, position="after_mlp"))
 PLAIN = NetworkConfig(hidden=(8,))
 
 MODELS = {

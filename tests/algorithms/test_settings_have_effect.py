@@ -26,7 +26,7 @@ RATE = "optimizer.learning_rate"
 FAST = {RATE: 0.01}
 LINEAR = {f"{RATE}.kind": "linear", f"{RATE}.start": 0.01}
 ADAPTIVE = {f"{RATE}.kind": "adaptive_kl", f"{RATE}.start": 0.005}
-MEMORY = {"model.policy.memory.hidden": 4, "model.policy.memory.cell": "lstm"} | FAST
+MEMORY = {"model.policy.rnn.hidden": 4, "model.policy.rnn.cell": "lstm"} | FAST
 IMAGES = {"images": True, "model.policy.cnn.layers": [[2, 2, 1]], "model.policy.cnn.features": 4} | FAST
 SEQUENCES = IMAGES | {"images": "sequences"}
 BOUND = {"bound_loss.form": "soft", "bound_loss.coef": 1.0, "bound_loss.limit": 0.01} | FAST
@@ -92,7 +92,7 @@ VARIED = {
     "model.policy.init_gain": (0.5, {}),
     "model.policy.normalize_obs": (False, {}),
     "model.policy.normalizer.eps": (0.1, {}),
-    "model.policy.normalizer.eps_on": ("deviation", {"model.policy.normalizer.eps": 0.1}),
+    "model.policy.normalizer.eps_on": ("std", {"model.policy.normalizer.eps": 0.1}),
     "model.policy.normalizer.clip": (0.1, {}),
     "model.policy.normalizer.prior_count": (5.0, {}),
     "model.policy.precision": ("bfloat16", {}),
@@ -103,13 +103,13 @@ VARIED = {
     "model.policy.cnn.layers": ([[3, 2, 1]], IMAGES),
     "model.policy.cnn.features": (5, IMAGES),
     "model.policy.cnn.layout": ("channels_first", IMAGES | {"model.policy.cnn.layers": [[2, 1, 1]]}),
-    "model.policy.memory.cell": ("gru", MEMORY),
-    "model.policy.memory.hidden": (5, MEMORY),
-    "model.policy.memory.layers": (2, MEMORY),
-    "model.policy.memory.position": ("after_mlp", MEMORY),
-    "model.policy.memory.layer_norm": (True, MEMORY),
-    "model.policy.memory.concat_input": (True, MEMORY),
-    "model.policy.memory.reset_on_end": (False, MEMORY),
+    "model.policy.rnn.cell": ("gru", MEMORY),
+    "model.policy.rnn.hidden": (5, MEMORY),
+    "model.policy.rnn.layers": (2, MEMORY),
+    "model.policy.rnn.position": ("after_mlp", MEMORY),
+    "model.policy.rnn.layer_norm": (True, MEMORY),
+    "model.policy.rnn.concat_input": (True, MEMORY),
+    "model.policy.rnn.reset_on_end": (False, MEMORY),
     "model.shared_trunk": (True, {}),
     "model.distribution": ("tanh_gaussian", {}),
     "model.bounds": ("clip", {}),
@@ -124,7 +124,7 @@ VARIED = {
     "model.value_gain": (0.5, {}),
     "model.normalize_value": (False, {}),
     "model.value_normalizer.eps": (0.5, {}),
-    "model.value_normalizer.eps_on": ("deviation", {"model.value_normalizer.eps": 0.5}),
+    "model.value_normalizer.eps_on": ("std", {"model.value_normalizer.eps": 0.5}),
     "model.value_normalizer.clip": (0.1, {"model.value_normalizer.rescale": False}),
     "model.value_normalizer.prior_count": (9.0, {}),
     "model.value_normalizer.rescale": (False, {}),
@@ -170,17 +170,17 @@ NOT_VARIED = {
     "model.policy": "one key for a whole network",
     "model.critic": "one key for a whole network",
     "model.policy.kind": "kinds of networks are registered by users",
-    "model.policy.memory": "one key for all of memory",
+    "model.policy.rnn": "one key for all of memory",
 }
 
 
 class Small(TensorEnv):
     """Reaches after a target; steps take various times, episodes end both ways."""
 
-    def __init__(self, action, images):
+    def __init__(self, action, images, device):
         shape = {"sequences": (5, 5), True: (5, 5, 1)}.get(images, (2,))
         obs = {"policy": canter.TensorSpec(shape), "other": canter.TensorSpec((1,))}
-        super().__init__("test:small", 4, "cpu", obs, action, max_episode_steps=5, durations=True)
+        super().__init__("test:small", 4, device, obs, action, max_episode_steps=5, durations=True)
 
     def _sample_state(self):
         return {"x": self._uniform(-1.0, 1.0), "v": self._uniform(-1.0, 1.0)}
@@ -194,7 +194,8 @@ class Small(TensorEnv):
     def _observe(self, state):
         both = torch.stack([state["x"], state["v"]], -1)
         shape = self.spec.obs["policy"].shape
-        seen = both if len(shape) == 1 else torch.sin(torch.arange(25.0) * both.sum(-1, keepdim=True)).view(-1, *shape)
+        pixels = torch.arange(25.0, device=both.device)
+        seen = both if len(shape) == 1 else torch.sin(pixels * both.sum(-1, keepdim=True)).view(-1, *shape)
         return {"policy": seen, "other": both[:, :1]}
 
 
@@ -205,9 +206,9 @@ def flat(settings):
 
 
 @functools.cache
-def _trained(kind, engine, settings):
+def _trained(kind, engine, settings, device):
     settings = dict(settings)
-    config, env = flat(settings), Small(KINDS[kind], settings.get("images", False))
+    config, env = flat(settings), Small(KINDS[kind], settings.get("images", False), device)
     algorithm = config.build(env.spec, 0)
     algorithm.use_engine(engine)
     collector = Collector(env, algorithm, 0)
@@ -225,9 +226,9 @@ def seen(collector):
     return rollout.obs_at(rollout.horizon), collector.state, rollout.reset[rollout.horizon]
 
 
-def trained(kind, engine, settings):
+def trained(kind, engine, settings, device="cpu"):
     """Shapes of the parameters, and all numbers after three updates with what a step then earns."""
-    return _trained(kind, engine, tuple(sorted((key, _hashable(value)) for key, value in settings.items())))
+    return _trained(kind, engine, tuple(sorted((key, _hashable(value)) for key, value in settings.items())), device)
 
 
 def _hashable(value):
@@ -241,18 +242,27 @@ def varied(path):
     return before, before | (value if isinstance(value, dict) else {path: value})
 
 
-def verdict(path, kind, engine):
+def verdict(path, kind, engine, device="cpu"):
     """Return the result of varying a setting: changes, refused, no effect, or unsupported by the engine."""
     before, after = varied(path)
     try:
-        old, new = trained(kind, engine, before), trained(kind, engine, after)
+        old = trained(kind, engine, before, device)
+        new = trained(kind, engine, after, device)
     except ValueError as error:
-        return "unsupported" if "execution.engine" in str(error) else "refused"
+        if "execution.engine" in str(error):
+            return "unsupported"
+        return "refused" if names_the_setting(str(error), path, after) else f"refused without its name: {error}"
     if old[0] != new[0] or not torch.equal(old[1], new[1]):
         return "changes"
-    env = Small(KINDS[kind], after.get("images", False))
+    env = Small(KINDS[kind], after.get("images", False), device)
     said = [line for line in flat(after).unused(env.spec) if line.startswith(f"algorithm.{path}")]
     return "no effect" if said else "SILENT"
+
+
+def names_the_setting(message, path, after):
+    """Return whether a refusal names the setting, by itself or with its value."""
+    name = path.rpartition(".")[2]
+    return name in message or str(after.get(path)) in message
 
 
 def test_every_setting_is_in_the_table():
@@ -274,14 +284,27 @@ def usual_kinds():
 
 @pytest.mark.parametrize(("path", "kind"), [*usual_kinds()])
 def test_no_setting_is_silently_without_effect_and_the_effect_is_that_of_the_definition(path, kind):
-    assert "SILENT" not in [verdict(path, kind, engine) for engine in ENGINES]
-    found = verdict(path, kind, "native")
+    compare(path, kind, "native", "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("engine", ["triton", "triton_layers"])
+@pytest.mark.parametrize("path", VARIED)
+def test_the_same_holds_for_the_engines_of_a_gpu(path, engine):
+    compare(path, "continuous", engine, "cuda")
+
+
+def compare(path, kind, engine, device):
+    """Raise an error if a setting is ignored by the definition or an engine, or has another effect in the engine."""
+    defined, found = verdict(path, kind, "autograd", device), verdict(path, kind, engine, device)
+    assert {defined, found} <= {"changes", "refused", "no effect", "unsupported"}
     if found == "unsupported":
         return
-    assert found == verdict(path, kind, "autograd")
+    assert found == defined
     if found != "changes":
         return
-    mine, theirs = (trained(kind, engine, varied(path)[1])[1] for engine in ("native", "autograd"))
+    mine, theirs = (trained(kind, name, varied(path)[1], device)[1] for name in (engine, "autograd"))
     # Three updates amplify rounding; a setting that one engine ignored would differ by the size of a step, 0.01.
     assert (mine - theirs).abs().median() < 1e-4
 

@@ -59,7 +59,7 @@ SAC = {
     "critic.normalize_obs": (True, {}),
     "critic.normalizer.clip": (0.1, NORMALIZED),
     "critic.normalizer.eps": (0.5, NORMALIZED),
-    "critic.normalizer.eps_on": ("deviation", NORMALIZED | {"critic.normalizer.eps": 0.5}),
+    "critic.normalizer.eps_on": ("std", NORMALIZED | {"critic.normalizer.eps": 0.5}),
     "critic.normalizer.prior_count": (9.0, NORMALIZED),
     "critic.precision": ("bfloat16", {}),
     "critic.atoms": (11, {}),
@@ -74,7 +74,7 @@ POLICY = {
     "policy.normalize_obs": (True, {}),
     "policy.normalizer.clip": (0.1, SEEN),
     "policy.normalizer.eps": (0.5, SEEN),
-    "policy.normalizer.eps_on": ("deviation", SEEN | {"policy.normalizer.eps": 0.5}),
+    "policy.normalizer.eps_on": ("std", SEEN | {"policy.normalizer.eps": 0.5}),
     "policy.normalizer.prior_count": (9.0, SEEN),
     "policy.precision": ("bfloat16", {}),
     "policy.layer_norm": (True, {}),
@@ -87,7 +87,7 @@ POLICY = {
     "policy.norm": ("layer", STACK),
     "policy.input_norm": ("layer", STACK),
     "policy.output_norm": ("rms", STACK),
-    "policy.memory": ({"hidden": 4}, {}),
+    "policy.rnn": ({"hidden": 4}, {}),
 }
 SAC |= POLICY
 for prefix in ("optimizer.", "critic_optimizer.", "temperature.optimizer."):
@@ -102,7 +102,7 @@ for prefix in ("optimizer.", "critic_optimizer.", "temperature.optimizer."):
     }
 
 TEACHING = {"horizon": 8, "epochs": 1, "num_minibatches": 2, "sequence_length": 4, "policy": NETWORK}
-RECURRENT = {"policy": NETWORK | {"memory": {"hidden": 4}}}
+RECURRENT = {"policy": NETWORK | {"rnn": {"hidden": 4}}}
 LEARNED_STD = {"loss": "kl", "std.initial": 0.5, "optimizer.learning_rate": 0.1}
 DISTILLATION = {
     "teacher": ("other", {}),
@@ -121,15 +121,15 @@ DISTILLATION = {
     "std.maximum": (0.51, LEARNED_STD),
     "std.floor": (0.3, LEARNED_STD),
     "std.learn": (False, LEARNED_STD),
-    "policy.memory.hidden": (5, RECURRENT),
-    "policy.memory.layers": (2, RECURRENT),
-    "policy.memory.cell": ("gru", RECURRENT),
-    "policy.memory.position": ("after_mlp", RECURRENT),
-    "policy.memory.layer_norm": (True, RECURRENT),
-    "policy.memory.concat_input": (True, RECURRENT),
-    "policy.memory.reset_on_end": (False, RECURRENT),
+    "policy.rnn.hidden": (5, RECURRENT),
+    "policy.rnn.layers": (2, RECURRENT),
+    "policy.rnn.cell": ("gru", RECURRENT),
+    "policy.rnn.position": ("after_mlp", RECURRENT),
+    "policy.rnn.layer_norm": (True, RECURRENT),
+    "policy.rnn.concat_input": (True, RECURRENT),
+    "policy.rnn.reset_on_end": (False, RECURRENT),
 }
-DISTILLATION |= {path: value for path, value in POLICY.items() if path != "policy.memory"}
+DISTILLATION |= {path: value for path, value in POLICY.items() if path != "policy.rnn"}
 DISTILLATION |= {
     "optimizer.learning_rate": (0.1, {}),
     "optimizer.betas": ([0.5, 0.9], {}),
@@ -140,7 +140,7 @@ DISTILLATION |= {
 }
 ELSEWHERE = ("cnn.", "learning_rate.", "mixture.", "policy.kind", "replay.save")
 """Parts of other tables: images, schedules and kinds of networks act as in PPO; `replay.save` concerns checkpoints."""
-WHOLE = {"policy", "critic", "optimizer", "critic_optimizer", "policy.memory"}
+WHOLE = {"policy", "critic", "optimizer", "critic_optimizer", "policy.rnn"}
 """Keys of a whole part, whose settings are varied."""
 
 
@@ -218,7 +218,7 @@ def test_no_setting_of_sac_is_silently_without_effect(path, engine):
     value, needed = SAC[path]
     before, after = settings(SMALL, needed), settings(SMALL, needed, {path: value})
     found = effect(path, before, after, lambda plain: from_plain(plain, canter.SACConfig()), engine, 7)
-    assert found == "changes" or path == "policy.memory"
+    assert found == "changes" or path == "policy.rnn"
 
 
 @pytest.fixture(scope="module")
@@ -248,8 +248,8 @@ def test_every_setting_is_in_the_table(config, table):
     keys = {key for key in config_keys(config) if not any(part in f"{key}" for part in ELSEWHERE)}
     keys -= WHOLE
     if config is canter.SACConfig:
-        keys = {key for key in keys if not key.startswith("policy.memory.")}
-    assert keys == set(table) - {"policy.memory"}
+        keys = {key for key in keys if not key.startswith("policy.rnn.")}
+    assert keys == set(table) - {"policy.rnn"}
 
 
 @pytest.mark.parametrize(

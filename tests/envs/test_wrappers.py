@@ -14,7 +14,7 @@ from canter.core.plain import from_plain, nest, to_plain
 from canter.core.specs import Discrete, TensorSpec
 from canter.envs import EnvConfig
 from canter.envs.imports import allow_import
-from canter.nn.cnn import FITTING, CNNConfig
+from canter.nn.cnn import DEFAULT_LAYERS, CNNConfig
 
 
 def test_wrappers_of_gymnasium_go_around_each_environment_by_name_the_first_innermost():
@@ -76,7 +76,7 @@ def test_other_environments_have_no_wrappers():
 def test_images_of_any_size_have_layers_that_fit(pixels):
     network = CNNConfig(layout="channels_last").build((pixels, pixels, 3), "relu", "orthogonal", 1.0)
     assert network(torch.zeros(2, pixels, pixels, 3)).shape == (2, 256)
-    assert CNNConfig().layers_for([84, 84]) == FITTING[0][1]
+    assert CNNConfig().layers_for([84, 84]) == DEFAULT_LAYERS[0][1]
 
 
 def test_a_game_of_atari_has_its_preset_and_names_its_package():

@@ -238,7 +238,7 @@ def test_new_names_with_control_characters_are_refused(tmp_path, run_canter):
         (["CartPole-v1", "--num-envs=1000000000"], "env.num_envs=1000000000: these environments"),
         (["CartPole-v1", "--algorithm.horizon=1000000000000"], "env.num_envs=8 with horizon 1000000000000"),
         (["CartPole-v1", "--algorithm.model.policy.hidden=100000000,100000000"], "algorithm.model.policy.hidden="),
-        (["CartPole-v1", "--algorithm.model.policy.memory.hidden=10000000"], "algorithm.model.policy.memory.hidden="),
+        (["CartPole-v1", "--algorithm.model.policy.rnn.hidden=10000000"], "algorithm.model.policy.rnn.hidden="),
     ],
 )
 @pytest.mark.parametrize("command", ["train", "check"])

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from canter.functional.statistics import BATCHES, QUANTILE, batch_means, in_groups
+from canter.functional.statistics import BATCHES, QUANTILE, batch_means, group_sums
 
 
 def test_the_quantile_is_that_of_student_t():
@@ -62,6 +62,6 @@ def test_intervals_of_95_percent_miss_one_time_in_twenty(num_envs):
 
 def test_groups_keep_the_sums_and_are_at_most_twenty():
     sums = torch.arange(2.0 * 50).view(2, 50)
-    assert in_groups(sums).shape == (2, 20)
-    assert torch.equal(in_groups(sums).sum(-1), sums.sum(-1))
-    assert torch.equal(in_groups(sums[:, :3]), sums[:, :3])
+    assert group_sums(sums).shape == (2, 20)
+    assert torch.equal(group_sums(sums).sum(-1), sums.sum(-1))
+    assert torch.equal(group_sums(sums[:, :3]), sums[:, :3])

@@ -10,9 +10,9 @@ from scipy import stats
 from canter.functional.losses import (
     cross_entropy,
     entropy_of_std,
-    lowest,
+    least_mean_distribution,
     policy_loss,
-    project,
+    project_distribution,
     soft_target,
     squashed_sample,
     temperature_loss,
@@ -35,14 +35,14 @@ def test_projection_shares_each_atom_among_its_neighbours(atoms, low, high):
     for row in range(cases):  # hat functions: 1 at an atom, 0 at its neighbours
         for place, p in zip(np.clip(places[row], low, high), probs[row], strict=True):
             expected[row] += p * np.clip(1 - np.abs(place - grid) / width, 0, None)
-    found = project(torch.tensor(probs), torch.tensor(places), low, high).numpy()
+    found = project_distribution(torch.tensor(probs), torch.tensor(places), low, high).numpy()
     np.testing.assert_allclose(found, expected, atol=1e-12)
     np.testing.assert_allclose(found.sum(1), 1, atol=1e-12)
     inside = (places >= low).all(1) & (places <= high).all(1)
     assert inside.any()
     means = (probs * places).sum(1)
     np.testing.assert_allclose((found * grid).sum(1)[inside], means[inside], atol=1e-11)  # what is exact about it
-    rounded = project(torch.tensor(probs).float(), torch.tensor(places).float(), low, high)
+    rounded = project_distribution(torch.tensor(probs).float(), torch.tensor(places).float(), low, high)
     np.testing.assert_allclose(rounded.numpy(), expected, atol=2e-4)  # float32 places times atoms
 
 
@@ -110,7 +110,7 @@ def test_cross_entropy_and_the_lowest_distribution_by_loops():
     expected = [[-(target[b] * np.log(probs[e, b])).sum() for b in range(200)] for e in range(2)]
     np.testing.assert_allclose(cross_entropy(torch.tensor(logits), torch.tensor(target)), expected, rtol=1e-12)
     support = np.linspace(-2, 3, 7)
-    chosen = lowest(torch.tensor(probs), torch.tensor(support)).numpy()
+    chosen = least_mean_distribution(torch.tensor(probs), torch.tensor(support)).numpy()
     for b in range(200):
         means = [(probs[e, b] * support).sum() for e in range(2)]
         np.testing.assert_array_equal(chosen[b], probs[int(np.argmin(means)), b])

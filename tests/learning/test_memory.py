@@ -24,7 +24,7 @@ def mean_return(seed, memory):
         epochs=4,
         num_minibatches=1,
         optimizer=OptimizerConfig(learning_rate=Linear(1e-2)),
-        model=ModelConfig(policy=NetworkConfig(hidden=(16,), memory=memory)),
+        model=ModelConfig(policy=NetworkConfig(hidden=(16,), rnn=memory)),
     )
     algorithm = config.build(env.spec, seed)
     collector = Collector(env, algorithm, seed)

@@ -174,7 +174,7 @@ def test_a_shared_trunk_is_passed_once_and_gives_what_the_parts_give():
 
 
 def test_a_shared_trunk_with_a_critic_network_is_refused():
-    with pytest.raises(ValueError, match="shared_trunk=True leaves no room"):
+    with pytest.raises(ValueError, match="shared_trunk=True excludes a separate critic"):
         ModelConfig(shared_trunk=True, critic=NetworkConfig())
 
 
@@ -208,9 +208,7 @@ def test_bfloat16_rounds_the_hidden_layers_and_nothing_else():
 
 @pytest.mark.parametrize("position", ["before_mlp", "after_mlp"])
 def test_memory_stays_in_float32(position):
-    network = build(
-        {"policy": VECTOR}, hidden=(16,), memory=RNNConfig(hidden=8, position=position), precision="bfloat16"
-    )
+    network = build({"policy": VECTOR}, hidden=(16,), rnn=RNNConfig(hidden=8, position=position), precision="bfloat16")
     features, states = network.unroll({"policy": torch.randn(3, 5, 4)}, network.initial_state(5), None)
     assert {leaf.dtype for layer in states for leaf in layer} == {torch.float32}
     assert features.dtype == torch.float32

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from canter.core.plain import from_plain
 from canter.nn.normalizer import IdentityNormalizer, Normalizer, NormalizerConfig
 
 
@@ -40,7 +41,7 @@ def test_masked_rows_are_not_counted_whatever_they_hold():
 
 
 def test_eps_may_be_added_to_the_deviation():
-    normalizer, x = NormalizerConfig(eps=0.5, eps_on="deviation", clip=None).build((1,)), 3 * rows(500, 1) + 2
+    normalizer, x = NormalizerConfig(eps=0.5, eps_on="std", clip=None).build((1,)), 3 * rows(500, 1) + 2
     assert torch.allclose(normalizer(x), x / 1.5)  # before the first update too
     normalizer.update(x, torch.ones(500, dtype=torch.bool))
     assert torch.allclose(normalizer(x), (x - x.mean()) / (x.std(correction=0) + 0.5), atol=1e-5)
@@ -140,3 +141,7 @@ def test_settings_out_of_range_are_refused_by_name(settings, message):
     with pytest.raises(ValueError, match=message):
         NormalizerConfig(**settings)
     assert NormalizerConfig(clip=None).clip is None
+
+
+def test_the_old_value_of_eps_on_is_read():
+    assert from_plain({"eps_on": "deviation"}, NormalizerConfig()) == NormalizerConfig(eps_on="std")

@@ -10,11 +10,12 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
 from canter.core.specs import Continuous, Discrete, EnvSpec, TensorSpec
-from canter.envs.gymnasium.adapter import GymnasiumEnv
+from canter.envs.gymnasium import GymnasiumEnv
 from canter.nn.actor_critic import ModelConfig
-from canter.nn.arrays import read_arrays
+from canter.nn.arrays import obs_to_arrays
 from canter.nn.network import NetworkConfig
-from canter.nn.policy_file import PolicyFileCorrupt, describe, load_policy, write_policy_file
+from canter.nn.policy_file import PolicyFileCorrupt, policy_info, write_policy_file
+from canter.nn.policy_loading import load_policy
 from canter.nn.rnn import RNNConfig
 
 
@@ -57,13 +58,13 @@ def test_as_many_choices_as_there_are_to_choose_from_are_a_batch():
     alone = policy({"policy": TensorSpec((3,))}, Discrete(2))
     assert alone.predict(np.arange(3)[:, None])[0].shape == (3,)
     assert alone.predict(np.array([7, 5, 6]))[0].shape == ()  # three numbers of one observation
-    with pytest.raises(ValueError, match="observation 'policy' is 7; expected a choice from 0 to 2"):
+    with pytest.raises(ValueError, match="observation 'policy' is 7; expected an integer from 0 to 2"):
         alone.predict(7)
 
 
 def test_memory_goes_on_with_the_state_and_begins_anew_without_it():
     torch.manual_seed(0)
-    acting = policy({"policy": TensorSpec((2,))}, Continuous((-1.0,), (1.0,)), memory=RNNConfig(hidden=4))
+    acting = policy({"policy": TensorSpec((2,))}, Continuous((-1.0,), (1.0,)), rnn=RNNConfig(hidden=4))
     first, state = acting.predict(np.ones(2))
     second, state = acting.predict(np.ones(2), state)
     assert not np.allclose(first, second, atol=1e-9)
@@ -85,7 +86,7 @@ def test_what_does_not_fit_is_named(obs, message):
 
 def test_an_array_for_several_groups_is_refused():
     acting = policy({"a": TensorSpec((3,)), "b": TensorSpec((1,))}, Discrete(2))
-    with pytest.raises(ValueError, match="an array was given, and the policy knows the observations a, b: give a dict"):
+    with pytest.raises(ValueError, match="array, but the policy has the observations a, b: pass a dict"):
         acting.predict(np.ones(3))
     with pytest.raises(ValueError, match="different numbers of environments"):
         acting.predict({"a": np.ones((2, 3)), "b": np.ones((4, 1))})
@@ -140,7 +141,7 @@ def test_what_an_environment_gives_is_read_and_what_it_takes_is_given(name, tmp_
     seen = [alone.reset(seed=seed)[0] for seed in range(4)]
     for acting in (made, load_policy(tmp_path / "a.safetensors")):
         for seed, raw in enumerate(seen):
-            groups, _ = read_arrays(raw, acting.spec, acting.reads)
+            groups, _ = obs_to_arrays(raw, acting.spec, acting.reads)
             for group, wanted in groups_of(env, alone, seed).items():
                 assert np.array_equal(groups[group], wanted)
             action, _ = acting.predict(raw, deterministic=False)
@@ -166,7 +167,7 @@ def groups_of(env, alone, seed):
 def test_choices_that_do_not_exist_are_named():
     env = GymnasiumEnv(SyncVectorEnv([lambda: Anything(observed=spaces.MultiDiscrete([3, 4], start=[1, 0]))]))
     acting = ModelConfig().build_policy(env.spec)
-    with pytest.raises(ValueError, match=r"observation 'policy' is \[0 2\]; expected choices from \[1 0\] to \[3 3\]"):
+    with pytest.raises(ValueError, match=r"observation 'policy' is \[0 2\]; expected integers from \[1 0\] to \[3 3\]"):
         acting.predict(np.array([0, 2]))
 
 
@@ -182,7 +183,7 @@ def test_choices_that_do_not_exist_are_named():
 )
 def test_a_file_with_other_arrays_than_its_observations_is_refused(own, tmp_path):
     acting = policy({"policy": TensorSpec((3,))}, Continuous((-1.0, -1.0), (1.0, 1.0)))
-    info = describe(acting)
+    info = policy_info(acting)
     write_policy_file(tmp_path / "a.safetensors", replace(info, env=info.env | {"own_arrays": own}), {})
     with pytest.raises(PolicyFileCorrupt, match="its model cannot be built"):
         load_policy(tmp_path / "a.safetensors")

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from canter.core.plain import from_plain
 from canter.core.specs import TensorSpec
 from canter.core.struct import tree_map
 from canter.nn.cnn import CNNConfig
 from canter.nn.network import NetworkConfig
-from canter.nn.rnn import Memory, RNNConfig
+from canter.nn.rnn import RNN, RNNConfig
 
 OBS = {"policy": TensorSpec((5,)), "camera": TensorSpec((3, 16, 16), torch.uint8)}
 CNN = CNNConfig(layers=((4, 4, 2),), features=9)
@@ -34,7 +35,7 @@ VARIANTS = list(itertools.product(["lstm", "gru"], [1, 2], ["before_mlp", "after
 def test_step_by_step_equals_the_whole_sequence(cell, layers, position, extras):
     torch.manual_seed(0)
     memory = RNNConfig(cell=cell, hidden=6, layers=layers, position=position, layer_norm=extras, concat_input=extras)
-    network = NetworkConfig(obs_groups=("policy", "camera"), hidden=(8,), cnn=CNN, memory=memory).build(OBS, "policy")
+    network = NetworkConfig(obs_groups=("policy", "camera"), hidden=(8,), cnn=CNN, rnn=memory).build(OBS, "policy")
     obs, reset = observations(), resets()
     state = tree_map(lambda x: torch.randn_like(x), network.initial_state(B))
     at_once, last = network(obs, state, reset)
@@ -50,7 +51,7 @@ def test_step_by_step_equals_the_whole_sequence(cell, layers, position, extras):
 def test_outputs_are_those_of_torch_run_episode_by_episode(cell):
     """The oracle is torch's own sequence module, started from zero after every reset."""
     torch.manual_seed(0)
-    memory = Memory(RNNConfig(cell=cell, hidden=6, layers=2), 5, "torch")
+    memory = RNN(RNNConfig(cell=cell, hidden=6, layers=2), 5, "torch")
     oracle = (nn.LSTM if cell == "lstm" else nn.GRU)(5, 6, num_layers=2)
     for layer, own in enumerate(memory.cells):
         for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
@@ -66,7 +67,7 @@ def test_outputs_are_those_of_torch_run_episode_by_episode(cell):
 
 def test_what_came_before_a_reset_has_no_influence_not_even_a_nan():
     torch.manual_seed(0)
-    memory = Memory(RNNConfig(hidden=6), 5, "orthogonal")
+    memory = RNN(RNNConfig(hidden=6), 5, "orthogonal")
     x, reset = torch.randn(4, 1, 5), torch.tensor([[False], [False], [True], [False]])
     clean, _ = memory(x, memory.initial_state(1), reset)
     x[:2] = torch.nan
@@ -77,7 +78,7 @@ def test_what_came_before_a_reset_has_no_influence_not_even_a_nan():
 
 def test_memory_can_be_kept_over_the_end_of_an_episode():
     torch.manual_seed(0)
-    memory = Memory(RNNConfig(hidden=6, reset_on_end=False), 5, "orthogonal")
+    memory = RNN(RNNConfig(hidden=6, reset_on_end=False), 5, "orthogonal")
     x = torch.randn(4, 1, 5)
     everywhere, _ = memory(x, memory.initial_state(1), torch.ones(4, 1, dtype=torch.bool))
     nowhere, _ = memory(x, memory.initial_state(1), None)
@@ -86,7 +87,7 @@ def test_memory_can_be_kept_over_the_end_of_an_episode():
 
 def test_states_after_each_row_continue_where_the_sequence_stood():
     torch.manual_seed(0)
-    network = NetworkConfig(obs_groups=("policy",), memory=RNNConfig(hidden=6)).build(OBS, "policy")
+    network = NetworkConfig(obs_groups=("policy",), rnn=RNNConfig(hidden=6)).build(OBS, "policy")
     obs, reset = observations(), resets()
     whole, states = network.unroll(obs, network.initial_state(B), reset)
     rest = tree_map(lambda x: x[5:], obs)
@@ -103,3 +104,9 @@ def test_a_network_without_memory_has_no_state():
 def test_memory_without_units_is_refused():
     with pytest.raises(ValueError, match="hidden=0 must be at least 1"):
         RNNConfig(hidden=0)
+
+
+def test_settings_under_the_old_name_are_read():
+    """Run folders and policy files of earlier versions call the recurrent layers `memory`."""
+    assert from_plain({"memory": {"cell": "gru"}}, NetworkConfig()) == NetworkConfig(rnn=RNNConfig(cell="gru"))
+    assert from_plain({"memory": None}, NetworkConfig()) == NetworkConfig()

@@ -68,12 +68,12 @@ def _both(settings):
     return {f"model.{network}.{key}": value for network in ("policy", "critic") for key, value in settings.items()}
 
 
-NORMALIZED = _both({"normalize_obs": True, "normalizer.eps": 0.01, "normalizer.eps_on": "deviation"})
+NORMALIZED = _both({"normalize_obs": True, "normalizer.eps": 0.01, "normalizer.eps_on": "std"})
 NORMALIZED |= _both({"normalizer.clip": None})
 
 
 def _memory(cell, layers):
-    own = _both({"memory.cell": cell, "memory.hidden": MEMORY, "memory.layers": layers})
+    own = _both({"rnn.cell": cell, "rnn.hidden": MEMORY, "rnn.layers": layers})
     return own | {"sequence_length": T, "shuffle": "none"}
 
 
@@ -155,7 +155,7 @@ def _rnn(cell, before_mlp):
 
 
 def _rnn_here(cell, position):
-    own = {"memory.cell": cell, "memory.hidden": MEMORY, "memory.position": position}
+    own = {"rnn.cell": cell, "rnn.hidden": MEMORY, "rnn.position": position}
     return {f"model.policy.{key}": value for key, value in own.items()} | {"sequence_length": 4}
 
 

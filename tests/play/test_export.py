@@ -100,8 +100,8 @@ CASES = {
         VECTOR | {"camera": TensorSpec((12, 12, 3), torch.uint8), "critic": TensorSpec((9,))},
         Discrete(4),
     ),
-    "lstm": (network(memory=RNNConfig(hidden=12, layers=2)), VECTOR, BOX),
-    "gru": (network(memory=RNNConfig(cell="gru", hidden=12, position="after_mlp")), VECTOR, Discrete(3)),
+    "lstm": (network(rnn=RNNConfig(hidden=12, layers=2)), VECTOR, BOX),
+    "gru": (network(rnn=RNNConfig(cell="gru", hidden=12, position="after_mlp")), VECTOR, Discrete(3)),
 }
 
 
@@ -198,7 +198,7 @@ def test_nothing_is_overwritten(tmp_path):
     ("change", "message"),
     [
         (lambda obs, state: ({"polcy": obs["policy"]}, state), "obs lacks the group 'policy' .* did you mean polcy"),
-        (lambda obs, state: (obs, ()), "state has 0 tensors, but the policy's memory has 4"),
+        (lambda obs, state: (obs, ()), "state has 0 tensors, but the policy's recurrent state has 4"),
         (lambda obs, state: ({"policy": obs["policy"][:1]}, state), "1 observations are too few"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from canter.core.specs import ACTION_MASK, Discrete, EnvSpec, Step, TensorSpec
-from canter.envs.gymnasium.adapter import make_gymnasium
+from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import CartPole, Pendulum, QueueNetwork
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
@@ -54,7 +54,7 @@ class Counter:
 @pytest.mark.parametrize("fillers", [False, True])
 def test_memory_is_told_where_episodes_begin(fillers):
     turns = []
-    games = Player(Counter(), Uneven(3, fillers)).play(max_steps=12, on_turn=turns.append)
+    games = Player(Counter(), Uneven(3, fillers)).play(max_steps=12, on_step=turns.append)
     assert len(turns) == 12
     # A reset row costs a step: an episode of i + 1 steps takes i + 2.
     assert [sum(e.env == i for e in games.finished) for i in range(3)] == ([6, 4, 3] if fillers else [12, 6, 4])
@@ -68,7 +68,7 @@ def test_a_policy_with_memory_plays_the_same_in_both_ways_of_restarting():
     policy = None
     for autoreset in ("same_step", "next_step"):
         env = make_gymnasium("CartPole-v1", 3, autoreset=autoreset)
-        config = ModelConfig(policy=NetworkConfig(memory=RNNConfig(hidden=8)), policy_gain=5.0)
+        config = ModelConfig(policy=NetworkConfig(rnn=RNNConfig(hidden=8)), policy_gain=5.0)
         policy = policy or config.build_policy(env.spec)
         games.append(Player(policy, env, seed=1).play(12))
         env.close()
@@ -92,7 +92,7 @@ def test_a_task_that_never_ends_has_a_reward_per_step():
     env = QueueNetwork(4, max_episode_steps=None)
     turns = []
     policy = ModelConfig().build_policy(env.spec)
-    games = Player(policy, env, deterministic=False).play(num_games=2, max_steps=50, on_turn=turns.append)
+    games = Player(policy, env, deterministic=False).play(num_games=2, max_steps=50, on_step=turns.append)
     assert games.finished == []
     assert [(episode.env, episode.length) for episode in games.unfinished] == [(0, 50), (1, 50)]
     paid = sum(turn.step.reward[:2].sum() for turn in turns) / 100
@@ -104,7 +104,7 @@ def test_masked_actions_are_never_taken():
     policy = ModelConfig(policy_gain=5.0).build_policy(env.spec)
     allowed = env.reset(0)[ACTION_MASK]
     forbidden = 0
-    for turn, _ in zip(Player(policy, env, deterministic=False, seed=0).turns(), range(100), strict=False):
+    for turn, _ in zip(Player(policy, env, deterministic=False, seed=0).steps(), range(100), strict=False):
         assert allowed.gather(-1, turn.action.unsqueeze(-1)).all()
         allowed = turn.step.obs[ACTION_MASK]
         forbidden += int((~allowed).sum())

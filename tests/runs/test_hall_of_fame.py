@@ -16,7 +16,8 @@ import torch
 from canter.algorithms.ppo import PPOConfig
 from canter.core.specs import Discrete, EnvSpec, TensorSpec
 from canter.envs import EnvConfig
-from canter.nn.policy_file import load_policy, save_policy
+from canter.nn.policy_file import save_policy
+from canter.nn.policy_loading import load_policy
 from canter.runs.hall_of_fame import PLACES, HallOfFame, enter_by_average, enter_hall_of_fame, problem_of
 
 ENV = EnvConfig(id="CartPole-v1")

@@ -59,7 +59,7 @@ def test_graphs_on_a_cpu_say_why_not_and_run_eagerly(caplog):
     assert torch.equal(graph, iterate(tensor_envs["cartpole"](8), "eager", 2))
 
 
-MEMORY = NetworkConfig(hidden=(16,), memory=RNNConfig(hidden=8))
+MEMORY = NetworkConfig(hidden=(16,), rnn=RNNConfig(hidden=8))
 STYLE = {"motions": ("canter:swimmer_wide.npz",), "hidden": (16,), "batch_size": 32, "replay": 100, "replay_rows": 30}
 VARIANTS = {
     "discrete": ("cartpole", {}),

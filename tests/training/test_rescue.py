@@ -27,7 +27,7 @@ from covering import pairwise, usual_of
 
 HORIZON, ITERATIONS, BAD = 8, 12, 61
 """The bad step is in iteration 8, and seven are complete before it."""
-MEMORY = ModelConfig(policy=NetworkConfig(hidden=(8,), memory=RNNConfig(hidden=4)))
+MEMORY = ModelConfig(policy=NetworkConfig(hidden=(8,), rnn=RNNConfig(hidden=4)))
 PLAIN = ModelConfig(policy=NetworkConfig(hidden=(8,)))
 CONFIG = TrainConfig(
     env=EnvConfig(id="tensor:cartpole", num_envs=4),

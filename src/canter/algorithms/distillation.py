@@ -32,7 +32,7 @@ from canter.nn.actor_critic import ModelConfig, Policy
 from canter.nn.heads import StdConfig
 from canter.nn.network import AnyNetworkConfig, NetworkConfig
 from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
-from canter.nn.policy_file import load_policy
+from canter.nn.policy_loading import load_policy
 from canter.nn.schedules import AdaptiveKL, AnySchedule, Constant
 
 DISTILLATION_REPORT = ReportSpec(
@@ -151,7 +151,7 @@ class DistillationConfig:
         """Return a line for each changed setting that has no effect in this configuration."""
         rules = [
             (not isinstance(spec.action, Continuous), "std", "the actions are discrete"),
-            (getattr(self.policy, "memory", None) is None, "sequence_length", "the student is not recurrent"),
+            (getattr(self.policy, "rnn", None) is None, "sequence_length", "the student is not recurrent"),
         ]
         return unused_lines(self, rules)
 

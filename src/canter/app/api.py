@@ -20,18 +20,19 @@ from canter.engines.autograd import LossGradients, LossOutput
 from canter.engines.base import BoundLossConfig, ModelOutput
 from canter.envs import EnvConfig
 from canter.envs.imports import allow_import
-from canter.nn.actor_critic import ModelConfig, Policy
+from canter.nn.actor_critic import ModelConfig, Policy, ValueFunction
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.optimizer import OptimizerConfig
-from canter.nn.policy_file import ValueFunction, load_critic, load_policy, save_critic, save_policy
+from canter.nn.policy_file import save_critic, save_policy
+from canter.nn.policy_loading import load_critic, load_policy
 from canter.nn.rnn import RNNConfig
 from canter.nn.schedules import AdaptiveKL, Constant, Linear, StepAt
 from canter.nn.stack import CriticConfig, StackNetworkConfig
+from canter.play.callbacks import EvaluateConfig, VideoConfig
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, LongRunAverage, long_run_average
 from canter.play.export import export_policy
 from canter.play.player import Player
-from canter.play.watching import EvaluateConfig, VideoConfig
 from canter.runs.run_folder import CheckpointConfig, RunFolder
 from canter.training.execution import ExecutionConfig
 from canter.training.progress import SuccessConfig, UntilConfig

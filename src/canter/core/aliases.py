@@ -10,7 +10,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-SETTING_ALIASES: dict[str, str] = {}
+SETTING_ALIASES: dict[str, str] = {
+    "NetworkConfig.memory": "rnn",
+    "NormalizerConfig.eps_on=deviation": "std",
+}
 """Old names of settings: `"ConfigClass.old_field": "new_field"`. Old values, and old kinds of a
 registry, of settings: `"ConfigClass.field=old": "new"`. A subclass of `ConfigClass` inherits its
 aliases."""

@@ -1,1 +1,1 @@
-"""Pure functions of tensors: returns and advantages, losses, statistics."""
+"""Pure functions of tensors: returns and advantages, losses, densities, statistics, Adam."""

@@ -1,4 +1,4 @@
-"""Samples, log-densities, entropies and divergences of single families, elementwise unless said otherwise.
+"""Samples, log-densities, entropies and divergences of families, elementwise unless stated.
 
 `canter.nn.distributions` builds action distributions from them.
 """
@@ -14,51 +14,51 @@ from torch import Generator, Tensor
 
 from canter.core import distributed
 from canter.core.dispatch import has_kernels
-from canter.core.seeding import draw_rows
+from canter.core.seeding import draw_for_rank
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 StdForm = Literal["bounded", "tanh", "log", "scalar", "softplus", "linear"]
-LEAST_STD = 1e-6
-"""Where a standard deviation that is itself the learned number stops falling."""
+"""Parameterisations of a standard deviation, see `to_log_std`."""
+MIN_STD = 1e-6
+"""Lower bound of a standard deviation that is itself the parameter (`scalar`)."""
 
-
-# Trapezoidal rule: on smooth integrands it converges faster than Gauss-Hermite, which needs more than twice the nodes
-# for the expectation of `log_squash_slope` at a standard deviation of 3.
+# Trapezoidal rule: on smooth integrands it converges faster than Gauss-Hermite, which needs more
+# than twice the nodes for the expectation of `log_squash_slope` at a standard deviation of 3.
 NORMAL_NODES = tuple(4.5 * (index - 12) / 12 for index in range(25))
-"""Where to evaluate a function to get its expectation under the standard normal."""
+"""Quadrature nodes of an expectation under the standard normal."""
 _DENSITY = tuple(math.exp(-0.5 * node * node) for node in NORMAL_NODES)
 NORMAL_WEIGHTS = tuple(density / sum(_DENSITY) for density in _DENSITY)
-"""What each of these values counts for."""
+"""Weights of the nodes; they sum to 1."""
 
 
 def log_volume(low: tuple[float, ...], high: tuple[float, ...]) -> float:
-    """Log-volume of the box low..high, by which log-densities change when the unit cube is stretched to it."""
+    """Return the log-volume of the box low..high: the log-Jacobian of scaling a unit cube to it."""
     return sum(math.log(hi - lo) for lo, hi in zip(low, high, strict=True))
 
 
 def gaussian_sample(mean: Tensor, log_std: Tensor, generator: Generator | None) -> Tensor:
-    """`mean + exp(log_std) * randn`."""
-    noise = draw_rows(torch.randn, mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+    """Return `mean + exp(log_std) * randn`."""
+    noise = draw_for_rank(torch.randn, mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
     return mean + torch.exp(log_std) * noise
 
 
 def gaussian_log_prob(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
-    """Log-density of a normal distribution."""
+    """Return the log-density of a normal distribution."""
     z = (x - mean) * torch.exp(-log_std)
     return -0.5 * z.square() - log_std - HALF_LOG_2PI
 
 
 @has_kernels
 def diag_gaussian_log_prob(params: Tensor, x: Tensor) -> Tensor:
-    """Log-density `[...]` of vectors `[..., A]` with independent normal components; params = cat(mean, log_std)."""
+    """Return the log-density `[...]` of `x` `[..., A]`; params = cat(mean, log_std) `[..., 2A]`."""
     mean, log_std = params.chunk(2, -1)
     return gaussian_log_prob(mean, log_std, x).sum(-1)
 
 
-def log_std_of(raw: Tensor, mid: float, half: float, form: StdForm) -> Tensor:
-    """The log-std that learned numbers mean; `mid` and `half` are those of the forms with bounds."""
+def to_log_std(raw: Tensor, mid: float, half: float, form: StdForm) -> Tensor:
+    """Return the log-std of raw parameters; `mid` and `half` describe the bounds, if any."""
     match form:
-        case "bounded":  # slope 1 in the middle, and never at its bounds
+        case "bounded":  # slope 1 in the middle, never reaches its bounds
             x = raw / half
             return mid + half * x * torch.rsqrt(1 + x * x)
         case "tanh":
@@ -66,24 +66,24 @@ def log_std_of(raw: Tensor, mid: float, half: float, form: StdForm) -> Tensor:
         case "log":
             return raw
         case "scalar":
-            return torch.log(raw.clamp(min=LEAST_STD))
+            return torch.log(raw.clamp(min=MIN_STD))
         case "softplus" | "linear":
             return torch.log(F.softplus(raw))
 
 
 @has_kernels
 def gaussian_params(mean: Tensor, raw: Tensor, mid: float, half: float, form: StdForm = "bounded") -> Tensor:
-    """`cat(mean, log_std)` `[..., 2A]` from a mean `[..., A]` and learned numbers, `[A]` or of the mean's shape."""
-    return torch.cat([mean, log_std_of(raw, mid, half, form).expand_as(mean)], dim=-1)
+    """Return `cat(mean, log_std)` `[..., 2A]`; `raw` is `[A]` or of the mean's shape `[..., A]`."""
+    return torch.cat([mean, to_log_std(raw, mid, half, form).expand_as(mean)], dim=-1)
 
 
 def gaussian_entropy(log_std: Tensor) -> Tensor:
-    """Entropy of a normal distribution."""
+    """Return the entropy of a normal distribution."""
     return log_std + (HALF_LOG_2PI + 0.5)
 
 
 def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Tensor) -> Tensor:
-    """KL(p || q) of two normal distributions."""
+    """Return KL(p || q) of two normal distributions."""
     log_ratio = log_std_p - log_std_q
     shift = (mean_p - mean_q) * torch.exp(-log_std_q)
     # expm1 keeps the second-order difference that is left when the two are close.
@@ -91,18 +91,22 @@ def gaussian_kl(mean_p: Tensor, log_std_p: Tensor, mean_q: Tensor, log_std_q: Te
 
 
 def log_squash_slope(u: Tensor) -> Tensor:
-    """Log-derivative of (tanh(u) + 1) / 2, i.e. log((1 - tanh(u)**2) / 2), without cancellation for large |u|."""
+    """Return the log-derivative of (tanh(u) + 1) / 2, i.e. log((1 - tanh(u)**2) / 2).
+
+    The form is stable for large |u|.
+    """
     return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u)) - math.log(2.0)
 
 
 def beta_sample(alpha: Tensor, beta: Tensor, generator: Generator | None) -> Tensor:
-    """A beta variate in 0..1, as the share of one of two gamma variates."""
-    # How much of a stream a variate uses up depends on its parameters: so that ranks draw apart, each draws for all.
+    """Return a beta variate in 0..1, the ratio of one of two gamma variates to their sum."""
+    # The random numbers that a variate consumes depend on its parameters. Every rank draws for all
+    # ranks, so that the streams stay equal and the samples independent.
     ranks = distributed.world_size()
     concentration = torch.stack([alpha, beta]).repeat(1, ranks, *[1] * (alpha.ndim - 1))
     # Private, but the only gamma sampler that takes a generator.
     gamma = torch._standard_gamma(concentration, generator=generator)  # pyright: ignore[reportPrivateImportUsage]
-    gamma = gamma[:, distributed.own_rows(len(alpha))]
+    gamma = gamma[:, distributed.rank_slice(len(alpha))]
     return gamma[0] / gamma.sum(0)
 
 
@@ -111,12 +115,12 @@ def _log_beta(alpha: Tensor, beta: Tensor) -> Tensor:
 
 
 def beta_log_prob(alpha: Tensor, beta: Tensor, x: Tensor) -> Tensor:
-    """Log-density of a beta distribution at x in 0..1."""
+    """Return the log-density of a beta distribution at x in 0..1."""
     return (alpha - 1.0) * torch.log(x) + (beta - 1.0) * torch.log1p(-x) - _log_beta(alpha, beta)
 
 
 def beta_entropy(alpha: Tensor, beta: Tensor) -> Tensor:
-    """Entropy of a beta distribution."""
+    """Return the entropy of a beta distribution."""
     log_total = torch.digamma(alpha + beta)
     from_alpha = (alpha - 1.0) * (log_total - torch.digamma(alpha))
     from_beta = (beta - 1.0) * (log_total - torch.digamma(beta))
@@ -124,7 +128,7 @@ def beta_entropy(alpha: Tensor, beta: Tensor) -> Tensor:
 
 
 def beta_kl(alpha_p: Tensor, beta_p: Tensor, alpha_q: Tensor, beta_q: Tensor) -> Tensor:
-    """KL(p || q) of two beta distributions."""
+    """Return KL(p || q) of two beta distributions."""
     log_total = torch.digamma(alpha_p + beta_p)
     from_alpha = (alpha_p - alpha_q) * (torch.digamma(alpha_p) - log_total)
     from_beta = (beta_p - beta_q) * (torch.digamma(beta_p) - log_total)
@@ -132,20 +136,21 @@ def beta_kl(alpha_p: Tensor, beta_p: Tensor, alpha_q: Tensor, beta_q: Tensor) ->
 
 
 def gumbel(logits: Tensor, generator: Generator | None) -> Tensor:
-    """Logits plus standard Gumbel noise, `logits - log(-log(u))`; their argmax is a sample of the choice."""
-    uniform = draw_rows(torch.rand, logits.shape, generator=generator, dtype=logits.dtype, device=logits.device)
-    # Into the open interval, from the smallest normal number to the largest below 1: at 1 the noise would be
-    # infinite and lift even a masked choice above the others, at 0 it would forbid an allowed one.
+    """Return logits plus standard Gumbel noise, `logits - log(-log(u))`; the argmax is a sample."""
+    uniform = draw_for_rank(torch.rand, logits.shape, generator=generator, dtype=logits.dtype, device=logits.device)
+    # Into the open interval, from the smallest normal number to the largest below 1: at 1 the noise
+    # would be infinite and lift even a masked action above the others, at 0 it would exclude an
+    # allowed one.
     info = torch.finfo(logits.dtype)
     uniform = uniform.clamp(info.tiny, 1.0 - 0.5 * info.eps)
     return logits - torch.log(-torch.log(uniform))
 
 
-def choice_entropy(log_prob: Tensor) -> Tensor:
-    """Entropy in nats of finitely many choices, from their log-probabilities on the last axis."""
+def categorical_entropy(log_prob: Tensor) -> Tensor:
+    """Return the entropy in nats, from log-probabilities on the last axis."""
     return -(log_prob.exp() * log_prob).sum(-1)
 
 
-def choice_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p || q) of finitely many choices, from their log-probabilities on the last axis."""
+def categorical_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Return KL(p || q) of categorical distributions, from log-probabilities on the last axis."""
     return (log_p.exp() * (log_p - log_q)).sum(-1)

@@ -1,4 +1,4 @@
-"""Linear layers, one after the other, and norms by the rows of a batch."""
+"""Linear layers in sequence, and batch norm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from canter.core.dispatch import has_kernels
 
 @has_kernels
 def linear_layers(x: Tensor, activation: Callable[[Tensor], Tensor], parameters: Sequence[Tensor]) -> Tensor:
-    """`[..., K]` through layers of `weight [N, K], bias [N]` pairs, each followed by the activation."""
+    """Apply layers of `weight [N, K], bias [N]` pairs to `[..., K]`, each with the activation."""
     for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
         x = activation(F.linear(x, weight, bias))
     return x
@@ -21,9 +21,10 @@ def linear_layers(x: Tensor, activation: Callable[[Tensor], Tensor], parameters:
 
 @has_kernels
 def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """`[E, B, D]` without the mean and with the variance 1 over B, times `weight` plus `bias` `[E, 1, D]`.
+    """Return `x` `[E, B, D]` normalised over B, and the mean and the variance `[E, 1, D]`.
 
-    With it the mean and the variance `[E, 1, D]`, which carry no gradient.
+    The normalised `x` is multiplied by `weight` and shifted by `bias` `[E, 1, D]`. Mean and
+    variance carry no gradient.
     """
     exact = x.to(weight.dtype)
     var, mean = torch.var_mean(exact, 1, correction=0, keepdim=True)

@@ -1,4 +1,4 @@
-"""The order in which sequences are learned from.
+"""Minibatches: the order of sequences in each epoch.
 
 L sequence length, S sequences, B sequences in a minibatch.
 """
@@ -17,12 +17,12 @@ from canter.core.struct import tree_map
 
 Tree = TypeVar("Tree")
 Shuffle = Literal["epoch", "rollout", "none"]
-"""When a new random order is drawn: for every epoch, once for a rollout, or never."""
+"""How often a new random order is drawn: for every epoch, once per rollout, or never."""
 
 
 @has_kernels
 def permutation(count: int, generator: torch.Generator) -> Tensor:
-    """A random permutation `[count]`, int64 on the generator's device."""
+    """Return a random permutation `[count]`, int64 on the generator's device."""
     return torch.randperm(count, generator=generator, device=generator.device)
 
 
@@ -34,24 +34,26 @@ def epoch_orders(
     num_minibatches: int = 1,
     blocks: int | None = None,
 ) -> Iterator[Tensor]:
-    """The order `[S]` of each epoch, without end; "none" goes environment by environment, each in the order of time.
+    """Yield the order `[S]` of each epoch, endlessly.
 
-    Sequence number `c * N + n` is chunk c of environment n (`canter.core.data.rollout.as_sequences`). The environments
-    of all ranks fall into `blocks`, one for each rank if None, that are shuffled apart, and each minibatch takes as
-    many sequences of each. What does not fill minibatches is left out where a rank has several blocks.
+    "none" goes environment by environment, each in chronological order. Sequence number `c * N + n`
+    is chunk c of environment n (`canter.core.data.rollout.as_sequences`). The environments of all
+    ranks are split into `blocks` (None: one per rank) that are shuffled separately, and each
+    minibatch takes equally many sequences of each block. If a rank has several blocks, the
+    sequences that do not fill the minibatches are dropped.
     """
     ranks = distributed.world_size()
     blocks = blocks or ranks
-    own = blocks // ranks
-    size = sequences // own
+    blocks_here = blocks // ranks
+    size = sequences // blocks_here
 
     def draw() -> Tensor:
         if shuffle == "none":
-            each = torch.arange(size, device=generator.device).view(-1, num_envs // own).t().reshape(-1)
-            orders = [each] * own
+            each = torch.arange(size, device=generator.device).view(-1, num_envs // blocks_here).t().reshape(-1)
+            orders = [each] * blocks_here
         else:  # every rank draws for all, so that the stream is the same on each
-            orders = [permutation(size, generator) for _ in range(blocks)][distributed.own_rows(own)]
-        return orders[0] if own == 1 else _interleaved(torch.stack(orders), num_envs, num_minibatches)
+            orders = [permutation(size, generator) for _ in range(blocks)][distributed.rank_slice(blocks_here)]
+        return orders[0] if blocks_here == 1 else _interleaved(torch.stack(orders), num_envs, num_minibatches)
 
     order = draw()
     while True:
@@ -61,8 +63,9 @@ def epoch_orders(
 
 
 def _interleaved(orders: Tensor, num_envs: int, num_minibatches: int) -> Tensor:
-    """One order from those `[K, S / K]` within K blocks of environments, each minibatch made of equal parts."""
-    blocks, each = len(orders), num_envs // len(orders)
+    """Merge the orders `[K, S / K]` of K blocks; minibatches hold equal parts of each."""
+    blocks = len(orders)
+    each = num_envs // blocks
     begin = torch.arange(blocks, device=orders.device).unsqueeze(1) * each
     sequence = orders // each * num_envs + begin + orders % each
     part = orders.shape[1] // num_minibatches
@@ -71,5 +74,5 @@ def _interleaved(orders: Tensor, num_envs: int, num_minibatches: int) -> Tensor:
 
 @has_kernels
 def take_sequences(tree: Tree, index: Tensor) -> Tree:
-    """Sequences `index` `[B]` of every tensor `[L, S, ...]` of a tree: `[L, B, ...]`; their L may differ."""
+    """Return the sequences `index` `[B]` of every tensor `[L, S, ...]` of a tree; L may differ."""
     return tree_map(lambda x: x.index_select(1, index), tree)

@@ -1,21 +1,8 @@
-"""Means over the valid samples, and moments over those of all ranks.
+"""Statistics of samples: masked means and moments, running moments, interquartile and batch means.
 
-`mask` is True where a sample counts; what the other samples hold, NaN included, has no influence. Statistics are
-accumulated in float64: float32 counts stop at 2**24, and sums of squares lose a small spread around a large mean.
-
-Running moments of what a normaliser was shown, and standardising by them.
-
-One number for many runs or episodes, and how sure it is.
-
-n samples along the first axis; further axes are kept, so a whole curve is summarised at once.
-
-The long-run average reward per unit of time, with its uncertainty by batch means.
-
-What was seen is cut into 20 batches, each a few environments or a long stretch of one, and Student's t gives the
-interval from the spread of their averages. It is right if batches hardly depend on each other. With at least 20
-environments they do not at all; with fewer each must be much longer than the task remembers.
-
-K stretches of time, N environments.
+`mask` is True where a sample counts; the values of other samples, NaN included, have no influence.
+Moments are accumulated in float64: float32 counts stop at 2**24, and sums of squares lose a small
+spread around a large mean. Functions that say so combine the samples of all ranks.
 """
 
 from __future__ import annotations
@@ -29,13 +16,20 @@ from torch import Tensor
 from canter.core import distributed
 from canter.core.dispatch import has_kernels
 
+Tensors = tuple[Tensor, Tensor, Tensor]
+
+
+# Means and moments of masked samples
+
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """Mean of `x` over its masked-in samples, differentiable; 0 when there are none.
+    """Return the differentiable mean of `x` over the samples where `mask` is True; 0 if none is.
 
-    `mask` covers the last axes of `x`; axes before it are kept, so several quantities can be averaged in one pass.
+    `mask` covers the last axes of `x`; axes before it are kept, so several quantities can be
+    averaged in one pass.
 
-    It is that of this rank alone. Whoever averages over ranks weighs each by its count (`Optimizer.exchange_`).
+    The mean is over this rank alone. To average over ranks, weight each rank by its count
+    (`Optimizer.exchange_`).
     """
     total = torch.where(mask, x, 0.0).sum(tuple(range(-mask.ndim, 0)))
     return (total / mask.sum(dtype=torch.float64).clamp(min=1.0)).to(x.dtype)
@@ -43,9 +37,10 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 @has_kernels
 def masked_sums(x: Tensor, mask: Tensor, centre: Tensor | None = None) -> Tensor:
-    """Sums of `x` over its masked-in samples, or of their squared distances from `centre`, in float64.
+    """Return float64 sums of `x` over masked samples, or of squared distances from `centre`.
 
-    `mask` covers the leading axes of `x`; `centre`, float64, and what comes out have the shape of the others.
+    `mask` covers the leading axes of `x`; `centre` (float64) and the result have the shape of the
+    other axes.
     """
     counted = mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
     x = x.double() if centre is None else (x.double() - centre).square()
@@ -54,28 +49,33 @@ def masked_sums(x: Tensor, mask: Tensor, centre: Tensor | None = None) -> Tensor
 
 @has_kernels
 @torch.no_grad()
-def own_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """As `moments`, of this rank alone."""
-    count, total = mask.sum(dtype=torch.float64), masked_sums(x, mask)
-    mean = total / count.clamp(min=1.0)
+def local_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the same as `moments`, over this rank alone."""
+    count = mask.sum(dtype=torch.float64)
+    mean = masked_sums(x, mask) / count.clamp(min=1.0)
     return count, mean, masked_sums(x, mask, mean)
 
 
 @torch.no_grad()
 def moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Count, mean and sum of squared deviations over all ranks, float64 and without gradient.
+    """Return count, mean and sum of squared differences from the mean (`m2`) over all ranks.
 
-    `mask` covers the leading axes of `x`; the axes after it are features with moments of their own. Without a mask
-    every element counts and there are no feature axes. The count is 0-d; mean and m2 have the feature shape and are 0
-    when the count is. The population variance is `m2 / count`.
+    Results are float64, without gradient. `mask` covers the leading axes of `x`; the axes after it
+    are features, each with its own moments. Without a mask every element counts and there are no
+    feature axes. The count is 0-d; mean and m2 have the feature shape and are 0 when the count is.
+    The population variance is `m2 / count`.
     """
-    count, mean, m2 = own_moments(x, torch.ones_like(x, dtype=torch.bool) if mask is None else mask)
+    if mask is None:
+        mask = torch.ones_like(x, dtype=torch.bool)
+    count, mean, m2 = local_moments(x, mask)
     if not distributed.active():
         return count, mean, m2
-    # One exchange: every rank's own, side by side, and put together by all of them alike (Chan, Golub and LeVeque).
-    parts = torch.zeros((distributed.world_size(), 1 + 2 * mean.numel()), dtype=torch.float64, device=x.device)
+    # One exchange: the moments of all ranks side by side, which every rank then merges in the same
+    # way (Chan, Golub and LeVeque).
+    size = mean.numel()
+    parts = torch.zeros((distributed.world_size(), 1 + 2 * size), dtype=torch.float64, device=x.device)
     parts[distributed.rank()] = torch.cat([count.reshape(1), mean.reshape(-1), m2.reshape(-1)])
-    counts, means, m2s = distributed.sum_(parts).split([1, mean.numel(), mean.numel()], dim=1)
+    counts, means, m2s = distributed.sum_(parts).split([1, size, size], dim=1)
     count = counts.sum()
     total_mean = (counts * means).sum(0) / count.clamp(min=1.0)
     total_m2 = (m2s + counts * (means - total_mean).square()).sum(0)
@@ -85,7 +85,7 @@ def moments(x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tens
 def merge_moments(
     count_a: Tensor, mean_a: Tensor, m2_a: Tensor, count_b: Tensor, mean_b: Tensor, m2_b: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Moments of two sets of samples together, from the moments of each (Chan, Golub and LeVeque, 1983).
+    """Return the moments of the union of two sets of samples (Chan, Golub and LeVeque, 1983).
 
     Either set, or both, may be empty.
     """
@@ -96,10 +96,10 @@ def merge_moments(
 
 
 def _std(count: Tensor, mean: Tensor, m2: Tensor, dtype: torch.dtype, unbiased: bool = False) -> Tensor:
-    """Standard deviation in float64, of the samples or `unbiased`; 0 where it is no larger than rounding of `dtype`.
+    """Return the standard deviation in float64; 0 if it is no larger than rounding of `dtype`.
 
-    Equal samples are often equal up to rounding only, and their float64 mean is itself rounded; dividing by that
-    spread would turn rounding errors into a signal of size 1.
+    Equal samples are often equal up to rounding only, and their float64 mean is itself rounded;
+    dividing by that spread would turn rounding errors into a signal of size 1.
     """
     std = (m2 / (count - float(unbiased)).clamp(min=1.0)).sqrt()
     resolution = max(torch.finfo(dtype).eps, 64 * torch.finfo(torch.float64).eps)
@@ -107,11 +107,11 @@ def _std(count: Tensor, mean: Tensor, m2: Tensor, dtype: torch.dtype, unbiased: 
 
 
 def normalize(x: Tensor, mask: Tensor, eps: float = 1e-8, unbiased: bool = False) -> Tensor:
-    """Shift and scale `x` to mean 0 and standard deviation 1 over the masked-in samples of all ranks.
+    """Return `x` with mean 0 and standard deviation 1 over the masked samples of all ranks.
 
-    `unbiased` divides the squares by n - 1 instead of n.
-    Samples outside the mask become 0, and so does everything when the samples are all equal. Keeps shape and dtype;
-    the axes of `x` after those of `mask` are normalised apart.
+    `unbiased` divides the squares by n - 1 instead of n. Samples outside the mask become 0; if all
+    samples are equal, everything becomes 0. Shape and dtype are kept; the axes of `x` after those
+    of `mask` are normalised separately.
     """
     count, mean, m2 = moments(x, mask)
     std = _std(count, mean, m2, x.dtype, unbiased)
@@ -120,41 +120,43 @@ def normalize(x: Tensor, mask: Tensor, eps: float = 1e-8, unbiased: bool = False
 
 
 def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    """`1 - Var(target - prediction) / Var(target)` over the masked-in samples of all ranks, 0-d, never NaN.
+    """Return `1 - Var(target - prediction) / Var(target)` over the masked samples of all ranks.
 
-    1 is a perfect prediction up to a constant, 0 is no better than a constant, negative is worse. It is 0 by
-    definition when the targets do not vary.
+    The result is 0-d and never NaN. 1 is a perfect prediction up to a constant, 0 is no better than
+    a constant, negative is worse. It is 0 by definition when the targets do not vary.
     """
     both = torch.stack([target.double() - prediction.double(), target.double()], -1)
-    (count, means, m2s), resolutions = moments(both, mask), (torch.float64, target.dtype)
-    residual, spread = (_std(count, means[i], m2s[i], dtype) for i, dtype in enumerate(resolutions))
+    count, means, m2s = moments(both, mask)
+    residual = _std(count, means[0], m2s[0], torch.float64)
+    spread = _std(count, means[1], m2s[1], target.dtype)
     explained = 1.0 - (residual / torch.where(spread > 0, spread, 1.0)).square()
     return torch.where(spread > 0, explained, 0.0).to(target.dtype)
 
 
-Tensors = tuple[Tensor, Tensor, Tensor]
+# Running moments of a normaliser
 
 
 @has_kernels
 def standardize(x: Tensor, shift: Tensor, inverse_scale: Tensor, clip: float | None) -> Tensor:
-    """`(x - shift) * inverse_scale` for `x` `[..., *shape]`, kept within -clip..clip unless that is None."""
+    """Return `(x - shift) * inverse_scale` for `x` `[..., *shape]`, clipped unless that is None."""
     x = (x - shift) * inverse_scale
     return x if clip is None else x.clamp(-clip, clip)
 
 
 @has_kernels
-def absorb_(running: Tensors, new: Tensors, derived: Tensors, eps: float, eps_on_std: bool = False) -> None:
-    """Merge `new` moments into `running` ones in place, unless that gives anything that is not finite.
+def update_moments_(running: Tensors, new: Tensors, derived: Tensors, eps: float, eps_on_std: bool = False) -> None:
+    """Merge `new` moments into `running` in place, unless the result has NaN or infinity.
 
-    Both are count, mean and sum of squared deviations in float64; `derived` become mean, standard deviation and its
-    inverse in float32, with `eps` added to the variance or to the standard deviation. A NaN from a simulator must not
-    spoil the statistics: the run stops on it later.
+    Both are count, mean and m2 in float64. `derived` receives mean, standard deviation and its
+    inverse in float32, with `eps` added to the variance or, with `eps_on_std`, to the standard
+    deviation. A NaN from a simulator must not corrupt the statistics: the run stops on it later.
     """
     merged = merge_moments(*running, *new)
     finite = torch.stack([torch.isfinite(part).all() for part in merged]).all()
     for buffer, part in zip(running, merged, strict=True):
         buffer.copy_(torch.where(finite, part, buffer))
-    (count, mean, m2), (shift, scale, inverse_scale) = running, derived
+    count, mean, m2 = running
+    shift, scale, inverse_scale = derived
     variance = torch.where(count > 0, m2 / count.clamp(min=1), torch.ones_like(m2))
     std = torch.sqrt(variance) + eps if eps_on_std else torch.sqrt(variance + eps)
     shift.copy_(mean)
@@ -162,56 +164,73 @@ def absorb_(running: Tensors, new: Tensors, derived: Tensors, eps: float, eps_on
     inverse_scale.copy_(1.0 / std)
 
 
-def interquartile_mean(x: np.ndarray) -> np.ndarray:
-    """Mean of the middle half of n samples `[n, ...]`: `[...]`, float64.
+# Interquartile mean of several runs or episodes, with a bootstrap interval
+#
+# n samples along the first axis; further axes are kept, so a whole curve is summarised at once.
 
-    A quarter of the samples counts for nothing at either end, so a lucky or failed run moves it little. Where n / 4 is
-    no whole number, the samples at the quartiles count in part; the exact quartile range is averaged for any n.
+
+def interquartile_mean(x: np.ndarray) -> np.ndarray:
+    """Return the float64 mean `[...]` of the middle half of n samples `[n, ...]`.
+
+    A quarter of the samples is dropped at either end, so a lucky or failed run has little
+    influence. If n / 4 is not an integer, the samples at the quartiles count in part; the exact
+    quartile range is averaged for any n.
     """
     if not len(x):
         raise ValueError("the interquartile mean of no samples does not exist")
-    return np.tensordot(_weights(len(x)), np.sort(np.asarray(x, dtype=np.float64), axis=0), axes=1)
+    return np.tensordot(_interquartile_weights(len(x)), np.sort(np.asarray(x, dtype=np.float64), axis=0), axes=1)
 
 
 def bootstrap_interval(
     x: np.ndarray, *, level: float = 0.95, draws: int = 2000, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper end `[...]` of the bootstrap interval of the interquartile mean of `[n, ...]`.
+    """Return the ends `[...]` of the bootstrap interval of the interquartile mean of `[n, ...]`.
 
-    Each draw takes n of the samples with replacement, the same ones for all further axes. Samples are drawn by `seed`:
-    the same data always give the same interval. With fewer than five samples it is narrower than it should be.
+    Each draw resamples n of the samples with replacement, the same ones for all further axes. The
+    draws depend on `seed` alone: the same data always return the same interval. With fewer than
+    five samples it is narrower than it should be.
     """
-    taken = np.random.default_rng(seed).integers(len(x), size=(draws, len(x)))
+    indices = np.random.default_rng(seed).integers(len(x), size=(draws, len(x)))
     columns = np.asarray(x, dtype=np.float64).reshape(len(x), -1).T
-    # Column by column: sorting short rows side by side is quick, and all columns at once would be large.
-    estimates = np.stack([np.sort(column[taken], axis=1) @ _weights(len(x)) for column in columns])
+    weights = _interquartile_weights(len(x))
+    # Column by column: sorting short rows side by side is quick, all columns at once would be
+    # large.
+    estimates = np.stack([np.sort(column[indices], axis=1) @ weights for column in columns])
     low, high = np.quantile(estimates, [(1 - level) / 2, (1 + level) / 2], axis=1)
     return low.reshape(x.shape[1:]), high.reshape(x.shape[1:])
 
 
-def _weights(n: int) -> np.ndarray:
-    """Shares of n sorted samples: sample i covers the ranks i..i+1, and what lies within n/4..3n/4 counts."""
+def _interquartile_weights(n: int) -> np.ndarray:
+    """Return the weights of n sorted samples: the part of i..i+1 that lies within n/4..3n/4."""
     edges = np.arange(n + 1).clip(n / 4, 3 * n / 4)
     return np.diff(edges) / (n / 2)
 
 
+# Long-run average reward per unit of time, with an interval by batch means
+#
+# The observed time is cut into 20 batches, each a few environments or a long stretch of one, and
+# Student's t turns the spread of their averages into the interval. It is right if batches hardly
+# depend on each other: with at least 20 environments they are independent; with fewer, each batch
+# must be much longer than the correlation time of the task. K stretches of time, N environments.
+
 BATCHES = 20
 QUANTILE = 2.093
-"""Student's t with 19 degrees of freedom is below this with probability 97.5 %."""
+"""97.5 % quantile of Student's t distribution with 19 degrees of freedom."""
 
 
-def in_groups(sums: Tensor) -> Tensor:
-    """Sums `[2, N]` of rewards and durations of N environments, over at most 20 groups of them: `[2, G]`."""
+def group_sums(sums: Tensor) -> Tensor:
+    """Return sums `[2, N]` of rewards and durations added up in at most 20 groups: `[2, G]`."""
     parts = sums.tensor_split(min(BATCHES, sums.shape[-1]), dim=-1)
     return torch.stack([part.sum(-1) for part in parts], dim=-1)
 
 
 def batch_means(sums: Tensor) -> tuple[float, float] | None:
-    """The average and the half-width of its 95 % interval, from sums of rewards and durations `[K, 2, N]`.
+    """Return the average reward per unit of time and the half-width of its 95 % interval.
 
-    None where they make fewer than 20 batches, or no time has passed.
+    `sums` `[K, 2, N]` holds sums of rewards and of durations. Returns None if they make fewer than
+    20 batches, or if no time has passed.
     """
-    # Environment by environment, so that a batch holds as much of one as it can before it goes on to the next.
+    # Environment by environment, so that a batch covers as much of one as possible before the next.
     gain, time = sums.double().permute(1, 2, 0).flatten(1)
     total = float(time.sum())
     if len(gain) < BATCHES or not total > 0:

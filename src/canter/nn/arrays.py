@@ -1,4 +1,4 @@
-"""Observations as arrays, one or a batch of N, to the groups that a network reads."""
+"""Conversion of observations as arrays, one or a batch of N, to the groups of a network."""
 
 from __future__ import annotations
 
@@ -13,72 +13,89 @@ from canter.core.space_arrays import OneHotGroup
 from canter.core.specs import ACTION_MASK, EnvSpec, TensorSpec
 
 
-def read_arrays(obs: Any, spec: EnvSpec, reads: Iterable[str]) -> tuple[dict[str, np.ndarray], bool]:
-    """Groups `[N, ...]` of the dtypes that their specs have, and whether `obs` was a single one, so that N is 1."""
-    given, specs = dict(_flat(obs, "")), spec.obs
-    known = {choices.group: choices for choices in spec.own_arrays.choices}
-    if "" in given:  # an array: the only group there is, besides a mask
-        names = [name for name in specs if name != ACTION_MASK]
-        if len(names) > 1:
-            raise UserError(
-                f"an array was given, and the policy knows the observations {', '.join(names)}: give a dict"
-            )
-        given = {names[0]: given[""]}
-    wanted = dict.fromkeys(reads)
-    missing = [name for name in wanted if name not in given and name != ACTION_MASK]
+def obs_to_arrays(obs: Any, spec: EnvSpec, reads: Iterable[str]) -> tuple[dict[str, np.ndarray], bool]:
+    """Return the groups `[N, ...]` in the dtypes of `spec`, and True if `obs` was a single one.
+
+    `reads` names the groups of the network. A single observation becomes a batch of one.
+    """
+    specs = spec.obs
+    one_hot = {group.group: group for group in spec.own_arrays.choices}
+    given = dict(_flatten(obs, ""))
+    if "" in given:  # an array: the only group besides a mask
+        given = {_only_group(specs): given[""]}
+    needed = dict.fromkeys(reads)
+    missing = [name for name in needed if name not in given and name != ACTION_MASK]
     if missing:
         raise UserError(f"observation {missing[0]!r} is missing; given: {', '.join(given)}")
-    given = {name: _encoded(_array(given[name]), known.get(name)) for name in wanted if name in given}
-    read = {name: _group(name, array, specs[name]) for name, array in given.items()}
-    if len({single for _, single in read.values()}) > 1:  # n choices among n look like one observation of n numbers
-        read = {name: _group(name, given[name], specs[name], choices=name != ACTION_MASK) for name in read}
-    counts = {name: len(array) for name, (array, _) in read.items()}
-    if len({*counts.values()}) > 1 or len({single for _, single in read.values()}) > 1:
+    given = {name: _encode_one_hot(_to_numpy(given[name]), one_hot.get(name)) for name in needed if name in given}
+    parsed = {name: _parse_group(name, array, specs[name]) for name, array in given.items()}
+    if len({single for _, single in parsed.values()}) > 1:
+        # n discrete observations with n options look like one observation of n numbers
+        parsed = {name: _parse_group(name, given[name], specs[name], batch=name != ACTION_MASK) for name in parsed}
+    counts = {name: len(array) for name, (array, _) in parsed.items()}
+    if len({*counts.values()}) > 1 or len({single for _, single in parsed.values()}) > 1:
         raise UserError(f"observations of different numbers of environments: {counts}")
-    count, single = next(iter(counts.values())), next(iter(read.values()))[1]
-    arrays = {name: array for name, (array, _) in read.items()}
-    if ACTION_MASK in wanted and ACTION_MASK not in arrays:  # whoever gives none allows everything
+    count = next(iter(counts.values()))
+    single = next(iter(parsed.values()))[1]
+    arrays = {name: array for name, (array, _) in parsed.items()}
+    if ACTION_MASK in needed and ACTION_MASK not in arrays:  # without a mask every action is allowed
         arrays[ACTION_MASK] = np.ones((count, *specs[ACTION_MASK].shape), bool)
     return arrays, single
 
 
-def _flat(obs: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _only_group(specs: Mapping[str, TensorSpec]) -> str:
+    """Return the only observation group besides a mask; raise UserError if there are several."""
+    names = [name for name in specs if name != ACTION_MASK]
+    if len(names) > 1:
+        raise UserError(
+            f"the observation is an array, but the policy has the observations {', '.join(names)}: pass a dict"
+        )
+    return names[0]
+
+
+def _flatten(obs: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yield the arrays of a nested dict, with their keys joined by "/"."""
     if not isinstance(obs, Mapping):
         yield key, obs
         return
     for name, part in obs.items():
-        yield from _flat(part, f"{key}/{name}" if key else str(name))
+        yield from _flatten(part, f"{key}/{name}" if key else str(name))
 
 
-def _array(raw: Any) -> np.ndarray:
+def _to_numpy(raw: Any) -> np.ndarray:
     return raw.numpy(force=True) if isinstance(raw, torch.Tensor) else np.asarray(raw)
 
 
-def _encoded(array: np.ndarray, choices: OneHotGroup | None) -> np.ndarray:
-    """One-hot vectors of choices in the environment's own numbers; anything else as it is."""
-    if choices is None or array.dtype.kind not in "iu":
+def _encode_one_hot(array: np.ndarray, group: OneHotGroup | None) -> np.ndarray:
+    """Return one-hot vectors of integers in the environment's numbering; other arrays unchanged."""
+    if group is None or array.dtype.kind not in "iu":
         return array
-    if array.ndim == 2 and array.shape[1] == 1 and choices.shape == ():
+    if array.ndim == 2 and array.shape[1] == 1 and group.shape == ():
         array = array[:, 0]
-    single = array.shape == choices.shape
-    if not single and array.shape[1:] != choices.shape:
+    single = array.shape == group.shape
+    if not single and array.shape[1:] != group.shape:
         return array
-    first, last = np.array(choices.start), np.array(choices.start) + choices.options - 1
-    rows = array.reshape(1 if single else len(array), -1)
-    if np.any((rows < first) | (rows > last)):
-        raise UserError(f"observation {choices.group!r} is {array}; expected choices from {first} to {last}")
-    return choices(rows)[0] if single else choices(rows)
+    first = np.array(group.start)
+    last = np.array(group.start) + group.options - 1
+    samples = array.reshape(1 if single else len(array), -1)
+    if np.any((samples < first) | (samples > last)):
+        raise UserError(f"observation {group.group!r} is {array}; expected integers from {first} to {last}")
+    return group(samples)[0] if single else group(samples)
 
 
-def _group(name: str, array: np.ndarray, spec: TensorSpec, *, choices: bool = False) -> tuple[np.ndarray, bool]:
-    """One group, and whether it was a single observation; with `choices`, integers `[N]` are N of them in any case."""
+def _parse_group(name: str, array: np.ndarray, spec: TensorSpec, *, batch: bool = False) -> tuple[np.ndarray, bool]:
+    """Return one group as a batch, and True if it was a single observation.
+
+    With `batch`, integers `[N]` are always N discrete observations.
+    """
     shape = tuple(spec.shape)
     integers = array.dtype.kind in "iu" and len(shape) == 1 and shape != (1,)
     if integers and array.ndim == 2 and array.shape[1] == 1:
-        array, choices = array[:, 0], True
-    if integers and array.ndim < 2 and (choices or array.shape != shape):  # a choice becomes one-hot
+        array = array[:, 0]
+        batch = True
+    if integers and array.ndim < 2 and (batch or array.shape != shape):  # to one-hot
         if np.any((array < 0) | (array >= shape[0])):
-            raise UserError(f"observation {name!r} is {array}; expected a choice from 0 to {shape[0] - 1}")
+            raise UserError(f"observation {name!r} is {array}; expected an integer from 0 to {shape[0] - 1}")
         array = np.eye(shape[0], dtype=np.float32)[array]
     if shape == (1,) and array.ndim <= 1 and array.shape != (1,):
         array = array[..., None]  # a number becomes a vector of length 1

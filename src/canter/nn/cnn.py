@@ -14,70 +14,74 @@ from canter.core.plain import check_range
 from canter.core.registry import UserError
 from canter.nn.mlp import Activation, Init, activations, init_layer
 
-FITTING: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = (
+DEFAULT_LAYERS: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...] = (
     (36, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),
     (10, ((32, 4, 2), (64, 3, 1))),
     (3, ((32, 3, 1, 1), (64, 3, 1))),
     (0, ((32, 1, 1),)),
 )
-"""Pixels of the shorter side from which on layers fit, and the layers."""
+"""Minimum length of the shorter side in pixels, and the layers for it; the first match is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CNNConfig:
-    """How images become features."""
+    """Convolutional encoder of images."""
 
     kind: Literal["convolutions", "impala"] = "convolutions"
-    """One convolution after the other, or IMPALA's: each a convolution, a pooling that halves the image, and two
-    residual blocks."""
+    """Plain convolutions, or IMPALA's stages: each a convolution, a pooling that halves the image,
+    and two residual blocks."""
     layers: tuple[tuple[int, ...], ...] | None = None
-    """(channels, kernel, stride) of each convolution, or with a fourth number, the padding on each side. Null takes
-    layers that fit the size: those of Mnih et al. (2015) from 36 pixels on, fewer and smaller kernels below."""
+    """(channels, kernel, stride) of each convolution; an optional fourth number is the padding on
+    each side. Null selects layers by size: those of Mnih et al. (2015) from 36 pixels on, fewer and
+    smaller kernels below."""
     depths: tuple[int, ...] = (16, 32, 32)
-    """For `kind="impala"`: channels of each part."""
+    """Channels of each stage of `kind="impala"`."""
     features: int | None = 256
-    """Width of the linear layer behind the convolutions; null for none."""
+    """Width of the linear layer after the convolutions; null for none."""
     activation: Activation | None = None
-    """Non-linearity of the encoder; null takes the network's."""
+    """Activation of the encoder; null uses that of the network."""
     layout: Literal["auto", "channels_first", "channels_last"] = "auto"
-    """Where the channel axis is; "auto" takes the last axis when it is 1, 3 or 4 long and the first is not."""
+    """Position of the channel axis; "auto" takes the last if only that has length 1, 3 or 4."""
     sequences: bool = False
-    """Encode groups of two axes, `[channels, length]`, by 1-d convolutions, instead of reading them as one vector."""
+    """Encode groups of two axes, `[channels, length]`, by 1-d convolutions instead of flattening
+    them."""
 
     def __post_init__(self) -> None:
-        """Refuse layers without width, kernel or stride."""
+        """Raise UserError for layers without width, kernel or stride."""
         layers = self.layers or ()
         if any(len(layer) not in (3, 4) or min(layer[:3]) < 1 or min(layer) < 0 for layer in layers):
             raise UserError(
-                f"layers={self.layers} must be (channels, kernel, stride), each at least 1, or with a padding"
+                f"layers={self.layers} must be (channels, kernel, stride), each at least 1, with an optional padding"
             )
         check_range(self, "must be at least 1", "features")
         if any(depth < 1 for depth in self.depths):
-            raise UserError(f"depths={self.depths} must be channels, each at least 1")
+            raise UserError(f"depths={self.depths} must be numbers of channels, each at least 1")
         if self.kind == "impala" and self.sequences:
             raise UserError("kind=impala reads images: set sequences=false or kind=convolutions")
 
     def layers_for(self, size: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """The convolutions for images of so many pixels, or sequences of that length."""
+        """Return the convolutions for images, or sequences, of this size."""
         if self.layers is not None:
             return self.layers
-        return next(layers for least, layers in FITTING if min(size) >= least)
+        return next(layers for least, layers in DEFAULT_LAYERS if min(size) >= least)
 
     def build(self, shape: tuple[int, ...], activation: Activation, init: Init, gain: float) -> CNN:
-        """An encoder for images of `shape`, three axes, or for sequences of two."""
+        """Build an encoder for images of `shape` (three axes) or for sequences (two axes)."""
         return CNN(self, shape, self.activation or activation, init, gain)
 
 
 class CNN(nn.Module):
-    """Images or sequences `[..., *shape]`, uint8 in 0..255 or float in 0..1, to features `[..., features]`."""
+    """Encoder of images or sequences `[..., *shape]`, uint8 in 0..255 or float in 0..1."""
 
     def __init__(
         self, config: CNNConfig, shape: tuple[int, ...], activation: Activation, init: Init, gain: float
     ) -> None:
         super().__init__()
         guessed = config.layout == "auto" and len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4)
-        self.shape, self.channels_last = shape, config.layout == "channels_last" or guessed
-        channels, *size = (shape[-1], *shape[:-1]) if self.channels_last else shape
+        self.shape = shape
+        self.channels_last = config.layout == "channels_last" or guessed
+        channels = shape[-1] if self.channels_last else shape[0]
+        size = list(shape[:-1] if self.channels_last else shape[1:])
         if config.kind == "impala":
             layers, channels, size = _impala(config.depths, channels, size, init, gain)
             layers.append(activations[activation]())
@@ -91,7 +95,7 @@ class CNN(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, image: Tensor) -> Tensor:
-        """Features of images with any leading axes."""
+        """Return features of images with any leading axes."""
         leading = image.shape[: -len(self.shape)]
         x = image.reshape(-1, *self.shape)
         x = x.to(torch.float32) / 255 if image.dtype == torch.uint8 else x
@@ -101,7 +105,7 @@ class CNN(nn.Module):
 
 
 Built = tuple[list[nn.Module], int, list[int]]
-"""Layers, and the channels and extent of what they give."""
+"""Layers, and the channels and the size of their output."""
 
 
 def _convolutions(
@@ -110,17 +114,18 @@ def _convolutions(
 ) -> Built:  # fmt: skip
     layers: list[nn.Module] = []
     kind = nn.Conv2d if len(size) == 2 else nn.Conv1d
-    chosen = config.layers_for(size)
-    for width, kernel, stride, *rest in chosen:
+    convolutions = config.layers_for(size)
+    for width, kernel, stride, *rest in convolutions:
         padding = rest[0] if rest else 0
         if min(size) + 2 * padding < kernel:
-            left = "x".join(map(str, size))
+            remaining = "x".join(map(str, size))
             raise UserError(
-                f"an image of {tuple(shape)} is too small for cnn.layers={chosen}: "
-                f"{left} is left before a kernel of {kernel}; use fewer or smaller kernels"
+                f"an image of {tuple(shape)} is too small for cnn.layers={convolutions}: "
+                f"{remaining} is left before a kernel of {kernel}; use fewer or smaller kernels"
             )
         layers += [init_layer(kind(channels, width, kernel, stride, padding), init, gain), activations[activation]()]
-        channels, size = width, [(extent + 2 * padding - kernel) // stride + 1 for extent in size]
+        channels = width
+        size = [(extent + 2 * padding - kernel) // stride + 1 for extent in size]
     return layers, channels, size
 
 
@@ -129,18 +134,20 @@ def _impala(depths: tuple[int, ...], channels: int, size: list[int], init: Init,
     for width in depths:
         layers += [init_layer(nn.Conv2d(channels, width, 3, padding=1), init, gain), nn.MaxPool2d(3, 2, padding=1)]
         layers += [Residual(width, init, gain), Residual(width, init, gain)]
-        channels, size = width, [(extent - 1) // 2 + 1 for extent in size]
+        channels = width
+        size = [(extent - 1) // 2 + 1 for extent in size]
     return layers, channels, size
 
 
 class Residual(nn.Module):
-    """What comes in, and what two convolutions make of it, added up (Espeholt et al., 2018)."""
+    """Residual block of two convolutions (Espeholt et al., 2018)."""
 
     def __init__(self, channels: int, init: Init, gain: float) -> None:
         super().__init__()
-        first, second = (init_layer(nn.Conv2d(channels, channels, 3, padding=1), init, gain) for _ in range(2))
+        first = init_layer(nn.Conv2d(channels, channels, 3, padding=1), init, gain)
+        second = init_layer(nn.Conv2d(channels, channels, 3, padding=1), init, gain)
         self.layers = nn.Sequential(nn.ReLU(), first, nn.ReLU(), second)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, channels, ...]` to the same."""
+        """Return the sum of `x` `[B, channels, ...]` and its convolutions."""
         return x + self.layers(x)

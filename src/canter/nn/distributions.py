@@ -1,9 +1,10 @@
 """Action distributions: stateless functions of one flat parameter tensor.
 
-A is the number of action components, P the number of parameters; `...` stands for any leading axes. Parameters come
-from a network as `[..., P]` and are stored with the action, so that a later policy can be compared with the one that
-acted. The stored action is always what was drawn; `to_env` gives what the environment receives. Log-probabilities,
-entropies and divergences are sums over the action components.
+A is the number of action components, P the number of parameters; `...` stands for any leading axes.
+Parameters come from a network as `[..., P]` and are stored with the action, so that a later policy
+can be compared with the one that acted. The stored action is always the raw sample; `to_env` maps
+it to the action that the environment receives. Log-probabilities, entropies and divergences are
+sums over the action components.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from canter.core.registry import UserError
 from canter.functional import densities
 
 BOUNDS = ("rescale", "clip", "none")
-"""What a Gaussian sample becomes on its way to a bounded environment, see `DiagGaussian`."""
+"""Ways to map a Gaussian sample to a bounded action space, see `DiagGaussian`."""
 
 
 class Distribution(Protocol):
-    """A family of action distributions. Nothing here asks the host, so that all of it can be captured in a graph."""
+    """Interface of a family of action distributions; no method waits for the host."""
 
     @property
     def param_dim(self) -> int:
@@ -33,31 +34,31 @@ class Distribution(Protocol):
         ...
 
     def sample(self, params: Tensor, generator: Generator | None = None) -> Tensor:
-        """Draw an action for every row of `params`."""
+        """Draw one action for each vector of `params` `[..., P]`."""
         ...
 
     def mode(self, params: Tensor) -> Tensor:
-        """The action of a deterministic policy, in the form of a sample."""
+        """Return the action of a deterministic policy, in the units of a sample."""
         ...
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """Log-density (or log-probability) of a stored action, `[...]`."""
+        """Return the log-density (or log-probability) `[...]` of a stored action."""
         ...
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Entropy, `[...]`."""
+        """Return the entropy, `[...]`."""
         ...
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        """Exact KL(p || q) of two parameter tensors, `[...]`; exactly 0 where they are equal."""
+        """Return the exact KL(p || q) `[...]`; exactly 0 where the parameters are equal."""
         ...
 
     def to_env(self, action: Tensor) -> Tensor:
-        """What the environment receives for a stored action."""
+        """Return the action that the environment receives for a stored action."""
         ...
 
     def std(self, params: Tensor) -> Tensor | None:
-        """Standard deviation of each component of the stored action `[..., A]`, for logs; None for choices."""
+        """Return the std of the stored action `[..., A]`, for logs; None for discrete actions."""
         ...
 
 
@@ -71,14 +72,14 @@ _CONSTANTS: dict[tuple[Floats, torch.dtype, torch.device], Tensor] = {}
 
 
 def _constant(values: Floats, like: Tensor) -> Tensor:
-    """`values` as a tensor of the dtype and device of `like`, copied to the device only once.
+    """Return `values` as a tensor of the dtype and device of `like`, copied to the device once.
 
     A copy from the host in every call would stall the device and could not be captured in a graph.
     """
     key = (values, like.dtype, like.device)
     if key in _CONSTANTS:
         return _CONSTANTS[key]
-    if torch.compiler.is_compiling():  # a traced tensor is no value to keep
+    if torch.compiler.is_compiling():  # a traced tensor cannot be cached
         return torch.tensor(values, dtype=like.dtype, device=like.device)
     with torch.inference_mode(False):  # autograd would refuse an inference tensor later
         return _CONSTANTS.setdefault(key, torch.tensor(values, dtype=like.dtype, device=like.device))
@@ -86,20 +87,20 @@ def _constant(values: Floats, like: Tensor) -> Tensor:
 
 @cache
 def interval(low: Floats, high: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """Scale, centre, minimum and maximum that map -1..1 to low..high in components with two finite bounds.
+    """Return scale, centre, minimum and maximum that map -1..1 to low..high.
 
-    The other components are only kept within the bound that they have, if any.
+    Components without two finite bounds are not scaled, only clipped to the bound that they have.
     """
-    rows = [
+    components = [
         (0.5 * (hi - lo), 0.5 * (hi + lo), lo, hi) if math.isfinite(hi - lo) else (1.0, 0.0, lo, hi)
         for lo, hi in zip(low, high, strict=True)
     ]
-    scale, centre, minimum, maximum = zip(*rows, strict=True)
+    scale, centre, minimum, maximum = zip(*components, strict=True)
     return scale, centre, minimum, maximum
 
 
 def _to_interval(x: Tensor, low: Floats, high: Floats) -> Tensor:
-    """Map -1..1 to low..high in components with two finite bounds, and keep all within the bounds they have."""
+    """Map -1..1 to low..high in components with two finite bounds, and clip all to their bounds."""
     scale, centre, minimum, maximum = (_constant(column, x) for column in interval(low, high))
     # Clipped last, not first: rounding must not leave the bounds, which some environments check.
     return (x * scale + centre).clamp(minimum, maximum)
@@ -116,11 +117,12 @@ def _check_intervals(kind: str, low: Floats, high: Floats) -> None:
 
 @dataclass(frozen=True)
 class DiagGaussian:
-    """Independent normal components; params = cat(mean, log_std) `[..., 2A]`, action `[..., A]` unbounded.
+    """Independent normal components, params = cat(mean, log_std) `[..., 2A]`, action `[..., A]`.
 
-    `bounds` says how `to_env` meets the environment's `low` and `high` (None: unbounded): "rescale" maps -1..1 to
-    low..high in components with two finite bounds and clips to all bounds, "clip" only clips, "none" does nothing.
-    Log-probability, entropy and divergence are always those of the raw sample.
+    `bounds` selects how `to_env` maps a sample to the environment's `low` and `high` (None:
+    unbounded): "rescale" maps -1..1 to low..high in components with two finite bounds and clips to
+    all bounds, "clip" only clips, "none" does nothing. Log-probability, entropy and divergence are
+    always those of the raw sample.
     """
 
     dim: int
@@ -141,45 +143,46 @@ class DiagGaussian:
         return 2 * self.dim
 
     def sample(self, params: Tensor, generator: Generator | None = None) -> Tensor:
-        """`mean + exp(log_std) * randn`, `[..., A]`."""
+        """Return `mean + exp(log_std) * randn`, `[..., A]`."""
         return densities.gaussian_sample(*_halves(params), generator)
 
     def mode(self, params: Tensor) -> Tensor:
-        """The mean."""
+        """Return the mean."""
         return params[..., : self.dim]
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """Log-density of the raw sample."""
+        """Return the log-density of the raw sample."""
         return densities.diag_gaussian_log_prob(params, action)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Entropy of the raw sample."""
+        """Return the entropy of the raw sample."""
         return densities.gaussian_entropy(params[..., self.dim :]).sum(-1)
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        """Exact KL(p || q)."""
+        """Return the exact KL(p || q)."""
         return densities.gaussian_kl(*_halves(p), *_halves(q)).sum(-1)
 
     def to_env(self, action: Tensor) -> Tensor:
-        """The sample, rescaled and clipped as `bounds` says."""
+        """Return the sample, rescaled and clipped according to `bounds`."""
         scale, centre, low, high = self.interval()
         if self.bounds == "rescale":
             action = action * _constant(scale, action) + _constant(centre, action)
         return action if self.bounds == "none" else action.clamp(_constant(low, action), _constant(high, action))
 
     def interval(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """What `to_env` multiplies by, adds, and keeps within."""
+        """Return scale, offset, minimum and maximum of `to_env`."""
         low = (-math.inf,) * self.dim if self.low is None else self.low
         high = (math.inf,) * self.dim if self.high is None else self.high
         if self.bounds == "rescale":
             return interval(low, high)
-        one, zero = (1.0,) * self.dim, (0.0,) * self.dim
+        one = (1.0,) * self.dim
+        zero = (0.0,) * self.dim
         if self.bounds == "clip":
             return one, zero, low, high
         return one, zero, (-math.inf,) * self.dim, (math.inf,) * self.dim
 
     def std(self, params: Tensor) -> Tensor:
-        """Standard deviation of the raw sample."""
+        """Return the standard deviation of the raw sample."""
         return torch.exp(params[..., self.dim :])
 
 
@@ -187,8 +190,9 @@ class DiagGaussian:
 class TanhGaussian:
     """Normal components squashed into low..high; params = cat(mean, log_std) `[..., 2A]`.
 
-    The stored action `[..., A]` is the value before squashing, which cannot be recovered from a saturated result;
-    log-probability and entropy are those of the action that the environment receives.
+    The stored action `[..., A]` is the value before squashing, which cannot be recovered from a
+    saturated result; log-probability and entropy are those of the action that the environment
+    receives.
     """
 
     low: Floats
@@ -203,22 +207,23 @@ class TanhGaussian:
         return 2 * len(self.low)
 
     def sample(self, params: Tensor, generator: Generator | None = None) -> Tensor:
-        """`mean + exp(log_std) * randn`, before squashing."""
+        """Return `mean + exp(log_std) * randn`, before squashing."""
         return densities.gaussian_sample(*_halves(params), generator)
 
     def mode(self, params: Tensor) -> Tensor:
-        """The mean before squashing, which is the median of the environment's action."""
+        """Return the mean before squashing, which is the median of the environment's action."""
         return _halves(params)[0]
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """Log-density of the environment's action."""
+        """Return the log-density of the environment's action."""
         log_prob = densities.gaussian_log_prob(*_halves(params), action) - densities.log_squash_slope(action)
         return log_prob.sum(-1) - densities.log_volume(self.low, self.high)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Entropy of the environment's action, by quadrature with 25 nodes: deterministic and differentiable.
+        """Return the entropy of the environment's action, by quadrature with 25 nodes.
 
-        The error per component is below 2e-5 for std up to 1 and below 2e-4 up to 3, whatever the mean.
+        It is deterministic and differentiable. The error per component is below 2e-5 for std up to
+        1 and below 2e-4 for std up to 3, for any mean.
         """
         mean, log_std = _halves(params)
         u = mean.unsqueeze(-1) + torch.exp(log_std).unsqueeze(-1) * _constant(densities.NORMAL_NODES, params)
@@ -226,15 +231,15 @@ class TanhGaussian:
         return (densities.gaussian_entropy(log_std) + log_slope).sum(-1) + densities.log_volume(self.low, self.high)
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        """Exact KL(p || q); squashing both alike does not change it."""
+        """Return the exact KL(p || q); squashing p and q in the same way does not change it."""
         return densities.gaussian_kl(*_halves(p), *_halves(q)).sum(-1)
 
     def to_env(self, action: Tensor) -> Tensor:
-        """`tanh(action)` mapped to low..high."""
+        """Return `tanh(action)` mapped to low..high."""
         return _to_interval(torch.tanh(action), self.low, self.high)
 
     def std(self, params: Tensor) -> Tensor:
-        """Standard deviation before squashing."""
+        """Return the standard deviation before squashing."""
         return torch.exp(_halves(params)[1])
 
 
@@ -247,8 +252,9 @@ def _concentrations(params: Tensor) -> tuple[Tensor, Tensor]:
 class Beta:
     """Independent beta components over low..high; params = cat(raw_alpha, raw_beta) `[..., 2A]`.
 
-    alpha = 1 + softplus(raw_alpha), and beta alike, so that the density has one peak and stays finite. The stored
-    action `[..., A]` is a share in 1e-6..1-1e-6; log-probability and entropy are those of the environment's action.
+    alpha = 1 + softplus(raw_alpha), and likewise for beta, so that the density has one peak and is
+    finite. The stored action `[..., A]` is a fraction in 1e-6..1-1e-6; log-probability and entropy
+    are those of the environment's action.
     """
 
     low: Floats
@@ -263,128 +269,132 @@ class Beta:
         return 2 * len(self.low)
 
     def sample(self, params: Tensor, generator: Generator | None = None) -> Tensor:
-        """A beta variate."""
+        """Return a beta variate."""
         alpha, beta = _halves(1.0 + F.softplus(params))
         return densities.beta_sample(alpha, beta, generator).clamp(1e-6, 1.0 - 1e-6)
 
     def mode(self, params: Tensor) -> Tensor:
-        """The peak of the density, `(alpha - 1) / (alpha + beta - 2)`; the centre where the density is flat."""
+        """Return the peak `(alpha - 1) / (alpha + beta - 2)`; the centre if the density is flat."""
         above_a, above_b = _halves(F.softplus(params))  # alpha - 1 and beta - 1
         total = above_a + above_b
         return torch.where(total > 0, above_a / torch.where(total > 0, total, 1.0), 0.5).clamp(1e-6, 1.0 - 1e-6)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """Log-density of the environment's action."""
+        """Return the log-density of the environment's action."""
         log_prob = densities.beta_log_prob(*_concentrations(params), action.double()).sum(-1)
         return (log_prob - densities.log_volume(self.low, self.high)).to(params.dtype)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Exact entropy of the environment's action."""
+        """Return the exact entropy of the environment's action."""
         entropy = densities.beta_entropy(*_concentrations(params)).sum(-1)
         return (entropy + densities.log_volume(self.low, self.high)).to(params.dtype)
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        """Exact KL(p || q)."""
+        """Return the exact KL(p || q)."""
         return densities.beta_kl(*_concentrations(p), *_concentrations(q)).sum(-1).to(p.dtype)
 
     def to_env(self, action: Tensor) -> Tensor:
-        """The share in 0..1 mapped to low..high."""
+        """Return the fraction in 0..1 mapped to low..high."""
         return _to_interval(2.0 * action - 1.0, self.low, self.high)
 
     def std(self, params: Tensor) -> Tensor:
-        """Standard deviation of the share."""
+        """Return the standard deviation of the fraction."""
         alpha, beta = _halves(1.0 + F.softplus(params))
         return (alpha * beta / (alpha + beta + 1.0)).sqrt() / (alpha + beta)
 
 
 def mask_logits(logits: Tensor, mask: Tensor) -> Tensor:
-    """Logits of a distribution that never takes the actions where `mask` (of the same shape) is False.
+    """Return logits that exclude the actions where `mask` (of the same shape) is False.
 
-    The filling is large but finite, so that 0 * log 0 is 0 and not NaN; its probability is exactly 0 and no gradient
-    reaches a masked logit. Every choice needs one allowed action at least: with none, all are equally likely.
+    The fill value is large but finite, so that 0 * log 0 is 0 and not NaN; its probability is
+    exactly 0 and masked logits receive no gradient. At least one action must be allowed: with none,
+    all are equally likely.
     """
     return torch.where(mask, logits, max(-1e8, 0.5 * torch.finfo(logits.dtype).min))
 
 
 @dataclass(frozen=True)
 class Categorical:
-    """One choice among `n`; params = logits `[..., n]`, action int64 `[...]`."""
+    """One discrete action out of `n`; params = logits `[..., n]`, action int64 `[...]`."""
 
     n: int
 
     @property
     def param_dim(self) -> int:
-        """The number of choices."""
+        """Number of discrete actions."""
         return self.n
 
     def sample(self, params: Tensor, generator: Generator | None = None) -> Tensor:
-        """`argmax(logits - log(-log(u)))` with u uniform in the open interval 0..1."""
+        """Return `argmax(logits - log(-log(u)))` with u uniform in the open interval 0..1."""
         return densities.gumbel(params, generator).argmax(-1)
 
     def mode(self, params: Tensor) -> Tensor:
-        """The likeliest choice."""
+        """Return the most likely action."""
         return params.argmax(-1)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """Log-probability of the choice."""
+        """Return the log-probability of the action."""
         return F.log_softmax(params, -1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Entropy in nats."""
-        return densities.choice_entropy(F.log_softmax(params, -1))
+        """Return the entropy in nats."""
+        return densities.categorical_entropy(F.log_softmax(params, -1))
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        """Exact KL(p || q)."""
-        return densities.choice_kl(F.log_softmax(p, -1), F.log_softmax(q, -1))
+        """Return the exact KL(p || q)."""
+        return densities.categorical_kl(F.log_softmax(p, -1), F.log_softmax(q, -1))
 
     def to_env(self, action: Tensor) -> Tensor:
-        """The choice itself."""
+        """Return the action itself."""
         return action
 
     def std(self, params: Tensor) -> None:
-        """None: choices have no spread."""
+        """Return None: discrete actions have no standard deviation."""
 
 
 @dataclass(frozen=True)
 class MultiCategorical:
-    """K independent choices; params = the logits of all heads `[..., sum(nvec)]`, action int64 `[..., K]`."""
+    """K independent discrete actions; params = logits of all heads, action int64 `[..., K]`.
+
+    The logits are concatenated: `[..., sum(nvec)]`.
+    """
 
     nvec: tuple[int, ...]
 
     @property
     def param_dim(self) -> int:
-        """The number of choices of all heads."""
+        """Number of discrete actions of all heads."""
         return sum(self.nvec)
 
     def _log_softmax(self, params: Tensor) -> Tensor:
-        """Log-probabilities of all heads `[..., sum(nvec)]`; sums over them are sums over heads."""
+        """Return the concatenated log-probabilities of all heads `[..., sum(nvec)]`."""
         return torch.cat([F.log_softmax(logits, -1) for logits in params.split(self.nvec, -1)], -1)
 
     def sample(self, params: Tensor, generator: Generator | None = None) -> Tensor:
-        """`argmax(logits - log(-log(u)))` of each head, with u uniform in the open interval 0..1."""
+        """Return `argmax(logits - log(-log(u)))` of each head, with u uniform in 0..1."""
         return self.mode(densities.gumbel(params, generator))
 
     def mode(self, params: Tensor) -> Tensor:
-        """The likeliest choice of each head."""
+        """Return the most likely action of each head."""
         return torch.stack([logits.argmax(-1) for logits in params.split(self.nvec, -1)], -1)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """Log-probability of all choices together."""
+        """Return the joint log-probability of all heads."""
         heads = self._log_softmax(params).split(self.nvec, -1)
-        chosen = [log_prob.gather(-1, action[..., k : k + 1]) for k, log_prob in enumerate(heads)]
-        return torch.cat(chosen, -1).sum(-1)
+        log_probs = [log_prob.gather(-1, action[..., k : k + 1]) for k, log_prob in enumerate(heads)]
+        return torch.cat(log_probs, -1).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Entropy in nats."""
-        return densities.choice_entropy(self._log_softmax(params))
+        """Return the entropy in nats."""
+        return densities.categorical_entropy(self._log_softmax(params))
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        """Exact KL(p || q)."""
-        return densities.choice_kl(self._log_softmax(p), self._log_softmax(q))
+        """Return the exact KL(p || q)."""
+        return densities.categorical_kl(self._log_softmax(p), self._log_softmax(q))
 
     def to_env(self, action: Tensor) -> Tensor:
-        """The choices themselves."""
+        """Return the actions themselves."""
         return action
 
     def std(self, params: Tensor) -> None:
-        """None: choices have no spread."""
+        """Return None: discrete actions have no standard deviation."""

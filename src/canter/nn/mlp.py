@@ -1,4 +1,4 @@
-"""Fully connected layers and how weights begin."""
+"""Fully connected layers, activations and weight initialisation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from canter.core.registry import Registry
 from canter.functional.layers import linear_layers
 
 activations: Registry[Callable[[], nn.Module]] = Registry("activation")
-"""What makes each non-linearity, a module without parameters, by its name."""
+"""Builders of activations (modules without parameters) by name."""
 for _name, _module in {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
@@ -51,13 +51,14 @@ INITIALIZERS: dict[str, Callable[[Tensor, float], Any]] = {
     "glorot_uniform": nn.init.xavier_uniform_,
     "variance_scaling": _variance_scaling,
 }
-"""What makes weights of a given gain begin, from those that torch gave them."""
+"""Functions `(weight, gain)` that initialise a weight in place; it starts with torch's default."""
 
 
 def init_layer(layer: Layer, init: Init, gain: float = math.sqrt(2)) -> Layer:
-    """Weights of the given gain and zero biases. Torch's own default is scaled by `gain / sqrt(2)`, with its biases.
+    """Initialise a layer with weights of the given gain and zero biases, and return it.
 
-    The scaling keeps the meaning of a small output gain (a policy that starts near uniform) under every choice.
+    For "default", torch's own initialisation, weights and biases are scaled by `gain / sqrt(2)`. So
+    a small output gain means the same (a policy that starts near uniform) for every initialisation.
     """
     INITIALIZERS[init](layer.weight, gain)
     if layer.bias is not None:
@@ -69,10 +70,10 @@ IDENTITY = nn.Identity()
 
 
 class Linear(nn.Linear):
-    """A linear layer by the same function as hidden ones, so that it has the same kernels."""
+    """Linear layer by the same function as hidden layers, so that it uses the same kernels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """`[..., in]` to `[..., out]`."""
+        """Map `[..., in]` to `[..., out]`."""
         return linear_layers(input, IDENTITY, [self.weight, self.bias])
 
 
@@ -80,7 +81,7 @@ NormPosition = Literal["before_activation", "after_activation"]
 
 
 class MLP(nn.Sequential):
-    """Linear layers, each with the activation and perhaps a layer norm: `[..., input_dim]` to `[..., hidden[-1]]`."""
+    """Linear layers, each with the activation and an optional layer norm."""
 
     def __init__(
         self,
@@ -104,27 +105,27 @@ class MLP(nn.Sequential):
             input_dim = width
         super().__init__(*layers)
         self.plain = layer_norm is None and len(hidden) > 0
-        """Whether there is nothing but linear layers and activations."""
+        """True if there are only linear layers and activations."""
 
     @property
     def weights(self) -> list[Tensor]:
-        """Weight and bias of each layer. Looked up each time: loading a file may put new ones in their place."""
+        """Weight and bias of each layer; looked up each time, as loading may replace them."""
         return [parameter for layer in self for parameter in layer._parameters.values() if parameter is not None]
 
     def forward(self, input: Tensor) -> Tensor:
-        """`[..., input_dim]` to `[..., hidden[-1]]`."""
+        """Map `[..., input_dim]` to `[..., hidden[-1]]`."""
         return linear_layers(input, self[-1], self.weights) if self.plain else super().forward(input)
 
 
 class D2RL(nn.ModuleList):
-    """As `MLP`, but every layer after the first reads the input beside what the layer before gave."""
+    """Like `MLP`, but every layer after the first also reads the input (Sinha et al., 2020)."""
 
     def __init__(self, input_dim: int, hidden: tuple[int, ...], *settings: Any) -> None:
-        reads = [input_dim, *(width + input_dim for width in hidden[:-1])]
-        super().__init__(MLP(width, (own,), *settings) for width, own in zip(reads, hidden, strict=False))
+        inputs = [input_dim, *(width + input_dim for width in hidden[:-1])]
+        super().__init__(MLP(size, (width,), *settings) for size, width in zip(inputs, hidden, strict=False))
 
     def forward(self, input: Tensor) -> Tensor:
-        """`[..., input_dim]` to `[..., hidden[-1]]`."""
+        """Map `[..., input_dim]` to `[..., hidden[-1]]`."""
         x = input
         for i, layer in enumerate(self):
             x = layer(x if i == 0 else torch.cat([x, input], dim=-1))

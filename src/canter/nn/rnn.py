@@ -1,4 +1,4 @@
-"""Memory: recurrent layers that are told where episodes begin.
+"""Recurrent layers whose state is reset at the start of episodes.
 
 L sequence length, B sequences, F features, H hidden units.
 """
@@ -27,25 +27,29 @@ class RNNConfig:
     layers: int = 1
     """Recurrent layers, one on top of the other."""
     position: Literal["before_mlp", "after_mlp"] = "before_mlp"
-    """Whether the memory reads encoded observations or what the hidden layers make of them."""
+    """Place of the recurrent layers: before or after the hidden layers."""
     layer_norm: bool = False
-    """Layer norm on the memory's output."""
+    """Layer norm on the output of the recurrent layers."""
     concat_input: bool = False
-    """Let the second of memory and hidden layers read the encoded observation beside the output of the first."""
+    """Concatenate the encoded observation to the input of the second of recurrent and hidden
+    layers."""
     reset_on_end: bool = True
-    """Forget at the end of an episode. False keeps the memory, for instance to identify a randomised robot."""
+    """Reset the state at the start of an episode. False keeps it, e.g. to identify a randomised
+    robot."""
 
     def __post_init__(self) -> None:
-        """Refuse layers that do not exist."""
+        """Raise UserError if there are no units or no layers."""
         check_range(self, "must be at least 1", "hidden", "layers")
 
 
-class Memory(nn.Module):
+class RNN(nn.Module):
     """Recurrent layers over `[L, B, F]`; their state is one tuple of `[B, H]` tensors per layer."""
 
     def __init__(self, config: RNNConfig, features: int, init: Init) -> None:
         super().__init__()
-        self.reset_on_end, self.hidden, self.is_lstm = config.reset_on_end, config.hidden, config.cell == "lstm"
+        self.reset_on_end = config.reset_on_end
+        self.hidden = config.hidden
+        self.is_lstm = config.cell == "lstm"
         cell = nn.LSTMCell if self.is_lstm else nn.GRUCell
         widths = [features, *[config.hidden] * (config.layers - 1)]
         self.cells = nn.ModuleList([cell(width, config.hidden) for width in widths])
@@ -55,28 +59,29 @@ class Memory(nn.Module):
                 nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
 
     def forward(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Outputs `[L, B, H]`, and the states after each row as tensors `[L, B, H]`.
+        """Return outputs `[L, B, H]`, and the states after each step as tensors `[L, B, H]`.
 
-        `reset` `[L, B]` marks rows that begin a new episode: the state before them is zero, whatever it was. The loop
-        over L gives the same numbers whether a sequence comes at once or row by row, has static shapes and asks the
-        host nothing; a fused sequence kernel would have to be cut at every reset.
+        `reset` `[L, B]` marks steps that start a new episode: the state before them is set to zero.
+        The loop over L computes the same numbers for a whole sequence and step by step, has static
+        shapes and never waits for the host; a fused sequence kernel would have to be split at every
+        reset.
         """
         outputs: list[Tensor] = []
         states: list[State] = []
-        for t, row in enumerate(x.unbind()):
+        for t, features in enumerate(x.unbind()):
             if reset is not None and self.reset_on_end:
-                state = self._forget(state, reset[t])
-            row, state = self._step(row, state)
-            outputs.append(row)
+                state = self._reset(state, reset[t])
+            output, state = self._step(features, state)
+            outputs.append(output)
             states.append(state)
-        return self.norm(torch.stack(outputs)), tree_map(lambda *rows: torch.stack(rows), *states)
+        return self.norm(torch.stack(outputs)), tree_map(lambda *steps: torch.stack(steps), *states)
 
     def initial_state(self, num_envs: int) -> State:
-        """Zeros: a tuple per layer of `[num_envs, H]` tensors (hidden and cell state, or only hidden)."""
+        """Return zeros: per layer a tuple of `[num_envs, H]` tensors (hidden, LSTM also cell)."""
         zero = next(self.parameters()).new_zeros(num_envs, self.hidden)
         return tuple((zero.clone(), zero.clone()) if self.is_lstm else (zero.clone(),) for _ in self.cells)
 
-    def _forget(self, state: State, reset: Tensor) -> State:
+    def _reset(self, state: State, reset: Tensor) -> State:
         # Filled, not multiplied, so that a NaN does not reach the next episode.
         return tree_map(lambda part: part.masked_fill(reset.unsqueeze(-1), 0.0), state)
 
@@ -89,16 +94,16 @@ class Memory(nn.Module):
         return x, tuple(following)
 
 
-class NoMemory(nn.Module):
-    """What networks without memory have instead: everything passes through."""
+class IdentityRNN(nn.Module):
+    """Pass-through in place of recurrent layers, for feed-forward networks."""
 
     def forward(self, x: Tensor, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """`x` and no states."""
+        """Return `x` and no states."""
         return x, ()
 
     def initial_state(self, num_envs: int) -> State:
-        """No state."""
+        """Return the empty state `()`."""
         return ()
 
 
-AnyMemory = Memory | NoMemory
+AnyRNN = RNN | IdentityRNN

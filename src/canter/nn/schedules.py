@@ -1,7 +1,8 @@
-"""Numbers that change during a run.
+"""Schedules: values that change during a run, such as a learning rate.
 
-A schedule is a frozen description; the number itself is a 0-d tensor on the training device that the schedule edits in
-place. So a captured graph sees every change, and a checkpoint needs to keep nothing but the tensor.
+A schedule is a frozen description; the value itself is a 0-d tensor on the training device that the
+schedule edits in place. So a captured graph sees every change, and a checkpoint stores only the
+tensor.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ Event = Literal["minibatch", "step", "epoch", "update"]
 
 
 class Schedule(Protocol):
-    """How one number moves.
+    """Interface of a schedule of one value.
 
-    One that does not look at `progress` may say so by a class attribute, `follows_progress = False`; then it also fits
-    a run whose length is not known.
+    A schedule that ignores `progress` may declare it by the class attribute
+    `follows_progress = False`; then it also works in a run of unknown length.
     """
 
     @property
     def initial(self) -> float:
-        """The number at the start of the run."""
+        """Value at the start of the run."""
         ...
 
     def set_(self, value: Tensor, progress: Tensor) -> None:
-        """At the start of an iteration: set `value` for `progress`, the fraction 0..1 of the run that is done."""
+        """Set `value` at the start of an iteration; `progress` is the fraction of the run done."""
         ...
 
     def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
-        """After a minibatch's loss, its step, an epoch or an update: react to the measured KL."""
+        """Adapt `value` to the KL measured at an event: a loss, a step, an epoch or an update."""
         ...
 
 
 schedules: Registry[type[Schedule]] = Registry("schedule", check_settings)
-"""Schedules by the name that `kind` has in settings."""
+"""Schedules by the `kind` of config files."""
 
 AnySchedule = Annotated[Schedule, schedules]
 
@@ -49,113 +50,114 @@ AnySchedule = Annotated[Schedule, schedules]
 @schedules.register("constant")
 @dataclass(frozen=True)
 class Constant:
-    """Stays at `value`."""
+    """Constant `value`."""
 
     value: float
-    """The number."""
+    """Constant value."""
     follows_progress: ClassVar[bool] = False
 
     @property
     def initial(self) -> float:
-        """The value."""
+        """Value at the start of the run."""
         return self.value
 
     def set_(self, value: Tensor, progress: Tensor) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class _FromStart:
-    """What schedules have in common that begin at `start`; nothing moves the number unless one of them says how."""
+    """Base of schedules that begin at `start`; by default the value does not change."""
 
     start: float
 
     @property
     def initial(self) -> float:
-        """The start."""
+        """Value at the start of the run."""
         return self.start
 
     def set_(self, value: Tensor, progress: Tensor) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 @schedules.register("linear")
 @dataclass(frozen=True)
 class Linear(_FromStart):
-    """Moves in a straight line from `start` to `end` over the run."""
+    """Linear change from `start` to `end` over the run."""
 
     start: float
-    """The number at the start of the run."""
+    """Value at the start of the run."""
     end: float = 0.0
-    """The number at its end."""
+    """Value at the end of the run."""
 
     def set_(self, value: Tensor, progress: Tensor) -> None:
-        """A function of absolute progress, so that a resumed run continues on the same line."""
+        """Set a function of absolute progress, so that a resumed run continues on the same line."""
         value.copy_(self.start + (self.end - self.start) * progress.clamp(0, 1))
 
 
 @schedules.register("step")
 @dataclass(frozen=True)
 class StepAt(_FromStart):
-    """Stays at `start`, and at `end` from the share `at` of the run on."""
+    """Step change: `start` until the fraction `at` of the run, then `end`."""
 
     start: float
-    """The number at first."""
+    """Value before the change."""
     end: float
-    """The number afterwards."""
+    """Value after the change."""
     at: float = 0.5
-    """The share 0..1 of the run after which it changes."""
+    """Fraction 0..1 of the run after which the value changes."""
 
     def __post_init__(self) -> None:
-        """Refuse a change that never comes."""
+        """Raise UserError if the value would never change."""
         if not 0 < self.at < 1:
             raise UserError(f"at={self.at} must lie between 0 and 1")
 
     def set_(self, value: Tensor, progress: Tensor) -> None:
-        """A function of absolute progress, so that a resumed run changes at the same moment."""
+        """Set a function of absolute progress, so that a resumed run changes at the same step."""
         value.copy_(torch.where(progress < self.at, self.start, self.end))
 
 
 @has_kernels
 def follow_kl_(value: Tensor, kl: Tensor, target: float, factor: float, minimum: float, maximum: float) -> None:
-    """Multiply 0-d `value` by `factor` below half the target KL, divide it above twice the target; within bounds.
+    """Multiply 0-d `value` by `factor` below half the target KL, divide it above twice the target.
 
-    A KL of exactly 0 means that no step was taken, which is no reason to speed up; however small it is otherwise, it
-    must be one, or a number that has fallen very low would stay there. NaN counts as too large.
+    The value stays within minimum..maximum. A KL of exactly 0 means that no step was taken, so the
+    value is not increased; any other small KL increases it, or a very low value would never
+    recover. NaN counts as too large.
     """
-    too_near = (kl != 0.0) & (kl < target / 2)
-    unless_too_far = torch.where(too_near, factor, 1.0)
-    value.mul_(torch.where(kl <= 2 * target, unless_too_far, 1.0 / factor))
+    too_small = (kl != 0.0) & (kl < target / 2)
+    change = torch.where(too_small, factor, 1.0)
+    value.mul_(torch.where(kl <= 2 * target, change, 1.0 / factor))
     value.clamp_(minimum, maximum)
 
 
 @schedules.register("adaptive_kl")
 @dataclass(frozen=True)
 class AdaptiveKL(_FromStart):
-    """Keeps the policy's step size near a target: lower above `2 * target_kl`, higher below `target_kl / 2`."""
+    """Adapts to the KL: decreases above `2 * target_kl`, increases below `target_kl / 2`."""
 
     start: float
-    """The number at the start of the run."""
+    """Value at the start of the run."""
     target_kl: float = 0.01
-    """KL(old || new) to aim at, summed over action components, mean over samples."""
+    """Target KL(old || new), summed over action components, mean over samples."""
     every: Event = "epoch"
-    """When to react: on each minibatch's own KL before its step (minibatch) or after it (step), or after each epoch or
-    update on the epoch's mean."""
+    """Time of the adaptation: for each minibatch, by its KL before its step (minibatch) or after it
+    (step), or after each epoch or update, by the epoch's mean."""
     factor: float = 1.5
-    """How much one reaction changes the number."""
+    """Factor of one change of the value."""
     minimum: float = 1e-6
-    """Never lower than this."""
+    """Lower bound of the value."""
     maximum: float = 1e-2
-    """Never higher than this."""
+    """Upper bound of the value."""
     follows_progress: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse a start outside the bounds, and a factor that would change nothing."""
+        """Raise UserError for a start outside the bounds, and for a factor without effect."""
         if not self.factor > 1:
             raise UserError(f"factor={self.factor} must be above 1")
         check_range(self, "must be above 0", "target_kl")
@@ -165,6 +167,6 @@ class AdaptiveKL(_FromStart):
             )
 
     def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
-        """Change the number once, at the event that was chosen."""
+        """Change the value at the event `every`."""
         if event == self.every:
             follow_kl_(value, kl, self.target_kl, self.factor, self.minimum, self.maximum)

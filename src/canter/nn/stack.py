@@ -1,10 +1,7 @@
-"""Layers of several networks of one shape at once, with norms and residual blocks.
+"""Networks with norms and residual blocks, several of one shape in one batched product.
 
-E members, B rows, D features. One network is a stack of one member.
-
-Several judges of an observation and an action, computed at once.
-
-E critics, B rows, K atoms.
+E members (critics of an ensemble), B samples, D features, K atoms of a categorical critic. A single
+network is a stack of one member.
 """
 
 from __future__ import annotations
@@ -34,37 +31,39 @@ Norm = Literal["none", "layer", "rms", "batch"]
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """Encoders of the observations, layers, residual blocks and norms."""
+    """Encoders, hidden layers, residual blocks and norms."""
 
     obs_groups: tuple[str, ...] | None = None
-    """Observation groups to read; None takes "policy" (for a critic: "critic") or, failing that, all that there are."""
+    """Observation groups to read; None reads "policy" (for a critic "critic") or, if missing,
+    all."""
     normalize_obs: bool = False
-    """Standardise vector observations by running statistics."""
+    """Normalise vector observations by running statistics."""
     normalizer: NormalizerConfig = field(default_factory=NormalizerConfig)
-    """How that is done."""
+    """Epsilon, clipping and prior of that normaliser."""
     cnn: CNNConfig = field(default_factory=CNNConfig)
     """Encoder for image groups (three axes)."""
     hidden: tuple[int, ...] = (256, 256)
     """Width of each layer; with `blocks` the last one is linear, without norm and activation."""
     blocks: int = 0
-    """Residual blocks behind the layers: twice a layer with norm and activation, added to what came in."""
+    """Number of residual blocks after the layers, each two layers with norm and activation."""
     expansion: int = 4
-    """Width of the first layer of a block, in units of the last of `hidden`."""
+    """Width of the first layer of a block, as a multiple of the last of `hidden`."""
     activation: Activation = "relu"
     """Non-linearity."""
     norm: Norm = "none"
-    """Before each activation. "batch" needs an algorithm that learns from joint batches: sac."""
+    """Norm before each activation. "batch" needs an algorithm that learns from joint batches:
+    sac."""
     input_norm: Norm = "none"
-    """Of what the first layer reads."""
+    """Norm of the input of the first layer."""
     output_norm: Norm = "none"
-    """Of what the last layer gives."""
+    """Norm of the output of the last layer."""
     init: Init = "default"
-    """How weights begin: torch's default, with or without its random biases, or orthogonal matrices."""
+    """Weight initialisation: torch's default with or without its random biases, or orthogonal."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Of the products in layers and blocks."""
+    """Precision of matrix products in layers and blocks."""
 
     def __post_init__(self) -> None:
-        """Refuse layers without width."""
+        """Raise UserError for layers without width and for an unsupported initialisation."""
         if not self.hidden or any(width < 1 for width in self.hidden):
             raise UserError(f"hidden={self.hidden} must be one or more widths of at least 1")
         if self.init not in ("default", "default_zero_bias", "orthogonal"):
@@ -73,9 +72,14 @@ class StackConfig:
         check_range(self, "must be at least 1", "expansion")
 
     def encoder(self, obs: dict[str, TensorSpec], role: str) -> Network:
-        """What reads the observation groups: normalisers, image encoders, everything side by side."""
-        reads = {"normalize_obs": self.normalize_obs, "normalizer": self.normalizer, "cnn": self.cnn}
-        config = NetworkConfig(hidden=(), activation=self.activation, **reads)
+        """Build the encoder: normalisers and image encoders, with concatenated outputs."""
+        config = NetworkConfig(
+            hidden=(),
+            activation=self.activation,
+            normalize_obs=self.normalize_obs,
+            normalizer=self.normalizer,
+            cnn=self.cnn,
+        )
         return Network(config, select_groups(self.obs_groups, obs, role))
 
 
@@ -85,12 +89,12 @@ class StackNetworkConfig(StackConfig):
     """A network with norms and residual blocks."""
 
     def build(self, obs: dict[str, TensorSpec], role: str) -> StackNetwork:
-        """The network for these observation groups."""
+        """Build the network for these observation groups."""
         return StackNetwork(self, self.encoder(obs, role))
 
 
 class StackedLinear(nn.Module):
-    """`[E, B, in]` to `[E, B, out]`, a matrix for each member in one batched product."""
+    """Linear layer `[E, B, in]` to `[E, B, out]`, one matrix per member in one batched product."""
 
     def __init__(self, members: int, width: int, out: int, init: Init, bias: bool = True) -> None:
         super().__init__()
@@ -99,30 +103,30 @@ class StackedLinear(nn.Module):
         if init == "orthogonal":
             for matrix in self.weight:
                 nn.init.orthogonal_(matrix)
-        else:  # as torch begins a linear layer
+        else:  # torch's initialisation of a linear layer
             nn.init.uniform_(self.weight, -1 / math.sqrt(width), 1 / math.sqrt(width))
             if self.bias is not None and init == "default":
                 nn.init.uniform_(self.bias, -1 / math.sqrt(width), 1 / math.sqrt(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """One product for all members."""
+        """Return the outputs of all members."""
         return torch.bmm(x, self.weight) if self.bias is None else torch.baddbmm(self.bias, x, self.weight)
 
 
 class StackedRMSNorm(nn.Module):
-    """Each row divided by its root mean square, times a scale that each member learns."""
+    """RMS norm of each sample, with a learned scale per member."""
 
     def __init__(self, members: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(members, 1, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[E, B, D]`."""
+        """Return `[E, B, D]` of `x` `[E, B, D]`."""
         return nn.functional.rms_norm(x, x.shape[-1:], eps=1e-6) * self.weight
 
 
 class StackedLayerNorm(nn.Module):
-    """Layer norm of each row, with a scale and a shift that each member learns."""
+    """Layer norm of each sample, with a learned scale and shift per member."""
 
     def __init__(self, members: int, width: int) -> None:
         super().__init__()
@@ -130,19 +134,20 @@ class StackedLayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(members, 1, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[E, B, D]`."""
+        """Return `[E, B, D]` of `x` `[E, B, D]`."""
         return torch.addcmul(self.bias, nn.functional.layer_norm(x, x.shape[-1:], eps=1e-5), self.weight)
 
 
 class StackedBatchNorm(StackedLayerNorm):
-    """Batch norm by running statistics; within `batch_statistics` by those of the batch, which move the running ones.
+    """Batch norm by running statistics; inside `batch_statistics` by, and updated with, the batch.
 
-    Unlike torch's it does not begin in training mode, so that a policy that acts is never changed by acting.
+    Unlike torch's it does not start in training mode, so that acting never changes a policy.
     """
 
     mean: Tensor
     var: Tensor
-    eps, momentum = 1e-5, 0.01
+    eps = 1e-5
+    momentum = 0.01
 
     def __init__(self, members: int, width: int) -> None:
         super().__init__(members, width)
@@ -151,7 +156,7 @@ class StackedBatchNorm(StackedLayerNorm):
         self.train(False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[E, B, D]`, the statistics over B."""
+        """Normalise `[E, B, D]`, by statistics over B."""
         if not self.training:
             return torch.addcmul(self.bias, x - self.mean, self.weight * torch.rsqrt(self.var + self.eps)).to(x.dtype)
         y, mean, var = batch_norm(x, self.weight, self.bias, self.eps)
@@ -165,32 +170,32 @@ NORMS: dict[str, type[nn.Module]] = {"layer": StackedLayerNorm, "rms": StackedRM
 
 
 def make_norm(kind: Norm, members: int, width: int) -> nn.Module:
-    """The norm of that kind; the identity for none."""
+    """Build a norm; the identity for "none"."""
     return nn.Identity() if kind == "none" else NORMS[kind](members, width)
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Whether what a module gives for a row may depend on the other rows."""
+    """Return True if the output for a sample may depend on the other samples of the batch."""
     return any(isinstance(part, StackedBatchNorm) for part in module.modules())
 
 
 @contextmanager
 def batch_statistics(module: nn.Module) -> Iterator[None]:
-    """Batch norms inside of it use, and remember, the statistics of the batch."""
+    """Let batch norms normalise by the batch and update their running statistics."""
     module.train()
     yield
     module.train(False)
 
 
 def _layer(config: StackConfig, members: int, width: int, out: int) -> list[nn.Module]:
-    """A linear layer, its norm and its activation."""
-    bias = config.norm in ("none", "rms")  # a norm that takes the mean away has its own
+    """Return a linear layer, its norm and its activation."""
+    bias = config.norm in ("none", "rms")  # norms that subtract the mean have a bias
     linear = StackedLinear(members, width, out, config.init, bias)
     return [linear, make_norm(config.norm, members, out), activations[config.activation]()]
 
 
 class Block(nn.Module):
-    """A wide layer and one back, each with norm and activation, added to what came in."""
+    """Residual block: a wide layer and one back, each with norm and activation."""
 
     def __init__(self, config: StackConfig, members: int, width: int) -> None:
         super().__init__()
@@ -198,12 +203,12 @@ class Block(nn.Module):
         self.layers = nn.Sequential(*_layer(config, members, width, wide), *_layer(config, members, wide, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[E, B, D]`."""
+        """Return `[E, B, D]` of `x` `[E, B, D]`."""
         return x + self.layers(x)
 
 
 class Stack(nn.Module):
-    """`[E, B, in]` to `[E, B, hidden[-1]]`."""
+    """Layers, residual blocks and norms: `[E, B, in]` to `[E, B, hidden[-1]]`."""
 
     def __init__(self, config: StackConfig, members: int, width: int) -> None:
         super().__init__()
@@ -219,7 +224,7 @@ class Stack(nn.Module):
         self.layers = nn.Sequential(*layers, make_norm(config.output_norm, members, last))
 
     def forward(self, x: Tensor) -> Tensor:
-        """In float32, whatever the layers multiply in."""
+        """Return float32 features, whatever precision the layers multiply in."""
         if not self.in_bfloat16:
             return self.layers(x)
         with torch.autocast(x.device.type, torch.bfloat16):
@@ -227,71 +232,77 @@ class Stack(nn.Module):
 
 
 class StackNetwork(nn.Module):
-    """Observation groups to features, by a stack of one member."""
+    """Network of one member: observation groups to features."""
 
     def __init__(self, config: StackNetworkConfig, encoder: Network) -> None:
         super().__init__()
-        self.encoder, self.groups, self.features = encoder, encoder.groups, config.hidden[-1]
+        self.encoder = encoder
+        self.groups = encoder.groups
+        self.features = config.hidden[-1]
         self.stack = Stack(config, 1, encoder.features)
 
     def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Features `[L, B, features]` of observations `[L, B, ...]`, and the state, which is none."""
+        """Return features `[L, B, features]` of `obs` `[L, B, ...]`, and the unchanged state."""
         encoded = self.encoder.encode(obs)
-        return self.stack(encoded.reshape(1, -1, encoded.shape[-1])).view(*encoded.shape[:-1], self.features), state
+        features = self.stack(encoded.reshape(1, -1, encoded.shape[-1]))
+        return features.view(*encoded.shape[:-1], self.features), state
 
     unroll = forward
 
     def initial_state(self, num_envs: int) -> State:
-        """None: there is no memory."""
+        """Return `()`: the network is feed-forward."""
         return ()
 
     def update_statistics(self, obs: Obs, valid: Tensor) -> None:
-        """Move the observation statistics by the valid rows of `obs` `[T, N, ...]`."""
+        """Update the observation statistics with the valid samples of `obs` `[T, N, ...]`."""
         self.encoder.update_statistics(obs, valid)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig(StackConfig):
-    """How many critics there are, what they predict, and their layers."""
+    """Number of critics, their predictions and their layers."""
 
     members: int = 2
-    """Critics that are learned side by side."""
+    """Number of critics in the ensemble."""
     atoms: int = 1
-    """1: each predicts the mean return. More: its distribution over as many evenly spaced returns."""
+    """1: each critic predicts the mean return. More: its distribution over evenly spaced
+    returns."""
     support: tuple[float, float] = (-5.0, 5.0)
-    """The least and the greatest return that atoms stand for, in the units of scaled rewards."""
+    """Lowest and highest return of the atoms, in the units of scaled rewards."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers without sense."""
+        """Raise UserError for a value outside its range."""
         super().__post_init__()
         check_range(self, "must be at least 1", "members", "atoms")
         if not self.support[0] < self.support[1]:
             raise UserError(f"support={self.support} must be a lower and a higher return")
 
     def build(self, spec: EnvSpec, action_dim: int) -> Critics:
-        """The critics for an environment's observations and actions of so many components."""
+        """Build the critics for observations of `spec` and actions of `action_dim` components."""
         return Critics(self, spec, action_dim)
 
 
 class Critics(nn.Module):
-    """An encoder of observations that all share, and a network of its own for each, which reads the action too."""
+    """Ensemble of action-value critics: a shared encoder, and one network per critic."""
 
     support: Tensor
 
     def __init__(self, config: CriticConfig, spec: EnvSpec, action_dim: int) -> None:
         super().__init__()
-        self.members, self.atoms, self.ends = config.members, config.atoms, config.support
+        self.members = config.members
+        self.atoms = config.atoms
+        self.ends = config.support
         self.encoder = config.encoder(spec.obs, "critic")
         self.stack = Stack(config, config.members, self.encoder.features + action_dim)
         self.head = StackedLinear(config.members, config.hidden[-1], config.atoms, config.init)
         self.register_buffer("support", torch.linspace(*config.support, config.atoms))
 
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
-        """Values `[E, B]`, or logits `[E, B, K]`, of observations `[B, ...]` and actions `[B, A]` in -1..1."""
+        """Return values `[E, B]`, or logits `[E, B, K]`; actions are in -1..1."""
         x = torch.cat([self.encoder.encode(obs), action], -1)
         out = self.head(self.stack(x.expand(self.members, *x.shape)))
         return out.squeeze(-1) if self.atoms == 1 else out
 
     def values(self, out: Tensor) -> Tensor:
-        """Mean returns `[E, B]` from what a call gave."""
+        """Return mean returns `[E, B]` from the output of a call."""
         return out if self.atoms == 1 else (out.softmax(-1) * self.support).sum(-1)

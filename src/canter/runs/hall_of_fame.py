@@ -35,12 +35,7 @@ from canter.core.storage.files import replace_file
 from canter.core.storage.lock import folder_mutex
 from canter.core.storage.strict import read_json, write_json
 from canter.envs import EnvConfig
-from canter.nn.policy_file import (
-    BEST,
-    FINAL_ACTOR,
-    POLICIES,
-    read_policy_file,
-)
+from canter.nn.policy_file import BEST, FINAL_ACTOR, POLICIES, read_policy_file
 
 _log = logging.getLogger(__name__)
 

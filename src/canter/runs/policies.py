@@ -15,7 +15,7 @@ from canter.nn.policy_file import (
     FINAL_ACTOR,
     NoPolicy,
     PolicyFileCorrupt,
-    describe,
+    policy_info,
     read_policy_file,
     save_policy,
     write_policy_file,
@@ -91,7 +91,7 @@ class Policies:
         policy = algorithm.policy
         tensors = {name: tensor.clone() for name, tensor in policy.actor.state_dict().items()}
         self.best_score = score
-        self.best = lambda path: write_policy_file(path, describe(policy, **about), tensors)
+        self.best = lambda path: write_policy_file(path, policy_info(policy, **about), tensors)
 
     def save_best(self) -> None:
         """Write the best policy, if it is not on the disk yet."""

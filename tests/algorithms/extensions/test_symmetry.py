@@ -17,7 +17,7 @@ def build(env="tensor:swimmer", memory=False, num_envs=4, seed=0, config=None, *
     extensions = () if symmetry.pop("without", False) else (canter.SymmetryConfig(**symmetry),)
     made = canter.EnvConfig(id=env, num_envs=num_envs).build("cpu")
     rnn = canter.RNNConfig(hidden=6) if memory else None
-    policy = canter.NetworkConfig(hidden=(8,), memory=rnn)
+    policy = canter.NetworkConfig(hidden=(8,), rnn=rnn)
     settings = {"horizon": 8, "epochs": 2, "num_minibatches": 2, "sequence_length": 4} | (config or {})
     model = canter.ModelConfig(policy=policy, policy_gain=1.0, std=canter.StdConfig(initial=0.5))
     algorithm = canter.PPOConfig(model=model, extensions=extensions, **settings).build(made.spec, seed)

@@ -16,7 +16,8 @@ from canter.config import TrainConfig
 from canter.config.files import dump_config
 from canter.core.seeding import derive_seed
 from canter.envs import EnvConfig
-from canter.nn.policy_file import load_policy, save_policy
+from canter.nn.policy_file import save_policy
+from canter.nn.policy_loading import load_policy
 from canter.play.evaluation import evaluate
 from canter.runs.run_folder import RunFolder
 from canter.training.trainer import train
@@ -171,7 +172,10 @@ def test_of_a_task_without_end_the_reward_per_step_is_told(tmp_path, say):
         (["eval", "first", "--algorithm.gamma", "0.9"], "unknown flag --algorithm.gamma"),
         (["eval", "first", "--num-envs", "0"], "env.num_envs=0 must be at least 1"),
         (["eval", "first", "--env.autoreset", "disabled"], "env.autoreset=disabled has no effect here"),
-        (["eval", "first", "--average", "9", "--env.reset-steps", "5"], "--env.reset-steps 5 cannot be used: this command"),
+        (
+            ["eval", "first", "--average", "9", "--env.reset-steps", "5"],
+            "--env.reset-steps 5 cannot be used: this command",
+        ),
         (["play", "first", "--env.num-envs", "3"], "--env.num-envs 3 cannot be used: this command needs 1"),
         (["play", "first", "--override-std", "0.1"], "Categorical has none"),
         (["play", "first", "--video", "a.mp4"], "tensor:cartpole cannot be rendered; Gymnasium environments can"),

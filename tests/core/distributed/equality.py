@@ -15,7 +15,7 @@ from canter.core import distributed
 from canter.core.distributed.world import world
 from canter.core.plain import from_plain
 
-LSTM = {"policy": {"hidden": [16], "memory": {"cell": "lstm", "hidden": 8}}}
+LSTM = {"policy": {"hidden": [16], "rnn": {"cell": "lstm", "hidden": 8}}}
 LEARN = {"horizon": 32, "epochs": 2, "num_minibatches": 4, "shuffle_blocks": 4}
 LEARN |= {"optimizer": {"learning_rate": 0.003}}
 CARTPOLE = {"id": "CartPole-v1", "num_envs": 8, "reset_steps": 40}

@@ -9,7 +9,7 @@ import yaml
 from test_runs import outcome, ranks_of, rows_of, wait_for
 from torchrun import launch, torchrun
 
-MEMORY = {"hidden": [8], "memory": {"cell": "lstm", "hidden": 8}, "obs_groups": ["policy"]}
+MEMORY = {"hidden": [8], "rnn": {"cell": "lstm", "hidden": 8}, "obs_groups": ["policy"]}
 STYLE = {"kind": "amp", "motions": ["canter:swimmer_wide.npz"], "hidden": [8], "frames": 3, "batch_size": 16}
 SETTINGS = {
     "env": {"id": "tensor:swimmer", "num_envs": 4, "options": {"motion": True, "max_episode_steps": 13}},

@@ -25,12 +25,11 @@ from canter.nn.policy_file import (
     NoPolicy,
     PolicyFileCorrupt,
     find_policy,
-    load_critic,
-    load_policy,
     read_policy_file,
     save_policy,
     write_policy_file,
 )
+from canter.nn.policy_loading import load_critic, load_policy
 from canter.nn.rnn import RNNConfig
 
 N = 3
@@ -44,7 +43,7 @@ def mask(width):
 
 
 def with_memory(cell):
-    return replace(MODEL, policy=NetworkConfig(hidden=(8,), memory=RNNConfig(cell=cell, hidden=5)))
+    return replace(MODEL, policy=NetworkConfig(hidden=(8,), rnn=RNNConfig(cell=cell, hidden=5)))
 
 
 CASES = {
@@ -135,6 +134,21 @@ def test_a_policy_loaded_alone_acts_as_the_one_that_was_saved(case, tmp_path):
     assert (loaded.config, loaded.spec.obs, loaded.spec.action) == (policy.config, policy.spec.obs, policy.spec.action)
     info, _ = read_policy_file(path)
     assert (info.what, info.env_steps, info.return_, info.canter) == ("actor", 123, -4.5, canter.__version__)
+
+
+def test_a_recurrent_policy_with_the_old_names_of_settings_is_read(tmp_path):
+    """Files of earlier versions name the setting `memory`; the names of tensors have not changed."""
+    policy = trained("lstm").policy
+    policy.save(tmp_path / "new.safetensors")
+    info, tensors = read_policy_file(tmp_path / "new.safetensors")
+    assert {name.split(".")[1] for name in tensors if "cells" in name} == {"memory"}
+    network = {name: value for name, value in info.model["policy"].items() if name != "rnn"}
+    model = info.model | {"policy": network | {"memory": info.model["policy"]["rnn"]}}
+    write_policy_file(tmp_path / "old.safetensors", replace(info, model=model), tensors)
+    loaded = load_policy(tmp_path / "old.safetensors")
+    assert loaded.config == policy.config
+    expected = actions(policy, policy.spec, deterministic=True)
+    assert torch.equal(actions(loaded, policy.spec, deterministic=True), expected)
 
 
 @pytest.mark.parametrize("case", ["gaussian", "lstm", "shared trunk", "critic of its own", "nothing normalised"])

@@ -81,7 +81,7 @@ def test_a_division_in_an_environment(kind, row, at, tmp_path):
 
 @pytest.mark.parametrize("engine", ["native", "autograd"])
 def test_a_division_beside_a_policy_with_memory_and_by_each_engine(engine, tmp_path):
-    memory = NetworkConfig(hidden=(8,), memory=RNNConfig(cell="lstm", hidden=8) if engine == "autograd" else None)
+    memory = NetworkConfig(hidden=(8,), rnn=RNNConfig(cell="lstm", hidden=8) if engine == "autograd" else None)
     config = replace(CONFIG, algorithm=replace(CONFIG.algorithm, model=ModelConfig(policy=memory), sequence_length=4))
     config = replace(config, execution=ExecutionConfig(engine=engine))
     box, failed = run(tmp_path, config, Divides(3, 29))

@@ -70,11 +70,11 @@ def always(policy, choice):
             module.bias.data[choice] = NO_LUCK
 
 
-def higher(num_envs=8, rounds=1, memory=None, **settings):
+def higher(num_envs=8, rounds=1, rnn=None, **settings):
     env = SelfPlayEnv(
         FoldAgents(Higher(num_envs, rounds), 2), SelfPlayConfig(**{"num_opponents": 4} | settings), seed=0
     )
-    network = NetworkConfig(hidden=(4,), normalize_obs=False, memory=memory)
+    network = NetworkConfig(hidden=(4,), normalize_obs=False, rnn=rnn)
     config = PPOConfig(horizon=4, sequence_length=2, epochs=1, num_minibatches=1, model=ModelConfig(policy=network))
     return env, config.build(env.spec, seed=0)
 
@@ -120,7 +120,7 @@ class TestSeats:
             env.step(full(0))
 
     def test_opponents_with_memory_start_every_game_afresh(self):
-        env, algorithm = higher(rounds=3, memory=RNNConfig(hidden=5))
+        env, algorithm = higher(rounds=3, rnn=RNNConfig(hidden=5))
         env.reset(seed=0)
         env.adapt(algorithm.policy)
         memories = []
@@ -198,7 +198,7 @@ class TestSettings:
 
 
 def config(iterations):
-    network = NetworkConfig(hidden=(8,), memory=RNNConfig(hidden=4))
+    network = NetworkConfig(hidden=(8,), rnn=RNNConfig(hidden=4))
     return TrainConfig(
         env=EnvConfig(id="tensor:rps", num_envs=16, options={"rounds": 3}),
         algorithm=PPOConfig(
@@ -248,7 +248,7 @@ class TestRuns:
         assert [row["self_play/pool_size"] for row in rows] == [1, 1]
 
     def test_a_step_never_asks_the_host(self):
-        env, algorithm = higher(rounds=3, memory=RNNConfig(hidden=5))
+        env, algorithm = higher(rounds=3, rnn=RNNConfig(hidden=5))
         collector = Collector(env, algorithm, seed=0)
         env.adapt(algorithm.policy)
         with NoHostSync():

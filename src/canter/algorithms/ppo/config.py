@@ -229,7 +229,7 @@ def _loss_rules(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
     central = config.central_value
     bound = config.bound_loss
     networks = (config.model.policy, config.model.critic or config.model.policy)
-    feed_forward = all(isinstance(network, NetworkConfig) and network.memory is None for network in networks)
+    feed_forward = all(isinstance(network, NetworkConfig) and network.rnn is None for network in networks)
     sequences = config.horizon * spec.num_envs // (1 if feed_forward else config.sequence_length)
     counts = (config.num_minibatches, (central or config).num_minibatches)
     even = all(sequences % count == 0 for count in counts)

@@ -44,11 +44,11 @@ from canter.core.struct import Metrics, Obs, State, tree_map
 from canter.engines.autograd import policy_terms
 from canter.engines.base import Coefs, Engine, PPOBatch, PPOLoss, PPORecord
 from canter.engines.choose import Choice, EngineName, choose
-from canter.engines.streams import beside, side_stream
+from canter.engines.streams import concurrently, side_stream
 from canter.functional.statistics import explained_variance, moments, normalize
-from canter.nn.actor_critic import ActorCritic, Policy
+from canter.nn.actor_critic import ActorCritic, Policy, ValueFunction
 from canter.nn.optimizer import Optimizer, ParameterGroup
-from canter.nn.policy_file import FINAL_CRITIC, ValueFunction
+from canter.nn.policy_file import FINAL_CRITIC
 
 
 class PPO(Algorithm[PPORecord]):
@@ -72,7 +72,7 @@ class PPO(Algorithm[PPORecord]):
         self.average = AveragedPolicy(self.policy, config.policy_average) if config.policy_average else None
         if self.average is not None:
             self.policy = self.average.policy
-        self.reads_reset = self.model.has_memory
+        self.reads_reset = self.model.is_recurrent
         self.sequence_length = config.sequence_length if self.reads_reset else 1
         self.rewards = config.reward.build(spec, config.gamma, config.discount_per)
         self.objective = config.build_objective().to(spec.device)
@@ -204,7 +204,7 @@ class PPO(Algorithm[PPORecord]):
         self.config.entropy_coef.set_(self.coefs.entropy, self.progress)
         rollout = self.with_rewards(rollout)
         batch, targets = self.prepare_batch(rollout)
-        with beside(self.stream) as join:
+        with concurrently(self.stream) as join:
             metrics = self.rollout_metrics(rollout, targets)
         for phase in self.phases.values():
             metrics |= self._run_phase(phase, rollout, batch)

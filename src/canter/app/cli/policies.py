@@ -30,7 +30,8 @@ from canter.core.storage.files import replace_file
 from canter.envs import EnvConfig, unused_settings
 from canter.envs.robots import mjlab
 from canter.nn.actor_critic import Policy
-from canter.nn.policy_file import BEST, FINAL_ACTOR, POLICIES, NoPolicy, find_policy, load_policy, read_policy_file
+from canter.nn.policy_file import BEST, FINAL_ACTOR, POLICIES, NoPolicy, find_policy, read_policy_file
+from canter.nn.policy_loading import load_policy
 from canter.play.callbacks import renderable_env_config
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
 from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy

@@ -28,7 +28,7 @@ from canter.envs import closed_quietly
 from canter.envs.failures import failure
 from canter.envs.imports import PYTHON
 from canter.nn.actor_critic import Policy
-from canter.nn.policy_file import load_policy_weights
+from canter.nn.policy_loading import load_policy_weights
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
 from canter.play.player import PlayStep
 from canter.runs.hall_of_fame import enter_by_average, enter_hall_of_fame

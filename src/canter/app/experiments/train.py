@@ -20,7 +20,7 @@ from canter.core.specs import Env
 from canter.envs import EnvConfig
 from canter.envs.imports import refuse_while_importing
 from canter.nn.actor_critic import Policy
-from canter.nn.policy_file import check_fits, load_policy
+from canter.nn.policy_loading import check_fits, load_policy
 from canter.play.evaluation import Evaluation
 from canter.play.evaluation import evaluate as evaluate_policy
 from canter.play.player import ActingPolicy
