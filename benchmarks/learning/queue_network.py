@@ -31,7 +31,7 @@ from canter.core.specs import ACTION_MASK, Discrete
 from canter.core.struct import Obs, State
 from canter.envs.tensor import QueueNetwork
 from canter.play.evaluation import long_run_average
-from canter.play.player import Acts
+from canter.play.player import ActingPolicy
 from canter.training.trainer import train
 
 RESULT = Path(__file__).parent / "results" / "queue_network.json"
@@ -56,7 +56,7 @@ class Priority:
         return (obs[ACTION_MASK] * self.rank).argmax(-1), state
 
 
-def average_cost(policy: Acts) -> dict[str, float]:
+def average_cost(policy: ActingPolicy) -> dict[str, float]:
     """Cost per unit of time, give or take the half-width of its 95 % interval."""
     env = QueueNetwork(EVAL_ENVS, max_episode_steps=None)
     average = long_run_average(policy, env, EVAL_STEPS, warm_up=EVAL_WARM_UP, seed=derive_seed(0, "eval"))

@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from canter.app.report.drawing import Markup, element, human
+from canter.app.report.drawing import Markup, element, format_si
 
 RESULTS = Path(__file__).parent / "results" / "gpu.json"
 TARGET = Path(__file__).parents[2] / "docs" / "_static"
@@ -60,7 +60,7 @@ def bars(widths: dict[str, Any]) -> Markup:
             length = room * rate / most
             parts.append(element("text", name, x=left - 8, y=y + 15, class_="end"))
             parts.append(element("rect", x=left, y=y + 2, width=round(length, 1), height=18, class_=own(name)))
-            label = f"{human(rate, 3)}  ({result['iteration_ms']:.1f} ms)"
+            label = f"{format_si(rate, 3)}  ({result['iteration_ms']:.1f} ms)"
             parts.append(element("text", label, x=round(left + length + 6, 1), y=y + 15, class_="muted"))
             y += 24
         y += 14
@@ -97,9 +97,11 @@ def curve_chart(curves: dict[str, list[tuple[float, float]]], title: str, left: 
     for value in (10.0**power for power in powers):
         y = round(axes.y(value), 1)
         parts.append(element("line", x1=axes.left, x2=axes.right, y1=y, y2=y, class_="grid"))
-        parts.append(element("text", human(value), x=axes.left - 6, y=y + 4, class_="end muted"))
+        parts.append(element("text", format_si(value), x=axes.left - 6, y=y + 4, class_="end muted"))
     for value in sorted({point[0] for curve in curves.values() for point in curve})[::2]:
-        parts.append(element("text", human(value), x=round(axes.x(value), 1), y=axes.bottom + 20, class_="mid muted"))
+        parts.append(
+            element("text", format_si(value), x=round(axes.x(value), 1), y=axes.bottom + 20, class_="mid muted")
+        )
     for name, curve in curves.items():
         places = [(round(axes.x(x), 1), round(axes.y(y), 1)) for x, y in curve]
         parts.append(element("path", d="M" + " ".join(f"{x},{y}" for x, y in places), class_=own(name)))

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import canter
 from canter.envs import EnvConfig
-from canter.play.video import Recorder, Strip, draw_without_display
-from canter.play.watching import drawn
+from canter.play.callbacks import renderable_env_config
+from canter.play.video import FilmStrip, Recorder, draw_without_display
 
 PICTURE = Path(__file__).parents[1] / "_static" / "play.png"
 
 if __name__ == "__main__":
     draw_without_display()
-    strip = Strip()
+    strip = FilmStrip()
     strip.HEIGHT, strip.COUNT = 330, 2
-    env = drawn(EnvConfig(id="CartPole-v1")).build("cpu")
+    env = renderable_env_config(EnvConfig(id="CartPole-v1")).build("cpu")
     with tempfile.TemporaryDirectory() as folder, Recorder(env, Path(folder) / "episode.mp4", caption=True) as recorder:
         player = canter.Player(canter.load(sys.argv[1]), env, seed=0)
         player.play(1, 200, lambda turn: strip.add(recorder(turn)))

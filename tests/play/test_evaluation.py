@@ -100,4 +100,4 @@ def test_what_was_played_of_unfinished_episodes_is_kept():
     env = Uneven(2)
     with pytest.raises(EpisodesUnfinished) as caught:
         evaluate(policy_for(env), env, episodes=4, seed=0, max_steps=3)
-    assert [episode.length for episode in caught.value.games.finished] == [1, 1, 2]
+    assert [episode.length for episode in caught.value.result.finished] == [1, 1, 2]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from canter.envs.gymnasium.adapter import make_gymnasium
+from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import QueueNetwork, tensor_envs
 from canter.play.evaluation import long_run_average
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from canter.core.specs import Continuous, Discrete, MultiDiscrete
-from canter.envs.gymnasium.adapter import make_gymnasium
+from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import CartPole, Maze, Swimmer
 from canter.nn.actor_critic import ModelConfig
 from canter.play.player import Player
-from canter.play.video import CannotRender, Caption, Recorder, draw_without_display, has_display
+from canter.play.video import CannotRender, FrameCaption, Recorder, draw_without_display, has_display
 
 # imageio-ffmpeg leaves the pipes of its process to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
@@ -85,10 +85,10 @@ def test_a_gif_is_made_when_the_name_asks_for_one(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("a.avi", {}, "a video is a file in .mp4 or .gif, not '.avi'"),
+        ("a.avi", {}, "a video file ends in .mp4 or .gif, not '.avi'"),
         ("old.mp4", {}, "old.mp4 exists already"),
-        ("a.mp4", {"render_mode": None}, 'gave no picture; make it with the option render_mode="rgb_array"'),
-        ("a.mp4", {"fails_at": 3}, r"cannot be drawn here \(the screen is broken\)"),
+        ("a.mp4", {"render_mode": None}, 'returned no picture; make it with the option render_mode="rgb_array"'),
+        ("a.mp4", {"fails_at": 3}, r"cannot be rendered here \(the screen is broken\)"),
     ],
 )
 def test_what_cannot_be_recorded_is_explained_and_leaves_nothing(tmp_path, name, options, message):
@@ -99,7 +99,7 @@ def test_what_cannot_be_recorded_is_explained_and_leaves_nothing(tmp_path, name,
 
 
 def test_environments_in_torch_cannot_be_drawn(tmp_path):
-    with pytest.raises(CannotRender, match="tensor:cartpole cannot be drawn"):
+    with pytest.raises(CannotRender, match="tensor:cartpole cannot be rendered"):
         Recorder(CartPole(1), tmp_path / "a.mp4")
 
 
@@ -163,17 +163,17 @@ def test_environments_in_torch_that_offer_pictures_are_recorded(env, tmp_path):
 
 def test_a_caption_tells_step_return_and_action_below_the_picture(tmp_path):
     env = make_gymnasium("Brighter-v0", 1, autoreset="next_step", render_mode="rgb_array")
-    told = []
+    captions = []
     with closing(env), Recorder(env, tmp_path / "told.gif", caption=True) as recorder:
 
         def look(turn):
             recorder(turn)
-            told.append((recorder.caption.step, recorder.caption.return_))
+            captions.append((recorder.caption.step, recorder.caption.return_))
 
         Player(ModelConfig().build_policy(env.spec), env).play(2, None, look)
-    assert told == [*((float(t), float(t)) for t in range(1, 6)), (0, 0.0), *((t, float(t)) for t in range(1, 6))]
+    assert captions == [*((float(t), float(t)) for t in range(1, 6)), (0, 0.0), *((t, float(t)) for t in range(1, 6))]
     pictures = imageio.imread(tmp_path / "told.gif")
-    assert pictures.shape[1:3] == (SIZE[0] + Caption.HEIGHT, Caption.WIDTH)
+    assert pictures.shape[1:3] == (SIZE[0] + FrameCaption.HEIGHT, FrameCaption.WIDTH)
     assert pictures[0, SIZE[0] :].max() > 200  # something is written
 
 
@@ -187,4 +187,4 @@ def test_a_caption_tells_step_return_and_action_below_the_picture(tmp_path):
     ],
 )
 def test_bars_show_where_an_action_lies_between_its_bounds(action, taken, bars):
-    assert Caption(action).bars(taken) == bars
+    assert FrameCaption(action).bars(taken) == bars

@@ -136,7 +136,7 @@ def test_commands_take_a_run_of_sac(tmp_path, capsys, monkeypatch):
     main(f"train tensor:pendulum --algorithm sac --total-steps 416 --name a {flags}".split())
     out = capsys.readouterr().out
     assert "Training SAC on tensor:pendulum with the preset Pendulum-sac" in out
-    assert "then 4 updates on 256 remembered transitions each; the first 100 steps are random" in out
+    assert "then 4 updates on 256 replayed transitions each; the first 100 steps are random" in out
     assert "replay: 20,000 transitions, 1 MB on cpu, saved in checkpoints" in out
     main(["eval", "a", "--episodes", "2"])
     main(["report", "a"])

@@ -180,8 +180,8 @@ class Env(Protocol):
     """N environments stepped together.
 
     Further abilities are optional and declared by the protocols below: `Stateful`,
-    `PartiallyStateful`, `SnapshotState`, `SeedsByRow`, `DeclaresCleanReset`, `ProgressListener` and
-    `Capturable`.
+    `PartiallyStateful`, `SnapshotState`, `SeedsByRow`, `DeclaresCleanReset`, `ProgressListener`,
+    `Capturable`, `Observable`, `DescribesStep` and `SharesCores`.
     """
 
     @property
@@ -306,6 +306,37 @@ class Capturable(Protocol):
 
     def generators(self) -> list[torch.Generator]:
         """Return the random generators that a step draws from."""
+        ...
+
+
+@runtime_checkable
+class Observable(Protocol):
+    """Optional for a `Stateful` environment: it shows observations without a step.
+
+    The environment check needs it to verify symmetries.
+    """
+
+    def observe(self) -> Obs:
+        """Return the observations of the current state."""
+        ...
+
+
+@runtime_checkable
+class DescribesStep(Protocol):
+    """Optional for an environment that can step in several ways."""
+
+    def about(self) -> str:
+        """Return how it steps and why, as `canter check` shows it."""
+        ...
+
+
+@runtime_checkable
+class SharesCores(Protocol):
+    """Optional for an environment whose steps could be shared with other processes."""
+
+    @property
+    def idle_cores(self) -> int:
+        """Cores that could step environments and do not."""
         ...
 
 

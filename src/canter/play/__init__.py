@@ -1,1 +1,1 @@
-"""What is done with a trained policy: play, evaluation, video, export."""
+"""Use of a trained policy: playing, evaluation, videos, viewers and export."""

@@ -1,6 +1,6 @@
-"""How good a policy is, without learning.
+"""Evaluation of a policy without learning: returns of whole episodes, or the long-run average.
 
-The long-run average (LTA) reward of a policy, for tasks that never end.
+The long-run average (LTA) is the reward per unit of time, for tasks that never end.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import torch
 from canter.core.registry import UserError
 from canter.core.specs import Env
 from canter.functional.statistics import BATCHES, batch_means, interquartile_mean
-from canter.play.player import Acts, Games, Player, Turn
+from canter.play.player import ActingPolicy, Player, PlayResult, PlayStep
 
 RESAMPLES = 2000
-"""Bootstrap samples behind a confidence interval."""
+"""Bootstrap samples of a confidence interval."""
 
 
 class EpisodesUnfinished(RuntimeError):
-    """The steps were used up before every episode had ended; `games` is what was played."""
+    """The steps were used up before every episode had ended; `result` has the played episodes."""
 
-    def __init__(self, games: Games, episodes: int, max_steps: int) -> None:
-        super().__init__(f"after {max_steps} steps only {len(games.finished)} of {episodes} episodes had ended")
-        self.games = games
+    def __init__(self, result: PlayResult, episodes: int, max_steps: int) -> None:
+        super().__init__(f"after {max_steps} steps only {len(result.finished)} of {episodes} episodes had ended")
+        self.result = result
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of whole episodes, each from its own start."""
+    """Returns and lengths of whole episodes."""
 
     return_: list[float]
     length: list[int]
@@ -49,7 +49,7 @@ class Evaluation:
 
     @property
     def std(self) -> float:
-        """Standard deviation of these returns (divided by their number, so 0 for a single one)."""
+        """Standard deviation of the returns (divided by their number, so 0 for a single one)."""
         return float(np.std(self.return_))
 
     @property
@@ -66,15 +66,17 @@ class Evaluation:
     def confidence_interval(self) -> tuple[float, float]:
         """95 % interval of the mean return, by the percentile bootstrap with a fixed seed.
 
-        It is about the luck of these episodes, not about that of training. With fewer than about 20 it is too narrow.
+        It covers the randomness of these episodes, not that of training. With fewer than about 20
+        episodes it is too narrow.
         """
-        returns, generator = np.asarray(self.return_), np.random.default_rng(0)
+        returns = np.asarray(self.return_)
+        generator = np.random.default_rng(0)
         means = [generator.choice(returns, len(returns)).mean() for _ in range(RESAMPLES)]
         low, high = np.percentile(means, (2.5, 97.5))
         return float(low), float(high)
 
     def to_dict(self) -> dict[str, Any]:
-        """Statistics and every episode, ready for JSON."""
+        """Return statistics and every episode as plain data for JSON."""
         return {
             "episodes": len(self.return_),
             "mean": self.mean,
@@ -91,7 +93,7 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Acts,
+    policy: ActingPolicy,
     env: Env,
     episodes: int,
     seed: int,
@@ -99,25 +101,26 @@ def evaluate(
     deterministic: bool = True,
     max_steps: int = 1_000_000,
     player: Callable[..., Player] = Player,
-    on_turn: Callable[[Turn], Any] = lambda turn: None,
+    on_step: Callable[[PlayStep], Any] = lambda played: None,
 ) -> Evaluation:
-    """Run `episodes` episodes; normaliser statistics stay as they are.
+    """Play `episodes` episodes and return their statistics; normalizers are not updated.
 
-    Every environment contributes its first episodes, so short ones are not favoured (see `Player.play`). For the same
-    reason there is no result when some have not ended after `max_steps` steps of every environment. `on_turn` is called
-    after every step.
+    Every environment contributes its first episodes, so short ones are not favoured (see
+    `Player.play`). For the same reason `EpisodesUnfinished` is raised if some have not ended after
+    `max_steps` steps of every environment. `on_step` is called after every step.
     """
-    games = player(policy, env, deterministic=deterministic, seed=seed).play(episodes, max_steps, on_turn)
-    if len(games.finished) < episodes:
-        raise EpisodesUnfinished(games, episodes, max_steps)
-    return Evaluation([episode.return_ for episode in games.finished], [episode.length for episode in games.finished])
+    result = player(policy, env, deterministic=deterministic, seed=seed).play(episodes, max_steps, on_step)
+    if len(result.finished) < episodes:
+        raise EpisodesUnfinished(result, episodes, max_steps)
+    return Evaluation([episode.return_ for episode in result.finished], [episode.length for episode in result.finished])
 
 
 @dataclass(frozen=True)
 class LongRunAverage:
-    """Raw reward per unit of time: `mean`, give or take `ci` with a confidence of 95 % (see `batch_means`).
+    """Raw reward per unit of time: `mean` +- `ci`, the half width of its 95 % interval.
 
-    The unit is that of `Step.info["duration"]`; where an environment does not tell, it is a step.
+    The unit of time is that of `Step.info["duration"]`, or a step if the environment does not
+    report durations. See `batch_means`.
     """
 
     mean: float
@@ -125,24 +128,25 @@ class LongRunAverage:
 
 
 def long_run_average(
-    policy: Acts, env: Env, steps: int, *, warm_up: int, seed: int, deterministic: bool = True
+    policy: ActingPolicy, env: Env, steps: int, *, warm_up: int, seed: int, deterministic: bool = True
 ) -> LongRunAverage:
-    """Let a policy act for `warm_up` steps that do not count and `steps` that do, in every environment.
+    """Return the reward per unit of time over `steps` steps of every environment.
 
-    The average is that of the task only if episodes are not cut: leave time limits and `reset_steps` out of `env`.
+    The `warm_up` steps before them do not count. It is the average of the task only if episodes are
+    not cut: leave time limits and `reset_steps` out of `env`.
     """
     if steps < BATCHES:
         raise UserError(f"steps={steps} must be at least {BATCHES}")
     if warm_up < 0:
         raise UserError(f"warm_up={warm_up} must not be negative")
     sums = torch.zeros((BATCHES, 2, env.spec.num_envs), dtype=torch.float64, device=env.spec.device)
-    turns = Player(policy, env, deterministic=deterministic, seed=seed).turns()
-    for count, turn in zip(range(-warm_up, steps), turns, strict=False):
+    played_steps = Player(policy, env, deterministic=deterministic, seed=seed).steps()
+    for count, played in zip(range(-warm_up, steps), played_steps, strict=False):
         if count >= 0:
-            step = turn.step
+            step = played.step
             duration = step.info.get("duration", torch.ones_like(step.reward))
             sums[count * BATCHES // steps] += torch.where(step.valid, torch.stack([step.reward, duration]), 0.0)
     average = batch_means(sums.cpu())
     if average is None:
-        raise UserError(f"no time has passed in {steps} steps: every duration is 0")
+        raise UserError(f"the simulated time of {steps} steps is 0: every duration is 0, so there is no average")
     return LongRunAverage(*average)

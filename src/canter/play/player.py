@@ -1,6 +1,6 @@
-"""Lets a policy act in an environment without learning: the one place where that happens.
+"""The player: a policy acts in N parallel environments and learns nothing.
 
-N is the number of parallel environments.
+Evaluation, videos, viewers and export all play through this module.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from canter.nn.actor_critic import Policy
 from canter.nn.distributions import DiagGaussian, TanhGaussian
 
 
-class Acts(Protocol):
-    """What a player needs of a policy; `canter.Policy` has it, and so may a rule written by hand."""
+class ActingPolicy(Protocol):
+    """The part of a policy that a player needs; `canter.Policy` has it, a hand-written rule may."""
 
     def initial_state(self, num_envs: int) -> State:
-        """State at the start of an episode, `()` without memory."""
+        """Return the recurrent state at the start of an episode, `()` for a feed-forward policy."""
         ...
 
     def act(
         self, obs: Obs, state: State, reset: Tensor | None, *, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, State]:
-        """Actions `[N, ...]` as the environment receives them, and the next state."""
+        """Return actions `[N, ...]` for the environment, and the next recurrent state."""
         ...
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One step of N environments. `step.obs`, `state` and `reset` are what the policy sees next.
+class PlayStep:
+    """One step of N environments. The policy sees `step.obs`, `state` and `reset` next.
 
-    The environment may overwrite the tensors of `step` in the next turn: copy what must last.
+    The environment may overwrite the tensors of `step` in its next step: copy what must last.
     """
 
     action: Tensor
-    """`[N, ...]`, as the environment received it."""
+    """Actions `[N, ...]`, as the environment received them."""
     step: Step
-    """What it led to."""
+    """Result of these actions."""
     state: State
-    """The policy's memory after acting."""
+    """Recurrent state of the policy after acting."""
     reset: Tensor
-    """`[N]` bool: rows whose `step.obs` begins a new episode, or belongs to none."""
+    """`[N]` bool: `step.obs` begins a new episode, or belongs to none."""
 
 
 @dataclass(frozen=True)
@@ -59,139 +59,150 @@ class Episode:
     """One episode, or the part of it that was played."""
 
     env: int
-    """Row of the environment."""
+    """Index of the environment."""
     return_: float
     """Sum of the raw rewards."""
     length: int
-    """Transitions; reset rows are not counted."""
+    """Number of transitions, without reset steps."""
 
 
 @dataclass(frozen=True)
-class Games:
-    """What was played. Both lists are sorted by environment, and by time within each."""
+class PlayResult:
+    """Episodes that were played, sorted by environment, and by time within each."""
 
     finished: list[Episode]
+    """Episodes that ended."""
     unfinished: list[Episode]
-    """Episodes that were still running, and still wanted, when the steps were used up."""
+    """Requested episodes that were still running when the steps were used up."""
 
     @property
     def reward_per_step(self) -> float:
-        """Mean reward of all transitions, those of unfinished episodes included; for tasks that never end."""
+        """Mean reward of all transitions, those of unfinished episodes included."""
         episodes = self.finished + self.unfinished
         return sum(episode.return_ for episode in episodes) / max(1, sum(episode.length for episode in episodes))
 
 
 def check_positive(**numbers: int | None) -> None:
-    """Refuse what is below 1, by name; None is no number."""
+    """Raise UserError for a number below 1, by its name; None is allowed."""
     for name, value in numbers.items():
         if value is not None and value < 1:
             raise UserError(f"{name}={value} must be at least 1")
 
 
 class Player:
-    """A policy in N environments, with or without the noise that it explores with.
+    """A policy acting in N environments, deterministically or with its exploration noise.
 
-    Normalisers stand still, masks are part of the observations, and a policy with memory is told where episodes begin.
-    The same `seed` plays the same games.
+    Normalizer statistics are not updated, action masks are part of the observations, and a
+    recurrent policy receives the starts of episodes. Equal seeds play equal episodes.
     """
 
-    def __init__(self, policy: Acts, env: Env, *, deterministic: bool = True, seed: int = 0) -> None:
-        self.policy, self.env, self.deterministic, self.seed = policy, env, deterministic, seed
+    def __init__(self, policy: ActingPolicy, env: Env, *, deterministic: bool = True, seed: int = 0) -> None:
+        self.policy = policy
+        self.env = env
+        self.deterministic = deterministic
+        self.seed = seed
 
     @torch.no_grad()
-    def turns(self) -> Iterator[Turn]:
-        """Start every environment anew and play without end; finished episodes are followed by new ones."""
+    def steps(self) -> Iterator[PlayStep]:
+        """Reset every environment, then yield steps without end; episodes follow each other."""
         spec = self.env.spec
         generator = torch.Generator(spec.device).manual_seed(self.seed)
         reset = torch.ones(spec.num_envs, dtype=torch.bool, device=spec.device)
         with watched() as watchdog:
             with attributed("reset"):
                 obs = self.env.reset(self.seed)
-            state, act = self.policy.initial_state(spec.num_envs), self.policy.act
+            state = self.policy.initial_state(spec.num_envs)
             for number in count():
-                action, state = act(obs, state, reset, deterministic=self.deterministic, generator=generator)
+                action, state = self.policy.act(
+                    obs, state, reset, deterministic=self.deterministic, generator=generator
+                )
                 watchdog.begin()
                 with attributed("step", number):
                     step = self.env.step(action)
                 watchdog.end()
-                obs, reset = step.obs, step.restarts(spec.final_obs)
-                yield Turn(action, step, state, reset)
+                obs = step.obs
+                reset = step.restarts(spec.final_obs)
+                yield PlayStep(action, step, state, reset)
 
     def play(
         self,
         num_games: int | None = None,
         max_steps: int | None = None,
-        on_turn: Callable[[Turn], Any] = lambda turn: None,
-    ) -> Games:
-        """Play `num_games` episodes, or `max_steps` steps of every environment, whichever comes first.
+        on_step: Callable[[PlayStep], Any] = lambda played: None,
+    ) -> PlayResult:
+        """Play `num_games` episodes or `max_steps` steps of every environment, the shorter of both.
 
-        Every environment contributes its first `num_games / N` episodes (one more in the first environments where N
-        does not divide them). The first `num_games` to finish anywhere would be the short ones. Without `num_games`
-        all that finish count. `on_turn` is called after every step.
+        Every environment contributes its first `num_games / N` episodes (one more in the first
+        environments if N does not divide them). The first `num_games` to finish anywhere would be
+        the short ones. Without `num_games` all episodes that finish count. `on_step` is called
+        after every step.
         """
         if num_games is None and max_steps is None:
-            raise UserError("num_games and max_steps are both None: say how long to play")
+            raise UserError("num_games and max_steps are both None: set one of them")
         check_positive(num_games=num_games, max_steps=max_steps)
-        account = Account(self.env, num_games)
-        for steps, turn in enumerate(self.turns(), start=1):
-            account.add(turn.step)
-            on_turn(turn)
-            if account.complete or steps == max_steps:
+        counter = EpisodeCounter(self.env, num_games)
+        for number, played in enumerate(self.steps(), start=1):
+            counter.add(played.step)
+            on_step(played)
+            if counter.complete or number == max_steps:
                 break
-        return account.games()
+        return counter.result()
 
 
 players: Registry[Callable[..., Player]] = Registry("player")
-"""What `canter play` and `canter eval` let play, by the name that --player takes; called as `Player` is."""
+"""Players of `canter play` and `canter eval` by their name for --player; called as `Player`."""
 
 players.register("standard")(Player)
 
 
-class Account:
-    """Returns and lengths of the episodes of N environments, until each has its share of `num_games`."""
+class EpisodeCounter:
+    """Returns and lengths of episodes, until each of N environments has its share of `num_games`."""
 
     def __init__(self, env: Env, num_games: int | None) -> None:
-        num_envs, device = env.spec.num_envs, env.spec.device
+        num_envs = env.spec.num_envs
         total = sys.maxsize if num_games is None else num_games
         self.share = [total // num_envs + (i < total % num_envs) for i in range(num_envs)]
         self.finished: list[list[Episode]] = [[] for _ in range(num_envs)]
-        self.return_ = torch.zeros(num_envs, dtype=torch.float64, device=device)
-        self.length = torch.zeros(num_envs, dtype=torch.int64, device=device)
+        self.return_ = torch.zeros(num_envs, dtype=torch.float64, device=env.spec.device)
+        self.length = torch.zeros(num_envs, dtype=torch.int64, device=env.spec.device)
 
     @property
     def complete(self) -> bool:
-        """Whether every environment has played its share."""
-        return all(len(ended) >= wanted for ended, wanted in zip(self.finished, self.share, strict=True))
+        """Every environment has finished its share of episodes."""
+        return all(len(episodes) >= share for episodes, share in zip(self.finished, self.share, strict=True))
 
     def add(self, step: Step) -> None:
-        """Count a step; a row that is not valid adds nothing."""
+        """Count a step; an environment whose step is not valid adds nothing."""
         self.return_ += torch.where(step.valid, step.reward, 0.0)
         self.length += step.valid
         done = step.terminated | step.truncated
-        ended = [i for i, over in enumerate(done.tolist()) if over]
+        ended = [i for i, env_done in enumerate(done.tolist()) if env_done]
         for i in ended:
             self.finished[i].append(self._running(i))
         if ended:
-            self.forget(done)
+            self.discard(done)
 
-    def forget(self, rows: Tensor) -> None:
-        """Take back what was counted of the running episodes of these environments, `[N]` bool."""
-        self.return_.masked_fill_(rows, 0.0)
-        self.length.masked_fill_(rows, 0)
+    def discard(self, envs: Tensor) -> None:
+        """Set the running episodes of these environments (`[N]` bool) back to zero."""
+        self.return_.masked_fill_(envs, 0.0)
+        self.length.masked_fill_(envs, 0)
 
-    def games(self) -> Games:
-        """What was played so far."""
-        columns = list(zip(self.finished, self.share, strict=True))
-        finished = [episode for ended, wanted in columns for episode in ended[:wanted]]
-        running = [self._running(i) for i, (ended, wanted) in enumerate(columns) if len(ended) < wanted]
-        return Games(finished, [episode for episode in running if episode.length])
+    def result(self) -> PlayResult:
+        """Return the episodes played so far."""
+        finished: list[Episode] = []
+        unfinished: list[Episode] = []
+        for i, (episodes, share) in enumerate(zip(self.finished, self.share, strict=True)):
+            finished += episodes[:share]
+            if len(episodes) < share:
+                unfinished.append(self._running(i))
+        return PlayResult(finished, [episode for episode in unfinished if episode.length])
 
     def _running(self, env: int) -> Episode:
         return Episode(env, float(self.return_[env]), int(self.length[env]))
 
 
 class FixedStd(Policy):
-    """A Gaussian policy whose noise has the given standard deviation, in the units of the raw sample."""
+    """A Gaussian policy with a fixed standard deviation, in the units of the raw sample."""
 
     def __init__(self, policy: Policy, std: float) -> None:
         if not isinstance(policy.distribution, DiagGaussian | TanhGaussian):
@@ -202,7 +213,7 @@ class FixedStd(Policy):
         self.log_std = math.log(std)
 
     def params(self, obs: Obs, state: State, reset: Tensor | None = None) -> tuple[Tensor, State]:
-        """Distribution parameters `[N, 2A]`, and the next state."""
+        """Return distribution parameters `[N, 2A]`, and the next recurrent state."""
         params, state = super().params(obs, state, reset)
         mean = params.chunk(2, -1)[0]
         return torch.cat([mean, torch.full_like(mean, self.log_std)], -1), state

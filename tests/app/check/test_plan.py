@@ -10,8 +10,8 @@ from canter.app.check.plan import (
     check_memory,
     check_plan,
     check_truncation,
-    counted,
-    size,
+    format_bytes,
+    format_count,
     tree_bytes,
 )
 from canter.core.specs import Discrete, EnvSpec, TensorSpec
@@ -20,16 +20,16 @@ PLAN = Plan(total_steps=3200, num_envs=10, horizon=32, epochs=4, num_minibatches
 SPEC = EnvSpec(obs={"policy": TensorSpec((4,))}, action=Discrete(2), num_envs=10, truncates=True)
 
 
-def test_the_arithmetic_is_told_in_words():
-    assert PLAN.in_words() == (
+def test_the_arithmetic_is_described():
+    assert PLAN.describe_rollout() == (
         "batch = 32 steps x 10 envs = 320, 4 minibatches of 80, 4 epochs: 16 updates per rollout"
     )
-    assert PLAN.in_all() == "3,200 steps = 10 rollouts, 160 updates in all"
+    assert PLAN.describe_run() == "3,200 steps = 10 rollouts, 160 updates in total"
     one = replace(PLAN, epochs=1, num_minibatches=1, total_steps=1)
-    assert one.in_words().endswith("1 minibatch of 320, 1 epoch: 1 update per rollout")
-    assert one.in_all() == "1 step = 1 rollout, 1 update in all"
+    assert one.describe_rollout().endswith("1 minibatch of 320, 1 epoch: 1 update per rollout")
+    assert one.describe_run() == "1 step = 1 rollout, 1 update in total"
     team = replace(PLAN, num_agents=3)
-    assert team.in_words().startswith("batch = 32 steps x 10 envs x 3 agents = 960, 4 minibatches of 240, ")
+    assert team.describe_rollout().startswith("batch = 32 steps x 10 envs x 3 agents = 960, 4 minibatches of 240, ")
     assert [finding.level for finding in check_plan(PLAN)] == ["ok", "ok"]
 
 
@@ -39,7 +39,7 @@ def test_a_budget_of_few_rollouts_and_tiny_minibatches_are_warned_of():
     assert "only 4 rollouts" in short.text and "raise total_steps to 3,200 or more" in short.text
     tiny = check_plan(replace(PLAN, num_minibatches=32))[-1]
     assert (tiny.level, tiny.subject) == ("warning", "minibatches")
-    assert "only 10 rows" in tiny.text
+    assert "only 10 samples" in tiny.text
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_a_budget_of_few_rollouts_and_tiny_minibatches_are_warned_of():
     [
         (0.98, 128, 200.0, "ok", "gamma 0.98 looks about 50 steps ahead"),
         (0.98, 128, 501.0, "note", "raise gamma"),
-        (0.98, 128, None, "ok", "ahead, 1 / (1 - gamma); a rollout holds 128 steps"),
-        (0.99, 8, 20.0, "note", "less than the 17 steps over which gae_lambda sums"),
-        (1.0, 128, 20.0, "ok", "gamma 1 looks ahead without end"),
+        (0.98, 128, None, "ok", "ahead, 1 / (1 - gamma); a rollout has 128 steps"),
+        (0.99, 8, 20.0, "note", "this is less than the 17 steps over which gae_lambda sums"),
+        (1.0, 128, 20.0, "ok", "it looks ahead without limit"),
     ],
 )
 def test_foresight_is_held_against_episodes_and_rollouts(gamma, horizon, length, level, part):
@@ -62,13 +62,13 @@ def test_foresight_is_held_against_episodes_and_rollouts(gamma, horizon, length,
 @pytest.mark.parametrize(
     ("truncates", "final_obs", "level", "part"),
     [
-        (False, "separate", "ok", "never cut off"),
-        (True, "separate", "ok", "kept beside the next episode's first one"),
-        (True, "in_place", "ok", "given before the reset"),
-        (None, "separate", "ok", "nobody declares"),
+        (False, "separate", "ok", "never truncated"),
+        (True, "separate", "ok", "kept beside the first of the next episode"),
+        (True, "in_place", "ok", "returned before the reset"),
+        (None, "separate", "ok", "does not declare"),
         (True, "unknown", "note", "bootstrapped from the value of the observation before it"),
-        (None, "unknown", "note", "nobody declares"),
-        (False, "unknown", "ok", "never cut off"),
+        (None, "unknown", "note", "does not declare"),
+        (False, "unknown", "ok", "never truncated"),
     ],
 )
 def test_what_truncation_bootstraps_from_is_told(truncates, final_obs, level, part):
@@ -82,7 +82,7 @@ def test_memory_is_estimated_from_real_shapes():
     record = {"action": torch.zeros(10, dtype=torch.int64), "dist_params": torch.zeros(10, 2)}
     found = check_memory(PLAN, SPEC, record, algorithm.state_dict())
     # Observation twice, the record, and 16 for reward and flags; 320 rows, twice.
-    assert f"about {size(2 * 320 * (2 * 16 + (8 + 8) + 16))} for a rollout" in found.text
+    assert f"about {format_bytes(2 * 320 * (2 * 16 + (8 + 8) + 16))} for a rollout" in found.text
     weights = sum(parameter.nbytes for parameter in algorithm.model.parameters())
     assert (
         4 * weights < tree_bytes(algorithm.state_dict()) * 4 / 3 < 4 * weights + 27_000
@@ -92,5 +92,6 @@ def test_memory_is_estimated_from_real_shapes():
 
 def test_bytes_are_counted_in_any_tree():
     assert tree_bytes({"a": [torch.zeros(3), (torch.zeros(2, dtype=torch.bool), None)], "b": 5, "c": "x"}) == 14
-    assert [size(n) for n in (12, 61_440, 2_500_000, 3e9, 2e12)] == ["12 B", "61.4 kB", "2.5 MB", "3 GB", "2 TB"]
-    assert [counted(n, "minibatch") for n in (1, 2)] == ["1 minibatch", "2 minibatches"]
+    texts = [format_bytes(n) for n in (12, 61_440, 2_500_000, 3e9, 2e12)]
+    assert texts == ["12 B", "61.4 kB", "2.5 MB", "3 GB", "2 TB"]
+    assert [format_count(n, "minibatch") for n in (1, 2)] == ["1 minibatch", "2 minibatches"]

@@ -10,10 +10,10 @@ import torch
 from gymnasium import spaces
 
 from canter.algorithms.ppo import PPOConfig
-from canter.app.check import checks as preflight_module
-from canter.app.check.checks import STEPS, examine, preflight
+from canter.app.check import checks as checks
+from canter.app.check.checks import STEPS, check_env, preflight
 from canter.app.check.plan import Plan
-from canter.app.check.trial import ENOUGH_STEPS
+from canter.app.check.random_rollout import ENOUGH_STEPS
 from canter.config import TrainConfig
 from canter.core.specs import Step
 from canter.envs import EnvConfig
@@ -70,8 +70,8 @@ class Nasty(gymnasium.Env):
 @pytest.fixture(autouse=True)
 def time_enough(monkeypatch):
     """A busy machine must not change what is found."""
-    monkeypatch.setattr(preflight_module, "SECONDS", 60.0)
-    monkeypatch.setattr(preflight_module, "LONG_STEP", 0.01)
+    monkeypatch.setattr(checks, "SECONDS", 60.0)
+    monkeypatch.setattr(checks, "LONG_STEP", 0.01)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -85,8 +85,8 @@ def config_of(kind, **env):
     return TrainConfig(env=EnvConfig(id="Nasty-v0", num_envs=4, options={"kind": kind}, **env))
 
 
-def odd(kind):
-    """What is not fine about an environment: level, subject and text."""
+def problems(kind):
+    """Level, subject and text of the findings that are not ok."""
     found = preflight(config_of(kind), PLAN)
     return [(finding.level, finding.subject, finding.text) for finding in found if finding.level != "ok"]
 
@@ -94,11 +94,11 @@ def odd(kind):
 @pytest.mark.parametrize(
     ("kind", "level", "subject", "part"),
     [
-        ("nan reward", "error", "rewards", "environment 0 gave reward = nan after 1 random step"),
+        ("nan reward", "error", "rewards", "environment 0 returned reward = nan after 1 random step"),
         ("nan observation", "error", "observations", "observation 'policy' component [1] = nan after 7 random steps"),
         ("raises", "error", "environment", "ZeroDivisionError: no such wheel (test_preflight.py, line "),
         ("outside", "warning", "warned", "obs returned by the `step()` method is not within the observation space"),
-        ("float64", "warning", "observations", "policy reaches 1e+08; float32 holds about seven digits"),
+        ("float64", "warning", "observations", "policy reaches 1e+08; float32 has about seven digits"),
         ("unseeded", "warning", "seeds", "the same seed and actions gave two different trajectories"),
         ("deaf", "note", "seeds", "two seeds gave the same 32 steps"),
         ("never ends", "warning", "episodes", f"none ended within {STEPS} random steps, and no time limit"),
@@ -108,11 +108,11 @@ def odd(kind):
         ("constant", "warning", "observations", "the policy is blind"),
         ("partly constant", "note", "observations", "1 of 3 components of policy never changed: 1"),
         ("unbounded", "note", "actions", "not all actions have finite bounds"),
-        ("one choice", "warning", "actions", "nothing to decide"),
+        ("one choice", "warning", "actions", "nothing to learn"),
     ],
 )
-def test_what_is_wrong_with_an_environment_is_said(kind, level, subject, part):
-    found = odd(kind)
+def test_problems_of_an_environment_are_reported(kind, level, subject, part):
+    found = problems(kind)
     assert [(level, subject)] == [(a, b) for a, b, text in found if part in text], found
 
 
@@ -145,7 +145,7 @@ def test_the_environment_is_closed_even_if_it_breaks(monkeypatch):
 
 
 def test_a_slow_environment_is_not_stepped_for_long(monkeypatch):
-    monkeypatch.setattr(preflight_module, "SECONDS", 0.3)
+    monkeypatch.setattr(checks, "SECONDS", 0.3)
     found = preflight(replace(config_of("slow"), env=replace(config_of("slow").env, num_envs=1)), PLAN)
     assert any(f"in {ENOUGH_STEPS} random steps" in finding.text for finding in found)
 
@@ -159,7 +159,7 @@ def test_a_slow_environment_is_not_stepped_for_long(monkeypatch):
     ],
 )
 def test_cores_that_could_step_a_slow_environment_are_pointed_out(monkeypatch, vectorization, advised):
-    monkeypatch.setattr(preflight_module, "SECONDS", 0.3)
+    monkeypatch.setattr(checks, "SECONDS", 0.3)
     monkeypatch.setattr("canter.core.distributed.cores", lambda: 3)
     config = config_of("slow", vectorization=vectorization)
     found = preflight(replace(config, env=replace(config.env, num_envs=2)), PLAN)  # four in the run
@@ -184,20 +184,20 @@ def test_warnings_given_on_the_way_are_findings_and_not_lost():
     assert ["gamma=1" in finding.text for finding in found if finding.subject == "warned"] == [True]
 
 
-def test_every_agent_of_a_world_is_a_row_of_the_plan():
+def test_every_agent_of_a_world_counts_in_the_plan():
     config = TrainConfig(env=EnvConfig(id="tensor:rendezvous", num_envs=2, options={"num_agents": 3}))
     texts = [finding.text for finding in preflight(config, PLAN) if finding.level != "error"]
     assert any("batch = 128 steps x 4 envs x 3 agents = 1,536, 4 minibatches of 384" in text for text in texts)
 
 
 @pytest.mark.parametrize(("mode", "text"), [("same_step", "within the same step"), ("next_step", "only resets")])
-def test_the_way_of_resetting_is_told(mode, text):
+def test_the_way_of_resetting_is_reported(mode, text):
     found = preflight(config_of("", autoreset=mode), PLAN)
     assert [text in finding.text for finding in found if finding.subject == "autoreset"] == [True]
 
 
-class Spoilt(CartPole):
-    """Gives the next episode's first observation as the last of the ended one."""
+class LostFinalObs(CartPole):
+    """Returns the next episode's first observation as the last of the ended one."""
 
     def step(self, action):
         step = super().step(action)
@@ -205,14 +205,14 @@ class Spoilt(CartPole):
 
 
 def test_a_lost_last_observation_is_noticed():
-    found = [finding for finding in examine(Spoilt(4, "cpu"), 0)[0] if finding.subject == "autoreset"]
+    found = [finding for finding in check_env(LostFinalObs(4, "cpu"), 0)[0] if finding.subject == "autoreset"]
     assert [finding.level for finding in found] == ["ok", "warning"]
     assert "the true last one is lost" in found[1].text
-    assert {finding.level for finding in examine(CartPole(4, "cpu"), 0)[0]} == {"ok"}
+    assert {finding.level for finding in check_env(CartPole(4, "cpu"), 0)[0]} == {"ok"}
 
 
-class NanInTheEnd(CartPole):
-    """Only what an episode ends with is NaN."""
+class NanFinalObs(CartPole):
+    """Only the last observations of episodes are NaN."""
 
     def step(self, action):
         step = super().step(action)
@@ -221,13 +221,13 @@ class NanInTheEnd(CartPole):
 
 
 def test_a_last_observation_that_is_nan_is_found_among_the_observations():
-    (found,) = examine(NanInTheEnd(4, "cpu"), 0)[0]
+    (found,) = check_env(NanFinalObs(4, "cpu"), 0)[0]
     assert (found.level, found.subject) == ("error", "observations")
-    assert "gave final observation 'policy' component [0] = nan after" in found.text
+    assert "returned final observation 'policy' component [0] = nan after" in found.text
 
 
 class Unmarked:
-    """Declares filler rows after an end and does not mark them."""
+    """Declares reset steps after the end of an episode and does not mark them."""
 
     def __init__(self):
         self.inner = CartPole(4, "cpu")
@@ -243,16 +243,16 @@ class Unmarked:
         pass
 
 
-def test_a_reset_row_that_is_not_marked_is_an_error():
-    errors = [finding for finding in examine(Unmarked(), 0)[0] if finding.level == "error"]
+def test_a_reset_step_that_is_not_marked_is_an_error():
+    errors = [finding for finding in check_env(Unmarked(), 0)[0] if finding.level == "error"]
     assert len(errors) == 1
-    assert "its next row is marked valid" in errors[0].text
+    assert "its next step is marked valid" in errors[0].text
 
 
 def test_a_simulator_may_lose_the_last_observation_if_its_spec_says_so():
     env = Unmarked()
     env.spec = replace(env.spec, final_obs="unknown")
-    found = examine(env, 0)[0]
+    found = check_env(env, 0)[0]
     assert {finding.level for finding in found} == {"ok"}
     assert any("restarts within the same step" in finding.text for finding in found)
 
@@ -260,4 +260,4 @@ def test_a_simulator_may_lose_the_last_observation_if_its_spec_says_so():
 def test_a_broken_contract_is_an_error():
     env = Unmarked()
     env.spec = replace(env.spec, final_obs="separate")
-    assert [(f.level, "without Step.final_obs" in f.text) for f in examine(env, 0)[0]] == [("error", True)]
+    assert [(f.level, "without Step.final_obs" in f.text) for f in check_env(env, 0)[0]] == [("error", True)]

@@ -49,7 +49,7 @@ def test_check_ends_with_code_1_where_something_cannot_work(capsys, broken):
         main(["check", broken, "--algorithm.num-minibatches", "7"])
     assert leaving.value.code == 1
     out = capsys.readouterr().out
-    assert "error    rewards       environment 0 gave reward = nan after 1 random step\n" in out
+    assert "error    rewards       environment 0 returned reward = nan after 1 random step\n" in out
     assert "error    settings      num_minibatches=7 does not divide" in out
     assert "This cannot work: 2 errors, " in out
 
@@ -67,7 +67,7 @@ def test_a_run_that_cannot_work_ends_before_it_leaves_anything(capsys, tmp_path,
     with pytest.raises(SystemExit) as leaving:
         main(["train", broken, "--total-steps", "1000"])
     assert leaving.value.code == 2
-    assert "environment 0 gave reward = nan" in capsys.readouterr().err
+    assert "environment 0 returned reward = nan" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""What is said while a run trains."""
+"""Consoles: output during training."""
 
 import io
 import logging
@@ -16,11 +16,11 @@ from canter.app.console.console import (
     LineConsole,
     QuietConsole,
     VerboseConsole,
-    duration,
-    long_run,
+    format_clock,
+    format_long_run_average,
+    format_number,
+    format_percent,
     make_console,
-    number,
-    percent,
 )
 from canter.app.console.dashboard import Dashboard, LiveConsole
 from canter.config.presets import preset_for
@@ -148,7 +148,7 @@ def test_a_verbose_block_has_exactly_three_parts_with_these_names(rows, capsys):
     }
     assert parts["rollout statistics"]["mean_reward"] == "1.00"
     assert parts["rollout statistics"]["rollout_len"] == "1,024"
-    assert parts[recent]["mean_ep_return"] == number(last["return"])
+    assert parts[recent]["mean_ep_return"] == format_number(last["return"])
     assert parts["trainer statistics"] == {
         "episodes_count": f"{last['episodes']:,}",
         "timesteps_count": "8,192",
@@ -173,8 +173,8 @@ def test_the_table_shows_how_far_how_well_and_where_the_time_goes(rows, width):
         *("update ", "CartPole-v1 · seed 0"),
     ):
         assert label in text, label
-    assert re.search(rf"return +{number(rows[3]['return'])}", text)
-    assert re.search(rf"KL +{number(rows[3]['policy/kl'])}", text)
+    assert re.search(rf"return +{format_number(rows[3]['return'])}", text)
+    assert re.search(rf"KL +{format_number(rows[3]['policy/kl'])}", text)
     assert "std" not in text  # categorical policies have none
 
 
@@ -302,23 +302,24 @@ def test_a_console_that_cannot_write_does_not_end_the_run(monkeypatch, caplog):
         patch.setattr(sys, "stdout", Broken())
         train(replace(CONFIG, total_steps=2048), reports.append, writers=[LineConsole()])
     assert len(reports) == 2
-    assert "LineConsole failed and is left out" in caplog.text
+    assert "LineConsole failed and is not used any more" in caplog.text
 
 
 def test_where_the_long_run_average_counts_it_is_shown(rows, capsys):
     config = replace(CONFIG, checkpoints=CheckpointConfig(best_by="lta"))
-    settings, told = to_plain(config), long_run(rows[-1])
-    assert told == f"{number(rows[-1]['lta/mean'])} ± {number(rows[-1]['lta/ci'])}"
+    settings = to_plain(config)
+    average = format_long_run_average(rows[-1])
+    assert average == f"{format_number(rows[-1]['lta/mean'])} ± {format_number(rows[-1]['lta/ci'])}"
     for console in (LineConsole(every=0), VerboseConsole()):
         console.start(settings)
         console.write(rows[-1])
         console.close()
-        assert told in capsys.readouterr().out
+        assert average in capsys.readouterr().out
     for width in (40, 80, 120):
         lines = drawn(rows, width, config)
         assert {cell_len(line) for line in lines} == {width}
         assert "reward/t" in "\n".join(lines)
-        assert f"reward per unit of time {told}"[: width - 4] in "\n".join(lines)
+        assert f"reward per unit of time {average}"[: width - 4] in "\n".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -335,12 +336,12 @@ def test_where_the_long_run_average_counts_it_is_shown(rows, capsys):
     ],
 )
 def test_numbers_are_short(value, text):
-    assert number(value) == text
+    assert format_number(value) == text
 
 
 def test_fractions_and_times_are_short():
-    assert [percent(value) for value in (None, 0.0, 0.034, 0.5, 1.0)] == ["-", "0%", "3.4%", "50%", "100%"]
-    assert [duration(seconds) for seconds in (0, 59.6, 61, 3725)] == ["0:00", "1:00", "1:01", "1:02:05"]
+    assert [format_percent(value) for value in (None, 0.0, 0.034, 0.5, 1.0)] == ["-", "0%", "3.4%", "50%", "100%"]
+    assert [format_clock(seconds) for seconds in (0, 59.6, 61, 3725)] == ["0:00", "1:00", "1:01", "1:02:05"]
 
 
 def test_an_algorithm_that_declares_nothing_has_its_first_metrics_shown(rows, capsys):
@@ -373,5 +374,5 @@ def test_a_run_of_unknown_length_has_no_time_left_and_one_of_iterations_has(rows
         assert end in capsys.readouterr().out.rpartition("steps/s")[2]
         dashboard = Dashboard(settings)
         dashboard.add(rows[-1])
-        assert dashboard.pace.progress(rows[-1]) == (0.5 if settings is counted else 0.0)
+        assert dashboard.tracker.progress(rows[-1]) == (0.5 if settings is counted else 0.0)
         assert "8,192 steps" in "".join(text for line in dashboard.lines(100) for text, _ in line)

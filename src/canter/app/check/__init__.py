@@ -1,1 +1,1 @@
-"""A look at environment and settings before training starts."""
+"""The environment check: problems of an environment and its settings, found before training."""

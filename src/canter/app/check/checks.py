@@ -1,6 +1,7 @@
-"""A look at environment and settings before training starts, in about a second.
+"""Checks of an environment and its settings before training, in about a second.
 
-T steps, N environments, D components of an observation group.
+`preflight` runs them all; every finding names its subject and, for a problem, the remedy. T steps,
+N environments, D components of an observation group.
 """
 
 from __future__ import annotations
@@ -27,216 +28,247 @@ from canter.app.check.plan import (
     check_memory,
     check_plan,
     check_truncation,
-    counted,
+    format_count,
 )
-from canter.app.check.trial import Trial, prove, run_trial
+from canter.app.check.random_rollout import RandomRollout, check_symmetry, run_random_actions
 from canter.core import distributed
-from canter.core.specs import ACTION_MASK, INTERRUPTS, Continuous, ContractBroken, Env, EnvFailed
+from canter.core.specs import (
+    ACTION_MASK,
+    INTERRUPTS,
+    Continuous,
+    ContractBroken,
+    DescribesStep,
+    Env,
+    EnvFailed,
+    EnvSpec,
+    SharesCores,
+)
 from canter.envs import closed_quietly, unused_settings
 from canter.envs.failures import env_number, text_of
 from canter.training.config import RunConfig
 
-STEPS, SECONDS = 256, 0.3
-"""Random steps of each environment, and after how long a slow one may stop earlier."""
+STEPS = 256
+"""Random steps of each environment."""
+SECONDS = 0.3
+"""Seconds after which the rollout of a slow environment ends early."""
 SEED_STEPS = 32
-"""Steps that must repeat themselves under the same seed."""
+"""Steps that equal seeds must repeat."""
 HUGE_REWARD = 1e4
 LONG_STEP = 1e-4
-"""Seconds of a step of one environment from which on other processes are well worth asking."""
+"""Seconds of a step of one environment above which several processes are worth suggesting."""
 EXACT_IN_FLOAT32 = 2.0**24
-"""Above it neighbouring whole numbers are one and the same in float32."""
-Told = Iterator[tuple[Level, str]]
-"""What there is to say about one subject."""
+"""Above this, float32 cannot represent all whole numbers."""
+Messages = Iterator[tuple[Level, str]]
+"""Levels and texts of the findings about one subject."""
 
 
 def preflight(config: RunConfig, plan: Plan, env: Env | None = None) -> list[Finding]:
-    """Everything there is to say before a run.
+    """Run all checks and return their findings.
 
-    It looks at the given environment, which is reset, stepped and left open, or at one of its own. `plan` tells the
-    numbers of the real run; the environments may be fewer. The random streams of the process are left as they were, so
-    a run is the same with and without it.
+    They inspect the given environment, which is reset, stepped and left open, or a new one. `plan`
+    has the numbers of the real run; the environments may be fewer. The random streams of the
+    process are restored, so a run is the same with and without the checks.
     """
-    with heard_warnings() as heard, ExitStack() as opened:
-        # An environment that draws from the process's own streams must not move those of the run.
-        opened.callback(random.setstate, random.getstate())
-        opened.callback(np.random.set_state, np.random.get_state())
+    with collect_warnings() as warned, ExitStack() as stack:
+        # An environment may draw from the process's random streams: restore them for the run.
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
         on_gpu = torch.device(config.device).type == "cuda"
-        opened.enter_context(torch.random.fork_rng(devices=[config.device] if on_gpu else []))
-        env = opened.enter_context(closed_quietly(config.env.build(config.device))) if env is None else env
-        found, trial = examine(env, config.seed)
+        stack.enter_context(torch.random.fork_rng(devices=[config.device] if on_gpu else []))
+        if env is None:
+            env = stack.enter_context(closed_quietly(config.env.build(config.device)))
+        findings, rollout = check_env(env, config.seed)
         plan = replace(plan, num_agents=env.spec.num_agents if config.self_play is None else 1)
-        spec = replace(env.spec, num_envs=plan.rows // distributed.world_size())
-        found += [] if trial is None or config.env.vectorization != "auto" else _speed(trial, env, plan.num_envs)
-        about = getattr(env, "about", None)
-        found += [] if about is None else [Finding("ok", "step", about())]
-        lengths = [length for _, length, _ in trial.episodes()] if trial else []
-        found += check_plan(plan)
-        found += [check_foresight(plan, sum(lengths) / len(lengths) if lengths else None), check_truncation(spec)]
+        spec = replace(env.spec, num_envs=plan.num_actors // distributed.world_size())
+        if rollout is not None and config.env.vectorization == "auto":
+            findings += _speed(rollout, env, plan.num_envs)
+        if isinstance(env, DescribesStep):
+            findings.append(Finding("ok", "step", env.about()))
+        lengths = [length for _, length, _ in rollout.episodes()] if rollout else []
+        findings += check_plan(plan)
+        findings.append(check_foresight(plan, sum(lengths) / len(lengths) if lengths else None))
+        findings.append(check_truncation(spec))
         try:
-            if config.self_play is not None:
-                config.self_play.check(spec, plan.num_envs // distributed.world_size())
-            unused = [
-                *unused_settings(config.env, config.device),
-                *unused_settings_of(config.algorithm, spec),
-                *config.execution.unused_settings(config.device),
-            ]
-            found += [Finding("warning", "settings", line) for line in unused]
-            algorithm = config.algorithm.build(spec, config.seed)
-            algorithm.use_engine(config.execution.engine)
-            found += [Finding("ok", what, str(chosen)) for what, chosen in algorithm.about().items()]
-            found.append(check_memory(plan, spec, algorithm.empty_record(), algorithm.state_dict()))
-            found += [prove(symmetry, env, config.seed) for symmetry in symmetries_of(config.algorithm, env.spec)]
+            findings += _check_settings(config, plan, env, spec)
         except ValueError as error:
-            found.append(Finding("error", "settings", str(error)))
-    return found + heard
+            findings.append(Finding("error", "settings", str(error)))
+    return findings + warned
+
+
+def _check_settings(config: RunConfig, plan: Plan, env: Env, spec: EnvSpec) -> Iterator[Finding]:
+    """Yield findings about the settings; raise ValueError for settings that cannot work."""
+    if config.self_play is not None:
+        config.self_play.check(spec, plan.num_envs // distributed.world_size())
+    for text in (
+        *unused_settings(config.env, config.device),
+        *unused_settings_of(config.algorithm, spec),
+        *config.execution.unused_settings(config.device),
+    ):
+        yield Finding("warning", "settings", text)
+    algorithm = config.algorithm.build(spec, config.seed)
+    algorithm.use_engine(config.execution.engine)
+    for subject, decision in algorithm.about().items():
+        yield Finding("ok", subject, str(decision))
+    yield check_memory(plan, spec, algorithm.empty_record(), algorithm.state_dict())
+    for symmetry in symmetries_of(config.algorithm, env.spec):
+        yield check_symmetry(symmetry, env, config.seed)
 
 
 @contextmanager
-def heard_warnings() -> Iterator[list[Finding]]:
-    """Warnings given inside become findings, each once, in the list; Gymnasium's own checks speak this way."""
+def collect_warnings() -> Iterator[list[Finding]]:
+    """Turn warnings of the block into findings, each once; Gymnasium's own checks only warn."""
     findings: list[Finding] = []
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield findings
-    texts = [re.sub(r"\x1b\[[0-9;]*m|WARN: ", "", str(item.message)) for item in heard]
+    texts = [re.sub(r"\x1b\[[0-9;]*m|WARN: ", "", str(item.message)) for item in caught]
     findings += [Finding("warning", "warned", " ".join(text.split())) for text in dict.fromkeys(texts)]
 
 
-def examine(env: Env, seed: int) -> tuple[list[Finding], Trial | None]:
-    """What a few random steps show about an environment, and these steps; it is reset and stepped, and left open."""
+def check_env(env: Env, seed: int) -> tuple[list[Finding], RandomRollout | None]:
+    """Take random steps in an environment; return the findings and the steps.
+
+    The environment is left open. There are no steps if it raised an error.
+    """
     try:
-        trial = run_trial(env, seed, steps=STEPS, seconds=SECONDS)
-        again = run_trial(env, seed, steps=min(SEED_STEPS, len(trial.reward)), seconds=SECONDS)
-        other = run_trial(env, seed + 1, steps=len(again.reward), seconds=SECONDS)
-    except BaseException as error:  # whatever an environment raises is what there is to report
+        rollout = run_random_actions(env, seed, steps=STEPS, seconds=SECONDS)
+        same_seed = run_random_actions(env, seed, steps=min(SEED_STEPS, len(rollout.reward)), seconds=SECONDS)
+        other_seed = run_random_actions(env, seed + 1, steps=len(same_seed.reward), seconds=SECONDS)
+    except BaseException as error:  # any error of the environment is a finding
         if isinstance(error, INTERRUPTS):
             raise
-        return [Finding("error", "environment", _raised(error))], None
-    broken = list(_not_finite(trial))
-    if broken:
-        return broken, trial
-    told: dict[str, Told] = {
-        "observations": _observations(trial),
-        "actions": _actions(trial),
-        "autoreset": _autoreset(trial),
-        "episodes": _episodes(trial),
-        "rewards": _rewards(trial),
-        "seeds": _seeds(trial, again, other),
+        return [Finding("error", "environment", _describe_error(error))], None
+    nonfinite = list(_nonfinite(rollout))
+    if nonfinite:
+        return nonfinite, rollout
+    messages: dict[str, Messages] = {
+        "observations": _observations(rollout),
+        "actions": _actions(rollout.spec),
+        "autoreset": _autoreset(rollout),
+        "episodes": _episodes(rollout),
+        "rewards": _rewards(rollout),
+        "seeds": _seeds(rollout, same_seed, other_seed),
     }
-    return [Finding(level, subject, text) for subject, lines in told.items() for level, text in lines], trial
+    return [Finding(level, subject, text) for subject, lines in messages.items() for level, text in lines], rollout
 
 
-def _not_finite(trial: Trial) -> Iterator[Finding]:
-    """The first NaN or infinity of each kind."""
-    seen = {"reward": trial.reward} | {f"observation {name!r}": group for name, group in trial.obs.items()}
-    for name, group in trial.final_obs.items():
-        ended = trial.done.reshape(*trial.done.shape, *[1] * (group.ndim - 2))
-        seen[f"final observation {name!r}"] = torch.where(ended, group, 0)
-    for what, values in seen.items():
-        bad = ~torch.isfinite(values)
-        if bad.any():
-            t, row, *component = bad.nonzero()[0].tolist()
+def _nonfinite(rollout: RandomRollout) -> Iterator[Finding]:
+    """Yield the first NaN or infinity of rewards and of each observation group."""
+    tensors = {"reward": rollout.reward} | {f"observation {name!r}": group for name, group in rollout.obs.items()}
+    for name, group in rollout.final_obs.items():
+        ended = rollout.done.reshape(*rollout.done.shape, *[1] * (group.ndim - 2))
+        tensors[f"final observation {name!r}"] = torch.where(ended, group, 0)
+    for name, values in tensors.items():
+        nonfinite = ~torch.isfinite(values)
+        if nonfinite.any():
+            t, env, *component = nonfinite.nonzero()[0].tolist()
+            value = float(values[(t, env, *component)])
             where = f" component {component}" if component else ""
-            reset = what.startswith("observation") and t == 0
-            when = "at its reset" if reset else f"after {counted(max(t, 1), 'random step')}"
-            value, subject = float(values[(t, row, *component)]), "rewards" if what == "reward" else "observations"
-            yield Finding("error", subject, f"environment {row} gave {what}{where} = {value} {when}")
+            at_reset = name.startswith("observation") and t == 0
+            when = "at its reset" if at_reset else f"after {format_count(max(t, 1), 'random step')}"
+            subject = "rewards" if name == "reward" else "observations"
+            yield Finding("error", subject, f"environment {env} returned {name}{where} = {value} {when}")
 
 
-def _observations(trial: Trial) -> Told:
-    """Form, range, and components that never change."""
-    blind = True
-    for name, group in trial.obs.items():
+def _observations(rollout: RandomRollout) -> Messages:
+    """Yield shape, range, and components that never change."""
+    constant = True
+    for name, group in rollout.obs.items():
         if name == ACTION_MASK:
             continue
-        low, high = group.amin().item(), group.amax().item()
-        shape, dtype = group.shape[2:], str(group.dtype).removeprefix("torch.")
-        form = counted(shape[0], "number") if len(shape) == 1 else f"{' x '.join(map(str, shape))} numbers"
-        yield "ok", f"{name}: {form} ({dtype}) between {low:.3g} and {high:.3g} in random steps"
+        low = group.amin().item()
+        high = group.amax().item()
+        shape = group.shape[2:]
+        dtype = str(group.dtype).removeprefix("torch.")
+        size = format_count(shape[0], "number") if len(shape) == 1 else f"{' x '.join(map(str, shape))} numbers"
+        yield "ok", f"{name}: {size} ({dtype}) between {low:.3g} and {high:.3g} in random steps"
         largest = max(abs(low), abs(high))
         if group.dtype == torch.float32 and largest > EXACT_IN_FLOAT32:
-            text = f"{name} reaches {largest:.3g}; float32 holds about seven digits, so small changes are lost"
+            text = f"{name} reaches {largest:.3g}; float32 has about seven digits, so small changes are lost"
             yield "warning", f"{text}. Subtract a constant or use smaller units in the environment"
-        still = (group == group[:1, :1]).flatten(2).all(0).all(0)
-        blind &= bool(still.all())
+        unchanged = (group == group[:1, :1]).flatten(2).all(0).all(0)
+        constant &= bool(unchanged.all())
         # Constant pixels at the borders of images are normal.
-        if 0 < int(still.sum()) < len(still) and group.ndim == 3:
-            listed = [str(i) for i in still.nonzero().flatten().tolist()]
-            text = f"{len(listed)} of {len(still)} components of {name} never changed"
-            yield "note", f"{text}: {_first_of(listed, 8)}"
-    if blind:
-        yield "warning", "no observation ever changed in random steps: the policy is blind, so check what is observed"
+        if 0 < int(unchanged.sum()) < len(unchanged) and group.ndim == 3:
+            indices = [str(i) for i in unchanged.nonzero().flatten().tolist()]
+            text = f"{len(indices)} of {len(unchanged)} components of {name} never changed"
+            yield "note", f"{text}: {_first(indices, 8)}"
+    if constant:
+        yield "warning", "no observation ever changed in random steps: the policy is blind; check the observations"
 
 
-def _actions(trial: Trial) -> Told:
-    action = trial.spec.action
+def _actions(spec: EnvSpec) -> Messages:
+    action = spec.action
     if not isinstance(action, Continuous):
-        masked = ", some of them forbidden at times by a mask" if ACTION_MASK in trial.spec.obs else ""
-        yield "ok", f"{' x '.join(map(str, action.nvec))} choices{masked}"
+        masked = ", some of them forbidden at times by a mask" if ACTION_MASK in spec.obs else ""
+        yield "ok", f"{' x '.join(map(str, action.nvec))} discrete actions{masked}"
         if max(action.nvec) < 2:
-            yield "warning", "with a single choice there is nothing to decide"
+            yield "warning", "there is only one action, so there is nothing to learn"
         return
     bounds = sorted(set(zip(action.low, action.high, strict=True)))
     ranges = [f"{low:g}..{high:g}" for low, high in bounds]
-    yield "ok", f"{counted(action.dim, 'number')} in {_first_of(ranges, 4)}"
+    yield "ok", f"{format_count(action.dim, 'number')} in {_first(ranges, 4)}"
     if not action.bounded:
         text = (
-            "not all actions have finite bounds: there the policy's samples, of size about 1 at first, reach the "
-            "environment as drawn, up to a bound. Give the space bounds if it means something else by 1"
+            "not all actions have finite bounds: the policy's samples, of size about 1 at first, reach the environment "
+            "unscaled. Give the action space bounds if its actions have another scale"
         )
         yield "note", text
     if any(low >= high for low, high in bounds):
-        yield "warning", "a component whose bounds are equal leaves nothing to decide"
+        yield "warning", "an action component has equal bounds, so there is nothing to learn in it"
 
 
-def _autoreset(trial: Trial) -> Told:
-    """How the next episode begins, and whether ends look as declared."""
-    if trial.spec.final_obs == "in_place":
-        yield "ok", "the step after an end only resets; such rows are left out of learning"
-        missed = trial.done[:-1] & trial.valid[1:]
-        if missed.any():
-            t, row = missed.nonzero()[0].tolist()
-            text = f"environment {row} ended at step {t + 1} and its next row is marked valid"
-            yield "error", f"{text}, though it must be the reset"
+def _autoreset(rollout: RandomRollout) -> Messages:
+    """Yield the way of resetting, and ends of episodes that do not look as declared."""
+    if rollout.spec.final_obs == "in_place":
+        yield "ok", "the step after the end of an episode only resets; such steps are left out of learning"
+        unmarked = rollout.done[:-1] & rollout.valid[1:]
+        if unmarked.any():
+            t, env = unmarked.nonzero()[0].tolist()
+            text = f"environment {env} ended at step {t + 1} and its next step is marked valid"
+            yield "error", f"{text}, but it must be the reset: set Step.valid to False there"
         return
-    yield "ok", "a finished environment restarts within the same step; no row is wasted"
-    ended, last = trial.done, {name: group for name, group in trial.final_obs.items() if name != ACTION_MASK}
-    same = all(torch.equal(group[ended], trial.obs[name][1:][ended]) for name, group in last.items())
-    varied = any(bool((trial.obs[name] != trial.obs[name][:1]).any()) for name in last)
+    yield "ok", "a finished environment restarts within the same step; no step is lost"
+    ended = rollout.done
+    last = {name: group for name, group in rollout.final_obs.items() if name != ACTION_MASK}
+    same = all(torch.equal(group[ended], rollout.obs[name][1:][ended]) for name, group in last.items())
+    varied = any(bool((rollout.obs[name] != rollout.obs[name][:1]).any()) for name in last)
     if ended.any() and same and varied:
         text = (
-            "the last observation of every ended episode equals the first of the next: it looks as if the true last "
-            "one is lost, and a truncated episode would be valued by the wrong observation"
+            "the last observation of every ended episode equals the first of the next: probably the true last one "
+            "is lost, and truncated episodes would be bootstrapped from the wrong observation"
         )
         yield "warning", text
 
 
-def _episodes(trial: Trial) -> Told:
-    episodes, steps = trial.episodes(), len(trial.reward)
-    none = f"none ended within {steps} random steps"
-    if not episodes and trial.spec.truncates:
-        yield "ok", f"{none}; a time limit will end them"
+def _episodes(rollout: RandomRollout) -> Messages:
+    episodes = rollout.episodes()
+    steps = len(rollout.reward)
+    none_ended = f"none ended within {steps} random steps"
+    if not episodes and rollout.spec.truncates:
+        yield "ok", f"{none_ended}; a time limit will end them"
     elif not episodes:
-        why = "Without ends there are no returns to report and the worst state is never left"
-        advice = "give max_episode_steps if there is none"
-        yield "warning", f"{none}, and no time limit is declared. {why}; {advice}"
+        consequence = "Without ends there are no returns to report, and bad states are never left"
+        advice = "set max_episode_steps if there is none"
+        yield "warning", f"{none_ended}, and no time limit is declared. {consequence}; {advice}"
     else:
         lengths = [length for _, length, _ in episodes]
-        ended = sum(terminated for _, _, terminated in episodes)
-        how = f"{ended} terminated, {len(episodes) - ended} truncated"
-        yield "ok", f"{len(episodes)} ended in {steps} random steps, after {_span(lengths)} steps; {how}"
+        terminated = sum(end for _, _, end in episodes)
+        ends = f"{terminated} terminated, {len(episodes) - terminated} truncated"
+        yield "ok", f"{len(episodes)} ended in {steps} random steps, after {_span(lengths)} steps; {ends}"
         if max(lengths) == 1:
-            text = "every episode ended at its first step: no action has a consequence, unless that is the task"
+            text = "every episode ended at its first step: no action has later consequences. Is this intended?"
             yield "warning", text
 
 
-def _rewards(trial: Trial) -> Told:
-    reward = trial.reward[trial.valid]
+def _rewards(rollout: RandomRollout) -> Messages:
+    reward = rollout.reward[rollout.valid]
     if not len(reward):
         return
-    low, high = reward.min().item() + 0.0, reward.max().item() + 0.0  # never -0
+    low = reward.min().item() + 0.0  # + 0.0 turns -0.0 into 0.0
+    high = reward.max().item() + 0.0
     text = f"between {low:.3g} and {high:.3g} a step"
-    if returns := [return_ for return_, _, _ in trial.episodes()]:
+    if returns := [return_ for return_, _, _ in rollout.episodes()]:
         text += f"; random actions earn {np.mean(returns):.4g} an episode ({_span(returns)}): the score to beat"
     yield "ok", text
     largest = max(abs(low), abs(high))
@@ -244,51 +276,58 @@ def _rewards(trial: Trial) -> Told:
         advice = "divide them by a constant so that they are of order 1, and keep normalize_value on"
         yield "warning", f"they reach {largest:.3g}: {advice}"
     if largest == 0:
-        text = f"all {len(reward):,} were 0: chance finds nothing to learn from here, so training may never start"
-        yield "warning", f"{text}. A reward for partial success, or easier starts, would help"
+        text = f"all {len(reward):,} were 0: random actions find no reward, so training may never start"
+        yield "warning", f"{text}. Reward partial success, or begin episodes closer to the goal"
 
 
-def _seeds(trial: Trial, again: Trial, other: Trial) -> Told:
-    steps = len(again.reward)
-    if not _same(trial, again):
-        source = "the environment draws from a source that reset(seed=...) does not set, so runs cannot be repeated"
-        yield "warning", f"the same seed and actions gave two different trajectories: {source}"
-    elif _same(trial, other):
-        why = "either nothing here is left to chance, which is fine, or reset(seed=...) is ignored"
-        yield "note", f"two seeds gave the same {steps} steps: {why}"
+def _seeds(rollout: RandomRollout, same_seed: RandomRollout, other_seed: RandomRollout) -> Messages:
+    steps = len(same_seed.reward)
+    if not _starts_with(rollout, same_seed):
+        cause = "the environment draws from a source that reset(seed=...) does not set, so runs cannot be repeated"
+        yield "warning", f"the same seed and actions gave two different trajectories: {cause}"
+    elif _starts_with(rollout, other_seed):
+        cause = "either the environment is deterministic, which is fine, or it ignores reset(seed=...)"
+        yield "note", f"two seeds gave the same {steps} steps: {cause}"
     else:
-        yield "ok", f"the same seed gave the same {steps} steps twice, another seed other ones"
+        yield "ok", f"equal seeds gave equal {steps} steps, another seed different ones"
 
 
-def _same(one: Trial, other: Trial) -> bool:
-    """Whether all steps of `other` are the first ones of `one`."""
-    seen = all(torch.equal(one.obs[name][: len(group)], group) for name, group in other.obs.items())
-    came = ("reward", "terminated", "truncated")
-    return seen and all(torch.equal(getattr(one, name)[: len(other.reward)], getattr(other, name)) for name in came)
+def _starts_with(rollout: RandomRollout, other: RandomRollout) -> bool:
+    """Return whether all steps of `other` are the first ones of `rollout`."""
+    steps = len(other.reward)
+    return (
+        all(torch.equal(rollout.obs[name][: len(group)], group) for name, group in other.obs.items())
+        and torch.equal(rollout.reward[:steps], other.reward)
+        and torch.equal(rollout.terminated[:steps], other.terminated)
+        and torch.equal(rollout.truncated[:steps], other.truncated)
+    )
 
 
-def _speed(trial: Trial, env: Env, num_envs: int) -> Iterator[Finding]:
-    each, others = trial.seconds / env.spec.num_envs, min(getattr(env, "idle_cores", 0), num_envs - 1)
-    if others > 0 and each > LONG_STEP:
-        text = f"a step of one environment takes about {1e3 * each:.2g} ms, and {num_envs} take turns"
-        yield Finding("note", "speed", f"{text}; --env.vectorization forked would share them among {others + 1} cores")
+def _speed(rollout: RandomRollout, env: Env, num_envs: int) -> Iterator[Finding]:
+    seconds = rollout.seconds / env.spec.num_envs
+    others = min(env.idle_cores, num_envs - 1) if isinstance(env, SharesCores) else 0
+    if others > 0 and seconds > LONG_STEP:
+        text = f"a step of one environment takes about {1e3 * seconds:.2g} ms, and {num_envs} take turns"
+        advice = f"--env.vectorization forked would share them among {others + 1} cores"
+        yield Finding("note", "speed", f"{text}; {advice}")
 
 
-def _first_of(texts: list[str], most: int) -> str:
-    return ", ".join(texts[:most]) + (", ..." if len(texts) > most else "")
+def _first(texts: list[str], count: int) -> str:
+    return ", ".join(texts[:count]) + (", ..." if len(texts) > count else "")
 
 
 def _span(values: list[Any]) -> str:
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
 
 
-def _raised(error: BaseException) -> str:
-    """An error with the environment and the place that it comes from."""
+def _describe_error(error: BaseException) -> str:
+    """Return an error with its environment and its place in the code."""
     row = env_number(error)
-    who = "" if row is None else f" (environment {row})"
+    where = "" if row is None else f" (environment {row})"
     if isinstance(error, ContractBroken | EnvFailed):
-        return f"random actions showed a broken contract{who}: {text_of(error)}"
+        return f"random actions showed a broken contract{where}: {text_of(error)}"
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"random actions ended in {type(error).__name__}: {text_of(error)}{place}{who}"
+    return f"random actions ended in {type(error).__name__}: {text_of(error)}{place}{where}"

@@ -1,6 +1,6 @@
-"""The arithmetic of a run in words, before it begins.
+"""The arithmetic of a run before it begins: batches, updates, foresight and memory.
 
-Sizes that no machine can hold, refused before anything is allocated.
+Also the lower bound on memory that refuses impossible sizes before anything is allocated.
 """
 
 from __future__ import annotations
@@ -23,20 +23,28 @@ from canter.training.config import RunConfig
 Level = Literal["ok", "note", "warning", "error"]
 
 FEW_ROLLOUTS = 10
-"""With fewer iterations hardly anything is learned."""
+"""Hardly anything is learned from fewer rollouts."""
 SMALL_MINIBATCH = 16
-"""Advantages of fewer rows than this are mostly noise."""
+"""Gradients of fewer samples are mostly noise."""
+TRANSITION_BYTES = 16
+"""Bytes of any transition: reward, value, log-probability and flags."""
+WEIGHT_COPIES = 4
+"""Weights, gradients and two moments."""
+MIN_ENV_BYTES = 1 << 10
+"""Lower bound of a Gymnasium environment."""
+MIN_PROCESS_BYTES = 1 << 23
+"""Lower bound of an environment in its own process."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a look before the run has shown."""
+    """One result of the environment check."""
 
     level: Level
-    """Fine, good to know, likely a mistake, or certainly one."""
+    """Correct, good to know, likely a mistake, or certainly a mistake."""
     subject: str
     text: str
-    """A sentence or two."""
+    """One or two sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,22 +52,22 @@ class Plan(RolloutPlan):
     """The numbers of a run: how much it collects, and how it learns from that."""
 
     total_steps: int | None
-    """None where something else ends the run."""
+    """Budget of environment steps; None if something else ends the run."""
     num_envs: int
     iterations: int | None = None
-    """Rollouts after which it ends at the latest, if there is such a limit."""
+    """Limit of iterations, each with one rollout; None for no limit."""
     num_agents: int = 1
-    """Rows of each environment."""
+    """Agents of each environment."""
 
     @property
-    def rows(self) -> int:
-        """Transitions in a step of all environments."""
+    def num_actors(self) -> int:
+        """Transitions in a step of all environments: one per agent."""
         return self.num_envs * self.num_agents
 
     @property
     def batch(self) -> int:
         """Transitions in a rollout."""
-        return self.horizon * self.rows
+        return self.horizon * self.num_actors
 
     @property
     def updates(self) -> int:
@@ -68,107 +76,159 @@ class Plan(RolloutPlan):
 
     @property
     def minibatch(self) -> int:
-        """Rows of an update."""
+        """Samples of an update."""
         return self.drawn or self.batch // self.num_minibatches
 
     @property
     def rollouts(self) -> int | None:
-        """Rollouts in the whole run, at most; None where nobody knows."""
+        """Rollouts of the whole run, at most; None if unknown."""
         by_steps = None if self.total_steps is None else math.ceil(self.total_steps / self.batch)
         return min((limit for limit in (by_steps, self.iterations) if limit is not None), default=None)
 
-    def in_words(self) -> str:
-        """How a rollout is cut up."""
+    def describe_rollout(self) -> str:
+        """Return how a rollout is divided into minibatches."""
         agents = f" x {self.num_agents} agents" if self.num_agents > 1 else ""
-        rows = f"{counted(self.horizon, 'step')} x {counted(self.num_envs, 'env')}{agents} = {self.batch:,}"
-        updates = counted(self.updates, "update")
+        size = f"{format_count(self.horizon, 'step')} x {format_count(self.num_envs, 'env')}{agents} = {self.batch:,}"
+        updates = format_count(self.updates, "update")
         if self.drawn:
-            warmup = f"the first {self.warmup_steps:,} steps are random and learn nothing"
-            return f"rollout = {rows}, then {updates} on {self.drawn:,} remembered transitions each; {warmup}"
-        cut = f"{counted(self.num_minibatches, 'minibatch')} of {self.minibatch:,}, {counted(self.epochs, 'epoch')}"
-        return f"batch = {rows}, {cut}: {updates} per rollout"
+            warmup = f"the first {self.warmup_steps:,} steps are random and without updates"
+            return f"rollout = {size}, then {updates} on {self.drawn:,} replayed transitions each; {warmup}"
+        minibatches = format_count(self.num_minibatches, "minibatch")
+        epochs = format_count(self.epochs, "epoch")
+        return f"batch = {size}, {minibatches} of {self.minibatch:,}, {epochs}: {updates} per rollout"
 
-    def in_all(self) -> str:
-        """What the whole run comes to."""
+    def describe_run(self) -> str:
+        """Return steps, rollouts and updates of the whole run."""
         if self.rollouts is None:
-            return "how long the run will be is not known"
-        whole = self.rollouts * self.batch
-        steps = whole if self.total_steps is None else min(self.total_steps, whole)
-        learning = max(0, self.rollouts - max(0, math.ceil(self.warmup_steps / self.batch) - 1))
-        total = counted(learning * self.updates, "update")
-        return f"{counted(steps, 'step')} = {counted(self.rollouts, 'rollout')}, {total} in all"
+            return "the length of the run is unknown"
+        steps = self.rollouts * self.batch
+        if self.total_steps is not None:
+            steps = min(self.total_steps, steps)
+        warmup = max(0, math.ceil(self.warmup_steps / self.batch) - 1)
+        updates = max(0, self.rollouts - warmup) * self.updates
+        parts = f"{format_count(self.rollouts, 'rollout')}, {format_count(updates, 'update')} in total"
+        return f"{format_count(steps, 'step')} = {parts}"
 
 
 def check_plan(plan: Plan) -> list[Finding]:
-    """The arithmetic, and what is odd about it."""
-    found = [Finding("ok", "arithmetic", plan.in_words()), Finding("ok", "arithmetic", plan.in_all())]
+    """Return the arithmetic of the run, and warnings about few rollouts or small minibatches."""
+    findings = [Finding("ok", "arithmetic", plan.describe_rollout()), Finding("ok", "arithmetic", plan.describe_run())]
     if plan.rollouts is not None and plan.rollouts < FEW_ROLLOUTS:
-        longer = FEW_ROLLOUTS * plan.batch
         text = (
-            f"only {counted(plan.rollouts, 'rollout')} in the whole run, and the policy improves once per rollout: "
-            f"raise total_steps to {longer:,} or more, or use a smaller horizon or fewer environments"
+            f"only {format_count(plan.rollouts, 'rollout')} in the whole run, and the policy improves once per "
+            f"rollout: raise total_steps to {FEW_ROLLOUTS * plan.batch:,} or more, or use a smaller horizon or "
+            "fewer environments"
         )
-        found.append(Finding("warning", "budget", text))
+        findings.append(Finding("warning", "budget", text))
     if plan.minibatch < SMALL_MINIBATCH:
         advice = "a larger batch_size" if plan.drawn else "fewer minibatches, more environments or a longer horizon"
-        text = f"a minibatch has only {plan.minibatch} rows, so its gradient is mostly noise: use {advice}"
-        found.append(Finding("warning", "minibatches", text))
-    return found
+        text = f"a minibatch has only {plan.minibatch} samples, so its gradient is mostly noise: use {advice}"
+        findings.append(Finding("warning", "minibatches", text))
+    return findings
 
 
 def check_foresight(plan: Plan, episode_length: float | None) -> Finding:
-    """How far gamma looks ahead, against the length of episodes (None if none was seen to end) and of rollouts."""
+    """Compare the horizon of gamma with the length of episodes and rollouts.
+
+    `episode_length` is None if no episode was seen to end.
+    """
     if plan.gamma is None:
-        return Finding("ok", "foresight", f"a rollout holds {plan.horizon:,} steps of each environment")
+        return Finding("ok", "foresight", f"a rollout has {plan.horizon:,} steps of each environment")
     if plan.gamma == 1:
-        reach, text = math.inf, "gamma 1 looks ahead without end"
+        foresight = math.inf
+        text = "gamma 1 does not discount: it looks ahead without limit"
     else:
-        reach = 1 / (1 - plan.gamma)
-        text = f"gamma {plan.gamma:g} looks about {reach:,.0f} steps ahead, 1 / (1 - gamma)"
+        foresight = 1 / (1 - plan.gamma)
+        text = f"gamma {plan.gamma:g} looks about {foresight:,.0f} steps ahead, 1 / (1 - gamma)"
     if episode_length is not None:
         text += f"; episodes of random actions last about {episode_length:,.0f} steps"
-    text += f"; a rollout holds {plan.horizon:,} steps of each environment"
-    if episode_length is not None and reach < episode_length / 10:
-        why = "what comes later than that hardly counts for a decision now; raise gamma if it should"
-        return Finding("note", "foresight", f"{text}; {why}")
+    text += f"; a rollout has {plan.horizon:,} steps of each environment"
+    if episode_length is not None and foresight < episode_length / 10:
+        advice = "later rewards hardly affect the current decision; raise gamma if they should"
+        return Finding("note", "foresight", f"{text}; {advice}")
     decay = plan.gamma * plan.gae_lambda
     if decay < 1 and plan.horizon < 1 / (1 - decay):
-        why = (
-            f"that is less than the {1 / (1 - decay):,.0f} steps over which gae_lambda sums rewards, so advantages "
-            "rest on the critic more than gae_lambda suggests"
+        text += (
+            f"; this is less than the {1 / (1 - decay):,.0f} steps over which gae_lambda sums rewards, so advantages "
+            "depend on the critic more than gae_lambda suggests"
         )
-        return Finding("note", "foresight", f"{text}; {why}")
+        return Finding("note", "foresight", text)
     return Finding("ok", "foresight", text)
 
 
 def check_truncation(spec: EnvSpec) -> Finding:
-    """What the value of an episode that is cut off is taken from."""
+    """Return the value that a truncated episode is bootstrapped from."""
     if spec.truncates is False:
-        return Finding("ok", "truncation", "episodes are never cut off, so nothing is added at their end")
-    known = "" if spec.truncates else "nobody declares whether episodes are cut off; "
+        return Finding("ok", "truncation", "episodes are never truncated, so nothing is bootstrapped at their end")
+    known = "" if spec.truncates else "the environment does not declare whether it truncates episodes; "
     if spec.final_obs == "unknown":
         return Finding("note", "truncation", known + LOST_FINAL_OBS)
-    where = "kept beside the next episode's first one" if spec.final_obs == "separate" else "given before the reset"
+    where = "kept beside the first of the next episode" if spec.final_obs == "separate" else "returned before the reset"
     text = (
-        f"{known}where a time limit cuts an episode off, the value of its true last observation ({where}) stands for "
-        "what would have followed; where it terminates, nothing follows"
+        f"{known}an episode truncated by a time limit is bootstrapped from the value of its true last observation "
+        f"({where}); a terminated one is not bootstrapped"
     )
     return Finding("ok", "truncation", text)
 
 
 def check_memory(plan: Plan, spec: EnvSpec, record: Any, state: Any) -> Finding:
-    """Bytes for rollout and weights; `record` is what is kept of one step `[N, ...]`, `state` the algorithm's."""
+    """Return an estimate of the memory for rollout and weights.
+
+    `record` is the algorithm's record of one step `[N, ...]`, `state` its `state_dict`.
+    """
     obs = sum(math.prod(part.shape) * part.dtype.itemsize for part in spec.obs.values())
-    row = obs * (2 if spec.final_obs == "separate" else 1) + tree_bytes(record) / plan.rows + 16
-    # A second copy is the shuffled one of an epoch; gradients are as large as weights, of which the state has three.
-    rollout, learned = 2 * row * plan.batch, tree_bytes(state) * 4 / 3
-    parts = f"{size(rollout)} for a rollout and its shuffled copy, {size(learned)} for weights, gradients and moments"
-    text = f"about {parts}, on {spec.device}; torch itself and the simulators come on top"
-    return Finding("ok", "memory", text)
+    copies = 2 if spec.final_obs == "separate" else 1
+    transition = obs * copies + tree_bytes(record) / plan.num_actors + TRANSITION_BYTES
+    rollout = 2 * transition * plan.batch  # the rollout and its shuffled copy
+    # The state has weights and two moments; gradients are as large as the weights.
+    learned = tree_bytes(state) * 4 / 3
+    parts = (
+        f"{format_bytes(rollout)} for a rollout and its shuffled copy, "
+        f"{format_bytes(learned)} for weights, gradients and moments"
+    )
+    return Finding("ok", "memory", f"about {parts}, on {spec.device}; torch itself and the simulators need more")
+
+
+def check_size(plan: Plan, config: RunConfig) -> None:
+    """Raise ConfigError if rollouts, environments or layers alone exceed the free memory.
+
+    Only lower bounds are compared, so nothing that could work is refused; `canter check` estimates
+    the rest.
+    """
+    available = available_memory()
+    num_envs = config.env.num_envs
+    env_bytes = MIN_PROCESS_BYTES if config.env.vectorization == "async" else MIN_ENV_BYTES
+    if ":" in config.env.id:  # another scheme than Gymnasium's
+        env_bytes = 0
+    needs: list[tuple[str, Any, str, float]] = [
+        ("env.num_envs", num_envs, "these environments", env_bytes * num_envs),
+        ("env.num_envs", f"{num_envs} with horizon {plan.horizon}", "a rollout", TRANSITION_BYTES * plan.batch),
+    ]
+    for key, widths in _layers(config, ""):
+        needs.append((key, list(widths), "its layers", 4 * WEIGHT_COPIES * _weights(widths)))
+    for key, value, name, least in needs:
+        if least > available:
+            text = f"{name} would take {format_bytes(least)} or more, and {format_bytes(available)} are free here"
+            raise ConfigError(f"{key}={value}: {text}; use a smaller number", key)
+
+
+def _layers(value: Any, key: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the layer widths in a tree of settings by key: the fields named `hidden`."""
+    for part in fields(value) if is_dataclass(value) else ():
+        inner = getattr(value, part.name)
+        path = f"{key}.{part.name}" if key else part.name
+        if part.name == "hidden":
+            yield path, inner if isinstance(inner, tuple) else (inner, inner)
+        yield from _layers(inner, path)
+
+
+def _weights(widths: tuple[int, ...]) -> int:
+    """Return the number of weights and biases of a network with one input."""
+    return sum(widths) + sum(a * b for a, b in pairwise(widths))
 
 
 def tree_bytes(tree: Any) -> int:
-    """Bytes of all tensors in a tree, whatever else it holds."""
+    """Return the bytes of all tensors in a tree."""
     if isinstance(tree, TensorStruct):
         tree = vars(tree)
     if isinstance(tree, dict):
@@ -178,8 +238,8 @@ def tree_bytes(tree: Any) -> int:
     return tree.nbytes if isinstance(tree, Tensor) else 0
 
 
-def size(count: float) -> str:
-    """Bytes as people say them."""
+def format_bytes(count: float) -> str:
+    """Return a number of bytes with its unit: 61.4 kB, 3 GB."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -187,47 +247,7 @@ def size(count: float) -> str:
     return f"{count:,.0f} PB"
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things, in singular or plural."""
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, in singular or plural."""
     plural = f"{noun}es" if noun.endswith("ch") and noun != "epoch" else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
-
-
-ROW = 16
-"""Bytes of a transition whatever it is of: reward, value, log-probability and flags."""
-COPIES = 4
-"""Weights, gradients and two moments."""
-LEAST_ENV, LEAST_PROCESS = 1 << 10, 1 << 23
-"""Bytes of one Gymnasium environment, and of one in a process of its own; real ones take several times as much."""
-
-
-def check_size(plan: Plan, config: RunConfig) -> None:
-    """Refuse settings whose rollouts, environments or layers alone would not fit into the memory of this machine.
-
-    These are the least that they can take, so nothing that could work is refused; `canter check` estimates the rest.
-    """
-    room, count = available_memory(), config.env.num_envs
-    each = 0 if ":" in config.env.id else LEAST_PROCESS if config.env.vectorization == "async" else LEAST_ENV
-    needed = [
-        ("env.num_envs", count, "these environments", each * count),
-        ("env.num_envs", f"{count} with horizon {plan.horizon}", "a rollout", ROW * plan.batch),
-        *((key, list(widths), "its layers", 4 * COPIES * _weights(widths)) for key, widths in _layers(config, "")),
-    ]
-    for key, value, what, least in needed:
-        if least > room:
-            text = f"{what} would take {size(least)} or more, and {size(room)} are free here; expected a smaller number"
-            raise ConfigError(f"{key}={value}: {text}", key)
-
-
-def _layers(value: Any, key: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The widths of layers in a tree of settings, by their keys: fields that are called `hidden`."""
-    for part in fields(value) if is_dataclass(value) else ():
-        inner, path = getattr(value, part.name), f"{key}.{part.name}" if key else part.name
-        if part.name == "hidden":
-            yield path, inner if isinstance(inner, tuple) else (inner, inner)
-        yield from _layers(inner, path)
-
-
-def _weights(widths: tuple[int, ...]) -> int:
-    """How many weights and biases there are at least, with one input."""
-    return sum(widths) + sum(a * b for a, b in pairwise(widths))

@@ -1,1 +1,1 @@
-"""How a run is shown on a terminal."""
+"""Terminal output of a run."""

@@ -1,4 +1,4 @@
-"""How a run reports while it trains: a live table on a terminal, lines elsewhere, or whole blocks."""
+"""Consoles of a run: a live table on a terminal, single lines elsewhere, or whole blocks."""
 
 from __future__ import annotations
 
@@ -8,113 +8,148 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from canter.app.console.dashboard import LiveConsole, Pace, long_run, reported, shown
-from canter.app.console.text import duration, number, percent
-from canter.runs.metrics import MetricWriter
+from canter.app.console.dashboard import (
+    LiveConsole,
+    ProgressTracker,
+    format_env_metrics,
+    format_long_run_average,
+    format_metric,
+)
+from canter.app.console.text import format_clock, format_number, format_percent
+from canter.runs.writers import MetricWriter
 from canter.training.progress import PARTS
 
 ConsoleKind = Literal["auto", "live", "lines", "verbose", "quiet"]
 
 LINE_SECONDS = 5.0
+"""Seconds between two lines of `LineConsole`."""
 
 
 def make_console(kind: ConsoleKind = "auto") -> MetricWriter:
-    """The console of that kind; `auto` is a live table on a terminal and lines elsewhere."""
+    """Return a console of that kind; `auto` is a live table on a terminal and lines elsewhere."""
     if kind == "auto":
         kind = "live" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else "lines"
     return CONSOLES[kind]()
 
 
 class QuietConsole:
-    """Says nothing; other consoles say more."""
+    """Prints nothing; the base of the other consoles."""
 
     def __init__(self) -> None:
-        self.pace = Pace({})
+        self.tracker = ProgressTracker({})
 
     def start(self, settings: dict[str, Any]) -> None:
-        """Learn how long the run is to be, and what counts in it."""
-        self.pace = Pace(settings)
+        """Read the length of the run and the metrics to show from its settings."""
+        self.tracker = ProgressTracker(settings)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Nothing to say."""
+        """Print nothing."""
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Print nothing."""
 
 
 class LineConsole(QuietConsole):
-    """One line every few seconds, the first and the last iteration always; for log files and batch systems."""
+    """Prints a line every few seconds, and always for the first and the last iteration.
+
+    For log files and batch systems.
+    """
 
     def __init__(self, every: float = LINE_SECONDS) -> None:
         super().__init__()
-        self.every, self.printed, self.waiting = every, float("-inf"), False
+        self.every = every
+        self.printed_at = float("-inf")
+        self.pending = False
 
     def write(self, row: dict[str, Any]) -> None:
-        """Print a line if it is time for one."""
-        self.pace.rows.append(row)
-        self.waiting = True
-        if time.perf_counter() - self.printed >= self.every:
+        """Print a line if the last one is old enough."""
+        self.tracker.rows.append(row)
+        self.pending = True
+        if time.perf_counter() - self.printed_at >= self.every:
             self._print()
 
     def close(self) -> None:
-        """Print the last iteration, if it was not."""
-        if self.waiting:
+        """Print the last iteration if that has not happened."""
+        if self.pending:
             self._print()
 
     def _print(self) -> None:
-        row = self.pace.rows[-1]
-        episodes = "no episode has ended yet"
-        if self.pace.by_average:
-            episodes = f"reward per time {long_run(row)}"
-        elif row["return"] is not None:
-            episodes = f"return {number(row['return'])}  length {number(row['length'])}"
-            episodes += f"  {self.pace.success} {percent(row['success_rate'])}"
+        row = self.tracker.rows[-1]
+        metrics = [f"{line.line} {format_metric(line, row)}" for line in self.tracker.headlines(row) if line.line]
+        steps = f"{row['env_steps']:>11,} steps"
+        speed = f"{self.tracker.steps_per_second:,.0f} steps/s"
+        remaining = f"{format_clock(self.tracker.seconds_left)} left"
+        print("  ".join([steps, self._episodes(row), *metrics, speed, remaining]), flush=True)
+        self.printed_at = time.perf_counter()
+        self.pending = False
+
+    def _episodes(self, row: dict[str, Any]) -> str:
+        if self.tracker.best_by_average:
+            text = f"reward per time {format_long_run_average(row)}"
+        elif row["return"] is None:
+            text = "no episode has ended yet"
+        else:
+            success = f"{self.tracker.success} {format_percent(row['success_rate'])}"
+            text = f"return {format_number(row['return'])}  length {format_number(row['length'])}  {success}"
         if row.get("eval/return") is not None:
-            episodes += f"  evaluation {number(row['eval/return'])}"
-        metrics = [f"{line.line} {shown(line, row)}" for line in self.pace.headlines(row) if line.line]
-        speed = f"{self.pace.steps_per_second:,.0f} steps/s  {duration(self.pace.seconds_left)} left"
-        print("  ".join([f"{row['env_steps']:>11,} steps", episodes, *metrics, speed]), flush=True)
-        self.printed, self.waiting = time.perf_counter(), False
+            text += f"  evaluation {format_number(row['eval/return'])}"
+        return text
 
 
 class VerboseConsole(QuietConsole):
-    """A whole block for every row, in three parts, and a fourth for what the environment reports."""
+    """Prints a block of three parts for every row, and a fourth for metrics of the environment."""
 
     def write(self, row: dict[str, Any]) -> None:
         """Print a block."""
         lines = [f"------ rollout {row['rollouts']:,} ".ljust(44, "-")]
         for title, entries in self.block(row).items():
-            lines += [title, *(f"  {name:<20}{text:>22}" for name, text in entries.items())]
+            lines.append(title)
+            lines += [f"  {name:<20}{text:>22}" for name, text in entries.items()]
         print("\n".join(lines), flush=True)
 
     def block(self, row: dict[str, Any]) -> dict[str, dict[str, str]]:
-        """The parts: title -> name -> value."""
-        total_steps, chosen = self.pace.total_steps, self.pace.declared.settings
-        which = "" if self.pace.success == "success" else " (success: terminated)"
-        return {
-            "rollout statistics": {
-                "mean_ep_len": number(row["rollout_length"]),
-                "mean_ep_return": number(row["rollout_return"]),
-                "mean_reward": number(row["rollout_reward"]),
-                **({"long_run_average": long_run(row)} if self.pace.by_average else {}),
-                **{line.block: number(row.get(line.metric)) for line in self.pace.headlines(row) if line.block},
-                "rollout_len": f"{row['rollout_steps']:,}",
-                "time_elapsed": f"{sum(row[f'time/{part}'] for part in PARTS):,.2f}s",
+        """Return the parts of a block: title -> name -> value."""
+        meaning = "" if self.tracker.success == "success" else " (success: terminated)"
+        parts = {
+            "rollout statistics": self._rollout(row),
+            f"recent {min(row['episodes'], self.tracker.recent)} episodes{meaning}": {
+                "mean_ep_len": format_number(row["length"]),
+                "mean_ep_return": format_number(row["return"]),
+                "success_rate": format_percent(row["success_rate"]),
             },
-            f"recent {min(row['episodes'], self.pace.recent)} episodes{which}": {
-                "mean_ep_len": number(row["length"]),
-                "mean_ep_return": number(row["return"]),
-                "success_rate": percent(row["success_rate"]),
-            },
-            "trainer statistics": {
-                "episodes_count": f"{row['episodes']:,}",
-                "timesteps_count": f"{row['env_steps']:,}",
-                "rollouts_count": f"{row['rollouts']:,}",
-                "total_timesteps": "-" if total_steps is None else f"{total_steps:,}",
-                **{name: number(self.pace.learning.get(key)) for name, key in chosen.items()},
-            },
-            **({"environment": entries} if (entries := reported(row)) else {}),
+            "trainer statistics": self._trainer(row),
         }
+        from_env = format_env_metrics(row)
+        if from_env:
+            parts["environment"] = from_env
+        return parts
+
+    def _rollout(self, row: dict[str, Any]) -> dict[str, str]:
+        entries = {
+            "mean_ep_len": format_number(row["rollout_length"]),
+            "mean_ep_return": format_number(row["rollout_return"]),
+            "mean_reward": format_number(row["rollout_reward"]),
+        }
+        if self.tracker.best_by_average:
+            entries["long_run_average"] = format_long_run_average(row)
+        for headline in self.tracker.headlines(row):
+            if headline.block:
+                entries[headline.block] = format_number(row.get(headline.metric))
+        entries["rollout_len"] = f"{row['rollout_steps']:,}"
+        entries["time_elapsed"] = f"{sum(row[f'time/{part}'] for part in PARTS):,.2f}s"
+        return entries
+
+    def _trainer(self, row: dict[str, Any]) -> dict[str, str]:
+        total_steps = self.tracker.total_steps
+        entries = {
+            "episodes_count": f"{row['episodes']:,}",
+            "timesteps_count": f"{row['env_steps']:,}",
+            "rollouts_count": f"{row['rollouts']:,}",
+            "total_timesteps": "-" if total_steps is None else f"{total_steps:,}",
+        }
+        for name, key in self.tracker.report_spec.settings.items():
+            entries[name] = format_number(self.tracker.algorithm.get(key))
+        return entries
 
 
 CONSOLES: dict[str, Callable[[], MetricWriter]] = {

@@ -1,6 +1,6 @@
-"""Numbers as people read them.
+"""Text for a terminal: numbers and times for people, and output that cannot move the cursor.
 
-Text on its way to a terminal: nothing in it moves the cursor, and nobody reading any longer ends no run.
+Output that nobody reads any more, as after `| head`, does not end a run.
 """
 
 from __future__ import annotations
@@ -13,26 +13,35 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
-def number(value: float | None) -> str:
-    """About four significant digits; a hyphen for none."""
+
+def format_number(value: float | None) -> str:
+    """Return a number with about four significant digits; a hyphen for None."""
     if value is None:
         return "-"
     size = abs(value)
     if size >= 1000:
         return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.1f}"
+    if size >= 1:
+        return f"{value:.2f}"
     if 0 < size < 1e-3:
         return f"{value:.1e}"
-    return f"{value:.{1 if size >= 100 else 2 if size >= 1 else 4}f}"
+    return f"{value:.4f}"
 
 
-def percent(value: float | None) -> str:
-    """A fraction as a percentage; a hyphen for none."""
-    return "-" if value is None else f"{value:.1%}" if 0 < value < 0.1 else f"{value:.0%}"
+def format_percent(value: float | None) -> str:
+    """Return a fraction as a percentage; a hyphen for None."""
+    if value is None:
+        return "-"
+    return f"{value:.1%}" if 0 < value < 0.1 else f"{value:.0%}"
 
 
-def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds; hours only where there are some; a hyphen for none."""
+def format_clock(seconds: float | None) -> str:
+    """Return a time as 1:02:05, or 2:05 below an hour; a hyphen for None."""
     if seconds is None:
         return "-"
     minutes, second = divmod(round(seconds), 60)
@@ -40,44 +49,44 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
-def in_units(seconds: float | None) -> str:
-    """A time as one or two units: 0.4 s, 12 s, 3 min 5 s, 2 h 10 min, 3 d 4 h."""
+def format_duration(seconds: float | None) -> str:
+    """Return a time in one or two units: 0.4 s, 12 s, 3 min 5 s, 2 h 10 min, 3 d 4 h."""
     if seconds is None or not math.isfinite(seconds):
         return "\N{EN DASH}"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
     if seconds < 59.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    index = next(i for i, (_, size) in enumerate(units) if seconds >= size - 0.5)
-    (big, size), (small, part) = units[index], units[index + 1]
-    whole, rest = divmod(round(seconds / part) * part, size)
-    return f"{whole} {big}" + (f" {rest // part} {small}" if rest else "")
-
-
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+        return f"{seconds:.0f} s"
+    index = next(i for i, (_, size) in enumerate(_UNITS) if seconds >= size - 0.5)
+    large_unit, large_size = _UNITS[index]
+    small_unit, small_size = _UNITS[index + 1]
+    whole, rest = divmod(round(seconds / small_size) * small_size, large_size)
+    return f"{whole} {large_unit}" + (f" {rest // small_size} {small_unit}" if rest else "")
 
 
 def printable(text: str, keep: str = "") -> str:
-    """The text with what a terminal might obey spelled out, but for the characters in `keep`.
+    """Return the text with control characters escaped, except for those in `keep`.
 
-    Names of files and runs, keys, ids and messages of others may hold anything: escapes, marks that turn the direction
-    of writing, and halves of characters that cannot be encoded.
+    Names of files and runs, keys, ids and messages of others may contain anything: escape
+    sequences, marks that turn the direction of writing, and halves of characters that cannot be
+    encoded.
     """
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
 
 
-def two_columns(things: Mapping[str, str]) -> str:
-    """A line for each name and what there is to say about it."""
-    width = max(map(len, things))
-    return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in things.items())
+def two_columns(entries: Mapping[str, str]) -> str:
+    """Return a line for each name and its description."""
+    width = max(map(len, entries))
+    return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in entries.items())
 
 
 class PrintableStream:
-    """A stream that takes any text and shows it as `printable` does; colours are left out.
+    """A stream that accepts any text and writes it as `printable` does, without colours.
 
-    Once nobody takes what is written, as in `| head`, or the disk under it is full, the rest goes nowhere: what a
-    command does is worth more than what it says. `lost` is the error that it began with.
+    When the reader is gone, as after `| head`, or the disk is full, the rest is discarded: the work
+    of a command matters more than its output. `lost` is the first such error.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -85,12 +94,12 @@ class PrintableStream:
         self.lost: OSError | None = None
 
     def write(self, text: str) -> int:
-        """Write it, as far as anybody reads."""
+        """Write the text, unless the output is lost."""
         self._try("write", printable(_COLOUR.sub("", text), keep="\n\t"))
         return len(text)
 
     def flush(self) -> None:
-        """Hand over what is held back."""
+        """Flush the stream, unless the output is lost."""
         self._try("flush")
 
     def _try(self, method: str, *arguments: str) -> None:
@@ -100,11 +109,11 @@ class PrintableStream:
             getattr(self.stream, method)(*arguments)
         except OSError as error:
             self.lost = error
-            # What is held back would be tried again, and fail again, when Python ends.
+            # Buffered text would be written again when Python exits, and fail again.
             with contextlib.suppress(OSError, ValueError):
-                nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-                os.dup2(nowhere, self.stream.fileno())
-                os.close(nowhere)
+                null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+                os.dup2(null, self.stream.fileno())
+                os.close(null)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -112,18 +121,22 @@ class PrintableStream:
 
 @contextlib.contextmanager
 def printable_output() -> Iterator[PrintableStream]:
-    """Standard output and errors as such streams; gives that of the output."""
-    before = sys.stdout, sys.stderr
-    out, err = PrintableStream(before[0]), PrintableStream(before[1])
-    sys.stdout, sys.stderr = out, err  # type: ignore[assignment]
+    """Make standard output and errors printable streams inside the block; yield the output."""
+    stdout = sys.stdout
+    stderr = sys.stderr
+    out = PrintableStream(stdout)
+    err = PrintableStream(stderr)
+    sys.stdout = out  # type: ignore[assignment]
+    sys.stderr = err  # type: ignore[assignment]
     try:
         yield out
     finally:
         out.flush()
         err.flush()
-        sys.stdout, sys.stderr = before
+        sys.stdout = stdout
+        sys.stderr = stderr
 
 
 def terminal_stream() -> Any:
-    """Where to draw on the terminal; what is drawn there must be `printable` already."""
-    return getattr(sys.stdout, "stream", sys.stdout)
+    """Return the stream of the terminal; only text that is `printable` already may be written."""
+    return sys.stdout.stream if isinstance(sys.stdout, PrintableStream) else sys.stdout

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from canter.app.check.trial import ENOUGH_STEPS, random_actions, run_trial
+from canter.app.check.random_rollout import ENOUGH_STEPS, random_actions, run_random_actions
 from canter.core.specs import (
     ACTION_MASK,
     Continuous,
@@ -47,9 +47,9 @@ def test_discrete_actions_are_all_tried_unless_a_mask_forbids():
     assert [drawn[:, i].unique().tolist() for i in (0, 1)] == [[1], [0, 1]]
 
 
-def test_a_trial_repeats_itself_and_counts_whole_episodes():
+def test_a_rollout_repeats_itself_and_counts_whole_episodes():
     env = CartPole(4, "cpu")
-    one, again = (run_trial(env, 3, steps=120, seconds=60) for _ in range(2))
+    one, again = (run_random_actions(env, 3, steps=120, seconds=60) for _ in range(2))
     assert torch.equal(one.obs["policy"], again.obs["policy"])
     assert one.obs["policy"].shape == (121, 4, 4) and one.reward.shape == (120, 4)
     episodes = one.episodes()
@@ -60,8 +60,8 @@ def test_a_trial_repeats_itself_and_counts_whole_episodes():
 
 def test_a_slow_environment_is_left_after_a_few_steps_and_a_large_one_when_memory_is_full():
     env = CartPole(4, "cpu")
-    assert len(run_trial(env, 0, steps=1000, seconds=0.0).reward) == ENOUGH_STEPS
-    assert len(run_trial(env, 0, steps=5, seconds=0.0).reward) == 5
+    assert len(run_random_actions(env, 0, steps=1000, seconds=0.0).reward) == ENOUGH_STEPS
+    assert len(run_random_actions(env, 0, steps=5, seconds=0.0).reward) == 5
 
 
 def step(**changes):

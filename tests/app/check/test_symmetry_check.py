@@ -1,4 +1,4 @@
-"""A declared symmetry is proven by mirrored steps; wrong ones are refused by the component that is wrong."""
+"""Declared symmetries are verified by mirrored steps; errors name the wrong component."""
 
 from dataclasses import replace
 
@@ -8,8 +8,8 @@ import torch
 import canter
 from canter.app.check.before_run import plan_for
 from canter.app.check.checks import preflight
-from canter.app.check.trial import prove
-from canter.core.specs import Mirror
+from canter.app.check.random_rollout import check_symmetry
+from canter.core.declarations import Mirror
 
 
 def flipped(mirror, *components):
@@ -60,12 +60,12 @@ def env_of(name):
 def test_what_these_environments_declare_is_true(name):
     env = env_of(name)
     for symmetry in env.spec.symmetries:
-        assert prove(symmetry, env, 0).level == "ok"
+        assert check_symmetry(symmetry, env, 0).level == "ok"
 
 
 def test_what_a_loaded_quadrotor_declares_is_true():
     env = canter.EnvConfig(id="tensor:quadrotor", num_envs=4, options={"loaded": True}).build("cpu")
-    assert [prove(symmetry, env, 0).level for symmetry in env.spec.symmetries] == ["ok", "ok"]
+    assert [check_symmetry(symmetry, env, 0).level for symmetry in env.spec.symmetries] == ["ok", "ok"]
 
 
 def test_twenty_errors_are_planted():
@@ -75,26 +75,26 @@ def test_twenty_errors_are_planted():
 @pytest.mark.parametrize(("name", "plant", "named"), PLANTED)
 def test_a_planted_error_is_refused_by_its_component(name, plant, named):
     env = env_of(name)
-    finding = prove(plant(env.spec.symmetries[0]), env, 0)
+    finding = check_symmetry(plant(env.spec.symmetries[0]), env, 0)
     assert finding.level == "error" and "declared wrongly" in finding.text
     assert named in finding.text
 
 
-def test_a_part_of_the_state_that_was_forgotten_is_named():
+def test_a_forgotten_part_of_the_state_is_named():
     env = env_of("swimmer")
     (symmetry,) = env.spec.symmetries
     state = {name: mirror for name, mirror in symmetry.state.items() if name != "rates"}
-    assert "nothing of 'rates'" in prove(replace(symmetry, state=state), env, 0).text
+    assert "no mirror of 'rates'" in check_symmetry(replace(symmetry, state=state), env, 0).text
 
 
-def test_where_an_environment_cannot_be_set_it_says_that_nothing_was_proven():
+def test_an_environment_that_cannot_be_set_is_not_verified():
     env = env_of("swimmer")
     (symmetry,) = env.spec.symmetries
-    finding = prove(replace(symmetry, state={}), env, 0)
-    assert finding.level == "note" and "not proven" in finding.text
+    finding = check_symmetry(replace(symmetry, state={}), env, 0)
+    assert finding.level == "note" and "not verified" in finding.text
 
 
-def test_the_look_before_a_run_proves_what_the_extension_uses():
+def test_preflight_verifies_the_symmetries_that_the_extension_uses():
     config = canter.TrainConfig(
         env=canter.EnvConfig(id="tensor:swimmer", num_envs=8),
         total_steps=10_000,
