@@ -260,9 +260,8 @@ def verdict(path, kind, engine, device="cpu"):
 
 
 def names_the_setting(message, path, after):
-    """Return whether a refusal names the setting, by itself or with its value."""
-    name = path.rpartition(".")[2]
-    return name in message or str(after.get(path)) in message
+    """Return whether a refusal names the setting, the part that it belongs to, or its value."""
+    return any(part in message for part in path.split(".")) or str(after.get(path)) in message
 
 
 def test_every_setting_is_in_the_table():
