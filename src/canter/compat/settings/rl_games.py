@@ -214,6 +214,7 @@ def saving(s: Section) -> None:
     """A frequency of 0 saves at the end only; Canter always saves."""
     if s.has("save_frequency") and read.integer(s, "save_frequency") > 0:
         s.copy("save_frequency", "checkpoints.save_every", read.integer(s, "save_frequency"))
+    s.mapped("save_frequency", "checkpoints.save_every, which is never 0 here")
 
 
 def environment(s: Section) -> None:

@@ -100,10 +100,12 @@ def bounds_loss(s: Section) -> None:
     if form is None:
         why = "rl_games knows bound and regularisation and reads every other word as no loss"
         s.changed("bound_loss_type", why)
-        s.mapped("bounds_loss_coef", "algorithm.bound_loss=null")
     elif s.has("bounds_loss_coef") and read.number(s, "bounds_loss_coef") > 0:
         s.set("bound_loss.coef", read.number(s, "bounds_loss_coef"), "bounds_loss_coef")
         s.set("bound_loss.form", form, "bound_loss_type")
+    else:
+        s.mapped("bound_loss_type", "algorithm.bound_loss=null")
+    s.mapped("bounds_loss_coef", "algorithm.bound_loss.coef")
 
 
 def learning_rate(s: Section) -> None:
@@ -119,7 +121,8 @@ def learning_rate(s: Section) -> None:
     else:
         s.set("optimizer.learning_rate", rate, "learning_rate")
         if schedule not in (*NONE, "fixed", "constant", "identity"):
-            s.no_effect("lr_schedule", "rl_games knows adaptive and linear and reads every other word as constant")
+            why = "rl_games reads every other word as constant, for a central value adaptive too"
+            s.no_effect("lr_schedule", why)
     s.no_effect("kl_threshold schedule_type min_lr max_lr lr_multiplier", "only an adaptive rate reads it")
 
 
@@ -303,7 +306,6 @@ CENTRAL_VALUE: tuple[Rule, ...] = (
     Copy("mini_epochs", "epochs", read.integer),
     minibatches,
     *OPTIMIZER,
-    no_effect("lr_schedule", "the rate of a central value never follows the KL"),
     Copy("clip_value", "value_loss", read.flag, convert=VALUE_LOSS),
     Copy("e_clip", "value_clip", read.number, 0.2),
     Always("value_coef", 2.0),  # rl_games' loss has neither a half nor a coefficient
