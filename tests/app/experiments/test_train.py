@@ -39,12 +39,17 @@ def rows(path):
     [
         (lambda: "tensor:cartpole", "tensor:cartpole", 8),
         (lambda: Walk, "my_walk:Walk", 8),
-        (lambda: make_walk, "my_walk:make_walk", 8),
-        (lambda: lambda: Walk(2.0), "python:environment", 8),
+        pytest.param(lambda: make_walk, "my_walk:make_walk", 8, marks=pytest.mark.long),
+        pytest.param(lambda: lambda: Walk(2.0), "python:environment", 8, marks=pytest.mark.long),
         (lambda: Walk(), "python:Walk", 1),
         (lambda: gymnasium.vector.SyncVectorEnv([Walk] * 2), "python:SyncVectorEnv", 2),
-        (lambda: CartPole(4), "tensor:cartpole", 4),
-        (lambda: GymnasiumEnv(gymnasium.vector.SyncVectorEnv([Walk] * 2)), "python:SyncVectorEnv", 2),
+        pytest.param(lambda: CartPole(4), "tensor:cartpole", 4, marks=pytest.mark.long),
+        pytest.param(
+            lambda: GymnasiumEnv(gymnasium.vector.SyncVectorEnv([Walk] * 2)),
+            "python:SyncVectorEnv",
+            2,
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["id", "class", "function", "lambda", "instance", "vector", "canter", "canter_own"],
 )
