@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 tensor_envs: Registry[Callable[..., Env]] = Registry("environment")
-"""Environments by the part of their id after `tensor:`; call one with `(num_envs, device, **options)`."""
+"""Environments by their id after `tensor:`; call one with `(num_envs, device, **options)`."""
 
 tensor_envs.register("cartpole")(CartPole)
 tensor_envs.register("maze")(Maze)

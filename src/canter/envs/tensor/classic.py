@@ -1,9 +1,4 @@
-"""Balance a pole on a cart: Gymnasium's CartPole-v1, batched.
-
-Swing a pendulum up with a weak motor: Gymnasium's Pendulum-v1, batched.
-
-An environment that costs next to nothing, to measure everything else.
-"""
+"""Classic control: Gymnasium's CartPole-v1 and Pendulum-v1, batched, and `Null`, which costs almost nothing."""
 
 from __future__ import annotations
 
@@ -18,13 +13,13 @@ from canter.core.specs import Continuous, Discrete, TensorSpec
 from canter.core.struct import Obs
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
 
-GRAVITY = 9.8
+CARTPOLE_GRAVITY = 9.8
 CART_MASS = 1.0
 POLE_MASS = 0.1
 TOTAL_MASS = POLE_MASS + CART_MASS
 HALF_LENGTH = 0.5
 FORCE = 10.0
-TIME_STEP = 0.02
+CARTPOLE_TIME_STEP = 0.02
 MAX_POSITION = 2.4
 MAX_ANGLE = 12 * 2 * math.pi / 360
 START_RANGE = 0.05
@@ -32,12 +27,14 @@ START_RANGE = 0.05
 
 @final
 class CartPole(TensorEnv):
-    """Reward 1 for every step, the last included; terminated beyond 2.4 m or 12 degrees, truncated after 500 steps.
+    """Balance a pole on a cart: Gymnasium's CartPole-v1.
 
-    Action 1 pushes right, 0 left. "policy" shows position, velocity, angle, angular velocity; with `positions_only`
-    position and angle, so that the velocities must be remembered. With `privileged` the group "critic" shows all four
-    in any case, for a critic that may know more. With `dtype=torch.float64` a trajectory equals Gymnasium's, which
-    computes in float64 and shows float32.
+    The reward is 1 for every step, the last included. Episodes terminate beyond 2.4 m or 12 degrees
+    and are truncated after 500 steps. Action 1 pushes right, 0 left. "policy" contains position,
+    velocity, angle and angular velocity; with `positions_only` position and angle, so that a policy
+    must remember the velocities. With `privileged` the group "critic" always contains all four.
+    With `dtype=torch.float64` a trajectory equals Gymnasium's, which computes in float64 and
+    observes float32.
     """
 
     def __init__(
@@ -62,8 +59,16 @@ class CartPole(TensorEnv):
             action=Mirror.of("++", (1, 0)),
             state={"body": Mirror.of("----")},
         )
-        time = max_episode_steps, random_start
-        super().__init__("tensor:cartpole", num_envs, device, obs, Discrete(2), *time, symmetries=(symmetry,))
+        super().__init__(
+            "tensor:cartpole",
+            num_envs,
+            device,
+            obs,
+            Discrete(2),
+            max_episode_steps,
+            random_start,
+            symmetries=(symmetry,),
+        )
 
     def _sample_state(self) -> EnvState:
         return {"body": self._uniform(-START_RANGE, START_RANGE, 4, dtype=self._dtype)}
@@ -71,15 +76,16 @@ class CartPole(TensorEnv):
     def _advance(self, state: EnvState, action: Tensor) -> Outcome:
         position, velocity, angle, spin = state["body"].unbind(-1)
         force = action.to(self._dtype) * (2 * FORCE) - FORCE
-        cos, sin = angle.cos(), angle.sin()
+        cos = angle.cos()
+        sin = angle.sin()
         # Barto, Sutton and Anderson (1983), without friction.
         push = (force + POLE_MASS * HALF_LENGTH * spin.square() * sin) / TOTAL_MASS
         inertia = HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * cos.square() / TOTAL_MASS)
-        spin_rate = (GRAVITY * sin - cos * push) / inertia
+        spin_rate = (CARTPOLE_GRAVITY * sin - cos * push) / inertia
         acceleration = push - POLE_MASS * HALF_LENGTH * spin_rate * cos / TOTAL_MASS
         # Explicit Euler: positions move with the old velocities.
         rate = torch.stack((velocity, acceleration, spin, spin_rate), -1)
-        body = state["body"] + TIME_STEP * rate
+        body = state["body"] + CARTPOLE_TIME_STEP * rate
         terminated = (body[:, 0].abs() > MAX_POSITION) | (body[:, 2].abs() > MAX_ANGLE)
         return Outcome({"body": body}, torch.ones_like(position), terminated)
 
@@ -97,10 +103,13 @@ PENDULUM_TIME_STEP = 0.05
 
 @final
 class Pendulum(TensorEnv):
-    """Reward is minus the squared angle from upright (plus small terms); never terminated, truncated after 200 steps.
+    """Swing a pendulum up with a weak motor: Gymnasium's Pendulum-v1.
 
-    The action is the torque, clipped to +-2. "policy" shows cosine, sine and angular velocity; angle 0 is upright.
-    With `dtype=torch.float64` a trajectory equals Gymnasium's, which computes in float64 and shows float32.
+    The reward is minus the squared angle from upright, with small costs of speed and torque.
+    Episodes never terminate and are truncated after 200 steps. The action is the torque, clipped to
+    +-2. "policy" contains cosine, sine and angular velocity; angle 0 is upright. With
+    `dtype=torch.float64` a trajectory equals Gymnasium's, which computes in float64 and observes
+    float32.
     """
 
     def __init__(
@@ -112,7 +121,8 @@ class Pendulum(TensorEnv):
         max_episode_steps: int | None = 200,
         random_start: bool = False,
     ) -> None:
-        obs, action = {"policy": TensorSpec((3,))}, Continuous(low=(-MAX_TORQUE,), high=(MAX_TORQUE,))
+        obs = {"policy": TensorSpec((3,))}
+        action = Continuous(low=(-MAX_TORQUE,), high=(MAX_TORQUE,))
         super().__init__("tensor:pendulum", num_envs, device, obs, action, max_episode_steps, random_start)
         self._dtype = dtype
 
@@ -123,12 +133,15 @@ class Pendulum(TensorEnv):
         }
 
     def _advance(self, state: EnvState, action: Tensor) -> Outcome:
-        angle, spin = state["angle"], state["spin"]
-        # The torque stays float32 in its own terms: Gymnasium, too, mixes it with a float64 state.
+        angle = state["angle"]
+        spin = state["spin"]
+        # The torque stays float32 where it appears alone: Gymnasium also mixes it with a float64
+        # state.
         torque = action[:, 0].clamp(-MAX_TORQUE, MAX_TORQUE)
         from_upright = torch.remainder(angle + math.pi, 2 * math.pi) - math.pi
         cost = from_upright.square() + 0.1 * spin.square() + 0.001 * torque.square()
-        gravity_gain, torque_gain = 3 * PENDULUM_GRAVITY / (2 * LENGTH), 3.0 / (MASS * LENGTH**2)
+        gravity_gain = 3 * PENDULUM_GRAVITY / (2 * LENGTH)
+        torque_gain = 3.0 / (MASS * LENGTH**2)
         spin = spin + (gravity_gain * angle.sin() + torque_gain * torque) * PENDULUM_TIME_STEP
         spin = spin.clamp(-MAX_SPEED, MAX_SPEED)
         angle = angle + spin * PENDULUM_TIME_STEP
@@ -140,17 +153,18 @@ class Pendulum(TensorEnv):
 
 
 CHAOS = 3.99
-"""Factor of the logistic map that drives each row; its orbit fills (0, 0.9975)."""
+"""Factor of the logistic map that drives each environment; its orbit fills (0, 0.9975)."""
 END_ABOVE = 0.9974
 """Orbit value that ends an episode."""
 
 
 @final
 class Null(TensorEnv):
-    """Numbers of the right shape that change every step, for benchmarks; there is nothing to learn.
+    """Numbers that change in every step, for benchmarks of everything else; there is nothing to learn.
 
-    A chaotic orbit per row moves "policy" `[N, obs_dim]` and ends about one step in 150 as terminated. The mean of the
-    action, `[N, action_dim]` in +-1, enters the observation, so no part of a pipeline can be skipped unnoticed.
+    A chaotic orbit per environment drives "policy" `[N, obs_dim]` and terminates about one step in
+    150. The mean of the action, `[N, action_dim]` in +-1, enters the observation, so no stage of a
+    pipeline can be skipped unnoticed.
     """
 
     def __init__(
@@ -169,7 +183,8 @@ class Null(TensorEnv):
         self._pattern = torch.linspace(0.5, 1.5, obs_dim, device=self.device)
 
     def _sample_state(self) -> EnvState:
-        # One draw per row instead of one per number: sampling would otherwise be most of the cost.
+        # One draw per environment, not one per number: sampling would otherwise be most of the
+        # cost.
         orbit = self._uniform(0.05, 0.95)
         return {"orbit": orbit, "signal": orbit}
 

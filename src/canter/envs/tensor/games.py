@@ -1,14 +1,6 @@
-"""Worlds of several agents, as rows that one policy learns from.
+"""Environments of several agents, and `FoldAgents`, which makes every agent a row of its own.
 
 E worlds, A agents in each, N = E x A rows: row `world * A + agent`.
-
-Agents that must meet, though each sees only the next one: a task for a team.
-
-E worlds, A agents in each.
-
-Rock, paper, scissors: a game of two with a known equilibrium, for self-play.
-
-E games.
 """
 
 from __future__ import annotations
@@ -22,34 +14,48 @@ import torch
 from torch import Tensor
 
 from canter.core.registry import UserError
-from canter.core.specs import ActionSpec, Continuous, Discrete, MultiDiscrete, Step, TensorSpec
+from canter.core.specs import (
+    ActionSpec,
+    Continuous,
+    Discrete,
+    MultiDiscrete,
+    Step,
+    TensorSpec,
+    resumes_exactly,
+    seeds_by_row,
+)
 from canter.core.struct import Obs, tree_map
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
 
 P = ParamSpec("P")
-REWARD, ALIVE = "agent_reward", "agent_alive"
-"""What a world tells of its agents in `Step.info`: float `[E, A]`, and bool `[E, A]` after the step."""
+REWARD = "agent_reward"
+"""Key of `Step.info` for the rewards of the agents of each world, float `[E, A]`."""
+ALIVE = "agent_alive"
+"""Key of `Step.info` for the agents that are alive after the step, bool `[E, A]`."""
 
 
 @final
 class FoldAgents:
-    """The agents of E worlds as N rows, each with its own observation, action, reward and end.
+    """The agents of E worlds as N rows, each with its own observation, action, reward and episode ends.
 
-    `worlds` is an environment whose rows are whole worlds: observation groups `[E, A, ...]`, one joint action (the
-    agents' actions side by side) and `REWARD` and `ALIVE` in the `info` of every step. All agents live when a world
-    begins. One that dies terminates; until its world ends its rows are not valid, and whatever they show, nothing
-    learns from it. The end of a world ends the episodes of those that still live.
+    `worlds` is an environment whose rows are whole worlds: observation groups `[E, A, ...]`, one
+    joint action (the agents' actions side by side) and `REWARD` and `ALIVE` in the `info` of every
+    step. All agents are alive when a world begins. The episode of an agent that dies terminates;
+    until its world ends its samples are not valid, and nothing learns from them. The end of a world
+    ends the episodes of the agents that are still alive.
 
-    A group "critic" with the joint state gives each agent's critic the whole world (MAPPO); a critic that reads
-    "policy" sees what its agent sees (IPPO).
+    With a group "critic" that contains the joint state each agent's critic sees the whole world
+    (MAPPO); a critic that reads "policy" sees what its agent sees (IPPO).
     """
 
     def __init__(self, worlds: TensorEnv, num_agents: int) -> None:
         spec = worlds.spec
-        self.worlds, self.num_agents = worlds, num_agents
-        self.resumes = getattr(worlds, "resumes", "exact")
-        self.seeds_by_row = worlds.seeds_by_row
-        self.generators, self.close = worlds.generators, worlds.close
+        self.worlds = worlds
+        self.num_agents = num_agents
+        self.resumes = "exact" if resumes_exactly(worlds) else "partial"
+        self.seeds_by_row = seeds_by_row(worlds)
+        self.generators = worlds.generators
+        self.close = worlds.close
         self._alive = torch.ones((spec.num_envs, num_agents), dtype=torch.bool, device=spec.device)
         self.spec = replace(
             spec,
@@ -61,18 +67,20 @@ class FoldAgents:
         """Shapes, dtypes, bounds and conventions of one agent."""
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Start every world anew; observations `[N, ...]`."""
+        """Restart every world; return observations `[N, ...]`."""
         self._alive.fill_(True)
         return _fold(self.worlds.reset(seed))
 
     def step(self, action: Tensor) -> Step:
-        """Apply one action per agent; those of dead agents are passed on and have no effect."""
+        """Apply one action per agent; the worlds ignore those of dead agents."""
         if len(action) != self.spec.num_envs:
             raise UserError(f"action has {len(action)} rows, {self.spec.env_id} has {self.spec.num_envs} agents")
         step = self.worlds.step(action.reshape(self.worlds.num_envs, -1))
         info = dict(step.info)
-        reward, alive = info.pop(REWARD), info.pop(ALIVE)
-        was_alive, ended = self._alive.clone(), (step.terminated | step.truncated).unsqueeze(1)
+        reward = info.pop(REWARD)
+        alive = info.pop(ALIVE)
+        was_alive = self._alive.clone()
+        ended = (step.terminated | step.truncated).unsqueeze(1)
         terminated = was_alive & (step.terminated.unsqueeze(1) | ~alive)
         truncated = was_alive & step.truncated.unsqueeze(1) & ~terminated
         self._alive.copy_(ended | alive)
@@ -88,17 +96,17 @@ class FoldAgents:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the worlds, and who lives."""
+        """Return the state of the worlds and the agents that are alive."""
         return {"worlds": self.worlds.state_dict(), "alive": self._alive.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state, bit for bit."""
+        """Load a state; continuing is exact."""
         self.worlds.load_state_dict(state["worlds"])
         self._alive.copy_(state["alive"])
 
 
 def folded(make_worlds: Callable[P, Any]) -> Callable[P, FoldAgents]:
-    """As what makes worlds that know their `num_agents`, with every agent a row of its own."""
+    """Return a factory of environments in which every agent of the worlds is a row; worlds have `num_agents`."""
 
     @wraps(make_worlds, updated=())
     def make(*args: P.args, **kwargs: P.kwargs) -> FoldAgents:
@@ -109,21 +117,21 @@ def folded(make_worlds: Callable[P, Any]) -> Callable[P, FoldAgents]:
 
 
 def agent_action(joint: ActionSpec, num_agents: int) -> ActionSpec:
-    """What one of the agents decides of a joint action; all must decide the same."""
+    """Return the action of one agent, given the joint action; all agents must have the same."""
     match joint:
         case Continuous(low, high):
-            bounds = _share(tuple(zip(low, high, strict=True)), num_agents, joint)
+            bounds = _split(tuple(zip(low, high, strict=True)), num_agents, joint)
             return Continuous(*(tuple(bound) for bound in zip(*bounds, strict=True)))
         case MultiDiscrete(nvec):
-            heads = _share(nvec, num_agents, joint)
+            heads = _split(nvec, num_agents, joint)
             return Discrete(heads[0]) if len(heads) == 1 else MultiDiscrete(heads)
         case Discrete():
             raise UserError(f"the joint action {joint} must be a MultiDiscrete, with one entry even for a single agent")
 
 
-def _share(parts: tuple[Any, ...], num_agents: int, joint: ActionSpec) -> tuple[Any, ...]:
-    share = parts[: len(parts) // num_agents]
-    if not share or share * num_agents != parts:
+def _split(entries: tuple[Any, ...], num_agents: int, joint: ActionSpec) -> tuple[Any, ...]:
+    share = entries[: len(entries) // num_agents]
+    if not share or share * num_agents != entries:
         raise UserError(f"the joint action {joint} is not {num_agents} equal actions, one per agent, side by side")
     return share
 
@@ -135,33 +143,34 @@ def _agent_obs(name: str, group: TensorSpec, num_agents: int) -> TensorSpec:
 
 
 def _fold(obs: Any) -> Any:
-    """Groups `[E, A, ...]` as `[N, ...]`; None stays."""
+    """Reshape groups `[E, A, ...]` to `[N, ...]`; None stays None."""
     return tree_map(lambda x: x.flatten(0, 1), obs)
 
 
 SPEED = 0.1
-"""Way per step at full speed; the arena reaches from -1 to 1 in both directions."""
+"""Distance per step at full speed; the arena reaches from -1 to 1 in both directions."""
 RESPONSE = 0.5
-"""Share of the way to the commanded velocity that one step makes up for."""
+"""Fraction of the difference to the commanded velocity that one step makes up for."""
 START = 0.9
-"""Agents start no further out than this, at rest."""
+"""Greatest distance of a start from the centre along each axis; agents start at rest."""
 
 
 @final
 class Rendezvous(TensorEnv):
-    """A team must meet, though each of its agents sees only the next one.
+    """A team of agents that must meet, though each sees only the next one.
 
-    A point masses in a square arena are paid for being together; the whole team is one row with a joint action, until
-    `folded` makes every agent a row of its own.
+    A point masses in a square arena are rewarded for being together. The whole team is one row with
+    a joint action, until `folded` makes every agent a row of its own.
 
-    Every step pays each agent the same: the mean over the team of `max(0, 1 - distance to the centre of the living)`,
-    in which the dead count 0. An agent that leaves the arena dies, and a world without living agents terminates;
-    otherwise it is truncated after `max_episode_steps`. The joint action is `[E, 2A]`, a velocity per agent, within
-    +-1.
+    Every agent receives the same reward: the mean over the team of
+    `max(0, 1 - distance to the centre of the living)`, in which dead agents count 0. An agent that
+    leaves the arena dies, and a world without living agents terminates; otherwise it is truncated
+    after `max_episode_steps`. The joint action is `[E, 2A]`, a velocity per agent, within +-1.
 
-    "policy" `[E, A, 4]`: where the next living agent is, seen from this one (agents stand in a ring; 0 for the last of
-    its team), and the own velocity. Nobody sees the walls, so a team that wanders dies, and one that comes together is
-    safe. "critic" `[E, A, 6A]`: position, velocity and life of all agents, and which of them this is.
+    "policy" `[E, A, 4]`: the position of the next living agent relative to this one (agents form a
+    ring; 0 for the last of its team), and the agent's own velocity. No agent sees the walls, so a
+    team that drifts dies and one that meets is safe. "critic" `[E, A, 6A]`: position, velocity and
+    life of all agents, and the index of this one, one-hot.
     """
 
     def __init__(
@@ -174,7 +183,7 @@ class Rendezvous(TensorEnv):
         random_start: bool = False,
     ) -> None:
         if num_agents < 2:
-            raise UserError(f"num_agents={num_agents} must be at least 2: one alone has nobody to meet")
+            raise UserError(f"num_agents={num_agents} must be at least 2: a single agent has nobody to meet")
         obs = {"policy": TensorSpec((num_agents, 4)), "critic": TensorSpec((num_agents, 6 * num_agents))}
         action = Continuous(low=(-1.0,) * (2 * num_agents), high=(1.0,) * (2 * num_agents))
         super().__init__("tensor:rendezvous", num_envs, device, obs, action, max_episode_steps, random_start)
@@ -203,11 +212,12 @@ class Rendezvous(TensorEnv):
         )
 
     def _observe(self, state: EnvState) -> Obs:
-        position, alive = state["position"], state["alive"]
+        position = state["position"]
+        alive = state["alive"]
         offset = torch.zeros_like(position)
-        for ahead in range(self.num_agents - 1, 0, -1):  # the nearest in the ring is looked at last, and wins
-            there = alive.roll(-ahead, 1).unsqueeze(-1)
-            offset = torch.where(there, position.roll(-ahead, 1) - position, offset)
+        for ahead in range(self.num_agents - 1, 0, -1):  # the nearest in the ring comes last and overwrites the others
+            is_alive = alive.roll(-ahead, 1).unsqueeze(-1)
+            offset = torch.where(is_alive, position.roll(-ahead, 1) - position, offset)
         joint = torch.cat((position, state["velocity"], alive.unsqueeze(-1)), -1).flatten(1)
         whole = joint.unsqueeze(1).expand(-1, self.num_agents, -1)
         return {
@@ -217,19 +227,19 @@ class Rendezvous(TensorEnv):
 
 
 NO_MOVE = 3
-"""What is shown in place of a last move before the first."""
+"""Observed instead of the last move before the first."""
 
 
 @final
 class RockPaperScissors(TensorEnv):
     """Rock, paper, scissors for two: a game with a known equilibrium, for self-play.
 
-    Both players choose at once: 0 rock, 1 paper, 2 scissors; the winner gets from the loser what is at stake.
+    Both players move at once: 0 rock, 1 paper, 2 scissors. The loser pays the stake to the winner.
 
-    `stakes` are what a win with rock, paper and scissors is worth. With stakes `(r, p, s)` the only equilibrium plays
-    them with probabilities in the proportion `s : r : p`, and then nobody can win anything. A game terminates after
-    `rounds`. The joint action is `[E, 2]`; "policy" `[E, 2, 4]` is the other's last move, one-hot, or the fourth when
-    there was none.
+    `stakes` are the values of a win with rock, paper and scissors. With stakes `(r, p, s)` the only
+    equilibrium plays them with probabilities in the proportion `s : r : p`, and its value is 0. A
+    game terminates after `rounds`. The joint action is `[E, 2]`; "policy" `[E, 2, 4]` is the
+    opponent's last move, one-hot, with the fourth entry for none.
     """
 
     num_agents = 2
@@ -255,15 +265,15 @@ class RockPaperScissors(TensorEnv):
         self._one_hot = torch.eye(NO_MOVE + 1, device=self.device)
 
     def _sample_state(self) -> EnvState:
-        nothing = torch.full((self.num_envs, 2), NO_MOVE, device=self.device)
-        return {"last_moves": nothing, "round": torch.zeros_like(nothing[:, 0])}
+        none = torch.full((self.num_envs, 2), NO_MOVE, device=self.device)
+        return {"last_moves": none, "round": torch.zeros_like(none[:, 0])}
 
     def _advance(self, state: EnvState, action: Tensor) -> Outcome:
         reward = self._payoff.index_select(0, 3 * action[:, 0] + action[:, 1])
-        following = {"last_moves": action, "round": state["round"] + 1}
-        both = {REWARD: torch.stack((reward, -reward), 1), ALIVE: torch.ones_like(action, dtype=torch.bool)}
-        return Outcome(following, reward, following["round"] >= self.rounds, info=both)
+        after = {"last_moves": action, "round": state["round"] + 1}
+        info = {REWARD: torch.stack((reward, -reward), 1), ALIVE: torch.ones_like(action, dtype=torch.bool)}
+        return Outcome(after, reward, after["round"] >= self.rounds, info=info)
 
     def _observe(self, state: EnvState) -> Obs:
-        seen = state["last_moves"].flip(1)
-        return {"policy": self._one_hot.index_select(0, seen.flatten()).unflatten(0, seen.shape)}
+        opponent = state["last_moves"].flip(1)
+        return {"policy": self._one_hot.index_select(0, opponent.flatten()).unflatten(0, opponent.shape)}

@@ -1,4 +1,4 @@
-"""Find the way through a U-shaped corridor: nothing is rewarded before its end.
+"""A maze: find the end of a U-shaped corridor, before which there is no reward.
 
 N is the number of environments; the side of a cell is the unit of length.
 """
@@ -18,9 +18,9 @@ from canter.envs.tensor.base import BLUE, GREEN, GREY, EnvState, Outcome, Pictur
 MAZE = ("#####", "#G..#", "###.#", "#S..#", "#####")
 """Walls, start and goal; the last row is at the bottom."""
 SPEED = 0.08
-"""Cells that an action of 1 moves in a step, once it is at speed."""
+"""Cells per step at full speed, which an action of 1 commands."""
 LAG = 0.4
-"""Share of the way to the commanded velocity that each step makes."""
+"""Fraction of the difference to the commanded velocity that one step makes up for."""
 GOAL_RADIUS = 0.35
 TIME_STEP = 0.05
 
@@ -29,10 +29,11 @@ TIME_STEP = 0.05
 class Maze(TensorEnv):
     """A point in a corridor with two bends: the reward is 1 at the far end, where the episode terminates, else 0.
 
-    The way is about six cells long, 75 steps at full speed; by chance it is hardly ever found. Actions in +-1 are
-    velocities along x and y. Walls stop the point.
+    The path is about six cells long, 75 steps at full speed; random actions hardly ever find it.
+    Actions in +-1 are velocities along x and y. Walls stop the point.
 
-    "policy" `[N, 4]`: position, from -1 to 1 across the maze, and velocity, 1 at full speed. Truncated after 300 steps.
+    "policy" `[N, 4]`: position, from -1 to 1 across the maze, and velocity, 1 at full speed.
+    Truncated after 300 steps.
     """
 
     render_fps = 1 / TIME_STEP
@@ -45,11 +46,13 @@ class Maze(TensorEnv):
         max_episode_steps: int | None = 300,
         random_start: bool = False,
     ) -> None:
-        obs, action = {"policy": TensorSpec((4,))}, Continuous(low=(-1.0, -1.0), high=(1.0, 1.0))
+        obs = {"policy": TensorSpec((4,))}
+        action = Continuous(low=(-1.0, -1.0), high=(1.0, 1.0))
         super().__init__("tensor:maze", num_envs, device, obs, action, max_episode_steps, random_start)
-        # Row y of the table is the one that y counts from the bottom.
+        # Row y of the table is the y-th from the bottom.
         self._walls = torch.tensor([[cell == "#" for cell in row] for row in MAZE[::-1]], device=self.device)
-        self._start, self._goal = (torch.tensor(_centre_of(mark), device=self.device) for mark in "SG")
+        self._start = torch.tensor(_centre_of("S"), device=self.device)
+        self._goal = torch.tensor(_centre_of("G"), device=self.device)
 
     def _sample_state(self) -> EnvState:
         position = self._start + self._uniform(-0.2, 0.2, 2)
@@ -58,7 +61,7 @@ class Maze(TensorEnv):
     def _advance(self, state: EnvState, action: Tensor) -> Outcome:
         velocity = torch.lerp(state["velocity"], SPEED * action.clamp(-1.0, 1.0), LAG)
         position = state["position"]
-        for axis in (0, 1):  # one after the other: along a wall one can slide
+        for axis in (0, 1):  # one after the other, so that the point slides along walls
             step = torch.zeros_like(velocity)
             step[:, axis] = velocity[:, axis]
             cell = (position + step).floor().long()
@@ -73,7 +76,7 @@ class Maze(TensorEnv):
         return {"policy": torch.cat(((state["position"] - middle) / (middle - 1), state["velocity"] / SPEED), -1)}
 
     def render(self) -> list[np.ndarray]:
-        """A picture of every row, from above; the goal is green."""
+        """Return a picture of every environment, from above; the goal is green."""
         return [self._picture(point) for point in self._state["position"].cpu().numpy()]
 
     def _picture(self, point: np.ndarray) -> np.ndarray:
@@ -87,5 +90,5 @@ class Maze(TensorEnv):
 
 
 def _centre_of(mark: str) -> tuple[float, float]:
-    """Centre of the cell with that mark."""
+    """Return the centre of the cell with a mark."""
     return next((row.index(mark) + 0.5, y + 0.5) for y, row in enumerate(MAZE[::-1]) if mark in row)

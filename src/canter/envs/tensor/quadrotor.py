@@ -1,6 +1,7 @@
-"""Fly a quadrotor to a point, hover there and follow it when it moves: a rigid body with six degrees of freedom.
+"""A quadrotor that hovers at a target and follows it: a rigid body with six degrees of freedom.
 
-World axes: z up. Body axes: x forward, y left, z along the thrust. Units are SI. N is the number of environments.
+World axes: z up. Body axes: x forward, y left, z along the thrust. Units are SI. N is the number of
+environments.
 """
 
 from __future__ import annotations
@@ -30,62 +31,75 @@ MOTOR_LAG = 0.03
 MAX_RATES = (6.0, 6.0, 2.0)
 """Body rates commanded by an action of 1."""
 RATE_GAIN = 10.0
-"""Of the on-board rate controller, 1/s: with the motor lag, a damping ratio of 0.9."""
+"""Gain of the on-board rate controller, 1/s: with the motor lag, a damping ratio of 0.9."""
 
 TIME_STEP = 0.01
 SUBSTEPS = 2
 HEIGHT = 2.0
-"""Of the point around which the target moves; the ground is at 0."""
+"""Height of the point around which the target moves; the ground is at 0."""
 HOVER_TIME = 2.0
-"""The target rests so long at first."""
+"""Time for which the target rests at first."""
 LOOKAHEAD = (0.25, 0.5)
 MAX_DISTANCE = 3.0
 OBS_DIM = 29
 
 MAX_LOAD = 0.5
-"""Of a `loaded` flight, in masses of the quadrotor itself."""
+"""Largest load of a `loaded` flight, in masses of the quadrotor."""
 CHARGE = (0.5, 10.0)
-"""Range of its battery, in seconds of hovering without a load."""
+"""Range of the initial charge of its battery, in seconds of hovering without a load."""
 
 
 def _reflection(name: str, axis: str, turns: str, rotors: tuple[int, ...]) -> Symmetry:
-    """The world in a mirror across a body axis: vectors change as `axis` says, turns about axes as `turns`."""
+    """Return the reflection across a body axis: `axis` has the signs of vectors, `turns` those of rotations."""
     rotation = "".join("+" if row == column else "-" for row in axis for column in axis)
     action = "+" + turns
-    seen = axis + axis + rotation + turns + action + axis + axis + "+"
-    changes = {"position": axis, "velocity": axis, "amplitude": axis, "rates": turns, "attitude": "+" + turns}
-    changes |= {"last_action": action, "pace": "+++", "time": "+", "load": "+", "charge": "+"}
-    state = {part: Mirror.of(signs) for part, signs in changes.items()} | {"rotors": Mirror.of("++++", rotors)}
-    return Symmetry(name, {"policy": Mirror.of(seen), "critic": Mirror.of(seen + "++")}, Mirror.of(action), state)
+    policy = axis + axis + rotation + turns + action + axis + axis + "+"
+    signs = {
+        "position": axis,
+        "velocity": axis,
+        "amplitude": axis,
+        "rates": turns,
+        "attitude": "+" + turns,
+        "last_action": action,
+        "pace": "+++",
+        "time": "+",
+        "load": "+",
+        "charge": "+",
+    }
+    state = {key: Mirror.of(value) for key, value in signs.items()} | {"rotors": Mirror.of("++++", rotors)}
+    obs = {"policy": Mirror.of(policy), "critic": Mirror.of(policy + "++")}
+    return Symmetry(name, obs, Mirror.of(action), state)
 
 
 SYMMETRIES = (
     _reflection("left-right", "+-+", "-+-", (1, 0, 3, 2)),
     _reflection("front-back", "-++", "+--", (3, 2, 1, 0)),
 )
-"""The point around which the target moves is on the mirrors."""
+"""Reflections across planes through the point around which the target moves."""
 
 
 @final
 class Quadrotor(TensorEnv):
     """Hover at a target for two seconds, then follow it along a slow figure of eight; 50 actions a second.
 
-    Actions in +-1: collective thrust (-1 none, 0 hover, 1 twice hover) and the three body rates (1 is 6, 6 and 2
-    rad/s). A rate controller turns them into rotor thrusts, which saturate and lag by 30 ms.
+    Actions in +-1: collective thrust (-1 none, 0 hover, 1 twice hover) and the three body rates (1
+    is 6, 6 and 2 rad/s). A rate controller turns them into rotor thrusts, which saturate and lag by
+    30 ms.
 
-    "policy" `[N, 29]`: target position error (3) and velocity (3) in the body frame, rotation matrix row by row (9),
-    body rates (3), last action (4), where the target will be in 0.25 s and 0.5 s relative to where it is (6, body
-    frame), altitude (1).
+    "policy" `[N, 29]`: target position error (3) and velocity (3) in the body frame, rotation
+    matrix row by row (9), body rates (3), last action (4), displacement of the target in 0.25 s and
+    0.5 s (6, body frame), altitude (1).
 
-    The reward is smooth and within (0, 1]: 1 over 1 + 2 error^2 + 0.02 rates^2 + 0.05 (change of action)^2. Terminated
-    on the ground, more than 3 m from the target or tilted by more than 90 degrees; truncated after 500 steps. `drag` is
-    the deceleration per speed, 1/s.
+    The reward is smooth and within (0, 1]: 1 over 1 + 2 error^2 + 0.02 rates^2 + 0.05 (change of
+    action)^2. Terminated on the ground, more than 3 m from the target or tilted by more than 90
+    degrees; truncated after 500 steps. `drag` is the deceleration per speed, 1/s.
 
-    With `loaded` it carries a load of up to half its own mass on a battery that is charged for 0.5 to 10 s of hovering
-    without it, and the flight ends (terminated) with the charge. The policy sees neither. "critic" `[N, 31]` shows what
-    the policy sees, the load in masses of the quadrotor and the charge left in seconds. How long a flight may last, and
-    so most of what it earns, depends on these two rather than on single actions: a critic that does not see them is
-    surprised by every empty battery and blames the actions just before it.
+    With `loaded` it carries a load of up to half its own mass on a battery that is charged for 0.5
+    to 10 s of hovering without the load, and the flight terminates with the charge. The policy sees
+    neither. "critic" `[N, 31]` contains the policy's observations, the load in masses of the
+    quadrotor and the remaining charge in seconds. The length of a flight, and so most of its
+    return, depends on these two rather than on single actions: a critic that does not see them
+    cannot predict an empty battery, and attributes it to the last actions.
     """
 
     def __init__(
@@ -101,16 +115,28 @@ class Quadrotor(TensorEnv):
         obs = {"policy": TensorSpec((OBS_DIM,))}
         if loaded:
             obs["critic"] = TensorSpec((OBS_DIM + 2,))
-        action, time = Continuous(low=(-1.0,) * 4, high=(1.0,) * 4), (max_episode_steps, random_start)
-        super().__init__("tensor:quadrotor", num_envs, device, obs, action, *time, symmetries=SYMMETRIES)
-        self._drag, self._loaded = drag, loaded
+        super().__init__(
+            "tensor:quadrotor",
+            num_envs,
+            device,
+            obs,
+            Continuous(low=(-1.0,) * 4, high=(1.0,) * 4),
+            max_episode_steps,
+            random_start,
+            symmetries=SYMMETRIES,
+        )
+        self._drag = drag
+        self._loaded = loaded
         self._motor_step = 1.0 - math.exp(-TIME_STEP / MOTOR_LAG)
         constant = partial(torch.tensor, dtype=torch.float32, device=self.device)
-        self._inertia, self._max_rates = constant(INERTIA), constant(MAX_RATES)
-        self._center, self._weight = constant((0.0, 0.0, HEIGHT)), constant((0.0, 0.0, -GRAVITY))
-        self._path_size, self._path_pace = constant((1.0, 1.0, 0.3)), constant((1.0, 2.0, 1.0))
-        # Rows: what each rotor's thrust adds to lift, roll, pitch and yaw torque. Rows are orthogonal, so the inverse
-        # is the transpose with each row divided by its squared length.
+        self._inertia = constant(INERTIA)
+        self._max_rates = constant(MAX_RATES)
+        self._center = constant((0.0, 0.0, HEIGHT))
+        self._weight = constant((0.0, 0.0, -GRAVITY))
+        self._path_size = constant((1.0, 1.0, 0.3))
+        self._path_pace = constant((1.0, 2.0, 1.0))
+        # Rows: contributions of the rotors' thrusts to lift, roll, pitch and yaw torque. Rows are
+        # orthogonal, so the inverse is the transpose with each row divided by its squared length.
         self._mixer = constant(
             (
                 (1.0, 1.0, 1.0, 1.0),
@@ -125,7 +151,10 @@ class Quadrotor(TensorEnv):
         zero = torch.zeros(self.num_envs, 1, device=self.device)
         tilt = torch.cat((self._uniform(-0.3, 0.3, 2), zero), -1)
         yaw = torch.cat((zero, zero, self._uniform(-math.pi, math.pi, 1)), -1)
-        hidden = {"load": self._uniform(0.0, MAX_LOAD, 1), "charge": self._uniform(*CHARGE, 1)} if self._loaded else {}
+        hidden = {}
+        if self._loaded:
+            hidden["load"] = self._uniform(0.0, MAX_LOAD, 1)
+            hidden["charge"] = self._uniform(*CHARGE, 1)
         return hidden | {
             "position": self._center + self._uniform(-1.0, 1.0, 3),
             "velocity": self._uniform(-0.5, 0.5, 3),
@@ -139,7 +168,7 @@ class Quadrotor(TensorEnv):
         }
 
     def _target(self, state: EnvState, ahead: float = 0.0) -> Tensor:
-        """`[N, 3]`: where the target is `ahead` seconds from now."""
+        """Return the position `[N, 3]` of the target `ahead` seconds from now."""
         moving = (state["time"] + (ahead - HOVER_TIME)).clamp(min=0.0)
         return self._center + state["amplitude"] * torch.sin(state["pace"] * moving)
 
@@ -154,15 +183,17 @@ class Quadrotor(TensorEnv):
         upright = rotation_matrix(after["attitude"])[:, 2, 2]
         terminated = (after["position"][:, 2] < 0.0) | (distance2 > MAX_DISTANCE**2) | (upright < 0.0)
         if self._loaded:
-            # Induced power goes with thrust^1.5 (momentum theory of a rotor); 1 is that of hovering without a load.
+            # Induced power is proportional to thrust^1.5 (momentum theory of a rotor); 1 is
+            # hovering without a load.
             power = (after["rotors"] / HOVER_THRUST).pow(1.5).mean(-1, keepdim=True)
             after["charge"] = state["charge"] - SUBSTEPS * TIME_STEP * power
             terminated = terminated | (after["charge"][:, 0] <= 0.0)
         return Outcome(after, 1.0 / (1.0 + 2.0 * distance2 + effort), terminated)
 
     def _fly(self, state: EnvState, action: Tensor) -> EnvState:
-        """The body `TIME_STEP` later: rate controller, motors, Newton and Euler."""
-        velocity, rates = state["velocity"], state["rates"]
+        """Return the state of the body `TIME_STEP` later: rate controller, motors, Newton and Euler."""
+        velocity = state["velocity"]
+        rates = state["rates"]
         lift = (action[:, :1] + 1.0) * (4 * HOVER_THRUST)
         torque = self._inertia * RATE_GAIN * (action[:, 1:] * self._max_rates - rates)
         command = (torch.cat((lift, torque), -1) @ self._allocation).clamp(0.0, MAX_THRUST)
@@ -177,7 +208,8 @@ class Quadrotor(TensorEnv):
         new_rates = rates + TIME_STEP * spin_up
         attitude = compose(state["attitude"], from_rotation_vector(TIME_STEP * new_rates))
         return state | {
-            # The mean of both velocities is exact under a constant acceleration, so free fall keeps its energy.
+            # The mean of both velocities is exact under a constant acceleration, so free fall keeps
+            # its energy.
             "position": state["position"] + (0.5 * TIME_STEP) * (velocity + new_velocity),
             "velocity": new_velocity,
             "attitude": torch.nn.functional.normalize(attitude, dim=-1),
@@ -192,21 +224,25 @@ class Quadrotor(TensorEnv):
         vectors += [self._target(state, ahead) - target for ahead in LOOKAHEAD]
         # Row vectors times R are R^T times columns: world to body.
         error, velocity, *offsets = (torch.stack(vectors, 1) @ rotation).unbind(1)
-        parts = (error, velocity, rotation.flatten(1), state["rates"], state["last_action"], *offsets)
-        seen = torch.cat((*parts, state["position"][:, 2:]), -1)
+        altitude = state["position"][:, 2:]
+        body = (error, velocity, rotation.flatten(1), state["rates"], state["last_action"])
+        policy = torch.cat((*body, *offsets, altitude), -1)
         if not self._loaded:
-            return {"policy": seen}
-        return {"policy": seen, "critic": torch.cat((seen, state["load"], state["charge"]), -1)}
+            return {"policy": policy}
+        return {"policy": policy, "critic": torch.cat((policy, state["load"], state["charge"]), -1)}
 
 
 def from_rotation_vector(vector: Tensor) -> Tensor:
-    """Unit quaternion `[..., 4]` (scalar first) that turns by `|vector|` radians about `vector` `[..., 3]`."""
+    """Return the quaternion `[..., 4]` (scalar first) of a rotation about `vector` `[..., 3]`.
+
+    The angle is `|vector|`, in rad.
+    """
     half = 0.5 * torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
     return torch.cat((half.cos(), 0.5 * vector * torch.sinc(half / math.pi)), -1)
 
 
 def compose(first: Tensor, second: Tensor) -> Tensor:
-    """Quaternion product `[..., 4]`: `second` is a turn about the axes of the body that `first` has turned."""
+    """Return the quaternion product `[..., 4]`; `second` rotates about the body axes that `first` has rotated."""
     w1, v1 = first[..., :1], first[..., 1:]
     w2, v2 = second[..., :1], second[..., 1:]
     scalar = w1 * w2 - (v1 * v2).sum(-1, keepdim=True)
@@ -214,7 +250,7 @@ def compose(first: Tensor, second: Tensor) -> Tensor:
 
 
 def rotation_matrix(quaternion: Tensor) -> Tensor:
-    """`[..., 3, 3]` matrix that takes body vectors to the world, of a unit quaternion `[..., 4]`."""
+    """Return the matrix `[..., 3, 3]` from body to world axes of a unit quaternion `[..., 4]`."""
     w, x, y, z = quaternion.unbind(-1)
     rows = (
         (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),

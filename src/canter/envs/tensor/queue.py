@@ -1,4 +1,4 @@
-"""Scheduling in a queueing network: which class of customers should the shared server serve now?
+"""Scheduling in a queueing network: the policy selects the class of customers that a shared server serves.
 
 N environments, C customer classes, K classes that share the controlled server.
 """
@@ -23,33 +23,35 @@ LEAVES = -1
 
 @final
 class QueueNetwork(TensorEnv):
-    """Multi-class Markovian network with one controlled server; every step is one event of the uniformised chain.
+    """Multi-class Markovian network with one controlled server; a step is one event of the uniformised chain.
 
-    Class k gets Poisson arrivals of rate `arrival_rates[k]`, is served by server `servers[k]` at rate
-    `service_rates[k]` and then joins class `routing[k]` or leaves (-1). Server 0 is controlled: action j serves the
-    j-th of its classes until the next event (preemptive). Every other server has one class and never idles. The
-    default is the criss-cross network of Harrison and Wein (1989), balanced at load 0.6: the classes 0 and 1 share
-    server 0, and class 0 goes on to class 2 at server 1. One class with `servers=(0,)` is an M/M/1 queue, several
-    without routing are the setting of the c-mu rule.
+    Class k gets Poisson arrivals of rate `arrival_rates[k]`, is served by server `servers[k]` at
+    rate `service_rates[k]` and then joins class `routing[k]` or leaves (-1). Server 0 is
+    controlled: action j serves the j-th of its classes until the next event (preemptive). Every
+    other server has one class and never idles. The default is the criss-cross network of Harrison
+    and Wein (1989), balanced at load 0.6: the classes 0 and 1 share server 0, and class 0 goes on
+    to class 2 at server 1. One class with `servers=(0,)` is an M/M/1 queue, several without routing
+    are the setting of the c-mu rule.
 
-    Events come at the constant rate `event_rate` = all arrivals + the fastest class of each server; draws that match
-    no active service change nothing. The action mask allows the classes that wait (all when none does), so a masked
-    policy never idles; serving an empty class idles until the next event. "policy" shows the C queue lengths, those in
-    service included.
+    Events come at the constant rate `event_rate` = all arrivals + the fastest class of each server;
+    draws that match no active service change nothing. The action mask allows the classes with
+    customers (all if there are none), so a masked policy never idles; serving an empty class idles
+    until the next event. "policy" contains the C queue lengths, customers in service included.
 
-    **Cost.** The reward is what was paid during the step: `-(holding_costs . queue) * duration`, with the queue that
-    the action saw. `Step.info["duration"]` is the constant mean 1 / event_rate, or an exponential draw of that mean
-    with `sampled_duration`. So the long-run average cost per unit of time is
+    **Cost.** The reward is the negative holding cost of the step:
+    `-(holding_costs . queue) * duration`, with the queue before the action. `Step.info["duration"]`
+    is the constant mean 1 / event_rate, or an exponential draw of that mean with
+    `sampled_duration`. So the long-run average cost per unit of time is
 
         -sum(reward) / sum(duration),
 
-    with constant durations the same as `-event_rate * mean(reward)`. For an unbiased reading set
-    `max_episode_steps=None` and leave out the first stretch: every episode starts with empty queues. A discount
-    `gamma` per step is the rate `event_rate * (1 - gamma) / gamma` in continuous time. The task never terminates; the
-    step limit is a truncation.
+    with constant durations the same as `-event_rate * mean(reward)`. For an unbiased estimate set
+    `max_episode_steps=None` and discard the first steps: every episode starts with empty queues. A
+    discount `gamma` per step is the rate `event_rate * (1 - gamma) / gamma` in continuous time. The
+    task never terminates; the step limit is a truncation.
 
-    `Step.metrics`: "customers", the mean number in a network, and "idle", the share of networks in which nobody waits
-    for the controlled server, both as the action saw them.
+    `Step.metrics`: "customers", the mean number in a network, and "idle", the fraction of networks
+    in which nobody waits for the controlled server, both before the action.
     """
 
     def __init__(
@@ -79,25 +81,34 @@ class QueueNetwork(TensorEnv):
         if any(target != LEAVES and not 0 <= target < len(routing) for target in routing):
             raise UserError(f"{routing=}: entries are class numbers 0..{len(routing) - 1} or {LEAVES} (leaves)")
         num_classes = len(servers)
-        choices = [k for k in range(num_classes) if servers[k] == 0]
-        obs = {"policy": TensorSpec((num_classes,)), ACTION_MASK: TensorSpec((len(choices),), torch.bool)}
-        action, time = Discrete(len(choices)), (max_episode_steps, random_start)
-        super().__init__("tensor:queue", num_envs, device, obs, action, *time, durations=True)
+        controlled = [k for k in range(num_classes) if servers[k] == 0]
+        obs = {"policy": TensorSpec((num_classes,)), ACTION_MASK: TensorSpec((len(controlled),), torch.bool)}
+        super().__init__(
+            "tensor:queue",
+            num_envs,
+            device,
+            obs,
+            Discrete(len(controlled)),
+            max_episode_steps,
+            random_start,
+            durations=True,
+        )
         fastest = {
             server: max(r for r, s in zip(service_rates, servers, strict=True) if s == server) for server in servers
         }
         self.event_rate = float(sum(arrival_rates) + sum(fastest.values()))
         self._sampled_duration = sampled_duration
-        self._choices = torch.tensor(choices, device=self.device)
-        numbers = partial(torch.tensor, dtype=torch.float32, device=self.device)
-        self._holding_costs, self._arrival_rates = numbers(holding_costs), numbers(arrival_rates)
-        is_served = [[server != 0 or k == chosen for k, server in enumerate(servers)] for chosen in choices]
-        self._rates = numbers(is_served) * numbers(service_rates)
-        """`[K, C]`: the rate at which each class is served under each action, if somebody is there."""
+        self._controlled = torch.tensor(controlled, device=self.device)
+        to_tensor = partial(torch.tensor, dtype=torch.float32, device=self.device)
+        self._holding_costs = to_tensor(holding_costs)
+        self._arrival_rates = to_tensor(arrival_rates)
+        is_served = [[server != 0 or k == chosen for k, server in enumerate(servers)] for chosen in controlled]
+        self._rates = to_tensor(is_served) * to_tensor(service_rates)
+        """Service rates `[K, C]` of each class under each action, if it has customers."""
         self._moves = self._move_table(routing)
 
     def _move_table(self, routing: Sequence[int]) -> Tensor:
-        """`[2C, C]`: what each arrival (first C rows) and each service does to the queue lengths."""
+        """Return the changes `[2C, C]` of the queue lengths by each arrival (first C rows) and each service."""
         num_classes = len(routing)
         table = torch.cat((torch.eye(num_classes), -torch.eye(num_classes)))
         for k, target in enumerate(routing):
@@ -122,10 +133,10 @@ class QueueNetwork(TensorEnv):
             duration = torch.full_like(queue[:, 0], 1.0 / self.event_rate)
         reward = -(queue * self._holding_costs).sum(-1) * duration
         never = torch.zeros_like(reward, dtype=torch.bool)
-        nobody = ~(queue.index_select(-1, self._choices) > 0).any(-1)
+        nobody = ~(queue.index_select(-1, self._controlled) > 0).any(-1)
         metrics = {"customers": queue.sum(-1).mean(), "idle": nobody.float().mean()}
         return Outcome({"queue": after}, reward, never, info={"duration": duration}, metrics=metrics)
 
     def _observe(self, state: EnvState) -> Obs:
-        present = state["queue"].index_select(-1, self._choices) > 0
+        present = state["queue"].index_select(-1, self._controlled) > 0
         return {"policy": state["queue"].clone(), ACTION_MASK: present | ~present.any(-1, keepdim=True)}

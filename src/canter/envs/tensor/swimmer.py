@@ -1,8 +1,9 @@
-"""Swim along the x axis with four links in a viscous fluid.
+"""A swimmer of four links in a viscous fluid.
 
-Resistive-force theory: without inertia, the drag on a link is linear in its velocity, and larger across it than along
-it. Forces and torques on the whole body vanish, which gives its velocity from the rates of the joints alone. N is the
-number of environments; lengths are in links, times in seconds.
+Resistive-force theory: without inertia, the drag on a link is linear in its velocity, and larger
+across it than along it. Forces and torques on the whole body vanish, which gives its velocity from
+the rates of the joints alone. N is the number of environments; lengths are in links, times in
+seconds.
 """
 
 from __future__ import annotations
@@ -22,14 +23,18 @@ from canter.core.struct import Obs
 from canter.envs.tensor.base import BLACK, BLUE, RED, EnvState, Outcome, Picture, TensorEnv
 
 JOINTS = 3
-DRAG_ALONG, DRAG_ACROSS = 1.0, 2.0
+DRAG_ALONG = 1.0
+DRAG_ACROSS = 2.0
 MAX_ANGLE = 1.2
 """Target of a joint for an action of 1."""
-STIFFNESS, DAMPING = 400.0, 40.0
-"""Of the joints' controllers, critically damped: 1/s^2 and 1/s."""
+STIFFNESS = 400.0
+"""Stiffness of the joints' controllers, 1/s^2."""
+DAMPING = 40.0
+"""Their damping, 1/s; it is critical."""
 MAX_TORQUE = 80.0
-"""In units of a joint's inertia, so it is an angular acceleration."""
-TIME_STEP, SUBSTEPS = 0.02, 4
+"""Largest torque per inertia of a joint: an angular acceleration."""
+TIME_STEP = 0.02
+SUBSTEPS = 4
 
 SIGNS = {"joints": "---", "rates": "---", "position": "+-", "heading": "-"}
 LEFT_RIGHT = Symmetry(
@@ -41,10 +46,11 @@ LEFT_RIGHT = Symmetry(
 
 
 def observe_motion(frames: dict[str, Tensor]) -> Tensor:
-    """The group "motion" `[..., 9]` of a frame of a clip, from its joints and the velocities of the body "head"."""
+    """Return the group "motion" `[..., 9]` of frames of a clip: joints and velocity of the "head"."""
     w, z = frames["body_rotations"][..., 0, 0], frames["body_rotations"][..., 0, 3]
     heading = 2.0 * torch.atan2(z, w)
-    cos, sin = heading.cos(), heading.sin()
+    cos = heading.cos()
+    sin = heading.sin()
     x, y = frames["body_linear_velocities"][..., 0, :2].unbind(-1)
     turning = frames["body_angular_velocities"][..., 0, 2]
     velocity = torch.stack((cos * x + sin * y, cos * y - sin * x, turning), -1)
@@ -61,39 +67,53 @@ MOTION = MotionSpec(
 
 
 def centres(along: Tensor) -> Tensor:
-    """Centres of the links `[..., 4]`, seen from that of the head, by their directions; the others trail behind it."""
+    """Return the links' centres `[..., 4]` relative to the head's, from their directions."""
     return 0.5 * (along + along[..., :1]) - along.cumsum(-1)
 
 
 def body_velocity(joints: Tensor, rates: Tensor, along: float = DRAG_ALONG, across: float = DRAG_ACROSS) -> Tensor:
-    """Velocity of the head `[N, 3]`, forward, to the left and turning, that joint rates `[N, 3]` bring about.
+    """Return the velocity of the head `[N, 3]`, forward, to the left and turning, that joint rates `[N, 3]` cause.
 
-    It solves `A v = -b` for the drag of all links at once: `A` is the resistance to moving as a rigid body `[N, 3, 3]`,
-    and `b` the drag of bending alone.
+    Solve `A v = -b` for the drag of all links at once: `A` is the resistance to moving as a rigid
+    body `[N, 3, 3]`, and `b` the drag of bending alone.
     """
     zero = torch.zeros_like(joints[:, :1])
-    angle, turning = (torch.cat((zero, x.cumsum(-1)), -1) for x in (joints, rates))
-    cos, sin = angle.cos(), angle.sin()
+    angle = torch.cat((zero, joints.cumsum(-1)), -1)
+    turning = torch.cat((zero, rates.cumsum(-1)), -1)
+    cos = angle.cos()
+    sin = angle.sin()
     x, y, bend_x, bend_y = centres(torch.stack((cos, sin, -sin * turning, cos * turning))).unbind()
     xx = along * cos**2 + across * sin**2
     xy = (along - across) * cos * sin
     yy = along * sin**2 + across * cos**2
-    turn_x, turn_y = xy * x - xx * y, yy * x - xy * y  # force against a unit turn about the head's centre
-    spin = across / 12  # torque of a link against turning about its own centre
-    resistance = xx, xy, turn_x, yy, turn_y, turn_y * x - turn_x * y + spin
-    bending = xx * bend_x + xy * bend_y, xy * bend_x + yy * bend_y, turn_x * bend_x + turn_y * bend_y + spin * turning
+    # Force against a unit rotation about the head's centre.
+    turn_x = xy * x - xx * y
+    turn_y = yy * x - xy * y
+    spin = across / 12  # torque of a link against rotation about its own centre
+    resistance = (xx, xy, turn_x, yy, turn_y, turn_y * x - turn_x * y + spin)
+    bending = (
+        xx * bend_x + xy * bend_y,
+        xy * bend_x + yy * bend_y,
+        turn_x * bend_x + turn_y * bend_y + spin * turning,
+    )
     sums = torch.stack((*resistance, *bending)).sum(-1)
     return -solve_symmetric(sums[:6], sums[6:]).T
 
 
 def solve_symmetric(matrix: Tensor, right: Tensor) -> Tensor:
-    """`x` `[3, N]` with `A x = right`, where `matrix` `[6, N]` is A by its upper triangle, row by row.
+    """Return `x` `[3, N]` with `A x = right`; `matrix` `[6, N]` is the upper triangle of A, row by row.
 
-    By cofactors: a solver of a library would ask the host whether it has succeeded.
+    It uses cofactors, as torch's solvers report their success to the host.
     """
     a, b, c, d, e, f = matrix.unbind()
-    first, second, third = d * f - e * e, c * e - b * f, b * e - c * d
-    inverse = (first, second, third), (second, a * f - c * c, b * c - a * e), (third, b * c - a * e, a * d - b * b)
+    first = d * f - e * e
+    second = c * e - b * f
+    third = b * e - c * d
+    inverse = (
+        (first, second, third),
+        (second, a * f - c * c, b * c - a * e),
+        (third, b * c - a * e, a * d - b * b),
+    )
     determinant = a * first + b * second + c * third
     rows = [sum(entry * right[k] for k, entry in enumerate(row)) for row in inverse]
     return torch.stack(rows) / determinant  # pyright: ignore[reportArgumentType, reportCallIssue]
@@ -103,14 +123,16 @@ def solve_symmetric(matrix: Tensor, right: Tensor) -> Tensor:
 class Swimmer(TensorEnv):
     """Swim as fast as possible along the x axis, wherever the head points at first; 50 actions a second.
 
-    Actions in +-1 are targets of the three joints, 1.2 rad each; controllers pull the joints there with bounded torque.
+    Actions in +-1 are targets of the three joints, 1.2 rad each; controllers pull the joints there
+    with bounded torque.
 
-    "policy" `[N, 11]`: joint angles (3) and rates (3), velocity of the head forward, to the left and turning (3),
-    cosine and sine of the angle from the head to the x axis (2). With `motion`, "motion" `[N, 9]` shows the first nine
-    alone. With `reference`, a motion clip, episodes begin with its joints and rates at a random time.
+    "policy" `[N, 11]`: joint angles (3) and rates (3), velocity of the head forward, to the left
+    and turning (3), cosine and sine of the angle from the head to the x axis (2). With `motion`,
+    "motion" `[N, 9]` contains the first nine of these. With `reference`, a motion clip, episodes
+    begin with its joints and rates at a random time.
 
-    The reward is the velocity of the body's centre along x, in links per second, and `pace` where it is faster than
-    that. At first the head points up to `heading` rad away from x. Truncated after 400 steps.
+    The reward is the velocity of the body's centre along x, in links per second, at most `pace`. At
+    first the head points up to `heading` rad away from x. Truncated after 400 steps.
     """
 
     render_fps = 1 / TIME_STEP
@@ -132,19 +154,31 @@ class Swimmer(TensorEnv):
                 f"heading={heading} must lie in 0..pi: rad that the head may point away from the x axis at first"
             )
         obs = {"policy": TensorSpec((11,))} | ({"motion": TensorSpec((9,))} if motion else {})
-        action, time = Continuous(low=(-1.0,) * JOINTS, high=(1.0,) * JOINTS), (max_episode_steps, random_start)
-        known = {"symmetries": (LEFT_RIGHT,), "motion": MOTION}
-        super().__init__("tensor:swimmer", num_envs, device, obs, action, *time, **known)
-        self._motion, self._reference, self._pace = motion, None, math.inf if pace is None else pace
+        super().__init__(
+            "tensor:swimmer",
+            num_envs,
+            device,
+            obs,
+            Continuous(low=(-1.0,) * JOINTS, high=(1.0,) * JOINTS),
+            max_episode_steps,
+            random_start,
+            symmetries=(LEFT_RIGHT,),
+            motion=MOTION,
+        )
+        self._motion = motion
+        self._reference = None
+        self._pace = math.inf if pace is None else pace
         self._heading = heading
         if reference is not None:
             self._reference = MotionLibrary([load_clip(reference)], joints=MOTION.joints, device=self.device)
 
     def _sample_state(self) -> EnvState:
-        joints, rates = self._uniform(-0.2, 0.2, JOINTS), torch.zeros(self.num_envs, JOINTS, device=self.device)
+        joints = self._uniform(-0.2, 0.2, JOINTS)
+        rates = torch.zeros(self.num_envs, JOINTS, device=self.device)
         if self._reference is not None:
             frames = self._reference.at(*self._reference.sample(self.num_envs, self.generator))
-            joints, rates = frames["dof_positions"], frames["dof_velocities"]
+            joints = frames["dof_positions"]
+            rates = frames["dof_velocities"]
         return {
             "joints": joints,
             "rates": rates,
@@ -153,30 +187,35 @@ class Swimmer(TensorEnv):
         }
 
     def _advance(self, state: EnvState, action: Tensor) -> Outcome:
-        target, after = MAX_ANGLE * action.clamp(-1.0, 1.0), state
-        for _ in range(SUBSTEPS):  # midpoint rule: Euler's drifts even on a path that leads back and forth
-            middle = _moved(after, _slope(after, target), 0.5 * TIME_STEP / SUBSTEPS)
-            after = _moved(after, _slope(middle, target), TIME_STEP / SUBSTEPS)
+        target = MAX_ANGLE * action.clamp(-1.0, 1.0)
+        after = state
+        for _ in range(SUBSTEPS):  # midpoint rule: with Euler's, even a path back and forth drifts
+            middle = _integrate(after, _derivative(after, target), 0.5 * TIME_STEP / SUBSTEPS)
+            after = _integrate(after, _derivative(middle, target), TIME_STEP / SUBSTEPS)
         advanced = body(after).mean(1) - body(state).mean(1)
         reward = (advanced[:, 0] / TIME_STEP).clamp(max=self._pace)
         return Outcome(after, reward, torch.zeros_like(reward, dtype=torch.bool))
 
     def _observe(self, state: EnvState) -> Obs:
-        joints, rates, heading = state["joints"], state["rates"], state["heading"]
+        joints = state["joints"]
+        rates = state["rates"]
+        heading = state["heading"]
         motion = torch.cat((joints, rates, body_velocity(joints, rates)), -1)
-        seen = {"policy": torch.cat((motion, heading.cos(), -heading.sin()), -1)}
-        return seen | {"motion": motion} if self._motion else seen
+        obs = {"policy": torch.cat((motion, heading.cos(), -heading.sin()), -1)}
+        return obs | {"motion": motion} if self._motion else obs
 
     def render(self) -> list[np.ndarray]:
-        """A picture of every row, from above; the head is red."""
-        return [_picture(row) for row in links(self._state).cpu().numpy()]
+        """Return a picture of every environment, from above; the head is red."""
+        return [_picture(points) for points in links(self._state).cpu().numpy()]
 
 
-def _slope(state: EnvState, target: Tensor) -> EnvState:
-    """How fast each part of the state changes."""
-    joints, rates = state["joints"], state["rates"]
+def _derivative(state: EnvState, target: Tensor) -> EnvState:
+    """Return the time derivative of the state."""
+    joints = state["joints"]
+    rates = state["rates"]
     forward, left, turning = body_velocity(joints, rates).split(1, -1)
-    cos, sin = state["heading"].cos(), state["heading"].sin()
+    cos = state["heading"].cos()
+    sin = state["heading"].sin()
     return {
         "joints": rates,
         "rates": (STIFFNESS * (target - joints) - DAMPING * rates).clamp(-MAX_TORQUE, MAX_TORQUE),
@@ -185,23 +224,23 @@ def _slope(state: EnvState, target: Tensor) -> EnvState:
     }
 
 
-def _moved(state: EnvState, slope: EnvState, time: float) -> EnvState:
-    return {name: tensor + time * slope[name] for name, tensor in state.items()}
+def _integrate(state: EnvState, derivative: EnvState, time: float) -> EnvState:
+    return {name: tensor + time * derivative[name] for name, tensor in state.items()}
 
 
 def directions(state: EnvState) -> Tensor:
-    """Unit vectors `[N, 4, 2]` along the links, in the world."""
+    """Return unit vectors `[N, 4, 2]` along the links, in the world."""
     bends = torch.cat((state["heading"], state["joints"]), -1).cumsum(-1)
     return torch.stack((bends.cos(), bends.sin()), -1)
 
 
 def body(state: EnvState) -> Tensor:
-    """Centres of the links `[N, 4, 2]` in the world."""
+    """Return the centres of the links `[N, 4, 2]` in the world."""
     return state["position"].unsqueeze(1) + centres(directions(state).mT).mT
 
 
 def links(state: EnvState) -> Tensor:
-    """Where the links begin and end `[N, 5, 2]`, from the tip of the head."""
+    """Return the ends of the links `[N, 5, 2]`, from the tip of the head."""
     halves = 0.5 * directions(state)
     middles = body(state)
     return torch.cat((middles[:, :1] + halves[:, :1], middles - halves), 1)
