@@ -250,7 +250,7 @@ def test_a_dry_run_builds_everything_says_the_arithmetic_and_does_not_train(say,
     sizes = ("--algorithm.horizon=64", "--algorithm.num-minibatches=4", "--algorithm.epochs=10", "--num-envs=8")
     text = say("train", "CartPole-v1", "--dry-run", "--total-steps=100000", *sizes)
     assert "batch = 64 steps x 8 envs = 512, 4 minibatches of 128, 10 epochs: 40 updates per rollout" in text
-    assert "100,000 steps = 196 rollouts, 7,840 updates in all" in text
+    assert "100,000 steps = 196 rollouts, 7,840 updates in total" in text
     assert "nothing was trained" in text
     assert "Final score" not in text
 
