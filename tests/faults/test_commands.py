@@ -95,7 +95,9 @@ def test_ctrl_c_stops_after_the_iteration_and_once_more_at_once(times, ignored, 
         process.kill()
     assert process.returncode == 128 + signal.SIGINT, err
     assert "Traceback" not in err
-    said = "stopped by SIGINT after" if times == 1 else "stopped at once; the training since the last checkpoint is lost"
+    said = (
+        "stopped by SIGINT after" if times == 1 else "stopped at once; the training since the last checkpoint is lost"
+    )
     assert said in err
     assert f"canter resume {tmp_path / 'run'}" in err
     assert read_record(tmp_path / "run")["status"] == "stopped"

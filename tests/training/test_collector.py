@@ -96,7 +96,8 @@ def test_an_observation_that_is_not_finite_stops_the_run_naming_its_group_and_co
             step.obs["policy"][0] = math.nan
 
     collector, _ = collector_of(Script(spoil=spoil))
-    with pytest.raises(NonFiniteObservation, match=r"environment 0 returned observation 'policy' component \[0\] = nan"):
+    message = r"environment 0 returned observation 'policy' component \[0\] = nan"
+    with pytest.raises(NonFiniteObservation, match=message):
         collector.collect()
 
 
