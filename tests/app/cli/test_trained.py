@@ -182,7 +182,7 @@ def test_of_a_task_without_end_the_reward_per_step_is_told(tmp_path, say):
         (["play", "first", "--env", "CartPole-v1", "--video", "a.avi"], "a video file ends in .mp4 or .gif"),
         (["export", "first", "--output", "a.bin"], "--output a.bin: must end in .onnx or .pt2 or .pt or .pth"),
         (["export", "first", "--output", "old.onnx"], "old.onnx exists already"),
-        (["play", "first", "--viewer", "viser"], "--viewer viser is for environments of mjlab (mjlab:TASK), and "),
+        (["play", "first", "--viewer", "viser"], "--viewer viser shows only environments of mjlab (mjlab:TASK)"),
         (["play", "first", "--viewer", "vizer"], "argument --viewer: unknown name 'vizer'"),
         (["play", "first", "--viewer", "viser", "--video", "a.mp4"], "--viewer viser and --video a.mp4: give one of"),
     ],
