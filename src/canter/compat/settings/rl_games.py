@@ -9,7 +9,7 @@ from typing import Any
 
 from canter.compat.settings import readers as read
 from canter.compat.settings.rl_games_network import CRITIC, INITIALIZER_KEYS, NETWORK, POLICY
-from canter.compat.settings.rl_games_ppo import CENTRAL, CONFIG, apply_ppo, samples_per_step
+from canter.compat.settings.rl_games_ppo import CENTRAL, CONFIG, apply_ppo
 from canter.compat.settings.rl_games_sac import apply_sac
 from canter.compat.settings.rules import OMIT, Always, Copy, Only, Rule, apply, equal_to, mapped, no_effect
 from canter.compat.settings.section import NONE, Import, Section
@@ -63,7 +63,7 @@ def amp_extension(run: Import) -> None:
     run.origin[f"{AT}.optimizer.learning_rate"] = f"{CONFIG}.learning_rate"
     run.origin[f"{AT}.optimizer.max_grad_norm"] = f"{CONFIG}.grad_norm"
     keep = read.finite(s, "amp_replay_keep_prob", 0.01)
-    own["replay_rows"] = max(1, min(own["replay"], round(keep * s.get("horizon") * (samples_per_step(run) or 1))))
+    own["replay_rows"] = max(1, min(own["replay"], round(keep * s.get("horizon") * (run.samples_per_step or 1))))
     why = "that share of each rollout is kept from the start, not only once the buffer is full"
     s.changed("amp_replay_keep_prob", why, f"{AT}.replay_rows={own['replay_rows']}")
     s.changed("disc_coef", "the discriminator has an Adam of its own, which no factor changes")

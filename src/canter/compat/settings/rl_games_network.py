@@ -12,7 +12,7 @@ from typing import Any
 
 from canter.compat.settings import readers as read
 from canter.compat.settings.rules import OMIT, Copy, Only, Rule, apply, mapped, no_effect, nothing
-from canter.compat.settings.section import NONE, Section
+from canter.compat.settings.section import NONE, Import, Section
 from canter.nn.network import networks
 
 POLICY = "algorithm.model.policy"
@@ -35,6 +35,11 @@ INITIALIZERS = {
 OTHER_START = "only the initial weights differ, never a checkpoint"
 INITIALIZER_KEYS = "name gain scale std val value a b mode distribution nonlinearity"
 """Arguments of rl_games' and torch's initializers."""
+
+
+def is_continuous(run: Import) -> bool:
+    """Return True for an algorithm with continuous actions."""
+    return run.root.raw("params.algo.name") != "a2c_discrete"
 
 
 def network_kind(s: Section) -> None:

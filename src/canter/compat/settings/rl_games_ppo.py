@@ -9,7 +9,14 @@ from __future__ import annotations
 import math
 
 from canter.compat.settings import readers as read
-from canter.compat.settings.rl_games_network import CRITIC, INITIALIZER_KEYS, NETWORK, OTHER_START, POLICY
+from canter.compat.settings.rl_games_network import (
+    CRITIC,
+    INITIALIZER_KEYS,
+    NETWORK,
+    OTHER_START,
+    POLICY,
+    is_continuous,
+)
 from canter.compat.settings.rules import OMIT, Always, Copy, Only, Parity, Rule, apply, no_effect, not_true, nothing
 from canter.compat.settings.section import NONE, Import, Section
 
@@ -27,20 +34,9 @@ NORMALIZER = {"eps": 1e-5, "eps_on": "variance", "clip": 5.0, "prior_count": 1.0
 +- 1."""
 
 
-def is_continuous(run: Import) -> bool:
-    """Return True for an algorithm with continuous actions."""
-    return run.root.raw("params.algo.name") != "a2c_discrete"
-
-
 def is_recurrent(run: Import) -> bool:
     """Return True if the policy or the central value has a recurrent layer."""
     return run.root.has_section("params.network.rnn") or run.root.has_section(f"{CENTRAL}.network.rnn")
-
-
-def samples_per_step(run: Import) -> int | None:
-    """Return environments times agents; None if the number of environments was refused."""
-    num_envs = run.settings.get("env.num_envs")
-    return None if num_envs is None else num_envs * run.agents
 
 
 def set_normalizer(s: Section, setting: str) -> None:
@@ -52,7 +48,7 @@ def set_normalizer(s: Section, setting: str) -> None:
 
 def minibatches(s: Section) -> None:
     """rl_games gives the size of a minibatch, which must divide the rollout there too."""
-    per_step = samples_per_step(s.run)
+    per_step = s.run.samples_per_step
     if per_step is None:
         return
     horizon = s.run.settings["algorithm.horizon"]
@@ -184,8 +180,7 @@ def advantages(s: Section) -> None:
     on = read.flag(s, "normalize_advantage", True)
     s.copy("normalize_advantage", "advantage_normalization", "rollout" if on else "none")
     if on:
-        otherwise = "advantages are divided by the root of the mean square, not by n - 1"
-        s.own_form("", {"advantage_std": "sample"}, otherwise)
+        Parity("advantage_std", "sample", "advantages are divided by the root of the mean square, not by n - 1")(s)
 
 
 def bootstrap(s: Section) -> None:
@@ -270,8 +265,9 @@ PPO: tuple[Rule, ...] = (
 )
 AFTER_PPO: tuple[Rule, ...] = (
     Parity("shuffle", "none", "samples are reshuffled for each epoch; rl_games never shuffles"),
-    no_effect("rnd_config central_value_config1 ignore_dead_batches bptt_length"),
-    no_effect("network_path log_path is_train features"),
+    no_effect(
+        "rnd_config central_value_config1 ignore_dead_batches bptt_length network_path log_path is_train features"
+    ),
     no_effect("num_warmup_steps num_seed_steps", "belongs to SAC"),
 )
 

@@ -10,7 +10,7 @@ import math
 
 from canter.compat.settings import readers as read
 from canter.compat.settings.rl_games_network import ACTIVATIONS, INITIALIZER_KEYS
-from canter.compat.settings.rl_games_ppo import CONFIG, samples_per_step, set_normalizer
+from canter.compat.settings.rl_games_ppo import CONFIG, set_normalizer
 from canter.compat.settings.rules import OMIT, Always, Copy, Only, Rule, apply, equal_to, no_effect
 from canter.compat.settings.section import NONE, Import, Section
 
@@ -106,14 +106,14 @@ def updates(s: Section) -> None:
     if s.has("utd_ratio"):
         s.no_effect(key, "utd_ratio wins")
         key = "utd_ratio"
-        number_of_updates = max(1, round(read.finite(s, key) * (samples_per_step(s.run) or 1)))
+        number_of_updates = max(1, round(read.finite(s, key) * (s.run.samples_per_step or 1)))
     s.set("updates_per_step", float(number_of_updates), key)
 
 
 def warmup(s: Section) -> None:
     """`num_warmup_steps` counts iterations, `num_warmup_frames` transitions."""
     key = "num_warmup_steps"
-    steps = read.integer(s, key, WARMUP_EPOCHS) * s.get("horizon") * (samples_per_step(s.run) or 1)
+    steps = read.integer(s, key, WARMUP_EPOCHS) * s.get("horizon") * (s.run.samples_per_step or 1)
     if s.has("num_warmup_frames"):
         s.no_effect(key, "num_warmup_frames wins")
         key = "num_warmup_frames"

@@ -57,6 +57,12 @@ class Import:
         """The whole source as one section, with settings by their full path."""
         return Section(self, "", "")
 
+    @property
+    def samples_per_step(self) -> int | None:
+        """Environments times agents; None if the number of environments is unknown."""
+        num_envs = self.settings.get("env.num_envs")
+        return None if num_envs is None else num_envs * self.agents
+
     def section(self, at: str, to: str = "") -> Section:
         """Return the section at a path of the source, for settings below `to`."""
         return Section(self, at, to)
