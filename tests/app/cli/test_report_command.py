@@ -24,7 +24,7 @@ def test_one_run_gets_a_report_in_its_folder_and_several_one_here(runs, capsys):
     assert capsys.readouterr().out == "The report is in runs/one/report.html\n"
     main(["report", "one", "two", "--threshold", "15"])
     assert capsys.readouterr().out == "The report is in report.html\n"
-    assert "The threshold 15 is as asked" in (runs.parent / "report.html").read_text()
+    assert "The threshold 15 is the requested return" in (runs.parent / "report.html").read_text()
 
 
 def test_the_file_can_be_chosen_and_shown(runs, monkeypatch):
@@ -40,8 +40,8 @@ def test_the_file_can_be_chosen_and_shown(runs, monkeypatch):
         (["thre"], "no run 'thre' here or under runs"),
         ([], "the following arguments are required: RUN"),
         (["one", "--threshold", "high"], "--threshold: invalid float value: 'high'"),
-        (["one", "--out", "notes.txt"], "notes.txt exists and is no report of canter"),
-        (["one", "--out", "nowhere/x.html"], "nowhere is no folder"),
+        (["one", "--out", "notes.txt"], "notes.txt exists and is not a report of canter"),
+        (["one", "--out", "nowhere/x.html"], "nowhere is not a folder"),
         (["one", "--treshold", "1"], "did you mean --threshold"),
     ],
 )

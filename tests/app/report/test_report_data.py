@@ -5,8 +5,9 @@ import pytest
 from run_folders import make_run, rising, row
 
 from canter.app.report.data import read_run
-from canter.runs import records as data
-from canter.runs.records import flatten, parse_row, read_last_row, read_rows, read_settings
+from canter.runs import metrics
+from canter.runs.metrics import parse_row, read_last_row, read_rows
+from canter.runs.records import flatten, read_settings
 
 
 def test_a_run_is_read_with_settings_record_and_metrics(tmp_path):
@@ -59,7 +60,7 @@ def test_a_run_without_metrics_is_refused_with_its_name(tmp_path, content):
 
 
 def test_long_files_are_thinned_out_and_the_last_row_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "MAX_ROWS", 50)
+    monkeypatch.setattr(metrics, "MAX_ROWS", 50)
     path = make_run(tmp_path, "long", rows=rising(*np.arange(1003.0)))
     steps = [found["env_steps"] for found in read_rows(path / "metrics.jsonl")]
     assert 40 <= len(steps) <= 60
@@ -68,7 +69,7 @@ def test_long_files_are_thinned_out_and_the_last_row_stays(tmp_path, monkeypatch
 
 
 def test_the_last_row_is_found_without_reading_the_rest(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "TAIL", 500)
+    monkeypatch.setattr(metrics, "TAIL", 500)
     path = make_run(tmp_path, "long", rows=rising(*range(100))) / "metrics.jsonl"
     with path.open("a") as file:
         file.write('{"env_steps": 999')

@@ -70,7 +70,7 @@ def page_of(tmp_path):
     return write
 
 
-def test_one_run_is_told_in_full(tmp_path, page_of):
+def test_the_report_of_one_run_is_complete(tmp_path, page_of):
     path = make_run(tmp_path, "mine", seed=3, rows=rising(10.0, 50.0, 40.0, **METRICS), record=RECORD, gamma=0.9)
     page = page_of(path, threshold=45.0)
     for part in ("mine", "seed 3", "finished", "Example 3000", "2026-01-02 03:04 UTC", "Stepping environments"):
@@ -99,7 +99,7 @@ def test_several_runs_are_compared_by_group(tmp_path, page_of):
     page = page_of(*fast, *slow)
     assert "6 runs on CartPole-v1" in page.text
     assert "fewer than five seeds" in page.text
-    assert "The threshold 90 is nine tenths of the way" in page.text
+    assert "The threshold 90 is 90 % of the way" in page.text
     cells = re.findall(r"<td>(.*?)</td>", (tmp_path / "out.html").read_text())
     fast_row, slow_row = (cells.index(next(cell for cell in cells if f"<b>{g}</b>" in cell)) for g in GAMMAS)
     no_score = "\N{EN DASH}"
@@ -107,7 +107,7 @@ def test_several_runs_are_compared_by_group(tmp_path, page_of):
     assert cells[slow_row + 5] == "not reached<small>0 of 3 reached it</small>"
     assert page.texts.count("algorithm.gamma") == 2  # among those that differ, and as the one that was changed
     page = page_of(*fast, *slow, threshold=82.0)
-    assert "The threshold 82 is as asked" in page.text
+    assert "The threshold 82 is the requested return" in page.text
     # Two of three have 82 in their second row, so the median seed takes 200 steps.
     assert "200" in re.findall(r"<td>(.*?)</td>", (tmp_path / "out.html").read_text())
 
@@ -172,7 +172,7 @@ def test_a_file_is_only_overwritten_by_its_own_kind(tmp_path, monkeypatch):
     notes = tmp_path / "notes.html"
     notes.write_text("my own words")
     with pytest.raises(
-        ValueError, match=r"notes.html exists and is no report of canter; choose another file with --out"
+        ValueError, match=r"notes.html exists and is not a report of canter; choose another file with --out"
     ):
         write_report([path], notes)
     assert notes.read_text() == "my own words"
@@ -198,17 +198,17 @@ def test_runs_that_differ_in_one_setting_become_a_table_of_what_each_change_did(
     both = scored("both", 99.0, gamma=0.9, clip_ratio=0.1)
     texts = page_of(*plain, *changed, both).texts
     begin = texts.index("One setting at a time")
-    told = texts[begin : texts.index("Settings that differ")]
-    for cells in (["as it is", "15"], ["algorithm.gamma", "0.9"], ["algorithm.clip_ratio", "0.1"]):
-        place = told.index(cells[0])
-        assert told[place + 1] == cells[1]
-    assert {"-10", "+1"} <= set(told) and "99" not in told
+    table = texts[begin : texts.index("Settings that differ")]
+    for cells in (["unchanged", "15"], ["algorithm.gamma", "0.9"], ["algorithm.clip_ratio", "0.1"]):
+        place = table.index(cells[0])
+        assert table[place + 1] == cells[1]
+    assert {"-10", "+1"} <= set(table) and "99" not in table
 
 
-def test_the_returns_of_each_rollout_are_in_front_of_the_mean_that_lags(tmp_path):
+def test_the_returns_of_each_rollout_are_drawn_in_front_of_the_mean_that_lags(tmp_path):
     rows = [row(number, float(number), rollout_return=10.0 * number) for number in range(1, 6)]
     text = write_report([make_run(tmp_path, "run", rows=rows)]).read_text()
-    assert "Thin: of the last 100 episodes, which lags" in text
+    assert "Thin: mean of the last 100 episodes, which lags" in text
     assert re.search(r"from 10(\.0)? to 50", text)  # what a line that is not faint is described by
 
 

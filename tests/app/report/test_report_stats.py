@@ -5,13 +5,13 @@ from run_folders import make_run, rising, row
 from canter.app.report.data import read_run
 from canter.app.report.stats import (
     GRID,
-    curve,
+    aggregate_curve,
     default_threshold,
     differing_settings,
     final_score,
+    format_value,
     group_runs,
-    shown,
-    time_to,
+    time_to_threshold,
 )
 
 
@@ -70,7 +70,7 @@ def test_runs_without_settings_are_never_taken_for_one(run_of, tmp_path):
 def test_a_curve_is_the_middle_of_the_seeds_on_a_common_grid(run_of):
     # Four seeds that rise at 1, 2, 3 and 100 per row; the middle half is 2 and 3.
     (group,) = group_runs([run_of(f"s{k}", *(k * np.arange(1.0, 6.0)), seed=k) for k in (1, 2, 3, 100)])
-    found = curve(group, "return")
+    found = aggregate_curve(group, "return")
     assert len(found.x) == GRID and (found.x[0], found.x[-1]) == (100, 500)
     assert found.y == pytest.approx(2.5 * found.x / 100)
     # Of four draws the slowest seed is taken three times or more with probability 13/256, which is above 2.5 %, and
@@ -82,22 +82,22 @@ def test_a_curve_is_the_middle_of_the_seeds_on_a_common_grid(run_of):
 def test_the_curve_begins_where_all_seeds_are_and_goes_on_to_the_end_of_the_last(run_of):
     late = [row(1, None), row(2, None), *(row(number, 4.0) for number in range(3, 7))]
     (group,) = group_runs([run_of("short", 2.0, 2.0, 2.0, 2.0, seed=1), run_of("late", rows=late, seed=2)])
-    found = curve(group, "return")
+    found = aggregate_curve(group, "return")
     assert (found.x[0], found.x[-1]) == (300, 600)
     assert found.y.tolist() == [3.0 if step <= 400 else 4.0 for step in found.x]
     assert len(found.x) == GRID
-    by_time = curve(group, "return", "seconds")
+    by_time = aggregate_curve(group, "return", "seconds")
     assert (by_time.x[0], by_time.x[-1]) == (6, 12)
     assert set(by_time.y.tolist()) == {3.0}  # the short one keeps its last value
 
 
 def test_one_run_is_its_own_curve_and_none_is_none(run_of):
     (group,) = group_runs([run_of("one", 1.0, 5.0)])
-    found = curve(group, "return")
+    found = aggregate_curve(group, "return")
     assert (found.y.tolist(), found.low) == ([1, 5], None)
-    assert curve(group, "nothing") is None
+    assert aggregate_curve(group, "nothing") is None
     (group,) = group_runs([run_of("x", 1.0, seed=1), run_of("y", rows=[row(7, 2.0)], seed=2)])
-    assert curve(group, "return") is None  # no steps in common
+    assert aggregate_curve(group, "return") is None  # no steps in common
 
 
 def test_the_final_score_is_the_middle_of_the_last_values(run_of):
@@ -113,10 +113,10 @@ def test_the_final_score_is_the_middle_of_the_last_values(run_of):
 
 def test_time_to_threshold_is_the_first_row_that_reaches_it(run_of):
     run = run_of("a", 1.0, 5.0, 3.0, 8.0)
-    reached = time_to(run, 5.0)
+    reached = time_to_threshold(run, 5.0)
     assert (reached.steps, reached.seconds) == (200, 4.0)
-    assert time_to(run, 5.1).steps == 400
-    assert time_to(run, 9.0) is None
+    assert time_to_threshold(run, 5.1).steps == 400
+    assert time_to_threshold(run, 9.0) is None
 
 
 def test_the_default_threshold_is_most_of_the_way(run_of):
@@ -140,4 +140,4 @@ def test_the_default_threshold_is_most_of_the_way(run_of):
     ],
 )
 def test_settings_are_shown_as_people_write_them(value, text):
-    assert shown(value) == text
+    assert format_value(value) == text

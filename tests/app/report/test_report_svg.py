@@ -5,20 +5,20 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from canter.app.console.text import format_duration
 from canter.app.report.drawing import (
     MAX_POINTS,
     Frame,
     Line,
     Markup,
-    duration,
+    downsample,
     element,
-    escaped,
-    human,
-    joined,
+    escape,
+    format_si,
+    join,
     legend,
     line_chart,
     stacked_bar,
-    thinned,
     tick_texts,
     ticks,
 )
@@ -89,7 +89,7 @@ def test_below_the_floor_nothing_moves_the_axis():
 
 def test_long_lines_are_drawn_by_their_means():
     x = np.arange(10_001.0)
-    line = thinned(Line("a", x, 2 * x, low=x, high=3 * x))
+    line = downsample(Line("a", x, 2 * x, low=x, high=3 * x))
     assert len(line.x) <= MAX_POINTS
     assert line.y == pytest.approx(2 * line.x)
     assert line.low == pytest.approx(line.x) and line.high == pytest.approx(3 * line.x)
@@ -122,14 +122,14 @@ def test_a_legend_names_what_is_not_faint():
 
 def test_everything_is_escaped_that_is_no_markup():
     evil = '<script>"&\x00\ud800'
-    assert escaped(evil) == "&lt;script&gt;&quot;&amp;\ufffd?"
+    assert escape(evil) == "&lt;script&gt;&quot;&amp;\ufffd?"
     assert element("b", evil, Markup("<i></i>"), title=evil) == (
         '<b title="&lt;script&gt;&quot;&amp;\ufffd?">&lt;script&gt;&quot;&amp;\ufffd?<i></i></b>'
     )
     assert (
         element("line", x1=1.04, stroke_width=2.0, class_="a", id=None) == '<line x1="1" stroke-width="2" class="a"/>'
     )
-    assert joined(["<", None, Markup("<br/>")]) == "&lt;<br/>"
+    assert join(["<", None, Markup("<br/>")]) == "&lt;<br/>"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_ticks_are_round_numbers_in_one_unit(low, high, texts):
     ],
 )
 def test_numbers_are_short(value, text):
-    assert human(value) == text
+    assert format_si(value) == text
 
 
 @pytest.mark.parametrize(
@@ -182,4 +182,4 @@ def test_numbers_are_short(value, text):
     ],
 )
 def test_times_have_two_units_at_most(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text

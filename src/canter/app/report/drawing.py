@@ -1,8 +1,7 @@
-"""Numbers for people: round ticks on axes, thousands and millions, seconds and hours.
+"""Drawing for reports: axis labels and short numbers, HTML elements, and charts as SVG.
 
-HTML and SVG as nested calls; whatever is no markup already is escaped.
-
-Small charts as SVG: lines with bands, and one stacked bar. Colours come from the page's style sheet.
+Markup is built by nested calls; everything that is not `Markup` is escaped. Colours come from the
+page's style sheet.
 """
 
 from __future__ import annotations
@@ -16,113 +15,113 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from canter.app.console.text import in_units as duration
-
-__all__ = ["duration", "human", "tick_texts", "ticks"]
-
-_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_SI_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 MINUS = "\N{MINUS SIGN}"
 THIN = "\N{NARROW NO-BREAK SPACE}"
+COLORS = 7
+"""Colours in the style sheet: classes `c0`, `c1`, ..."""
+MAX_POINTS = 400
+"""Points of a line; a longer line is downsampled."""
+LINE_HEIGHT = 15.0
+BAR_HEIGHT = 26.0
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_VOID = frozenset({"meta", "br", "img", "rect", "line", "path", "circle"})
+"""Elements without content, written `<br/>`, which is valid in HTML and SVG."""
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """At most about `count` round numbers from `low` to `high`: steps are 1, 2 or 5 times a power of ten."""
+    """Return about `count` round numbers from `low` to `high`, in steps of 1, 2 or 5 x 10^k."""
     span = high - low
     if not (span > 0 and math.isfinite(span)):
         return [low]
     rough = span / max(1, count)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)]
 
 
-def tick_texts(places: list[float]) -> list[str]:
-    """Ticks in one common unit and with as many digits as they need to differ."""
-    largest = max(map(abs, places), default=0.0)
-    step = min((b - a for a, b in itertools.pairwise(places)), default=largest)
+def tick_texts(values: list[float]) -> list[str]:
+    """Return labels of ticks in one common unit, with as many digits as they need to differ."""
+    largest = max(map(abs, values), default=0.0)
+    step = min((b - a for a, b in itertools.pairwise(values)), default=largest)
     if 0 < largest < 1e-3:
-        return [_signed(f"{place:.0e}".replace("e-0", "e-")) if place else "0" for place in places]
-    scale, unit = _unit(largest)
+        return [_with_minus(f"{value:.0e}".replace("e-0", "e-")) if value else "0" for value in values]
+    scale, unit = _si_unit(largest)
     if step < scale / 100:  # in that unit they would look alike
-        scale, unit = 1.0, ""
+        scale = 1.0
+        unit = ""
     digits = max(0, -math.floor(math.log10(step / scale) + 1e-9)) if step > 0 else 0
-    return [_signed(f"{place / scale:,.{digits}f}{unit}") if place else "0" for place in places]
+    return [_with_minus(f"{value / scale:,.{digits}f}{unit}") if value else "0" for value in values]
 
 
-def human(value: float | None, digits: int = 4) -> str:
-    """A number in about `digits` digits: 0.00012, 487.3, 1,024, 3.2 M."""
+def format_si(value: float | None, digits: int = 4) -> str:
+    """Return a number in about `digits` digits: 0.00012, 487.3, 1,024, 3.2 M; a dash for None."""
     if value is None or math.isnan(value):
         return "\N{EN DASH}"
-    if value == 0 or not math.isfinite(value):
-        return "0" if value == 0 else _signed(f"{value}")
+    if value == 0:
+        return "0"
+    if not math.isfinite(value):
+        return _with_minus(f"{value}")
     size = abs(value)
     if size < 1e-3:
-        return _signed(f"{value:.{digits - 2}e}".replace("e-0", "e-"))
-    scale, unit = _unit(size)
+        return _with_minus(f"{value:.{digits - 2}e}".replace("e-0", "e-"))
+    scale, unit = _si_unit(size)
     if unit:
-        return _signed(f"{value / scale:,.{digits}g}{unit}")
+        return _with_minus(f"{value / scale:,.{digits}g}{unit}")
     if float(value).is_integer() or size >= 10 ** (digits - 1):
-        return _signed(f"{value:,.0f}")
-    return _signed(f"{value:.{digits}g}")
+        return _with_minus(f"{value:,.0f}")
+    return _with_minus(f"{value:.{digits}g}")
 
 
-def _unit(size: float) -> tuple[float, str]:
-    """What to divide a number of this size by, and what to write behind it."""
-    return next(((scale, f"{THIN}{unit}") for scale, unit in _UNITS if size >= max(scale, 1e4)), (1.0, ""))
+def _si_unit(size: float) -> tuple[float, str]:
+    """Return the divisor and the suffix for numbers of this size."""
+    for scale, unit in _SI_UNITS:
+        if size >= max(scale, 1e4):
+            return scale, f"{THIN}{unit}"
+    return 1.0, ""
 
 
-def _signed(text: str) -> str:
+def _with_minus(text: str) -> str:
     return text.replace("-", MINUS, 1) if text.startswith("-") else text
 
 
-_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_VOID = frozenset({"meta", "br", "img", "rect", "line", "path", "circle"})
-"""Elements without content, written `<br/>`, which is right in HTML and in SVG."""
-
-
 class Markup(str):
-    """Text that is markup already."""
+    """Text that is markup already and needs no escaping."""
 
     __slots__ = ()
 
 
-def escaped(content: object) -> Markup:
-    """Content as markup: names of runs and values of settings may hold anything."""
+def escape(content: object) -> Markup:
+    """Return content as markup: names of runs and values of settings may contain anything."""
     if isinstance(content, Markup):
         return content
-    # Names of files may hold bytes that are no text.
+    # File names may contain bytes that are not valid text.
     text = str(content).encode("utf-8", "replace").decode()
     return Markup(html.escape(_CONTROL.sub("\ufffd", text)))
 
 
-def joined(children: Iterable[object]) -> Markup:
-    """Markup of all children, one after the other; None is nothing."""
-    return Markup("".join(escaped(child) for child in children if child is not None))
+def join(children: Iterable[object]) -> Markup:
+    """Return the markup of all children in sequence, without those that are None."""
+    return Markup("".join(escape(child) for child in children if child is not None))
 
 
 def element(name: str, /, *children: object, **attributes: object) -> Markup:
-    """An element; `class_` is written `class`, `stroke_width` is `stroke-width`, None leaves an attribute out."""
-    given = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
-    head = name + "".join(f' {key}="{_attribute(value)}"' for key, value in given.items())
-    return Markup(f"<{head}/>" if name in _VOID else f"<{head}>{joined(children)}</{name}>")
+    """Return an element; attributes that are None are left out.
+
+    `class_` becomes `class`, `stroke_width` becomes `stroke-width`.
+    """
+    head = name
+    for key, value in attributes.items():
+        if value is not None:
+            head += f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
+    return Markup(f"<{head}/>" if name in _VOID else f"<{head}>{join(children)}</{name}>")
 
 
 def _attribute(value: object) -> Markup:
     # A tenth of a pixel is enough, and pages stay small.
-    return Markup(f"{value:.1f}".removesuffix(".0")) if isinstance(value, float) else escaped(value)
-
-
-COLORS = 7
-"""Colours that the style sheet has: classes `c0`, `c1`, ..."""
-MAX_POINTS = 400
-"""A line of more points is drawn by the means of so many."""
-LINE_HEIGHT, BAR_HEIGHT = 15.0, 26.0
-
-
-def css_color(number: int) -> str:
-    """The class of a colour, which come round again."""
-    return f"c{number % COLORS}"
+    return Markup(f"{value:.1f}".removesuffix(".0")) if isinstance(value, float) else escape(value)
 
 
 @dataclass(frozen=True)
@@ -134,37 +133,38 @@ class Line:
     y: np.ndarray
     color: int = 0
     faint: bool = False
-    """Drawn thin behind the others, and not in the legend: one of several runs, or what was not smoothed."""
+    """Drawn thin behind the others and left out of the legend, e.g. one of several runs."""
     low: np.ndarray | None = None
+    """Lower edge of the band around the curve."""
     high: np.ndarray | None = None
-    """A band around it."""
+    """Upper edge of the band around the curve."""
 
     @property
     def css(self) -> str:
-        """The class of its colour."""
+        """Class of its colour."""
         return css_color(self.color)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """Size of a chart, and what its axes show."""
+    """Size and axes of a chart."""
 
     title: str
     width: float
     height: float
     x_label: str = ""
-    """Written below the x axis; empty leaves no room for it."""
+    """Label below the x axis; empty leaves no space for it."""
     threshold: float | None = None
-    """A value to mark with a dashed line."""
+    """Value marked by a dashed line."""
     floor: float = -math.inf
-    """The y axis ends there at the lowest; what lies below is cut off."""
+    """Lowest possible end of the y axis; lower values are cut off."""
     readouts: int = 48
-    """Places at which pointing shows the values."""
+    """Positions at which pointing shows the values."""
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Where numbers lie on the paper."""
+    """Mapping from values to positions in the drawing."""
 
     left: float
     right: float
@@ -175,102 +175,141 @@ class Axes:
     y_ticks: list[float]
 
     def x(self, value: np.ndarray | float) -> np.ndarray:
-        """Horizontal place."""
+        """Return the horizontal position."""
         low, high = self.x_range
         return self.left + (np.asarray(value) - low) / (high - low) * (self.right - self.left)
 
     def y(self, value: np.ndarray | float) -> np.ndarray:
-        """Vertical place; far outside of the paper is as good as further."""
+        """Return the vertical position, clipped far outside of the drawing."""
         low, high = self.y_range
         return self.bottom - np.clip((np.asarray(value) - low) / (high - low), -9, 9) * (self.bottom - self.top)
 
 
 def line_chart(lines: Sequence[Line], frame: Frame) -> Markup:
-    """A chart of lines over a common x axis; pointing at it shows the values there."""
-    lines = [thinned(line) for line in lines if len(line.x)]
+    """Return a chart of lines over a common x axis; pointing at it shows the values there."""
+    lines = [downsample(line) for line in lines if len(line.x)]
     if not lines:
         return Markup("")
-    axes, clear = _axes(lines, frame), [line for line in lines if not line.faint]
+    axes = _axes(lines, frame)
+    prominent = [line for line in lines if not line.faint]
     bands = [_band(line, axes) for line in lines]
     strokes = [_stroke(line, axes) for line in sorted(lines, key=lambda line: not line.faint)]
-    x, y, width, height = axes.left, axes.top - 2, axes.right - axes.left + 3, axes.bottom - axes.top + 4
-    # What is drawn outside of a nested svg is cut off.
-    box = f"{x:.1f} {y:.1f} {width:.1f} {height:.1f}"
-    inside = element("svg", *bands, *strokes, x=x, y=y, width=width, height=height, viewBox=box)
     return element(
         "svg",
         _grid(axes, frame),
-        inside,
+        _clipped([*bands, *strokes], axes),
         _threshold(axes, frame.threshold),
-        _readouts(clear, axes, frame),
+        _readouts(prominent, axes, frame),
         class_="chart",
         viewBox=f"0 0 {frame.width:g} {frame.height:g}",
         role="img",
-        aria_label=_described(clear, frame),
+        aria_label=_description(prominent, frame),
     )
 
 
 def stacked_bar(parts: Sequence[tuple[str, float]], width: float) -> Markup:
-    """Parts of a whole side by side, each in its colour with its share on it where there is room."""
+    """Return a bar of the parts of a whole, each in its colour and with its share if it fits."""
     total = sum(value for _, value in parts)
     if total <= 0:
         return Markup("")
-    pieces, left = [], 0.0
+    pieces: list[Markup] = []
+    left = 0.0
     for index, (label, value) in enumerate(parts):
         share = value / total
-        wide = share * width
+        length = share * width
         tip = element("title", f"{label}: {share:.1%}")
-        text = element("text", f"{share:.0%}", x=left + wide / 2, y=BAR_HEIGHT / 2 + 4, class_="on")
-        # A fill needs no gap: a hairline in the colour of the paper parts the pieces.
-        rectangle = element("rect", x=left, y=0, width=max(wide - 1, 0.5), height=BAR_HEIGHT)
-        pieces.append(element("g", tip, rectangle, text if wide > 36 else None, class_=f"part {css_color(index)}"))
-        left += wide
+        text = element("text", f"{share:.0%}", x=left + length / 2, y=BAR_HEIGHT / 2 + 4, class_="on")
+        # One pixel of background separates the pieces.
+        rectangle = element("rect", x=left, y=0, width=max(length - 1, 0.5), height=BAR_HEIGHT)
+        color = css_color(index)
+        pieces.append(element("g", tip, rectangle, text if length > 36 else None, class_=f"part {color}"))
+        left += length
     shares = ", ".join(f"{label} {value / total:.0%}" for label, value in parts)
     box = f"0 0 {width:g} {BAR_HEIGHT:g}"
     return element("svg", *pieces, class_="bar", viewBox=box, role="img", aria_label=f"Shares: {shares}")
 
 
-def thinned(line: Line) -> Line:
-    """The same line with at most `MAX_POINTS` points; each is the mean of its neighbours, the last one stays."""
+def legend(lines: Sequence[Line]) -> Markup:
+    """Return names and colours of the lines that are not faint; nothing for a single one."""
+    named = [line for line in lines if not line.faint]
+    if len(named) < 2:
+        return Markup("")
+    return element("ul", *(element("li", key_mark(line.color), line.label) for line in named), class_="legend")
+
+
+def key_mark(color: int) -> Markup:
+    """Return a dash in the colour of a line."""
+    return element("i", class_=f"key {css_color(color)}")
+
+
+def css_color(number: int) -> str:
+    """Return the class of a colour; colours repeat after `COLORS`."""
+    return f"c{number % COLORS}"
+
+
+def downsample(line: Line) -> Line:
+    """Return the line with at most `MAX_POINTS` points: means of neighbours, and the last point."""
     if len(line.x) <= MAX_POINTS:
         return line
     edges = np.unique(np.linspace(0, len(line.x) - 1, MAX_POINTS).astype(int))
-    means: dict[str, np.ndarray] = {}
-    for name in ("x", "y", "low", "high"):
-        values = getattr(line, name)
-        if values is not None:
-            sums = np.add.reduceat(values[:-1], edges[:-1])
-            means[name] = np.append(sums / np.diff(edges), values[-1])
-    return replace(line, **means)
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        sums = np.add.reduceat(values[:-1], edges[:-1])
+        return np.append(sums / np.diff(edges), values[-1])
+
+    low = None if line.low is None else mean(line.low)
+    high = None if line.high is None else mean(line.high)
+    return replace(line, x=mean(line.x), y=mean(line.y), low=low, high=high)
 
 
 def _axes(lines: Sequence[Line], frame: Frame) -> Axes:
+    """Return axes that show all lines and the threshold."""
     ys = [part for line in lines for part in (line.y, line.low, line.high) if part is not None]
     if frame.threshold is not None:
         ys.append(np.array([frame.threshold]))
-    low, high = min(float(y.min()) for y in ys), max(float(y.max()) for y in ys)
-    low = max(low, frame.floor) if high > frame.floor else low
+    low = min(float(y.min()) for y in ys)
+    high = max(float(y.max()) for y in ys)
+    if high > frame.floor:
+        low = max(low, frame.floor)
     pad = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    # Where all is positive and zero is near, zero is shown.
+    # If all values are positive and zero is near, the axis begins at zero.
     y_range = (0.0 if 0 <= low < 0.4 * high else low - pad, high + pad)
-    start, end = min(float(line.x[0]) for line in lines), max(float(line.x[-1]) for line in lines)
-    start = 0.0 if 0 <= start < 0.1 * end else start
+    start = min(float(line.x[0]) for line in lines)
+    end = max(float(line.x[-1]) for line in lines)
+    if 0 <= start < 0.1 * end:
+        start = 0.0
     y_ticks = ticks(*y_range, max(4, round(frame.height / 60)))
-    left = 10.0 + 6.6 * max(map(len, tick_texts(y_ticks)))
-    bottom = frame.height - (36 if frame.x_label else 22)
-    return Axes(left, frame.width - 12, 12.0, bottom, (start, end if end > start else start + 1), y_range, y_ticks)
+    return Axes(
+        left=10.0 + 6.6 * max(map(len, tick_texts(y_ticks))),
+        right=frame.width - 12,
+        top=12.0,
+        bottom=frame.height - (36 if frame.x_label else 22),
+        x_range=(start, end if end > start else start + 1),
+        y_range=y_range,
+        y_ticks=y_ticks,
+    )
+
+
+def _clipped(content: Sequence[Markup | None], axes: Axes) -> Markup:
+    """Return the content, cut off outside of the axes as a nested svg is."""
+    x = axes.left
+    y = axes.top - 2
+    width = axes.right - axes.left + 3
+    height = axes.bottom - axes.top + 4
+    box = f"{x:.1f} {y:.1f} {width:.1f} {height:.1f}"
+    return element("svg", *content, x=x, y=y, width=width, height=height, viewBox=box)
 
 
 def _grid(axes: Axes, frame: Frame) -> Markup:
-    xs = ticks(*axes.x_range, max(3, round((axes.right - axes.left) / 110)))
+    x_ticks = ticks(*axes.x_range, max(3, round((axes.right - axes.left) / 110)))
     parts: list[Markup] = []
-    for place, text in zip(axes.y_ticks, tick_texts(axes.y_ticks), strict=True):
-        y = float(axes.y(place))
+    for value, text in zip(axes.y_ticks, tick_texts(axes.y_ticks), strict=True):
+        y = float(axes.y(value))
         parts.append(element("line", x1=axes.left, x2=axes.right, y1=y, y2=y))
         parts.append(element("text", text, x=axes.left - 7, y=y + 4, class_="end"))
-    for place, text in zip(xs, tick_texts(xs), strict=True):
-        x = float(axes.x(place))
-        # A label in the corner would be cut off by the edge of the paper.
+    for value, text in zip(x_ticks, tick_texts(x_ticks), strict=True):
+        x = float(axes.x(value))
+        # A centred label in the corner would be cut off by the edge of the drawing.
         anchor = "end" if x > axes.right - 14 else "mid"
         parts.append(element("line", x1=x, x2=x, y1=axes.bottom, y2=axes.bottom + 4, class_="tick"))
         parts.append(element("text", text, x=min(x, axes.right), y=axes.bottom + 17, class_=anchor))
@@ -280,23 +319,25 @@ def _grid(axes: Axes, frame: Frame) -> Markup:
     return element("g", *parts, class_="grid", aria_hidden="true")
 
 
-def _places(x: np.ndarray, y: np.ndarray) -> str:
+def _path(x: np.ndarray, y: np.ndarray) -> str:
     return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
 
 
 def _stroke(line: Line, axes: Axes) -> Markup:
-    x, y = axes.x(line.x), axes.y(line.y)
+    x = axes.x(line.x)
+    y = axes.y(line.y)
     if len(x) == 1:
         return element("circle", cx=float(x[0]), cy=float(y[0]), r=3, class_=f"dot {line.css}")
-    return element("path", d=f"M{_places(x, y)}", class_=f"line {line.css}{' faint' if line.faint else ''}")
+    return element("path", d=f"M{_path(x, y)}", class_=f"line {line.css}{' faint' if line.faint else ''}")
 
 
 def _band(line: Line, axes: Axes) -> Markup | None:
     if line.low is None or line.high is None or len(line.x) < 2:
         return None
     x = axes.x(line.x)
-    there, back = _places(x, axes.y(line.high)), _places(x[::-1], axes.y(line.low)[::-1])
-    return element("path", d=f"M{there} {back}Z", class_=f"band {line.css}")
+    forward = _path(x, axes.y(line.high))
+    back = _path(x[::-1], axes.y(line.low)[::-1])
+    return element("path", d=f"M{forward} {back}Z", class_=f"band {line.css}")
 
 
 def _threshold(axes: Axes, value: float | None) -> Markup | None:
@@ -304,52 +345,39 @@ def _threshold(axes: Axes, value: float | None) -> Markup | None:
         return None
     y = float(axes.y(value))
     stroke = element("line", x1=axes.left, x2=axes.right, y1=y, y2=y)
-    return element("g", stroke, element("text", human(value), x=axes.left + 5, y=y - 5), class_="threshold")
+    return element("g", stroke, element("text", format_si(value), x=axes.left + 5, y=y - 5), class_="threshold")
 
 
 def _readouts(lines: Sequence[Line], axes: Axes, frame: Frame) -> Markup:
-    """Invisible columns; the one that is pointed at shows a hairline, dots, and the values."""
-    wide = (axes.right - axes.left) / (frame.readouts - 1)
+    """Return invisible columns; pointing at one shows a vertical line, dots and the values."""
+    width = (axes.right - axes.left) / (frame.readouts - 1)
     columns: list[Markup] = []
-    for place in np.linspace(*axes.x_range, frame.readouts).tolist():
-        here = [(line, float(np.interp(place, line.x, line.y))) for line in lines if line.x[0] <= place <= line.x[-1]]
-        if here:
-            text = f"{human(place)} {frame.x_label or 'env steps'}"
-            columns.append(_readout(float(axes.x(place)), wide, text, here, axes))
+    for x in np.linspace(*axes.x_range, frame.readouts).tolist():
+        values = [(line, float(np.interp(x, line.x, line.y))) for line in lines if line.x[0] <= x <= line.x[-1]]
+        if values:
+            text = f"{format_si(x)} {frame.x_label or 'env steps'}"
+            columns.append(_readout(float(axes.x(x)), width, text, values, axes))
     return element("g", *columns, aria_hidden="true")
 
 
-def _readout(x: float, wide: float, place: str, here: Sequence[tuple[Line, float]], axes: Axes) -> Markup:
-    left = x > (axes.left + axes.right) / 2
-    at = x - 8 if left else x + 8
-    texts = [element("tspan", place, x=at, y=axes.top + 12, class_="muted")]
+def _readout(x: float, width: float, x_text: str, values: Sequence[tuple[Line, float]], axes: Axes) -> Markup:
+    on_left = x > (axes.left + axes.right) / 2
+    text_x = x - 8 if on_left else x + 8
+    texts = [element("tspan", x_text, x=text_x, y=axes.top + 12, class_="muted")]
     dots: list[Markup] = []
-    for number, (line, value) in enumerate(here, 1):
-        label = f"{line.label} {human(value)}" if len(here) > 1 else human(value)
-        texts.append(element("tspan", label, x=at, y=axes.top + 12 + number * LINE_HEIGHT, class_=line.css))
+    for number, (line, value) in enumerate(values, 1):
+        label = f"{line.label} {format_si(value)}" if len(values) > 1 else format_si(value)
+        texts.append(element("tspan", label, x=text_x, y=axes.top + 12 + number * LINE_HEIGHT, class_=line.css))
         y = float(axes.y(value))
         if axes.top - 2 <= y <= axes.bottom + 2:
             dots.append(element("circle", cx=x, cy=y, r=3.5, class_=f"dot {line.css}"))
-    hit = element("rect", x=x - wide / 2, y=axes.top, width=wide, height=axes.bottom - axes.top)
+    target = element("rect", x=x - width / 2, y=axes.top, width=width, height=axes.bottom - axes.top)
     hairline = element("line", x1=x, x2=x, y1=axes.top, y2=axes.bottom)
-    tip = element("g", hairline, *dots, element("text", *texts, class_="end" if left else None), class_="tip")
-    return element("g", hit, tip, class_="read")
+    tip = element("g", hairline, *dots, element("text", *texts, class_="end" if on_left else None), class_="tip")
+    return element("g", target, tip, class_="read")
 
 
-def _described(lines: Sequence[Line], frame: Frame) -> str:
-    """What a reader who cannot see the chart is told."""
-    ends = [f"{line.label} from {human(float(line.y[0]))} to {human(float(line.y[-1]))}" for line in lines]
+def _description(lines: Sequence[Line], frame: Frame) -> str:
+    """Return a description for readers who cannot see the chart."""
+    ends = [f"{line.label} from {format_si(float(line.y[0]))} to {format_si(float(line.y[-1]))}" for line in lines]
     return f"{frame.title} over {frame.x_label or 'env steps'}: {'; '.join(ends)}"
-
-
-def key_mark(color: int) -> Markup:
-    """A dash in a line's colour."""
-    return element("i", class_=f"key {css_color(color)}")
-
-
-def legend(lines: Sequence[Line]) -> Markup:
-    """Names and colours of the lines that are not faint; nothing for a single one."""
-    named = [line for line in lines if not line.faint]
-    if len(named) < 2:
-        return Markup("")
-    return element("ul", *(element("li", key_mark(line.color), line.label) for line in named), class_="legend")

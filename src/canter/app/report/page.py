@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else."""
+"""A report as one HTML file without external resources."""
 
 from __future__ import annotations
 
@@ -7,81 +7,117 @@ from datetime import datetime
 from pathlib import Path
 
 from canter.app.report import charts, sections
-from canter.app.report.data import RunData
-from canter.app.report.drawing import Markup, element, human, joined
+from canter.app.report.data import RunData, read_run
+from canter.app.report.drawing import Markup, element, format_si, join
 from canter.app.report.sections import section
 from canter.app.report.stats import Group, default_threshold, group_runs
+from canter.core.registry import UserError
+from canter.core.storage.files import replace_file
 
-ABLATION = "Each row differs from the first in one setting; final scores are means over seeds, without noise."
+REPORT = "report.html"
 GENERATOR = "canter report"
-"""Marks the files that may be overwritten by a newer report."""
+"""Marks files that a newer report may overwrite."""
+HEAD_BYTES = 1024
+"""Bytes of a report that contain its generator."""
 STYLE = Path(__file__).with_name("style.css")
+ABLATION = "Each row differs from the first in one setting; final scores are means over seeds, without noise."
+
+
+def write_report(paths: Sequence[Path], out: Path | None = None, *, threshold: float | None = None) -> Path:
+    """Write the report of one run folder, or a comparison of several, and return the file.
+
+    By default the file is `report.html` in the folder of the one run, or in the current folder for
+    several. Only an older report is overwritten. `threshold` is the return whose steps and time are
+    reported; by default a comparison derives it from its runs.
+    """
+    if not paths:
+        raise UserError("a report needs at least one run")
+    runs = [read_run(path) for path in dict.fromkeys(path.resolve() for path in paths)]
+    if out is None:
+        out = paths[0] / REPORT if len(runs) == 1 else Path(REPORT)
+    page = run_page(runs[0], threshold) if len(runs) == 1 else comparison_page(runs, threshold)
+    if not out.parent.is_dir():
+        raise UserError(f"{out.parent} is not a folder, so {out.name} cannot be written there")
+    if out.exists() and not is_report(out):
+        raise UserError(f"{out} exists and is not a report of canter; choose another file with --out")
+    replace_file(out, page.encode(), 0o666)
+    return out
+
+
+def is_report(path: Path) -> bool:
+    """Return whether `write_report` has written a file."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return f'content="{GENERATOR}"'.encode() in file.read(HEAD_BYTES)
 
 
 def run_page(run: RunData, threshold: float | None) -> str:
-    """The report of one run."""
+    """Return the report of one run."""
     groups = group_runs([run])
     error = run.record.get("error")
     recent = run.settings.get("recent_episodes", 100)
-    words = f"Bold: mean of the episodes that ended in each rollout. Thin: of the last {recent} episodes, which lags."
-    facts = joined([f"{run.env_id}, seed {run.seed} ", sections.status(run)])
+    lead = (
+        f"Bold: mean of the episodes that ended in each rollout. Thin: mean of the last {recent} episodes, which lags."
+    )
+    _, source = sections.baseline(run.env_id)
+    time_charts = charts.small_charts(charts.TIME, groups)
     body = [
-        heading(run.name, facts),
+        heading(run.name, join([f"{run.env_id}, seed {run.seed} ", sections.status(run)])),
         element("p", str(error), class_="failure") if error else None,
         sections.headline(run, threshold),
         sections.film_strip(run),
-        section("Return", words, curves(groups, threshold)),
+        section("Return", lead, curves(groups, threshold)),
         *chart_sections(groups),
-        section(
-            "Time",
-            "What the training time was spent on.",
-            sections.time_split([run]),
-            charts.small_charts(charts.TIME, groups),
-        ),
-        section(
-            "Settings", f"Marked ones differ from the {sections.baseline(run.env_id)[1]}.", sections.settings_table(run)
-        ),
+        section("Time", "Training time by activity.", sections.time_split([run]), time_charts),
+        section("Settings", f"Marked settings differ from the {source}.", sections.settings_table(run)),
         section("Origin", "", sections.origin(run)),
     ]
     return document(f"{run.name} - {run.env_id}", body)
 
 
 def comparison_page(runs: Sequence[RunData], threshold: float | None) -> str:
-    """The report of several runs: one comparison for each environment."""
+    """Return the report of several runs: one comparison for each environment."""
     groups = group_runs(runs)
     env_ids = list(dict.fromkeys(group.env_id for group in groups))
-    title = f"{len(runs)} runs on {env_ids[0]}" if len(env_ids) == 1 else f"{len(runs)} runs"
-    facts = ", ".join(env_ids) if len(env_ids) > 1 else f"seeds {', '.join(dict.fromkeys(run.seed for run in runs))}"
+    if len(env_ids) == 1:
+        title = f"{len(runs)} runs on {env_ids[0]}"
+        facts = f"seeds {', '.join(dict.fromkeys(run.seed for run in runs))}"
+    else:
+        title = f"{len(runs)} runs"
+        facts = ", ".join(env_ids)
     body: list[Markup | None] = [heading(title, facts)]
     for env_id in env_ids:
-        own = [group for group in groups if group.env_id == env_id]
-        name = element("h2", env_id, class_="env") if len(env_ids) > 1 else None
-        body += [name, *comparison_sections(own, threshold)]
+        if len(env_ids) > 1:
+            body.append(element("h2", env_id, class_="env"))
+        body += comparison_sections([group for group in groups if group.env_id == env_id], threshold)
     body += [
         section("Runs", "", sections.run_list(runs)),
-        section("Time", "What the training time was spent on.", sections.time_split(runs)),
+        section("Time", "Training time by activity.", sections.time_split(runs)),
         section("Machine and versions", "", sections.machines(runs)),
     ]
     return document(title, body)
 
 
 def comparison_sections(groups: Sequence[Group], threshold: float | None) -> list[Markup]:
-    """Curves, scores and settings of the groups of one environment."""
+    """Return curves, scores and settings of the groups of one environment."""
     goal = default_threshold(charts.runs_of(groups)) if threshold is None else threshold
     seeds = [len(group.runs) for group in groups if len(group.runs) > 1]
-    lead = "Mean of recent episodes while training."
+    lead = "Mean of recent episodes during training."
     if seeds:
         lead += " Bold: interquartile mean over seeds, with its 95 % bootstrap band. Thin: each seed."
     if seeds and min(seeds) < 5:
-        lead += " With fewer than five seeds such a band is too narrow: look at the seeds too."
+        lead += " With fewer than five seeds the band is too narrow: compare the single seeds too."
     by_time = "The same over the seconds of training; a run that has ended keeps its last value."
-    words = "Final return: interquartile mean over seeds, with its 95 % bootstrap interval. "
+    scores = "Final return: interquartile mean over seeds, with its 95 % bootstrap interval. "
     if goal is not None:
-        origin = "as asked" if threshold is not None else "nine tenths of the way from the lowest start to the best end"
-        words += f"The threshold {human(goal)} is {origin}; times to it are those of the median seed."
+        source = "90 % of the way from the lowest first return to the best last one"
+        if threshold is not None:
+            source = "the requested return"
+        scores += f"The threshold {format_si(goal)} is {source}; times to it are those of the median seed."
     return [
         section("Return", lead, curves(groups, goal)),
-        section("Comparison", words, sections.comparison(groups, goal)),
+        section("Comparison", scores, sections.comparison(groups, goal)),
         section("One setting at a time", ABLATION, sections.ablation(groups)),
         section("Settings that differ", "", sections.differences(groups)),
         section("Return by time", by_time, curves(groups, goal, "seconds")),
@@ -90,16 +126,14 @@ def comparison_sections(groups: Sequence[Group], threshold: float | None) -> lis
 
 
 def curves(groups: Sequence[Group], threshold: float | None, x: str = "env_steps") -> Markup:
-    """The learning curve, drawn for a desk and for a phone; the style sheet shows one of them."""
-    wide, narrow = (
-        charts.learning_curve(groups, threshold, x),
-        charts.learning_curve(groups, threshold, x, charts.NARROW),
-    )
-    return joined([element("div", wide, class_="desk"), element("div", narrow, class_="phone")])
+    """Return the learning curve for a desktop and for a phone; the style sheet shows one."""
+    wide = charts.learning_curve(groups, threshold, x)
+    narrow = charts.learning_curve(groups, threshold, x, charts.NARROW)
+    return join([element("div", wide, class_="desk"), element("div", narrow, class_="phone")])
 
 
 def chart_sections(groups: Sequence[Group]) -> list[Markup]:
-    """Small charts of everything else that was logged."""
+    """Return small charts of all other metrics."""
     means = "By env steps, as means over the updates of each iteration."
     return [
         section("Episodes", "By env steps.", charts.small_charts(charts.episode_charts(groups), groups)),
@@ -109,12 +143,12 @@ def chart_sections(groups: Sequence[Group]) -> list[Markup]:
 
 
 def heading(title: str, facts: object) -> Markup:
-    """What the page is about."""
+    """Return the head of the page."""
     return element("header", element("p", "Canter report", class_="kicker"), element("h1", title), element("p", facts))
 
 
 def document(title: str, body: Sequence[Markup | None]) -> str:
-    """The whole file; nothing in it refers to anything outside of it."""
+    """Return the whole file; it refers to nothing outside of it."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -124,6 +158,6 @@ def document(title: str, body: Sequence[Markup | None]) -> str:
         element("title", title),
         element("style", Markup(STYLE.read_text(encoding="utf-8"))),
     )
-    written = element("footer", f"Written by canter on {datetime.now():%d %B %Y at %H:%M}")
-    page = element("html", head, element("body", element("main", *body, written)), lang="en")
+    footer = element("footer", f"Written by canter on {datetime.now():%d %B %Y at %H:%M}")
+    page = element("html", head, element("body", element("main", *body, footer)), lang="en")
     return f"<!doctype html>\n{page}\n"

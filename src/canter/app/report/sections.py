@@ -1,4 +1,4 @@
-"""The parts of a report: numbers, tables and words around the charts."""
+"""The sections of a report: numbers, tables and text around the charts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from canter.algorithms.base import declared_under
+from canter.algorithms.base import report_spec_for
+from canter.app.console.text import format_duration
 from canter.app.report.charts import COUNTERS
-from canter.app.report.data import RunData, flatten
-from canter.app.report.drawing import Markup, duration, element, escaped, human, joined, key_mark, stacked_bar
-from canter.app.report.stats import Group, Reached, differing_settings, final_score, shown, time_to
+from canter.app.report.data import RunData
+from canter.app.report.drawing import Markup, element, escape, format_si, join, key_mark, stacked_bar
+from canter.app.report.stats import (
+    Group,
+    ThresholdCrossing,
+    differing_settings,
+    final_score,
+    format_value,
+    time_to_threshold,
+)
 from canter.config import TrainConfig
 from canter.config.presets import preset_for
 from canter.core.plain import to_plain
+from canter.runs.records import flatten
 
 PARTS = {
     "env": "Stepping environments",
@@ -25,10 +34,11 @@ PARTS = {
     "update": "Learning",
     "other": "Logs, console and checkpoints",
 }
+BAR_WIDTH = 1040.0
 
 
 def section(title: str, lead: str, *content: object) -> Markup:
-    """A headed part of the page; nothing where there is no content."""
+    """Return a section with a heading; nothing if there is no content."""
     filled = [part for part in content if part]
     if not filled:
         return Markup("")
@@ -36,97 +46,111 @@ def section(title: str, lead: str, *content: object) -> Markup:
 
 
 def table(head: Sequence[object], rows: Sequence[Sequence[object]], class_: str | None = None) -> Markup:
-    """A table; on a narrow screen it scrolls by itself."""
-    top = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head)))
+    """Return a table that scrolls by itself on a narrow screen."""
+    header = element("thead", element("tr", *(element("th", cell, scope="col") for cell in head)))
     body = element("tbody", *(element("tr", *(element("td", cell) for cell in row)) for row in rows))
-    return element("div", element("table", top, body, class_=class_), class_="scroll")
+    return element("div", element("table", header, body, class_=class_), class_="scroll")
 
 
 def status(run: RunData) -> Markup:
-    """How the run ended, with a dot in the colour of it."""
+    """Return the status of the run with a dot in its colour."""
     return element("span", run.status, class_=f"status {run.status}")
 
 
 def headline(run: RunData, threshold: float | None) -> Markup:
-    """The numbers of one run that matter most."""
+    """Return the most important numbers of one run as tiles."""
     _, returns = run.points("return")
-    budget, episodes = run.settings.get("total_steps"), run.last("episodes")
-    of = f"of {human(budget)} " if isinstance(budget, int) else ""
+    budget = run.settings.get("total_steps")
+    of_budget = f"of {format_si(budget)} " if isinstance(budget, int) else ""
+    episodes = run.last("episodes")
     tiles = [
         final_tile(run),
-        ("Return", human(run.last("return")), "mean of recent episodes, with noise"),
-        ("Best", human(float(returns.max())), "highest so far") if len(returns) else None,
-        ("Env steps", human(run.last("env_steps")), f"{of}over all environments"),
-        ("Episodes", human(episodes), "that have ended") if episodes is not None else None,
-        ("Time", duration(run.last("seconds")), "of training"),
-        ("Speed", human(run.speed, 3), "env steps per second") if run.speed is not None else None,
+        ("Return", format_si(run.last("return")), "mean of recent episodes, with noise"),
+        ("Best", format_si(float(returns.max())), "highest so far") if len(returns) else None,
+        ("Env steps", format_si(run.last("env_steps")), f"{of_budget}over all environments"),
+        ("Episodes", format_si(episodes), "ended") if episodes is not None else None,
+        ("Time", format_duration(run.last("seconds")), "of training"),
+        ("Speed", format_si(run.speed, 3), "env steps per second") if run.speed is not None else None,
     ]
     if threshold is not None:
-        reached = time_to(run, threshold)
-        when = "never" if reached is None else f"after {duration(reached.seconds)}"
-        tiles.append((f"Steps to {human(threshold)}", human(reached.steps if reached else None), when))
+        reached = time_to_threshold(run, threshold)
+        when = "never" if reached is None else f"after {format_duration(reached.seconds)}"
+        tiles.append((f"Steps to {format_si(threshold)}", format_si(reached.steps if reached else None), when))
     cells = [
         element("div", element("dt", tile[0]), element("dd", tile[1]), element("p", tile[2])) for tile in tiles if tile
     ]
     return element("dl", *cells, class_="tiles")
 
 
+def final_tile(run: RunData) -> tuple[str, str, str] | None:
+    """Return the score of the final policy in new episodes; None without one."""
+    score = run.score
+    if score is None:
+        return None
+    details = run.record["score"]
+    low = _number(details.get("low"))
+    high = _number(details.get("high"))
+    if "mean" not in details:
+        ci = format_si(_number(details.get("ci")))
+        return "Long-run average", format_si(score), f"± {ci}, reward per unit of time without noise"
+    interval = ""
+    if low is not None and high is not None:
+        interval = f", 95 % interval {format_si(low)} to {format_si(high)}"
+    episodes = details.get("episodes", "?")
+    return "Final score", format_si(score), f"mean of {episodes} new episodes without noise{interval}"
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
 def film_strip(run: RunData) -> Markup | None:
-    """Pictures of the newest video; None without one."""
+    """Return pictures of the newest video; None without one."""
     if run.strip is None:
         return None
     source = f"data:image/png;base64,{base64.b64encode(run.strip).decode()}"
     return element("img", src=source, alt="Pictures of an episode, from its beginning to its end", class_="strip")
 
 
-def final_tile(run: RunData) -> tuple[str, str, str] | None:
-    """The score of the final policy in new episodes; None where there is none."""
-    score = run.score
-    if score is None:
-        return None
-    about = run.record["score"]
-    low, high, ci = (about[key] if isinstance(about.get(key), int | float) else None for key in ("low", "high", "ci"))
-    if "mean" not in about:
-        return "Long-run average", human(score), f"± {human(ci)}, reward per unit of time without noise"
-    between = f", 95 % interval {human(low)} to {human(high)}" if low is not None and high is not None else ""
-    return "Final score", human(score), f"mean of {about.get('episodes', '?')} new episodes without noise{between}"
-
-
 def time_split(runs: Sequence[RunData]) -> Markup:
-    """Where the time went: one bar for each run that measured it."""
-    bars: list[Markup | None] = []
+    """Return a bar of the time by activity for each run that measured it."""
+    bars: list[Markup] = []
     for run in runs:
         names = [name for name in dict.fromkeys([*PARTS, *run.time_split]) if name in run.time_split]
         parts = [(PARTS.get(name, name), run.time_split[name]) for name in names]
-        if parts:
-            items = [
-                element("li", key_mark(number), f"{name} ", element("b", duration(value)))
-                for number, (name, value) in enumerate(parts)
-            ]
-            name = element("h3", run.name) if len(runs) > 1 else None
-            bars += [name, stacked_bar(parts, 1040), element("ul", *items, class_="legend")]
-    return joined(bars)
+        if not parts:
+            continue
+        items = [
+            element("li", key_mark(number), f"{name} ", element("b", format_duration(seconds)))
+            for number, (name, seconds) in enumerate(parts)
+        ]
+        if len(runs) > 1:
+            bars.append(element("h3", run.name))
+        bars += [stacked_bar(parts, BAR_WIDTH), element("ul", *items, class_="legend")]
+    return join(bars)
 
 
 def settings_table(run: RunData) -> Markup:
-    """All settings, those that differ from the preset or the defaults marked."""
+    """Return all settings; those that differ from the preset or the defaults are marked."""
     if not run.settings:
         return element("p", "The settings of this run cannot be read.", class_="muted")
     base, _ = baseline(run.env_id)
     rows: list[Markup] = []
-    marked: list[Markup] = []
+    changed_rows: list[Markup] = []
     for key, value in run.settings.items():
-        changed = key != "seed" and shown(value) != shown(base.get(key))
-        cells = element("td", setting(key)), element("td", shown(value), _was(base.get(key)) if changed else None)
-        rows.append(element("tr", *cells, class_="changed" if changed else None))
+        changed = key != "seed" and format_value(value) != format_value(base.get(key))
+        old_value = _was(base.get(key)) if changed else None
+        cells = (element("td", setting(key)), element("td", format_value(value), old_value))
+        row = element("tr", *cells, class_="changed" if changed else None)
+        rows.append(row)
         if changed:
-            marked.append(rows[-1])
+            changed_rows.append(row)
     folded = element("details", element("summary", f"All {len(rows)} settings"), _settings(rows))
-    return joined([_settings(marked) if marked else None, folded])
+    return join([_settings(changed_rows) if changed_rows else None, folded])
 
 
 def _was(value: Any) -> Markup:
-    return element("span", f"was {shown(value)}", class_="was")
+    return element("span", f"was {format_value(value)}", class_="was")
 
 
 def _settings(rows: Sequence[Markup]) -> Markup:
@@ -134,147 +158,178 @@ def _settings(rows: Sequence[Markup]) -> Markup:
 
 
 def setting(key: str) -> Markup:
-    """The name of a setting, which may be broken after its dots."""
-    return Markup(escaped(key).replace(".", ".<wbr/>"))
+    """Return the name of a setting, which may be broken after its dots."""
+    return Markup(escape(key).replace(".", ".<wbr/>"))
 
 
 def baseline(env_id: str) -> tuple[dict[str, Any], str]:
-    """The settings that an environment would have by itself, and what they are called."""
-    preset, defaults = preset_for(env_id), TrainConfig()
-    config = preset or replace(defaults, env=replace(defaults.env, id=env_id))
-    return dict(flatten(to_plain(config))), "preset" if preset else "defaults"
+    """Return the settings of an environment's preset, or the defaults, and which of both it is."""
+    preset = preset_for(env_id)
+    if preset is not None:
+        return dict(flatten(to_plain(preset))), "preset"
+    defaults = TrainConfig()
+    return dict(flatten(to_plain(replace(defaults, env=replace(defaults.env, id=env_id))))), "defaults"
 
 
 def origin(run: RunData) -> Markup:
-    """When and on what one run ran, and what it counted."""
+    """Return date, command, counters, machine and versions of one run."""
+    facts = {name.capitalize(): _format_date(run.record.get(name)) for name in ("started", "resumed", "ended", "host")}
     command = run.record.get("command")
-    facts = {name.capitalize(): _moment(run.record.get(name)) for name in ("started", "resumed", "ended", "host")}
     if isinstance(command, list) and command:
-        path = Path(str(command[0]))  # which is private
+        path = Path(str(command[0]))  # private: only the name of the program is shown
         name = path.parent.name if path.name == "__main__.py" else path.name
         facts["Command"] = shlex.join([name, *map(str, command[1:])])
-    counted = {**COUNTERS, **declared_under(run.settings.get("algorithm.kind")).counters}
-    counters = {text: f"{value:,.0f}" for name, text in counted.items() if (value := run.last(name)) is not None}
+    titles = {**COUNTERS, **report_spec_for(run.settings.get("algorithm.kind")).counters}
+    counters = {title: f"{value:,.0f}" for name, title in titles.items() if (value := run.last(name)) is not None}
     return lists({"Run": {name: fact for name, fact in facts.items() if fact}, "Counters": counters, **machine(run)})
 
 
-def _moment(value: Any) -> str:
-    """A time stamp as people write it; anything else as it is."""
+def _format_date(value: Any) -> str:
+    """Return a UTC time stamp as date and time; anything else as it is."""
     text = "" if value is None else str(value)
     return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d)(:\d\d)?\+00:00$", r"\1 \2 UTC", text)
 
 
 def machine(run: RunData) -> dict[str, Any]:
-    """What a run ran on and with."""
+    """Return machine and versions of a run."""
     return {"Machine": run.record.get("machine"), "Versions": run.record.get("versions")}
 
 
 def machines(runs: Sequence[RunData]) -> Markup:
-    """Every machine once, with the names of its runs where there are several."""
-    apart: dict[str, list[RunData]] = {}
+    """Return every machine once, with the names of its runs if there are several machines."""
+    by_machine: dict[str, list[RunData]] = {}
     for run in runs:
-        apart.setdefault(repr(machine(run)), []).append(run)
-    blocks: list[Markup | None] = []
-    for own in apart.values():
-        names = element("h3", ", ".join(run.name for run in own)) if len(apart) > 1 else None
-        blocks += [names, lists(machine(own[0]))]
-    return joined(blocks)
+        by_machine.setdefault(repr(machine(run)), []).append(run)
+    blocks: list[Markup] = []
+    for group in by_machine.values():
+        if len(by_machine) > 1:
+            blocks.append(element("h3", ", ".join(run.name for run in group)))
+        blocks.append(lists(machine(group[0])))
+    return join(blocks)
 
 
 def lists(titled: dict[str, Any]) -> Markup:
-    """Lists of names and values side by side, as far as there are any."""
+    """Return lists of names and values side by side; empty ones are left out."""
     columns = [
-        element("div", element("h3", title), element("dl", *map(_pair, content.items())))
+        element("div", element("h3", title), element("dl", *map(_definition, content.items())))
         for title, content in titled.items()
         if isinstance(content, dict) and content
     ]
     return element("div", *columns, class_="columns") if columns else Markup("")
 
 
-def _pair(item: tuple[Any, Any]) -> Markup:
-    return joined([element("dt", item[0]), element("dd", shown(item[1]))])
+def _definition(item: tuple[Any, Any]) -> Markup:
+    name, value = item
+    return join([element("dt", name), element("dd", format_value(value))])
 
 
 def comparison(groups: Sequence[Group], threshold: float | None) -> Markup:
-    """One row for each group: where it ended, and when it reached the threshold."""
+    """Return a table with the final results of each group, and its time to the threshold."""
     head: list[object] = ["", "Runs", "Final score", "Final return", "Best run"]
     if threshold is not None:
-        head += [f"Steps to {human(threshold)}", f"Time to {human(threshold)}"]
+        head += [f"Steps to {format_si(threshold)}", f"Time to {format_si(threshold)}"]
     rows = [_comparison_row(number, group, threshold) for number, group in enumerate(groups)]
     return table([*head, "Steps per second"], rows, class_="numbers")
 
 
 def _comparison_row(number: int, group: Group, threshold: float | None) -> list[object]:
+    final = None
+    interval = None
     score = final_score(group)
+    if score is not None:
+        final, low, high = score
+        if low is not None:
+            interval = element("small", f"{format_si(low)} to {format_si(high)}")
     best = [values.max() for run in group.runs if len(values := run.points("return")[1])]
-    interval = element("small", f"{human(score[1])} to {human(score[2])}") if score and score[1] is not None else None
     row: list[object] = [
-        joined([key_mark(number), element("b", group.label)]),
+        join([key_mark(number), element("b", group.label)]),
         len(group.runs),
-        human(mean_score(group)),
-        joined([human(score[0] if score else None), interval]),
-        human(float(max(best)) if best else None),
+        format_si(mean_score(group)),
+        join([format_si(final), interval]),
+        format_si(float(max(best)) if best else None),
     ]
     if threshold is not None:
-        row += _reached_cells([time_to(run, threshold) for run in group.runs])
-    return [*row, human(_mean(run.speed for run in group.runs), 3)]
+        row += _threshold_cells([time_to_threshold(run, threshold) for run in group.runs])
+    return [*row, format_si(_mean(run.speed for run in group.runs), 3)]
 
 
-def _reached_cells(reached: Sequence[Reached | None]) -> list[object]:
-    """Steps and time that half of the runs needed at most; runs that never got there count as slower than any."""
-    there = [item for item in reached if item is not None]
-    share = element("small", f"{len(there)} of {len(reached)} reached it") if len(there) < len(reached) else None
-    if 2 * len(there) <= len(reached):
-        return [joined(["not reached" if not there else "most did not", share]), human(None)]
-    middle = (len(reached) - 1) // 2
-    steps = sorted(item.steps for item in there)
-    seconds = sorted(item.seconds for item in there if item.seconds is not None)
-    return [joined([human(steps[middle]), share]), duration(seconds[middle] if middle < len(seconds) else None)]
+def _threshold_cells(crossings: Sequence[ThresholdCrossing | None]) -> list[object]:
+    """Return the median steps and time to the threshold; runs below it count as slowest."""
+    reached = [crossing for crossing in crossings if crossing is not None]
+    share = None
+    if len(reached) < len(crossings):
+        share = element("small", f"{len(reached)} of {len(crossings)} reached it")
+    if 2 * len(reached) <= len(crossings):
+        return [join(["most did not" if reached else "not reached", share]), format_si(None)]
+    middle = (len(crossings) - 1) // 2
+    steps = sorted(crossing.steps for crossing in reached)
+    seconds = sorted(crossing.seconds for crossing in reached if crossing.seconds is not None)
+    median_seconds = seconds[middle] if middle < len(seconds) else None
+    return [join([format_si(steps[middle]), share]), format_duration(median_seconds)]
 
 
 def mean_score(group: Group) -> float | None:
-    """Mean of the final scores of a group's runs; None where none has one."""
+    """Return the mean of the final scores of a group's runs; None if no run has one."""
     return _mean(run.score for run in group.runs)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return sum(there) / len(there) if there else None
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def ablation(groups: Sequence[Group]) -> Markup | None:
-    """What changing one setting does: the group that most others differ from in a single setting, and those others."""
-    found = [_one_apart(group, groups) for group in groups]
-    base = max(range(len(groups)), key=lambda i: len(found[i]))
-    if not found[base]:
+    """Return a table of the effect of single settings; None if no groups differ in only one.
+
+    The base is the group that most others differ from in a single setting.
+    """
+    variants = [_single_changes(group, groups) for group in groups]
+    base = max(range(len(groups)), key=lambda i: len(variants[i]))
+    if not variants[base]:
         return None
-    before = mean_score(groups[base])
-    rows: list[list[object]] = [["as it is", "", human(before), ""]]
-    for key, value, group in found[base]:
-        after = mean_score(group)
-        change = "" if before is None or after is None else f"{after - before:+.4g}"
-        values = joined([shown(value), _was(groups[base].settings.get(key))])
-        rows.append([setting(key), values, human(after), change])
+    base_score = mean_score(groups[base])
+    rows: list[list[object]] = [["unchanged", "", format_si(base_score), ""]]
+    for key, value, group in variants[base]:
+        score = mean_score(group)
+        change = "" if base_score is None or score is None else f"{score - base_score:+.4g}"
+        values = join([format_value(value), _was(groups[base].settings.get(key))])
+        rows.append([setting(key), values, format_si(score), change])
     return table(["Setting", "Value", "Final score", "Difference"], rows, class_="numbers")
 
 
-def _one_apart(group: Group, groups: Sequence[Group]) -> list[tuple[str, Any, Group]]:
-    """Groups that differ from this one in one setting, with it and its value there."""
-    apart = [(other, differing_settings([group, other])) for other in groups if other is not group]
-    return [(key, values[1], other) for other, found in apart if len(found) == 1 for key, values in found.items()]
+def _single_changes(group: Group, groups: Sequence[Group]) -> list[tuple[str, Any, Group]]:
+    """Return (setting, value, group) of the groups that differ from this one in one setting."""
+    changes: list[tuple[str, Any, Group]] = []
+    for other in groups:
+        if other is group:
+            continue
+        differing = differing_settings([group, other])
+        if len(differing) == 1:
+            [(key, values)] = differing.items()
+            changes.append((key, values[1], other))
+    return changes
 
 
 def differences(groups: Sequence[Group]) -> Markup | None:
-    """The settings in which groups differ; None if in none."""
-    rows = [[setting(key), *map(shown, values)] for key, values in differing_settings(groups).items()]
+    """Return a table of the settings in which groups differ; None if there are none."""
+    rows = [[setting(key), *map(format_value, values)] for key, values in differing_settings(groups).items()]
     return table(["Setting", *(group.label for group in groups)], rows, class_="plain") if rows else None
 
 
 def run_list(runs: Sequence[RunData]) -> Markup:
-    """Every run by itself."""
-    rows: list[list[object]] = []
-    for run in runs:
-        numbers = human(run.last("env_steps")), human(run.last("return")), duration(run.last("seconds"))
-        rows.append([element("b", run.name), run.env_id, run.seed, status(run), human(run.score), *numbers])
+    """Return a table of all runs."""
+    rows: list[list[object]] = [
+        [
+            element("b", run.name),
+            run.env_id,
+            run.seed,
+            status(run),
+            format_si(run.score),
+            format_si(run.last("env_steps")),
+            format_si(run.last("return")),
+            format_duration(run.last("seconds")),
+        ]
+        for run in runs
+    ]
     head = ["Run", "Environment", "Seed", "Status", "Final score", "Env steps", "Return", "Time"]
     return table(head, rows, class_="runs")
