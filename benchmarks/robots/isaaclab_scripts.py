@@ -2,12 +2,14 @@
 
     python benchmarks/robots/isaaclab_scripts.py CHECKOUT [--ref v2.3.2] [--only rl_games] [--out FILE]
 
-CHECKOUT is a clone of Isaac Lab, with or without a work tree; nothing of it is copied into this repository. The scripts
-and the `isaaclab_rl` package of a version are taken from it into a temporary folder and run as they are: train, resume,
-play, for RSL-RL and for rl_games, with `canter.compat.rsl_rl.install_shim` or `canter.compat.rl_games.install_shim` imported
-before them. The simulator is the fake of `tests/envs/fake_isaaclab.py`, whose application ends the process when it is
-closed, as the real one does. Needs `rsl-rl-lib` (the scripts ask for its version), `tensordict`, `packaging`, and `gym`
-and `prettytable`, which Isaac Lab's wrappers for rl_games import; rl_games itself may be installed or not.
+CHECKOUT is a clone of Isaac Lab, with or without a work tree; nothing of it is copied into this
+repository. The scripts and the `isaaclab_rl` package of a version are taken from it into a
+temporary folder and run as they are: train, resume, play, for RSL-RL and for rl_games, with
+`canter.compat.rsl_rl.install_shim` or `canter.compat.rl_games.install_shim` imported before them.
+The simulator is the fake of `tests/envs/fake_isaaclab.py`, whose application ends the process when
+it is closed, as the real one does. Needs `rsl-rl-lib` (the scripts ask for its version),
+`tensordict`, `packaging`, and `gym` and `prettytable`, which Isaac Lab's wrappers for rl_games
+import; rl_games itself may be installed or not.
 """
 
 from __future__ import annotations
@@ -107,11 +109,11 @@ agents = {"groups": lambda: params(joined=False), "memory": lambda: params(rnn=T
 fake_isaaclab.register("Isaac-Points-v0", Joined, rl_games_cfg_entry_point=params, **agents)
 """
 SETTINGS = {"rsl_rl": RSL_RL, "rl_games": RL_GAMES}
-"""What is run before a script: the settings of a task, in the form of each library."""
+"""Code that runs before a script: the settings of a task, in the format of each library."""
 
 
 def unpack(checkout: Path, ref: str, folder: Path) -> str:
-    """The scripts and wrappers of a version; gives its commit."""
+    """Unpack the scripts and wrappers of a version; return its commit."""
     git = ["git", "-C", str(checkout)]
     archive = subprocess.run([*git, "archive", ref, *PATHS], check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
@@ -120,7 +122,7 @@ def unpack(checkout: Path, ref: str, folder: Path) -> str:
 
 
 def run(folder: Path, library: str, script: str, *arguments: str) -> dict[str, Any]:
-    """One script in a process of its own, in an empty working folder that all of them share."""
+    """Run one script in a new process, in a working folder that all of them share."""
     path = folder / "scripts/reinforcement_learning" / library / script
     paths = [str(path.parent), str(folder / "source/isaaclab_rl"), str(ROOT / "tests/envs"), str(ROOT / "src")]
     argv = [str(path), "--task", TASK, "--num_envs", "16", "--headless", "--device", "cpu", *arguments]
@@ -144,7 +146,7 @@ def run(folder: Path, library: str, script: str, *arguments: str) -> dict[str, A
 
 
 def run_rsl_rl(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """Train, resume and play by RSL-RL's scripts; gives what came of each and what is missing."""
+    """Train, resume and play with RSL-RL's scripts; return the results and missing files."""
     results = {"train": run(folder, "rsl_rl", "train.py")}
     results["resume"] = run(folder, "rsl_rl", "train.py", "--resume")
     results["play"] = run(folder, "rsl_rl", "play.py")
@@ -155,7 +157,7 @@ def run_rsl_rl(folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def run_rl_games(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The same by rl_games' scripts, then with groups by name and with memory in place of a central value."""
+    """Do the same with rl_games' scripts, with named groups and with a recurrent network."""
     results = {"train": run(folder, "rl_games", "train.py")}
     results["train"]["tags"] = tags = sorted(tags_under(folder / "work/logs/rl_games"))
     wrong = [f"train wrote no {tag}" for tag in ("Episode/Episode_Reward/stand", "rewards/step") if tag not in tags]
@@ -174,7 +176,7 @@ def run_rl_games(folder: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def tags_under(folder: Path) -> set[str]:
-    """Names of all scalars in the event files."""
+    """Return the names of all scalars in the event files."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found: set[str] = set()
@@ -186,7 +188,7 @@ def tags_under(folder: Path) -> set[str]:
 
 
 def epochs_in(folder: Path, files: list[str]) -> set[int]:
-    """Epochs of rl_games' checkpoints, which are read whole."""
+    """Return the epochs of rl_games' checkpoints."""
     import torch
 
     paths = [folder / "work" / file for file in files if file.endswith(".pth")]

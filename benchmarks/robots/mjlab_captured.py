@@ -1,12 +1,13 @@
-"""mjlab on one GPU: parts of a step as CUDA graphs, held against the eager ones, and what they save.
+"""mjlab on one GPU: compare CUDA graphs of the segments of a step with the eager segments, and measure both.
 
     python benchmarks/robots/mjlab_captured.py --out benchmarks/robots/results/mjlab_captured.json
 
-`verified`: in consecutive steps, with episodes that end, every part that has a graph is run twice from the same state,
-eagerly and as the graph, and all tensors of the simulator's managers, the part's result and the random stream must be
-equal to the bit. `apart`: how far the observations of whole steps are from those of mjlab's own step, same seed and
-actions, and for comparison those of mjlab's own from themselves. `ms`: milliseconds of a step, mjlab's own and in
-captured parts, in turns, of the physics alone, and of each part with the device waited for after it.
+`verified`: in consecutive steps, with episodes that end, every segment that has a graph runs twice
+from the same state, eagerly and as the graph; all tensors of the simulator's managers, the result
+and the random stream must have equal bits. `apart`: differences of the observations of whole steps
+from those of mjlab's own step, with the same seed and actions, and differences between two runs of
+mjlab's own step. `ms`: milliseconds of a step, mjlab's own and captured, in turns, of the physics
+alone, and of each segment with a wait for the device after it.
 """
 
 from __future__ import annotations
@@ -28,89 +29,94 @@ import torch
 from torch import Tensor
 
 from canter.core.struct import copy_all_
-from canter.envs.robots.host_state import name_of
+from canter.envs.robots.host_state import format_path
 from canter.envs.robots.mjlab import make_mjlab
-from canter.envs.robots.segments import Segment, Segments
+from canter.envs.robots.segments import SegmentGraph, Segments
 
 RESULTS = Path(__file__).parent / "results" / "mjlab_captured.json"
 
 
 class Verifying(Segments):
-    """`Segments` whose replays are held against the eager part each time; takes over those of a captured step."""
+    """`Segments` that compare every replay with the eager segment."""
 
     @staticmethod
     def over(step: Any) -> Verifying:
-        """Put it in the place of a step's segments."""
+        """Replace the segments of a captured step, and keep their graphs."""
         own = Verifying.__new__(Verifying)
         vars(own).update(vars(step.segments))
-        own.found, own.tensors = {}, None
+        own.found = {}
+        own.tensors = None
         step.segments = own
         return own
 
     found: dict[str, dict[str, Any]]
     tensors: dict[str, Tensor] | None
     copies: tuple[list[Tensor], list[Tensor]]
-    """Of `tensors` before a part and after it, as it ran eagerly."""
+    """Copies of `tensors` before an eager run of a segment and after it."""
 
-    def _replayed(self, name: str, part: Callable[[], Any], segment: Segment) -> Any:
+    def _use_graph(self, name: str, segment: Callable[[], Any], graph: SegmentGraph) -> Any:
         tensors = list(self._tensors().values())
         before, after = self.copies
         generator = torch.cuda.default_generators[self.device.index or 0]
-        random, log = generator.get_state(), dict(self.log())
+        random = generator.get_state()
+        log = dict(self.log())
         copy_all_(before, tensors)
-        wanted = [t.clone() for t in leaves(self._plainly(part))]
+        expected = [t.clone() for t in leaves(self._run_eagerly(segment))]
         copy_all_(after, tensors)
         random_after = generator.get_state()
         copy_all_(tensors, before)
         generator.set_state(random)
-        self.log_is(log)
-        result = super()._replayed(name, part, segment)
-        names, given = [*self._tensors(), *["its result"] * len(wanted)], leaves(result)
-        assert len(given) == len(wanted)
-        wrong = differing(names, [*after, *wanted], [*tensors, *given])
-        wrong += [] if torch.equal(random_after, generator.get_state()) else ["the random stream"]
+        self.set_log(log)
+        result = super()._use_graph(name, segment, graph)
+        names = [*self._tensors(), *["its result"] * len(expected)]
+        actual = leaves(result)
+        assert len(actual) == len(expected)
+        different = differing(names, [*after, *expected], [*tensors, *actual])
+        if not torch.equal(random_after, generator.get_state()):
+            different.append("the random stream")
         entry = self.found.setdefault(name, {"replays": 0, "differ": 0, "where": []})
         entry["replays"] += 1
-        if wrong:
-            entry["differ"], entry["where"] = entry["differ"] + 1, wrong[:3]
+        if different:
+            entry["differ"] += 1
+            entry["where"] = different[:3]
         return result
 
     def _tensors(self) -> dict[str, Tensor]:
-        """All tensors that the managers hold, each piece of memory once."""
+        """Return all tensors of the managers, each address once."""
         if self.tensors is None:
             seen: dict[tuple[Any, ...], tuple[str, Tensor]] = {}
-            for path, tensor in self.roots.places().values.items():
+            for path, tensor in self.roots.view().values.items():
                 if isinstance(tensor, Tensor) and tensor.is_cuda and tensor.numel() and 0 not in tensor.stride():
-                    seen.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), (name_of(path), tensor))
+                    seen.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), (format_path(path), tensor))
             self.tensors = dict(seen.values())
             self.copies = tuple([torch.empty_like(t) for t in self.tensors.values()] for _ in range(2))
         return self.tensors
 
 
-def differing(names: list[str], wanted: list[Tensor], given: list[Tensor]) -> list[str]:
-    """Names of those that differ; where all bits are equal, which is the rule, the device is waited for once."""
-    if torch.equal(*(torch.cat([bits(t) for t in tree]) for tree in (wanted, given))):
+def differing(names: list[str], expected: list[Tensor], actual: list[Tensor]) -> list[str]:
+    """Return the names of tensors that differ; wait for the device once if all bits are equal."""
+    if torch.equal(torch.cat([bits(t) for t in expected]), torch.cat([bits(t) for t in actual])):
         return []
-    alike = [bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in zip(wanted, given, strict=True)]
-    return [name for name, equal in zip(names, alike, strict=True) if not equal]
+    equal = [bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in zip(expected, actual, strict=True)]
+    return [name for name, same in zip(names, equal, strict=True) if not same]
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """A copy of its bytes; it is contiguous also where a tensor of one row has another row's stride."""
+    """Return a contiguous copy of the bytes of a tensor, whatever its strides."""
     return tensor.flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def leaves(tree: Any) -> list[Tensor]:
-    """All tensors in it, in order."""
+    """Return all tensors of a tree, in order."""
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, dict):
         tree = list(tree.values())
-    return [t for part in tree for t in leaves(part)] if isinstance(tree, list | tuple) else []
+    return [t for branch in tree for t in leaves(branch)] if isinstance(tree, list | tuple) else []
 
 
 def ready(options: argparse.Namespace, *, capture: bool) -> tuple[Any, Callable[[], Any]]:
-    """Environments with episodes of different ages, and a step of them with actions of an untrained policy."""
+    """Return environments with episodes of different ages, and a function that steps them with random actions."""
     env: Any = make_mjlab(options.task, options.num_envs, "cuda:0", capture=capture)
     env.reset(seed=0)
     env.set_progress(None)
@@ -120,17 +126,21 @@ def ready(options: argparse.Namespace, *, capture: bool) -> tuple[Any, Callable[
 
 
 def verify(options: argparse.Namespace) -> dict[str, Any]:
-    """Every replay against the eager part."""
+    """Compare every replay with the eager segment."""
     env, step = ready(options, capture=True)
-    parts, ended, start, done = Verifying.over(env._step), 0, time.perf_counter(), 0
+    segments = Verifying.over(env._step)
+    ended = 0
+    done = 0
+    start = time.perf_counter()
     while done < options.steps and time.perf_counter() - start < options.seconds:
-        taken, done = step(), done + 1
-        ended += int((taken.terminated | taken.truncated).sum())
-    return {"steps": done, "episodes_ended": ended, "about": env.about(), "parts": parts.found}
+        result = step()
+        done += 1
+        ended += int((result.terminated | result.truncated).sum())
+    return {"steps": done, "episodes_ended": ended, "about": env.about(), "parts": segments.found}
 
 
 def apart(options: argparse.Namespace, count: int = 40) -> dict[str, list[float]]:
-    """Greatest difference of an observation in each step; what is chaotic grows from any rounding."""
+    """Return the greatest difference of an observation in each step; chaos amplifies rounding."""
     kinds = {"mjlab": False, "mjlab again": False, "captured": True}
     found = {}
     for name, capture in kinds.items():
@@ -145,7 +155,7 @@ def apart(options: argparse.Namespace, count: int = 40) -> dict[str, list[float]
 
 
 def speed(options: argparse.Namespace) -> dict[str, Any]:
-    """Both kinds of a step in turns, so that both see the same machine."""
+    """Time both kinds of a step in turns, so that both see the same load of the machine."""
     envs = {name: ready(options, capture=name == "captured") for name in ("mjlab", "captured")}
     times: dict[str, list[float]] = {name: [] for name in envs}
     for turn in range(8):
@@ -156,11 +166,11 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
     env, step = envs["captured"]
     found = {name: round(median(spent), 2) for name, spent in times.items()}
     found["physics alone"] = round(timed(lambda: physics(env.env), 50), 2)
-    return {**found, "parts": profile(env, step), "about": env.about(), "graphs": dict(env._step.segments._graphs)}
+    return {**found, "parts": profile(env, step), "about": env.about(), "graphs": dict(env._step.segments._num_graphs)}
 
 
 def physics(env: Any) -> None:
-    """What the simulator itself does in a step."""
+    """Run the physics of a step."""
     for _ in range(env.cfg.decimation):
         env.sim.step()
     env.sim.forward()
@@ -168,7 +178,7 @@ def physics(env: Any) -> None:
 
 
 def timed(work: Callable[[], Any], count: int) -> float:
-    """Milliseconds."""
+    """Return the milliseconds of one call."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(count):
@@ -178,8 +188,9 @@ def timed(work: Callable[[], Any], count: int) -> float:
 
 
 def profile(env: Any, step: Callable[[], Any], count: int = 50) -> dict[str, float]:
-    """Milliseconds of each part, the device waited for after each: their sum is more than a step takes."""
-    inner, spent = env._step, {}
+    """Return the milliseconds of each segment, with a wait after each: the sum exceeds a step."""
+    inner = env._step
+    spent: dict[str, float] = {}
 
     def clocked(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **given: Any) -> Any:
@@ -204,7 +215,7 @@ def profile(env: Any, step: Callable[[], Any], count: int = 50) -> dict[str, flo
 
 @torch.no_grad()
 def main() -> None:
-    """Both, in one file."""
+    """Measure and compare; write the results to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="Mjlab-Velocity-Flat-Unitree-Go1")
     parser.add_argument("--num-envs", type=int, default=4096)

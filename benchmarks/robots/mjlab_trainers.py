@@ -1,10 +1,10 @@
-"""mjlab: what exact last observations cost, and Canter beside mjlab's own trainer.
+"""mjlab: the cost of exact final observations, and Canter compared with mjlab's own trainer.
 
     python benchmarks/robots/mjlab_trainers.py --out benchmarks/robots/results --budget 540
 
-Each part runs in a process of its own and writes `OUT/mjlab_PART.json`; one that fails writes its error there and does
-not stop the others. --only names parts; --seeds and --iterations are those of the trainers. On a CPU: --device cpu
---num-envs 16.
+Each measurement runs in a new process and writes `OUT/mjlab_NAME.json`; one that fails writes its
+error there and the others continue. --only selects measurements; --seeds and --iterations apply to
+the trainers. On a CPU: --device cpu --num-envs 16.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ def make(options: argparse.Namespace, **more: Any) -> Any:
 
 
 def noise(options: argparse.Namespace, env: Any) -> Callable[[], Tensor]:
-    """Actions as an untrained policy draws them."""
+    """Return a function that draws actions like an untrained policy."""
     generator = torch.Generator(options.device).manual_seed(0)
     shape = (options.num_envs, env.spec.action.dim)
     return lambda: torch.randn(shape, generator=generator, device=options.device)
 
 
 def endings(options: argparse.Namespace) -> dict[str, Any]:
-    """Milliseconds of a step with last observations lost, as mjlab's own step has it, and with exact ones.
+    """Return the milliseconds of a step without final observations, as in mjlab, and with them.
 
-    Episodes are so short that one ends in nearly every step, as with thousands of robots.
-    Both take turns, so that both see the same machine. Time is that of the processor on a CPU, which others' work does
-    not lengthen, and of the clock on a GPU.
+    Episodes are so short that one ends in nearly every step, as with thousands of robots. Both take
+    turns, so that both see the same load of the machine. Time is CPU time on a CPU, which other
+    processes do not lengthen, and wall time on a GPU.
     """
     cut = {"max_episode_steps": options.episode_steps}
     envs = {name: make(options, final_obs=name, **cut) for name in ("approximate", "exact")}
@@ -82,7 +82,7 @@ def now(options: argparse.Namespace) -> float:
 
 
 def canter(options: argparse.Namespace) -> dict[str, Any]:
-    """Canter's trainer with the task's own settings; times are from the environment being ready."""
+    """Run Canter's trainer with the task's settings; times start when the environment is ready."""
     from dataclasses import replace
 
     from canter.compat import task_settings
@@ -110,7 +110,7 @@ def row(report: Any) -> dict[str, float]:
 
 
 def theirs(options: argparse.Namespace) -> dict[str, Any]:
-    """Mjlab's own trainer, timed alike."""
+    """Run mjlab's own trainer, timed in the same way."""
     from dataclasses import asdict
 
     import mjlab.tasks  # noqa: F401
@@ -120,9 +120,14 @@ def theirs(options: argparse.Namespace) -> dict[str, Any]:
     from mjlab.utils.torch import configure_torch_backends
 
     configure_torch_backends()
-    env_cfg, agent = load_env_cfg(options.task), load_rl_cfg(options.task)
-    env_cfg.scene.num_envs, env_cfg.seed, agent.seed = options.num_envs, options.seed, options.seed
-    agent.logger, agent.upload_model, agent.save_interval = "tensorboard", False, 10**6
+    env_cfg = load_env_cfg(options.task)
+    env_cfg.scene.num_envs = options.num_envs
+    env_cfg.seed = options.seed
+    agent = load_rl_cfg(options.task)
+    agent.seed = options.seed
+    agent.logger = "tensorboard"
+    agent.upload_model = False
+    agent.save_interval = 10**6
     built = time.perf_counter()
     env = RslRlVecEnvWrapper(ManagerBasedRlEnv(env_cfg, device=options.device), clip_actions=agent.clip_actions)
     ready = time.perf_counter()
@@ -133,7 +138,8 @@ def theirs(options: argparse.Namespace) -> dict[str, Any]:
 
         def noted(*arguments: Any, **given: Any) -> None:
             log(*arguments, **given)
-            returns, lengths = list(runner.logger.rewbuffer), list(runner.logger.lenbuffer)
+            returns = list(runner.logger.rewbuffer)
+            lengths = list(runner.logger.lenbuffer)
             mean = sum(returns) / len(returns) if returns else float("nan")
             long = sum(lengths) / len(lengths) if lengths else float("nan")
             parts = {key: given.get(key, 0.0) for key in ("collect_time", "learn_time")}
@@ -149,7 +155,7 @@ def relative(rows: list[dict[str, float]], start: float) -> list[dict[str, float
 
 
 def summary(result: dict[str, Any]) -> dict[str, float | None]:
-    """Seconds of an iteration in the later two thirds, and until a mean return of 50; returns are means of ten rows."""
+    """Return seconds per iteration (last two thirds) and to a return of 50, and mean returns."""
     rows = result["rows"]
     late = [b["at"] - a["at"] for a, b in pairwise(rows)][len(rows) // 3 :]
     reached = next((one["at"] for one in rows if one["return"] >= 50), None)
@@ -170,7 +176,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 
 def one(options: argparse.Namespace) -> None:
-    """Run a part in this process and write what came of it."""
+    """Run one measurement in this process and write the result."""
     try:
         with torch.no_grad() if options.part == "endings" else torch.enable_grad():
             result = PARTS[options.part](options)

@@ -309,7 +309,7 @@ def test_rotations_about_the_vertical_also_of_what_points_up():
 def test_another_version_of_mjlab_is_not_taken_apart(monkeypatch, caplog):
     monkeypatch.setattr(mjlab, "version", lambda name: "2.0.1")
     assert not mjlab._can_capture("cuda:0")
-    assert "known as of 1.6, this is 2.0.1" in caplog.text
+    assert "need version 1.6, this is 2.0.1" in caplog.text
     monkeypatch.setattr(mjlab, "version", lambda name: "1.6.3")
     assert mjlab._can_capture("cuda:0") and not mjlab._can_capture("cpu")
 

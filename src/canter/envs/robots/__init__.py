@@ -1,1 +1,1 @@
-"""Simulators of robots whose tasks are put together by managers: mjlab and Isaac Lab."""
+"""Manager-based robot simulators: mjlab and Isaac Lab."""

@@ -1,7 +1,7 @@
 """Adapter of manager-based simulators (mjlab, Isaac Lab) to Canter's environment protocol.
 
-N environments, A action components. Both simulators have named observation groups, a step that returns five values,
-`extras["log"]` for their metrics, and counters that curricula read.
+N environments, A action components. Both simulators have named observation groups, a step that
+returns five values, `extras["log"]` for their metrics, and counters that curricula read.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class DescribedStep(Protocol):
 class ManagerEnv:
     """N environments of one simulator.
 
-    `clip_actions` bounds every action component on both sides, `clip_observations` every observed number. If
-    `resets_itself` is false, the simulator does not reset ended environments within its step, and this class does it
-    once it has the final observations. `final_obs` is described at `EnvSpec`. `step` replaces the simulator's own step.
-    With `random_start`, the first episodes of a training run begin at random lengths, so that time limits do not end
-    all of them at once.
+    `clip_actions` bounds every action component on both sides, `clip_observations` every observed
+    number. If `resets_itself` is false, the simulator does not reset ended environments within its
+    step, and this class does it once it has the final observations. `final_obs` is described at
+    `EnvSpec`. `step` replaces the simulator's own step. With `random_start`, the first episodes of
+    a training run begin at random lengths, so that time limits do not end all of them at once.
     """
 
     resumes = "partial"
@@ -83,7 +83,7 @@ class ManagerEnv:
 
     @property
     def reset_is_clean(self) -> bool:
-        """`reset(seed)` leaves no trace: true until a run has trained here and advanced a curriculum."""
+        """`reset(seed)` leaves no trace, as no run has trained here and advanced a curriculum."""
         return not self._has_trained
 
     @property
@@ -109,7 +109,7 @@ class ManagerEnv:
             return self._to_obs(self.env.reset(seed=None if seed is None else seed % 2**31)[0])
 
     def set_progress(self, progress: TrainingProgress) -> None:
-        """Before the first rollout, set the lengths of the present episodes: restored or random ones."""
+        """Set the lengths of the episodes before the first rollout: restored or random."""
         lengths = self._episode_lengths
         self._episode_lengths = None
         if lengths is None and self.random_start and not self._has_trained:
@@ -121,7 +121,7 @@ class ManagerEnv:
         self._has_trained = True
 
     def step(self, action: Tensor) -> Step:
-        """Apply one action per environment; only resets outside the simulator's step wait for the device."""
+        """Apply one action per environment; only resets by hand wait for the device."""
         if self.clip_actions is not None:
             action = action.clamp(-self.clip_actions, self.clip_actions)
         groups, reward, terminated, truncated, extras = self._step(action)
@@ -160,14 +160,14 @@ class ManagerEnv:
         return {name: group.clamp(-bound, bound) if group.is_floating_point() else group for name, group in obs.items()}
 
     def _to_metrics(self, log: Mapping[str, Any] | None) -> dict[str, Tensor]:
-        """Return the simulator's metrics once: Isaac Lab leaves the same mapping in place until the next reset."""
+        """Return the simulator's metrics once: Isaac Lab keeps the same mapping until a reset."""
         if not log or log is self._last_log:
             return {}
         self._last_log = log
         return scalars(log, self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that outlives episodes: curricula, and the lengths of the present episodes."""
+        """Return the state that outlives episodes: curricula and episode lengths."""
         state: dict[str, Any] = {
             "common_step_counter": int(self.env.common_step_counter),
             "episode_length": self.env.episode_length_buf.clone(),
@@ -191,7 +191,7 @@ class ManagerEnv:
         return 1 / float(self.env.step_dt)
 
     def render(self) -> list[Any]:
-        """Return a frame `[H, W, 3]` of the first environment, if the simulator has `render_mode` rgb_array."""
+        """Return a frame `[H, W, 3]` of the first environment; needs `render_mode` rgb_array."""
         frame = self.env.render()
         return [] if frame is None else [frame]
 
@@ -204,7 +204,7 @@ class ManagerEnv:
 
 @contextmanager
 def _frozen_curricula(curricula: Any) -> Iterator[None]:
-    """Reset without advancing curricula, which would count the start of a run as the end of an episode."""
+    """Reset without advancing curricula: the start of a run is not the end of an episode."""
     if curricula is None:
         yield
         return
@@ -217,7 +217,7 @@ def _frozen_curricula(curricula: Any) -> Iterator[None]:
 
 
 def flatten_groups(groups: Any) -> Obs:
-    """Return the tensors of a mapping or TensorDict; those of a nested group are named `group/term`."""
+    """Return the tensors of a mapping or TensorDict; a nested one is named `group/term`."""
     obs: Obs = {}
     for name in groups.keys():  # noqa: SIM118 - a TensorDict iterates over its first dimension
         group = groups[name]
@@ -229,14 +229,15 @@ def flatten_groups(groups: Any) -> Obs:
 
 
 def scalars(log: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """Return numbers as 0-d tensors on the device, without waiting for it; other values are left out."""
+    """Return the numbers of a log as 0-d tensors on the device, without waiting for it."""
     numbers = {str(name): float(value) for name, value in log.items() if isinstance(value, int | float)}
     tensors = {
         str(name): value.detach().to(device, torch.float32, non_blocking=True)
         for name, value in log.items()
         if isinstance(value, Tensor) and value.numel()
     }
-    # The mean of a single number would launch a kernel for each of about twenty tensors in every step.
+    # The mean of a single number would launch a kernel for each of about twenty tensors in every
+    # step.
     metrics = {name: value.mean() if value.numel() > 1 else value.reshape(()) for name, value in tensors.items()}
     if numbers:
         row = torch.tensor(list(numbers.values()))

@@ -96,8 +96,9 @@ class CapturedStep:
         env.reset_buf = self._at_fixed_address("reset_buf", self.segments.run("terminations", self._terminations))
         env.reset_terminated = env.termination_manager.terminated
         env.reset_time_outs = env.termination_manager.time_outs
-        # One transfer for all masks, before the rewards: the device computes them while the host receives the indices,
-        # and later works on what follows while the host launches the rest of this step and the next.
+        # One transfer for all masks, before the rewards: the device computes them while the host
+        # receives the indices, and later works on what follows while the host launches the rest of
+        # this step and the next.
         events = self._due_events()
         commands = self._due_commands()
         if self._rows.resize(len(events) + len(commands) + 1):
@@ -129,7 +130,7 @@ class CapturedStep:
     def _run_and_count_writes(
         self, name: str, segment: Callable[[], Any], rows: tuple[Tensor, ...] = (), *, finds_rows: bool = False
     ) -> Any:
-        """Run a segment between `forward` and the next step of physics, and notice if it writes to the simulation."""
+        """Run a segment between `forward` and the next step of physics; notice its writes."""
         before = self.physics.count_writes()
         output = self.segments.run(name, segment, rows, finds_rows=finds_rows)
         if self.segments.restored or not self.segments.replayed:
@@ -141,7 +142,8 @@ class CapturedStep:
             self._results[name] = torch.empty_like(result)
         return self._results[name].copy_(result)
 
-    # Segments in the order of a step ----------------------------------------------------------------------------------
+    # Segments in the order of a step
+    # ----------------------------------------------------------------------------------
 
     def _actions(self) -> None:
         self.env.action_manager.process_action(self.action)
@@ -181,7 +183,7 @@ class CapturedStep:
         return [left - self.env.step_dt < 1e-6 for left in manager._interval_term_time_left] if terms else []
 
     def _apply_events(self, due: tuple[Tensor, ...]) -> None:
-        """Apply the events of every step, and interval events in their due rows, one tensor per event."""
+        """Apply the events of every step, and interval events in their due rows."""
         env = self.env
         manager = env.event_manager
         if "step" in manager.available_modes:
@@ -213,7 +215,7 @@ class CapturedStep:
         env.extras["log"].update(env.curriculum_manager.reset(ended))
 
     def _reset_physics(self) -> None:
-        """Reset the ended rows like `sim.reset`, which would spend time on a mask that exists already."""
+        """Reset the ended rows like `sim.reset`, with the mask that exists already."""
         sim = self.env.sim
         reset_data = import_module("mujoco_warp").reset_data
         sim._reset_mask.copy_(self.env.reset_buf)
@@ -242,8 +244,8 @@ class CapturedStep:
     def _due_commands(self) -> list[Tensor]:
         """Return a mask `[N]` for each command: the environments that get a new one.
 
-        Time advances by a step, except in environments that are being reset: their commands have new durations. Empty
-        if a duration may be 0, as such a command changes again at once.
+        Time advances by a step, except in environments that are being reset: their commands have
+        new durations. Empty if a duration may be 0, as such a command changes again at once.
         """
         env = self.env
         dt = env._command_dt
@@ -289,10 +291,11 @@ class CapturedStep:
 
     @contextmanager
     def _hide_counters(self) -> Iterator[None]:
-        """Refuse segments that use a counter of the environment: a graph would repeat its present number.
+        """Refuse segments that use a counter, whose present number a graph would repeat.
 
-        Also let `array[index] = value` write on the current stream. mjlab's method switches to the stream of Warp, on
-        which a recording would miss the write, unnoticed; it has no setting for this, so the method is replaced here.
+        Also let `array[index] = value` write on the current stream. mjlab's method switches to the
+        stream of Warp, on which a recording would miss the write, unnoticed; it has no setting for
+        this, so the method is replaced here.
         """
         attributes = vars(self.env)
         counts = {name: attributes[name] for name in COUNTERS}
@@ -336,7 +339,8 @@ class HiddenCounter:
 class RowIndices:
     """The indices `[K]` of the rows in which masks `[N]` are true, at fixed addresses.
 
-    `receive` waits for the device once for all masks, and only for the work that was launched before `request`.
+    `receive` waits for the device once for all masks, and only for the work that was launched
+    before `request`.
     """
 
     def __init__(self, num_envs: int, device: torch.device) -> None:

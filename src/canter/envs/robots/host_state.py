@@ -1,9 +1,9 @@
-"""The part of a simulator's state that lives in Python: which tensor is stored where, and plain numbers and flags.
+"""A simulator's state in Python: which tensor is stored where, and plain numbers and flags.
 
-A CUDA graph replays work on the device and nothing that Python did meanwhile. A segment of a step may therefore be
-captured only if its effects in Python are known: tensors that replace other tensors, caches, flags. A `HeapView` lists
-everything that is reachable from some roots at one time, a `Snapshot` can restore it, and `Effects` are the difference
-between two views.
+A CUDA graph replays work on the device and nothing that Python did meanwhile. A segment of a step
+may therefore be captured only if its effects in Python are known: tensors that replace other
+tensors, caches, flags. A `HeapView` lists everything that is reachable from some roots at one time,
+a `Snapshot` can restore it, and `Effects` are the difference between two views.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Path = tuple[Any, ...]
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause garbage collection: it takes as long as a walk, and freeing memory at a random time aborts a capture."""
+    """Pause garbage collection, which is slow and aborts a capture if it frees memory."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -45,7 +45,7 @@ def gc_paused() -> Iterator[None]:
 
 @dataclass(slots=True)
 class Slot:
-    """An attribute of an object, a key of a mapping or an index of a list, and its value at the time of a view."""
+    """An attribute of an object, key of a mapping or index of a list, and its viewed value."""
 
     container: Any
     """The mapping or list itself; None if it is immutable."""
@@ -68,7 +68,7 @@ class Slot:
         return _unwrap(self.container[self.key])
 
     def is_replaced(self) -> bool:
-        """Return whether the slot now holds another number, object, or tensor at another address."""
+        """Return whether the slot holds another number or object, or a tensor elsewhere."""
         current = self.current()
         if isinstance(current, Tensor) and isinstance(self.value, Tensor):
             return memory_key(current) != memory_key(self.value)
@@ -77,10 +77,10 @@ class Slot:
         return current is not self.value
 
     def copy_back(self, shared: bool = False) -> bool:
-        """Copy a tensor that replaced the viewed one into its memory; return False if their layouts differ.
+        """Copy the present tensor into the viewed one; return False if layouts differ.
 
-        If the viewed tensor is `shared` with another slot, which must keep its contents, a clone of the new tensor
-        becomes the viewed one instead.
+        If the viewed tensor is `shared` with another slot, which must keep its contents, a clone of
+        the new tensor becomes the viewed one instead.
         """
         current = self.current()
         original = self.value
@@ -154,20 +154,20 @@ class HeapView:
         return not all(view.has_same_keys() for _, view in self.containers)
 
     def is_stale(self, path: Path) -> bool:
-        """Return whether a path lies in an invalid cache of a sensor, which is recomputed before it is read."""
+        """Return whether a path lies in an invalid cache, which is recomputed before reading."""
         if SENSOR_CACHE not in path:
             return False
         valid = (*path[: path.index(SENSOR_CACHE)], "_cache_valid")
         return self.values.get(valid) is False
 
     def valid_caches(self) -> list[tuple[Path, Slot]]:
-        """Return the slots of sensors' caches that are valid, and so may be read instead of being recomputed."""
+        """Return the slots of valid caches of sensors, which a segment may read."""
         slots = [(path, self.slot(path)) for path in self.values if path[-1] == SENSOR_CACHE]
         return [(path, slot) for path, slot in slots if slot.container.get("_cache_valid")]
 
 
 class ContainerLayout:
-    """The paths and kinds of a container's values, which follow from its keys and the types of its values."""
+    """Paths and kinds of a container's values, which depend on its keys and their types."""
 
     def __init__(self, path: Path, keys: Sequence[Any], types: list[type], skipped: frozenset[str]) -> None:
         self.keys = keys
@@ -237,7 +237,7 @@ def _unwrap(value: Any) -> Any:
 
 @cache
 def _kind(cls: type) -> str:
-    """Return how to walk into values of a type: `leaf` contains nothing further, `object` has attributes."""
+    """Return how to walk into values of a type; a `leaf` contains nothing further."""
     if cls.__name__ == "TorchArray":
         return "array"
     for kind in (dict, list, tuple):
@@ -261,7 +261,7 @@ def _contents(thing: Any, kind: str) -> tuple[Any, Sequence[Any], list[Any]]:
 
 
 class Snapshot:
-    """A view and, with `contents`, copies of all tensors and of the state of the random generator."""
+    """A view and, with `contents`, copies of all tensors and of the generator's state."""
 
     def __init__(self, roots: Roots, device: torch.device, *, contents: bool = True) -> None:
         self.view = roots.view()
@@ -290,7 +290,7 @@ class Snapshot:
         return torch.default_generator
 
     def differences(self, other: Snapshot) -> list[str]:
-        """Return the paths of tensors whose contents differ, each with the greatest difference."""
+        """Return the paths of tensors that differ, each with the greatest difference."""
         own = {path: mine for path, mine in self.copies.items() if not self.view.is_stale(path)}
         pairs = {path: (mine, other.copies.get(path)) for path, mine in own.items()}
         if self._all_equal(list(pairs.values())):
@@ -325,7 +325,7 @@ def format_path(path: Path) -> str:
 
 
 def memory_key(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what identifies a tensor for a CUDA graph: two views of the same memory are equal."""
+    """Return a key that is equal for tensors that a CUDA graph cannot distinguish."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
@@ -344,9 +344,10 @@ class Effects:
 
     @staticmethod
     def since(before: HeapView, roots: Roots) -> Effects:
-        """Return all changes since a view; new tensors are copied into the memory of those that they replaced.
+        """Return all changes since a view; copy new tensors to the addresses of the old.
 
-        These copies run on the device, and so they become a part of the graph that is being captured.
+        These copies run on the device, and so they become a part of the graph that is being
+        captured.
         """
         effects = Effects()
         for path, slot in before.replaced_slots():

@@ -1,8 +1,9 @@
 """Recording a function over tensors as a CUDA graph, and comparing a replay with the function.
 
-What prevents a recording is often small and harmless: constants copied from the host, lists as indices, numbers read
-for a log. `CaptureMode` replaces these by work on the device while a function is recorded. Anything else that would
-wait for the device ends the attempt with `NotCapturable` or the error of torch.
+What prevents a recording is often small and harmless: constants copied from the host, lists as
+indices, numbers read for a log. `CaptureMode` replaces these by work on the device while a function
+is recorded. Anything else that would wait for the device ends the attempt with `NotCapturable` or
+the error of torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from torch.overrides import TorchFunctionMode
 from canter.envs.robots.host_state import Snapshot, gc_paused
 
 Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
-"""Records a function; returns a function that replays it, and its output, the same tensors after every replay."""
+"""Records a function; returns a function that replays it, and its output, the same tensors after
+every replay."""
 
 
 class NotCapturable(RuntimeError):
@@ -27,10 +29,10 @@ class NotCapturable(RuntimeError):
 
 
 class CaptureMode(TorchFunctionMode):
-    """Replaces, while a function is recorded, operations that would wait for the device or copy from the host.
+    """Replaces operations that wait for the device or copy from the host, in a recording.
 
-    `constants` keeps the tensors that stand for constants of the host, by their values. `rows` are the results of the
-    function's calls of `nonzero`, in their order.
+    `constants` keeps the tensors that stand for constants of the host, by their values. `rows` are
+    the results of the function's calls of `nonzero`, in their order.
     """
 
     def __init__(self, constants: dict[Any, Tensor], rows: list[Tensor], device: torch.device) -> None:
@@ -86,7 +88,7 @@ class CudaRecorder:
         self.stream = torch.cuda.Stream()
 
     def __call__(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        """Return a function that replays the recording, and its output, the same tensors after every replay."""
+        """Return a function that replays the recording, and its output."""
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with gc_paused(), torch.cuda.stream(self.stream):
@@ -103,7 +105,8 @@ class CudaRecorder:
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a recording that failed, in a new pool.
 
-        After a failure torch's random generator still believes that it is being recorded; an empty recording resets it.
+        After a failure torch's random generator still believes that it is being recorded; an empty
+        recording resets it.
         """
         with suppress(RuntimeError):
             graph.capture_end()
@@ -138,7 +141,7 @@ class EagerResult:
     snapshot: Snapshot
 
     def check(self, output: Any, log: dict[str, Any], snapshot: Snapshot) -> None:
-        """Raise NotCapturable if a replay from the same state has returned or left anything else."""
+        """Raise NotCapturable if a replay from the same state has another result."""
         found = self.snapshot.differences(snapshot)
         found += _differences(self.output, output) + _differences(self.log, log)
         if found:
@@ -155,7 +158,7 @@ def clone_tree(tree: Any) -> Any:
 
 
 def _differences(expected: Any, actual: Any, name: str = "its result") -> list[str]:
-    """Return what differs in two trees; a number and a tensor of one number may be equal."""
+    """Return what differs in two trees; a number may equal a tensor of one number."""
     if isinstance(expected, dict):
         pairs = [(expected[key], actual.get(key), str(key)) for key in expected]
         return [line for one, other, label in pairs for line in _differences(one, other, label)]

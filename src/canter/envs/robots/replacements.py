@@ -1,13 +1,14 @@
 """Replacements for parts of mjlab: masks instead of row indices, and physics that repeats no work.
 
-A method that asks which rows satisfy a condition cannot be captured as a CUDA graph, as the answer is on the device.
-The replacements write all N rows under a mask, draw the same random numbers in the same order and return equal bits;
-every capture compares them with the original. K of the N rows get new commands.
+A method that asks which rows satisfy a condition cannot be captured as a CUDA graph, as the answer
+is on the device. The replacements write all N rows under a mask, draw the same random numbers in
+the same order and return equal bits; every capture compares them with the original. K of the N rows
+get new commands.
 
-A step of MuJoCo begins with `forward`: kinematics, contacts, constraints and velocities, then forces, accelerations and
-the solver. mjlab also calls `forward` at the end of every step of the environment, for the observations, and nothing
-but controls changes until the next step begins. Its first step of physics can therefore begin with the forces, and
-computes equal bits.
+A step of MuJoCo begins with `forward`: kinematics, contacts, constraints and velocities, then
+forces, accelerations and the solver. mjlab also calls `forward` at the end of every step of the
+environment, for the observations, and nothing but controls changes until the next step begins. Its
+first step of physics can therefore begin with the forces, and computes equal bits.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ CONTROLS = ("ctrl", "xfrc_applied", "qfrc_applied")
 def use_masks(env: Any) -> None:
     """Replace methods of commands and sensors that are exactly of mjlab's classes; all others stay.
 
-    The methods of the instances are replaced: mjlab has no setting for this, and another environment of the same
-    process keeps the originals.
+    The methods of the instances are replaced: mjlab has no setting for this, and another
+    environment of the same process keeps the originals.
     """
     command = import_module("mjlab.tasks.velocity.mdp.velocity_command").UniformVelocityCommand
     rays = import_module("mjlab.sensor.raycast_sensor").RayCastSensor
@@ -72,7 +73,7 @@ def resample_command(term: Any, env_ids: Tensor) -> None:
 
 
 def update_command(term: Any, env_ids: Tensor | None = None) -> None:
-    """Turn towards headings, rotate commands of the world's frame, stand still: `[N, 3]` in place."""
+    """Update commands `[N, 3]` in place: headings, the world's frame, standing still."""
     cfg = term.cfg
     command = term.vel_command_b
     heading = term.robot.data.heading_w
@@ -94,7 +95,8 @@ def update_command(term: Any, env_ids: Tensor | None = None) -> None:
 def yaw_rotation(rotation: Tensor) -> Tensor:
     """Return the rotations `[N, 3, 3]` about the vertical alone.
 
-    The direction of the x axis determines them, or that of the y axis if the x axis points up or down.
+    The direction of the x axis determines them, or that of the y axis if the x axis points up or
+    down.
     """
     horizontal = rotation[:, :2, :2].clone()
     x = torch.zeros_like(rotation[:, :, 0])
@@ -126,11 +128,13 @@ class Physics:
         self.full_step_reason: str | None = self._unsupported_reason()
         """Reason why every step begins with all of `forward`; None if the first one need not."""
         self._writes_at_forward = -1
-        """Result of `count_writes` when `forward` was called; -1 after a step, as the state has changed."""
+        """Result of `count_writes` when `forward` was called; -1 after a step, as the state has
+        changed."""
         self._graph: Any = None
         """The graph of a step without the first part of `forward`."""
         self._full_step_graph: Any = None
-        """mjlab's graph of a whole step when `_graph` was recorded; mjlab makes a new one if arrays are replaced."""
+        """mjlab's graph of a whole step when `_graph` was recorded; mjlab makes a new one if arrays
+        are replaced."""
         if self.full_step_reason is None:
             self._record()
 
@@ -147,14 +151,18 @@ class Physics:
         self._writes_at_forward = self.count_writes()
 
     def count_writes(self) -> int:
-        """Return how often torch has written to the simulation, controls and replayed graphs excepted."""
+        """Return how often torch has written to the simulation, except by replayed graphs.
+
+        Writes of controls are left out.
+        """
         return _count_versions(self.sim._data_bridge) + _count_versions(self.sim._model_bridge)
 
     def attribute_writes(self, segment: str, before: int, *, restored: bool) -> None:
-        """Notice whether a segment of the environment's step has written; `before` is the count before it ran.
+        """Notice whether a segment has written; `before` is the count before it ran.
 
-        A segment that writes once will write again, and unnoticed if it is replayed as a graph: from then on every step
-        begins with all of `forward`. Writes that only `restored` the state do not count.
+        A segment that writes once will write again, and unnoticed if it is replayed as a graph:
+        from then on every step begins with all of `forward`. Writes that only `restored` the state
+        do not count.
         """
         if self.count_writes() != before and not restored:
             self.full_step_reason = f"{segment} write to the simulation"
@@ -190,7 +198,7 @@ class Physics:
 
 
 def _count_versions(bridge: Any) -> int:
-    """Return the sum of torch's version counters of all arrays that were accessed, controls excepted."""
+    """Return the sum of torch's version counters of all arrays but controls."""
     count = 0
     for name, value in vars(bridge)["_wrapped_cache"].items():
         if name not in CONTROLS:

@@ -1,9 +1,9 @@
-"""CUDA graphs of the segments of a simulator's step: when to capture, which to replay, what makes one invalid.
+"""CUDA graphs of the segments of a step: when to capture, which to replay, what invalidates.
 
-A segment is a function over tensors at fixed addresses, such as the computation of rewards. `Segments.run` replays its
-graph, or runs it eagerly and captures a graph once the segment has become predictable. The first graphs of a segment
-are compared with the eager segment. A segment that cannot be captured, or whose graph differs, runs eagerly from then
-on.
+A segment is a function over tensors at fixed addresses, such as the computation of rewards.
+`Segments.run` replays its graph, or runs it eagerly and captures a graph once the segment has
+become predictable. The first graphs of a segment are compared with the eager segment. A segment
+that cannot be captured, or whose graph differs, runs eagerly from then on.
 """
 
 from __future__ import annotations
@@ -32,15 +32,20 @@ OWN_FOLDERS = (str(pathlib.Path(__file__).parent), str(pathlib.Path(torch.__file
 WARM_UP = 3
 """Eager runs of a segment before its first capture: they fill caches and show which flags vary."""
 MAX_EAGER_RUNS = 500
-"""Eager runs after which a segment without any graph is given up: its flags never return to a known state."""
+"""Eager runs after which a segment without any graph is given up: its flags never return to a known
+state."""
 NUM_CHECKED = 2
-"""Graphs of a segment that are compared with the eager one; others are the same function for other numbers of rows."""
+"""Graphs of a segment that are compared with the eager one; others are the same function for other
+numbers of rows."""
 MAX_VARIANTS = 4
-"""Graphs of a segment for one number of rows: tensors that it reads lie where graphs of other segments put them."""
+"""Graphs of a segment for one number of rows: tensors that it reads lie where graphs of other
+segments put them."""
 MAX_GRAPHS = 256
-"""Graphs of a segment in all; for further numbers of rows an unused one is replaced, or the segment runs eagerly."""
+"""Graphs of a segment in all; for further numbers of rows an unused one is replaced, or the segment
+runs eagerly."""
 UNUSED_AFTER = 500
-"""Guard checks, two in a step, after which a graph counts as unused: a policy that learns ends fewer episodes."""
+"""Guard checks, two in a step, after which a graph counts as unused: a policy that learns ends
+fewer episodes."""
 
 Key = tuple[Any, ...]
 """The name of a segment, its numbers of rows, and the state of the varying flags."""
@@ -70,8 +75,9 @@ class GuardGroup(NamedTuple):
 class Segments:
     """The segments of one environment's step, and their graphs.
 
-    `log` returns the mapping into which the simulator reports, and which segments write. `hide_counters` is a context
-    in which a segment that uses a counter of the environment raises NotCapturable. `record` records a function.
+    `log` returns the mapping into which the simulator reports, and which segments write.
+    `hide_counters` is a context in which a segment that uses a counter of the environment raises
+    NotCapturable. `record` records a function.
     """
 
     def __init__(
@@ -106,21 +112,24 @@ class Segments:
         self._caches_read: dict[str, set[Path]] = {}
         """Caches of sensors that a segment reads."""
         self._varying: dict[Path, Slot] = {}
-        """Numbers and flags that were seen to change: a segment has a graph for each of their states."""
+        """Numbers and flags that were seen to change: a segment has a graph for each of their
+        states."""
         self._guards: dict[Path, Slot] | None = None
-        """All other settings, whose values are constants in the graphs; None before the first check."""
+        """All other settings, whose values are constants in the graphs; None before the first
+        check."""
         self._guard_groups: list[GuardGroup] | None = None
         """`_guards` by container; None if they have changed."""
         self._fixed: dict[Path, Slot] = {}
-        """Slots in which segments put new tensors, each with the tensor whose address graphs read."""
+        """Slots in which segments put new tensors, each with the tensor whose address graphs
+        read."""
 
     def run(
         self, name: str, segment: Callable[[], Any], rows: tuple[Tensor, ...] = (), *, finds_rows: bool = False
     ) -> Any:
         """Return the result of a segment, from its graph if there is one.
 
-        `rows` are the indices on which it works, at fixed addresses. A segment that `finds_rows` calls `nonzero` for
-        each of them, in this order.
+        `rows` are the indices on which it works, at fixed addresses. A segment that `finds_rows`
+        calls `nonzero` for each of them, in this order.
         """
         self.rows = rows
         self.replayed = False
@@ -135,7 +144,7 @@ class Segments:
         return self._run_without_graph(key, segment, finds_rows)
 
     def _use_graph(self, name: str, segment: Callable[[], Any], graph: SegmentGraph) -> Any:
-        """Replay a graph; `benchmarks/robots/mjlab_captured.py` also runs the segment here and compares the two."""
+        """Replay a graph; `benchmarks/robots/mjlab_captured.py` also runs the segment here."""
         return self._replay(graph)
 
     def _replay(self, graph: SegmentGraph) -> Any:
@@ -164,15 +173,15 @@ class Segments:
     def _required_runs(self, key: Key) -> int:
         """Return how often a segment runs eagerly before it is captured.
 
-        Zero for a further number of rows, which is likely to return; one for a new state of the varying flags, which
-        may change in every step.
+        Zero for a further number of rows, which is likely to return; one for a new state of the
+        varying flags, which may change in every step.
         """
         if self._num_graphs[key[0]] < NUM_CHECKED:
             return WARM_UP
         return 0 if any((key[0], key[-1]) == (other[0], other[-1]) for other in self.graphs) else 1
 
     def _has_room(self, name: str) -> bool:
-        """Return whether a segment may have one more graph; if need be, delete its oldest unused ones."""
+        """Return whether a segment may have one more graph; delete unused ones if need be."""
         if self._num_graphs[name] < MAX_GRAPHS:
             return True
         oldest = min((key for key in self.graphs if key[0] == name), key=lambda key: self._last_used[key])
@@ -210,7 +219,7 @@ class Segments:
         _log.warning("%s of the simulator's step runs eagerly, not as a CUDA graph: %s", name, reason)
 
     def check_guards(self) -> None:
-        """Invalidate all graphs if something outside the segments, such as a curriculum, has changed a setting."""
+        """Delete all graphs if a curriculum, or anything else outside, has changed a setting."""
         self._num_guard_checks += 1
         guards = self._guards or {}
         if self._guard_groups is None:
@@ -245,10 +254,11 @@ class Segments:
         log.clear()
         log.update(content)
 
-    # Capturing --------------------------------------------------------------------------------------------------------
+    # Capturing
+    # --------------------------------------------------------------------------------------------------------
 
     def _capture(self, key: Key, segment: Callable[[], Any], finds_rows: bool) -> Any:
-        """Return the result of a new graph, which is kept if it equals that of the eager segment."""
+        """Return the result of a new graph, which is kept if the eager result is equal."""
         name = key[0]
         check = self._num_graphs[name] < NUM_CHECKED
         self.restored = True
@@ -278,7 +288,7 @@ class Segments:
     def _rehearse(
         self, name: str, segment: Callable[[], Any], start: Snapshot, rows: tuple[Tensor, ...]
     ) -> EagerResult:
-        """Return the eager result; then run the segment from the same state as it will be recorded."""
+        """Return the eager result; then run the segment as it will be recorded."""
         log_before = dict(self.log())
         expected = EagerResult(clone_tree(segment()), dict(self.log()), Snapshot(self.roots, self.device))
         start.restore()
@@ -293,7 +303,7 @@ class Segments:
         return expected
 
     def _find_caches_read(self, segment: Callable[[], Any], start: Snapshot, rows: tuple[Tensor, ...]) -> list[Path]:
-        """Return the caches that a segment reads: all valid ones if it fails without them, else none."""
+        """Return all valid caches if the segment fails without them, else none."""
         caches = dict(start.view.valid_caches())
         for slot in caches.values():
             slot.set(None)
@@ -309,7 +319,7 @@ class Segments:
     def _record(
         self, segment: Callable[[], Any], start: Snapshot, rows: tuple[Tensor, ...]
     ) -> tuple[Any, dict[str, Any], Effects]:
-        """Run a segment while it is recorded; return its result, log entries and effects in Python."""
+        """Run a segment that is being recorded; return its result, log entries and effects."""
         log_before = dict(self.log())
         self.set_log({})
         with self.hide_counters(), self._capture_mode(rows):
@@ -331,13 +341,13 @@ def _is_setting(value: Any) -> bool:
 
 
 def _state(slot: Slot) -> Any:
-    """Return the number or flag of a varying slot, or the type of anything else that is there now."""
+    """Return the number or flag in a varying slot, or the type of anything else."""
     current = slot.current()
     return current if isinstance(current, SCALARS) else type(current)
 
 
 def _setting_changed(slot: Slot) -> bool:
-    """Return whether a slot holds another setting than it did, or something that is none."""
+    """Return whether a slot holds another setting, or something that is none."""
     current = slot.current()
     return current is not slot.value and (not _is_setting(current) or current != slot.value)
 
@@ -358,7 +368,7 @@ def _by_container(slots: dict[Path, Slot]) -> list[GuardGroup]:
 
 
 def _format_origin(error: BaseException) -> str:
-    """Return the line of the simulator or the task at which an error was raised."""
+    """Return the line of the simulator or the task that raised an error."""
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OWN_FOLDERS)
     ]

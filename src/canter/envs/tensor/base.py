@@ -1,4 +1,4 @@
-"""Base class of environments written in torch: N environments that restart in place, on one device, without the host.
+"""Base class of environments written in torch, which restart in place, without the host.
 
 `Picture`, at the end, draws environments in the plane with numpy alone.
 """
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class TensorEnv(ABC):
-    """N environments in torch; an ended environment returns its final observation and restarts within the same step.
+    """N environments in torch; ended ones restart within the same step.
 
     Nothing waits for the device and every shape is static, so a whole rollout can be captured in a
     CUDA graph that knows `generator`. The state is kept in buffers at fixed addresses. A concrete
@@ -106,7 +106,7 @@ class TensorEnv(ABC):
 
     @abstractmethod
     def _observe(self, state: EnvState) -> Obs:
-        """Return the observations `[N, ...]`; new tensors, never views of `state`, which the next step overwrites."""
+        """Return observations `[N, ...]`: new tensors, as the next step overwrites `state`."""
 
     def reset(self, seed: int | None = None) -> Obs:
         """Restart every environment; without a seed the random stream continues."""
@@ -122,7 +122,7 @@ class TensorEnv(ABC):
         return self.observe()
 
     def observe(self) -> Obs:
-        """Return the present observations: those of the last step, also after `load_state_dict`."""
+        """Return the present observations, also after `load_state_dict`."""
         return self._observe(self._state)
 
     def step(self, action: Tensor) -> Step:
@@ -154,14 +154,14 @@ class TensorEnv(ABC):
         )
 
     def generators(self) -> list[torch.Generator]:
-        """Return the random generators that a step draws from, which a CUDA graph of it must know."""
+        """Return the random generators of a step, which a CUDA graph must know."""
         return [self.generator]
 
     def close(self) -> None:  # noqa: B027 - part of the Env protocol
         """Do nothing: there is nothing to free."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the state, the step counts and the state of the generator; all tensors."""
+        """Return copies of the state, the step counts and the generator's state."""
         if not self._state:
             raise RuntimeError(f"{self.spec.env_id} has no state yet; call reset() before state_dict()")
         return {
@@ -171,7 +171,7 @@ class TensorEnv(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state; continuing is exact if options, kind of device and torch version are the same."""
+        """Load a state; continuing is exact with equal options, device kind and torch."""
         self._allocate(self._sample_state())
         own = {**self._state, "step_count": self._step_count}
         saved = {**state["state"], "step_count": state["step_count"]}
@@ -224,7 +224,7 @@ GREEN = (60, 160, 90)
 
 
 class Picture:
-    """An image `[H, W, 3]` of the plane around `centre`, `span` units wide; y points up. K points."""
+    """An image `[H, W, 3]` of the plane around `centre`, `span` units wide; y points up."""
 
     def __init__(self, centre: tuple[float, float], span: float, width: int = 480, height: int = 320) -> None:
         self.pixel = span / width

@@ -1,4 +1,4 @@
-"""Classic control: Gymnasium's CartPole-v1 and Pendulum-v1, batched, and `Null`, which costs almost nothing."""
+"""Gymnasium's CartPole-v1 and Pendulum-v1, batched, and `Null`, which costs almost nothing."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ END_ABOVE = 0.9974
 
 @final
 class Null(TensorEnv):
-    """Numbers that change in every step, for benchmarks of everything else; there is nothing to learn.
+    """Numbers that change in every step, for benchmarks; there is nothing to learn.
 
     A chaotic orbit per environment drives "policy" `[N, obs_dim]` and terminates about one step in
     150. The mean of the action, `[N, action_dim]` in +-1, enters the observation, so no stage of a

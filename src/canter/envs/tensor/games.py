@@ -36,7 +36,7 @@ ALIVE = "agent_alive"
 
 @final
 class FoldAgents:
-    """The agents of E worlds as N rows, each with its own observation, action, reward and episode ends.
+    """The agents of E worlds as N rows, each with its own reward and episode ends.
 
     `worlds` is an environment whose rows are whole worlds: observation groups `[E, A, ...]`, one
     joint action (the agents' actions side by side) and `REWARD` and `ALIVE` in the `info` of every
@@ -106,7 +106,7 @@ class FoldAgents:
 
 
 def folded(make_worlds: Callable[P, Any]) -> Callable[P, FoldAgents]:
-    """Return a factory of environments in which every agent of the worlds is a row; worlds have `num_agents`."""
+    """Return a factory of environments in which every agent of the worlds is a row."""
 
     @wraps(make_worlds, updated=())
     def make(*args: P.args, **kwargs: P.kwargs) -> FoldAgents:

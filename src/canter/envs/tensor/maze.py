@@ -27,7 +27,9 @@ TIME_STEP = 0.05
 
 @final
 class Maze(TensorEnv):
-    """A point in a corridor with two bends: the reward is 1 at the far end, where the episode terminates, else 0.
+    """A point in a corridor with two bends; the reward is 1 at the far end, else 0.
+
+    Episodes terminate at the far end.
 
     The path is about six cells long, 75 steps at full speed; random actions hardly ever find it.
     Actions in +-1 are velocities along x and y. Walls stop the point.

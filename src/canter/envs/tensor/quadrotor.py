@@ -50,7 +50,7 @@ CHARGE = (0.5, 10.0)
 
 
 def _reflection(name: str, axis: str, turns: str, rotors: tuple[int, ...]) -> Symmetry:
-    """Return the reflection across a body axis: `axis` has the signs of vectors, `turns` those of rotations."""
+    """Return a reflection: `axis` has the signs of vectors, `turns` those of rotations."""
     rotation = "".join("+" if row == column else "-" for row in axis for column in axis)
     action = "+" + turns
     policy = axis + axis + rotation + turns + action + axis + axis + "+"
@@ -80,7 +80,7 @@ SYMMETRIES = (
 
 @final
 class Quadrotor(TensorEnv):
-    """Hover at a target for two seconds, then follow it along a slow figure of eight; 50 actions a second.
+    """Hover at a target for two seconds, then follow it on a figure of eight; 50 Hz.
 
     Actions in +-1: collective thrust (-1 none, 0 hover, 1 twice hover) and the three body rates (1
     is 6, 6 and 2 rad/s). A rate controller turns them into rotor thrusts, which saturate and lag by
@@ -191,7 +191,7 @@ class Quadrotor(TensorEnv):
         return Outcome(after, 1.0 / (1.0 + 2.0 * distance2 + effort), terminated)
 
     def _fly(self, state: EnvState, action: Tensor) -> EnvState:
-        """Return the state of the body `TIME_STEP` later: rate controller, motors, Newton and Euler."""
+        """Return the state `TIME_STEP` later: rate controller, motors, Newton and Euler."""
         velocity = state["velocity"]
         rates = state["rates"]
         lift = (action[:, :1] + 1.0) * (4 * HOVER_THRUST)
@@ -242,7 +242,7 @@ def from_rotation_vector(vector: Tensor) -> Tensor:
 
 
 def compose(first: Tensor, second: Tensor) -> Tensor:
-    """Return the quaternion product `[..., 4]`; `second` rotates about the body axes that `first` has rotated."""
+    """Return the quaternion product `[..., 4]`; `second` rotates in the frame of `first`."""
     w1, v1 = first[..., :1], first[..., 1:]
     w2, v2 = second[..., :1], second[..., 1:]
     scalar = w1 * w2 - (v1 * v2).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Scheduling in a queueing network: the policy selects the class of customers that a shared server serves.
+"""Scheduling in a queueing network: which class of customers a shared server serves.
 
 N environments, C customer classes, K classes that share the controlled server.
 """
@@ -23,7 +23,7 @@ LEAVES = -1
 
 @final
 class QueueNetwork(TensorEnv):
-    """Multi-class Markovian network with one controlled server; a step is one event of the uniformised chain.
+    """Multi-class Markovian network; a step is one event of the uniformised chain.
 
     Class k gets Poisson arrivals of rate `arrival_rates[k]`, is served by server `servers[k]` at
     rate `service_rates[k]` and then joins class `routing[k]` or leaves (-1). Server 0 is
@@ -108,7 +108,7 @@ class QueueNetwork(TensorEnv):
         self._moves = self._move_table(routing)
 
     def _move_table(self, routing: Sequence[int]) -> Tensor:
-        """Return the changes `[2C, C]` of the queue lengths by each arrival (first C rows) and each service."""
+        """Return the changes `[2C, C]` of the queues by C arrivals and C services."""
         num_classes = len(routing)
         table = torch.cat((torch.eye(num_classes), -torch.eye(num_classes)))
         for k, target in enumerate(routing):

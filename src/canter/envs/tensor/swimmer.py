@@ -46,7 +46,7 @@ LEFT_RIGHT = Symmetry(
 
 
 def observe_motion(frames: dict[str, Tensor]) -> Tensor:
-    """Return the group "motion" `[..., 9]` of frames of a clip: joints and velocity of the "head"."""
+    """Return the group "motion" `[..., 9]`: joints and velocity of the "head"."""
     w, z = frames["body_rotations"][..., 0, 0], frames["body_rotations"][..., 0, 3]
     heading = 2.0 * torch.atan2(z, w)
     cos = heading.cos()
@@ -72,7 +72,7 @@ def centres(along: Tensor) -> Tensor:
 
 
 def body_velocity(joints: Tensor, rates: Tensor, along: float = DRAG_ALONG, across: float = DRAG_ACROSS) -> Tensor:
-    """Return the velocity of the head `[N, 3]`, forward, to the left and turning, that joint rates `[N, 3]` cause.
+    """Return the velocity of the head `[N, 3]`: forward, to the left and turning.
 
     Solve `A v = -b` for the drag of all links at once: `A` is the resistance to moving as a rigid
     body `[N, 3, 3]`, and `b` the drag of bending alone.
@@ -101,7 +101,7 @@ def body_velocity(joints: Tensor, rates: Tensor, along: float = DRAG_ALONG, acro
 
 
 def solve_symmetric(matrix: Tensor, right: Tensor) -> Tensor:
-    """Return `x` `[3, N]` with `A x = right`; `matrix` `[6, N]` is the upper triangle of A, row by row.
+    """Return `x` `[3, N]` with `A x = right`; `matrix` `[6, N]` is A's upper triangle.
 
     It uses cofactors, as torch's solvers report their success to the host.
     """
@@ -121,7 +121,7 @@ def solve_symmetric(matrix: Tensor, right: Tensor) -> Tensor:
 
 @final
 class Swimmer(TensorEnv):
-    """Swim as fast as possible along the x axis, wherever the head points at first; 50 actions a second.
+    """Swim along the x axis, wherever the head points at first; 50 actions a second.
 
     Actions in +-1 are targets of the three joints, 1.2 rad each; controllers pull the joints there
     with bounded torque.
