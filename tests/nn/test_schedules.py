@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from canter.nn.schedules import AdaptiveKL, Constant, Linear
+from canter.nn.schedules import AdaptiveKL, Constant, Linear, StepAt
 
 
 def scalar(value):
@@ -13,6 +13,14 @@ def scalar(value):
 def test_linear_is_a_function_of_absolute_progress_and_ends_where_stated():
     schedule, value = Linear(1.0, 0.2), scalar(1.0)
     for progress, expected in [(0.0, 1.0), (0.5, 0.6), (1.0, 0.2), (1.7, 0.2), (0.25, 0.8)]:
+        schedule.set_(value, scalar(progress))
+        assert value.item() == pytest.approx(expected)
+
+
+def test_a_step_changes_at_its_share_of_the_run():
+    schedule = StepAt(1.0, 0.1, at=0.5)
+    value = scalar(1.0)
+    for progress, expected in [(0.0, 1.0), (0.49, 1.0), (0.5, 0.1), (1.0, 0.1)]:
         schedule.set_(value, scalar(progress))
         assert value.item() == pytest.approx(expected)
 
