@@ -1,6 +1,6 @@
-"""Parts of a simulator's step that are recorded once and then replayed: what is kept, and what is given up.
+"""Segments of a simulator's step that are recorded once and then replayed: when, and what ends it.
 
-On a CPU a stand-in records: see rerun.py. mjlab's own step in such parts is in test_mjlab.py.
+On a CPU a stand-in records: see rerun.py. test_mjlab.py runs mjlab's own step in segments.
 """
 
 import random
@@ -12,7 +12,7 @@ import torch
 from rerun import rerun
 
 from canter.envs.robots import mjlab
-from canter.envs.robots.captured import HiddenCounter, RowIndices
+from canter.envs.robots.captured import EnvIndices, HiddenCounter
 from canter.envs.robots.host_state import Effects, Roots, Snapshot
 from canter.envs.robots.recording import NotCapturable
 from canter.envs.robots.replacements import yaw_rotation
@@ -115,7 +115,7 @@ def test_a_part_that_asks_gets_the_rows_and_a_graph_for_each_number():
         wanted[: step % 3] += 1.0
         rows = (simulator.value > 2.5).nonzero().squeeze(-1)
         place[: len(rows)] = rows
-        simulator.segments.run("step", segment, (place[: len(rows)],), finds_rows=True)
+        simulator.segments.run("step", segment, (place[: len(rows)],), finds_env_ids=True)
         wanted[wanted > 2.5] = -1.0
         wanted += 1.0
         assert torch.equal(simulator.value, wanted), step
@@ -161,11 +161,11 @@ def test_after_some_that_were_checked_other_numbers_of_rows_are_only_recorded():
     simulator, ran, place = Simulator(), [], torch.arange(N)
 
     def segment():
-        ran.append(len(simulator.segments.rows[0]))
-        simulator.value[simulator.segments.rows[0]] += 1.0
+        ran.append(len(simulator.segments.env_ids[0]))
+        simulator.value[simulator.segments.env_ids[0]] += 1.0
 
     for count in range(1, N + 1):
-        runs(simulator, segment, WARM_UP + 1, rows=(place[:count],))
+        runs(simulator, segment, WARM_UP + 1, env_ids=(place[:count],))
     assert simulator.segments._num_graphs["step"] == N <= MAX_GRAPHS and N > NUM_CHECKED
     assert ran.count(N) < ran.count(2)
     assert simulator.value.tolist() == [(WARM_UP + 1) * (N - i) for i in range(N)]
@@ -204,20 +204,20 @@ def test_one_more_number_of_rows_gets_a_graph_at_once_and_a_number_that_never_re
     segments = simulator.segments
 
     def segment():
-        simulator.value[segments.rows[0]] += simulator.ranges[0][0]
+        simulator.value[segments.env_ids[0]] += simulator.ranges[0][0]
 
     for scale in (1.0, 2.0):  # as by a curriculum: a number that moves
         simulator.ranges[0][0] = scale
         segments.check_guards()
-        runs(simulator, segment, WARM_UP + 2, rows=(place[:1],))
-    runs(simulator, segment, WARM_UP + 2, rows=(place[:2],))
+        runs(simulator, segment, WARM_UP + 2, env_ids=(place[:1],))
+    runs(simulator, segment, WARM_UP + 2, env_ids=(place[:2],))
     assert segments._num_graphs["step"] == NUM_CHECKED
-    runs(simulator, segment, 1, rows=(place[:3],))
+    runs(simulator, segment, 1, env_ids=(place[:3],))
     assert segments._num_graphs["step"] == NUM_CHECKED + 1
     for step in range(20):
         simulator.ranges[0][0] = 3.0 + step
         segments.check_guards()
-        runs(simulator, segment, 1, rows=(place[:3],))
+        runs(simulator, segment, 1, env_ids=(place[:3],))
     assert segments._num_graphs["step"] == NUM_CHECKED + 1
     later = 2.0 + sum(3.0 + step for step in range(20))
     assert simulator.value.tolist() == [(WARM_UP + 2) * 5.0 + later, (WARM_UP + 2) * 2.0 + later, later, 0, 0, 0]
@@ -230,21 +230,21 @@ def test_numbers_of_rows_that_no_longer_come_make_room_for_others(monkeypatch):
     segments.check_guards()
 
     def segment():
-        simulator.value[segments.rows[0]] += 1.0
+        simulator.value[segments.env_ids[0]] += 1.0
 
     def numbers():
         return sorted(key[1] for key in segments.graphs)
 
     for count in range(1, N + 1):
-        runs(simulator, segment, WARM_UP + 1, rows=(place[:count],))
+        runs(simulator, segment, WARM_UP + 1, env_ids=(place[:count],))
     assert numbers() == [1, 2, 3, 4] and segments._num_graphs["step"] == 4  # 5 and 6 run eagerly
     for _ in range(UNUSED_AFTER - 1):
         segments.check_guards()
-        runs(simulator, segment, 1, rows=(place[:2],))
-    runs(simulator, segment, 1, rows=(place[:5],))
+        runs(simulator, segment, 1, env_ids=(place[:2],))
+    runs(simulator, segment, 1, env_ids=(place[:5],))
     assert numbers() == [1, 2, 3, 4]  # not long enough ago yet
     segments.check_guards()
-    runs(simulator, segment, 1, rows=(place[:5],))
+    runs(simulator, segment, 1, env_ids=(place[:5],))
     assert numbers() == [2, 3, 4, 5] and segments._num_graphs["step"] == 4
     wanted = [(WARM_UP + 1) * (N - i) for i in range(N)]
     wanted = [n + (UNUSED_AFTER - 1) * (i < 2) + 2 * (i < 5) for i, n in enumerate(wanted)]
@@ -252,7 +252,7 @@ def test_numbers_of_rows_that_no_longer_come_make_room_for_others(monkeypatch):
 
 
 def test_rows_lie_where_they_lay_until_there_are_more_masks():
-    rows = RowIndices(N, torch.device("cpu"))
+    rows = EnvIndices(N, torch.device("cpu"))
     assert rows.resize(2) and not rows.resize(2)
     odd = torch.arange(N) % 2 == 1
     rows.request(odd, torch.zeros(N, dtype=torch.bool))

@@ -2,22 +2,28 @@
 
 How it works, in ten sentences:
 
-1. A step of mjlab launches hundreds of small operations from Python, and launching them takes longer than their work.
-2. `CapturedStep` runs them in the same order, in segments: actions, substeps, terminations, rewards, interval events,
-   resets, commands, rays and observations; the physics between them has graphs of its own (`replacements.Physics`).
-3. A segment first runs eagerly, is then recorded as a CUDA graph (`recording.py`), and is replayed from then on
-   (`segments.py`).
-4. A graph repeats work on the device only, so what the segment did in Python is found by comparing the managers'
-   objects before and after, and is repeated after every replay: assignments and log entries (`host_state.py`).
-5. A graph reads fixed addresses, so a new tensor that replaced an old one is copied into the memory of the old one.
-6. Row indices would wait for the device, so methods write under masks (`replacements.py`), or read the indices that
-   `RowIndices` transfers once per step.
-7. Between replays may change: the contents of tensors; the numbers of rows, with a graph for each; and flags that were
-   seen to vary, with a graph for each of their states.
-8. All graphs are deleted if a setting changes outside the segments, as by a curriculum (`Segments.check_guards`), or if
-   the number of masks changes; one graph is not used while a cache of a sensor that it reads has been replaced.
-9. A segment runs eagerly for good if it waits for the device, uses a counter of the environment, depends on a number
-   that changes in every step, or if one of its first two graphs differs from the eager run in any bit; the log says so.
+1. A step of mjlab launches hundreds of small operations from Python, and launching them takes longer
+   than their work.
+2. `CapturedStep` runs them in the same order, in segments: actions, substeps, terminations, rewards,
+   interval events, resets, commands, rays and observations; the physics between them has graphs of
+   its own (`replacements.Physics`).
+3. A segment first runs eagerly, is then recorded as a CUDA graph (`recording.py`), and is replayed
+   from then on (`segments.py`).
+4. A graph repeats work on the device only, so what the segment did in Python is found by comparing
+   the managers' objects before and after, and is repeated after every replay: assignments and log
+   entries (`host_state.py`).
+5. A graph reads fixed addresses, so a new tensor that replaced an old one is copied into the memory
+   of the old one.
+6. Asking which environments satisfy a condition waits for the device, so methods write under masks
+   (`replacements.py`), or read the indices that `EnvIndices` transfers once per step.
+7. Between replays may change: the contents of tensors; the number of environments that a segment
+   works on, with a graph for each; and flags that were seen to vary, with a graph for each state.
+8. All graphs are deleted if a setting changes outside the segments, as by a curriculum
+   (`Segments.check_guards`), or if the number of masks changes; a single graph is not used while a
+   cache of a sensor that it reads has been replaced.
+9. A segment runs eagerly for good if it waits for the device, uses a counter of the environment,
+   depends on a number that changes in every step, or if one of its first two graphs differs from the
+   eager run in any bit; the log says so.
 10. `tests/envs/test_mjlab.py` compares whole steps with mjlab's own on a CPU, and
     `benchmarks/robots/mjlab_captured.py` compares every replay with the eager segment on a GPU.
 
@@ -72,7 +78,7 @@ class CapturedStep:
         self.action = torch.zeros(env.num_envs, env.action_manager.total_action_dim, device=self.device)
         self.step_count = torch.zeros((), dtype=torch.int32, device=self.device)
         """Steps of the environment, on the device, where a graph can read them."""
-        self._rows = RowIndices(env.num_envs, self.device)
+        self._indices = EnvIndices(env.num_envs, self.device)
         self._results: dict[str, Tensor] = {}
         """Episode ends and rewards, each at one address for all graphs that compute it."""
 
@@ -101,11 +107,11 @@ class CapturedStep:
         # this step and the next.
         events = self._due_events()
         commands = self._due_commands()
-        if self._rows.resize(len(events) + len(commands) + 1):
+        if self._indices.resize(len(events) + len(commands) + 1):
             self.segments.forget()
-        self._rows.request(*events, *commands, env.reset_buf)
+        self._indices.request(*events, *commands, env.reset_buf)
         env.reward_buf = self._at_fixed_address("reward_buf", self.segments.run("rewards", self._rewards))
-        *due, ended = self._rows.receive()
+        *due, ended = self._indices.receive()
         self._apply_events(tuple(due[: len(events)]))
         self._reset(ended)
         self.physics.forward()
@@ -128,11 +134,11 @@ class CapturedStep:
         return "; ".join(lines)
 
     def _run_and_count_writes(
-        self, name: str, segment: Callable[[], Any], rows: tuple[Tensor, ...] = (), *, finds_rows: bool = False
+        self, name: str, segment: Callable[[], Any], env_ids: tuple[Tensor, ...] = (), *, finds_env_ids: bool = False
     ) -> Any:
         """Run a segment between `forward` and the next step of physics; notice its writes."""
         before = self.physics.count_writes()
-        output = self.segments.run(name, segment, rows, finds_rows=finds_rows)
+        output = self.segments.run(name, segment, env_ids, finds_env_ids=finds_env_ids)
         if self.segments.restored or not self.segments.replayed:
             self.physics.attribute_writes(name, before, restored=self.segments.restored)
         return output
@@ -183,7 +189,7 @@ class CapturedStep:
         return [left - self.env.step_dt < 1e-6 for left in manager._interval_term_time_left] if terms else []
 
     def _apply_events(self, due: tuple[Tensor, ...]) -> None:
-        """Apply the events of every step, and interval events in their due rows."""
+        """Apply the events of every step, and interval events in the due environments."""
         env = self.env
         manager = env.event_manager
         if "step" in manager.available_modes:
@@ -191,7 +197,7 @@ class CapturedStep:
         if "interval" not in manager.available_modes:
             return
         if due:
-            self.segments.run("interval events", self._interval_events, due, finds_rows=True)
+            self.segments.run("interval events", self._interval_events, due, finds_env_ids=True)
         else:
             self._interval_events()
 
@@ -207,7 +213,7 @@ class CapturedStep:
         env.curriculum_manager.compute(env_ids=ended)
         self._reset_physics()
         self.segments.check_guards()
-        if "resets" not in self.segments.dropped:  # one graph for each number of rows, not two
+        if "resets" not in self.segments.dropped:  # one graph for each number of environments, not two
             self.segments.run("resets", self._reset_all, (ended,))
         else:
             self.segments.run("reset events", self._reset_events, (ended,))
@@ -215,7 +221,7 @@ class CapturedStep:
         env.extras["log"].update(env.curriculum_manager.reset(ended))
 
     def _reset_physics(self) -> None:
-        """Reset the ended rows like `sim.reset`, with the mask that exists already."""
+        """Reset ended environments like `sim.reset`, with the mask that exists already."""
         sim = self.env.sim
         reset_data = import_module("mujoco_warp").reset_data
         sim._reset_mask.copy_(self.env.reset_buf)
@@ -227,18 +233,18 @@ class CapturedStep:
 
     def _reset_events(self) -> None:
         env = self.env
-        rows = self.segments.rows[0]
-        env.scene.reset(rows)
+        env_ids = self.segments.env_ids[0]
+        env.scene.reset(env_ids)
         if "reset" in env.event_manager.available_modes:
-            env.event_manager.apply(mode="reset", env_ids=rows, global_env_step_count=self.step_count)
+            env.event_manager.apply(mode="reset", env_ids=env_ids, global_env_step_count=self.step_count)
 
     def _reset_managers(self) -> None:
         env = self.env
-        rows = self.segments.rows[0]
+        env_ids = self.segments.env_ids[0]
         for name in RESET_MANAGERS:
-            env.extras["log"].update(getattr(env, f"{name}_manager").reset(rows))
-        env.episode_length_buf[rows] = 0
-        env._manual_reset_pending[rows] = False
+            env.extras["log"].update(getattr(env, f"{name}_manager").reset(env_ids))
+        env.episode_length_buf[env_ids] = 0
+        env._manual_reset_pending[env_ids] = False
         env.scene.write_data_to_sim()
 
     def _due_commands(self) -> list[Tensor]:
@@ -259,7 +265,7 @@ class CapturedStep:
 
     def _update_commands(self, due: tuple[Tensor, ...]) -> None:
         if due:
-            self._run_and_count_writes("commands", self._commands, due, finds_rows=True)
+            self._run_and_count_writes("commands", self._commands, due, finds_env_ids=True)
         else:
             self._commands()
 
@@ -336,8 +342,8 @@ class HiddenCounter:
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
 
 
-class RowIndices:
-    """The indices `[K]` of the rows in which masks `[N]` are true, at fixed addresses.
+class EnvIndices:
+    """The indices `[K]` of the environments in which masks `[N]` are true, at fixed addresses.
 
     `receive` waits for the device once for all masks, and only for the work that was launched
     before `request`.
@@ -369,13 +375,13 @@ class RowIndices:
             self.transferred.record(torch.cuda.current_stream(self.device))
 
     def receive(self) -> tuple[Tensor, ...]:
-        """Return the row indices of each mask."""
+        """Return the indices of each mask."""
         if self.transferred is not None:
             self.transferred.synchronize()
         counts = []
         for mask, indices in zip(self.masks.numpy(), self.indices_on_host.numpy(), strict=True):
-            rows = mask.nonzero()[0]
-            indices[: len(rows)] = rows
-            counts.append(len(rows))
+            found = mask.nonzero()[0]
+            indices[: len(found)] = found
+            counts.append(len(found))
         self.indices.copy_(self.indices_on_host, non_blocking=True)
         return tuple(own[:count] for own, count in zip(self.indices, counts, strict=True))

@@ -67,7 +67,9 @@ def make_mjlab(
         cfg.episode_length_s = (max_episode_steps - 0.5) * cfg.sim.mujoco.timestep * cfg.decimation
     if clip_actions is None:
         clip_actions = getattr(registry.load_rl_cfg(task), "clip_actions", None)
-    if torch.device(device).type == "cuda":  # else scripted functions are recompiled for every new number of rows
+    if (
+        torch.device(device).type == "cuda"
+    ):  # else scripted functions are recompiled for every new number of environments
         torch.jit.set_fusion_strategy([("DYNAMIC", 10)])
     env = import_module("mjlab.envs").ManagerBasedRlEnv(cfg, device=named_device(device), render_mode=render_mode)
     return ManagerEnv(

@@ -31,14 +31,14 @@ class NotCapturable(RuntimeError):
 class CaptureMode(TorchFunctionMode):
     """Replaces operations that wait for the device or copy from the host, in a recording.
 
-    `constants` keeps the tensors that stand for constants of the host, by their values. `rows` are
-    the results of the function's calls of `nonzero`, in their order.
+    `constants` keeps the tensors that stand for constants of the host, by their values. `env_ids`
+    are the results of the function's calls of `nonzero`, in their order.
     """
 
-    def __init__(self, constants: dict[Any, Tensor], rows: list[Tensor], device: torch.device) -> None:
+    def __init__(self, constants: dict[Any, Tensor], env_ids: list[Tensor], device: torch.device) -> None:
         super().__init__()
         self.constants = constants
-        self.rows = rows
+        self.env_ids = env_ids
         self.device = device
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -50,7 +50,7 @@ class CaptureMode(TorchFunctionMode):
         if name == "item" and args[0].device.type == self.device.type:
             return args[0].reshape(())
         if name == "nonzero":
-            return self._next_rows(as_tuple=bool(kwargs.get("as_tuple")))
+            return self._next_env_ids(as_tuple=bool(kwargs.get("as_tuple")))
         if name in ("__getitem__", "__setitem__") and isinstance(args[0], Tensor):
             args = (args[0], self._index(args[1], args[0].device), *args[2:])
             if len(args) > 2 and isinstance(args[2], int | float):  # torch would copy it from the host
@@ -58,11 +58,11 @@ class CaptureMode(TorchFunctionMode):
                 args = (*args[:2], value)
         return function(*args, **kwargs)
 
-    def _next_rows(self, *, as_tuple: bool) -> Any:
-        if not self.rows:
+    def _next_env_ids(self, *, as_tuple: bool) -> Any:
+        if not self.env_ids:
             raise NotCapturable("it calls nonzero more often than its masks are known")
-        rows = self.rows.pop(0)
-        return (rows,) if as_tuple else rows.unsqueeze(1)
+        env_ids = self.env_ids.pop(0)
+        return (env_ids,) if as_tuple else env_ids.unsqueeze(1)
 
     def _constant(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         key = (repr(args), repr(kwargs))

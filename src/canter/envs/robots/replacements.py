@@ -1,9 +1,9 @@
-"""Replacements for parts of mjlab: masks instead of row indices, and physics that repeats no work.
+"""Replacements for parts of mjlab: masks instead of indices, and physics that repeats no work.
 
-A method that asks which rows satisfy a condition cannot be captured as a CUDA graph, as the answer
-is on the device. The replacements write all N rows under a mask, draw the same random numbers in
-the same order and return equal bits; every capture compares them with the original. K of the N rows
-get new commands.
+A method that asks which environments satisfy a condition cannot be captured as a CUDA graph, as the
+answer is on the device. The replacements write all N environments under a mask, draw the same
+random numbers in the same order and return equal bits; every capture compares them with the
+original. K of the N environments get new commands.
 
 A step of MuJoCo begins with `forward`: kinematics, contacts, constraints and velocities, then
 forces, accelerations and the solver. mjlab also calls `forward` at the end of every step of the
@@ -48,7 +48,7 @@ def use_masks(env: Any) -> None:
 
 
 def resample_command(term: Any, env_ids: Tensor) -> None:
-    """Draw new commands for K rows."""
+    """Draw new commands for K environments."""
     cfg = term.cfg
 
     def draw(low: float, high: float) -> Tensor:

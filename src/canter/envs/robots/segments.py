@@ -36,19 +36,19 @@ MAX_EAGER_RUNS = 500
 state."""
 NUM_CHECKED = 2
 """Graphs of a segment that are compared with the eager one; others are the same function for other
-numbers of rows."""
+numbers of environments."""
 MAX_VARIANTS = 4
-"""Graphs of a segment for one number of rows: tensors that it reads lie where graphs of other
-segments put them."""
+"""Graphs of a segment for one number of environments: tensors that it reads lie where graphs of
+other segments put them."""
 MAX_GRAPHS = 256
-"""Graphs of a segment in all; for further numbers of rows an unused one is replaced, or the segment
-runs eagerly."""
+"""Graphs of a segment in all; for further numbers of environments an unused one is replaced, or the
+segment runs eagerly."""
 UNUSED_AFTER = 500
 """Guard checks, two in a step, after which a graph counts as unused: a policy that learns ends
 fewer episodes."""
 
 Key = tuple[Any, ...]
-"""The name of a segment, its numbers of rows, and the state of the varying flags."""
+"""The name of a segment, numbers of environments, and the state of the varying flags."""
 
 
 @dataclass
@@ -96,8 +96,8 @@ class Segments:
         self.graphs: dict[Key, list[SegmentGraph]] = {}
         self.dropped: dict[str, str] = {}
         """Segments that always run eagerly, with the reasons."""
-        self.rows: tuple[Tensor, ...] = ()
-        """Row indices for which the present segment runs."""
+        self.env_ids: tuple[Tensor, ...] = ()
+        """Indices of the environments for which the present segment runs."""
         self.replayed = False
         """The last segment was replayed."""
         self.restored = False
@@ -124,24 +124,24 @@ class Segments:
         read."""
 
     def run(
-        self, name: str, segment: Callable[[], Any], rows: tuple[Tensor, ...] = (), *, finds_rows: bool = False
+        self, name: str, segment: Callable[[], Any], env_ids: tuple[Tensor, ...] = (), *, finds_env_ids: bool = False
     ) -> Any:
         """Return the result of a segment, from its graph if there is one.
 
-        `rows` are the indices on which it works, at fixed addresses. A segment that `finds_rows`
-        calls `nonzero` for each of them, in this order.
+        `env_ids` are the indices on which it works, at fixed addresses. A segment that
+        `finds_env_ids` calls `nonzero` for each of them, in this order.
         """
-        self.rows = rows
+        self.env_ids = env_ids
         self.replayed = False
         self.restored = False
         if name in self.dropped:
             return self._run_eagerly(segment)
-        key = (name, *map(len, rows), tuple(map(_state, self._varying.values())))
+        key = (name, *map(len, env_ids), tuple(map(_state, self._varying.values())))
         for graph in self.graphs.get(key, ()):
             if not any(slot.is_replaced() for slot in graph.caches):
                 self._last_used[key] = self._num_guard_checks
                 return self._use_graph(name, segment, graph)
-        return self._run_without_graph(key, segment, finds_rows)
+        return self._run_without_graph(key, segment, finds_env_ids)
 
     def _use_graph(self, name: str, segment: Callable[[], Any], graph: SegmentGraph) -> Any:
         """Replay a graph; `benchmarks/robots/mjlab_captured.py` also runs the segment here."""
@@ -154,7 +154,7 @@ class Segments:
         self.log().update(graph.log)
         return graph.output
 
-    def _run_without_graph(self, key: Key, segment: Callable[[], Any], finds_rows: bool) -> Any:
+    def _run_without_graph(self, key: Key, segment: Callable[[], Any], finds_env_ids: bool) -> Any:
         """Run a segment eagerly, or capture it if it has run often enough."""
         name = key[0]
         self._runs_without_graph[name] += 1
@@ -167,14 +167,14 @@ class Segments:
             names = ", ".join(str(path[-1]) for path in list(self._varying)[:5])
             self.drop(name, f"it depends on a number that changes in every step, one of {names}")
         elif self._runs_without_graph[key] > self._required_runs(key) and self._has_room(name):
-            return self._capture(key, segment, finds_rows)
+            return self._capture(key, segment, finds_env_ids)
         return self._run_eagerly(segment)
 
     def _required_runs(self, key: Key) -> int:
         """Return how often a segment runs eagerly before it is captured.
 
-        Zero for a further number of rows, which is likely to return; one for a new state of the
-        varying flags, which may change in every step.
+        Zero for a further number of environments, which is likely to return; one for a new state of
+        the varying flags, which may change in every step.
         """
         if self._num_graphs[key[0]] < NUM_CHECKED:
             return WARM_UP
@@ -257,17 +257,17 @@ class Segments:
     # Capturing
     # --------------------------------------------------------------------------------------------------------
 
-    def _capture(self, key: Key, segment: Callable[[], Any], finds_rows: bool) -> Any:
+    def _capture(self, key: Key, segment: Callable[[], Any], finds_env_ids: bool) -> Any:
         """Return the result of a new graph, which is kept if the eager result is equal."""
         name = key[0]
         check = self._num_graphs[name] < NUM_CHECKED
         self.restored = True
         start = Snapshot(self.roots, self.device, contents=check)
         log_before = dict(self.log())
-        rows = self.rows if finds_rows else ()
+        env_ids = self.env_ids if finds_env_ids else ()
         try:
-            expected = self._rehearse(name, segment, start, rows) if check else None
-            replay, (output, log, effects) = self.record(lambda: self._record(segment, start, rows))
+            expected = self._rehearse(name, segment, start, env_ids) if check else None
+            replay, (output, log, effects) = self.record(lambda: self._record(segment, start, env_ids))
             read = self._caches_read.get(name, set())
             caches = [slot for path, slot in start.view.valid_caches() if path in read]
             graph = SegmentGraph(replay, output, log, effects, caches)
@@ -286,29 +286,29 @@ class Segments:
         return graph.output
 
     def _rehearse(
-        self, name: str, segment: Callable[[], Any], start: Snapshot, rows: tuple[Tensor, ...]
+        self, name: str, segment: Callable[[], Any], start: Snapshot, env_ids: tuple[Tensor, ...]
     ) -> EagerResult:
         """Return the eager result; then run the segment as it will be recorded."""
         log_before = dict(self.log())
         expected = EagerResult(clone_tree(segment()), dict(self.log()), Snapshot(self.roots, self.device))
         start.restore()
-        with self._capture_mode(rows):
+        with self._capture_mode(env_ids):
             segment()  # makes the constants
         start.restore()
-        with self.hide_counters(), forbid_sync(self.device), self._capture_mode(rows):
+        with self.hide_counters(), forbid_sync(self.device), self._capture_mode(env_ids):
             segment()  # fails where a recording would, and does no harm
         start.restore()
-        self._caches_read.setdefault(name, set()).update(self._find_caches_read(segment, start, rows))
+        self._caches_read.setdefault(name, set()).update(self._find_caches_read(segment, start, env_ids))
         self.set_log(log_before)
         return expected
 
-    def _find_caches_read(self, segment: Callable[[], Any], start: Snapshot, rows: tuple[Tensor, ...]) -> list[Path]:
+    def _find_caches_read(self, segment: Callable[[], Any], start: Snapshot, env_ids: tuple[Tensor, ...]) -> list[Path]:
         """Return all valid caches if the segment fails without them, else none."""
         caches = dict(start.view.valid_caches())
         for slot in caches.values():
             slot.set(None)
         try:
-            with self._capture_mode(rows):
+            with self._capture_mode(env_ids):
                 segment()
         except Exception:  # of any kind: a sensor returns None in place of its cache
             return list(caches)
@@ -317,20 +317,20 @@ class Segments:
         return []
 
     def _record(
-        self, segment: Callable[[], Any], start: Snapshot, rows: tuple[Tensor, ...]
+        self, segment: Callable[[], Any], start: Snapshot, env_ids: tuple[Tensor, ...]
     ) -> tuple[Any, dict[str, Any], Effects]:
         """Run a segment that is being recorded; return its result, log entries and effects."""
         log_before = dict(self.log())
         self.set_log({})
-        with self.hide_counters(), self._capture_mode(rows):
+        with self.hide_counters(), self._capture_mode(env_ids):
             output = segment()
         effects = Effects.since(start.view, self.roots)
         log = dict(self.log())
         self.set_log(log_before)
         return output, log, effects
 
-    def _capture_mode(self, rows: tuple[Tensor, ...]) -> CaptureMode:
-        return CaptureMode(self._constants, list(rows), self.device)
+    def _capture_mode(self, env_ids: tuple[Tensor, ...]) -> CaptureMode:
+        return CaptureMode(self._constants, list(env_ids), self.device)
 
 
 def _is_setting(value: Any) -> bool:

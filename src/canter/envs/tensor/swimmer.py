@@ -47,7 +47,8 @@ LEFT_RIGHT = Symmetry(
 
 def observe_motion(frames: dict[str, Tensor]) -> Tensor:
     """Return the group "motion" `[..., 9]`: joints and velocity of the "head"."""
-    w, z = frames["body_rotations"][..., 0, 0], frames["body_rotations"][..., 0, 3]
+    w = frames["body_rotations"][..., 0, 0]
+    z = frames["body_rotations"][..., 0, 3]
     heading = 2.0 * torch.atan2(z, w)
     cos = heading.cos()
     sin = heading.sin()
