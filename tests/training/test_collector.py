@@ -68,6 +68,34 @@ def test_episodes_run_on_from_one_rollout_to_the_next():
     assert sum(lengths) + int(collector.tracker.running_length.sum()) == steps
 
 
+def test_episodes_that_restart_have_new_seeds_and_count_from_zero():
+    env = Script()
+    seeds = []
+    reset = env.reset
+    env.reset = lambda seed=None: (seeds.append(seed), reset(seed))[1]
+    collector, _ = collector_of(env)
+    for _ in range(2):
+        collector.collect()
+        collector.read_episodes()
+        assert collector.tracker.running_return.tolist() == [4.0, 4.0]
+        collector.load_state_dict(collector.state_dict())  # this environment cannot save its state
+        assert collector.tracker.running_return.tolist() == [0.0, 0.0]
+        assert collector.tracker.running_length.tolist() == [0, 0]
+    assert len(set(seeds)) == 3
+
+
+def test_steps_that_are_no_transitions_add_neither_reward_nor_time():
+    def spoil(count, step):
+        step.info["duration"] = torch.tensor([2.0, 3.0])
+        step.valid[0] = count != 2
+
+    collector, _ = collector_of(Script(spoil=spoil))
+    collector.collect()
+    episodes = collector.read_episodes()
+    assert episodes.gain_and_time == [[[3.0, 4.0], [6.0, 12.0]]]
+    assert (episodes.env_steps, episodes.mean_reward) == (7, 1.0)
+
+
 def test_two_collectors_with_one_seed_see_the_same():
     rollouts = []
     for _ in range(2):

@@ -8,7 +8,7 @@ import torch
 
 from canter.config.presets import preset_for
 from canter.training.episodes import Episodes
-from canter.training.progress import Counters, RunProgress, Stopwatch, SuccessConfig
+from canter.training.progress import Counters, RunProgress, Stopwatch, SuccessConfig, UntilConfig
 from canter.training.trainer import train
 
 
@@ -47,6 +47,34 @@ def test_everything_that_happens_is_counted_under_its_name():
     }
     assert run.fraction == run.progress().fraction == 0.124
     assert (report.return_, report.rollout_return, report.rollout_steps, report.rollout_reward) == (3.0, 5.0, 60, 0.5)
+
+
+def test_environments_receive_the_fraction_of_the_budget_that_ends_first():
+    run = RunProgress(1000, SuccessConfig(), Stopwatch(), UntilConfig(iterations=4), "optim/minibatch_updates")
+    count(run, METRICS, episodes())
+    progress = run.for_env()
+    assert (progress.iteration, progress.env_steps, progress.fraction) == (1, 64, 0.25)
+    run.add(METRICS, torch.ones(8, 8, dtype=torch.bool))  # not reported yet: every step may count
+    progress = run.for_env()
+    assert (progress.iteration, progress.env_steps, progress.fraction) == (2, 128, 0.5)
+
+
+def test_iterations_that_are_undone_are_no_longer_counted():
+    run = new_run()
+    count(run, METRICS, episodes())
+    for _ in range(3):
+        run.add(METRICS, torch.ones(8, 8, dtype=torch.bool))
+    run.forget_after(1)
+    counters = run.counters
+    assert (counters.rollouts, counters.updates, counters.train_steps) == (2, 2, 16)
+    assert len(run.unread) == 1
+    assert run.metrics == {}
+
+
+def test_the_seconds_before_a_stop_count():
+    run = new_run()
+    run.load_state_dict(run.state_dict() | {"seconds": 100.0})
+    assert 100.0 <= count(run, METRICS, episodes()).seconds < 200.0
 
 
 def test_a_row_is_the_whole_report_and_nothing_but_numbers():
