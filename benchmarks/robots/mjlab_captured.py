@@ -89,7 +89,8 @@ class Verifying(Segments):
                 if isinstance(tensor, Tensor) and tensor.is_cuda and tensor.numel() and 0 not in tensor.stride():
                     seen.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), (format_path(path), tensor))
             self.tensors = dict(seen.values())
-            self.copies = tuple([torch.empty_like(t) for t in self.tensors.values()] for _ in range(2))
+            tensors = self.tensors.values()
+            self.copies = ([torch.empty_like(t) for t in tensors], [torch.empty_like(t) for t in tensors])
         return self.tensors
 
 

@@ -1,10 +1,11 @@
-"""A FAKE of Isaac Lab, which needs an NVIDIA GPU and its own application: the same names, another world behind them.
+"""A FAKE of Isaac Lab, which needs an NVIDIA GPU and its own application: the same names, another world.
 
-What it keeps of the real one is what an adapter, a wrapper or a script can notice: that the application must run before
-anything is imported; the order physics, terminations, rewards, resets, commands, observations; ends that are both a
-failure and a time-out; one `extras` for ever, whose `log` is replaced only when something was reset; noise drawn anew
-with every look; buffers that the next step overwrites; `close()` of the application, which ends the process. The world
-is points on a plane that are paid for standing at the origin.
+It keeps of the real one what an adapter, a wrapper or a script can notice: the application must run
+before anything is imported; the order is physics, terminations, rewards, resets, commands,
+observations; an end can be both a failure and a time-out; `extras` is one object whose `log` is
+replaced only if something was reset; noise is drawn again for every observation; the next step
+overwrites buffers; `close()` of the application ends the process. The world is points on a plane
+that are rewarded for being at the origin.
 
 `install()` puts it where Python looks for Isaac Lab. Nothing here is Isaac Lab's code.
 """
@@ -33,7 +34,7 @@ LAUNCHED = []
 
 
 def configclass(cls=None, **options):
-    """A dataclass whose defaults may be lists and other configs, and whose missing values are allowed."""
+    """Make a dataclass whose defaults may be lists and other configs, or missing."""
     if cls is None:
         return lambda cls: configclass(cls, **options)
     notes = inspect.get_annotations(cls)
@@ -55,7 +56,7 @@ def configclass(cls=None, **options):
 
 
 def to_dict(self):
-    """Plain data: {} for what is missing, "module:name" for functions."""
+    """Return plain data: {} for missing values, "module:name" for functions."""
 
     def plain(value):
         if value is MISSING:
@@ -92,10 +93,10 @@ class ManagerBasedRLEnvCfg:
     is_finite_horizon: bool = False
     log_dir: str | None = None
     reach: float = 3.0
-    """Points that are farther than this have failed."""
+    """Distance beyond which a point has failed."""
     noise: float = 0.01
     joined: bool = False
-    """Whether the terms of `feet` are one tensor, as wrappers for rl_games need it."""
+    """Join the terms of `feet` to one tensor, as wrappers for rl_games need it."""
 
 
 @configclass
@@ -214,7 +215,7 @@ class DirectMARLEnv(gymnasium.Env): ...
 
 
 class AppLauncher:
-    """Starts the application; `steps` is how often it says that it is still running."""
+    """Starts the application, which reports `steps` times that it is still running."""
 
     local_rank = global_rank = 0
 
@@ -273,7 +274,7 @@ def dump_yaml(path, cfg, sort_keys=False):
 
 
 def modules():
-    """Names of modules and what is in them."""
+    """Return the modules by name, with their contents."""
     return {
         "isaaclab": {},
         "isaaclab.app": {"AppLauncher": AppLauncher},
@@ -305,7 +306,7 @@ def modules():
 
 
 def install(into=sys.modules):
-    """Put the fake where Python looks for Isaac Lab; gives the names of its modules."""
+    """Put the fake where Python looks for Isaac Lab; return the names of its modules."""
     for name, content in modules().items():
         module = types.ModuleType(name)
         module.__path__, module.__spec__ = [], importlib.machinery.ModuleSpec(name, None, is_package=True)

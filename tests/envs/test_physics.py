@@ -1,6 +1,6 @@
-"""When a step of physics may begin with the forces; with a stand-in for mjlab's simulation, which is not here.
+"""Conditions under which a step of physics begins with the forces, with a stand-in for mjlab's simulation.
 
-`tests/envs/test_mjlab.py` holds the numbers against mjlab's own.
+`tests/envs/test_mjlab.py` compares the numbers with mjlab's own.
 """
 
 from contextlib import nullcontext
@@ -13,7 +13,7 @@ from canter.envs.robots import replacements as physics
 
 
 class Bridge:
-    """What mjlab shows of a struct of Warp's: the arrays that somebody asked for."""
+    """mjlab's view of a struct of Warp: the arrays that were accessed."""
 
     def __init__(self, **arrays):
         shown = {name: SimpleNamespace(_tensor=tensor) for name, tensor in arrays.items()}
