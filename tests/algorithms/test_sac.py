@@ -141,6 +141,23 @@ def test_slow_copies_follow_by_tau():
     torch.testing.assert_close(learner.target_flat, slow + 0.005 * (learner.flat - slow))
 
 
+def test_observation_statistics_count_each_transition_once_and_target_critics_share_them():
+    config = replace(
+        SMALL,
+        policy=replace(NETWORK, normalize_obs=True),
+        critic=replace(SMALL.critic, normalize_obs=True),
+        updates_per_step=2.0,
+    )
+    run = Training(config)
+    transitions = 0
+    for _ in range(5):
+        run.iterate()
+        transitions += int(run.collector.rollout.valid.sum())
+    learner = run.algorithm.learner
+    for network in (learner.actor.network, learner.critics.encoder, learner.target_critics.encoder):
+        assert network.normalizers[0].count == transitions
+
+
 def test_rows_whose_last_observation_was_given_up_teach_nothing():
     run = Training(SMALL)
     run.iterate(6)
