@@ -41,6 +41,8 @@ COPIED = ("docs", "examples", "reference", "tests", "benchmarks", "src")
 EXTENSION = "_native.abi3.so"
 
 NEAR = {
+    "functional/densities.py": ("nn/test_distributions.py", "functional"),
+    "functional/layers.py": ("nn", "engines/kernels", "functional"),
     "functional/": ("functional", "engines/native/test_native_sums.py", "engines/native/test_native_adamw.py"),
     "algorithms/extensions/": ("algorithms/extensions",),
     "algorithms/sac/": ("algorithms/test_sac.py", "engines/native/test_native_sac.py", "algorithms"),
@@ -127,7 +129,7 @@ class Copy:
 
     def test(self, arguments: Iterable[str], limit: float) -> tuple[str | None, str]:
         """Run pytest until a test fails; return the test, None if all pass, and how it failed."""
-        command = [sys.executable, "-m", "pytest", "-x", "-v", "-p", "no:cacheprovider", "--tb=no", "-rfE", *arguments]
+        command = [sys.executable, "-m", "pytest", "-x", "-vv", "-p", "no:cacheprovider", "--tb=no", "-rfE", *arguments]
         environment = os.environ | {"PYTHONPATH": str(self.root / "src"), "COLUMNS": "400"}
         process = subprocess.Popen(
             command,
@@ -319,6 +321,7 @@ def main() -> None:
     if arguments.check:
         print(f"{len(chosen)} mistakes apply and compile")
         return
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in the background; tests need it
     results: dict[str, Any] = {"commit": _commit(), "mutations": {}}
     if arguments.resume and arguments.results.exists():
         results = json.loads(arguments.results.read_text())
