@@ -91,9 +91,25 @@ def test_steps_that_are_no_transitions_add_neither_reward_nor_time():
 
     collector, _ = collector_of(Script(spoil=spoil))
     collector.collect()
+    assert collector.tracker.running_return.tolist() == [3.0, 4.0]
+    assert collector.tracker.running_length.tolist() == [3, 4]
     episodes = collector.read_episodes()
     assert episodes.gain_and_time == [[[3.0, 4.0], [6.0, 12.0]]]
     assert (episodes.env_steps, episodes.mean_reward) == (7, 1.0)
+
+
+def test_episodes_are_terminated_or_truncated_and_their_totals_start_again():
+    def spoil(count, step):
+        step.terminated[0] = count == 2
+        step.truncated[1] = count in (3, 4)
+
+    collector, _ = collector_of(Script(spoil=spoil))
+    collector.collect()
+    episodes = collector.read_episodes()
+    assert episodes.length == [2, 3, 1]
+    assert episodes.return_ == [2.0, 3.0, 1.0]
+    assert episodes.terminated == [True, False, False]
+    assert collector.tracker.running_return.tolist() == [2.0, 0.0]
 
 
 def test_two_collectors_with_one_seed_see_the_same():
