@@ -161,7 +161,7 @@ class TestAccounts:
     def test_a_player_is_told_the_same_as_a_learner(self):
         env, algorithm, collector = collected(horizon=12)
         rollout = collector.collect()
-        turns = Player(algorithm.policy, env, seed=0).turns()
+        turns = Player(algorithm.policy, env, seed=0).steps()
         told = torch.stack([next(turns).reset.clone() for _ in range(12)])
         assert torch.equal(told, rollout.reset[1:])
 

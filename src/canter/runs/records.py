@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -182,16 +182,17 @@ def _matching(text: str, runs: Path) -> Iterator[Path]:
 MAX_SETTINGS = 1000
 
 
-def read_settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path, translate: Callable[[Any], Any] = lambda content: content) -> dict[str, Any]:
     """Return a run's settings by dotted key path; empty if the file cannot be read.
 
-    They are not checked, because other versions of Canter may have written them.
+    They are not checked, because other versions of Canter may have written them. `translate` may
+    replace the plain content of the file before its keys are joined.
     """
     try:
         content, _ = read_yaml(path, within=path.parent)
     except ConfigError:
         return {}
-    return dict(islice(flatten(content), MAX_SETTINGS))
+    return dict(islice(flatten(translate(content)), MAX_SETTINGS))
 
 
 def flatten(plain: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:

@@ -52,6 +52,14 @@ def test_what_an_older_version_did_not_know_is_the_default(run_of, tmp_path):
     }
 
 
+def test_a_renamed_setting_of_an_older_version_is_the_same_setting(run_of, tmp_path):
+    new, old = run_of("new", 1.0, seed=1), make_run(tmp_path, "old", seed=2, rows=rising(1.0))
+    text = (old / "config.yaml").read_text()
+    assert "      rnn: null\n" in text
+    (old / "config.yaml").write_text(text.replace("      rnn: null\n", "      memory: null\n"))
+    assert len(group_runs([new, read_run(old)])) == 1
+
+
 def test_groups_that_nothing_tells_apart_get_different_labels(run_of, tmp_path):
     (tmp_path / "x").mkdir()
     one = run_of("same", 1.0, gamma=0.5)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from canter.config import TrainConfig
+from canter.core.plain import with_current_names
 from canter.core.registry import UserError
 from canter.core.storage.files import read_untrusted
 from canter.runs.metrics import METRICS, Row, read_rows
@@ -118,7 +120,16 @@ def read_run(path: Path) -> RunData:
         raise UserError(f"{path}: no metrics to report; {METRICS} is missing, empty or has no readable row")
     names = list(dict.fromkeys(["env_steps", *(name for row in rows for name in row)]))[:MAX_COLUMNS]
     columns = {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
-    return RunData(path, read_settings(path / CONFIG), read_record(path), run_status(path), columns)
+    settings = read_settings(path / CONFIG, _with_current_names)
+    return RunData(path, settings, read_record(path), run_status(path), columns)
+
+
+def _with_current_names(content: Any) -> Any:
+    """Return plain settings with renamed ones under their current names, as far as they are valid."""
+    try:
+        return with_current_names(content, TrainConfig)
+    except (TypeError, ValueError):
+        return content
 
 
 def _increasing(rows: Iterator[Row]) -> list[Row]:
