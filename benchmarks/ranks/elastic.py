@@ -33,7 +33,7 @@ def main() -> None:
             stages.append(
                 {"ranks": ranks, "iterations": len(rows), "return": rows[-1]["return"], "code": process.returncode}
             )
-            stages[-1]["restarts"] = re.findall(r"all episodes start anew: (.*)", said)
+            stages[-1]["restarts"] = re.findall(r"all episodes restart: (.*)", said)
             print(stages[-1], flush=True)
         counted = [row["iteration"] for row in rows_of(run)]
     score = re.search(r"Final score: mean return ([\d.]+)", said)

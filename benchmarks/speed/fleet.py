@@ -43,7 +43,7 @@ def curve(config: canter.TrainConfig, count: int, stop_at: float | None) -> list
             trained += time.perf_counter() - start
             env = replace(config.env, num_envs=EPISODES, options={}).build(config.device)
             score = canter.evaluate(trainer.algorithm.policy, env, EPISODES, derive_seed(config.seed, "eval")).mean
-            points.append([trainer.run.env_steps, round(score, 1), round(trained, 2)])
+            points.append([trainer.progress.env_steps, round(score, 1), round(trained, 2)])
             print(config.env.id, type(trainer.algorithm).__name__, *points[-1], flush=True)
     return points
 

@@ -106,7 +106,7 @@ def updates(name: str, seconds: float = 10.0, precision: str | None = None) -> d
     env = replace(preset.env, id="tensor:quadrotor")
     config = replace(preset, env=env, algorithm=algorithm, device="cuda", total_steps=10**9, log_every=10**6)
     with canter.Trainer(config) as trainer:
-        while not trainer.algorithm.stage.learns or trainer.run.iteration % 2:
+        while not trainer.algorithm.stage.learns or trainer.progress.iteration % 2:
             trainer.learn(1)
         trainer.learn(20)
         torch.cuda.synchronize()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from canter.envs.tensor import tensor_envs
-from canter.runs.state import NullRunFolder
+from canter.runs.ranks import NullRunFolder
 from canter.training.episodes import NonFiniteObservation, NonFiniteUpdate
 from canter.training.guard import Guard, RunFailed, StopSignals, first_error_of_ranks
 

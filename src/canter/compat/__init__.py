@@ -4,7 +4,7 @@ import warnings
 
 from canter.compat.runs import export_run, import_run
 from canter.compat.settings.importing import Imported, import_config, is_foreign, task_settings
-from canter.compat.settings.report import Entry, ImportRefused, ImportReport
+from canter.compat.settings.section import Entry, ImportRefused, ImportReport
 
 __all__ = [
     "Entry",

@@ -11,7 +11,7 @@ from canter.algorithms import sac as sac  # registers SAC
 from canter.algorithms.base import AnyAlgorithmConfig
 from canter.algorithms.ppo import PPOConfig
 from canter.core.registry import UserError
-from canter.play.callbacks import HallOfFameCallback, EvaluateConfig, EvaluationCallback, VideoCallback, VideoConfig
+from canter.play.callbacks import EvaluateConfig, EvaluationCallback, HallOfFameCallback, VideoCallback, VideoConfig
 from canter.training.config import RunConfig, Watcher
 
 

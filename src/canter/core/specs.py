@@ -1,7 +1,6 @@
 """The contract between environments and everything that learns from them.
 
-N is the number of parallel environments. Adapters translate every simulator into this contract, so
-nothing above them needs to know which simulator it is.
+N is the number of parallel environments. Adapters translate every simulator into this contract.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from canter.core.space_arrays import OwnArrays
 from canter.core.struct import Obs, TensorStruct
 
 ACTION_MASK = "action_mask"
-"""Name of the observation group that holds the mask of currently allowed discrete actions (True:
-allowed)."""
+"""Name of the observation group with the mask of discrete actions (True: allowed)."""
 
 
 @dataclass(frozen=True)
@@ -388,8 +386,7 @@ class TerminationRequested(SystemExit):
 
 
 INTERRUPTS = (KeyboardInterrupt, TerminationRequested)
-"""Exceptions that may pass through an environment's code without being its error; every other one
-is."""
+"""Exceptions raised in an environment's code that are not its error; every other one is."""
 
 
 class EnvFailed(RuntimeError):

@@ -136,7 +136,9 @@ class SACSettings:
             if isinstance(getattr(getattr(self, name), "learning_rate", None), AdaptiveKL):
                 raise UserError(f"{name}.learning_rate: adaptive_kl follows updates of PPO; use a number or linear")
         if getattr(self.policy, "rnn", None) is not None:
-            raise UserError("policy.rnn: sac learns from single transitions, so its policy cannot be recurrent; use ppo")
+            raise UserError(
+                "policy.rnn: sac learns from single transitions, so its policy cannot be recurrent; use ppo"
+            )
 
     @property
     def updates(self) -> int:

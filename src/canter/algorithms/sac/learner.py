@@ -172,7 +172,9 @@ class SACLearner:
             next_value = self.reduce_critics(next_out)
             return soft.soft_target(batch.reward, batch.discount, next_value, temperature, next_log_prob)
         probs = next_out.softmax(-1)
-        probs = soft.least_mean_distribution(probs, critics.support) if self.config.pessimism == "min" else probs.mean(0)
+        probs = (
+            soft.least_mean_distribution(probs, critics.support) if self.config.pessimism == "min" else probs.mean(0)
+        )
         reward, discount, log_prob = (x.unsqueeze(-1) for x in (batch.reward, batch.discount, next_log_prob))
         atoms = soft.soft_target(reward, discount, critics.support, temperature, log_prob)
         return soft.project_distribution(probs, atoms, *critics.ends)

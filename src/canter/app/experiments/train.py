@@ -53,31 +53,23 @@ def train(
     """Train a policy as `canter train` does: the same console, run folder, score and report.
 
         canter.train(MyEnv, seed=1, total_steps=1e6, algorithm={"gamma": 0.995})
-        canter.train(lambda: MyEnv(size=5), num_envs=16, console="quiet")
 
-    `task` is an environment id, a Gymnasium class or a function that makes an environment, one environment, a vector
-    environment, an environment with Canter's own interface, or a whole `TrainConfig`. Settings are those of `config`,
-    or of the environment's preset, or the defaults, changed by the keyword arguments of the same names; `env` may be
-    a mapping of the environment's settings.
+    `task` is an environment id, a Gymnasium class, a function that makes an environment, an
+    environment (single, vector or Canter's own), or a whole `TrainConfig`. Settings are those of
+    `config`, of the environment's preset, or the defaults; keyword arguments override them.
 
-    `on_iteration(report, policy, trainer)`, or with fewer arguments, is called with every row of the log and ends the
-    run by returning `canter.STOP` or False. `console="quiet"` prints nothing. `folder=False` leaves nothing on disk;
-    otherwise the run is kept in `run_dir/name`, or in the `RunFolder` given, where an interrupted run is resumed.
-    `log` names further destinations of metrics: tensorboard, wandb. `init_from` is a run or policy file to load the
-    initial weights from. Ctrl-C ends the run after the iteration, saves it and raises `RunStopped`.
+    `on_iteration(report, policy, trainer)` is called with every row of the log and ends the run by
+    returning `canter.STOP` or False. `console="quiet"` prints nothing. `folder=False` saves nothing;
+    otherwise the run is saved in `run_dir/name` or in the given `RunFolder`, and an interrupted run
+    resumes. `log`: tensorboard, wandb. `init_from`: a run or policy file with initial weights.
+    Ctrl-C stops after the iteration, saves the run and raises `RunStopped`.
     """
     refuse_while_importing("canter.train")
     _check_names(console, log, folder)
     run_dir = Path(run_dir)
     if isinstance(init_from, str | Path):
         init_from = InitFrom(find_run_or_policy(init_from, run_dir))
-    if isinstance(env, Mapping):
-        settings = {"env": dict(env), **settings}
-        env = None
-    if isinstance(settings.get("algorithm"), str):
-        settings["algorithm"] = {"kind": settings["algorithm"]}
-    task, config = _task_or_config(task, env, config)
-    plan = _plan(task, config, preset, settings)
+    plan = _plan(task, env, config, preset, settings)
     notify = _discard if console == "quiet" else print
     check_machine(plan.config)
     check_name(run_dir, name)
@@ -154,8 +146,14 @@ class _Plan:
     """Advice for the user."""
 
 
-def _plan(task: Any, config: TrainConfig | None, preset: str | None, settings: dict[str, Any]) -> _Plan:
+def _plan(task: Any, env: Any, config: TrainConfig | None, preset: str | None, settings: dict[str, Any]) -> _Plan:
     """Return the settings of a run from a task, a base config or preset, and further settings."""
+    if isinstance(env, Mapping):
+        settings = {"env": dict(env), **settings}
+        env = None
+    if isinstance(settings.get("algorithm"), str):
+        settings["algorithm"] = {"kind": settings["algorithm"]}
+    task, config = _task_or_config(task, env, config)
     if isinstance(task, EnvConfig):
         settings = {"env": task, **settings}
         task = None

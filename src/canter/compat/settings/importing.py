@@ -17,10 +17,9 @@ import torch
 
 from canter.compat.settings import rl_games, rsl_rl
 from canter.compat.settings.python_config import read_python_config
-from canter.compat.settings.report import ImportReport
 from canter.compat.settings.rl_games import is_rl_games
 from canter.compat.settings.rsl_rl_network import generation_of
-from canter.compat.settings.section import Import
+from canter.compat.settings.section import Import, ImportReport
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.core.plain import ConfigError, to_plain

@@ -1,7 +1,6 @@
 """rl_games' `config` section: PPO, the distribution of actions and the central value.
 
-The tables are for `params.config` and settings below `algorithm`, unless their comment names
-another section.
+The tables are for `params.config` and settings below `algorithm`, unless a comment says otherwise.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ CONFIG = "params.config"
 CENTRAL = f"{CONFIG}.central_value_config"
 MIN_LR = 1e-6
 MAX_LR = 1e-2
-LINEAR_FLOOR = 1e-3
-"""Least floor of rl_games' linear std."""
+LINEAR_FLOOR = 1e-3  # of rl_games' linear std
 VALUE_LOSS = {True: "clipped", False: "mse"}
 STD_FORMS = {"exp": "log", "softplus": "softplus", "linear": "linear", "scalar": "linear"}
 """rl_games' parameterisations of the std, and Canter's."""

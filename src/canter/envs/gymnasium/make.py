@@ -50,15 +50,13 @@ def make_gymnasium(
     close_timeout: float = CLOSE_TIMEOUT,
     **kwargs: Any,
 ) -> GymnasiumEnv:
-    """Registered with Gymnasium; the id alone will do: CartPole-v1, HalfCheetah-v5 (pip install "canter[mujoco]").
+    """Registered with Gymnasium; the id alone is enough: CartPole-v1, HalfCheetah-v5 (canter[mujoco]).
 
     Makes N copies; `module:Name-v0` imports `module` first. `sync` steps them one after the other, `threads` in one
-    thread per core, `forked` in one process per core, and `async` in one process each; `vector_entry_point` is the
-    environment's own batched implementation. `auto` is `forked` for Gymnasium's MuJoCo if the state of each environment
-    is known, `threads` if it is not, because MuJoCo leaves Python while it works, and otherwise `sync` if there is a
-    choice. `autoreset` is `same_step` unless given, which wastes no rows; an own implementation has the mode it has.
-    `wrappers` go around each environment, `vector_kwargs` to the vector environment, `kwargs` to each environment. See
-    `GymnasiumEnv` for the rest.
+    thread per core, `forked` in one process per core, `async` in one process each; `vector_entry_point` is the
+    environment's batched implementation. `auto` is `forked` for Gymnasium's MuJoCo if the state of each environment is
+    known, else `threads` for MuJoCo and `sync` for others. `wrappers` go around each environment, `vector_kwargs` to
+    the vector environment, `kwargs` to each environment. See `GymnasiumEnv` for the rest.
     """
     import_module_of(env_id)
     registered = gymnasium.registry.get(env_id.rpartition(":")[2])
