@@ -43,7 +43,7 @@ def test_layers_are_those_that_are_checked():
 
 
 def test_the_loop_is_the_one_that_runs():
-    (shown,) = re.findall(r"^```python\n(.*?)^```$", section("The loop and its guard"), re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", section("The loop and its guard"), re.MULTILINE | re.DOTALL)
     assert textwrap.indent(shown, 8 * " ") in inspect.getsource(Trainer.learn)
 
 

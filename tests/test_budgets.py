@@ -17,15 +17,15 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("reference/*.py"), *ROOT.glob("benchmarks/**/*.py")])
 FOLDERS = sorted({path.parent for path in SOURCE.rglob("*.py")})
 
-CODE_LINES = 28_000
+CODE_LINES = 28_598
 """Code lines of `src/canter`, without docstrings, comments and blanks."""
-PYTHON_FILES = 240
+PYTHON_FILES = 234
 """Python files of `src/canter`."""
 PACKED_ASSIGNMENTS = 100
 """Assignments `a, b = x, y` of `src/canter`: real pairs, or as in a formula."""
 SLACK = 100
 """Code lines below the limit at which the limit must be lowered."""
-READING_PATH = {"train": (110, 5_500), "iteration": (45, 1_100)}
+READING_PATH = {"train": (105, 5_500), "iteration": (38, 1_060)}
 """Files, and code lines of the functions called in them: from `canter.train("CartPole-v1")` to the end of the first
 iteration, and in one collection and update. `python tests/reading_path.py [iteration]`."""
 
@@ -85,6 +85,8 @@ def test_the_reading_path_of_ppo_stays_short(kind):
     most_files, most_lines = READING_PATH[kind]
     assert len(rows) <= most_files, traced.stdout
     assert sum(int(row[1]) for row in rows) <= most_lines, traced.stdout
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"at most {most_lines:,} lines in {most_files} files" in readme
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

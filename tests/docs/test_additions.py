@@ -12,7 +12,7 @@ import pytest
 from code_lines import SOURCE
 
 DOCS = Path(__file__).parents[2] / "docs"
-HOW_TO_ADD = (DOCS / "architecture.md").read_text().partition("\n## How to add\n")[2]
+HOW_TO_ADD = (DOCS / "architecture.md").read_text().partition("\n## How to add\n")[2].partition("\n## ")[0]
 NEW_FILE = ""
 """Anchor for text that becomes a new file."""
 

@@ -125,7 +125,7 @@ def test_library_equals_the_single_file_reference_after_a_hundred_updates():
     for _ in range(UPDATES):
         drawn = algorithm.replay.draw(BATCH, rng)
         noise = torch.randn(2, BATCH, ACTION, generator=rng)
-        learner.update(algorithm.replay.at(drawn, 1, config.gamma), noise, True)
+        learner.update(algorithm.replay.gather(drawn, 1, config.gamma), noise, True)
         columns = (torch.stack(column) for column in zip(*(rows[place] for place in drawn.tolist()), strict=True))
         reference.update(agent, optimizers, reference.Batch(*columns), noise, config)
     for name, theirs, ours in pairs(agent, learner):

@@ -288,7 +288,7 @@ class TestBonusValue:
         metrics = algorithm.update(collector.collect())
         assert metrics["loss/bonus_value"] > 0
         assert not torch.equal(before, algorithm.model.bonus_head.linear.weight)
-        with pytest.raises(ValueError, match=r"bonus_coef=1\.0 is not supported"):
+        with pytest.raises(ValueError, match=r"bonus_value is not supported"):
             algorithm.use_engine("native")
 
     def test_its_error_is_a_term_of_the_loss_with_its_weight(self):

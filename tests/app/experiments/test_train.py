@@ -75,7 +75,9 @@ def test_one_instance_says_that_one_is_stepped(capsys):
 
 
 def test_a_wrong_object_is_named_with_what_is_expected():
-    with pytest.raises(TypeError, match=r"3 \(int\) is nothing to train in: expected an environment id, a Gymnasium"):
+    with pytest.raises(
+        TypeError, match=r"3 \(int\) is not a task to train on: expected an environment id, a Gymnasium"
+    ):
         canter.train(3)
     with pytest.raises(TypeError, match="two environments"):
         canter.train("CartPole-v1", env=Walk)
@@ -84,8 +86,8 @@ def test_a_wrong_object_is_named_with_what_is_expected():
 @pytest.mark.parametrize(
     ("wrong", "kind", "message"),
     [
-        ({"console": "verbos"}, ValueError, "console='verbos': there is none of that name, did you mean verbose"),
-        ({"log": ["tensorbord"]}, ValueError, "log='tensorbord': there is none of that name, did you mean tensorboard"),
+        ({"console": "verbos"}, ValueError, "console='verbos': unknown name, did you mean verbose"),
+        ({"log": ["tensorbord"]}, ValueError, "log='tensorbord': unknown name, did you mean tensorboard"),
         ({"folder": "runs/mine"}, TypeError, "folder='runs/mine': expected True, False or a canter.RunFolder"),
     ],
 )
@@ -180,7 +182,7 @@ def test_videos_while_training_lie_in_the_run():
 
 
 def test_a_video_needs_a_folder():
-    with pytest.raises(ValueError, match=r"video\.every=128 needs a folder"):
+    with pytest.raises(ValueError, match=r"video\.every=128 needs a run folder"):
         canter.train("tensor:maze", **SMALL, video={"every": 128}, folder=False)
 
 

@@ -76,10 +76,8 @@ def train(
     notify(announcement(plan.config, plan.source))
     if plan.note:
         notify(plan.note)
-    checked_env = nullcontext(plan.env)
-    if plan.env is None:
-        checked_env = environment_for(plan.config, quiet=console == "quiet")
-    with checked_env as built:
+    quiet = console == "quiet"
+    with environment_for(plan.config, quiet=quiet) if plan.env is None else nullcontext(plan.env) as built:
         run = folder if isinstance(folder, RunFolder) else None
         if folder is True:
             run = new_run(run_dir, name, plan.config)

@@ -26,7 +26,6 @@ MAX_LR = 1e-2
 LINEAR_FLOOR = 1e-3  # of rl_games' linear std
 VALUE_LOSS = {True: "clipped", False: "mse"}
 STD_FORMS = {"exp": "log", "softplus": "softplus", "linear": "linear", "scalar": "linear"}
-"""rl_games' parameterisations of the std, and Canter's."""
 NORMALIZER = {"eps": 1e-5, "eps_on": "variance", "clip": 5.0, "prior_count": 1.0}
 """rl_games' running mean and std: 1e-5 on the variance, clipped at 5, started with one sample of 0
 +- 1."""
