@@ -144,7 +144,8 @@ class AlgorithmConfig(Protocol):
     - `report_spec`, a class attribute: `ReportSpec`
     - `plan() -> RolloutPlan`
     - `unused(spec) -> list[str]`: a line for each changed setting that has no effect
-    - `symmetries(spec) -> tuple[Symmetry, ...]`: the symmetries of the environment that the algorithm relies on
+    - `symmetries(spec) -> tuple[Symmetry, ...]`: the symmetries of the environment that the
+      algorithm relies on
     """
 
     @property

@@ -118,7 +118,8 @@ def linear_links(theirs: str, ours: str, their_rows: Rows = ALL, our_rows: Rows 
     return [Link(f"{theirs}.{name}", f"{ours}.{name}", their_rows, our_rows) for name in ("weight", "bias")]
 
 
-# theirs to ours ------------------------------------------------------------------------------------------------------
+# theirs to ours
+# ------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -337,7 +338,8 @@ def positional(state: Any, names: list[str]) -> tuple[dict[str, Moments], Optimi
     return moments, OptimizerProgress(steps, float(rate) if isinstance(rate, int | float | Tensor) else None)
 
 
-# ours to theirs ------------------------------------------------------------------------------------------------------
+# ours to theirs
+# ------------------------------------------------------------------------------------------------------
 
 
 def statistics_of(parts: list[Normalizer]) -> Statistics | None:

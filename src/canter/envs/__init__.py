@@ -1,8 +1,8 @@
 """Environments behind one protocol, addressed by id.
 
-`CartPole-v1` is Gymnasium's, `envpool:Ant-v4` EnvPool's, `pettingzoo:sisl/pursuit-v5` PettingZoo's and
-`tensor:cartpole` one of those written in torch here. `schemes` lists the prefixes before the colon; `module.path:name`
-is the user's own, once its import is allowed.
+`CartPole-v1` is Gymnasium's, `envpool:Ant-v4` EnvPool's, `pettingzoo:sisl/pursuit-v5` PettingZoo's
+and `tensor:cartpole` one of those written in torch here. `schemes` lists the prefixes before the
+colon; `module.path:name` is the user's own, once its import is allowed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from canter.envs.schemes import check_options, find_builder, schemes
 from canter.envs.wrappers import FiniteHorizon, make_wrappers
 
 RAISED_UNCHANGED = (*INTERRUPTS, ImportError, MemoryError, TypeError, GymnasiumError)
-"""Errors of making an environment whose cause is clear from their text; so are all errors that Canter raises."""
+"""Errors of making an environment whose cause is clear from their text; so are all errors that
+Canter raises."""
 AnyEnv = TypeVar("AnyEnv", bound=Env)
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,8 @@ GYMNASIUM_ONLY = {
     "autoreset": "these environments restart in one way only; only Gymnasium's have a choice",
     "close_timeout": "these environments have no worker processes to wait for; vectorization async has",
 }
-"""Settings that change how fast transitions come but not which, and why they have no effect on other environments."""
+"""Settings that change how fast transitions come but not which, and why they have no effect on
+other environments."""
 CAPTURE = "parts of a step are recorded as CUDA graphs, and a step without a GPU runs eagerly"
 """Reason why mjlab's option `capture` has no effect on a CPU."""
 
@@ -45,32 +47,37 @@ class EnvConfig:
     """The environment of a run and the number of its copies."""
 
     id: str = "CartPole-v1"
-    """Gymnasium id, or `envpool:ID`, `pettingzoo:ID`, `mjlab:TASK`, `isaaclab:TASK`, `tensor:NAME`, an id of another
-    scheme (see `canter envs`) or, if its import is allowed, `module.path:NAME`."""
+    """Gymnasium id, or `envpool:ID`, `pettingzoo:ID`, `mjlab:TASK`, `isaaclab:TASK`, `tensor:NAME`,
+    an id of another scheme (see `canter envs`) or, if its import is allowed, `module.path:NAME`."""
     num_envs: int = 8
-    """Number of environments stepped together, over all ranks; each agent of an environment is a row to learn from."""
+    """Number of environments stepped together, over all ranks; each agent of an environment is a
+    row to learn from."""
     vectorization: Literal["auto", "sync", "threads", "forked", "async", "vector_entry_point"] = "auto"
-    """Gymnasium only: one after the other, in one thread or forked process per core, in one process each, or the
-    environment's own vector form; "auto" is "forked" for Gymnasium's MuJoCo, or "threads" if it cannot be, and "sync"
-    for others."""
+    """Gymnasium only: one after the other, in one thread or forked process per core, in one process
+    each, or the environment's own vector form; "auto" is "forked" for Gymnasium's MuJoCo, or
+    "threads" if it cannot be, and "sync" for others."""
     autoreset: Literal["same_step", "next_step", "disabled"] | None = None
-    """Gymnasium only: when ended environments restart; None takes "same_step", which wastes no row."""
+    """Gymnasium only: when ended environments restart; None takes "same_step", which wastes no
+    row."""
     step_timeout: float = 600.0
-    """Seconds that a step or a reset may take. A worker process (vectorization "async") that takes longer is ended, and
-    the run with it, which can be resumed. In the same process nothing can end it: after this time, or a minute, a line
-    says which environment hangs and at which line of code."""
+    """Seconds that a step or a reset may take. A worker process (vectorization "async") that takes
+    longer is ended, and the run with it, which can be resumed. In the same process nothing can end
+    it: after this time, or a minute, a line says which environment hangs and at which line of
+    code."""
     close_timeout: float = 60.0
     """Gymnasium only: seconds that worker processes may take to end before they are killed."""
     finite_horizon: bool = False
-    """The time limit is part of the task (and time in the observation): reaching it counts as termination."""
+    """The time limit is part of the task (and time in the observation): reaching it counts as
+    termination."""
     reset_steps: int | None = None
-    """Number of steps after which episodes are cut, for tasks that never end; null keeps the environment's own time
-    limit."""
+    """Number of steps after which episodes are cut, for tasks that never end; null keeps the
+    environment's own time limit."""
     options: dict[str, Any] = field(default_factory=dict)
     """Further keyword arguments of the environment."""
     wrappers: dict[str, Any] = field(default_factory=dict)
-    """Gymnasium only: wrappers around each environment, the first innermost. Names of `gymnasium.wrappers` or, if the
-    import is allowed, `module.path:NAME`, each with its keyword arguments or null: `FlattenObservation: null`."""
+    """Gymnasium only: wrappers around each environment, the first innermost. Names of
+    `gymnasium.wrappers` or, if the import is allowed, `module.path:NAME`, each with its keyword
+    arguments or null: `FlattenObservation: null`."""
 
     def __post_init__(self) -> None:
         """Raise UserError for an empty batch, empty episodes, and two settings of their length."""
@@ -143,7 +150,8 @@ def closed_quietly(env: AnyEnv) -> Iterator[AnyEnv]:
 def unused_settings(config: EnvConfig, device: str) -> list[str]:
     """Return a line for each setting that has no effect on environments of this id on this device.
 
-    Settings that would change the task are refused when the environments are built; these would not.
+    Settings that would change the task are refused when the environments are built; these would
+    not.
     """
     if config.id.startswith(f"{PYTHON}:"):
         return []  # the environment was made by the caller

@@ -1,8 +1,8 @@
 """Checks of what environments return: Canter's own contract, and Gymnasium's before NumPy hides a mistake.
 
-The checks of Canter's contract (`canter.core.specs`) compare shapes, dtypes and devices without reading a tensor. The
-checks of Gymnasium's contract are needed as NumPy accepts too much: it spreads one number over a row, reads the text
-"1.0" as a number and the text "False" as true.
+The checks of Canter's contract (`canter.core.specs`) compare shapes, dtypes and devices without
+reading a tensor. The checks of Gymnasium's contract are needed as NumPy accepts too much: it
+spreads one number over a row, reads the text "1.0" as a number and the text "False" as true.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """EnvPool: batches of environments stepped by C++ threads, as Canter environments.
 
-Measured with EnvPool 1.2.5 on its classic control and MuJoCo tasks (`tests/envs/test_envpool.py` repeats it): the
-ending step returns the true last observation; the next one ignores its action and returns the first observation of
-the next episode with reward 0 and no flag. That is Gymnasium's `next_step` mode, and the pool is adapted as such.
+Measured with EnvPool 1.2.5 on its classic control and MuJoCo tasks (`tests/envs/test_envpool.py`
+repeats it): the ending step returns the true last observation; the next one ignores its action and
+returns the first observation of the next episode with reward 0 and no flag. That is Gymnasium's
+`next_step` mode, and the pool is adapted as such.
 
-NOTE: EnvPool reports an end as truncated whenever it falls on the last allowed step, also when the task ended by
-itself there; nothing it returns tells the two apart. Such an end is bootstrapped, though nothing follows.
+NOTE: EnvPool reports an end as truncated whenever it falls on the last allowed step, also when the
+task ended by itself there; nothing it returns tells the two apart. Such an end is bootstrapped,
+though nothing follows.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ class EnvPoolEnv:
 
     N environments; every step after an end is a filler row (`Step.valid` False).
 
-    EnvPool takes its seeds when it is made and never again. So `reset(seed)` makes a new pool, unless this one was made
-    with the same seed and not reset yet: pass `seed` here to avoid making it twice. Without a seed the environments are
-    seeded from the operating system. `num_threads` 0 leaves the number to EnvPool. `options` go to `envpool.make`. See
-    `GymnasiumEnv` for `info_keys`.
+    EnvPool takes its seeds when it is made and never again. So `reset(seed)` makes a new pool,
+    unless this one was made with the same seed and not reset yet: pass `seed` here to avoid making
+    it twice. Without a seed the environments are seeded from the operating system. `num_threads` 0
+    leaves the number to EnvPool. `options` go to `envpool.make`. See `GymnasiumEnv` for
+    `info_keys`.
     """
 
     seeds_by_row = True

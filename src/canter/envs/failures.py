@@ -1,7 +1,8 @@
 """Failures and hangs of environments, attributed to an environment, a step and a line of the user's code.
 
-N environments are often stepped one after the other, or by several threads. Whoever calls them records the number of
-the environment in `EnvCalls`: an error then carries that number, and the watchdog can tell which call does not return.
+N environments are often stepped one after the other, or by several threads. Whoever calls them
+records the number of the environment in `EnvCalls`: an error then carries that number, and the
+watchdog can tell which call does not return.
 """
 
 from __future__ import annotations
@@ -132,8 +133,9 @@ def format_error(error: BaseException) -> str:
 class Watchdog:
     """Calls `late(seconds)` once for each `begin` that no other `begin` or `end` followed within `seconds`.
 
-    `begin` only reads the clock; a thread checks every quarter of the time, at most every second. The thread starts
-    with the first `begin` and stops with `close`, or when nothing refers to the watchdog any more.
+    `begin` only reads the clock; a thread checks every quarter of the time, at most every second.
+    The thread starts with the first `begin` and stops with `close`, or when nothing refers to the
+    watchdog any more.
     """
 
     def __init__(self, seconds: float, late: Callable[[float], None]) -> None:
@@ -147,7 +149,8 @@ class Watchdog:
     def begin(self) -> None:
         """Start the clock for the next call."""
         self._since = time.monotonic()
-        # An environment that nobody closed is closed when Python exits; no thread can be started or joined then.
+        # An environment that nobody closed is closed when Python exits; no thread can be started or
+        # joined then.
         if self._thread is None and not sys.is_finalizing():
             pause = min(self.seconds / 4, 1.0)
             arguments = (weakref.ref(self), self._closed, pause)  # weak, or the thread would keep the watchdog alive
@@ -184,7 +187,8 @@ def _watch(reference: weakref.ref[Watchdog], closed: threading.Event, pause: flo
 
 def locate_hang(thread: int) -> str:
     """Return the number of the environment that a thread of this process waits for, and the `file:line` it is at."""
-    # NOTE: a call that does not return cannot report its line; the interpreter's frames are the one place that has it.
+    # NOTE: a call that does not return cannot report its line; the interpreter's frames are the one
+    # place that has it.
     frames = sys._current_frames()
     names = {running.ident: running.name for running in threading.enumerate()}
     steppers = [ident for ident in frames if names.get(ident, "").startswith(STEPPING_THREADS)]

@@ -15,7 +15,8 @@ import gymnasium
 from canter.core.registry import UserError, nearest
 
 PYTHON = "python"
-"""Scheme of environments that exist only in the running program: no module has them under a name."""
+"""Scheme of environments that exist only in the running program: no module has them under a
+name."""
 _allowed: dict[str, str] = {}
 """Trusted modules, and the folder in which each is found."""
 _factories: dict[str, Callable[..., Any]] = {}
@@ -98,8 +99,8 @@ def find_factory(env_id: str, schemes: Iterable[str]) -> Callable[..., Any] | No
 def parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a factory or builder.
 
-    A factory declares by its parameters which settings it takes: so any function of a user is one, without a base class
-    or a registration.
+    A factory declares by its parameters which settings it takes: so any function of a user is one,
+    without a base class or a registration.
     """
     return inspect.signature(factory).parameters
 

@@ -32,13 +32,14 @@ ParallelEnv = Any
 class PettingZooEnv:
     """E copies of a `pettingzoo.ParallelEnv` whose agents all have the same spaces, for one policy that they share.
 
-    A row is valid while its agent is alive: an agent may die before its environment ends, and may join late. An
-    environment without agents is reset within the same step. Observations, actions and masks are treated like
-    Gymnasium's; a mask may also be in an agent's info.
+    A row is valid while its agent is alive: an agent may die before its environment ends, and may
+    join late. An environment without agents is reset within the same step. Observations, actions
+    and masks are treated like Gymnasium's; a mask may also be in an agent's info.
 
-    With `joint_state` the group "critic" holds the result of `state()` or, if the environment has no `state_space`, the
-    observations of all agents side by side (0 for the dead), followed by the agent's index as a one-hot vector. Critics
-    read it by default (MAPPO); a critic set to read the agent's own groups sees what its agent sees (IPPO).
+    With `joint_state` the group "critic" holds the result of `state()` or, if the environment has
+    no `state_space`, the observations of all agents side by side (0 for the dead), followed by the
+    agent's index as a one-hot vector. Critics read it by default (MAPPO); a critic set to read the
+    agent's own groups sees what its agent sees (IPPO).
     """
 
     _closed = False
@@ -58,7 +59,8 @@ class PettingZooEnv:
         self._envs = [make_env() for _ in range(num_envs)]
         first = self._envs[0]
         env_id = env_id or str(first)
-        # PettingZoo's API leaves `possible_agents` and `state_space` out of environments that do not have them.
+        # PettingZoo's API leaves `possible_agents` and `state_space` out of environments that do
+        # not have them.
         self._agents = list(getattr(first, "possible_agents", ()))
         if not self._agents:
             raise UserError(f"{env_id} does not declare possible_agents, and rows need a fixed set of agents")

@@ -1,7 +1,8 @@
 """Probe environments: tiny tasks with known answers, each of which fails for one kind of mistake in an algorithm.
 
-A probe has S nodes and no more state than the node a row is at. Train on one for some seconds, then compare with its
-`checks`: the first wrong answer names the mistake. Importing this module registers the probes in `tensor_envs`.
+A probe has S nodes and no more state than the node a row is at. Train on one for some seconds, then
+compare with its `checks`: the first wrong answer names the mistake. Importing this module registers
+the probes in `tensor_envs`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class ProbeTask:
     reward: tuple[Row, ...] = ()
     """Reward `[S, number of joint actions]`, the last head varying fastest."""
     target: tuple[Row, ...] = ()
-    """Best action `[S, A]` instead of `reward` if actions are continuous: the reward is `-sum((action - target)^2)`."""
+    """Best action `[S, A]` instead of `reward` if actions are continuous: the reward is
+    `-sum((action - target)^2)`."""
     follows: tuple[int, ...] = ()
     """Node after each node, or `ENDS`; no entries: every step ends the episode."""
     truncation: Row = ()
@@ -50,11 +52,12 @@ class ProbeTask:
     """Action mask `[S, n]`, True for an allowed action; no entries: no mask."""
     max_episode_steps: int | None = None
     value: Callable[[float], Sequence[float]] | None = None
-    """Function from the discount to the correct value of each node under the best policy; None if exploration noise
-    shifts it. Discount 1 in a task that never ends stands for the average reward and its centred values."""
+    """Function from the discount to the correct value of each node under the best policy; None if
+    exploration noise shifts it. Discount 1 in a task that never ends stands for the average reward
+    and its centred values."""
     best: tuple[tuple[int, ...] | None, ...] = ()
-    """Best action of each node, one number per head, None if all are equally good; continuous actions have `target`
-    instead."""
+    """Best action of each node, one number per head, None if all are equally good; continuous
+    actions have `target` instead."""
 
     @property
     def starts(self) -> int:
@@ -117,7 +120,8 @@ class Probe(TensorEnv):
         node = state["node"]
         follower = self._follows[node]
         terminated = follower == ENDS
-        # An ended row stays where it is: its final observation is a valid one, and a wrong bootstrap from it shows.
+        # An ended row stays where it is: its final observation is a valid one, and a wrong
+        # bootstrap from it shows.
         after = torch.where(terminated, node, follower)
         truncated = self._uniform(0.0, 1.0) < self._truncation[node]
         return Outcome({"node": after}, self._reward(node, action), terminated, truncated)
@@ -140,7 +144,8 @@ class Probe(TensorEnv):
             value = None if values is None else values[rows]
             checks.append(ProbeCheck(obs, history, value, self._answers(nodes)))
             history = (*history, obs)
-            # All paths of a task are equally long, so the rows of every entry of the history belong together.
+            # All paths of a task are equally long, so the rows of every entry of the history belong
+            # together.
             visited.update(nodes)
             nodes = [follows[node] for node in nodes if follows[node] not in visited]
         return checks
@@ -158,9 +163,10 @@ class Probe(TensorEnv):
 class DeepSea(TensorEnv):
     """Dive from the top left of a `size` x `size` grid, a row each step: only the bottom right corner pays 1.
 
-    A table drawn once says which action goes right in each cell; going right costs 0.01 / size. Random actions find the
-    corner once in 2^size episodes, and until then an algorithm learns not to go right. So the task tests exploration
-    over more than a step; the best return is 0.99. "policy" holds the cell as a one-hot vector.
+    A table drawn once says which action goes right in each cell; going right costs 0.01 / size.
+    Random actions find the corner once in 2^size episodes, and until then an algorithm learns not
+    to go right. So the task tests exploration over more than a step; the best return is 0.99.
+    "policy" holds the cell as a one-hot vector.
     """
 
     def __init__(self, num_envs: int, device: torch.device | str = "cpu", *, size: int = 10) -> None:

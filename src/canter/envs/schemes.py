@@ -20,11 +20,12 @@ from canter.envs.robots.mjlab import make_mjlab
 from canter.envs.tensor import tensor_envs
 
 Builder = Callable[..., Env]
-"""Called with the part of the id after the colon, `num_envs` and `device` as keywords, and `env.options`.
+"""Called with the part of the id after the colon, `num_envs` and `device` as keywords, and
+`env.options`.
 
-A time limit (`env.reset_steps`) comes as the option `max_episode_steps`. A builder that has parameters
-`vectorization`, `autoreset`, `step_timeout`, `close_timeout` or `wrappers` receives these settings too. `canter envs`
-shows the first line of its docstring.
+A time limit (`env.reset_steps`) comes as the option `max_episode_steps`. A builder that has
+parameters `vectorization`, `autoreset`, `step_timeout`, `close_timeout` or `wrappers` receives
+these settings too. `canter envs` shows the first line of its docstring.
 """
 
 SETTINGS = {"num_envs", "device", "vectorization", "autoreset", "step_timeout", "close_timeout", "wrappers"}

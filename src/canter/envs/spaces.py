@@ -1,6 +1,7 @@
 """Gymnasium spaces to Canter's specs, and arrays to tensors and back, for every adapter of NumPy environments.
 
-N is the number of environments, A of continuous action components, K of simultaneous discrete actions.
+N is the number of environments, A of continuous action components, K of simultaneous discrete
+actions.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class ActionCodec:
     spec: ActionSpec
     array: ActionArray
     buffers: dict[tuple[torch.Size, torch.dtype], tuple[Any, Tensor, np.ndarray]] = field(default_factory=dict)
-    """By shape and dtype of actions: a quick writer, and a tensor and an array over the numbers that it writes."""
+    """By shape and dtype of actions: a quick writer, and a tensor and an array over the numbers
+    that it writes."""
 
     def encode(self, action: Tensor) -> np.ndarray:
         """Return the action `[N, A]`, `[N]` or `[N, K]` as a new array of the space; nothing is clipped."""
@@ -125,10 +127,10 @@ class ObsBuffer:
 class ObsReader:
     """Copies raw observations into tensors: one group per key of a Dict, or the one group `policy`.
 
-    Numbers become float32, images (uint8 with three axes) stay uint8, Discrete and MultiDiscrete become one-hot,
-    MultiBinary 0 and 1; keys of nested Dicts are joined with "/". A scalar becomes a vector of length 1. The key
-    `action_mask` becomes bool `[N, n]` or `[N, sum(nvec)]`. Every number is copied exactly once, so the environment may
-    overwrite its arrays afterwards.
+    Numbers become float32, images (uint8 with three axes) stay uint8, Discrete and MultiDiscrete
+    become one-hot, MultiBinary 0 and 1; keys of nested Dicts are joined with "/". A scalar becomes
+    a vector of length 1. The key `action_mask` becomes bool `[N, n]` or `[N, sum(nvec)]`. Every
+    number is copied exactly once, so the environment may overwrite its arrays afterwards.
     """
 
     def __init__(self, space: Space, num_envs: int, action: ActionSpec) -> None:
@@ -196,7 +198,8 @@ class _MaskRule:
     def check_(self, mask: np.ndarray, ended: np.ndarray) -> None:
         """Raise UserError if a row of `mask` `[N, n]` allows no option of some discrete action.
 
-        A finished game may well have no legal move: rows that ended allow everything instead, as nobody acts on them.
+        A finished game may well have no legal move: rows that ended allow everything instead, as
+        nobody acts on them.
         """
         blocked = ~np.logical_or.reduceat(mask, self._starts, axis=1).all(axis=1)
         if not blocked.any():
@@ -300,8 +303,9 @@ class PinnedBuffers:
 class PinnedCopier:
     """Copies a tree of host tensors to a device, all of them in one transfer and without waiting.
 
-    The host can only go on during a copy from pinned memory. There are two pairs of buffers, so that the host fills
-    one while the other is being copied. The tree that a call returns is overwritten by the next but one.
+    The host can only go on during a copy from pinned memory. There are two pairs of buffers, so
+    that the host fills one while the other is being copied. The tree that a call returns is
+    overwritten by the next but one.
     """
 
     def __init__(self, tree: Any, device: torch.device) -> None:

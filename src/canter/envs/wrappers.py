@@ -20,13 +20,15 @@ OPTIONAL = (
     *("state_dict", "load_state_dict", "snapshot", "resumes"),
     *("generators", "seeds_by_row", "render", "render_fps"),
 )
-"""Members of the optional protocols of `canter.core.specs.Env`, and of environments that draw themselves."""
+"""Members of the optional protocols of `canter.core.specs.Env`, and of environments that draw
+themselves."""
 
 
 class FiniteHorizon:
     """Any environment, with every truncation counted as a termination.
 
-    That is right if the deadline belongs to the task and the observation shows the time: nothing follows it.
+    That is right if the deadline belongs to the task and the observation shows the time: nothing
+    follows it.
     """
 
     def __init__(self, env: Env) -> None:
@@ -39,7 +41,8 @@ class FiniteHorizon:
         self.spec = replace(env.spec, truncates=False)
         self.reset = env.reset
         self.close = env.close
-        # A protocol is recognised by its members, so this wrapper must have exactly those of its environment.
+        # A protocol is recognised by its members, so this wrapper must have exactly those of its
+        # environment.
         for name in OPTIONAL:
             if hasattr(env, name):
                 setattr(self, name, getattr(env, name))

@@ -109,7 +109,8 @@ class Explanation:
     """Result of a replay."""
 
     kind: str
-    """Source of the NaN: environment, policy or update; state, if it was there before; or unknown."""
+    """Source of the NaN: environment, policy or update; state, if it was there before; or
+    unknown."""
     text: str
     """Explanation, one finding per line."""
     env: int | None = None
@@ -132,8 +133,8 @@ class NonFiniteFound(Exception):
 def explain(config: RunConfig, box: dict[str, Any], env: Env | None = None) -> Explanation:
     """Name the first operation with a result that is not finite, and the environment it came from.
 
-    Without `env` only the update is replayed. With it, built like the run's, the rollout is replayed too if the
-    environment's state was saved.
+    Without `env` only the update is replayed. With it, built like the run's, the rollout is
+    replayed too if the environment's state was saved.
     """
     spec = spec_from_box(box["about"]["env_spec"])
     nonfinite = [name for name, leaf in flatten(box["algorithm"]).items() if has_nonfinite(leaf)]

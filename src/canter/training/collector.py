@@ -30,7 +30,8 @@ from canter.training.progress import Stopwatch
 class EnvMetrics:
     """A table of the simulator's own metrics (`Step.metrics`) by step, at a fixed address once all names are known.
 
-    Names are added when they first appear. The first rollouts, which run eagerly, fix them for a captured collection.
+    Names are added when they first appear. The first rollouts, which run eagerly, fix them for a
+    captured collection.
     """
 
     def __init__(self, horizon: int, device: torch.device) -> None:
@@ -94,8 +95,8 @@ class Collector:
     def collect(self, act: Callable[..., Any] | None = None) -> Rollout[Any]:
         """Step every environment T times; `act` may be another form of the algorithm's own.
 
-        Raises `EnvironmentFailed` if an environment fails, and on a CPU `NonFiniteObservation`; then nothing of the
-        algorithm has changed but its random streams.
+        Raises `EnvironmentFailed` if an environment fails, and on a CPU `NonFiniteObservation`;
+        then nothing of the algorithm has changed but its random streams.
         """
         act = act or self.algorithm.act
         self.clock.lap("other")
@@ -145,7 +146,8 @@ class Collector:
         """Restart all episodes."""
         self.watchdog.begin()
         if distributed.rank() and not seeds_by_row(self.env):
-            # Ranks must not all play the same episodes, and this environment does not know its rank.
+            # Ranks must not all play the same episodes, and this environment does not know its
+            # rank.
             draws = np.random.SeedSequence(seed, spawn_key=(distributed.rank(),)).generate_state(1, np.uint64)
             seed = int(draws[0]) >> 1
         try:
@@ -180,8 +182,8 @@ class Collector:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next rollout depends on besides the algorithm.
 
-        `env` is None if the environment cannot save its state. `episodes_restart` is the reason why episodes restart
-        when the state is loaded, or None if they continue.
+        `env` is None if the environment cannot save its state. `episodes_restart` is the reason why
+        episodes restart when the state is loaded, or None if they continue.
         """
         return self._state(self.env_snapshot()())
 
@@ -200,8 +202,8 @@ class Collector:
     def state_after_failure(self, env_state: dict[str, Any] | None, reason: str) -> dict[str, Any]:
         """Return `state_dict` with an earlier state of the environment; None if none was kept, for this `reason`.
 
-        Then episodes restart, but what outlives them in an environment, such as the opponents of self-play, is saved as
-        it is now.
+        Then episodes restart, but what outlives them in an environment, such as the opponents of
+        self-play, is saved as it is now.
         """
         if env_state is None:
             env_state = {"env": None, "episodes_restart": reason}
@@ -240,7 +242,8 @@ class Collector:
             tree_copy_(self.tensors(), state)
 
     def _restart(self) -> None:
-        # Not the first seed again, or a run stopped early and often would see the same few episodes.
+        # Not the first seed again, or a run stopped early and often would see the same few
+        # episodes.
         draws = np.random.SeedSequence(self.seed, spawn_key=(self.steps_before,)).generate_state(1, np.uint64)
         tree_copy_(self.rollout.obs_at(self.algorithm.horizon), self._reset_env(int(draws[0]) >> 1))
         self.rollout.reset[self.algorithm.horizon].fill_(True)

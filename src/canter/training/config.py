@@ -46,19 +46,22 @@ class RunConfig:
     device: str = "cpu"
     """Device of networks and rollouts: cpu, cuda, cuda:1, ..."""
     execution: ExecutionConfig = field(default_factory=ExecutionConfig)
-    """How computations run: mode, engine, precision and threads. Results differ by rounding only."""
+    """How computations run: mode, engine, precision and threads. Results differ by rounding
+    only."""
     self_play: SelfPlayConfig | None = None
-    """For two-player games: learn as one player against past policies; null learns as both players."""
+    """For two-player games: learn as one player against past policies; null learns as both
+    players."""
     success: SuccessConfig = field(default_factory=SuccessConfig)
     """Definition of a successful episode, for the statistics."""
     recent_episodes: int = 100
-    """Number of last episodes over which return, length and success rate are averaged; `until.mean_return` and the
-    best policy by return use the same mean."""
+    """Number of last episodes over which return, length and success rate are averaged;
+    `until.mean_return` and the best policy by return use the same mean."""
     log_every: int = 1
-    """Iterations between rows of the log; checkpoints and the end of the run write one in any case. The host waits for
-    the device only to write a row. Counters and episodes cover all iterations since the last row, metrics the last
-    update. For an algorithm with short iterations the unit is about a thousand steps. Does not affect training.
-    Needs 24 bytes per step until the row is written."""
+    """Iterations between rows of the log; checkpoints and the end of the run write one in any case.
+    The host waits for the device only to write a row. Counters and episodes cover all iterations
+    since the last row, metrics the last update. For an algorithm with short iterations the unit is
+    about a thousand steps. Does not affect training. Needs 24 bytes per step until the row is
+    written."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When checkpoints are saved, and how many are kept."""
 

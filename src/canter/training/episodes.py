@@ -80,10 +80,11 @@ class EpisodeTracker:
         self.reads_at_once = device.type == "cpu"
         """The host checks every rollout before learning from it, which is free on a CPU."""
         self.unclean: int | None = None
-        """Number of iterations of the last reading before the first with a metric that is not finite; None without
-        one."""
+        """Number of iterations of the last reading before the first with a metric that is not
+        finite; None without one."""
         self.suspects = torch.zeros((0, 2), dtype=torch.float64, device=device)
-        """`[C, 2]` position and value of the first number in each searched tensor that is not finite."""
+        """`[C, 2]` position and value of the first number in each searched tensor that is not
+        finite."""
 
     def add(self, rollout: Rollout[Any]) -> None:
         """Count the steps of a rollout; invalid ones add nothing."""
@@ -105,8 +106,8 @@ class EpisodeTracker:
     def search(self, rollout: Rollout[Any], steps: int) -> None:
         """Look for NaN and infinity in a rollout before learning from it; `steps` is the count before the rollout.
 
-        Raises `NonFiniteObservation` if `reads_at_once`. Otherwise `read` raises later, and `finite` informs the device
-        until then.
+        Raises `NonFiniteObservation` if `reads_at_once`. Otherwise `read` raises later, and
+        `finite` informs the device until then.
         """
         if self.reads_at_once and self.checked and _is_sound(rollout):  # so `suspects` can stay as they are
             return
@@ -151,8 +152,9 @@ class EpisodeTracker:
     def read(self, steps: int) -> Episodes:
         """Return the episodes of all rollouts kept since the last reading; `steps` of each environment were taken.
 
-        Raises `NonFiniteObservation` if one of these rollouts has NaN or infinity, and `NonFiniteElsewhere` if one of
-        another rank has: all ranks raise for the same rollout, the first one.
+        Raises `NonFiniteObservation` if one of these rollouts has NaN or infinity, and
+        `NonFiniteElsewhere` if one of another rank has: all ranks raise for the same rollout, the
+        first one.
         """
         kept = self.kept
         self.kept = []

@@ -26,7 +26,8 @@ from canter.training.collector import Collector
 logger = logging.getLogger(__name__)
 
 WIDE_LAYER = 2**14
-"""Least weights of the widest layer for several threads: below, threads lose more by waiting than they gain."""
+"""Least weights of the widest layer for several threads: below, threads lose more by waiting than
+they gain."""
 LONG_ROLLOUT = 2**12
 """Least steps of a rollout, over all environments, for several threads."""
 
@@ -34,9 +35,10 @@ LONG_ROLLOUT = 2**12
 def choose_threads(widest: int, steps: int, cores: int, *, multithreaded_update: bool = False) -> int:
     """Return the threads for a network with `widest` weights in its widest layer and rollouts of `steps`.
 
-    Small networks get slower with a second thread, wide ones faster. Another number of threads rounds sums differently,
-    so the number follows from sizes alone, never from a clock: equal commands on one machine give equal bits. It is
-    saved with the run. `canter check --threads` measures which number is fastest.
+    Small networks get slower with a second thread, wide ones faster. Another number of threads
+    rounds sums differently, so the number follows from sizes alone, never from a clock: equal
+    commands on one machine give equal bits. It is saved with the run. `canter check --threads`
+    measures which number is fastest.
 
     With `multithreaded_update` the algorithm profits from threads however short a rollout is.
     """
@@ -52,8 +54,8 @@ def widest_layer(algorithm: Algorithm[Any]) -> int:
 def time_updates(collector: Collector, counts: list[int], repeats: int = 3, warmup: int = 0) -> dict[int, float]:
     """Measure the seconds of an update with each number of threads, the best of `repeats`.
 
-    The first `warmup` transitions are collected before, since an algorithm with a warm-up learns nothing from them.
-    Do not use the algorithm afterwards.
+    The first `warmup` transitions are collected before, since an algorithm with a warm-up learns
+    nothing from them. Do not use the algorithm afterwards.
     """
     algorithm = collector.algorithm
     transitions = collector.rollout.reward.numel()
@@ -92,21 +94,22 @@ class ExecutionConfig:
     """How computations run: mode, engine, precision, threads. Results differ by rounding only."""
 
     mode: Literal["auto", "eager", "graph"] = "auto"
-    """Eager operations, or whole collections and updates replayed as CUDA graphs. "auto" is "graph" on a GPU and
-    "eager" elsewhere."""
+    """Eager operations, or whole collections and updates replayed as CUDA graphs. "auto" is "graph"
+    on a GPU and "eager" elsewhere."""
     engine: EngineName = "auto"
-    """Engine that computes networks and loss. "auto" is the fastest that supports every setting; "autograd" is the
-    definition that the others are tested against."""
+    """Engine that computes networks and loss. "auto" is the fastest that supports every setting;
+    "autograd" is the definition that the others are tested against."""
     tf32: bool = True
-    """Multiply float32 matrices with 10 bits of mantissa on a GPU; false is strict float32. No effect on a CPU."""
+    """Multiply float32 matrices with 10 bits of mantissa on a GPU; false is strict float32. No
+    effect on a CPU."""
     threads: int | None = None
-    """Threads of an update on a CPU. null is 1, or all cores for wide networks (a layer of 16,384 weights or more) with
-    long rollouts (4,096 steps or more), or with large off-policy networks. `canter check --threads` measures which is
-    fastest."""
+    """Threads of an update on a CPU. null is 1, or all cores for wide networks (a layer of 16,384
+    weights or more) with long rollouts (4,096 steps or more), or with large off-policy networks.
+    `canter check --threads` measures which is fastest."""
 
     rank_timeout: float = 600.0
-    """Seconds that a rank may keep the others waiting, or show no activity, before all end and name it. No effect in a
-    run of one process."""
+    """Seconds that a rank may keep the others waiting, or show no activity, before all end and name
+    it. No effect in a run of one process."""
 
     def __post_init__(self) -> None:
         """Raise an error for values outside their range."""
@@ -172,8 +175,8 @@ def capture(
     env = collector.env
     learn = partial(_update, algorithm, after_update, collector.rollout)
     update = GraphPerStage(algorithm, lambda: Graph(learn, generators, "the update"))
-    # Compiling ahead runs the update without its exchanges, which several ranks cannot skip. Untried for recurrent
-    # policies.
+    # Compiling ahead runs the update without its exchanges, which several ranks cannot skip.
+    # Untried for recurrent policies.
     if distributed.world_size() == 1 and not algorithm.reads_reset:
         _compile_kernels(collector, algorithm)
     if isinstance(env, Capturable):
@@ -213,8 +216,9 @@ class GraphPerStage:
 class Graph:
     """A function without arguments over tensors at fixed addresses, captured and replayed after a few eager runs.
 
-    It returns the same tensors every time, with new contents. Weights, statistics, learning rates and random streams
-    are read and written where they live, so checkpoints, schedules and resuming do not depend on the graph.
+    It returns the same tensors every time, with new contents. Weights, statistics, learning rates
+    and random streams are read and written where they live, so checkpoints, schedules and resuming
+    do not depend on the graph.
     """
 
     def __init__(self, function: Callable[[], Any], generators: list[torch.Generator], what: str) -> None:
@@ -257,7 +261,8 @@ class Graph:
             for generator, state in zip(self.generators, states, strict=True):
                 generator.set_state(state)
             return
-        # The offsets of random streams are written on that stream; the first replay must not start before.
+        # The offsets of random streams are written on that stream; the first replay must not start
+        # before.
         torch.cuda.current_stream().wait_stream(self.stream)
         self.graph = graph
 

@@ -83,8 +83,9 @@ class RankNonFinite(RankFailed, NonFinite):
 class StopSignals:
     """While entered, the first SIGINT or SIGTERM only sets `received`; the second ends the program.
 
-    Python delivers signals to the main thread only, so nothing changes in other threads. A shell starts a background
-    job with SIGINT ignored; a user who sends it anyway means it, so the second one still ends the program.
+    Python delivers signals to the main thread only, so nothing changes in other threads. A shell
+    starts a background job with SIGINT ignored; a user who sends it anyway means it, so the second
+    one still ends the program.
     """
 
     def __init__(self) -> None:
@@ -115,7 +116,8 @@ class StopSignals:
 class Guard:
     """Keeps the state of a run safe while it trains.
 
-    `write_last_row` writes a row about the iterations that are not in the log yet; it is called before a rescue.
+    `write_last_row` writes a row about the iterations that are not in the log yet; it is called
+    before a rescue.
     """
 
     def __init__(
@@ -171,7 +173,8 @@ class Guard:
     def updating(self) -> Iterator[None]:
         """Run the block; NaN or infinity on one rank is raised on all ranks.
 
-        No other error is: an update has exchanges between ranks, in which the others would wait for the failed one.
+        No other error is: an update has exchanges between ranks, in which the others would wait for
+        the failed one.
         """
         with self._sync_errors(NonFinite):
             yield
@@ -180,8 +183,8 @@ class Guard:
     def _sync_errors(self, kind: type[Exception]) -> Iterator[None]:
         """Run the block on every rank, then raise on all ranks if it raised an error of that `kind` on any.
 
-        Stop signals are exchanged too. Inside the block there must be no exchange between ranks that such an error
-        would skip.
+        Stop signals are exchanged too. Inside the block there must be no exchange between ranks
+        that such an error would skip.
         """
         failure: Exception | None = None
         try:
@@ -285,7 +288,8 @@ class Guard:
 def first_error_of_ranks(error: Exception | None) -> RankFailed:
     """Return the error of the first rank that has one; all ranks must call it, at least one with an error.
 
-    An environment's error comes before what other ranks learned from its data in the same iteration.
+    An environment's error comes before what other ranks learned from its data in the same
+    iteration.
     """
     messages = distributed.gather_bytes(json.dumps(_error_message(error)).encode())
     errors = [(rank, message) for rank, message in enumerate(map(json.loads, messages)) if message]

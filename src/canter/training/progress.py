@@ -21,15 +21,17 @@ from canter.runs.policies import ProgressSnapshot
 from canter.training.episodes import Episodes
 
 PARTS: tuple[str, ...] = ("env", "policy", "update", "other")
-"""Stepping environments, choosing actions and recording them, learning, and the rest: logs, console, checkpoints."""
+"""Stepping environments, choosing actions and recording them, learning, and the rest: logs,
+console, checkpoints."""
 
 
 class Stopwatch:
     """Divides the time between readings among the `PARTS`; no moment is counted twice or lost.
 
-    This is host time, since a sync with the GPU would slow it down. On a GPU, `env` and `policy` are the time to queue
-    the work, and `update`, which ends when its metrics are read, includes the wait for all of it. A collection that is
-    replayed as one CUDA graph has no laps and counts as `update` too.
+    This is host time, since a sync with the GPU would slow it down. On a GPU, `env` and `policy`
+    are the time to queue the work, and `update`, which ends when its metrics are read, includes the
+    wait for all of it. A collection that is replayed as one CUDA graph has no laps and counts as
+    `update` too.
     """
 
     def __init__(self) -> None:
@@ -56,19 +58,21 @@ class Stopwatch:
 RECENT_EPISODES = 100
 """Number of episodes over which return, length and success rate are averaged."""
 RECENT_ROLLOUTS = 20
-"""Number of rollouts over which the long-run average `lta/mean` (raw reward per unit of time) is taken."""
+"""Number of rollouts over which the long-run average `lta/mean` (raw reward per unit of time) is
+taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuccessConfig:
     """Definition of a successful episode: how it ends, and its least return.
 
-    If neither is set, success is undefined, and the rate of terminated episodes is shown under that name.
+    If neither is set, success is undefined, and the rate of terminated episodes is shown under that
+    name.
     """
 
     ending: Literal["terminated", "truncated", "any"] | None = None
-    """Required ending: terminated (a goal was reached), truncated (nothing failed before the time limit), or any;
-    null is terminated."""
+    """Required ending: terminated (a goal was reached), truncated (nothing failed before the time
+    limit), or any; null is terminated."""
     min_return: float | None = None
     """Least sum of raw rewards; null for any."""
 
@@ -89,10 +93,11 @@ class UntilConfig:
     """Conditions that end a run before `total_steps`, whichever comes first; null for none."""
 
     mean_return: float | None = None
-    """Mean return of the last 100 episodes, once that many have ended; checked with every row of the log."""
+    """Mean return of the last 100 episodes, once that many have ended; checked with every row of
+    the log."""
     seconds: float | None = None
-    """Seconds of training, not counting the time in which the run was stopped. Such a run is not repeatable: a faster
-    machine trains for more steps."""
+    """Seconds of training, not counting the time in which the run was stopped. Such a run is not
+    repeatable: a faster machine trains for more steps."""
     iterations: int | None = None
     """Iterations: rollouts and their updates."""
 
@@ -111,7 +116,8 @@ class Counters:
     """Totals since the run began."""
 
     env_steps: int = 0
-    """Transitions of all environments; steps in which an environment only resets are not counted."""
+    """Transitions of all environments; steps in which an environment only resets are not
+    counted."""
     train_steps: int = 0
     """Steps of each environment."""
     rollouts: int = 0
@@ -140,7 +146,8 @@ class Report(Counters):
     length: float | None
     """Mean length of the same episodes."""
     success_rate: float | None
-    """Fraction of them that succeeded, or that terminated if the settings do not define a success."""
+    """Fraction of them that succeeded, or that terminated if the settings do not define a
+    success."""
     rollout_return: float | None
     """Mean return of the episodes that ended since the last row; None if none did."""
     rollout_length: float | None
@@ -174,8 +181,9 @@ class Report(Counters):
 class RunProgress:
     """Counts steps, episodes and time, and decides when the run is over.
 
-    An iteration is added first, which reads nothing from the device, and reported when a row of the log is due.
-    `clock` measures where the time goes; `optimizer_steps` names the metric that counts optimizer steps.
+    An iteration is added first, which reads nothing from the device, and reported when a row of the
+    log is due. `clock` measures where the time goes; `optimizer_steps` names the metric that counts
+    optimizer steps.
     """
 
     def __init__(
@@ -200,12 +208,13 @@ class RunProgress:
         self.start = time.perf_counter()
         """Clock reading at which training would have started without interruptions."""
         self.unread: list[Tensor] = []
-        """After each iteration since the last row: transitions and optimizer steps since that row, `[2]` float64 on
-        the device."""
+        """After each iteration since the last row: transitions and optimizer steps since that row,
+        `[2]` float64 on the device."""
         self.unread_transitions = 0
         """Upper bound of those transitions: every step of a rollout may be one."""
         self.metrics: Metrics = {}
-        """Metrics of the last iteration, on the device; {} if they are lost with an iteration that was undone."""
+        """Metrics of the last iteration, on the device; {} if they are lost with an iteration that
+        was undone."""
         self.stopped = False
         """The user's callback has ended the run."""
         self.evaluation: float | None = None

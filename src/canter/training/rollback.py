@@ -1,7 +1,7 @@
 """Copies of the training state, so that a failed iteration can be undone.
 
-An iteration is a transaction: `stage` before it, `snapshot` as the last part of its update, and `commit` once it
-counts. `restore` brings back the state after the last good iteration.
+An iteration is a transaction: `stage` before it, `snapshot` as the last part of its update, and
+`commit` once it counts. `restore` brings back the state after the last good iteration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from canter.training.collector import Collector
 from canter.training.episodes import NONFINITE_UPDATE, NonFiniteUpdate, is_finite
 
 NOT_KEPT = "the environment's state from before the failure was not kept"
-"""Reason why episodes restart if the state of the environment is not copied before every rollout."""
+"""Reason why episodes restart if the state of the environment is not copied before every
+rollout."""
 
 
 class Rollback:
@@ -32,15 +33,16 @@ class Rollback:
 
     - `fresh`: the state after the iteration that was snapshot last.
     - `kept`: the last one whose state and rollout were finite. A failed run is saved from it.
-    - `clean`: the last one whose metrics were finite too. An optimizer skips steps with NaN gradients, so training
-      goes on after them; this copy explains the first one.
+    - `clean`: the last one whose metrics were finite too. An optimizer skips steps with NaN
+      gradients, so training goes on after them; this copy explains the first one.
 
-    On a CPU the host checks every iteration, and `commit` only swaps the copies. On a GPU the host learns of a NaN when
-    it reads the next row of the log. Until then the device decides: `snapshot` is part of the captured update and
-    overwrites `kept` and `clean` only while everything has been finite since the host read last. Nothing waits.
+    On a CPU the host checks every iteration, and `commit` only swaps the copies. On a GPU the host
+    learns of a NaN when it reads the next row of the log. Until then the device decides: `snapshot`
+    is part of the captured update and overwrites `kept` and `clean` only while everything has been
+    finite since the host read last. Nothing waits.
 
-    With `reads_late` (rows of the log are rarer than iterations) the first rollout after which something was not finite
-    is copied as well, before the next one overwrites it.
+    With `reads_late` (rows of the log are rarer than iterations) the first rollout after which
+    something was not finite is copied as well, before the next one overwrites it.
     """
 
     def __init__(self, state: TrainState, collector: Collector, *, reads_late: bool = False) -> None:
@@ -48,22 +50,25 @@ class Rollback:
         self.collector = collector
         live = state.algorithm.state_tensors()
         self.has_live_tensors = live is not None
-        """The algorithm exposes its state where it lives. Otherwise the host copies it, and reads after every
-        rollout."""
+        """The algorithm exposes its state where it lives. Otherwise the host copies it, and reads
+        after every rollout."""
         collector.tracker.reads_at_once |= not self.has_live_tensors
         self.live = tree_leaves((live, collector.tensors()))
         self.copies = [_allocate_copy(self.live) for _ in range(3)]
         self.fresh, self.kept, self.clean = self.copies
         self.flags = torch.ones(2, dtype=torch.bool, device=self.live[0].device)
-        """State and rollout, and metrics too, have been finite in all iterations since the host read last."""
+        """State and rollout, and metrics too, have been finite in all iterations since the host
+        read last."""
         self.metrics_finite = True
-        """All metrics of the last snapshot are finite; used if the host reads after every iteration."""
+        """All metrics of the last snapshot are finite; used if the host reads after every
+        iteration."""
         self.rollout = tree_map(torch.clone, collector.rollout) if reads_late else None
         """The first rollout since the host read last after which something was not finite."""
         self.random: list[list[Tensor]] = []
         """Random states at the start of every iteration since the host read last."""
         self.env: Callable[[], dict[str, Any]] | None = None
-        """Returns the state of the environment at the start of the iteration; None if it cannot be restored."""
+        """Returns the state of the environment at the start of the iteration; None if it cannot be
+        restored."""
         self.algorithm: dict[str, Any] | None = None
         """State of the algorithm at the start of the iteration, if it has no live tensors."""
         self.iteration = 0
@@ -126,7 +131,8 @@ class Rollback:
     def commit(self) -> None:
         """Make the last snapshot the last good state, and keep its episodes for the next row of the log.
 
-        On a GPU the device has decided in `snapshot`; on a CPU the copies swap places. Neither copies a tensor.
+        On a GPU the device has decided in `snapshot`; on a CPU the copies swap places. Neither
+        copies a tensor.
         """
         if self.collector.tracker.reads_at_once:
             self._swap_copies()

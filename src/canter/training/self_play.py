@@ -31,8 +31,9 @@ RATING_STEP = 16.0
 class OpponentPool:
     """A uniform sample of at most `size` of all policies that ever joined, with their Elo ratings.
 
-    The expected score against a rating higher by d is 1 / (1 + 10^(d / 400)). A whole series of games counts as one
-    game, by its mean score. A policy joins with the learner's rating at that time.
+    The expected score against a rating higher by d is 1 / (1 + 10^(d / 400)). A whole series of
+    games counts as one game, by its mean score. A policy joins with the learner's rating at that
+    time.
     """
 
     def __init__(self, size: int, seed: int) -> None:
@@ -55,7 +56,8 @@ class OpponentPool:
         """
         self.joined += 1
         if len(self) == self.size:
-            # Algorithm R (Vitter, 1985): each policy that ever joined is a member with equal probability.
+            # Algorithm R (Vitter, 1985): each policy that ever joined is a member with equal
+            # probability.
             place = self._below(self.joined)
             if place >= self.size:
                 return
@@ -67,8 +69,8 @@ class OpponentPool:
     def draw(self, count: int) -> list[int]:
         """Draw `count` member numbers, each member equally likely.
 
-        They are spread evenly over the pool (systematic sampling): the pool is in joining order, and neighbours are
-        similar, so these few represent the pool better than independent draws.
+        They are spread evenly over the pool (systematic sampling): the pool is in joining order,
+        and neighbours are similar, so these few represent the pool better than independent draws.
         """
         start = float(torch.rand((), generator=self.generator))
         return [int((start + place) * len(self) / count) for place in range(count)]
@@ -115,7 +117,8 @@ class SelfPlayConfig:
     """Opponents of a policy that learns a two-player game: a pool of its own past versions."""
 
     snapshot_every: int = 10
-    """Iterations between copies of the policy joining the pool; new opponents are drawn at the same time."""
+    """Iterations between copies of the policy joining the pool; new opponents are drawn at the same
+    time."""
     pool_size: int = 100
     """Policies in the pool; a full pool stays a uniform sample of all that ever joined."""
     num_opponents: int = 8
@@ -142,9 +145,10 @@ class SelfPlayConfig:
 class SelfPlayEnv:
     """Turns E two-player games into an environment for one player; a past policy plays the other side.
 
-    The learner is the first player in even games and the second in odd ones. `adapt` must be called with the learning
-    policy before the first step and after every iteration. The player with the higher return when the learner's episode
-    ends wins; games interrupted by a change of opponents are not rated.
+    The learner is the first player in even games and the second in odd ones. `adapt` must be called
+    with the learning policy before the first step and after every iteration. The player with the
+    higher return when the learner's episode ends wins; games interrupted by a change of opponents
+    are not rated.
     """
 
     def __init__(self, env: Env, config: SelfPlayConfig, seed: int) -> None:
@@ -159,7 +163,8 @@ class SelfPlayEnv:
         index = torch.arange(games, device=spec.device)
         self._own = 2 * index + index % 2
         self._theirs = 2 * index + 1 - index % 2
-        # Index of each player's action in the concatenation of the learner's and the opponents' actions.
+        # Index of each player's action in the concatenation of the learner's and the opponents'
+        # actions.
         self._seating = torch.cat((self._own, self._theirs)).argsort()
         self._seats: list[Policy] = []
         self._members: list[int] = []
@@ -350,7 +355,8 @@ def seat_opponents(env: Env, config: SelfPlayConfig | None, seed: int) -> tuple[
 
 def copy_policy(policy: Policy) -> Policy:
     """Return a frozen copy of a policy."""
-    # Built, not deep-copied: the learner's parameters are views of one flat tensor, which would be copied too.
+    # Built, not deep-copied: the learner's parameters are views of one flat tensor, which would be
+    # copied too.
     with torch.random.fork_rng(devices=[]):
         twin = policy.config.build_policy(policy.spec)
     twin.actor.to(policy.spec.device).requires_grad_(False)

@@ -54,7 +54,8 @@ class Trainer:
     there, and an interrupted run continues from its newest checkpoint. Leaving the `with`
     statement, or `close()`, saves the training state and frees everything.
 
-    `begin` may initialise the algorithm's weights before anything is written; `begun` holds its return value.
+    `begin` may initialise the algorithm's weights before anything is written; `begun` holds its
+    return value.
     """
 
     def __init__(
@@ -159,9 +160,9 @@ class Trainer:
     def learn(self, iterations: int | None = None) -> Algorithm[Any]:
         """Train for some iterations, or to the end of the run; may be called again. Return the algorithm.
 
-        SIGINT or SIGTERM stops training after the iteration, saves the state and raises `RunStopped`. If an environment
-        fails, the state before its rollout is saved and `RunFailed` raised; any other error is raised as it is, after
-        the same rescue.
+        SIGINT or SIGTERM stops training after the iteration, saves the state and raises
+        `RunStopped`. If an environment fails, the state before its rollout is saved and `RunFailed`
+        raised; any other error is raised as it is, after the same rescue.
         """
         self._last_iteration = math.inf if iterations is None else self.progress.iteration + iterations
         self.progress.start_clock()

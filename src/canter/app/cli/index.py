@@ -1,7 +1,7 @@
 """Names that can be typed: settings, environments and presets, cached so that help and typos do not wait for torch.
 
-The cache is one JSON file in the user's cache folder. It holds for one state of Canter's sources, of the installed
-plugins and of Gymnasium; a cache that cannot be read or written is ignored.
+The cache is one JSON file in the user's cache folder. It holds for one state of Canter's sources,
+of the installed plugins and of Gymnasium; a cache that cannot be read or written is ignored.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ GYMNASIUM = "gymnasium.envs."
 def read_index(section: str) -> Any:
     """Return a section of the index, see `SECTIONS`.
 
-    Once Canter is imported whole, as in Python programs and with `--allow-import`, the section is computed, because
-    more may be registered than the cache knows.
+    Once Canter is imported whole, as in Python programs and with `--allow-import`, the section is
+    computed, because more may be registered than the cache knows.
     """
     if "canter.app.api" in sys.modules:
         return SECTIONS[section]()
@@ -184,6 +184,7 @@ SECTIONS: dict[str, Callable[[], Any]] = {
     "namespaces": _namespaces,
     "gymnasium": _gymnasium,
 }
-"""Sections of the index: metavar of each setting by key, keys of settings with keys of the user's own, old names of
-settings, algorithms, summaries of tensor environments and of schemes, presets (name, environment, steps), modules that
-register namespaces with Gymnasium, and the ids of Gymnasium itself."""
+"""Sections of the index: metavar of each setting by key, keys of settings with keys of the user's
+own, old names of settings, algorithms, summaries of tensor environments and of schemes, presets
+(name, environment, steps), modules that register namespaces with Gymnasium, and the ids of
+Gymnasium itself."""

@@ -27,7 +27,8 @@ class Argument:
     metavar: str | None = None
     """Name of the value in the help; None for a switch."""
     type: Callable[[str], Any] | None = None
-    """Converts the text; ArgumentTypeError and ValueError are reported with the name of the flag."""
+    """Converts the text; ArgumentTypeError and ValueError are reported with the name of the
+    flag."""
     default: Any = None
     nargs: str | None = None
     """`?` makes the value optional, `+` takes several."""

@@ -192,7 +192,8 @@ def eval_command(arguments: argparse.Namespace) -> None:
 def measure_episodes(opened: OpenPolicy, arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """Return statistics of episodes as plain data and in words.
 
-    There is no mean return if some episodes have not ended: those that have would be the short ones.
+    There is no mean return if some episodes have not ended: those that have would be the short
+    ones.
     """
     try:
         result = evaluate(

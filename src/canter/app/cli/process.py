@@ -17,7 +17,8 @@ from typing import NoReturn
 from canter.core.registry import UserError
 
 OUT_OF_MEMORY = ("DefaultCPUAllocator: ", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Text of RuntimeErrors that torch raises, besides `torch.OutOfMemoryError`, when memory is exhausted."""
+"""Text of RuntimeErrors that torch raises, besides `torch.OutOfMemoryError`, when memory is
+exhausted."""
 
 
 def join_ranks() -> None:
@@ -77,8 +78,8 @@ def exit_process(code: int) -> NoReturn:
 def exit_on_error(error: Exception) -> NoReturn:
     """Report an error in one line and end the program.
 
-    Errors meant for the user have exit code 2. Others, from the user's own code or a mistake in Canter, have exit
-    code 1 and a file with the traceback.
+    Errors meant for the user have exit code 2. Others, from the user's own code or a mistake in
+    Canter, have exit code 1 and a file with the traceback.
     """
     if type(error).__name__ == "RankLost":  # the rank that failed has reported the reason
         exit_process(1)

@@ -222,15 +222,16 @@ def open_run(
 ) -> RunFolder:
     """Return the folder of a run that is resumed with `config`, and whose file has the settings `stored`.
 
-    Settings that were edited since the checkpoint are refused unless accepted, as is a budget that is used up already.
-    Changes are recorded with the iteration from which they hold.
+    Settings that were edited since the checkpoint are refused unless accepted, as is a budget that
+    is used up already. Changes are recorded with the iteration from which they hold.
     """
 
     def examine(settings: str | None, progress: ProgressSnapshot) -> None:
         trained = stored if settings is None else from_plain(parse(settings, f"checkpoint of {path}")[0], TrainConfig())
         in_checkpoint = flat_settings(trained)
         in_file = flat_settings(stored)
-        # A kill before the next checkpoint leaves changes that were recorded, but are in no checkpoint.
+        # A kill before the next checkpoint leaves changes that were recorded, but are in no
+        # checkpoint.
         known = in_checkpoint | _recorded_edits(path, progress.iteration)
         edits = {} if in_file == in_checkpoint else changed_settings(known, in_file)
         if edits and not accept_edits:

@@ -41,7 +41,8 @@ _NAMES: dict[tuple[str, str], tuple[str, ...]] = {
     ("algorithm.updates-per-step", "divided by the steps between updates"): ("gradient-steps",),
 }
 FOREIGN = {theirs: ours for ours, names in _NAMES.items() for theirs in names}
-"""Flags of Stable-Baselines3, CleanRL, RSL-RL and rl_games: name -> (Canter's flag, how the number converts)."""
+"""Flags of Stable-Baselines3, CleanRL, RSL-RL and rl_games: name -> (Canter's flag, how the number
+converts)."""
 
 
 def translate_flag(flag: str) -> str | None:

@@ -43,7 +43,8 @@ OPTIMIZERS = "optimizers"
 
 EVAL_EPISODES = 100
 EVAL_STEPS = 20_000
-"""Steps of each environment after which the final evaluation gives up on a task that does not end."""
+"""Steps of each environment after which the final evaluation gives up on a task that does not
+end."""
 AVERAGE_STEPS = 2_000
 """Steps of each environment in a long-run average; a tenth as many warm up."""
 PROGRESS_SECONDS = 10.0
@@ -67,14 +68,16 @@ class RunNotSaved(UserError, OSError):
 class InitFrom:
     """The run, or policy file, whose weights a new run starts with.
 
-    From a run of another algorithm, such as a student's, and from a policy file only the policy is loaded.
+    From a run of another algorithm, such as a student's, and from a policy file only the policy is
+    loaded.
     """
 
     run: Path
     optimizer: bool = False
     """Load the state of the optimizers too: moments and learning rates."""
     fresh_statistics: bool = False
-    """Start with new statistics of observations and values; by default they are loaded with the weights."""
+    """Start with new statistics of observations and values; by default they are loaded with the
+    weights."""
 
     def load(self, algorithm: Algorithm[Any]) -> int | None:
         """Load the weights of the run's newest checkpoint and return its iteration; None if only a policy was loaded.
@@ -122,11 +125,13 @@ class TrainingResult:
 
     algorithm: Algorithm[Any]
     path: Path | None
-    """The run's folder, for `canter.load`, `canter play` and the like; None for a run without one."""
+    """The run's folder, for `canter.load`, `canter play` and the like; None for a run without
+    one."""
     ended_by: str | None
     """The setting that ended the run, or `on_iteration`."""
     score: Evaluation | None
-    """The policy in new episodes, without noise; None if some did not end, or without a final evaluation."""
+    """The policy in new episodes, without noise; None if some did not end, or without a final
+    evaluation."""
 
     @property
     def policy(self) -> Policy:
@@ -162,8 +167,9 @@ def run_experiment(
 ) -> TrainingResult:
     """Train, then evaluate the policy without noise; with a folder, keep the run there.
 
-    Both happen in `env`, or in an environment that is built here. The evaluation uses a new environment if training
-    may have left a trace in `env`, unless `env` is the only one that exists (`only_env`).
+    Both happen in `env`, or in an environment that is built here. The evaluation uses a new
+    environment if training may have left a trace in `env`, unless `env` is the only one that exists
+    (`only_env`).
     """
     path = None if folder is None else folder.path
     if folder is not None and folder.store.steps():
@@ -227,8 +233,8 @@ def final_score(
 ) -> tuple[Evaluation | None, str]:
     """Evaluate the policy in new episodes; return the evaluation and a text that compares it with earlier runs.
 
-    The text has a reward rate if episodes do not end. Episodes are played in `env`, or in an environment that is built
-    here. Without a `run` nothing is compared.
+    The text has a reward rate if episodes do not end. Episodes are played in `env`, or in an
+    environment that is built here. Without a `run` nothing is compared.
     """
     with open_env(config, env) as playing:
         seed = derive_seed(config.seed, "eval")
@@ -262,8 +268,8 @@ def final_score(
 def average_score(config: TrainConfig, policy: Policy, run: Path, env: Env | None, record: dict[str, Any]) -> str:
     """Measure the reward per unit of time without noise; return a text that compares it with earlier runs.
 
-    The run's record keeps it beside the scores in `record`. It is measured in `env`, or in an environment that is
-    built here and cuts no episodes.
+    The run's record keeps it beside the scores in `record`. It is measured in `env`, or in an
+    environment that is built here and cuts no episodes.
     """
     endless = replace(config, env=replace(config.env, reset_steps=None))
     try:
@@ -310,8 +316,8 @@ def try_report(run: Path) -> str:
 def next_commands(config: TrainConfig, path: Path, ended_by: str | None) -> str:
     """Return commands to continue with, as they can be typed here.
 
-    An environment that exists only in this program can be neither played nor resumed by command, and a run that a
-    condition ended has no budget to extend.
+    An environment that exists only in this program can be neither played nor resumed by command,
+    and a run that a condition ended has no budget to extend.
     """
     run = shlex.quote(str(path))
     canter = program()

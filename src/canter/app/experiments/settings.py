@@ -26,8 +26,8 @@ def base_config(
 ) -> tuple[TrainConfig, str]:
     """Return the config that overrides are applied to, and its source in words.
 
-    It is the named preset, the task's own settings (mjlab, Isaac Lab), the preset for environment and algorithm, or
-    the defaults.
+    It is the named preset, the task's own settings (mjlab, Isaac Lab), the preset for environment
+    and algorithm, or the defaults.
     """
     if preset is not None:
         return presets[preset], f"the preset {preset}"

@@ -126,8 +126,9 @@ class SweepProgress:
 def run_sweep(sweep: Sweep, jobs: int, on_change: Callable[[SweepProgress, str | None], Any]) -> SweepProgress:
     """Run everything that is not finished, `jobs` runs at a time.
 
-    `on_change` is called now and then with the progress and the run that has just ended, or None. A run that fails is
-    noted and the others continue. When the sweep is interrupted, all runs stop and save before the error is raised.
+    `on_change` is called now and then with the progress and the run that has just ended, or None. A
+    run that fails is noted and the others continue. When the sweep is interrupted, all runs stop
+    and save before the error is raised.
     """
     progress = SweepProgress(sweep)
     waiting = [name for name in sweep.runs if run_status(sweep.folder / name) != "finished"]

@@ -59,10 +59,10 @@ def train(
     `config`, of the environment's preset, or the defaults; keyword arguments override them.
 
     `on_iteration(report, policy, trainer)` is called with every row of the log and ends the run by
-    returning `canter.STOP` or False. `console="quiet"` prints nothing. `folder=False` saves nothing;
-    otherwise the run is saved in `run_dir/name` or in the given `RunFolder`, and an interrupted run
-    resumes. `log`: tensorboard, wandb. `init_from`: a run or policy file with initial weights.
-    Ctrl-C stops after the iteration, saves the run and raises `RunStopped`.
+    returning `canter.STOP` or False. `console="quiet"` prints nothing. `folder=False` saves
+    nothing; otherwise the run is saved in `run_dir/name` or in the given `RunFolder`, and an
+    interrupted run resumes. `log`: tensorboard, wandb. `init_from`: a run or policy file with
+    initial weights. Ctrl-C stops after the iteration, saves the run and raises `RunStopped`.
     """
     refuse_while_importing("canter.train")
     _check_names(console, log, folder)
@@ -203,10 +203,11 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate a policy over whole episodes; the statistics of its normalizer stay as they are.
 
-    `policy` is a policy, the result of `canter.train`, or an argument of `canter.load`; `env` is a task as in
-    `canter.train`, by default the environment of the run, in `num_envs` copies. Every environment contributes its
-    first episodes, so short ones are not favoured. For the same reason `EpisodesUnfinished` is raised if some have not
-    ended after `max_steps=1_000_000` steps of every environment. `deterministic=False` acts with noise.
+    `policy` is a policy, the result of `canter.train`, or an argument of `canter.load`; `env` is a
+    task as in `canter.train`, by default the environment of the run, in `num_envs` copies. Every
+    environment contributes its first episodes, so short ones are not favoured. For the same reason
+    `EpisodesUnfinished` is raised if some have not ended after `max_steps=1_000_000` steps of every
+    environment. `deterministic=False` acts with noise.
     """
     if episodes < 1:
         raise UserError(f"episodes={episodes} must be at least 1")

@@ -76,7 +76,8 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
     return weights
 
 
-# what is what --------------------------------------------------------------------------------------------------------
+# what is what
+# --------------------------------------------------------------------------------------------------------
 
 
 def views_of(part: str, module: nn.Module, tensors: Mapping[str, Tensor]) -> Views:
@@ -173,7 +174,8 @@ def _scaled(weight: Tensor, scale: Tensor) -> Tensor:
     return torch.cat([weight[:, : -len(scale)], weight[:, -len(scale) :] * scale], 1)
 
 
-# theirs to ours ------------------------------------------------------------------------------------------------------
+# theirs to ours
+# ------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -227,7 +229,8 @@ def load(sac: SAC, weights: Weights) -> None:
     sac.rollouts, sac.refilled = weights.iteration, 0
 
 
-# ours to theirs ------------------------------------------------------------------------------------------------------
+# ours to theirs
+# ------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -99,7 +99,8 @@ def _renamed(name: str) -> str:
 
 def _statistics(found: Mapping[str, Any]) -> Statistics:
     mean, variance, count = found["_mean"], found["_var"], found.get("count")
-    # Files before 2.1.1 do not count; as many rows as a long run has let the statistics stay where they are.
+    # Files before 2.1.1 do not count; as many rows as a long run has let the statistics stay where
+    # they are.
     rows = float(count) if isinstance(count, Tensor | int | float) else 1e8
     return Statistics(mean.double().reshape(-1), variance.double().reshape(-1), rows)
 

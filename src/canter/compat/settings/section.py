@@ -243,7 +243,8 @@ class Section:
         """The import asked for the source library's numbers."""
         return self.run.report.parity
 
-    # reading: typed values by the functions below ---------------------------------------------------------------------
+    # reading: typed values by the functions below
+    # ---------------------------------------------------------------------
 
     def raw(self, key: str, default: Any = None) -> Any:
         """Read the value of a key as it is."""
@@ -285,7 +286,8 @@ class Section:
         text = f"{self.run.report.source}{line}: {path}: expected {expected}, got {self._look(key)!r}{remedy}"
         return ConfigError(text, path)
 
-    # settings and statuses --------------------------------------------------------------------------------------------
+    # settings and statuses
+    # --------------------------------------------------------------------------------------------
 
     def get(self, setting: str, default: Any = None) -> Any:
         """Return a setting made so far."""

@@ -1,8 +1,8 @@
 """Known-good settings, found by environment id.
 
-Each YAML file of this folder is a family of presets: names with their settings, as in a config file. `extends: NAME`
-begins with the settings of a preset above instead of the defaults. A name that begins with an underscore is shared by
-presets and is none itself.
+Each YAML file of this folder is a family of presets: names with their settings, as in a config
+file. `extends: NAME` begins with the settings of a preset above instead of the defaults. A name
+that begins with an underscore is shared by presets and is none itself.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def read_presets(file: Path) -> Iterator[tuple[str, TrainConfig]]:
 
 
 presets: Registry[TrainConfig] = Registry("preset", fill=register_presets)
-"""Settings by environment id without version and simulator: `HalfCheetah` serves `HalfCheetah-v5` and EnvPool's. A
-preset named by a whole id serves that environment alone."""
+"""Settings by environment id without version and simulator: `HalfCheetah` serves `HalfCheetah-v5`
+and EnvPool's. A preset named by a whole id serves that environment alone."""
 
 
 def preset_for(env_id: str, algorithm: str | None = None, device: str = "cpu") -> TrainConfig | None:

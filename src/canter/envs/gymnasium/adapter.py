@@ -40,21 +40,25 @@ CONTINUES = np.array([[False], [False], [True]])
 class GymnasiumEnv:
     """Any `gymnasium.vector.VectorEnv`, wrapped or not, as a `canter.core.specs.Env`.
 
-    The three autoreset modes lead to the same transitions. `same_step` and `disabled` put the last observation of an
-    episode into `Step.final_obs`; `next_step` leaves it in `Step.obs` and makes the step after it a filler row. The
-    mode is the one the environment declares, or `autoreset`; failing both, a probe of at most `probe_steps` random
-    steps proves it, or the environment is refused.
+    The three autoreset modes lead to the same transitions. `same_step` and `disabled` put the last
+    observation of an episode into `Step.final_obs`; `next_step` leaves it in `Step.obs` and makes
+    the step after it a filler row. The mode is the one the environment declares, or `autoreset`;
+    failing both, a probe of at most `probe_steps` random steps proves it, or the environment is
+    refused.
 
-    Actions are cast, reshaped and shifted to the space, never clipped. A mask of allowed actions is read from the
-    observation key `action_mask` or, if the reset done here returns one, from `info["action_mask"]`; the latter is
-    added to the observation groups, and rows without one allow everything.
+    Actions are cast, reshaped and shifted to the space, never clipped. A mask of allowed actions is
+    read from the observation key `action_mask` or, if the reset done here returns one, from
+    `info["action_mask"]`; the latter is added to the observation groups, and rows without one allow
+    everything.
 
-    `info_keys` names numbers of `info` to pass on as `Step.info`, float32 `[N]`, 0 if absent; in rows that ended they
-    are the ended episode's. The environments of a `SyncVectorEnv` in `same_step` mode are stepped in `groups` at the
-    same time, in threads or in `forked` processes, without a change to the results.
+    `info_keys` names numbers of `info` to pass on as `Step.info`, float32 `[N]`, 0 if absent; in
+    rows that ended they are the ended episode's. The environments of a `SyncVectorEnv` in
+    `same_step` mode are stepped in `groups` at the same time, in threads or in `forked` processes,
+    without a change to the results.
 
-    NOTE: in `same_step` mode Gymnasium keeps a reference to the last observation while it resets. An environment that
-    reuses one array for all its observations overwrites it there, unless this class steps it, see `Stepper`.
+    NOTE: in `same_step` mode Gymnasium keeps a reference to the last observation while it resets.
+    An environment that reuses one array for all its observations overwrites it there, unless this
+    class steps it, see `Stepper`.
     """
 
     _closed = False
@@ -81,7 +85,8 @@ class GymnasiumEnv:
             )
         self._env = env
         self._stepper: Stepper
-        # A wrapper around Gymnasium's classes, or a class derived from them, has a `step` of its own.
+        # A wrapper around Gymnasium's classes, or a class derived from them, has a `step` of its
+        # own.
         if type(env) is SyncVectorEnv:
             self._stepper = SyncStepper(env, groups=groups, forked=forked)
         elif type(env) is AsyncVectorEnv:
@@ -137,8 +142,8 @@ class GymnasiumEnv:
     def reset(self, seed: int | None = None) -> Obs:
         """Reset every environment and return the first observations, groups of `[N, ...]`.
 
-        With a seed every environment gets its own, hashed from `seed`, so neighbouring seeds share none. A vector
-        environment with a single generator gets one.
+        With a seed every environment gets its own, hashed from `seed`, so neighbouring seeds share
+        none. A vector environment with a single generator gets one.
         """
         seeds = None if seed is None else env_seeds(seed, self.spec.num_envs)
         if seeds is not None:
@@ -282,7 +287,8 @@ def _refuse_lost_steps(env: VectorEnv, mode: AutoresetMode) -> None:
     """Raise UserError for a combination in which Gymnasium itself loses steps."""
     base = env.unwrapped
     if mode is AutoresetMode.NEXT_STEP and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
-        # NOTE: its workers forget to clear their flag when reset after an end, and lose the next action (1.4.0).
+        # NOTE: its workers forget to clear their flag when reset after an end, and lose the next
+        # action (1.4.0).
         raise UserError(
             "AsyncVectorEnv with shared_memory=False in next_step mode loses the first step after a reset; "
             "make it with shared_memory=True or with autoreset_mode='SameStep'"

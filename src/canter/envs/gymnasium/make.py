@@ -33,7 +33,8 @@ MISSING_PACKAGES = {
 }
 """Words of an error about something that is missing, its name, and the package to install."""
 NAMESPACES = {"ALE": ("ale_py", "ale-py"), "minigrid": ("minigrid", "minigrid")}
-"""First parts of ids whose module must be imported before Gymnasium knows them: the module, and its package."""
+"""First parts of ids whose module must be imported before Gymnasium knows them: the module, and its
+package."""
 
 
 def make_gymnasium(
@@ -52,11 +53,10 @@ def make_gymnasium(
 ) -> GymnasiumEnv:
     """Registered with Gymnasium; the id alone is enough: CartPole-v1, HalfCheetah-v5 (canter[mujoco]).
 
-    Makes N copies; `module:Name-v0` imports `module` first. `sync` steps them one after the other, `threads` in one
-    thread per core, `forked` in one process per core, `async` in one process each; `vector_entry_point` is the
-    environment's batched implementation. `auto` is `forked` for Gymnasium's MuJoCo if the state of each environment is
-    known, else `threads` for MuJoCo and `sync` for others. `wrappers` go around each environment, `vector_kwargs` to
-    the vector environment, `kwargs` to each environment. See `GymnasiumEnv` for the rest.
+    Makes N copies; `module:Name-v0` imports `module` first. `sync` steps them one after the other,
+    `threads` in one thread per core, `forked` in one process per core, `async` in one process each;
+    `vector_entry_point` is the environment's batched implementation. `auto` is `forked` for MuJoCo
+    with a known state, else `threads` for MuJoCo and `sync` for others. See `GymnasiumEnv`.
     """
     import_module_of(env_id)
     registered = gymnasium.registry.get(env_id.rpartition(":")[2])
@@ -73,7 +73,8 @@ def make_gymnasium(
             around.append(ClosesQuietly)
             vector_kwargs.setdefault("worker", partial(run_worker, making=partial(_quiet_mujoco, env_id)))
         if str(registered and registered.entry_point).startswith("gymnasium.envs."):
-            # Its checks are for environments that nobody has checked yet; the wrapper around every step would remain.
+            # Its checks are for environments that nobody has checked yet; the wrapper around every
+            # step would remain.
             kwargs = {"disable_env_checker": True, **kwargs}
     in_process = vectorization in ("auto", "threads", "forked")
     kind = "sync" if in_process else vectorization
@@ -140,9 +141,11 @@ def _explained(env_id: str) -> Iterator[None]:
     """Explain errors of Gymnasium while it makes an environment: name the missing package or the nearest id."""
     try:
         with warnings.catch_warnings(), _quiet_mujoco(env_id):
-            # An undeclared mode is probed or refused later; Gymnasium's warning would promise less than that.
+            # An undeclared mode is probed or refused later; Gymnasium's warning would promise less
+            # than that.
             warnings.filterwarnings("ignore", message=".*missing AutoresetMode metadata")
-            # Pictures were requested; an environment that cannot draw is refused with another message.
+            # Pictures were requested; an environment that cannot draw is refused with another
+            # message.
             warnings.filterwarnings("ignore", message=".*not in the possible render_modes")
             yield
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:

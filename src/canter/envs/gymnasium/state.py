@@ -1,8 +1,9 @@
 """The exact state of Gymnasium environments whose every variable is known.
 
-Known are Gymnasium's own classic control and MuJoCo environments in a `SyncVectorEnv`, within the wrappers that
-`gymnasium.make` puts around them. A wrapper of a user takes part if its class declares the attributes that change,
-plain data or arrays, as `state_attributes`; a wrapper without state declares `state_attributes = ()`.
+Known are Gymnasium's own classic control and MuJoCo environments in a `SyncVectorEnv`, within the
+wrappers that `gymnasium.make` puts around them. A wrapper of a user takes part if its class
+declares the attributes that change, plain data or arrays, as `state_attributes`; a wrapper without
+state declares `state_attributes = ()`.
 
 A state is a tree of tensors (for arrays), numbers, strings, dicts, lists and tuples.
 """
@@ -33,7 +34,8 @@ _WRAPPERS: dict[type, tuple[str, ...]] = {
 }
 _VECTOR_FIELDS = ("_observations", "_rewards", "_terminations", "_truncations", "_autoreset_envs")
 _NOT_STATE = ("_ez", "metadata", "spec", "fullpath", "render_mode", "camera_", "width", "height", "screen", "isopen")
-"""Prefixes of the names of attributes about drawing and files, which another machine may do differently."""
+"""Prefixes of the names of attributes about drawing and files, which another machine may do
+differently."""
 _MUJOCO_DERIVED = (
     *("xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "site_xpos", "subtree_com", "ten_length"),
     *("ten_velocity", "cinert", "cvel", "cfrc_ext", "qfrc_actuator", "qfrc_constraint"),
@@ -49,8 +51,8 @@ class StateUnavailable(NotImplementedError):
 def snapshot(env: VectorEnv, in_forks: dict[int, dict[str, Any]] | None = None) -> dict[str, Any]:
     """Return a copy of everything that the next steps depend on; quick, as it is taken before every rollout.
 
-    `as_tree` turns it into a state; there must be no `obstacle`. `in_forks` are the states by number of environments
-    that forked processes step, as `snapshot_singles` returns them there.
+    `as_tree` turns it into a state; there must be no `obstacle`. `in_forks` are the states by
+    number of environments that forked processes step, as `snapshot_singles` returns them there.
     """
     assert isinstance(env, SyncVectorEnv)
     known = in_forks or {}
@@ -162,7 +164,8 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
         for name in _attributes(wrapper) or ():
             setattr(wrapper, name, _from_tree(attributes[name]))
         if isinstance(wrapper, PassiveEnvChecker):
-            # It checks the first steps of an environment, comparing each with the one before; this one is past them.
+            # It checks the first steps of an environment, comparing each with the one before; this
+            # one is past them.
             wrapper.checked_reset = wrapper.checked_step = wrapper.checked_data_reuse = True
             wrapper._previous_data = None
     # Before the attributes: making the generator sets the seed that it reports.
@@ -192,7 +195,8 @@ def _attributes(wrapper: gymnasium.Wrapper) -> tuple[str, ...] | None:
 def _plain_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
     plain = {}
     for name, value in attributes.items():
-        # Spaces, generators, windows and the simulation are no plain data: saved separately, or not state.
+        # Spaces, generators, windows and the simulation are no plain data: saved separately, or not
+        # state.
         with suppress(TypeError):
             if not name.startswith(_NOT_STATE):
                 plain[name] = _to_tree(value)
@@ -206,8 +210,8 @@ def _is_mujoco(env: gymnasium.Env) -> bool:
 def _capture_physics(env: Any) -> dict[str, np.ndarray]:
     """Return what MuJoCo integrates, and what it has derived from that.
 
-    The derived quantities belong to the last but one substep, and some rewards read a body's position from there: they
-    are part of the state though MuJoCo would recompute them.
+    The derived quantities belong to the last but one substep, and some rewards read a body's
+    position from there: they are part of the state though MuJoCo would recompute them.
     """
     mujoco = importlib.import_module("mujoco")
     kind = mujoco.mjtState.mjSTATE_INTEGRATION

@@ -1,7 +1,8 @@
 """Environments of this process, stepped without copies that nothing here reads, and several at a time.
 
-N environments. `SyncVectorEnv.step` copies observations twice and collects the info of every environment key by key,
-which costs as much as a small simulator. `SyncStepper` returns the same transitions without it.
+N environments. `SyncVectorEnv.step` copies observations twice and collects the info of every
+environment key by key, which costs as much as a small simulator. `SyncStepper` returns the same
+transitions without it.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ FLOATS = (float, np.float64)
 class SyncStepper(Stepper):
     """Steps a `SyncVectorEnv` and keeps its fields as `SyncVectorEnv.step` would.
 
-    With `groups` above 1, in `same_step` mode, as many groups of environments are stepped at the same time: the first
-    in this thread, the others in threads, which pays if most of a step is spent outside of Python, or in `forked`
-    processes. Each environment has its own state and random stream, so the results are the same.
+    With `groups` above 1, in `same_step` mode, as many groups of environments are stepped at the
+    same time: the first in this thread, the others in threads, which pays if most of a step is
+    spent outside of Python, or in `forked` processes. Each environment has its own state and random
+    stream, so the results are the same.
     """
 
     env: SyncVectorEnv
@@ -59,11 +61,13 @@ class SyncStepper(Stepper):
         self.actions = np.zeros(0)
         """The actions of a step, in memory that forked processes read."""
         self.parts: list[Any] = []
-        """Memory for each environment's observation of several parts, to which forked processes write."""
+        """Memory for each environment's observation of several parts, to which forked processes
+        write."""
         self.checked_dtype: np.dtype | None = None
         """Dtype of observations that were checked; another dtype is checked again."""
         self._state_known = False
-        """True once the state of every environment is known to be complete; nothing changes that later."""
+        """True once the state of every environment is known to be complete; nothing changes that
+        later."""
 
     @cached_property
     def stepped(self) -> list[tuple[Any, Any]]:
@@ -272,8 +276,9 @@ class SyncStepper(Stepper):
 def skip_wrappers(env: Any) -> tuple[Any, Any]:
     """Return what to step instead of an environment, and its `TimeLimit` if the caller must count the steps.
 
-    `gymnasium.make` puts two wrappers around every environment that take a twentieth of a step of HalfCheetah: one
-    counts, the other checks that there was a reset. If there was none, the second wrapper is kept to raise its error.
+    `gymnasium.make` puts two wrappers around every environment that take a twentieth of a step of
+    HalfCheetah: one counts, the other checks that there was a reset. If there was none, the second
+    wrapper is kept to raise its error.
     """
     limit = env if type(env) is TimeLimit else None
     inner = env.env if limit is not None else env
@@ -285,7 +290,8 @@ def skip_wrappers(env: Any) -> tuple[Any, Any]:
 def choose_groups(env: SyncVectorEnv, vectorization: str) -> dict[str, Any]:
     """Return in how many groups environments of this process are stepped, and if forked processes step them.
 
-    By default one group per core if MuJoCo does the work and each group has four or more environments, else one.
+    By default one group per core if MuJoCo does the work and each group has four or more
+    environments, else one.
     """
     groups = min(distributed.cores(), env.num_envs)
     reason = fork_obstacle(env)

@@ -1,11 +1,11 @@
 """The interface through which a batch of Gymnasium environments is stepped, for any vector environment of a user.
 
-N environments. `Stepper` is what the adapter drives. It has three backends: `VectorStepper` here for any
-`gymnasium.vector.VectorEnv`, EnvPool's included, `SyncStepper` for environments of this process (`sync`), and
-`AsyncStepper` for worker processes (`workers`).
+N environments. `Stepper` is what the adapter drives. It has three backends: `VectorStepper` here
+for any `gymnasium.vector.VectorEnv`, EnvPool's included, `SyncStepper` for environments of this
+process (`sync`), and `AsyncStepper` for worker processes (`workers`).
 
-A vector environment restarts ended episodes in one of three ways, its autoreset mode. `find_mode` reads the mode that
-an environment declares, or proves it by a probe.
+A vector environment restarts ended episodes in one of three ways, its autoreset mode. `find_mode`
+reads the mode that an environment declares, or proves it by a probe.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from canter.envs.spaces import ObsReader
 logger = logging.getLogger(__name__)
 
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
-"""Observations, rewards, terminated, truncated and infos of N environments, as `VectorEnv.step` returns them."""
+"""Observations, rewards, terminated, truncated and infos of N environments, as `VectorEnv.step`
+returns them."""
 
 
 class Stepper:
@@ -161,7 +162,8 @@ def find_mode(
 ) -> AutoresetMode:
     """Return the mode that `env` declares, else the `requested` one, else the one that a probe proves.
 
-    The probe steps `env` with random actions and resets it at the end. Raises UserError if it proves no mode.
+    The probe steps `env` with random actions and resets it at the end. Raises UserError if it
+    proves no mode.
     """
     declared = (env.metadata or {}).get("autoreset_mode")
     modes = [parse_mode(mode) for mode in (declared, requested) if mode is not None]
@@ -239,7 +241,8 @@ class _Probe:
         if not _differ(start, obs)[ended].any() and _differ(start, last)[ended].all():
             return AutoresetMode.NEXT_STEP
         _, reward, _, _ = self._step()
-        # A dead row would get no reward now, and a row reset in the ending step would have got one in the step before.
+        # A dead row would get no reward now, and a row reset in the ending step would have got one
+        # in the step before.
         return AutoresetMode.NEXT_STEP if self._always_rewarded and reward[ended].all() else None
 
     def _mode_with_final_obs(self, last: dict[str, np.ndarray], ended: np.ndarray, final: Any) -> AutoresetMode | None:
@@ -266,7 +269,8 @@ class _Probe:
         """Return True if `reset_mask` restarts the ended rows so that they can be stepped, and leaves the others."""
         first = np.arange(len(ended)) == np.argmax(ended)
         try:
-            # First one row alone: when all ended together, a reset of all would not show that the mask is respected.
+            # First one row alone: when all ended together, a reset of all would not show that the
+            # mask is respected.
             for mask in (first, ended & ~first):
                 if mask.any():
                     obs = self._read(self._env.reset(options={"reset_mask": mask.copy()})[0])

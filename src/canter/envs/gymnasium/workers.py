@@ -1,10 +1,12 @@
 """Environments in other processes, which may raise, die or hang.
 
-`AsyncStepper` steps an `AsyncVectorEnv`, one worker process for each environment. By itself an `AsyncVectorEnv` waits
-for ever if a worker's error cannot be pickled, and reports no more than a closed pipe if a worker died.
+`AsyncStepper` steps an `AsyncVectorEnv`, one worker process for each environment. By itself an
+`AsyncVectorEnv` waits for ever if a worker's error cannot be pickled, and reports no more than a
+closed pipe if a worker died.
 
-A `Fork` is a copy of this process with a group of environments as they are at that moment; it writes observations to
-memory that both processes see. Threads would wait for each other's Python, a third of a step of Gymnasium's MuJoCo.
+A `Fork` is a copy of this process with a group of environments as they are at that moment; it
+writes observations to memory that both processes see. Threads would wait for each other's Python, a
+third of a step of Gymnasium's MuJoCo.
 """
 
 from __future__ import annotations
@@ -220,8 +222,9 @@ def shared(array: np.ndarray) -> np.ndarray:
 class Fork:
     """A forked process that calls the functions of `calls` on request and sends back what they return.
 
-    A request is one byte, and most answers are one byte. Read and written as such, past the lengths that a
-    `Connection` sends, and through pipes, not a socket, both sides are awake sooner: it happens in every step.
+    A request is one byte, and most answers are one byte. Read and written as such, past the lengths
+    that a `Connection` sends, and through pipes, not a socket, both sides are awake sooner: it
+    happens in every step.
     """
 
     def __init__(self, calls: dict[str, Callable[[], Any]]) -> None:
@@ -232,7 +235,8 @@ class Fork:
         """True while an answer is on its way."""
         self.cause_of_death = ""
         with warnings.catch_warnings():
-            # Of Python 3.12, because of other threads' locks: those of Python and malloc are taken care of.
+            # Of Python 3.12, because of other threads' locks: those of Python and malloc are taken
+            # care of.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if self.pid == 0:

@@ -2,11 +2,11 @@
 
 How it works, in ten sentences:
 
-1. A step of mjlab launches hundreds of small operations from Python, and launching them takes longer
-   than their work.
-2. `CapturedStep` runs them in the same order, in segments: actions, substeps, terminations, rewards,
-   interval events, resets, commands, rays and observations; the physics between them has graphs of
-   its own (`replacements.Physics`).
+1. A step of mjlab launches hundreds of small operations from Python, and launching them takes
+   longer than their work.
+2. `CapturedStep` runs them in the same order, in segments: actions, substeps, terminations,
+   rewards, interval events, resets, commands, rays and observations; the physics between them has
+   graphs of its own (`replacements.Physics`).
 3. A segment first runs eagerly, is then recorded as a CUDA graph (`recording.py`), and is replayed
    from then on (`segments.py`).
 4. A graph repeats work on the device only, so what the segment did in Python is found by comparing
@@ -22,8 +22,8 @@ How it works, in ten sentences:
    (`Segments.check_guards`), or if the number of masks changes; a single graph is not used while a
    cache of a sensor that it reads has been replaced.
 9. A segment runs eagerly for good if it waits for the device, uses a counter of the environment,
-   depends on a number that changes in every step, or if one of its first two graphs differs from the
-   eager run in any bit; the log says so.
+   depends on a number that changes in every step, or if one of its first two graphs differs from
+   the eager run in any bit; the log says so.
 10. `tests/envs/test_mjlab.py` compares whole steps with mjlab's own on a CPU, and
     `benchmarks/robots/mjlab_captured.py` compares every replay with the eager segment on a GPU.
 
