@@ -32,7 +32,7 @@ from canter.compat import import_config
 from canter.compat.rl_games import checkpoint as rl_games
 from canter.compat.rsl_rl import checkpoint as rsl_rl
 from canter.core.plain import from_plain, nest
-from canter.functional import minibatches as functional_order
+from canter.functional import optimization as functional_order
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "parity"))
 from update_cases import CASES, ITERATIONS, N, rollouts

@@ -24,7 +24,7 @@ from canter.algorithms.ppo import PPO, PPOConfig
 from canter.core.specs import Continuous, EnvSpec, TensorSpec
 from canter.engines.base import PPOBatch
 from canter.engines.choose import EngineName
-from canter.functional.adam import adam_step_
+from canter.functional.optimization import adam_step_
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from canter.core.aliases import DEPRECATED
+from canter.core.hints import DEPRECATED
 
 if TYPE_CHECKING:
     from canter.app.api import *  # noqa: F403

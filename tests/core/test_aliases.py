@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass
 import pytest
 
 import canter
-from canter.core import aliases
+from canter.core import hints
 from canter.core.hints import config_keys
 from canter.core.plain import ConfigError, from_plain
 
@@ -35,8 +35,8 @@ def old_names(monkeypatch):
         "Top.part": "section",
         "Top.speed": "rate",
     }
-    monkeypatch.setattr(aliases, "_warned", set())
-    monkeypatch.setattr(aliases, "SETTING_ALIASES", table)
+    monkeypatch.setattr(hints, "_warned", set())
+    monkeypatch.setattr(hints, "SETTING_ALIASES", table)
 
 
 def test_old_names_and_values_are_read_at_every_level():
@@ -73,7 +73,7 @@ def test_flags_know_the_old_names_and_lists_of_settings_do_not():
 
 
 def test_a_deprecated_public_name_warns_and_is_the_new_one(monkeypatch):
-    monkeypatch.setitem(aliases.DEPRECATED, "OldPPOConfig", "PPOConfig")
+    monkeypatch.setitem(hints.DEPRECATED, "OldPPOConfig", "PPOConfig")
     with pytest.warns(DeprecationWarning, match=r"canter\.OldPPOConfig is now called canter\.PPOConfig"):
         assert canter.OldPPOConfig is canter.PPOConfig  # pyright: ignore[reportAttributeAccessIssue]
     vars(canter).pop("OldPPOConfig")
@@ -82,13 +82,13 @@ def test_a_deprecated_public_name_warns_and_is_the_new_one(monkeypatch):
 def test_the_tables_lead_to_names_that_exist(monkeypatch):
     monkeypatch.undo()
     api = importlib.import_module("canter.app.api")
-    for old, new in aliases.DEPRECATED.items():
+    for old, new in hints.DEPRECATED.items():
         assert hasattr(api, new)
         assert not hasattr(api, old)
     classes = {
         cls.__name__: cls for cls in _subclasses(object) if is_dataclass(cls) and cls.__module__.startswith("canter")
     }
-    for alias, new in aliases.SETTING_ALIASES.items():
+    for alias, new in hints.SETTING_ALIASES.items():
         owner, _, old = alias.partition(".")
         names = {field.name for field in fields(classes[owner])}
         if "=" in old:

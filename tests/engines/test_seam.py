@@ -8,8 +8,7 @@ from torch import nn
 
 import canter
 from canter.engines.autograd import AutogradEngine
-from canter.engines.base import PPOLoss
-from canter.engines.capabilities import ANYTHING, Capabilities, unsupported_reason
+from canter.engines.base import ANYTHING, Capabilities, PPOLoss, unsupported_reason
 from canter.engines.choose import choose
 from canter.envs.tensor import tensor_envs
 from canter.nn.mlp import activations

@@ -9,8 +9,7 @@ from test_pettingzoo import register_roll
 import canter
 from canter.app.cli import main
 from canter.core.specs import Capturable, Continuous, Env, Stateful
-from canter.envs import EnvConfig, imports, unused_settings
-from canter.envs.schemes import schemes
+from canter.envs import EnvConfig, imports, schemes, unused_settings
 from canter.envs.tensor import tensor_envs
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from canter.functional.adam import AdamGroup, adam_step_
+from canter.functional.optimization import AdamGroup, adam_step_
 
 
 def group(gradient):

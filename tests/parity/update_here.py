@@ -9,7 +9,7 @@ from canter.core.data.rollout import Rollout
 from canter.core.plain import from_plain, nest
 from canter.core.specs import ACTION_MASK
 from canter.engines.base import PPORecord
-from canter.functional import minibatches as functional_order
+from canter.functional import optimization as functional_order
 from canter.nn.normalizer import Normalizer
 
 

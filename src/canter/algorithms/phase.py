@@ -19,7 +19,7 @@ from canter.core.data.rollout import Rollout
 from canter.core.registry import UserError
 from canter.core.struct import Metrics, TensorStruct, tree_leaves
 from canter.engines.base import UpdateResult
-from canter.functional.minibatches import Shuffle, epoch_orders
+from canter.functional.optimization import Shuffle, epoch_orders
 from canter.nn.optimizer import Optimizer
 
 Batch = TypeVar("Batch", bound=TensorStruct)

@@ -167,5 +167,5 @@ def _check_not_imported(library: str, name: str, theirs: Any) -> None:
         where = getattr(module, "__name__", "")
         if where.partition(".")[0] not in (library, "canter") and vars(module).get(name) is theirs:
             whose = f"{library}'" if library.endswith("s") else f"{library}'s"
-            first = f"import canter.compat.{library}.take_over first"
+            first = f"import canter.compat.{library}.install_shim first"
             raise ImportError(f"{where} has imported {whose} {name} already: {first}")

@@ -17,7 +17,7 @@ import yaml
 
 from canter.config import TrainConfig
 from canter.core.plain import ConfigError, from_plain, to_plain
-from canter.core.storage.strict import EXPONENT, FLOAT, read_yaml
+from canter.core.storage.files import EXPONENT, FLOAT, read_yaml
 
 
 class _Dumper(yaml.SafeDumper):

@@ -1,8 +1,8 @@
-"""Functions with kernels for some devices, which `canter.engines.triton.kernels` registers.
+"""Work on a device: functions that have kernels for some devices, and side streams of a GPU.
 
-The plain function is the definition and does not depend on the device. A kernel is registered for
-it together with a predicate of the arguments that it supports; tests compare it with the plain
-function.
+`canter.engines.triton.kernels` and `canter.engines.native.kernels` register the kernels. The plain
+function is the definition and does not depend on the device. A kernel is registered for it together
+with a predicate of the arguments that it supports; tests compare it with the plain function.
 
     @has_kernels
     def gae(reward, ...): ...                       # in canter.functional
@@ -13,7 +13,8 @@ function.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
@@ -71,3 +72,31 @@ def double_backward(
     needed = [tensor for tensor in inputs if tensor.requires_grad]
     gradients = iter(torch.autograd.grad(plain(*inputs, *others), needed, gradient, create_graph=True))
     return tuple(next(gradients) if tensor.requires_grad else None for tensor in inputs)
+
+
+@contextmanager
+def concurrently(stream: torch.cuda.Stream | None) -> Iterator[Callable[..., None]]:
+    """Run the block concurrently with what follows, up to a call of the yielded function.
+
+    That function takes the results that are used from then on. Only while a CUDA graph is captured:
+    small kernels leave parts of a GPU idle that others can use. Autograd runs each backward step on
+    the stream of its forward step, so gradients gain as well.
+    """
+    if stream is None or torch.compiler.is_compiling() or not torch.cuda.is_current_stream_capturing():
+        yield lambda *results: None
+        return
+    main = torch.cuda.current_stream()
+
+    def join(*results: Tensor) -> None:
+        main.wait_stream(stream)
+        for result in results:
+            result.record_stream(main)
+
+    stream.wait_stream(main)
+    with torch.cuda.stream(stream):
+        yield join
+
+
+def side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Return a stream for `concurrently`; None on a CPU."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None

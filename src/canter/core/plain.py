@@ -15,11 +15,12 @@ from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
-from canter.core.aliases import current_name, current_value
 from canter.core.hints import (
     accepts_none,
     config_classes,
     config_keys,
+    current_name,
+    current_value,
     field_defaults,
     field_hints,
     is_free,

@@ -14,9 +14,8 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 import torch
 from torch import Tensor
 
-from canter.core.declarations import MotionSpec, Symmetry
+from canter.core.declarations import MotionSpec, OwnArrays, Symmetry
 from canter.core.registry import UserError
-from canter.core.space_arrays import OwnArrays
 from canter.core.struct import Obs, TensorStruct
 
 ACTION_MASK = "action_mask"

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from canter.core.dispatch import concurrently, side_stream
 from canter.core.struct import Metrics, Obs, State, TensorStruct, tree_map
 from canter.engines.base import Acted, Coefs, ModelOutput, PPOBatch, PPOLoss, UpdateResult, Valued
-from canter.engines.streams import concurrently, side_stream
 from canter.functional.losses import SURROGATES, VALUE_LOSSES
-from canter.functional.minibatches import take_sequences
+from canter.functional.optimization import take_sequences
 from canter.functional.statistics import masked_mean, normalize
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.distributions import DiagGaussian, Distribution, TanhGaussian

@@ -8,8 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 
 from canter.core.registry import UserError
 from canter.engines.autograd import AutogradEngine
-from canter.engines.base import Engine, PPOLoss, SACLoss
-from canter.engines.capabilities import unsupported_reason
+from canter.engines.base import Engine, PPOLoss, SACLoss, unsupported_reason
 from canter.engines.native import kernels  # noqa: F401  # enters the kernels of the CPU in the dispatch table
 from canter.engines.native.engine import NativeEngine
 from canter.engines.native.sac import NativeSACEngine

@@ -15,8 +15,8 @@ import torch
 from gymnasium import Space
 from torch import Tensor
 
+from canter.core.declarations import OwnArrays
 from canter.core.registry import UserError, nearest
-from canter.core.space_arrays import OwnArrays
 from canter.core.specs import ACTION_MASK, EnvSpec, Step, TensorSpec, UnsupportedSpace
 from canter.core.struct import Obs, tree_map
 from canter.envs.gymnasium import env_seeds

@@ -17,8 +17,8 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor
 
+from canter.core.declarations import ActionArray, OneHotGroup
 from canter.core.registry import UserError
-from canter.core.space_arrays import ActionArray, OneHotGroup
 from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec, UnsupportedSpace
 from canter.core.struct import Obs, fused_writer, tree_copy_, tree_leaves, tree_map
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from canter.core.declarations import OneHotGroup
 from canter.core.registry import UserError
-from canter.core.space_arrays import OneHotGroup
 from canter.core.specs import ACTION_MASK, EnvSpec, TensorSpec
 
 

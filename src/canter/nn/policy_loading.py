@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from canter.core.declarations import OwnArrays
 from canter.core.plain import from_plain
-from canter.core.space_arrays import OwnArrays
 from canter.core.specs import ACTION_MASK, EnvSpec, TensorSpec
 from canter.core.storage.validity import check_same, check_same_shape, spec_from_plain, spec_to_plain
 from canter.nn.actor_critic import ActorCritic, ModelConfig, Policy, ValueFunction

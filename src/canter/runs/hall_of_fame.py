@@ -31,9 +31,8 @@ from typing import Any, Literal
 
 from canter.core.plain import from_plain, to_plain
 from canter.core.registry import UserError
-from canter.core.storage.files import replace_file
+from canter.core.storage.files import read_json, replace_file, write_json
 from canter.core.storage.lock import folder_mutex
-from canter.core.storage.strict import read_json, write_json
 from canter.envs import EnvConfig
 from canter.nn.policy_file import BEST, FINAL_ACTOR, POLICIES, read_policy_file
 

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from canter.core.storage.files import append, open_untrusted, replace_file
-from canter.core.storage.strict import Malformed, parse_json
+from canter.core.storage.files import Malformed, append, open_untrusted, parse_json, replace_file
 
 METRICS = "metrics.jsonl"
 DAMAGED = "metrics.damaged.jsonl"

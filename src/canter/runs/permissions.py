@@ -15,9 +15,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from canter.core.storage.files import replace_file
+from canter.core.storage.files import Malformed, read_json, replace_file, write_json
 from canter.core.storage.lock import folder_mutex
-from canter.core.storage.strict import Malformed, read_json, write_json
 from canter.envs.imports import allow_import, allowed_imports, import_trusted
 
 IMPORTS = "imports.json"

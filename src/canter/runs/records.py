@@ -19,8 +19,8 @@ from typing import Any, Literal, cast
 from canter.core.machine import describe_machine, describe_versions
 from canter.core.plain import ConfigError
 from canter.core.registry import UserError, nearest
+from canter.core.storage.files import Malformed, read_json, read_yaml, write_json
 from canter.core.storage.lock import is_locked
-from canter.core.storage.strict import Malformed, read_json, read_yaml, write_json
 
 RECORD = "run.json"
 CONFIG = "config.yaml"

@@ -13,7 +13,7 @@ from canter.config.presets import presets
 from canter.core.hints import config_keys
 from canter.core.plain import ConfigError, from_plain, to_plain
 from canter.core.registry import registries
-from canter.core.storage.strict import parse
+from canter.core.storage.files import parse
 from canter.envs import EnvConfig
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig

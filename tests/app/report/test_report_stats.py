@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from run_folders import make_run, rising, row
 
-from canter.app.report.data import read_run
-from canter.app.report.stats import (
+from canter.app.report.data import (
     GRID,
     aggregate_curve,
     default_threshold,
@@ -11,6 +10,7 @@ from canter.app.report.stats import (
     final_score,
     format_value,
     group_runs,
+    read_run,
     time_to_threshold,
 )
 

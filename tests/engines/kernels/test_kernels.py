@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from canter.functional.adam import AdamGroup
 from canter.functional.layers import batch_norm, linear_layers
+from canter.functional.optimization import AdamGroup
 from canter.nn.distributions import DiagGaussian
 from canter.nn.heads import LogStd, StdConfig
 from canter.nn.schedules import AdaptiveKL

@@ -12,7 +12,7 @@ from torch import nn
 import canter.functional
 from canter.core.dispatch import Dispatched
 from canter.engines.triton.kernels import load_kernels
-from canter.functional.adam import AdamGroup
+from canter.functional.optimization import AdamGroup
 from triton_device import DEVICE, NEEDS_DEVICE
 
 pytest.importorskip("triton", reason="Triton comes with the GPU builds of torch")

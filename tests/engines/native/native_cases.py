@@ -8,8 +8,7 @@ import torch
 from canter.core.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
 from canter.engines import base
 from canter.engines.autograd import AutogradEngine
-from canter.engines.base import PPOBatch
-from canter.engines.capabilities import unsupported_reason
+from canter.engines.base import PPOBatch, unsupported_reason
 from canter.engines.native.engine import NativeEngine
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from canter.engines.native import AVAILABLE
-from canter.functional.adam import AdamGroup, adam_step_
+from canter.functional.optimization import AdamGroup, adam_step_
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 

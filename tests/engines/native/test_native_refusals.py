@@ -125,7 +125,7 @@ def test_without_a_compiler_the_import_goes_on():
     script = """
 import sys
 sys.modules["canter.engines.native._native"] = None
-from canter.engines.capabilities import unsupported_reason
+from canter.engines.base import unsupported_reason
 from canter.engines.native import AVAILABLE
 from canter.engines.native.engine import NativeEngine
 assert not AVAILABLE and "compiler" in unsupported_reason(NativeEngine.capabilities, None, None)

@@ -13,7 +13,7 @@ from canter.core import distributed
 from canter.core.data.replay import ReplayBatch, ReplayConfig
 from canter.core.hints import config_keys
 from canter.core.specs import Continuous, EnvSpec, TensorSpec
-from canter.engines.capabilities import unsupported_reason
+from canter.engines.base import unsupported_reason
 from canter.engines.native import AVAILABLE, compiled
 from canter.engines.native.sac import NativeSACEngine
 from canter.nn.cnn import CNNConfig

@@ -8,7 +8,7 @@ import torch
 import canter
 from canter.core import dispatch
 from canter.engines.autograd import AutogradEngine
-from canter.engines.capabilities import unsupported_reason
+from canter.engines.base import unsupported_reason
 from canter.engines.choose import choose
 from canter.engines.triton.kernels import load_kernels
 from canter.envs.tensor import tensor_envs
@@ -62,7 +62,7 @@ def all_kernels(monkeypatch):
     if not INTERPRETED:
         return
     from canter.functional import densities, layers
-    from canter.functional import minibatches as order
+    from canter.functional import optimization as order
 
     for function in (densities.gaussian_params, layers.linear_layers, order.take_sequences):
         entered = [(lambda *args, **named: True, kernel) for _, kernel in function.kernels]
@@ -233,7 +233,7 @@ def test_a_gpu_with_little_shared_memory_learns_by_layers(monkeypatch, precision
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter has no streams")
 def test_a_minibatch_is_gathered_in_one_launch_that_a_graph_can_hold():
-    from canter.functional.minibatches import take_sequences
+    from canter.functional.optimization import take_sequences
 
     _, batch = learned()
     load_kernels()

@@ -22,7 +22,7 @@ from canter.core.plain import check_range
 from canter.core.registry import UserError
 from canter.core.specs import Continuous, EnvSpec
 from canter.engines.base import BoundLossConfig, PPOLoss, ValueLoss
-from canter.functional.minibatches import Shuffle
+from canter.functional.optimization import Shuffle
 from canter.nn.actor_critic import ModelConfig, make_distribution
 from canter.nn.distributions import DiagGaussian, Distribution, TanhGaussian
 from canter.nn.heads import BOUNDED

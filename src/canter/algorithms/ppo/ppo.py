@@ -33,10 +33,10 @@ from canter.algorithms.ppo.config import (
     check_norms,
     unused_settings,
 )
-from canter.algorithms.ppo.policy_average import AveragedPolicy
 from canter.core import distributed
 from canter.core.data.rollout import Rollout, as_sequences
 from canter.core.declarations import Symmetry
+from canter.core.dispatch import concurrently, side_stream
 from canter.core.registry import UserError
 from canter.core.seeding import derive_seed
 from canter.core.specs import EnvSpec
@@ -44,10 +44,9 @@ from canter.core.struct import Metrics, Obs, State, tree_map
 from canter.engines.autograd import policy_terms
 from canter.engines.base import Coefs, Engine, PPOBatch, PPOLoss, PPORecord
 from canter.engines.choose import Choice, EngineName, choose
-from canter.engines.streams import concurrently, side_stream
 from canter.functional.statistics import explained_variance, moments, normalize
 from canter.nn.actor_critic import ActorCritic, Policy, ValueFunction
-from canter.nn.optimizer import Optimizer, ParameterGroup
+from canter.nn.optimizer import AveragedPolicy, Optimizer, ParameterGroup
 from canter.nn.policy_file import FINAL_CRITIC
 
 

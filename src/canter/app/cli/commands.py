@@ -171,7 +171,7 @@ a checkpoint of rl_games or RSL-RL becomes one by `canter import`. The student r
         ranked=True,
     ),
     "sweep": Command(
-        "sweep:sweep_command",
+        "tools:sweep_command",
         "Train many runs: seeds, and settings with several values.",
         "ENV|FOLDER --KEY VALUES... [--jobs N] [--preset NAME] [--config FILE] [--name NAME] [--print-commands]",
         (

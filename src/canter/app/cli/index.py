@@ -149,7 +149,7 @@ def _tensor() -> dict[str, str]:
 
 
 def _schemes() -> dict[str, str]:
-    from canter.envs.schemes import schemes
+    from canter.envs import schemes
 
     return {name: summary_of(schemes[name]) for name in schemes}
 

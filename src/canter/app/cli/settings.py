@@ -15,7 +15,7 @@ from canter.config import TrainConfig
 from canter.config.files import ConfigFile, read_config
 from canter.core.hints import accepts_none, config_keys, is_text, without_none
 from canter.core.plain import ConfigError
-from canter.core.storage.strict import parse, parse_value
+from canter.core.storage.files import parse, parse_value
 from canter.core.storage.validity import flatten
 
 

@@ -1,30 +1,47 @@
-"""`canter check`, `canter import` and `canter explain`."""
+"""`canter check`, `canter import`, `canter explain` and `canter sweep`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import shlex
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import get_origin
 
 import torch
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
 
 from canter.algorithms.base import plan_of
 from canter.app.check.before_run import check_machine, print_findings, run_checks
 from canter.app.check.plan import format_count
-from canter.app.cli.parser import UsageError
-from canter.app.cli.settings import import_settings, merged_config
+from canter.app.cli.commands import parse_arguments
+from canter.app.cli.parser import UsageError, hyphenated
+from canter.app.cli.process import exit_on_sigterm
+from canter.app.cli.settings import import_settings, merged_config, setting_hints
+from canter.app.console.text import format_number, printable, terminal_stream
 from canter.app.experiments.folders import stored_config
+from canter.app.experiments.session import program
+from canter.app.experiments.sweep import Sweep, SweepProgress, combinations, new_sweep_folder, run_sweep
+from canter.app.report import write_report
 from canter.compat import ImportRefused, import_run
 from canter.config import TrainConfig
 from canter.config.files import dump_plain
 from canter.core.distributed import cores
+from canter.core.hints import is_free, without_none
 from canter.core.storage.checkpoint import load_checkpoint
 from canter.core.storage.files import replace_file
 from canter.envs import closed_quietly
-from canter.runs.records import find_run
+from canter.envs.imports import allowed_imports
+from canter.runs.metrics import METRICS
+from canter.runs.records import SWEEP, find_run
 from canter.runs.run_folder import BLACK_BOX
 from canter.training.black_box import explain
 from canter.training.execution import time_updates
@@ -119,3 +136,110 @@ def explain_command(arguments: argparse.Namespace) -> None:
     if box["about"]["what"] not in found.text:
         print(box["about"]["what"])
     print(found.text)
+
+
+MAX_RANGE = 100_000
+"""Values of a range such as 0..4 at most."""
+
+
+def sweep_command(arguments: argparse.Namespace) -> None:
+    """Train many runs: seeds, and settings with several values."""
+    places = [] if arguments.env is None else [Path(arguments.env), arguments.run_dir / arguments.env]
+    existing = next((path for path in places if (path / SWEEP).is_file()), None)
+    sweep = new_sweep(arguments) if existing is None else Sweep.read(existing)
+    if arguments.print_commands:
+        for name in sweep.runs:
+            print(shlex.join([*shlex.split(program()), *sweep.arguments(name)]))
+        return
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    sweep.write()
+    jobs = arguments.jobs or cores()
+    print(f"{len(sweep.runs)} runs, {jobs} at a time, in {sweep.folder}", flush=True)
+    try:
+        with exit_on_sigterm(), progress_display(sweep) as on_change:
+            progress = run_sweep(sweep, jobs, on_change)
+    except KeyboardInterrupt:
+        print(f"canter: stopped; go on with: {program()} sweep {shlex.quote(str(sweep.folder))}", file=sys.stderr)
+        sys.exit(130)
+    folders = [sweep.folder / name for name in sweep.runs]
+    with_metrics = [folder for folder in folders if (folder / METRICS).is_file()]
+    if with_metrics:
+        print(f"The report is in {write_report(with_metrics, sweep.folder / 'report.html')}")
+    if progress.failed:
+        logs = ", ".join(str(sweep.folder / f"{name}.log") for name in progress.failed)
+        print(f"canter: {len(progress.failed)} of {len(sweep.runs)} runs failed; see {logs}", file=sys.stderr)
+        sys.exit(1)
+
+
+def new_sweep(arguments: argparse.Namespace) -> Sweep:
+    """Return the runs that the flags mean; every combination of settings is checked before any run starts."""
+    varied = {
+        hyphenated(key): [value for text in texts for value in values_of(text, key)]
+        for key, texts in arguments.settings.items()
+    }
+    runs = combinations(varied)
+    common = [] if arguments.env is None else [arguments.env]
+    for flag in ("preset", "config"):
+        if getattr(arguments, flag) is not None:
+            common.append(f"--{flag}={getattr(arguments, flag)}")
+    for flags in runs.values():
+        config, _ = merged_config(parse_arguments("train", [*common, *flags]))
+        check_machine(config)
+    permissions = [f"--allow-import={module}" for module in allowed_imports()]
+    base = [*permissions, "train", *common]
+    if arguments.print_commands:
+        return Sweep(arguments.run_dir / (arguments.name or "sweep"), base, runs)
+    folder = new_sweep_folder(arguments.run_dir, arguments.env or "runs", arguments.name)
+    return Sweep(folder, base, runs)
+
+
+def values_of(text: str, key: str) -> list[str]:
+    """Return `0..4` as five values and `a,b` as two; a setting that is a list takes its whole text as one value."""
+    hint = without_none(setting_hints().get(key, str))
+    if get_origin(hint) is tuple or is_free(hint):
+        return [text]
+    bounds = re.fullmatch(r"(\d+)\.\.(\d+)", text)
+    if bounds is None:
+        return [value.strip() for value in text.split(",")]
+    first = int(bounds[1])
+    last = int(bounds[2])
+    if last < first or last - first > MAX_RANGE:
+        raise UsageError(f"--{key} {text}: expected a range such as 0..4")
+    return [str(value) for value in range(first, last + 1)]
+
+
+@contextmanager
+def progress_display(sweep: Sweep) -> Iterator[Callable[[SweepProgress, str | None], None]]:
+    """Return a function that shows the progress: a live table on a terminal, else a line for each run that ends."""
+    console = Console(file=terminal_stream())
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=2) as live:
+            yield lambda progress, ended: live.update(progress_table(progress))
+        return
+
+    def print_line(progress: SweepProgress, ended: str | None) -> None:
+        if ended is not None:
+            print(run_line(progress, ended), flush=True)
+
+    yield print_line
+
+
+def run_line(progress: SweepProgress, name: str) -> str:
+    """Return the outcome of a run in one line."""
+    state = progress.state(name)
+    unfinished = sum(state["status"] != "finished" for state in progress.states())
+    steps = "no" if state["steps"] is None else f"{state['steps']:,.0f}"
+    numbers = f"{steps} steps, return {format_number(state['return'])}, score {format_number(state['score'])}"
+    return f"{name}: {state['status']}, {numbers}; {unfinished} of {len(progress.sweep.runs)} to go"
+
+
+def progress_table(progress: SweepProgress) -> Table:
+    """Return a table of all runs."""
+    table = Table("run", "status", box=None, pad_edge=False)
+    for column in ("steps", "return", "score"):
+        table.add_column(column, justify="right")
+    for state in progress.states():
+        steps = "-" if state["steps"] is None else f"{state['steps']:,.0f}"
+        name = printable(state["name"])
+        table.add_row(name, state["status"], steps, format_number(state["return"]), format_number(state["score"]))
+    return table

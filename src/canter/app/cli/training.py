@@ -30,8 +30,7 @@ from canter.core.distributed.world import broadcast_value, require_equal_on_rank
 from canter.core.machine import describe_versions
 from canter.core.plain import from_plain
 from canter.core.specs import Env
-from canter.core.storage.files import append, read_untrusted
-from canter.core.storage.strict import parse
+from canter.core.storage.files import append, parse, read_untrusted
 from canter.core.storage.tree import Malformed, parse_json
 from canter.envs.imports import allowed_imports
 from canter.runs.permissions import trusted_modules

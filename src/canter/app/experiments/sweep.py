@@ -16,8 +16,7 @@ from typing import Any
 
 from canter.app.experiments.folders import claim_folder, numbered_names
 from canter.core.registry import UserError
-from canter.core.storage.files import read_untrusted, replace_file
-from canter.core.storage.strict import Malformed, parse_json
+from canter.core.storage.files import Malformed, parse_json, read_untrusted, replace_file
 from canter.runs.metrics import METRICS, read_last_row
 from canter.runs.records import CONFIG, SWEEP, read_record, run_status
 

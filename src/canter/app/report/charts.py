@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from canter.algorithms.base import ReportSpec, report_spec_for
-from canter.app.report.data import RunData
+from canter.app.report.data import Group, RunData, aggregate_curve
 from canter.app.report.drawing import Frame, Line, Markup, element, join, legend, line_chart
-from canter.app.report.stats import Group, aggregate_curve
 
 WIDE = (1040.0, 340.0)
 """Size of the learning curve."""

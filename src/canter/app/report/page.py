@@ -7,10 +7,9 @@ from datetime import datetime
 from pathlib import Path
 
 from canter.app.report import charts, sections
-from canter.app.report.data import RunData, read_run
+from canter.app.report.data import Group, RunData, default_threshold, group_runs, read_run
 from canter.app.report.drawing import Markup, element, format_si, join
 from canter.app.report.sections import section
-from canter.app.report.stats import Group, default_threshold, group_runs
 from canter.core.registry import UserError
 from canter.core.storage.files import replace_file
 

@@ -13,16 +13,16 @@ from typing import Any
 from canter.algorithms.base import report_spec_for
 from canter.app.console.text import format_duration
 from canter.app.report.charts import COUNTERS
-from canter.app.report.data import RunData
-from canter.app.report.drawing import Markup, element, escape, format_si, join, key_mark, stacked_bar
-from canter.app.report.stats import (
+from canter.app.report.data import (
     Group,
+    RunData,
     ThresholdCrossing,
     differing_settings,
     final_score,
     format_value,
     time_to_threshold,
 )
+from canter.app.report.drawing import Markup, element, escape, format_si, join, key_mark, stacked_bar
 from canter.config import TrainConfig
 from canter.config.presets import preset_for
 from canter.core.plain import to_plain

@@ -23,7 +23,7 @@ from canter.compat.settings.section import Import, ImportReport
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.core.plain import ConfigError, to_plain
-from canter.core.storage.strict import parse_value
+from canter.core.storage.files import parse_value
 from canter.envs.robots import isaaclab, mjlab
 
 INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")

@@ -15,7 +15,7 @@ from canter.algorithms.base import algorithms
 from canter.config import TrainConfig
 from canter.core.plain import from_plain
 from canter.core.registry import Registry
-from canter.core.storage.strict import read_yaml
+from canter.core.storage.files import read_yaml
 
 
 def register_presets(registry: Registry[TrainConfig]) -> None:

@@ -19,8 +19,7 @@ from typing import Self
 
 from canter.core.plain import from_plain
 from canter.core.registry import UserError
-from canter.core.storage.files import write_synced
-from canter.core.storage.strict import read_json
+from canter.core.storage.files import read_json, write_synced
 
 LOCK = "run.lock"
 MUTEX = ".run.lock.guard"

@@ -18,8 +18,17 @@ from torch import Generator, Tensor
 from canter.core import distributed
 from canter.core.specs import ACTION_MASK
 from canter.core.struct import Obs, State
-from canter.engines.base import Acted, Coefs, PPOBatch, PPOLoss, UpdateResult, Valued
-from canter.engines.capabilities import NUMBERS, Capabilities, unsupported_reason
+from canter.engines.base import (
+    NUMBERS,
+    Acted,
+    Capabilities,
+    Coefs,
+    PPOBatch,
+    PPOLoss,
+    UpdateResult,
+    Valued,
+    unsupported_reason,
+)
 from canter.engines.native import ACTIVATIONS, STD_FORMS, build_requirement, compiled
 from canter.engines.native.description import PPODescription
 from canter.functional.statistics import moments

@@ -13,7 +13,7 @@ from torch import Tensor
 from canter.core.dispatch import kernel
 from canter.core.struct import copy_all_, fused_writer, maybe_any
 from canter.engines.native import AVAILABLE, compiled
-from canter.functional.adam import AdamGroup, adam_step_
+from canter.functional.optimization import AdamGroup, adam_step_
 from canter.functional.returns import reverse_discounted_sum_
 from canter.functional.statistics import masked_sums
 from canter.nn.schedules import follow_kl_

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from canter.core.data.replay import ReplayBatch
 from canter.core.struct import Obs
-from canter.engines.base import SACLoss
-from canter.engines.capabilities import Capabilities, unsupported_reason
+from canter.engines.base import Capabilities, SACLoss, unsupported_reason
 from canter.engines.native import build_requirement, compiled
 from canter.engines.native.description import SACDescription
 from canter.engines.native.engine import LAYERS

@@ -16,12 +16,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from canter.core.dispatch import concurrently
 from canter.core.seeding import draw_for_rank
 from canter.core.struct import Metrics, Obs, State
 from canter.engines.autograd import AutogradEngine, LossOutput, rl_games_kl
-from canter.engines.base import Acted, Coefs, PPOBatch, PPOLoss, UpdateResult, Valued
-from canter.engines.capabilities import ANYTHING, NUMBERS, Capabilities
-from canter.engines.streams import concurrently
+from canter.engines.base import ANYTHING, NUMBERS, Acted, Capabilities, Coefs, PPOBatch, PPOLoss, UpdateResult, Valued
 from canter.engines.triton.chain import Layers
 from canter.engines.triton.gaussian_loss import BOUND_FORMS, bound_of, count_true, gaussian_loss
 from canter.engines.triton.kernels.gaussian_params import FORMS, draw

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from canter.engines.streams import concurrently, side_stream
+from canter.core.dispatch import concurrently, side_stream
 from canter.engines.triton.chain import SHAPE, TILE_M, Layers, RowProducts, _chain, _share, room
 from canter.engines.triton.gaussian_loss import Bound, _bound_error, _surrogate, _value_error
 from canter.engines.triton.kernels.gaussian_params import FORMS, _log_prob, _log_std

@@ -18,8 +18,8 @@ from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
 from canter.core import distributed
+from canter.core.declarations import OwnArrays
 from canter.core.registry import UserError
-from canter.core.space_arrays import OwnArrays
 from canter.core.specs import ACTION_MASK, EnvSpec, Step
 from canter.core.struct import Obs, tree_copy_
 from canter.envs.gymnasium.state import StateUnavailable, unwrap

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from canter.core.dispatch import kernel, on_gpu
-from canter.functional.adam import AdamGroup, adam_step_
+from canter.functional.optimization import AdamGroup, adam_step_
 from canter.nn.schedules import follow_kl_
 
 TILE = 1024

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from canter.core.dispatch import kernel, on_gpu
 from canter.core.struct import tree_leaves, tree_map
-from canter.functional import minibatches, returns, statistics
-from canter.functional.minibatches import Tree
+from canter.functional import optimization, returns, statistics
+from canter.functional.optimization import Tree
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer types that elements are copied as, by their size in bytes."""
@@ -71,7 +71,7 @@ def _all_on_gpu(tree: Any, index: Tensor) -> bool:
     )
 
 
-@kernel(of=minibatches.take_sequences, accepts=_all_on_gpu)
+@kernel(of=optimization.take_sequences, accepts=_all_on_gpu)
 def take_sequences(tree: Tree, index: Tensor) -> Tree:
     """Gather all tensors in one launch, without gradient."""
     sources = [leaf.contiguous() for leaf in tree_leaves(tree)]
@@ -201,7 +201,7 @@ def _draws_on_gpu(count: int, generator: torch.Generator) -> bool:
     return generator.device.type == "cuda"
 
 
-@kernel(of=minibatches.permutation, accepts=_draws_on_gpu)
+@kernel(of=optimization.permutation, accepts=_draws_on_gpu)
 def permutation(count: int, generator: torch.Generator) -> Tensor:
     """Permute without sorting, which takes a GPU as long as a third of a minibatch."""
     keys = torch.randint(1 << 32, (8,), generator=generator, device=generator.device)
