@@ -3,12 +3,14 @@
     python benchmarks/mutation/run.py                  plant all of them, one after the other
     python benchmarks/mutation/run.py --only gae-no-bootstrap
     python benchmarks/mutation/run.py --near           run only the tests that mirror the changed package
+    python benchmarks/mutation/run.py --first OLD      try the tests that found the mistakes in the results OLD first
     python benchmarks/mutation/run.py --check          apply and compile all of them, run nothing
     python benchmarks/mutation/run.py --table          print the results as Markdown
 
 Each mistake is planted in a copy of the package. The tests of `make test` run on the copy, those that mirror the
 changed package first, until one fails. A test that fails without the mistake too does not count. A test that makes no
 progress for `--limit` seconds counts as one that found the mistake. `--resume` keeps the results of an interrupted run.
+`--leave-out FILE` names tests that are known to fail on this machine, one per line.
 """
 
 from __future__ import annotations
@@ -130,7 +132,8 @@ class Copy:
     def test(self, arguments: Iterable[str], limit: float) -> tuple[str | None, str]:
         """Run pytest until a test fails; return the test, None if all pass, and how it failed."""
         command = [sys.executable, "-m", "pytest", "-x", "-vv", "-p", "no:cacheprovider", "--tb=no", "-rfE", *arguments]
-        environment = os.environ | {"PYTHONPATH": str(self.root / "src"), "COLUMNS": "400"}
+        path = os.pathsep.join(filter(None, [str(self.root / "src"), os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"PYTHONPATH": path, "COLUMNS": "400"}
         process = subprocess.Popen(
             command,
             cwd=self.root,
@@ -193,8 +196,10 @@ class Bench:
         self.copies: queue.Queue[Copy] = queue.Queue()
         for number in range(arguments.jobs):
             self.copies.put(Copy(_made(folder / f"job-{number}")))
-        self.sound: dict[str, bool] = {}
+        self.sound: dict[str, bool] = dict.fromkeys(_lines(arguments.leave_out), False)
         """Tests that were run without any mistake: they passed."""
+        self.finders: dict[str, Any] = _read(arguments.first).get("mutations", {})
+        """Earlier results, whose tests are tried first."""
 
     def measure(self, mutation: Mutation) -> None:
         """Plant one mistake, run the tests, and add the result."""
@@ -220,6 +225,11 @@ class Bench:
 
     def _first_test_that_finds(self, copy: Copy, mutation: Mutation) -> tuple[str | None, str]:
         files = test_files(mutation.file, self.arguments.near)
+        finder = self.finders.get(mutation.id, {}).get("by")
+        if finder is not None and self.sound.get(finder, True) and _exists(finder):
+            test, how = copy.test([finder], self.arguments.limit)
+            if test is not None and self._passes_without(finder):
+                return test, how
         while True:
             unsound = [f"--deselect={test}" for test, passes in self.sound.items() if not passes]
             ignored = [f"--ignore={test}" for test, passes in self.sound.items() if not passes and "::" not in test]
@@ -286,6 +296,21 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def _lines(path: Path | None) -> list[str]:
+    return [] if path is None else path.read_text().split("\n")[:-1]
+
+
+def _read(path: Path | None) -> dict[str, Any]:
+    return {} if path is None else json.loads(path.read_text())
+
+
+def _exists(test: str) -> bool:
+    """Return whether the function of a test is still there, so that pytest would not refuse its name."""
+    file, _, rest = test.partition("::")
+    name = rest.rpartition("::")[2].partition("[")[0]
+    return (ROOT / file).is_file() and f"def {name}(" in (ROOT / file).read_text()
+
+
 def _commit() -> str:
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
@@ -301,6 +326,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="mistakes at a time")
     parser.add_argument("--near", action="store_true", help="run only the tests that mirror the changed package")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds without progress that count as a hang")
+    parser.add_argument("--first", type=Path, metavar="OLD", help="results whose tests are tried first")
+    parser.add_argument("--leave-out", type=Path, metavar="FILE", help="tests that fail here, one per line")
     parser.add_argument("--resume", action="store_true", help="keep the results of an interrupted run")
     parser.add_argument("--check", action="store_true", help="apply and compile all, run nothing")
     parser.add_argument("--table", action="store_true", help="print the results as Markdown")
