@@ -315,8 +315,11 @@ def _commit() -> str:
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "src", "tests")
-    return git("rev-parse", "HEAD") + (" with changes" if changed else "")
+    try:
+        changed = git("status", "--porcelain", "--", "src", "tests")
+        return git("rev-parse", "HEAD") + (" with changes" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown: not a git checkout"
 
 
 def main() -> None:
