@@ -44,6 +44,9 @@ EXTENSION = "_native.abi3.so"
 
 NEAR = {
     "functional/densities.py": ("nn/test_distributions.py", "functional"),
+    "functional/losses.py": ("functional/test_losses.py", "functional/test_soft.py", "algorithms/test_objectives.py"),
+    "functional/optimization.py": ("functional/test_adam.py", "algorithms/test_phase.py", "nn/test_optimizer.py"),
+    "functional/statistics.py": ("functional/test_stats.py", "functional/test_aggregate.py", "functional"),
     "functional/layers.py": ("nn", "engines/kernels", "functional"),
     "functional/": ("functional", "engines/native/test_native_sums.py", "engines/native/test_native_adamw.py"),
     "algorithms/extensions/": ("algorithms/extensions",),
@@ -51,6 +54,7 @@ NEAR = {
     "algorithms/": ("algorithms",),
     "engines/autograd.py": ("algorithms/test_objectives.py", "engines", "parity/test_updates.py"),
     "engines/native/": ("engines",),
+    "nn/optimizer.py": ("nn/test_optimizer.py", "algorithms/test_policy_average.py", "nn"),
     "nn/": ("nn",),
     "core/data/rollout.py": ("core/data/test_rollout.py", "algorithms/test_lost_observation.py", "algorithms"),
     "core/data/": ("core/data",),
@@ -60,18 +64,20 @@ NEAR = {
 """Tests that mirror a package, below `tests`; the first prefix that fits a mutation's file counts."""
 
 
-def test_files(file: str, near_only: bool) -> list[str]:
-    """Return the test files for a mutation of `file`, those closest to it first."""
+def test_groups(file: str, near_only: bool) -> list[list[str]]:
+    """Return groups of test files for a mutation of `file`, those closest to it first."""
     tests = ROOT / "tests"
     places = next(places for prefix, places in NEAR.items() if file.startswith(prefix))
     near: list[Path] = []
     for place in places:
         path = tests / place
         near += [path] if path.is_file() else sorted(path.rglob("test_*.py"))
-    stem = Path(file).stem
-    near.sort(key=lambda path: stem not in path.stem)
-    everything = near if near_only else [*near, *sorted(tests.rglob("test_*.py"))]
-    return [str(path.relative_to(ROOT)) for path in dict.fromkeys(everything)]
+    near = list(dict.fromkeys(near))
+    closest = [path for path in near if Path(file).stem in path.stem] or near[:3]
+    groups = [closest, [path for path in near if path not in closest]]
+    if not near_only:
+        groups.append([path for path in sorted(tests.rglob("test_*.py")) if path not in near])
+    return [[str(path.relative_to(ROOT)) for path in group] for group in groups if group]
 
 
 class Copy:
@@ -224,12 +230,19 @@ class Bench:
             self.write()
 
     def _first_test_that_finds(self, copy: Copy, mutation: Mutation) -> tuple[str | None, str]:
-        files = test_files(mutation.file, self.arguments.near)
         finder = self.finders.get(mutation.id, {}).get("by")
         if finder is not None and self.sound.get(finder, True) and _exists(finder):
             test, how = copy.test([finder], self.arguments.limit)
             if test is not None and self._passes_without(finder):
                 return test, how
+        for files in test_groups(mutation.file, self.arguments.near):
+            test, how = self._first_in(copy, files)
+            if test is not None:
+                return test, how
+        return None, "passed"
+
+    def _first_in(self, copy: Copy, files: list[str]) -> tuple[str | None, str]:
+        """Return the first test in these files that fails because of the mistake, and how."""
         while True:
             unsound = [f"--deselect={test}" for test, passes in self.sound.items() if not passes]
             ignored = [f"--ignore={test}" for test, passes in self.sound.items() if not passes and "::" not in test]
