@@ -50,9 +50,8 @@ def _built_in(kind: str, action_spec: ActionSpec, bounds: str) -> Distribution:
     builders = DISTRIBUTIONS_FOR[type(action_spec)]
     name = next(iter(builders)) if kind == "auto" else kind
     if name not in builders:
-        raise UserError(
-            f"distribution kind {kind!r} does not fit {action_spec}; use 'auto' or {', '.join(map(repr, builders))}"
-        )
+        names = ", ".join(map(repr, builders))
+        raise UserError(f"model.distribution: {kind!r} does not fit {action_spec}; use 'auto' or {names}")
     return builders[name](action_spec, bounds)
 
 
