@@ -16,7 +16,7 @@ from canter.core.hints import DEPRECATED
 if TYPE_CHECKING:
     from canter.app.api import *  # noqa: F403
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> Any:
