@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("reference/*.py"), *ROOT.glob("benchmarks/**/*.py")])
 FOLDERS = sorted({path.parent for path in SOURCE.rglob("*.py")})
 
-CODE_LINES = 28_546
+CODE_LINES = 28_626
 """Code lines of `src/canter`, without docstrings, comments and blanks."""
 PYTHON_FILES = 224
 """Python files of `src/canter`."""
@@ -25,7 +25,7 @@ PACKED_ASSIGNMENTS = 100
 """Assignments `a, b = x, y` of `src/canter`: real pairs, or as in a formula."""
 SLACK = 100
 """Code lines below the limit at which the limit must be lowered."""
-READING_PATH = {"train": (99, 5_470), "iteration": (37, 1_070)}
+READING_PATH = {"train": (99, 5_500), "iteration": (37, 1_070)}
 """Files, and code lines of the functions called in them: from `canter.train("CartPole-v1")` to the end of the first
 iteration, and in one collection and update. `python tests/reading_path.py [iteration]`."""
 
@@ -48,7 +48,7 @@ def test_files_and_functions_stay_small(path):
     assert text.count("\n") <= 400
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno - node.lineno + 1 <= 60, node.name
+            assert (node.end_lineno or 0) - node.lineno + 1 <= 60, node.name
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(SOURCE)))

@@ -7,7 +7,7 @@ spreads one number over a row, reads the text "1.0" as a number and the text "Fa
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,6 +19,20 @@ from canter.core.struct import Obs
 
 NUMBERS: tuple[type, ...] = (float, np.float64, np.float32, int)
 """Types of rewards that are known to be one number."""
+
+
+@runtime_checkable
+class PassesInfo(Protocol):
+    """Optional for an environment that passes requested numbers of its simulator on as `Step.info`."""
+
+    def absent_info(self) -> str | None:
+        """Return an error about a requested number that no step has had so far; None if all appeared."""
+        ...
+
+
+def absent_info(env: Any) -> str | None:
+    """Return an error about a number requested of an environment that no step has had; None without one."""
+    return env.absent_info() if isinstance(env, PassesInfo) else None
 
 
 def check_obs(obs: Obs, spec: EnvSpec, source: str) -> None:

@@ -13,6 +13,7 @@ though nothing follows.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,7 +52,7 @@ class EnvPoolEnv:
         *,
         seed: int | None = None,
         num_threads: int = 0,
-        info_keys: tuple[str, ...] = (),
+        info_keys: str | Sequence[str] = (),
         device: torch.device | str = "cpu",
         **options: Any,
     ) -> None:
@@ -91,6 +92,10 @@ class EnvPoolEnv:
     def step(self, action: Tensor) -> Step:
         """Apply one action per environment: `[N, A]` float32, `[N]` int64 or `[N, K]` int64."""
         return self._env.step(action)
+
+    def absent_info(self) -> str | None:
+        """Return an error about a requested entry of `info` that no step has had so far; None if all appeared."""
+        return self._env.absent_info()
 
     def close(self) -> None:
         """Close the pool; calling it twice is fine."""

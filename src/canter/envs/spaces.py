@@ -213,20 +213,21 @@ class _MaskRule:
             )
 
 
-def copy_info_(target: np.ndarray, info: dict[str, Any], key: str, rows: np.ndarray) -> None:
-    """Copy `info[key]` into those `rows` (bool `[N]`) of `target` `[N, ...]` that have an entry."""
+def copy_info_(target: np.ndarray, info: dict[str, Any], key: str, rows: np.ndarray) -> np.ndarray:
+    """Copy `info[key]` into those `rows` (bool `[N]`) of `target` `[N, ...]` that have an entry; return these rows."""
     value = info.get(key)
     if value is None:
-        return
+        return np.zeros_like(rows)
     value = np.asarray(value)
     rows = rows & np.asarray(info.get(f"_{key}", True), dtype=bool)
     try:
         if value.dtype == object:
+            rows = rows & np.array([entry is not None for entry in value])
             for index in np.flatnonzero(rows):
-                if value[index] is not None:
-                    target[index] = np.asarray(value[index]).reshape(target.shape[1:])
+                target[index] = np.asarray(value[index]).reshape(target.shape[1:])
         else:
             target[rows] = value.reshape(target.shape)[rows]
+        return rows
     except (TypeError, ValueError) as error:
         raise UserError(
             f"info[{key!r}] of shape {value.shape}, dtype {value.dtype} is not {target.shape} numbers: {error}"

@@ -19,9 +19,18 @@ from torch import Tensor
 from canter.algorithms.base import Algorithm
 from canter.core import distributed
 from canter.core.data.rollout import Rollout, StepWriter
-from canter.core.specs import INTERRUPTS, LOST_FINAL_OBS, Env, SnapshotState, Stateful, resumes_exactly, seeds_by_row
+from canter.core.specs import (
+    INTERRUPTS,
+    LOST_FINAL_OBS,
+    ContractBroken,
+    Env,
+    SnapshotState,
+    Stateful,
+    resumes_exactly,
+    seeds_by_row,
+)
 from canter.core.struct import Metrics, Obs, tree_copy_, tree_map
-from canter.envs.contract import check_layout, check_obs
+from canter.envs.contract import absent_info, check_layout, check_obs
 from canter.envs.failures import HANG_WARNING_SECONDS, Watchdog, attributed, failure, warn_of_hanging
 from canter.training.episodes import Episodes, EpisodeTracker
 from canter.training.progress import Stopwatch
@@ -113,6 +122,8 @@ class Collector:
                     reset = self.rollout.mark_resets(self.env.spec.final_obs, t)
         finally:
             self.watchdog.end()
+        if self.steps_before == 0:
+            self._check_info()
         self.rollout.mark_resets(self.env.spec.final_obs)
         self.tracker.search(self.rollout, self.steps_before)
         tree_copy_(self.state, state)
@@ -141,6 +152,12 @@ class Collector:
         if step.metrics or self.reported.names:
             self.reported.write(t, step.metrics)
         return obs
+
+    def _check_info(self) -> None:
+        """Raise `EnvironmentFailed` if the first rollout had no entry of info that the settings request."""
+        absent = absent_info(self.env)
+        if absent is not None:
+            raise failure(ContractBroken(absent), "step", None)
 
     def _reset_env(self, seed: int) -> Obs:
         """Restart all episodes."""

@@ -44,6 +44,7 @@ from canter.core.specs import (
     SharesCores,
 )
 from canter.envs import closed_quietly, unused_settings
+from canter.envs.contract import absent_info
 from canter.envs.failures import env_number, text_of
 from canter.training.config import RunConfig
 
@@ -148,6 +149,7 @@ def check_env(env: Env, seed: int) -> tuple[list[Finding], RandomRollout | None]
         "episodes": _episodes(rollout),
         "rewards": _rewards(rollout),
         "seeds": _seeds(rollout, same_seed, other_seed),
+        "info": _info(env),
     }
     return [Finding(level, subject, text) for subject, lines in messages.items() for level, text in lines], rollout
 
@@ -290,6 +292,13 @@ def _seeds(rollout: RandomRollout, same_seed: RandomRollout, other_seed: RandomR
         yield "note", f"two seeds gave the same {steps} steps: {cause}"
     else:
         yield "ok", f"equal seeds gave equal {steps} steps, another seed different ones"
+
+
+def _info(env: Env) -> Messages:
+    """Yield an error for a number requested from `info` that never appeared."""
+    absent = absent_info(env)
+    if absent is not None:
+        yield "error", absent
 
 
 def _starts_with(rollout: RandomRollout, other: RandomRollout) -> bool:

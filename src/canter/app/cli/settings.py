@@ -60,12 +60,17 @@ def read_value(text: str, hint: Any, key: str) -> Any:
         return None
     if is_text(inner):
         return text
-    if get_origin(inner) is tuple and not text.lstrip().startswith("["):
+    if (get_origin(inner) is tuple or (hint is Any and _is_plain_list(text))) and not text.lstrip().startswith("["):
         text = f"[{text}]"
     try:
         return parse(text, key)[0]
     except ConfigError as error:
         raise ConfigError(f"{key}: cannot read {text!r}: {error}", key) from error
+
+
+def _is_plain_list(text: str) -> bool:
+    """Return True for words with commas between them, outside of brackets and quotes."""
+    return "," in text and not text.lstrip().startswith(("[", "{", '"', "'"))
 
 
 def is_foreign_file(file: str) -> bool:

@@ -165,12 +165,25 @@ def _plan(task: Any, env: Any, config: TrainConfig | None, preset: str | None, s
         config, source = base_config(env_id, preset, kind, settings.get("device"))
     if found is None:
         return _Plan(with_settings(config, settings), source)
-    config = with_settings(replace(config, env=found.settings(config.env)), settings)
+    base = replace(config, env=found.settings(config.env))
+    config = with_settings(base, settings)
     if found.env is not None:
+        _refuse_lost_settings(config.env, base.env)
         config = replace(config, env=found.settings(config.env))
         if isinstance(found.env, SelfPlayEnv) and "self_play" not in settings:
             config = replace(config, self_play=None)  # a preset's; this environment has its opponents already
     return _Plan(config, source, found.env, found.note)
+
+
+def _refuse_lost_settings(env: EnvConfig, base: EnvConfig) -> None:
+    """Raise UserError for settings that change the task, which an environment that was passed in cannot follow."""
+    for name in ("options", "wrappers", "reset_steps", "finite_horizon"):
+        value = getattr(env, name)
+        if value != getattr(base, name):
+            raise UserError(
+                f"env.{name}={value} would have no effect on an environment that is made already: give its class or "
+                "a function that makes it instead (to a canter.envs.gymnasium.GymnasiumEnv, info_keys are an argument)"
+            )
 
 
 def _env_id(section: EnvConfig | Mapping[str, Any] | None) -> str | None:

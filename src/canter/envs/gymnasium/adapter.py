@@ -5,7 +5,7 @@ N is the number of environments.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -19,9 +19,10 @@ from torch import Tensor
 
 from canter.core import distributed
 from canter.core.declarations import OwnArrays
-from canter.core.registry import UserError
-from canter.core.specs import ACTION_MASK, EnvSpec, Step
+from canter.core.registry import UserError, nearest
+from canter.core.specs import ACTION_MASK, ContractBroken, EnvSpec, Step
 from canter.core.struct import Obs, tree_copy_
+from canter.envs.failures import EnvCalls
 from canter.envs.gymnasium.state import StateUnavailable, unwrap
 from canter.envs.gymnasium.sync import SyncStepper
 from canter.envs.gymnasium.vector import Stepper, VectorStepper, find_mode
@@ -33,6 +34,8 @@ STEP_TIMEOUT = 600.0
 """Seconds that a worker process may take for a step or a reset."""
 CLOSE_TIMEOUT = 60.0
 """Seconds that a worker process may take to end."""
+DURATION = "duration"
+"""Entry of `info` with the time that a step took, which every step must have if it is requested."""
 CONTINUES = np.array([[False], [False], [True]])
 """Flags of environments whose episodes continue: not terminated, not truncated, valid."""
 
@@ -51,10 +54,12 @@ class GymnasiumEnv:
     `info["action_mask"]`; the latter is added to the observation groups, and rows without one allow
     everything.
 
-    `info_keys` names numbers of `info` to pass on as `Step.info`, float32 `[N]`, 0 if absent; in
-    rows that ended they are the ended episode's. The environments of a `SyncVectorEnv` in
-    `same_step` mode are stepped in `groups` at the same time, in threads or in `forked` processes,
-    without a change to the results.
+    `info_keys` names numbers of `info` (one name, or several) to pass on as `Step.info`, float32
+    `[N]`, 0 if absent; in rows that ended they are the ended episode's. `duration` must be there in
+    every step, and the others at least once in the first rollout (`absent_info`).
+
+    The environments of a `SyncVectorEnv` in `same_step` mode are stepped in `groups` at the same
+    time, in threads or in `forked` processes, without a change to the results.
 
     NOTE: in `same_step` mode Gymnasium keeps a reference to the last observation while it resets.
     An environment that reuses one array for all its observations overwrites it there, unless this
@@ -69,7 +74,7 @@ class GymnasiumEnv:
         env: VectorEnv,
         *,
         autoreset: Autoreset | AutoresetMode | None = None,
-        info_keys: tuple[str, ...] = (),
+        info_keys: str | Sequence[str] = (),
         device: torch.device | str = "cpu",
         env_id: str = "",
         probe_steps: int = 2000,
@@ -103,7 +108,8 @@ class GymnasiumEnv:
             AutoresetMode.DISABLED: self._settle_disabled,
         }[mode]
         self._mask_in_info = self._reader.add_mask(lambda: [self._stepper.reset()[1]])
-        self._stepper.info_keys = (*info_keys, *[ACTION_MASK] * self._mask_in_info)
+        keys = parse_info_keys(info_keys)
+        self._stepper.info_keys = (*keys, *[ACTION_MASK] * self._mask_in_info)
         self.spec = EnvSpec(
             obs=self._reader.specs,
             action=self._action.spec,
@@ -113,10 +119,10 @@ class GymnasiumEnv:
             final_obs="in_place" if mode is AutoresetMode.NEXT_STEP else "separate",
             truncates=_truncates(env),
             env_id=env_id or _name_of(env),
-            durations="duration" in info_keys,
+            durations=DURATION in keys,
         )
         """Shapes, dtypes, bounds and conventions."""
-        self._allocate(info_keys)
+        self._allocate(keys)
 
     def _allocate(self, info_keys: tuple[str, ...]) -> None:
         """Allocate memory for everything that a step returns, as tensors and as arrays over the same numbers."""
@@ -130,6 +136,9 @@ class GymnasiumEnv:
         self._flags = flags.numpy()
         self._terminated, self._truncated, self._valid = self._flags
         self._info = {key: column.numpy() for key, column in self._step.info.items()}
+        self._absent = set(info_keys)
+        self._timed = np.ones(num_envs, dtype=bool)
+        """Rows of the last step that have a duration."""
         self._pending = np.zeros(num_envs, dtype=bool)
         """Rows whose next step is a filler, in `next_step` mode."""
         self._every = np.ones(num_envs, dtype=bool)
@@ -157,9 +166,7 @@ class GymnasiumEnv:
         """Apply one action per environment: `[N, A]` float32, `[N]` int64 or `[N, K]` int64."""
         raw, reward, terminated, truncated, info = self._stepper.step(self._action.encode(action))
         self._reward[:] = reward
-        for key, column in self._info.items():
-            column[:] = 0
-            copy_info_(column, info, key, self._every)
+        self._copy_info(info, self._every)
         done = self._none
         self._flags[...] = CONTINUES
         if not self._stepper.marks_ends or "final_obs" in info:
@@ -168,6 +175,8 @@ class GymnasiumEnv:
             self._truncated &= ~self._terminated
             done = self._terminated | self._truncated
         final_obs = self._settle(raw, info, done)
+        if DURATION in self._info:
+            self._check_durations()
         if self._copier is not None:
             copied = self._copier()
             return copied if final_obs is not None else replace(copied, final_obs=None)
@@ -175,6 +184,40 @@ class GymnasiumEnv:
         return Step(
             dict(step.obs), step.reward, step.terminated, step.truncated, step.valid, final_obs, dict(step.info)
         )
+
+    def _copy_info(self, info: dict[str, Any], rows: np.ndarray) -> None:
+        """Copy the requested entries of `info` for some rows; an absent one is 0."""
+        for key, column in self._info.items():
+            column[rows] = 0
+            copied = copy_info_(column, info, key, rows)
+            if copied.any():
+                self._absent.discard(key)
+            if key == DURATION:
+                self._timed[rows] = copied[rows]
+        if self._absent:
+            self._stepper.info_names |= {name for name in info if not name.startswith("_")}
+
+    def _check_durations(self) -> None:
+        """Raise ContractBroken for a valid step without a duration, which would count as no time."""
+        untimed = np.flatnonzero(self._valid & ~self._timed)
+        if untimed.size:
+            with EnvCalls(int(untimed[0])):
+                raise ContractBroken(
+                    "step() returned no info['duration'], which env.options.info_keys requests and every step must "
+                    f"have; {self._advise(DURATION)}"
+                )
+
+    def absent_info(self) -> str | None:
+        """Return an error about a requested entry of `info` that no step has had so far; None if all appeared."""
+        if not self._absent:
+            return None
+        key = min(self._absent)
+        return f"step() never returned info[{key!r}], which env.options.info_keys requests; {self._advise(key)}"
+
+    def _advise(self, key: str) -> str:
+        """Return the entries of info there are, for a message about one that is missing."""
+        names = sorted(self._stepper.info_names - {"final_obs", "final_info"})
+        return f"info has {', '.join(names)}: {nearest(key, names)}" if names else "info was empty"
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that the next step depends on; raises `StateUnavailable` if it is not known."""
@@ -239,9 +282,7 @@ class GymnasiumEnv:
                 "of a truncated episode needs it, so let the vector environment report it or use another mode"
             )
         final_info = info.get("final_info") or {}
-        for key, column in self._info.items():
-            column[done] = 0
-            copy_info_(column, final_info, key, done)
+        self._copy_info(final_info, done)
         self._reader.write_final(self._final, info["final_obs"], done)
         self._write_mask(self._final, final_info, rows=done, ended=self._every)
         return dict(self._final.tensors)
@@ -270,6 +311,15 @@ class GymnasiumEnv:
             mask[rows] = True
             copy_info_(mask, info, ACTION_MASK, rows)
         self._reader.mask_rule.check_(mask, ended)
+
+
+def parse_info_keys(keys: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the requested entries of `info`; a string is one name, as a flag with a single name gives it."""
+    if isinstance(keys, str):
+        return (keys,)
+    if not isinstance(keys, Sequence) or not all(isinstance(key, str) for key in keys):
+        raise UserError(f"env.options.info_keys={keys!r}: expected names of entries of info, such as [duration]")
+    return tuple(dict.fromkeys(keys))
 
 
 def env_seeds(seed: int, num_envs: int, bits: int = 32) -> list[int]:

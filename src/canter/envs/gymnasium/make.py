@@ -43,7 +43,7 @@ def make_gymnasium(
     *,
     vectorization: Vectorization = "auto",
     autoreset: Autoreset | None = None,
-    info_keys: tuple[str, ...] = (),
+    info_keys: str | Sequence[str] = (),
     device: torch.device | str = "cpu",
     wrappers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = (),
     vector_kwargs: dict[str, Any] | None = None,

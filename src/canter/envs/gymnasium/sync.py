@@ -270,6 +270,7 @@ class SyncStepper(Stepper):
         return self.checked_dtype
 
     def _select(self, info: dict[str, Any]) -> dict[str, Any]:
+        self.info_names.update(info)
         return {key: info[key] for key in self.info_keys if key in info}
 
 

@@ -40,6 +40,8 @@ class Stepper:
 
     info_keys: tuple[str, ...] = ()
     """Entries of info that the adapter reads; a backend may leave out the others."""
+    info_names: set[str]
+    """Names of entries of info seen so far, for messages about an entry that is missing."""
     marks_ends = False
     """True if a step has `info["final_obs"]` exactly when an episode ended."""
     idle_cores = 0
@@ -47,6 +49,7 @@ class Stepper:
 
     def __init__(self, env: VectorEnv) -> None:
         self.env = env
+        self.info_names = set()
 
     def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset all environments, or those of `mask` (bool `[N]`). Return observations and infos."""
