@@ -94,7 +94,7 @@ def test_a_run_becomes_a_file_of_either_parent_that_acts_alike(tmp_path, capsys)
     assert tree["iter"] == 2 and "a2c_network.mu.weight" in read_pickled(others)["model"]
     with pytest.raises(SystemExit):
         main(["export", run, "--output", theirs])
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_check_reads_the_file_of_another_library(tmp_path, capsys):

@@ -102,10 +102,12 @@ class DistillationConfig:
         Raises UserError if teacher and environment do not fit together.
         """
         if not self.teacher:
-            raise UserError("teacher is empty: give a policy file or a run folder")
+            raise UserError("teacher is empty: set it to a policy file or a run folder")
         teacher = load_policy(self.teacher, device=str(spec.device))
         if teacher.spec.action != spec.action:
-            raise UserError(f"teacher {self.teacher} gives {teacher.spec.action}, the environment takes {spec.action}")
+            raise UserError(
+                f"teacher {self.teacher} returns {teacher.spec.action}, the environment takes {spec.action}"
+            )
         shown = {name: self.teacher_obs.get(name, name) for name in sorted(teacher.reads)}
         for name in self.teacher_obs:
             if name not in shown:

@@ -34,7 +34,7 @@ def import_run(path: str | Path, config: TrainConfig, folder: str | Path) -> int
     """
     path, folder = Path(path), Path(folder)
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty: a checkpoint becomes a run of its own")
+        raise ConfigError(f"{folder} is not empty: a checkpoint becomes a new run")
     tree = read_pickled(path)
     known = ((rsl_rl, rsl_rl.is_rsl_rl), (rl_games, rl_games.is_rl_games), (rl_games_sac, rl_games_sac.is_sac))
     theirs = next((module for module, is_its_own in known if is_its_own(tree)), None)
@@ -67,7 +67,7 @@ def export_run(run: str | Path, config: TrainConfig, policy: Policy, path: str |
     """
     path, store = Path(path), RunFolder(Path(run)).store
     if path.exists():
-        raise ConfigError(f"{path} exists already; remove it or export to another name")
+        raise ConfigError(f"{path} already exists; remove it or export to another name")
     iteration, saved = store.load_latest()
     spec = replace(policy.spec, num_envs=config.env.num_envs)  # minibatches come out even as in training
     algorithm: Any = config.algorithm.build(spec, config.seed)
@@ -93,18 +93,16 @@ def _written(algorithm: Any, suffix: str, iteration: int, num_envs: int) -> dict
 def _of_rsl_rl(ppo: PPO, iteration: int) -> dict[str, Any]:
     """Return RSL-RL's file: the mean is the action, and values are in units of the reward."""
     if ppo.model.shared_trunk:
-        raise ConfigError(
-            "RSL-RL has two networks: train with algorithm.model.shared_trunk=false for a file of its own"
-        )
+        raise ConfigError("RSL-RL has two networks: train with algorithm.model.shared_trunk=false to export its file")
     spec, dist = ppo.policy.spec, ppo.policy.distribution
     probe = torch.full((1, spec.action.dim), 0.1, device=spec.device) if isinstance(spec.action, Continuous) else None
     if probe is not None and not torch.equal(dist.to_env(probe), probe):
         raise ConfigError(
-            "RSL-RL gives the mean as it is: train with algorithm.model.bounds=none for a file of its own"
+            "RSL-RL takes the mean as the action: train with algorithm.model.bounds=none to export its file"
         )
     head = ppo.model.critic.head
     units = head.normalizer if isinstance(head.normalizer, Normalizer) else None
-    if units is not None:  # the last layer gives what it gave behind the statistics
+    if units is not None:  # fold the statistics into the last layer
         head.linear.weight.mul_(units.scale)
         head.linear.bias.copy_(units.inverse(head.linear.bias))
     tree = rsl_rl.dump(ppo, iteration)

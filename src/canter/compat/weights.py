@@ -88,7 +88,7 @@ def network_of(part: nn.Module, role: str) -> Network:
     network = part.network
     if not isinstance(network, Network):
         raise ConfigError(
-            f"the {role}'s network is a {type(network).__name__}: only a standard one has a parent's form"
+            f"the {role}'s network is a {type(network).__name__}: only a standard network can be exported"
         )
     return network
 

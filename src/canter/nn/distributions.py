@@ -135,7 +135,7 @@ class DiagGaussian:
             raise UserError(f"bounds={self.bounds!r} is unknown; use one of {', '.join(BOUNDS)}")
         for name, bound in (("low", self.low), ("high", self.high)):
             if bound is not None and len(bound) != self.dim:
-                raise UserError(f"{name} has {len(bound)} components, but dim={self.dim}; give one per component")
+                raise UserError(f"{name} has {len(bound)} components, but dim={self.dim}; set one per component")
 
     @property
     def param_dim(self) -> int:

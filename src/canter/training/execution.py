@@ -37,7 +37,7 @@ def choose_threads(widest: int, steps: int, cores: int, *, multithreaded_update:
 
     Small networks get slower with a second thread, wide ones faster. Another number of threads
     rounds sums differently, so the number follows from sizes alone, never from a clock: equal
-    commands on one machine give equal bits. It is saved with the run. `canter check --threads`
+    commands on one machine return equal bits. It is saved with the run. `canter check --threads`
     measures which number is fastest.
 
     With `multithreaded_update` the algorithm profits from threads however short a rollout is.

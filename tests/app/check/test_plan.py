@@ -63,7 +63,7 @@ def test_foresight_is_held_against_episodes_and_rollouts(gamma, horizon, length,
     ("truncates", "final_obs", "level", "part"),
     [
         (False, "separate", "ok", "never truncated"),
-        (True, "separate", "ok", "kept beside the first of the next episode"),
+        (True, "separate", "ok", "returned together with the next episode's first"),
         (True, "in_place", "ok", "returned before the reset"),
         (None, "separate", "ok", "does not declare"),
         (True, "unknown", "note", "bootstrapped from the value of the observation before it"),

@@ -270,7 +270,7 @@ def test_a_run_is_kept_in_a_folder_and_can_be_extended(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "tensor:pendulum", "--name", "old"], "old exists already"),
+        (["train", "tensor:pendulum", "--name", "old"], "old already exists"),
         (["train", "tensor:pendulum", "--name", "../elsewhere"], "must be a plain folder name"),
         (["resume", "oldd"], "did you mean old"),
         (["resume", "o"], "could be any of old, other"),

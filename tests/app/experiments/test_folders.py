@@ -19,7 +19,7 @@ def test_runs_that_begin_at_once_each_have_a_folder_of_their_own(tmp_path):
 
 def test_a_name_that_is_taken_is_refused(tmp_path):
     made(tmp_path / "mine")
-    with pytest.raises(ValueError, match="exists already; give another --name"):
+    with pytest.raises(ValueError, match="already exists; choose another --name"):
         new_run(tmp_path, "mine", TrainConfig())
 
 

@@ -41,8 +41,8 @@ MAX_STYLE = -math.log(1e-4)
 POSE_ENVS = 8
 POSE_STEPS = 64
 POSE_FRAMES = 4096
-"""The pose error compares so many environments in the last so many steps with the first so many
-frames of clips."""
+"""The pose error compares POSE_ENVS environments in the last POSE_STEPS steps with the first
+POSE_FRAMES frames of clips."""
 
 
 @extensions.register("amp")
@@ -158,7 +158,7 @@ class AMPBatch(TensorStruct):
 
 
 class AMP(Extension):
-    """Adds the style reward and trains the discriminator in a phase of its own."""
+    """Adds the style reward and trains the discriminator in a separate phase."""
 
     def __init__(self, config: AMPConfig, spec: EnvSpec, generator: torch.Generator) -> None:
         super().__init__()

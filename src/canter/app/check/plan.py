@@ -163,7 +163,11 @@ def check_truncation(spec: EnvSpec) -> Finding:
     known = "" if spec.truncates else "the environment does not declare whether it truncates episodes; "
     if spec.final_obs == "unknown":
         return Finding("note", "truncation", known + LOST_FINAL_OBS)
-    where = "kept beside the first of the next episode" if spec.final_obs == "separate" else "returned before the reset"
+    where = (
+        "returned together with the next episode's first"
+        if spec.final_obs == "separate"
+        else "returned before the reset"
+    )
     text = (
         f"{known}an episode truncated by a time limit is bootstrapped from the value of its true last observation "
         f"({where}); a terminated one is not bootstrapped"

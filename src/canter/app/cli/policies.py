@@ -155,7 +155,7 @@ def eval_command(arguments: argparse.Namespace) -> None:
     """Evaluate a policy over many episodes."""
     file = None if arguments.json in (None, STDOUT) else Path(arguments.json)
     if file is not None and file.exists():
-        raise UsageError(f"--json {file} exists already; remove it or give another name")
+        raise UsageError(f"--json {file} exists already; remove it or choose another name")
 
     def adapt(env: EnvConfig) -> EnvConfig:
         if arguments.average is not None:
@@ -246,7 +246,7 @@ def play_command(arguments: argparse.Namespace) -> None:
     """Watch a policy in a window, or record a video of it."""
     video: Path | None = arguments.video
     if arguments.caption and video is None:
-        raise UsageError("--caption goes below the pictures of a video: give --video FILE.mp4 too")
+        raise UsageError("--caption goes below the pictures of a video: add --video FILE.mp4")
     if arguments.viewer is not None and video is not None:
         raise UsageError(f"--viewer {arguments.viewer} and --video {video}: give one of them")
     noisy = arguments.stochastic or arguments.override_std is not None
@@ -345,13 +345,13 @@ def export_command(arguments: argparse.Namespace) -> None:
 def export_for_source_library(opened: OpenPolicy, output: Path) -> None:
     """Write a file that scripts of RSL-RL or rl_games load, with the critic and the optimizer."""
     if opened.run is None:
-        raise UsageError(f"--output {output}: give the run's folder, as the file has more than the policy")
+        raise UsageError(f"--output {output}: pass the run's folder, because the file needs more than the policy")
     iteration = export_run(opened.run, stored_config(opened.run), opened.policy, output)
     print(f"{output}: {opened.source} of iteration {iteration}, in the layout of {FORMS[output.suffix]}")
 
 
 def export_files(opened: OpenPolicy, output: Path | None) -> dict[Format, Path]:
-    """Return the files to write by format: the one given, or one of each in the run's folder or beside the policy."""
+    """Return the files to write by format: `output`, or one of each in the run's or policy's folder."""
     if output is not None:
         return {format: output for format, suffix in SUFFIXES.items() if suffix == output.suffix}
     folder = opened.source.parent if opened.run is None else opened.run / "exports"

@@ -25,7 +25,7 @@ def check_name(parent: Path, name: str | None) -> None:
         raise UserError(f"--name {name!r} must be a plain folder name that can be printed, and not {LATEST!r}")
     path = parent / name
     if path.exists() and not is_unstarted(path):
-        raise UserError(f"{path} exists already; give another --name, or go on with it: canter resume {path}")
+        raise UserError(f"{path} already exists; choose another --name, or continue the run: canter resume {path}")
 
 
 def new_run(parent: Path, name: str | None, config: TrainConfig) -> RunFolder:

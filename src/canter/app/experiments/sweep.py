@@ -32,7 +32,7 @@ class Sweep:
     base: list[str]
     """Arguments of `canter` shared by all runs."""
     runs: dict[str, list[str]]
-    """Arguments of each run, besides the shared ones, by its name."""
+    """Arguments of each run, in addition to the shared ones, by its name."""
 
     @staticmethod
     def read(folder: Path) -> Sweep:
@@ -83,7 +83,7 @@ def new_sweep_folder(parent: Path, env_id: str, name: str | None) -> Path:
     try:
         path.mkdir(parents=True)
     except FileExistsError as error:
-        raise UserError(f"{path} exists already; give another --name, or go on: canter sweep {path}") from error
+        raise UserError(f"{path} already exists; choose another --name, or continue: canter sweep {path}") from error
     return path
 
 
@@ -151,7 +151,7 @@ def run_sweep(sweep: Sweep, jobs: int, on_change: Callable[[SweepProgress, str |
 
 
 def start_run(sweep: Sweep, name: str) -> subprocess.Popen[bytes]:
-    """Start or resume a run in a process of its own, which writes to the run's log file."""
+    """Start or resume a run in a separate process, which writes to the run's log file."""
     command = [sys.executable, "-m", "canter", *sweep.arguments(name)]
     with (sweep.folder / f"{name}.log").open("ab") as log:
         # In its own process group: Ctrl-C reaches it once, from `run_sweep`.

@@ -121,12 +121,12 @@ def _task_or_config(task: Any, env: Any, config: TrainConfig | None) -> tuple[An
     """Return the task and the config, either of which may be the first argument; `env` may be the task."""
     if isinstance(task, TrainConfig):
         if config is not None:
-            raise TypeError("two configs: give one")
+            raise TypeError("two configs: pass one")
         config = task
         task = None
     if env is not None:
         if task is not None:
-            raise TypeError("two environments: give one, and its settings as env={...}")
+            raise TypeError("two environments: pass one, and its settings as env={...}")
         task = env
     return task, config
 
@@ -233,7 +233,7 @@ def evaluate(
         policy = load(run)
     if env is None:
         if run is None or run.is_file():
-            raise TypeError("env: a policy alone does not say in which environment; give one, or a run")
+            raise TypeError("env: a policy alone does not say in which environment; pass one, or a run")
         env = stored_config(run).env
     with _open_task(env, num_envs or min(episodes, EVAL_ENVS)) as playing:
         if isinstance(policy, Policy):

@@ -331,10 +331,10 @@ class AmpAgent(Agent):
         group, spec = (self.config.get("amp") or {}).get("obs_group") or "amp", self.vec_env.spec
         if group not in spec.obs and spec.motion is None:
             raise ConfigError(
-                f"amp_continuous: the environment shows no observation group {group!r}. Give the frame that is "
-                f"compared with clips beside obs, as {{'obs': ..., {group!r}: [N, D]}}, and reset within the step: "
-                "infos['amp_obs'], fetch_amp_obs_demo and reset_done, which IsaacGymEnvs' agent asks for, are not "
-                "asked for here. Clips are named by config.amp.motions"
+                f"amp_continuous: the environment returns no observation group {group!r}. Return the frame that is "
+                f"compared with clips together with obs, as {{'obs': ..., {group!r}: [N, D]}}, and reset within the "
+                "step: infos['amp_obs'], fetch_amp_obs_demo and reset_done, which IsaacGymEnvs' agent calls, are "
+                "not used here. Clips are named by config.amp.motions"
             )
 
 

@@ -89,7 +89,7 @@ def load_discriminator(amp: AMP, weights: Weights) -> None:
         parameter.copy_(_turned(amp, weights.parameters[name], name))
         for here, value in zip(moments[name], weights.moments.get(name, ()), strict=False):
             here.copy_(_turned(amp, value, name))
-    group.adam.step.fill_(weights.optimizers["policy"].steps)  # the parent has one Adam for both
+    group.adam.step.fill_(weights.optimizers["policy"].steps)  # rl_games has one Adam for both
     if (found := weights.statistics.get(FRAMES)) is not None:
         found = Statistics(_turned(amp, found.mean), _turned(amp, found.variance), found.count)
     set_statistics(_normalizers(amp), found)
@@ -293,7 +293,7 @@ def _with_style(tree: dict[str, Any], style: Weights, config: OptimizerConfig) -
 
 
 def _with_value(model: dict[str, Tensor], features: int) -> dict[str, Tensor]:
-    """Return the model with the value head of rl_games' actor, unused beside a central value."""
+    """Return the model with the value head of rl_games' actor, unused if there is a central value."""
     value = {f"{NET}.value.weight": torch.zeros(1, features), f"{NET}.value.bias": torch.zeros(1)}
     last = (f"{NET}.mu.", f"{NET}.logits")
     before = {name: tensor for name, tensor in model.items() if not name.startswith(last)}

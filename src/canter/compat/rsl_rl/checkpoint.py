@@ -42,7 +42,7 @@ OLD_NAMES = {
 }
 """Names up to 3.x, and since 5.0."""
 BEFORE_5 = {"std": STD.removeprefix("actor."), "log_std": LOG_STD.removeprefix("actor.")}
-"""Names of 4.0, which has the std beside the layers, and since."""
+"""Names of 4.0, which has the std next to the layers, and since."""
 OLD_STATISTICS = {
     "obs_norm_state_dict": "actor",
     "critic_obs_norm_state_dict": "critic",
@@ -199,7 +199,7 @@ def _layout(models: dict[str, Tensor], statistics: dict[str, Tensor], generation
 
 
 def _normalizer(found: Statistics, parts: Any) -> dict[str, Tensor]:
-    """Return the std that gives RSL-RL, which divides by `_std + 0.01`, the quotient of Canter."""
+    """Return the std for which RSL-RL, which divides by `_std + 0.01`, computes Canter's quotient."""
     scale = torch.cat([part.scale.reshape(-1) for part in parts if hasattr(part, "scale")]).double().cpu()
     std = scale - EPS
     if not bool((std > 0).all()):

@@ -54,11 +54,11 @@ class RslRlEnv(SourceEnv):
     def groups(self, obs: Any, more: Mapping[str, Any] = MappingProxyType({})) -> Obs:
         """Return observations of any generation as groups on the learner's device.
 
-        `more` are those beside a bare tensor.
+        `more` are those that come with a bare tensor.
         """
         if isinstance(obs, Tensor):
-            beside = {name: more[name] for name in ("critic", "teacher") if more.get(name) is not None}
-            named = {"policy": obs} | beside
+            others = {name: more[name] for name in ("critic", "teacher") if more.get(name) is not None}
+            named = {"policy": obs} | others
         else:
             named = flatten_groups(obs)
         return {name: group.to(self.device) for name, group in named.items()}
@@ -99,7 +99,9 @@ def symmetries_in(train_cfg: Mapping[str, Any], adapter: RslRlEnv) -> tuple[Symm
         return images.symmetry(1), images.symmetry(2)
     if len(blocks) != 2:
         why = "2, or 4 of which the last is the image of an image"
-        raise ConfigError(f"{KEY} gives {len(blocks)} blocks of rows, expected {why}: declare EnvSpec.symmetries", KEY)
+        raise ConfigError(
+            f"{KEY} returns {len(blocks)} blocks of samples, expected {why}: declare EnvSpec.symmetries", KEY
+        )
     return (images.symmetry(1),)
 
 
@@ -126,7 +128,7 @@ class Images:
         """Return one of the mirror images."""
         obs = {name: self._of_group(name, block) for name in self.spec.obs}
         shape = (int(self.env.num_actions),)
-        return Symmetry(f"image {block}", obs, lambda x: self._rows(x, shape, lambda rows: self.actions(rows)[block]))
+        return Symmetry(f"image {block}", obs, lambda x: self._rows(x, shape, lambda batch: self.actions(batch)[block]))
 
     def actions(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return all blocks of actions `[B, A]`."""

@@ -1,8 +1,8 @@
 """Import of settings of rl_games and RSL-RL from a file, a mapping or a robot's task.
 
-Hydra's `${...}` in a file is resolved from what the caller gives (`--set KEY=VALUE`), then from the
-tree, as far as it can be put together: a file of IsaacGymEnvs, `cfg/train/AntPPO.yaml`, stands
-beside `cfg/config.yaml` and `cfg/task/Ant.yaml`.
+Hydra's `${...}` in a file is resolved from the caller's values (`--set KEY=VALUE`), then from the
+tree, as far as it can be put together: for a file of IsaacGymEnvs, `cfg/train/AntPPO.yaml`, also
+from `cfg/config.yaml` and `cfg/task/Ant.yaml`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def amp_extension(run: Import) -> None:
     own["replay_rows"] = max(1, min(own["replay"], round(keep * s.get("horizon") * (run.samples_per_step or 1))))
     why = "that share of each rollout is kept from the start, not only once the buffer is full"
     s.changed("amp_replay_keep_prob", why, f"{AT}.replay_rows={own['replay_rows']}")
-    s.changed("disc_coef", "the discriminator has an Adam of its own, which no factor changes")
+    s.changed("disc_coef", "the discriminator has a separate Adam, which no factor changes")
     s.changed("amp_obs_demo_buffer_size amp_batch_size", "new clips are drawn for every update", f"{AT}.motions")
     for name in CLIPS:
         if s.has(f"amp.{name}"):
@@ -188,7 +188,7 @@ def seed(s: Section) -> None:
     """rl_games draws a seed where the file has none."""
     value = s.raw("seed")
     if value in (None, -1) or _is_open(value):
-        s.changed("seed", "rl_games draws one, or its script does: give --seed", "seed=0")
+        s.changed("seed", "rl_games draws one, or its script does: set --seed", "seed=0")
     else:
         value = read.integer(s, "seed")
         s.copy("seed", "seed", value, "rl_games seeds nothing with 0" if value == 0 else "")
@@ -225,8 +225,8 @@ def environment(s: Section) -> None:
     if found:
         s.copy("env_name", "env.id", found)
     if name == "rlgpu":
-        s.mapped("env_name", "the environment that the script gives to Runner; --env ID here")
-    why = f"{name!r} is registered by rl_games or its script: give the environment's id here (--env ID)"
+        s.mapped("env_name", "the environment that the script passes to Runner; --env ID here")
+    why = f"{name!r} is registered by rl_games or its script: set the environment's id here (--env ID)"
     s.changed("env_name", why)
     options = "env_config"
     has_options = s.has_section(options)
@@ -240,7 +240,7 @@ def environment(s: Section) -> None:
                 s.set(f"env.options.{key}", value, path)
             s.mapped(path, f"env.options.{key}")
     if has_options:
-        s.changed(options, "a keyword of the environment that rl_games builds: give --env.options of yours")
+        s.changed(options, "a keyword of the environment that rl_games builds: set --env.options of yours")
     s.mapped(options, "no keywords")
 
 

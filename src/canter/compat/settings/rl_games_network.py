@@ -60,13 +60,13 @@ def hidden_layers(s: Section) -> None:
 
 
 def initializer(s: Section) -> None:
-    """The gain comes from another key for each kind of initializer."""
+    """Read the initializer and its gain, whose key depends on the kind."""
     at = "mlp.initializer"
     name = read.word(s, f"{at}.name", "default")
     init = INITIALIZERS.get(name, DEFAULT)
     gain = GAIN
     if init == ZERO_BIAS:
-        s.no_effect(f"{at}.scale {at}.gain", "has no effect beside initializer default")
+        s.no_effect(f"{at}.scale {at}.gain", "has no effect with initializer default")
     elif init == "variance_scaling":
         gain = read.number(s, f"{at}.scale", 2.0)
         s.mapped(f"{at}.scale", f"{s.setting('init_gain')}={gain:g}")
@@ -135,7 +135,7 @@ def _convolution(s: Section, i: int, conv: dict[str, Any]) -> list[int]:
 
 
 def encoder_activation(s: Section) -> None:
-    """The encoder's activation is set only if it differs from that of the hidden layers."""
+    """Set the encoder's activation if it differs from that of the hidden layers."""
     activation = ACTIVATIONS[read.one_of(*ACTIVATIONS)(s, "cnn.activation", "relu")]
     if activation != s.get("activation"):
         s.set("cnn.activation", activation)
@@ -170,7 +170,7 @@ def observation_groups(s: Section) -> None:
         value = s.raw(key)
         if value is True:
             names = [*(names or ["observation"]), group]
-            why = "enters beside the encoded image; rl_games appends it to the recurrent layer's input"
+            why = "enters together with the encoded image; rl_games appends it to the recurrent layer's input"
             s.changed(key, why, s.setting("obs_groups"))
         elif value not in (*NONE, False):
             s.refuse(key, "true or false")

@@ -44,7 +44,7 @@ def set_normalizer(s: Section, setting: str) -> None:
 
 
 def minibatches(s: Section) -> None:
-    """rl_games gives the size of a minibatch, which must divide the rollout there too."""
+    """Convert the size of a minibatch to a number; the size must divide the rollout in rl_games too."""
     per_step = s.run.samples_per_step
     if per_step is None:
         return
@@ -75,7 +75,7 @@ def surrogate(s: Section) -> None:
 
 
 def entropy(s: Section) -> None:
-    """The coefficient falls only beside a linear learning rate."""
+    """Read the entropy coefficient, which decays only with a linear learning rate."""
     coef = read.number(s, "entropy_coef")
     if read.flag(s, "schedule_entropy", False) and s.raw("lr_schedule") == "linear":
         s.copy("schedule_entropy", "entropy_coef", {"kind": "linear", "start": coef, "end": 1e-4})
@@ -120,7 +120,7 @@ def learning_rate(s: Section) -> None:
 
 
 def adaptive_rate(s: Section, rate: float) -> None:
-    """The rate follows the KL, by the minibatch or by the epoch."""
+    """Read the adaptive learning rate, adapted by the minibatch or by the epoch."""
     kind = s.raw("schedule_type", "legacy")
     if kind == "standard_epoch":
         s.set("optimizer.learning_rate", rate, "learning_rate")
@@ -197,7 +197,7 @@ def rewards(s: Section) -> None:
         why = ""
         if not shaper.has("min_val"):
             shaper.set("minimum", 1e-8)
-            why = "needs a positive minimum here, so reward.minimum=1e-8; rl_games gives NaN below 0"
+            why = "needs a positive minimum here, so reward.minimum=1e-8; rl_games computes NaN below 0"
         shaper.copy("log_val", "squash", "log", why)
     if not s.has_section("reward_shaper"):
         s.mapped("reward_shaper", "algorithm.reward")
@@ -270,7 +270,7 @@ AFTER_PPO: tuple[Rule, ...] = (
 
 
 def central_value(s: Section) -> None:
-    """The central value is the critic, with a loss and an optimizer of its own."""
+    """Read the critic's network, loss and optimizer from the central value's section."""
     if not s.run.root.has_section(CENTRAL):
         return
     apply(NETWORK, s.run.section(f"{CENTRAL}.network", CRITIC))
@@ -279,15 +279,15 @@ def central_value(s: Section) -> None:
     trained = read.flag(s, key, is_continuous(s.run))
     shown = key if s.has(key) else ""
     if trained and read.flag(s.run.root, "params.network.separate", False):
-        why = "the actor's own critic network is left out: beside the central value it only shares the gradient norm"
+        why = "the actor's own critic network is left out: with a central value it only shares the gradient norm"
         s.difference(why, key=shown)
     elif trained:
-        otherwise = "only the central value is trained; rl_games trains the actor's own value head besides"
+        otherwise = "only the central value is trained; rl_games also trains the actor's own value head"
         s.own_form(shown, {"central_value.actor_value": True}, otherwise)
 
 
 def central_normalizer(s: Section) -> None:
-    """The critic normalises what it reads."""
+    """Read whether the critic normalises its observations."""
     critic = s.run.section(s.at, CRITIC)
     on = read.flag(s, "normalize_input")
     critic.copy("normalize_input", "normalize_obs", on)
@@ -309,7 +309,7 @@ CENTRAL_VALUE: tuple[Rule, ...] = (
 
 
 def std(s: Section) -> None:
-    """The initial std follows from its parameterisation and floor."""
+    """Derive the initial std from its parameterisation and floor."""
     form, floor = std_form(s)
     key = "sigma_init.val" if s.raw("sigma_init.val") is not None else "sigma_init.value"
     raw = read.number(s, key, 0.0) if s.raw(key) is not None else 0.0

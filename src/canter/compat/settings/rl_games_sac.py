@@ -175,7 +175,7 @@ SAC: tuple[Rule, ...] = (
         "target_entropy_coef",
         equal_to(1.0),
         "algorithm.temperature.target_entropy=null, minus one per action",
-        "give the entropy itself, minus this times the actions: --algorithm.temperature.target-entropy",
+        "set the entropy itself, minus this times the actions: --algorithm.temperature.target-entropy",
         read.number,
         default=1.0,
     ),

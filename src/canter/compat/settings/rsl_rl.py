@@ -38,7 +38,7 @@ def translate(run: Import, generation: Generation) -> None:
     if run.env is not None:
         root.set("env.id", run.env)
     if run.num_envs is None:
-        why = "RSL-RL's settings do not say how many environments there are: give --num-envs"
+        why = "RSL-RL's settings do not contain the number of environments: set --num-envs"
         root.difference(why, "env.num_envs=8")
     else:
         root.set("env.num_envs", run.num_envs)
@@ -128,14 +128,14 @@ def uneven_minibatches(s: Section, runner: Section, recurrent: bool) -> None:
         s.set("uneven_minibatches", "drop")
         return
     counted = "environments, with recurrent networks," if recurrent else "num_steps_per_env * environments"
-    remedy = "RSL-RL drops the rest: --parity does too; or give another --num-envs"
+    remedy = "RSL-RL drops the rest: --parity does too; or choose another --num-envs"
     raise s.error("num_mini_batches", f"a number that divides {counted} = {samples}", remedy)
 
 
 def optimizer(s: Section, *, split: bool) -> None:
-    """Networks with sections of their own are clipped on their own.
+    """Read the optimizer: networks with separate sections are clipped separately.
 
-    AdamW comes with torch's weight decay.
+    AdamW uses torch's default weight decay.
     """
     norm = read.number(s, "max_grad_norm", 1.0)
     clipping = "per_network" if split else "joint"
@@ -146,7 +146,7 @@ def optimizer(s: Section, *, split: bool) -> None:
 
 
 def schedule(s: Section, generation: Generation) -> None:
-    """The learning rate follows the KL unless the schedule is another one."""
+    """Read the learning rate's schedule, which is adaptive by default."""
     rate = read.number(s, "learning_rate", 1e-3)
     adaptive = s.raw("schedule", "fixed" if generation.number < 3 else "adaptive") == "adaptive"
     if not adaptive or s.raw("desired_kl", 0.01) in NONE:
@@ -258,15 +258,15 @@ def no_groups(root: Section) -> None:
 
 
 def seed(s: Section) -> None:
-    """The scripts draw a seed where there is none."""
+    """Read the seed; RSL-RL's scripts draw one if there is none."""
     value = s.raw("seed")
     if isinstance(value, int) and value >= 0:
         s.copy("seed", "seed", value)
-    s.changed("seed", "RSL-RL's script draws one: give --seed", "seed=0")
+    s.changed("seed", "RSL-RL's script draws one: set --seed", "seed=0")
 
 
 def action_limit(s: Section) -> None:
-    """The limit is the environment's: `mjlab:` and `isaaclab:` take it."""
+    """Move the action limit to the environment: `mjlab:` and `isaaclab:` take it."""
     if s.has("clip_actions") and str(s.run.settings.get("env.id", "")).startswith(ROBOTS):
         s.copy("clip_actions", "env.options.clip_actions", read.number(s, "clip_actions"))
     elif s.has("clip_actions"):
@@ -301,7 +301,7 @@ GROUPS: tuple[Rule, ...] = (
     Copy("obs_groups.actor", f"{POLICY}.obs_groups", read.groups, OMIT),
     Copy("obs_groups.policy", f"{POLICY}.obs_groups", read.groups, OMIT),
     Copy("obs_groups.critic", f"{CRITIC}.obs_groups", read.groups, OMIT),
-    no_effect("obs_groups.rnd_state obs_groups.teacher obs_groups.student", "no part of PPO reads it"),
+    no_effect("obs_groups.rnd_state obs_groups.teacher obs_groups.student", "PPO does not read it"),
     no_groups,
 )
 """For the whole mapping."""

@@ -44,7 +44,7 @@ def student(s: Section, prefix: str) -> None:
 
 
 def recurrent_layers(s: Section) -> None:
-    """The width has had two names."""
+    """Read the recurrent layers, whose width has had two names."""
     if s.has("rnn_type"):
         width = read.integer(s, "rnn_hidden_dim", read.integer(s, "rnn_hidden_size", 256))
         cell = read.one_of("lstm", "gru")(s, "rnn_type")
@@ -52,7 +52,7 @@ def recurrent_layers(s: Section) -> None:
 
 
 def distribution(s: Section) -> None:
-    """The rest of the distribution's section."""
+    """Read the rest of the distribution's section."""
     s.each("distribution_cfg", "class_name std_type", "mapped", "algorithm.std")
 
 

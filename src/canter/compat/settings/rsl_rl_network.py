@@ -44,7 +44,7 @@ class Generation:
 
     @property
     def split(self) -> bool:
-        """Actor and critic have sections of their own."""
+        """Actor and critic have separate sections."""
         return self.number >= 4
 
     @property
@@ -168,7 +168,7 @@ def _per_layer(s: Section, key: str, default: Any, layers: int) -> list[int]:
 
 
 def distribution(run: Import, generation: Generation) -> None:
-    """The distribution has a section of its own since 5.x."""
+    """Read the distribution's section, which is separate since 5.x."""
     actor = run.section(generation.actor, "algorithm.model")
     section = actor.inner("distribution_cfg")
     if generation.number >= 5:
@@ -192,7 +192,7 @@ def distribution(run: Import, generation: Generation) -> None:
 
 
 def distribution_class(s: Section) -> None:
-    """The std is one parameter, or an output of the network."""
+    """Read the distribution's class: the std is a parameter or an output of the network."""
     kind = STD_KINDS.get(str(s.raw("class_name")))
     s.set("std.kind", kind or "parameter")
     if kind is None:
@@ -210,7 +210,7 @@ def std_range(s: Section) -> None:
 
 
 def std(s: Section, initial: str, form: str) -> None:
-    """The parameterisation is RSL-RL's without parity too.
+    """Read the std with RSL-RL's parameterisation, without parity too.
 
     The speed at which the noise shrinks depends on it.
     """

@@ -147,8 +147,8 @@ class SyncStepper(Stepper):
             reason = obstacle(self.env)
             if reason is not None:
                 raise StateUnavailable(
-                    f"environments in forked processes cannot be brought back: {reason}; give reset() a seed, or use "
-                    "vectorization=sync"
+                    f"environments in forked processes cannot be brought back: {reason}; give reset() a seed, or "
+                    "use vectorization=sync"
                 )
             exact.restore_singles(self.env, self._fork_states())
             self.forget()
