@@ -27,6 +27,7 @@ NETWORK = NetworkConfig(hidden=(16,), activation="relu", init="default", normali
 SMALL = SACConfig(
     horizon=2,
     batch_size=16,
+    updates_per_step=1.0,
     warmup_steps=24,
     policy=NETWORK,
     critic=CriticConfig(hidden=(16, 16)),
@@ -54,6 +55,7 @@ class Training:
         self.done = 0
 
     def iterate(self, count=1):
+        metrics = {}
         for _ in range(count):
             self.algorithm.set_progress(self.done / 40)
             self.algorithm.begin_iteration()

@@ -10,7 +10,7 @@ from canter.envs.tensor import Pendulum
 from canter.training.collector import Collector
 
 NETWORK = {"hidden": [8], "activation": "relu", "init": "default", "normalize_obs": False}
-SMALL = {"horizon": 2, "batch_size": 16, "warmup_steps": 24, "replay.capacity": 64}
+SMALL = {"horizon": 2, "updates_per_transition": 0.5, "batch_size": 16, "warmup_steps": 24, "replay.capacity": 64}
 SMALL |= {"policy": NETWORK, "critic": {"hidden": [8]}}
 STACK = {"policy": {"kind": "stack", "hidden": [8], "blocks": 1}}
 BLOCK = {"critic.blocks": 1}
@@ -22,7 +22,8 @@ IMAGES = {"policy.cnn.layers": [[2, 2, 1]]}
 
 SAC = {
     "horizon": (4, {}),
-    "updates_per_step": (2.0, {}),
+    "updates_per_transition": (1.0, {}),
+    "updates_per_step": (1.0, {}),
     "batch_size": (24, {}),
     "warmup_steps": (16, {}),
     "n_steps": (3, {}),
@@ -144,7 +145,7 @@ WHOLE = {"policy", "critic", "optimizer", "critic_optimizer", "policy.rnn"}
 """Keys of a whole part, whose settings are varied."""
 
 
-class Twice(Pendulum):
+class Twice(Pendulum):  # pyright: ignore[reportGeneralTypeIssues]
     """A pendulum with a second group, of half the size of the first."""
 
     def __init__(self):

@@ -174,6 +174,9 @@ class RolloutPlan:
     """Steps per rollout in each environment."""
     epochs: int = 1
     num_minibatches: int = 1
+    updates_per_transition: float | None = None
+    """Updates for each transition of a rollout, if their number follows from that; None if it is
+    `epochs` times `num_minibatches`."""
     drawn: int = 0
     """Minibatch size if minibatches are drawn from a replay buffer; 0 if the rollout is split into
     minibatches."""

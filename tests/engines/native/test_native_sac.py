@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ POLICY = NetworkConfig(hidden=(17, 9), activation="relu", init="default", normal
 CRITIC = CriticConfig(hidden=(19, 12))
 BASE = SACConfig(policy=POLICY, critic=CRITIC, replay=ReplayConfig(capacity=100), warmup_steps=0)
 GROUPS = {"policy": TensorSpec((7,)), "critic": TensorSpec((2, 5)), "other": TensorSpec((3,))}
-RATE = {"learning_rate": Constant(1e-2)}
+RATE: dict[str, Any] = {"learning_rate": Constant(1e-2)}
 ADAM = OptimizerConfig(**RATE)
 NETWORK_STD = {"kind": "network", "initial": 0.5}
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
@@ -102,7 +103,17 @@ REFUSED = {
     ],
 }
 ELSEWHERE = {
-    *("horizon", "updates_per_step", "batch_size", "warmup_steps", "n_steps", "gamma", "policy_delay", "noise_repeat"),
+    *(
+        "horizon",
+        "updates_per_step",
+        "updates_per_transition",
+        "batch_size",
+        "warmup_steps",
+        "n_steps",
+        "gamma",
+        "policy_delay",
+        "noise_repeat",
+    ),
     *("scale_rewards", "return_limit", "replay"),
 }
 """Decide which rows are learned from and when, before any engine is asked; tests/algorithms/test_sac.py varies them."""
@@ -112,7 +123,7 @@ def spec_of(groups=None):
     return EnvSpec(groups or GROUPS, Continuous((-2.0, -1.0, 0.0), (2.0, 3.0, 0.5)), 2)
 
 
-def learners(config, dtype=torch.float64, threads=1):
+def learners(config, dtype=torch.float64, threads=1) -> tuple[Any, Any]:
     """The same learner twice, by autograd and with the engine; critics and slow copies differ by then."""
     torch.set_num_threads(threads)
     found = []
@@ -130,7 +141,7 @@ def learners(config, dtype=torch.float64, threads=1):
         if native:
             learner.engine = NativeSACEngine(learner.loss(), learner.networks(spec_of()), learner.optimizers)
         found.append(learner)
-    return found
+    return found[0], found[1]
 
 
 def batch_of(rows, dtype=torch.float64, seed=0):
@@ -297,11 +308,11 @@ def test_gradients_and_metrics_are_those_of_all_ranks(monkeypatch):
     assert found[1].metrics["optim/grad_norm/critic"] < 0.9 * alone.metrics["optim/grad_norm/critic"]
 
 
-def refusal(learner):
+def refusal(learner) -> Any:
     return unsupported_reason(NativeSACEngine.capabilities, learner.loss(), learner.networks(spec_of()))
 
 
-def refused(config, groups=None):
+def refused(config, groups=None) -> Any:
     groups = groups or GROUPS | {"image": TensorSpec((1, 4, 4))}
     sac = config.build(spec_of(groups), 0)
     networks = sac.learner.networks(sac.spec)

@@ -68,9 +68,14 @@ class SACSettings:
 
     horizon: int = 4
     """Steps per rollout in each environment; updates follow each rollout."""
-    updates_per_step: float = 1.0
-    """Updates of the critics per vectorised step (one step of all environments). Times `horizon` it
-    must be a whole number."""
+    updates_per_transition: float = 1.0
+    """Updates of the critics per transition, so that the number of environments does not change
+    what is learned. Times `horizon` and the number of environments (of all ranks) it must be a
+    whole number."""
+    updates_per_step: float | None = None
+    """Updates of the critics per vectorised step (one step of all environments), instead of
+    `updates_per_transition`: for many environments, of which each step cannot be followed by an
+    update per transition. Times `horizon` it must be a whole number."""
     batch_size: int = 256
     """Transitions per update."""
     warmup_steps: int = 5_000
@@ -125,13 +130,9 @@ class SACSettings:
                 f"warmup_steps={self.warmup_steps} never fit into replay.capacity={self.replay.capacity}: nothing "
                 "would be learned; raise replay.capacity or lower warmup_steps"
             )
-        updates = self.updates_per_step * self.horizon
-        if updates < 1 or abs(updates - round(updates)) >= 1e-6:
-            raise UserError(
-                f"updates_per_step={self.updates_per_step} times horizon={self.horizon} is {updates:g} updates, which "
-                f"must be a whole number of at least 1; use updates_per_step={max(1, round(updates)) / self.horizon:g},"
-                " or another horizon"
-            )
+        check_range(self, "must be above 0", "updates_per_transition", "updates_per_step")
+        if self.updates_per_step is not None:
+            self.updates_after(self.horizon)
         for name in ("optimizer", "critic_optimizer"):
             if isinstance(getattr(getattr(self, name), "learning_rate", None), AdaptiveKL):
                 raise UserError(f"{name}.learning_rate: adaptive_kl follows updates of PPO; use a number or linear")
@@ -140,10 +141,27 @@ class SACSettings:
                 "policy.rnn: sac learns from single transitions, so its policy cannot be recurrent; use ppo"
             )
 
-    @property
-    def updates(self) -> int:
-        """Number of updates of the critics after each rollout."""
-        return round(self.updates_per_step * self.horizon)
+    def updates_after(self, transitions: int) -> int:
+        """Return the number of updates of the critics after a rollout of so many transitions.
+
+        Raises UserError if it is not a whole number of at least 1.
+        """
+        name = "updates_per_transition"
+        factor = transitions
+        unit = f"{transitions} transitions of a rollout"
+        if self.updates_per_step is not None:
+            name = "updates_per_step"
+            factor = self.horizon
+            unit = f"horizon={self.horizon}"
+        value = getattr(self, name)
+        updates = value * factor
+        whole = max(1, round(updates))
+        if abs(updates - whole) >= 1e-6 * whole:
+            raise UserError(
+                f"{name}={value} times {unit} is {updates:g} updates, which must be a whole number of at least 1; "
+                f"use {name}={whole / factor:g}, or another horizon"
+            )
+        return whole
 
     def model(self) -> ModelConfig:
         """Return the description of the policy for its file."""
@@ -176,7 +194,9 @@ def unused_settings(config: SACSettings, spec: EnvSpec) -> list[str]:
     policy = config.policy
     target_keys = "temperature.target_entropy temperature.target_std temperature.optimizer"
     no_images = all(len(group.shape) != 3 for group in spec.obs.values())
+    by_step = "updates_per_step sets the number of updates"
     rules: list[Rule] = [
+        (config.updates_per_step is not None, "updates_per_transition", by_step),
         (not config.scale_rewards, "return_limit", "scale_rewards is off"),
         (critic.atoms == 1, "critic.support", "with critic.atoms=1 a critic predicts a mean, not a distribution"),
         (critic.members == 1, "pessimism", "there is one critic"),

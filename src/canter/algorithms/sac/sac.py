@@ -68,6 +68,10 @@ class SAC(Algorithm[SACRecord]):
         self.config = config
         self.spec = spec
         self.horizon = config.horizon
+        self.transitions = config.horizon * spec.num_envs * distributed.world_size()
+        """Transitions of a rollout, of all ranks."""
+        self.updates_per_rollout = config.updates_after(self.transitions)
+        """Updates of the critics after each rollout."""
         dim = spec.action.dim
         with torch.random.fork_rng(devices=[spec.device] if spec.device.type == "cuda" else []):
             torch.manual_seed(derive_seed(seed, "init"))
@@ -113,13 +117,12 @@ class SAC(Algorithm[SACRecord]):
     def begin_iteration(self) -> None:
         """Decide how the coming rollout acts and whether updates follow it."""
         config = self.config
-        transitions = self.horizon * self.spec.num_envs * distributed.world_size()
-        random = self.rollouts * transitions < config.warmup_steps
+        random = self.rollouts * self.transitions < config.warmup_steps
         self.rollouts += 1
         self.refilled += 1
-        learns = self.refilled * transitions >= max(config.warmup_steps, 1)
+        learns = self.refilled * self.transitions >= max(config.warmup_steps, 1)
         self.stage = Stage(random, learns, turn=self.updates % config.policy_delay)
-        self.updates += config.updates if learns else 0
+        self.updates += self.updates_per_rollout if learns else 0
 
     def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, SACRecord, State]:
         """Sample actions; during the warm-up all are equally likely."""
@@ -154,22 +157,23 @@ class SAC(Algorithm[SACRecord]):
     def _learn(self) -> Metrics:
         """Sample transitions for all updates of an iteration at once, and learn from them."""
         config = self.config
+        updates = self.updates_per_rollout
         self.learner.schedule_(self.progress)
-        samples = self.replay.sample(config.updates * config.batch_size, config.n_steps, config.gamma, self.replay_rng)
+        samples = self.replay.sample(updates * config.batch_size, config.n_steps, config.gamma, self.replay_rng)
         samples = replace(samples, reward=self.rewards(samples.reward))
-        shape = (config.updates, 2, config.batch_size, self.like.shape[-1])
+        shape = (updates, 2, config.batch_size, self.like.shape[-1])
         noise = torch.randn(shape, generator=self.replay_rng, device=self.spec.device)
-        for number in range(config.updates):
+        for number in range(updates):
             self.learner.update(
                 samples[number * config.batch_size : (number + 1) * config.batch_size],
                 noise[number],
                 learn_policy=(self.stage.turn + number + 1) % config.policy_delay == 0,
-                log_critics=number + 1 == config.updates,
-                log_policy=number + config.policy_delay >= config.updates,
+                log_critics=number + 1 == updates,
+                log_policy=number + config.policy_delay >= updates,
             )
         metrics = {
             "replay/lost": 1.0 - samples.valid.float().mean(),
-            "optim/minibatch_updates": torch.full((), float(config.updates), device=self.spec.device),
+            "optim/minibatch_updates": torch.full((), float(updates), device=self.spec.device),
         }
         if isinstance(self.rewards, ReturnScale):
             metrics["reward/unit"] = 1.0 / self.rewards(torch.ones_like(self.progress))
@@ -300,7 +304,8 @@ class SACConfig(SACSettings):
         """Return how SAC uses a rollout."""
         return RolloutPlan(
             horizon=self.horizon,
-            num_minibatches=self.updates,
+            num_minibatches=1 if self.updates_per_step is None else self.updates_after(self.horizon),
+            updates_per_transition=self.updates_per_transition if self.updates_per_step is None else None,
             drawn=self.batch_size,
             warmup_steps=self.warmup_steps,
             gamma=self.gamma,

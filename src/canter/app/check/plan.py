@@ -24,6 +24,12 @@ Level = Literal["ok", "note", "warning", "error"]
 
 FEW_ROLLOUTS = 10
 """Hardly anything is learned from fewer rollouts."""
+SPARSE_UPDATES = 0.25
+"""Updates per replayed transition, below which a short run learns little."""
+FEW_UPDATES = 50_000
+"""Updates that are enough for a short run, however many transitions they are shared among."""
+SHORT_RUN = 1_000_000
+"""Transitions of a run that has no fleet of environments."""
 SMALL_MINIBATCH = 16
 """Gradients of fewer samples are mostly noise."""
 TRANSITION_BYTES = 16
@@ -72,6 +78,8 @@ class Plan(RolloutPlan):
     @property
     def updates(self) -> int:
         """Minibatch updates per rollout."""
+        if self.updates_per_transition is not None:
+            return round(self.updates_per_transition * self.batch)
         return self.epochs * self.num_minibatches
 
     @property
@@ -84,6 +92,12 @@ class Plan(RolloutPlan):
         """Rollouts of the whole run, at most; None if unknown."""
         by_steps = None if self.total_steps is None else math.ceil(self.total_steps / self.batch)
         return min((limit for limit in (by_steps, self.iterations) if limit is not None), default=None)
+
+    @property
+    def all_updates(self) -> int:
+        """Minibatch updates of the whole run, at most; 0 if its length is unknown."""
+        warmup = max(0, math.ceil(self.warmup_steps / self.batch) - 1)
+        return max(0, (self.rollouts or 0) - warmup) * self.updates
 
     def describe_rollout(self) -> str:
         """Return how a rollout is divided into minibatches."""
@@ -104,9 +118,7 @@ class Plan(RolloutPlan):
         steps = self.rollouts * self.batch
         if self.total_steps is not None:
             steps = min(self.total_steps, steps)
-        warmup = max(0, math.ceil(self.warmup_steps / self.batch) - 1)
-        updates = max(0, self.rollouts - warmup) * self.updates
-        parts = f"{format_count(self.rollouts, 'rollout')}, {format_count(updates, 'update')} in total"
+        parts = f"{format_count(self.rollouts, 'rollout')}, {format_count(self.all_updates, 'update')} in total"
         return f"{format_count(steps, 'step')} = {parts}"
 
 
@@ -120,11 +132,27 @@ def check_plan(plan: Plan) -> list[Finding]:
             "fewer environments"
         )
         findings.append(Finding("warning", "budget", text))
+    findings += _check_updates(plan)
     if plan.minibatch < SMALL_MINIBATCH:
         advice = "a larger batch_size" if plan.drawn else "fewer minibatches, more environments or a longer horizon"
         text = f"a minibatch has only {plan.minibatch} samples, so its gradient is mostly noise: use {advice}"
         findings.append(Finding("warning", "minibatches", text))
     return findings
+
+
+def _check_updates(plan: Plan) -> Iterator[Finding]:
+    """Yield a warning about a short run with few updates for the transitions that it stores."""
+    if not plan.drawn or plan.rollouts is None:
+        return
+    transitions = plan.rollouts * plan.batch
+    sparse = plan.updates < SPARSE_UPDATES * plan.batch and plan.all_updates < FEW_UPDATES
+    if sparse and transitions < SHORT_RUN:
+        text = (
+            f"only {format_count(plan.all_updates, 'update')} for {transitions:,} transitions, one for "
+            f"{plan.batch / plan.updates:.3g} of them, and a run this short learns little from so few: set "
+            "algorithm.updates_per_transition to 1 (and algorithm.updates_per_step to null), or train for longer"
+        )
+        yield Finding("warning", "updates", text)
 
 
 def check_foresight(plan: Plan, episode_length: float | None) -> Finding:

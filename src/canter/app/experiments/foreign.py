@@ -38,7 +38,10 @@ _NAMES: dict[tuple[str, str], tuple[str, ...]] = {
     ("algorithm.model.policy.hidden", "a list such as 256,256"): ("net-arch",),
     ("algorithm.replay.capacity", SAME): ("buffer-size",),
     ("algorithm.warmup-steps", SAME): ("learning-starts",),
-    ("algorithm.updates-per-step", "divided by the steps between updates"): ("gradient-steps",),
+    (
+        "algorithm.updates-per-transition",
+        "divided by the transitions between updates: train_freq times the environments",
+    ): ("gradient-steps",),
 }
 FOREIGN = {theirs: ours for ours, names in _NAMES.items() for theirs in names}
 """Flags of Stable-Baselines3, CleanRL, RSL-RL and rl_games: name -> (Canter's flag, how the number
