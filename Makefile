@@ -1,15 +1,26 @@
 # Two commands on a fresh machine: `make train` and `make test`. Both do all the set-up they need.
+# `make train` installs no development tools.
 PYTHON ?= python3
 BIN := .venv/bin
 # What an installation is made of: the C source is built when Canter is installed.
 SOURCES := pyproject.toml constraints.txt $(wildcard src/canter/engines/native/*.[ch])
-# Every install goes through this: the constraint keeps torch at the build that the project is checked with.
-PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Every install goes through this: the constraint keeps torch at the version that the project is checked with.
+# Only the modules that are used are byte-compiled, at their first import.
+PIP_INSTALL := $(BIN)/pip install --no-compile --disable-pip-version-check --constraint constraints.txt
+# On Linux the usual torch comes with gigabytes of CUDA libraries. Without an NVIDIA GPU its CPU build is taken, if the
+# index of these builds can be reached; TORCH_BUILD= takes the usual one.
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
+TORCH_BUILD = $(shell test "$$(uname)" = Linux && ! command -v nvidia-smi > /dev/null && \
+	curl --silent --fail --head --max-time 5 --output /dev/null $(CPU_BUILDS)/torch/ && echo --extra-index-url $(CPU_BUILDS))
 
-.PHONY: train test test-mjlab lint types layers docs pytest test-all test-faults format bench-learning bench-cpu bench-gpu clean
+.PHONY: train dist test test-mjlab lint types layers docs pytest test-all test-faults format bench-learning bench-cpu bench-gpu clean
 
 train: .venv/installed
 	$(BIN)/canter train CartPole-v1
+
+# What is released: a source distribution, and a wheel for this machine.
+dist: .venv/installed-dev
+	$(BIN)/python -m build
 
 # What is worth running before every commit. The type checker takes as long as the other three together.
 test: .venv/installed-dev
@@ -66,11 +77,13 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/installed: .venv/bin/python $(SOURCES)
-	$(PIP_INSTALL) --editable .
+	@echo 'Installing what training needs into .venv: torch (190 MB; several GB where it comes with CUDA) and 30 MB of others'
+	$(PIP_INSTALL) $(TORCH_BUILD) --editable .
 	touch $@
 
 .venv/installed-dev: .venv/bin/python $(SOURCES)
-	$(PIP_INSTALL) --editable '.[dev]'
+	@echo 'Installing what the tests need into .venv: besides torch the simulators and the development tools'
+	$(PIP_INSTALL) $(TORCH_BUILD) --editable '.[dev]'
 	touch .venv/installed $@
 
 # Releases of other libraries, to compare with; in an environment of their own, for they ask for much.

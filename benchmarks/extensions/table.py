@@ -1,4 +1,4 @@
-"""Print the results of `run.py` as the tables of docs/extensions.md.
+"""Print the results of `run.py` as the tables of docs/algorithms.
 
 python benchmarks/extensions/table.py
 """

@@ -35,7 +35,7 @@ RESULTS = Path(__file__).parent / "results" / "sac"
 CURVE_EPISODES, EVAL_EPISODES = 10, 50
 MAX_EVAL_STEPS = 20_000
 
-# Return to reach: Pendulum as required; MuJoCo as published for SAC at 1 M steps (see docs/sac.md).
+# Return to reach: Pendulum as required; MuJoCo as published for SAC at 1 M steps (see docs/algorithms/sac.md).
 THRESHOLDS = {"Pendulum-v1": -200.0, "HalfCheetah-v5": 10_000.0, "Hopper-v5": 2_787.0, "Walker2d-v5": 4_536.0}
 
 

@@ -12,11 +12,12 @@ import pytest
 
 import canter
 from canter.app import cli
+from canter.app.cli.commands import COMMANDS
 from canter.app.cli.parser import Parser
 from canter.envs.robots import mjlab
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -106,6 +107,11 @@ def test_commands_are_accepted(page, tmp_path, monkeypatch, restored_registries)
         with monkeypatch.context() as patch, pytest.raises(Parsed):
             patch.setattr(Parser, "parse", parse_and_stop)
             cli.dispatch(argv)
+
+
+def test_the_cheat_sheet_has_every_command():
+    sheet = commands(ROOT / "docs" / "commands.md", "canter")
+    assert {argv[0] for argv in sheet} == set(COMMANDS)
 
 
 @pages_with(lambda page: commands(page, "make"))

@@ -331,5 +331,7 @@ PROBES = {
 """The probes by name; `tensor_envs` has them as `probe-<name>`."""
 
 for _name, _task in PROBES.items():
-    tensor_envs.register(f"probe-{_name}")(partial(Probe, task=_task, env_id=f"tensor:probe-{_name}"))
+    _probe = partial(Probe, task=_task, env_id=f"tensor:probe-{_name}")
+    _probe.__doc__ = f"Probe: {_task.about.partition('. ')[0]}."  # `canter envs` lists it
+    tensor_envs.register(f"probe-{_name}")(_probe)
 tensor_envs.register("deep-sea")(DeepSea)

@@ -27,7 +27,7 @@ Train control policies.
 commands:
 {commands}
 
-`canter COMMAND --help` explains a command. To start: canter train CartPole-v1
+`canter COMMAND --help` explains a command. To start: canter demo
 --allow-import MODULE lets any command import your module: for what it registers, and for environments
 called MODULE:NAME. A run remembers the modules it was made with."""
 

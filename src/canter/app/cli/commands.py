@@ -23,6 +23,8 @@ EVAL_MAX_STEPS = 1_000_000
 PLAY_MAX_STEPS = 10_000
 """Steps that `canter play` plays by default; some tasks never end."""
 EXPORT_OBSERVATIONS = 1000
+DEMO = RUNS / "demo"
+DEMO_SECONDS = 10.0
 
 
 def run_dir(contents: str = "runs are looked for") -> Argument:
@@ -125,6 +127,17 @@ Settings of the environment are flags with the same names as in training: --env.
 --env.wrappers.NAME.KEY VALUE, --env.reset-steps N and the others. Settings that are not given are the run's."""
 
 COMMANDS: dict[str, Command] = {
+    "demo": Command(
+        "training:demo_command",
+        "Train CartPole-v1 for about ten seconds and say what to try next.",
+        "[--folder DIR] [--seconds N]",
+        (
+            Argument("--folder", f"new folder of the run (default {DEMO})", "DIR", Path, DEMO),
+            Argument("--seconds", f"seconds of training at most (default {DEMO_SECONDS:g})", "N", float, DEMO_SECONDS),
+        ),
+        description="Train CartPole-v1 for about ten seconds, evaluate the policy, and say what to try next.\n"
+        "It needs no network and no GPU.",
+    ),
     "train": Command(
         "training:train_command",
         "Train a policy and print its progress.",

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from canter.app.check.before_run import check_machine, environment_for, plan_for
+from canter.app.cli.commands import parse_arguments
 from canter.app.cli.parser import UsageError, flag_of
 from canter.app.cli.process import exit_on_sigterm, exit_process, report_error
 from canter.app.cli.settings import merged_config, read_settings
 from canter.app.console.console import make_console
+from canter.app.console.text import two_columns
 from canter.app.experiments.folders import check_name, find_run_or_policy, new_run, stored_config
 from canter.app.experiments.session import LOGS, InitFrom, announcement, program, run_experiment
 from canter.app.experiments.settings import changed_settings, flat_settings, format_changes, with_overrides
@@ -40,6 +42,7 @@ from canter.runs.run_folder import CONFIG, EDITS, RunFolder
 from canter.training.guard import RunFailed
 from canter.training.trainer import RunStopped
 
+DEMO_ENV = "CartPole-v1"
 RUN = "run"
 """Name of the note between ranks with the folder of their run."""
 MAX_EDITS_BYTES = 1 << 20
@@ -74,6 +77,24 @@ def train_command(arguments: argparse.Namespace) -> None:
     with nullcontext() if world.attempt else environment_for(config) as env:
         folder = shared_folder(arguments, config)
         train_and_evaluate(config, folder, arguments, env, init_from)
+
+
+def demo_command(arguments: argparse.Namespace) -> None:
+    """Train CartPole-v1 for about ten seconds and say what to try next."""
+    folder: Path = arguments.folder
+    if os.path.lexists(folder):
+        other = folder.with_name(f"{folder.name}-2")
+        raise UsageError(f"{folder} exists already and is kept; to run the demo again: canter demo --folder {other}")
+    print("CartPole-v1: push a cart so that its pole stays upright. The return is the number of steps, at most 500.")
+    flags = {"--run-dir": folder.parent, "--name": folder.name, "--until.seconds": arguments.seconds}
+    train_command(parse_arguments("train", [DEMO_ENV, *(f"{flag}={value}" for flag, value in flags.items())]))
+    canter = program()
+    commands = {
+        f"{canter} train Pendulum-v1": "another task; every setting is a flag",
+        f"{canter} envs": "all environments",
+        f"{canter} check MODULE:CLASS --allow-import MODULE": "your own Gymnasium environment",
+    }
+    print(f"The demo has ended. Other first steps:\n{two_columns(commands)}")
 
 
 def distill_command(arguments: argparse.Namespace) -> None:
