@@ -43,11 +43,15 @@ COPIED = ("docs", "examples", "reference", "tests", "benchmarks", "src")
 EXTENSION = "_native.abi3.so"
 
 NEAR = {
-    "functional/densities.py": ("nn/test_distributions.py", "functional"),
+    "functional/densities.py": ("functional/test_densities.py", "nn/test_distributions.py", "functional"),
     "functional/losses.py": ("functional/test_losses.py", "functional/test_soft.py", "algorithms/test_objectives.py"),
-    "functional/optimization.py": ("functional/test_adam.py", "algorithms/test_phase.py", "nn/test_optimizer.py"),
+    "functional/optimization.py": (
+        "functional/test_optimization.py",
+        "algorithms/test_phase.py",
+        "nn/test_optimizer.py",
+    ),
     "functional/statistics.py": ("functional/test_stats.py", "functional/test_aggregate.py", "functional"),
-    "functional/layers.py": ("nn", "engines/kernels", "functional"),
+    "functional/layers.py": ("functional/test_layers.py", "nn", "engines/kernels", "functional"),
     "functional/": ("functional", "engines/native/test_native_sums.py", "engines/native/test_native_adamw.py"),
     "algorithms/extensions/": ("algorithms/extensions",),
     "algorithms/sac/": ("algorithms/test_sac.py", "engines/native/test_native_sac.py", "algorithms"),

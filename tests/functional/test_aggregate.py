@@ -34,6 +34,7 @@ def test_the_interval_of_two_samples_is_known():
     # Two draws from {0, 1}: the mean is 0 and 1 with probability 1/4 each, and 1/2 with probability 1/2.
     samples = np.array([0.0, 1.0])
     assert bootstrap_interval(samples, level=0.95) == (0.0, 1.0)
+    assert bootstrap_interval(samples, level=0.6) == (0.0, 1.0)  # quantiles 0.2 and 0.8
     assert bootstrap_interval(samples, level=0.4) == (0.5, 0.5)
 
 

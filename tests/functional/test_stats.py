@@ -1,13 +1,22 @@
 import functools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
-from canter.functional.statistics import explained_variance, masked_mean, merge_moments, moments, normalize
+from canter.functional.statistics import (
+    explained_variance,
+    masked_mean,
+    merge_moments,
+    moments,
+    normalize,
+    standardize,
+    update_moments_,
+)
 
 NAN = float("nan")
 
@@ -31,18 +40,16 @@ def test_masked_mean_divides_by_the_valid_count():
 def test_masked_mean_of_nothing_is_zero():
     x = torch.ones(3, requires_grad=True)
     mean = masked_mean(x, torch.zeros(3, dtype=torch.bool))
-    mean.backward()
     assert mean.item() == 0.0
-    assert torch.equal(x.grad, torch.zeros(3))
+    assert torch.equal(torch.autograd.grad(mean, x)[0], torch.zeros(3))
 
 
 @pytest.mark.parametrize("garbage", [NAN, float("inf"), 1e30])
 def test_masked_rows_leak_neither_value_nor_gradient(garbage):
     x = torch.tensor([[1.0, garbage], [garbage, 3.0]], requires_grad=True)
     mean = masked_mean(x, torch.tensor([[True, False], [False, True]]))
-    mean.backward()
     assert mean.item() == 2.0
-    assert torch.equal(x.grad, torch.tensor([[0.5, 0.0], [0.0, 0.5]]))
+    assert torch.equal(torch.autograd.grad(mean, x)[0], torch.tensor([[0.5, 0.0], [0.0, 0.5]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -190,36 +197,81 @@ def test_explained_variance_is_zero_when_targets_do_not_vary(prediction):
     assert result.item() == 0.0
 
 
-# Ranks: uneven shares of the same samples, one of them empty.
+# Running moments of a normaliser.
 
 
-def shares() -> list[tuple[Tensor, Tensor]]:
+def running_moments(count: float, mean: float, m2: float) -> tuple[Tensor, Tensor, Tensor]:
+    parts = torch.tensor([count, mean, m2], dtype=torch.float64)
+    return parts[0], parts[1], parts[2]
+
+
+@pytest.mark.parametrize(("eps_on_std", "std"), [(False, 4.5**0.5), (True, 2.5)])
+def test_eps_is_added_to_the_variance_or_to_the_std(eps_on_std, std):
+    shift, scale, inverse_scale = torch.zeros(3).unbind()
+    derived = (shift, scale, inverse_scale)
+    update_moments_(running_moments(0.0, 0.0, 0.0), running_moments(2.0, 3.0, 8.0), derived, 0.5, eps_on_std)
+    assert shift.item() == 3.0  # 1 and 5: variance 4
+    assert scale.item() == pytest.approx(std)
+    assert inverse_scale.item() == pytest.approx(1 / std)
+
+
+@pytest.mark.parametrize("number", [NAN, float("inf")])
+def test_samples_that_are_not_finite_leave_the_running_moments_unchanged(number):
+    running = running_moments(2.0, 3.0, 8.0)
+    derived = (torch.zeros(()), torch.zeros(()), torch.zeros(()))
+    update_moments_(running, running_moments(1.0, number, 0.0), derived, 0.0)
+    assert [part.item() for part in running] == [2.0, 3.0, 8.0]
+    assert [part.item() for part in derived] == [3.0, 2.0, 0.5]
+
+
+def test_standardize_clips_at_both_ends():
+    x = torch.tensor([-100.0, 5.0, 9.0, 100.0])
+    shift, inverse_scale = torch.tensor(5.0), torch.tensor(0.5)
+    assert standardize(x, shift, inverse_scale, 3.0).tolist() == [-3.0, 0.0, 2.0, 3.0]
+    assert standardize(x, shift, inverse_scale, None).tolist() == [-52.5, 0.0, 2.0, 47.5]
+
+
+# Ranks: uneven shares of the same samples; in one split a rank has none.
+
+
+def splits() -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """Return samples and mask of each rank."""
     x = 2.0 + seeded(9)
-    return [(x, torch.arange(9) < 7), (torch.full((9,), NAN).double(), torch.zeros(9, dtype=torch.bool))]
+    seven = torch.arange(9) < 7
+    nothing = torch.full((9,), NAN).double()
+    return {
+        "all on one rank": [(x, seven), (nothing, torch.zeros(9, dtype=torch.bool))],
+        "two and five": [(x[:2], seven[:2]), (x[2:], seven[2:])],
+    }
+
+
+def statistics(x: Tensor, mask: Tensor) -> dict[str, Any]:
+    return {
+        "moments": moments(x, mask),
+        "normalized": normalize(x, mask),
+        "explained": explained_variance(2.0 * x, x, mask),
+    }
 
 
 def one_of_two_ranks(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    x, mask = shares()[rank]
-    result = {
-        "moments": moments(x, mask),
-        "normalized": normalize(x, mask),
-        "explained": explained_variance(2.0 * x, x, mask),
-    }
-    torch.save(result, f"{folder}/{rank}.pt")
+    torch.save({name: statistics(*parts[rank]) for name, parts in splits().items()}, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 def test_two_ranks_get_the_statistics_of_all_samples(tmp_path: Path):
-    mp.spawn(one_of_two_ranks, args=(str(tmp_path),), nprocs=2)
+    spawn(one_of_two_ranks, args=(str(tmp_path),), nprocs=2)
     first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
-    x, mask = shares()[0]
+    x, mask = splits()["all on one rank"][0]
     valid = x[mask]
+    expected = (torch.tensor(7.0).double(), valid.mean(), (valid - valid.mean()).square().sum())
 
-    for result in (first, second):
-        expected = (torch.tensor(7.0).double(), valid.mean(), (valid - valid.mean()).square().sum())
-        torch.testing.assert_close(result["moments"], expected)
-        assert result["explained"].item() == pytest.approx(0.0, abs=1e-12)
-    torch.testing.assert_close(first["normalized"], normalize(x, mask))
-    assert torch.equal(second["normalized"], torch.zeros(9).double())
+    for name in splits():
+        for result in (first[name], second[name]):
+            torch.testing.assert_close(result["moments"], expected)
+            assert result["explained"].item() == pytest.approx(0.0, abs=1e-12)
+    torch.testing.assert_close(first["all on one rank"]["normalized"], normalize(x, mask))
+    assert torch.equal(second["all on one rank"]["normalized"], torch.zeros(9).double())
+    both = torch.cat([first["two and five"]["normalized"], second["two and five"]["normalized"]])
+    torch.testing.assert_close(both, normalize(x, mask))
