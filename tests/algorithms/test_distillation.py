@@ -1,6 +1,7 @@
 """Distillation: losses by formulas written out here, what flows back how far, resuming, and a student that learns."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from canter.algorithms.distillation import DistillationBatch
 from canter.app.cli import main
 from canter.core.plain import from_plain, to_plain
 from canter.envs.tensor import CartPole, Outcome, Pendulum, TensorEnv
+from canter.nn.heads import GaussianHead
 from canter.training.collector import Collector
 
 MEMORY = canter.NetworkConfig(hidden=(8,), rnn=canter.RNNConfig(hidden=8))
@@ -35,7 +37,7 @@ def pendulum(tmp_path):
 
 def build(teacher, env=None, seed=0, **settings):
     env = env or Pendulum(4, max_episode_steps=6)
-    given = {"horizon": 8, "sequence_length": 4, "num_minibatches": 2, "epochs": 1}
+    given: dict[str, Any] = {"horizon": 8, "sequence_length": 4, "num_minibatches": 2, "epochs": 1}
     config = canter.DistillationConfig(**given | {"teacher": teacher} | settings)
     algorithm = config.build(env.spec, seed)
     return algorithm, Collector(env, algorithm, seed)
@@ -134,13 +136,27 @@ def test_the_student_acts_and_the_teacher_at_times(pendulum):
     assert shares == [1.0, 0.75, 0.5, 0.25]
 
 
+def test_a_recurrent_teacher_continues_from_its_state_after_each_step(tmp_path):
+    teacher = teacher_for(Pendulum(4), tmp_path / "teacher.safetensors", memory=True)
+    algorithm, _ = build(teacher)
+    observations = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(0))
+    alone = canter.load_policy(teacher)
+    state = alone.initial_state(4)
+    for number, obs in enumerate(observations):
+        reset = torch.tensor([number == 0, number == 0, False, number == 2])
+        _, record, _ = algorithm.act({"policy": obs}, (), reset)
+        expected, state = alone.params({"policy": obs}, state, reset)
+        torch.testing.assert_close(record.teacher, expected)
+
+
 @pytest.mark.parametrize("remembers", ["student", "teacher", "both"])
 def test_resuming_goes_on_bit_for_bit_and_does_not_trust_the_file_again(tmp_path, remembers):
     path = tmp_path / "teacher.safetensors"
     teacher = teacher_for(Pendulum(4), path, memory=remembers != "student")
-    settings = {"policy": MEMORY} if remembers != "teacher" else {}
+    settings: dict[str, Any] = {"policy": MEMORY} if remembers != "teacher" else {}
     settings |= {"mixture": canter.Linear(1.0), "loss": "kl"}
     first, collector = build(teacher, **settings)
+    saved = first.state_dict(), collector.state_dict()
     for number in range(4):
         first.set_progress(number / 5)
         first.update(collector.collect())
@@ -195,8 +211,10 @@ def brakes_teacher(path):
     """Position and velocity, each with a gain of 1, written into a policy of one linear layer."""
     network = canter.NetworkConfig(hidden=(), obs_groups=("all",), normalize_obs=False)
     policy = canter.ModelConfig(policy=network).build_policy(Brakes().spec)
-    policy.actor.head.mean.weight.data = torch.tensor([[-1.0, -1.0]])
-    policy.actor.head.mean.bias.data.zero_()
+    head = policy.actor.head
+    assert isinstance(head, GaussianHead)
+    head.mean.weight.data = torch.tensor([[-1.0, -1.0]])
+    head.mean.bias.data.zero_()
     canter.save_policy(path, policy)
     return str(path)
 
@@ -210,6 +228,7 @@ def test_a_student_with_memory_learns_what_it_cannot_see_and_ppo_goes_on_from_it
     """Held against the teacher and against a student without memory, which cannot know the velocity."""
     teacher = brakes_teacher(tmp_path / "teacher.safetensors")
     returns = {}
+    policies = {}
     for name, memory in (("lstm", canter.RNNConfig(hidden=16)), ("none", None)):
         network = canter.NetworkConfig(hidden=(32,), rnn=memory, normalize_obs=False)
         optimizer = canter.OptimizerConfig(learning_rate=canter.Linear(5e-3))
@@ -219,11 +238,11 @@ def test_a_student_with_memory_learns_what_it_cannot_see_and_ppo_goes_on_from_it
             algorithm.set_progress(number / 60)
             algorithm.update(collector.collect())
         returns[name] = settled(algorithm.policy)
-        if memory is not None:
-            student = algorithm.policy
+        policies[name] = algorithm.policy
     best = settled(canter.load_policy(teacher))
     assert returns["lstm"] > 1.3 * best > 0.65 * returns["none"]  # returns are negative
 
+    student = policies["lstm"]
     canter.save_policy(tmp_path / "student.safetensors", student)
     model = replace(student.config, policy_gain=0.01)
     ppo = canter.PPOConfig(horizon=16, epochs=1, num_minibatches=2, sequence_length=4, model=model)

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from canter.algorithms.phase import Phase
+from canter.algorithms.phase import Phase, WeightedMean
+from canter.core import distributed
 from canter.core.struct import TensorStruct
 from canter.engines.autograd import LossGradients, LossOutput
 from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
@@ -15,6 +16,11 @@ from canter.nn.schedules import AdaptiveKL, Constant
 @dataclass
 class Indices(TensorStruct):
     index: torch.Tensor
+
+
+@dataclass
+class Samples(Indices):
+    valid: torch.Tensor
 
 
 class Recorder:
@@ -90,6 +96,29 @@ def test_metrics_are_means_over_the_minibatch_updates():
     metrics = Recorder().phase(epochs=2, num_minibatches=2).run(batch_of(4)).metrics
     assert metrics["loss/own"].item() == (1 + 2 + 3 + 4) / 4
     assert metrics["optim/minibatch_updates"].item() == 4
+
+
+def test_an_observation_of_weight_zero_has_no_influence_even_if_it_is_nan():
+    mean = WeightedMean()
+    for value, weight in ((1.0, 1.0), (5.0, 3.0), (float("nan"), 0.0)):
+        mean.add({"loss": torch.tensor(value)}, torch.tensor(weight))
+    assert mean.means()["loss"].item() == 4.0
+
+
+def test_all_ranks_react_to_the_mean_kl(monkeypatch):
+    """The other rank has 6 samples, this one 2; their KLs are 0.04 and 0, their losses 5 and 1."""
+    monkeypatch.setattr(distributed, "active", lambda: True)
+    monkeypatch.setattr(distributed, "world_size", lambda: 1)
+    monkeypatch.setattr(distributed, "rank", lambda: 0)
+    other = torch.tensor([0.0, 6 * 5.0, 6 * 0.04, 6.0])  # gradient, loss, KL and weight
+    monkeypatch.setattr(distributed, "sum_", lambda flat: flat.add_(other))
+    recorder = Recorder()
+    samples = Samples(torch.arange(2).unsqueeze(0), torch.ones(1, 2, dtype=torch.bool))
+    metrics = recorder.phase(epochs=1, num_minibatches=1).run(samples).metrics
+    assert metrics["policy/kl"].item() == pytest.approx(0.03)
+    assert metrics["loss/own"].item() == pytest.approx(4.0)
+    stopping = recorder.phase(epochs=1, num_minibatches=1, target_kl=0.02)
+    assert stopping.run(samples).metrics["optim/minibatch_updates"].item() == 0
 
 
 def test_early_stop_ends_all_epochs_before_the_step_that_went_too_far():

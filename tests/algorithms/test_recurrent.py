@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from canter.algorithms.ppo import CentralValueConfig, PPOConfig
-from canter.core.struct import tree_map
+from canter.core.struct import tree_leaves, tree_map
+from canter.engines.autograd import AutogradEngine
 from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import tensor_envs
 from canter.nn.actor_critic import ModelConfig
@@ -76,6 +77,16 @@ def test_two_rollouts_are_one_of_twice_the_length_with_the_same_weights(name):
     tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=1e-6, rtol=0), joined, (rollout.state, targets.state))
 
 
+def test_an_update_carries_the_critics_state_to_the_next_rollout():
+    _, algorithm, collector = build(MODELS["critic only"])
+    for _ in range(2):
+        rollout = collector.collect()
+        expected = algorithm.estimator(rollout).last_state
+        assert all(leaf.abs().min() > 0 for leaf in tree_leaves(expected))
+        algorithm.update(rollout)
+        tree_map(torch.testing.assert_close, algorithm.estimator.state, expected)
+
+
 def test_judging_twice_changes_nothing():
     _, algorithm, collector = build(MODELS["both"])
     rollout = collector.collect()
@@ -99,6 +110,7 @@ def test_a_truncated_episode_is_bootstrapped_with_the_memory_it_had():
                 state = critic.network.initial_state(1)
             _, state = critic({"policy": rollout.obs["policy"][t, n].view(1, 1, -1)}, state, None)
             following = rollout.final_obs if rollout.done[t, n] else tree_map(lambda x: x[1:], rollout.obs)
+            assert following is not None
             normalised, _ = critic({"policy": following["policy"][t, n].view(1, 1, -1)}, state, None)
             bootstrap = 0.0 if rollout.terminated[t, n] else critic.head.normalizer.inverse(normalised).item()
             target = rollout.reward[t, n].item() + 0.9 * bootstrap
@@ -149,6 +161,7 @@ def test_the_phases_of_a_central_value_have_no_gradient_for_each_other():
         (algorithm.estimator.engine, algorithm.model.critic, algorithm.model.actor),
     ):
         algorithm.model.zero_grad(set_to_none=True)
+        assert isinstance(engine, AutogradEngine)
         engine.evaluate(batch, algorithm.coefs).loss.backward()
         assert all(p.grad is not None for p in own.parameters())
         assert all(p.grad is None for p in other.parameters())

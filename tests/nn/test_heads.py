@@ -136,6 +136,18 @@ def test_values_may_be_counted_before_the_returns():
     assert torch.allclose(normalised, (return_ - 3.0) / 5**0.5)  # by those of all four
 
 
+@pytest.mark.parametrize(("normalizer", "std"), [(ValueNormalizerConfig(), 2.0), (None, 1.0)])
+def test_a_shift_is_in_the_units_of_the_reward(normalizer, std):
+    head = ValueHead(8, "orthogonal", 1.0, normalizer)
+    head.update_statistics(torch.tensor([3.0, 7.0]), torch.ones(2) > 0)  # std 2
+    features = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+    normalised = head(features).detach()
+    before = head.normalizer.inverse(normalised)
+    head.shift_(torch.tensor(6.0))
+    torch.testing.assert_close(head(features), normalised + 6.0 / std)
+    torch.testing.assert_close(head.normalizer.inverse(head(features)), before + 6.0)
+
+
 def test_a_clip_of_values_that_are_to_be_rescaled_is_refused():
     with pytest.raises(ValueError, match=r"clip=5\.0 .* rescale"):
         ValueNormalizerConfig(clip=5.0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from canter.core import distributed
 from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
 from canter.nn.schedules import AdaptiveKL, Constant, Linear
 
@@ -107,6 +108,17 @@ def test_a_gradient_whose_norm_is_not_finite_is_skipped_and_counted(poison):
 def test_settings_out_of_range_are_refused_by_name(settings, message):
     with pytest.raises(ValueError, match=message):
         OptimizerConfig(**settings)
+
+
+def test_an_exchange_weights_each_rank_by_its_samples(monkeypatch):
+    """This rank has 3 samples, the other one 1: its gradient is 6 and its loss 8."""
+    monkeypatch.setattr(distributed, "active", lambda: True)
+    monkeypatch.setattr(distributed, "sum_", lambda flat: flat.add_(torch.tensor([6.0, 8.0, 1.0])))
+    group = ParameterGroup([nn.Parameter(torch.zeros(1))], OptimizerConfig())
+    group.adam.gradient.fill_(2.0)
+    metrics = Optimizer({"model": group}, clip_jointly=True).exchange_({"loss": torch.tensor(0.0)}, torch.tensor(3.0))
+    assert group.adam.gradient.tolist() == [(3 * 2 + 6) / 4]
+    assert {name: value.item() for name, value in metrics.items()} == {"loss": 8 / 4}
 
 
 def test_a_parameter_listed_twice_is_trained_once():

@@ -141,6 +141,13 @@ def test_frames_between_two_are_linear_and_rotations_lie_on_the_sphere(tmp_path)
     np.testing.assert_allclose(frames["body_rotations"], expected, atol=1e-5)
 
 
+def test_each_clip_begins_at_its_own_first_frame(tmp_path):
+    clips = [load_clip(saved(tmp_path, **turning(frames, seed=frames))) for frames in (61, 20, 7)]
+    frames = MotionLibrary(clips).at(torch.arange(3), torch.zeros(3))
+    for field in AXES:
+        np.testing.assert_allclose(frames[field], np.stack([clip.fields[field][0] for clip in clips]), atol=1e-6)
+
+
 def test_either_sign_of_a_quaternion_is_the_same_rotation(tmp_path):
     flipped = turning()["body_rotations"].copy()
     flipped[7:, 0] *= -1
@@ -212,6 +219,7 @@ def test_the_pose_error_is_that_of_the_best_warping():
 def test_the_gaits_that_come_along_are_those_of_the_script_at_equal_speed():
     path = ROOT / "benchmarks" / "extensions" / "gaits.py"
     loaded = importlib.util.spec_from_file_location("gaits", path)
+    assert loaded is not None and loaded.loader is not None
     gaits = importlib.util.module_from_spec(loaded)
     loaded.loader.exec_module(gaits)
     speeds = []

@@ -16,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from canter.core.storage import checkpoint
-from canter.core.storage.checkpoint import FILES, CheckpointStore, NoCheckpoint, load_checkpoint, save_checkpoint
+from canter.core.storage.checkpoint import (
+    FILES,
+    CheckpointCorrupt,
+    CheckpointStore,
+    NoCheckpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.uint32, torch.uint64, torch.bfloat16]
 DTYPES += [torch.float16, torch.float32, torch.float64, torch.complex64]
@@ -79,6 +86,12 @@ def test_any_tree_comes_back_to_the_bit(tree):
         assert [file.name for file in Path(folder).iterdir()] == ["saved"]
 
 
+def test_a_key_with_a_slash_is_not_a_nested_one(tmp_path):
+    tree = {"a/b": torch.ones(1), "a": {"b": torch.zeros(1)}, "a~1b": torch.full((1,), 2.0)}
+    save_checkpoint(tmp_path / "saved", tree)
+    assert same(load_checkpoint(tmp_path / "saved"), tree)
+
+
 def test_views_and_shared_memory_come_back_as_tensors_of_their_own(tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
     save_checkpoint(
@@ -122,6 +135,23 @@ def test_an_existing_checkpoint_is_replaced_only_on_demand(tmp_path):
     assert os.listdir(tmp_path) == ["saved"]
 
 
+def test_a_replacement_that_fails_puts_the_old_checkpoint_back(tmp_path, monkeypatch):
+    path, rename = tmp_path / "saved", os.rename
+    save_checkpoint(path, {"a": 1})
+
+    def failing(source, target):
+        if "partial" in Path(source).name:
+            raise OSError(errno.EIO, "injected")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", failing)
+    with pytest.raises(OSError, match="injected"):
+        save_checkpoint(path, {"a": 2}, replace=True)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["saved"]
+    assert load_checkpoint(path) == {"a": 1}
+
+
 def test_a_folder_that_is_no_checkpoint_is_never_replaced(tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter").write_text("years of work")
@@ -148,6 +178,29 @@ def test_the_last_few_and_the_marked_ones_are_kept(tmp_path):
     assert store.steps() == [2, 3, 8]
     kept = [f"step-{step:012d}{end}" for step in (2, 3) for end in ("", ".keep")]
     assert sorted(os.listdir(store.folder)) == [*kept, "step-000000000008"]
+
+
+def test_later_steps_of_an_abandoned_run_do_not_push_out_new_ones(tmp_path):
+    store = CheckpointStore(tmp_path, keep_last=2)
+    for step in (10, 20, 30):
+        store.save(step, {})
+    resumed = [4, 5, 6]  # from a checkpoint of another folder
+    kept = [(store.save(step, {}), store.steps())[1] for step in resumed]
+    assert kept == [[4, 20, 30], [4, 5, 20, 30], [5, 6, 20, 30]]
+
+
+def test_bytes_that_change_on_their_way_to_the_disk_are_found_at_once(tmp_path, monkeypatch):
+    write = checkpoint.write_synced
+
+    def damaging(path, data):
+        write(path, data.replace(b"\x00\x00\x80\x3f", b"\x00\x00\x80\x40"))  # 1.0 becomes 4.0
+
+    store = CheckpointStore(tmp_path, keep_last=1)
+    store.save(1, {"t": torch.ones(2)})
+    monkeypatch.setattr(checkpoint, "write_synced", damaging)
+    with pytest.raises(CheckpointCorrupt, match=r"tensors.safetensors has another sha256"):
+        store.save(2, {"t": torch.ones(2)})
+    assert 1 in store.steps()
 
 
 def test_the_same_step_may_be_saved_again(tmp_path):

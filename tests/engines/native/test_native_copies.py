@@ -58,7 +58,15 @@ def test_a_row_is_written_where_it_belongs_and_what_is_none_or_missing_stays():
 
 @pytest.mark.parametrize(
     "value",
-    [torch.ones(1), torch.ones(2, 1), torch.ones(2).double(), torch.ones(4)[::2], torch.empty(0), np.zeros(2)],
+    [
+        torch.ones(1),
+        torch.ones(2, 1),
+        torch.ones(2).double(),
+        torch.ones(2, dtype=torch.int32),  # as many bytes
+        torch.ones(4)[::2],
+        torch.empty(0),
+        np.zeros(2),
+    ],
 )
 def test_a_row_of_another_form_is_left_to_others(value):
     buffers = [torch.zeros(3, 2), torch.zeros(3, 2)]
