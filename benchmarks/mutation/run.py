@@ -36,52 +36,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from mutations import HERE, NATIVE, ROOT, SOURCE, Mutation, check, extension, load, sources_of
+from near import test_groups
 
 RESULTS = HERE / "results.json"
 COPIED = ("docs", "examples", "reference", "tests", "benchmarks", "src")
 """Folders that the tests read, besides the files in the root."""
 EXTENSION = "_native.abi3.so"
-
-NEAR = {
-    "functional/densities.py": ("functional/test_densities.py", "nn/test_distributions.py", "functional"),
-    "functional/losses.py": ("functional/test_losses.py", "functional/test_soft.py", "algorithms/test_objectives.py"),
-    "functional/optimization.py": (
-        "functional/test_optimization.py",
-        "algorithms/test_phase.py",
-        "nn/test_optimizer.py",
-    ),
-    "functional/statistics.py": ("functional/test_stats.py", "functional/test_aggregate.py", "functional"),
-    "functional/layers.py": ("functional/test_layers.py", "nn", "engines/kernels", "functional"),
-    "functional/": ("functional", "engines/native/test_native_sums.py", "engines/native/test_native_adamw.py"),
-    "algorithms/extensions/": ("algorithms/extensions",),
-    "algorithms/sac/": ("algorithms/test_sac.py", "engines/native/test_native_sac.py", "algorithms"),
-    "algorithms/": ("algorithms",),
-    "engines/autograd.py": ("algorithms/test_objectives.py", "engines", "parity/test_updates.py"),
-    "engines/native/": ("engines",),
-    "nn/optimizer.py": ("nn/test_optimizer.py", "algorithms/test_policy_average.py", "nn"),
-    "nn/": ("nn",),
-    "core/data/rollout.py": ("core/data/test_rollout.py", "algorithms/test_lost_observation.py", "algorithms"),
-    "core/data/": ("core/data",),
-    "core/storage/": ("core/storage",),
-    "training/": ("training",),
-}
-"""Tests that mirror a package, below `tests`; the first prefix that fits a mutation's file counts."""
-
-
-def test_groups(file: str, near_only: bool) -> list[list[str]]:
-    """Return groups of test files for a mutation of `file`, those closest to it first."""
-    tests = ROOT / "tests"
-    places = next(places for prefix, places in NEAR.items() if file.startswith(prefix))
-    near: list[Path] = []
-    for place in places:
-        path = tests / place
-        near += [path] if path.is_file() else sorted(path.rglob("test_*.py"))
-    near = list(dict.fromkeys(near))
-    closest = [path for path in near if Path(file).stem in path.stem] or near[:3]
-    groups = [closest, [path for path in near if path not in closest]]
-    if not near_only:
-        groups.append([path for path in sorted(tests.rglob("test_*.py")) if path not in near])
-    return [[str(path.relative_to(ROOT)) for path in group] for group in groups if group]
 
 
 class Copy:

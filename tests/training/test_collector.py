@@ -6,6 +6,9 @@ import torch
 from canter.algorithms.ppo import PPOConfig
 from canter.core.specs import Discrete, EnvSpec, Step, TensorSpec
 from canter.envs.tensor import CartPole, Pendulum
+from canter.nn.actor_critic import ModelConfig
+from canter.nn.network import NetworkConfig
+from canter.nn.rnn import RNNConfig
 from canter.training.collector import Collector
 from canter.training.episodes import NonFiniteObservation
 
@@ -44,6 +47,25 @@ def test_observations_are_copied_before_the_environment_overwrites_them():
     collector, _ = collector_of(Script())
     assert collector.collect().obs["policy"][:, 0, 0].tolist() == [0, 1, 2, 3, 4]
     assert collector.collect().obs["policy"][:, 0, 0].tolist() == [4, 5, 6, 7, 8]
+
+
+def test_a_rollout_begins_with_the_recurrent_state_after_the_one_before():
+    env = Script()
+    model = ModelConfig(policy=NetworkConfig(hidden=(8,), rnn=RNNConfig(hidden=6)))
+    config = PPOConfig(horizon=4, epochs=1, num_minibatches=1, sequence_length=4, model=model)
+    algorithm = config.build(env.spec, seed=0)
+    collector = Collector(env, algorithm, seed=0)
+    returned = []
+
+    def act(obs, state, reset):
+        result = algorithm.act(obs, state, reset)
+        returned.append(result[2][0][0].clone())
+        return result
+
+    collector.collect(act)
+    rollout = collector.collect(act)
+    assert returned[3].abs().min() > 0
+    assert torch.equal(rollout.state[0][0][0], returned[3])
 
 
 def test_rollouts_reuse_their_memory():

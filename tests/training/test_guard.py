@@ -3,10 +3,13 @@
 import os
 import signal
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from canter.core import distributed
+from canter.core.specs import EnvFailed
 from canter.envs.tensor import tensor_envs
 from canter.runs.ranks import NullRunFolder
 from canter.training.episodes import NonFiniteObservation, NonFiniteUpdate
@@ -24,17 +27,17 @@ class Loop:
         self.rows = []
         self.saved = []
         self.boxes = []
-        self.progress = SimpleNamespace(
+        self.progress: Any = SimpleNamespace(
             fraction=0.0,
             iteration=0,
             forget_after=self.forget_after,
             state_dict=lambda: {"iteration": self.progress.iteration},
         )
         part = SimpleNamespace(state_dict=lambda: {"weights": self.weights})
-        self.state = SimpleNamespace(components=lambda: {"algorithm": part})
+        self.state: Any = SimpleNamespace(components=lambda: {"algorithm": part})
         tracker = SimpleNamespace(unclean=None)
         collector = SimpleNamespace(tracker=tracker, steps_before=0, algorithm=SimpleNamespace(horizon=1))
-        self.rollback = SimpleNamespace(
+        self.rollback: Any = SimpleNamespace(
             collector=collector,
             fraction=0.0,
             iteration=0,
@@ -48,7 +51,7 @@ class Loop:
             mark_read=lambda: None,
             state_before_nonfinite_metric=lambda good: {"algorithm": {"weights": self.rollback.history[good]}},
         )
-        self.folder = NullRunFolder()
+        self.folder: Any = NullRunFolder()
         self.folder.rescue = self.rescue
         self.folder.black_box = self.boxes.append
         self.guard = Guard(self.state, self.progress, self.rollback, self.folder, SPEC, self.write_last_row)
@@ -164,7 +167,7 @@ def test_a_metric_that_is_not_finite_is_explained_once(caplog):
     loop = Loop()
     loop.run(2)
     loop.rollback.collector.tracker.unclean = 1
-    report = SimpleNamespace(iteration=2, metrics={"policy/kl": float("nan"), "value/loss": 1.0})
+    report: Any = SimpleNamespace(iteration=2, metrics={"policy/kl": float("nan"), "value/loss": 1.0})
     loop.guard.check_metrics(report)
     loop.guard.check_metrics(report)
     (box,) = loop.boxes
@@ -197,3 +200,27 @@ def test_an_error_is_named_with_its_type_and_place_for_the_other_ranks():
         failed = first_error_of_ranks(error)
     assert str(failed).startswith("ZeroDivisionError: division (") and "test_guard.py" in str(failed)
     assert failed.rank == 0 and "Traceback" in failed.trace and failed.where == "on rank 0"
+
+
+@pytest.mark.parametrize(
+    ("errors", "rank"),
+    [
+        ((None, EnvFailed("first"), EnvFailed("second")), 1),
+        ((NonFiniteUpdate("weights"), None, EnvFailed("the cause")), 2),  # other ranks learned from its data
+    ],
+)
+def test_the_first_rank_is_named_and_an_environment_before_what_was_learned_from_it(errors, rank, monkeypatch):
+    sent = []
+
+    def gather(data):
+        sent.append(data)
+        return [data]
+
+    monkeypatch.setattr(distributed, "gather_bytes", gather)
+    for error in filter(None, errors):
+        first_error_of_ranks(error)
+    arrived = iter(sent)
+    messages = [b"{}" if error is None else next(arrived) for error in errors]
+    monkeypatch.setattr(distributed, "gather_bytes", lambda data: messages)
+    failed = first_error_of_ranks(errors[0])
+    assert (failed.rank, str(failed)) == (rank, str(errors[rank]))

@@ -19,6 +19,12 @@ def episodes(returns=(), lengths=None, terminated=None, **others):
     return Episodes(list(returns), lengths, terminated, **{**counts, **others})
 
 
+def cartpole():
+    preset = preset_for("CartPole-v1")
+    assert preset is not None
+    return preset
+
+
 def new_run(success=None):
     return RunProgress(1000, success or SuccessConfig(), Stopwatch(), optimizer_steps="optim/minibatch_updates")
 
@@ -57,6 +63,22 @@ def test_environments_receive_the_fraction_of_the_budget_that_ends_first():
     run.add(METRICS, torch.ones(8, 8, dtype=torch.bool))  # not reported yet: every step may count
     progress = run.for_env()
     assert (progress.iteration, progress.env_steps, progress.fraction) == (2, 128, 0.5)
+
+
+def test_a_run_ends_with_exactly_its_steps():
+    run = RunProgress(128, SuccessConfig(), Stopwatch())
+    count(run, METRICS, episodes(env_steps=127))
+    assert run.ended_by is None
+    count(run, METRICS, episodes(env_steps=1))
+    assert run.ended_by == "total_steps"
+
+
+def test_a_mean_return_ends_a_run_once_all_recent_episodes_are_over():
+    run = RunProgress(None, SuccessConfig(), Stopwatch(), UntilConfig(mean_return=3.0))
+    count(run, METRICS, episodes([5.0] * 99))
+    assert run.recent_return is None and run.ended_by is None
+    count(run, METRICS, episodes([5.0]))
+    assert run.recent_return == 5.0 and run.ended_by == "until.mean_return"
 
 
 def test_iterations_that_are_undone_are_no_longer_counted():
@@ -142,7 +164,7 @@ def test_a_restored_account_goes_on_counting():
 
 @pytest.mark.parametrize("autoreset", ["same_step", "next_step", "disabled"])
 def test_every_episode_that_ended_was_followed_by_a_reset(autoreset):
-    preset = preset_for("CartPole-v1")
+    preset = cartpole()
     config = replace(preset, total_steps=4000, env=replace(preset.env, autoreset=autoreset))
     reports = []
     train(config, reports.append)
@@ -169,7 +191,7 @@ def test_the_time_is_divided_without_loss():
 
 def test_the_parts_of_every_iteration_add_up_to_the_time_of_the_run():
     reports = []
-    train(replace(preset_for("CartPole-v1"), total_steps=3000), reports.append)
+    train(replace(cartpole(), total_steps=3000), reports.append)
     spent = [sum(report.times.values()) for report in reports]
     assert sum(spent[1:]) == pytest.approx(reports[-1].seconds - reports[0].seconds, rel=0.02)
     assert all(seconds > 0 for report in reports for seconds in report.times.values())
@@ -181,10 +203,10 @@ def test_the_long_run_average_is_raw_reward_per_unit_of_time_over_the_last_twent
     reports = [count(run, METRICS, episodes(gain_and_time=[[[9.0], [1.0]]])) for _ in range(5)]
     assert "lta/mean" not in reports[-1].metrics  # too few to tell
     assert run.recent_lta is None
-    for k in range(20):
-        report = count(run, METRICS, episodes(gain_and_time=[[[3.0 + k % 2], [2.0]]]))
-    assert report.row()["lta/mean"] == run.recent_lta == pytest.approx(1.75)
-    assert report.row()["lta/ci"] == pytest.approx(2.093 * 0.25 / 19**0.5)
+    reports = [count(run, METRICS, episodes(gain_and_time=[[[3.0 + k % 2], [2.0]]])) for k in range(20)]
+    row = reports[-1].row()
+    assert row["lta/mean"] == run.recent_lta == pytest.approx(1.75)
+    assert row["lta/ci"] == pytest.approx(2.093 * 0.25 / 19**0.5)
 
 
 def test_twenty_environments_tell_the_long_run_average_at_once_but_it_is_recent_only_later():

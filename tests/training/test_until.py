@@ -52,6 +52,14 @@ def test_a_run_ends_at_the_first_mean_return_that_is_high_enough_once_100_episod
     assert (reports[-1].iteration, ended_by) == (first.iteration, "until.mean_return")
 
 
+@pytest.mark.parametrize("answer", [False, "stop"])
+def test_a_run_ends_when_its_callback_says_so(answer):
+    config = replace(CONFIG, env=EnvConfig(id="tensor:cartpole", num_envs=2))
+    with Trainer(config, lambda report: answer if report.iteration == 2 else None) as trainer:
+        trainer.learn()
+        assert (trainer.progress.iteration, trainer.progress.ended_by) == (2, "on_iteration")
+
+
 def test_a_run_ends_when_its_time_is_up(monkeypatch):
     ticks = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
