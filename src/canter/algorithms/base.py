@@ -105,7 +105,7 @@ class Algorithm(Protocol[RecordT]):
         return {}
 
     def artefacts(self) -> dict[str, Callable[..., None]]:
-        """Return the files to save besides the policy at the end of a run: name -> writer.
+        """Return the files to save in addition to the policy at the end of a run: name -> writer.
 
         Called as `write(path, env_steps=..., return_=..., lta=...)`, see
         `canter.nn.policy_file.save_policy`.

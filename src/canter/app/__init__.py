@@ -1,1 +1,1 @@
-"""What a user runs: the command line, console, report, environment check and experiments."""
+"""The user's side: command line, console, report, environment check and experiments."""

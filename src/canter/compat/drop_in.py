@@ -34,10 +34,10 @@ class SourceEnv:
     def __init__(self, env: Any, device: str | torch.device) -> None:
         self.env, self.device = env, torch.device(device)
 
-    def describe(self, obs: Obs, action: ActionSpec, rows: int, **more: Any) -> EnvSpec:
+    def describe(self, obs: Obs, action: ActionSpec, num_envs: int, **more: Any) -> EnvSpec:
         """Return the environment's description, with shapes from the first observations."""
         groups = {name: TensorSpec(tuple(group.shape[1:]), group.dtype) for name, group in obs.items()}
-        return EnvSpec(groups, action, rows, self.device, final_obs="unknown", **more)
+        return EnvSpec(groups, action, num_envs, self.device, final_obs="unknown", **more)
 
     def make_step(self, obs: Obs, reward: Tensor, done: Any, cut: Any, metrics: Any) -> Step:
         """Return the step.

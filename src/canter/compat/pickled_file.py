@@ -32,8 +32,8 @@ SAFE: list[Any] = [
     np.dtypes.Float64DType,
     np.dtypes.Int64DType,
 ]
-"""Types that a file may hold besides tensors, containers and plain values: NumPy's numbers, which
-rl_games saves."""
+"""Types that a file may hold in addition to tensors, containers and plain values: NumPy's numbers,
+which rl_games saves."""
 
 
 class CheckpointRefused(UserError):
@@ -60,7 +60,7 @@ def read_pickled(path: str | Path) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals(SAFE):
             tree = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a file that was made to harm ends in
+    except Exception as error:  # a malicious file may raise any error
         raise CheckpointRefused(path, _reason(error)) from error
     if not isinstance(tree, Mapping):
         raise CheckpointRefused(path, f"expected a mapping, found a {type(tree).__name__}")

@@ -44,7 +44,7 @@ class ConfigFile:
     """Line of each key."""
 
     def over(self, base: TrainConfig) -> TrainConfig:
-        """Return `base` with the settings of the file in place of its own; errors name file, line and key."""
+        """Return `base` updated with the settings of a file; errors name file, line and key."""
         try:
             return from_plain(self.plain, base)
         except ConfigError as error:

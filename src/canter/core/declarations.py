@@ -1,7 +1,7 @@
-"""Declarations that an environment's spec may hold besides its tensors.
+"""Optional declarations of an environment's spec.
 
-The arrays of its own spaces, for users that act with NumPy; its symmetries; and its view of motion
-clips. N environments, A action components, or K discrete actions.
+The NumPy arrays of its original spaces, for users that act with them; its symmetries; and its view
+of motion clips. N environments, A action components, or K discrete actions.
 """
 
 from __future__ import annotations

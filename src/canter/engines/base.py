@@ -149,7 +149,7 @@ name."""
 
 @dataclass(frozen=True, kw_only=True)
 class PPOLoss:
-    """Everything that the loss of one minibatch depends on besides its tensors and the `Coefs`.
+    """Everything that the loss of one minibatch depends on, except its tensors and the `Coefs`.
 
     None and () mean that a part is absent. An engine refuses a loss with a part that is present and
     not in its list, so fields may be added here.
@@ -167,7 +167,7 @@ class PPOLoss:
     unbiased."""
     bound: BoundLoss | None = None
     trunk_value: Literal[True] | None = None
-    """Train the value head on the policy's features; the critic has a phase of its own."""
+    """Train the value head on the policy's features; the critic has a separate phase."""
     moving_kl: Literal[True] | None = None
     """Measure the KL from the policy at the last visit of each sample, as rl_games does."""
     update_obs_stats_per_minibatch: Literal[True] | None = None
@@ -185,7 +185,7 @@ class PPOLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class SACLoss:
-    """Everything that the gradients of SAC depend on besides its networks and tensors."""
+    """Everything that the gradients of SAC depend on, except its networks and tensors."""
 
     pessimism: Literal["min", "mean"]
     """Combine the critics by their minimum or their mean."""
@@ -256,7 +256,7 @@ class Engine(Protocol):
 
 
 class Anything(Container[Any]):
-    """Contains every value: an engine supports a property whatever it is."""
+    """Contains every value: an engine supports the property with any value."""
 
     def __contains__(self, value: object) -> bool:
         """Return True."""

@@ -114,7 +114,7 @@ def _device_of(model: ActorCritic | SACModel) -> str:
 
 
 def _candidates(loss: PPOLoss | SACLoss, device: str, requested: EngineName) -> list[Candidate]:
-    """Return the engines to try: those of the device, or the requested one whatever its device."""
+    """Return the engines to try: those of the device, or the requested one of any device."""
     fitting = [candidate for candidate in CANDIDATES if isinstance(loss, candidate.loss)]
     if requested == "auto":
         return [candidate for candidate in fitting if candidate.device == device]

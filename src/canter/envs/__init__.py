@@ -41,7 +41,7 @@ these settings too. `canter envs` shows the first line of its docstring.
 """
 
 SETTINGS = {"num_envs", "device", "vectorization", "autoreset", "step_timeout", "close_timeout", "wrappers"}
-"""Keywords of builders that have settings of their own, so that `env.options` cannot set them."""
+"""Keywords of builders that are separate settings, so that `env.options` cannot set them."""
 
 
 def _check(builder: Builder) -> None:
@@ -170,12 +170,12 @@ class EnvConfig:
 
     @property
     def is_gymnasium(self) -> bool:
-        """True if Gymnasium makes these environments one by one, so that they may be asked to draw themselves."""
+        """True if Gymnasium makes these environments one by one, so that each can render itself."""
         return find_builder(self.id)[0] is schemes["gymnasium"]
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """Keyword arguments of the environment; environments of all schemes call their time limit alike."""
+        """Keyword arguments of the environment; the time limit has one name in all schemes."""
         return self.options if self.reset_steps is None else {**self.options, "max_episode_steps": self.reset_steps}
 
     def build(self, device: str) -> Env:
@@ -212,7 +212,7 @@ class EnvConfig:
 
 @contextmanager
 def closed_quietly(env: AnyEnv) -> Iterator[AnyEnv]:
-    """Close an environment at the end of the block; an error of its `close` is logged and ignored."""
+    """Close an environment after the block; an error of its `close` is logged and ignored."""
     try:
         yield env
     finally:

@@ -102,7 +102,7 @@ def failure(error: BaseException, call: str, step: int | None, before: int = 0) 
 
 @contextmanager
 def attributed(call: str, step: int | None = None) -> Iterator[None]:
-    """Raise whatever is raised inside as an `EnvironmentFailed`, except for interrupts and signals."""
+    """Convert errors inside to `EnvironmentFailed`, except for interrupts and signals."""
     try:
         yield
     except INTERRUPTS:

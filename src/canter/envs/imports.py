@@ -74,7 +74,7 @@ def register_factory(env_id: str, factory: Callable[..., Any]) -> None:
 def find_factory(env_id: str, schemes: Iterable[str]) -> Callable[..., Any] | None:
     """Return the class or function `module.path:name`, or None if its module registers `name` with Gymnasium.
 
-    `schemes` are the prefixes of ids besides modules, for the error message.
+    `schemes` are the prefixes of ids other than modules, for the error message.
     """
     if env_id in _factories:
         return _factories[env_id]

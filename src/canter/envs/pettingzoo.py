@@ -1,4 +1,4 @@
-"""PettingZoo's parallel environments, with every agent a row of its own.
+"""PettingZoo's parallel environments, with one row per agent.
 
 E environments, A possible agents in each, N = E x A rows: row `environment * A + agent`.
 """

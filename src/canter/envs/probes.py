@@ -240,7 +240,7 @@ PROBES = {
     ),
     "obs-action": ProbeTask(
         about="One step, 1 for the action that matches observation -1 or 1, else -1. Or observation and action of "
-        "different rows were mixed up.",
+        "different environments were mixed up.",
         action=Discrete(2),
         obs=EITHER,
         reward=((1.0, -1.0), (-1.0, 1.0)),

@@ -28,13 +28,13 @@ POLICY = "policy"
 
 @dataclass(frozen=True)
 class ActionCodec:
-    """The action spec of a space, and the conversion of a policy's action to the environments' arrays."""
+    """The action spec of a space, and the conversion of actions to the environments' arrays."""
 
     spec: ActionSpec
     array: ActionArray
     buffers: dict[tuple[torch.Size, torch.dtype], tuple[Any, Tensor, np.ndarray]] = field(default_factory=dict)
-    """By shape and dtype of actions: a quick writer, and a tensor and an array over the numbers
-    that it writes."""
+    """Quick writer, tensor and array over the numbers that it writes, by shape and dtype of
+    actions."""
 
     def encode(self, action: Tensor) -> np.ndarray:
         """Return the action `[N, A]`, `[N]` or `[N, K]` as a new array of the space; nothing is clipped."""
@@ -284,7 +284,7 @@ def _leaf(space: Space, name: str) -> tuple[TensorSpec, Convert]:
 
 
 ALIGNMENT = 16
-"""Bytes; every tensor in a buffer starts at a multiple of it, whatever its dtype."""
+"""Alignment in bytes of every tensor in a buffer, for any dtype."""
 
 
 class PinnedBuffers:

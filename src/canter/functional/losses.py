@@ -96,7 +96,7 @@ BOUND_LOSSES: dict[str, Callable[[Tensor, float], Tensor]] = {"soft": soft_bound
 
 # SAC: B samples, A action components, E critics, K atoms of a categorical critic
 #
-# Actions lie in -1..1; entropies are those of an action in these units, whatever the bounds of the
+# Actions lie in -1..1; entropies are those of an action in these units, for any bounds of the
 # environment.
 
 

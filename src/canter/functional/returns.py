@@ -61,7 +61,7 @@ def gae(
         reward: `[T, N]`.
         value: `[T, N]`, V(s_t).
         next_value: `[T, N]`, the value of the true successor of every step, also of truncated
-            episodes (see `successor_values`). Ignored, whatever its value, in terminated steps.
+            episodes (see `successor_values`). Ignored, even if NaN, in terminated steps.
         terminated: `[T, N]` bool.
         done: `[T, N]` bool, terminated or truncated.
         gamma: Discount of one step, a number or a tensor that broadcasts to `[T, N]`

@@ -21,7 +21,7 @@ def obs_to_arrays(obs: Any, spec: EnvSpec, reads: Iterable[str]) -> tuple[dict[s
     specs = spec.obs
     one_hot = {group.group: group for group in spec.own_arrays.choices}
     given = dict(_flatten(obs, ""))
-    if "" in given:  # an array: the only group besides a mask
+    if "" in given:  # an array: the only group except a mask
         given = {_only_group(specs): given[""]}
     needed = dict.fromkeys(reads)
     missing = [name for name in needed if name not in given and name != ACTION_MASK]
@@ -44,7 +44,7 @@ def obs_to_arrays(obs: Any, spec: EnvSpec, reads: Iterable[str]) -> tuple[dict[s
 
 
 def _only_group(specs: Mapping[str, TensorSpec]) -> str:
-    """Return the only observation group besides a mask; raise UserError if there are several."""
+    """Return the only observation group except a mask; raise UserError if there are several."""
     names = [name for name in specs if name != ACTION_MASK]
     if len(names) > 1:
         raise UserError(

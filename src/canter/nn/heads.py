@@ -100,7 +100,7 @@ class LogStd(nn.Module):
 
 
 class FlooredLogStd(LogStd):
-    """`LogStd` plus a constant floor; a type of its own, which engines without support refuse."""
+    """`LogStd` plus a constant floor; a separate type, which engines without support refuse."""
 
     def __init__(self, config: StdConfig) -> None:
         form = "softplus" if config.form == "linear" else config.form

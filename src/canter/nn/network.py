@@ -205,7 +205,7 @@ class Network(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def _at_precision(self, layers: Callable[[Any], Tensor], x: Obs | Tensor) -> Tensor:
-        """Return `layers(x)` in float32, whatever precision the layers multiply in."""
+        """Return `layers(x)` in float32, for any precision of the layers' products."""
         if not self.in_bfloat16:
             return layers(x)
         device = (x if isinstance(x, Tensor) else x[self.groups[0]]).device

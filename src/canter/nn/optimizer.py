@@ -90,7 +90,7 @@ class ParameterGroup:
         return self.adam.learning_rate
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors that the next step depends on, besides parameters and gradients."""
+        """Return the tensors that the next step depends on, except parameters and gradients."""
         return {name: getattr(self.adam, name) for name in ("learning_rate", "step", "exp_avg", "exp_avg_sq")}
 
 

@@ -224,7 +224,7 @@ class Stack(nn.Module):
         self.layers = nn.Sequential(*layers, make_norm(config.output_norm, members, last))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return float32 features, whatever precision the layers multiply in."""
+        """Return float32 features, for any precision of the layers' products."""
         if not self.in_bfloat16:
             return self.layers(x)
         with torch.autocast(x.device.type, torch.bfloat16):

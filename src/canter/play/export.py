@@ -56,7 +56,7 @@ class ExportError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
-    """Description of a verified file; also stored as JSON beside it."""
+    """Description of a verified file; also stored as JSON next to it."""
 
     path: str
     """Name of the file."""

@@ -84,7 +84,8 @@ class Index:
 def enter_hall_of_fame(run: Path, env: EnvConfig, returns: Sequence[float], seed: int) -> str:
     """Enter the final policy of a run with its `returns`; return a sentence that compares it.
 
-    The hall is beside the run. If it cannot be used, the sentence says why; no exception is raised.
+    The hall is next to the run. If it cannot be used, the sentence says why; no exception is
+    raised.
     """
     mean = math.nan
     error = math.nan
@@ -161,11 +162,11 @@ def problem_of(env: EnvConfig) -> dict[str, Any]:
 class HallOfFame:
     """The hall of fame of one problem; several processes may use it at once."""
 
-    def __init__(self, parent: Path, problem: Mapping[str, Any]) -> None:
+    def __init__(self, root: Path, problem: Mapping[str, Any]) -> None:
         self.problem = dict(problem)
         readable = re.sub(r"[^\w.]+", "-", str(problem["id"]))[:80]
         text = json.dumps(self.problem, sort_keys=True)
-        self.folder = parent / f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        self.folder = root / f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def enter(self, entry: Entry, policy: bytes, *, one_per_run: bool = False) -> Entry | None:
         """Add a policy if it is among the best; return the best of the others.

@@ -56,7 +56,7 @@ class MetricsLog:
     def truncate_after(self, iteration: int) -> None:
         """Remove rows of later iterations, which are about to be repeated.
 
-        Damaged lines are moved to a file of their own.
+        Damaged lines are moved to a separate file.
         """
         if not self.path.exists():
             return

@@ -81,13 +81,13 @@ class RunFolder:
         black_box/      rollout, weights and random states before the first NaN or infinity, if any
         policies/       best, step-000123456, ..., final_actor and final_critic, each usable alone
 
-    Entering creates the folder and points the link `latest` beside it to it; nothing is written
+    Entering creates the folder and points the link `latest`, next to it, to it; nothing is written
     before. `settings` is the text of `config.yaml`, which is replaced only after a checkpoint has
     been found to fit; None leaves the file unchanged. `examine` is called before that with the
     settings and the progress of the checkpoint, and may raise to refuse.
 
     A run whose checkpoints are lost does not start over by itself. `from_scratch` makes it, and
-    moves the files of the earlier attempt to a folder of their own.
+    moves the files of the earlier attempt to a separate folder.
 
     A full or failing disk costs only what is being written, never the run or an older file.
     """
@@ -231,7 +231,7 @@ class RunFolder:
             )
 
     def leftovers(self) -> list[str]:
-        """Return the kinds of results, besides checkpoints, that show that the run has trained."""
+        """Return the kinds of results, except checkpoints, that show that the run has trained."""
         leftovers: list[str] = []
         if self.metrics.path.is_file() and self.metrics.path.stat().st_size > 0:
             leftovers.append("metrics")
@@ -357,7 +357,7 @@ def is_unstarted(path: Path) -> bool:
 
 
 def _link_latest(path: Path) -> None:
-    """Point the link `latest` beside a run to it, if the file system has links."""
+    """Point the link `latest`, next to a run, to it, if the file system has links."""
     fresh = path.with_name(f".{LATEST}-{os.getpid()}")
     try:
         fresh.symlink_to(path.name)

@@ -1,4 +1,4 @@
-"""Metric writers besides the run's own log: TensorBoard and Weights & Biases.
+"""Additional metric writers: TensorBoard and Weights & Biases.
 
 Writers take the rows of the log (`Report.row()`). A writer that fails is removed; the run
 continues.

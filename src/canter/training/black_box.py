@@ -60,7 +60,7 @@ class Trace(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._origins: dict[int, Origin | None] = {}
-        """By the address of a tensor; None if it came from outside the trace."""
+        """Origin by the address of a tensor; None if it came from outside the trace."""
         self._alive: list[Tensor] = []
         """Keeps the addresses from being reused."""
 
@@ -173,7 +173,7 @@ def _explained(kind: str, text: str, env: int | None, step: int | None, origin: 
 
 
 SPEC_FIELDS = ("num_envs", "final_obs", "truncates", "num_agents", "durations")
-"""Fields of `EnvSpec` that a black box stores beside the spec's plain form."""
+"""Fields of `EnvSpec` that a black box stores in addition to the spec's plain form."""
 
 
 def spec_to_box(spec: EnvSpec) -> dict[str, Any]:

@@ -197,7 +197,7 @@ class Collector:
         return self.reported.means()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next rollout depends on besides the algorithm.
+        """Return everything that the next rollout depends on, except the algorithm.
 
         `env` is None if the environment cannot save its state. `episodes_restart` is the reason why
         episodes restart when the state is loaded, or None if they continue.

@@ -1,4 +1,4 @@
-"""What happens when training fails or is stopped: signals, errors on other ranks, rollback, rescue, black box.
+"""Failures and stops of training: signals, errors on other ranks, rollback, rescue, black box.
 
 The loop itself is in `canter.training.trainer`. It runs inside these blocks:
 
@@ -58,9 +58,9 @@ class RunFailed(RuntimeError):
     def __init__(self, what: str, kept: str, rank: int = 0) -> None:
         super().__init__(f"{what}. {kept}")
         self.what = what
-        """What failed."""
+        """Description of the failure."""
         self.kept = kept
-        """What was saved."""
+        """Description of the saved state."""
         self.rank = rank
         """The rank that it failed on."""
 
@@ -139,7 +139,7 @@ class Guard:
         self.stop_signal: signal.Signals | None = None
         """The signal that stops the run after this iteration, on whichever rank it arrived."""
         self.uncommitted = False
-        """An iteration has begun that is not committed."""
+        """An iteration was started and is not committed yet."""
         self._has_explained_metrics = False
 
     @contextmanager

@@ -29,7 +29,7 @@ rollout."""
 class Rollback:
     """The state of algorithm and collector after the last iteration in which everything was finite.
 
-    Three copies of the state are kept beside the live tensors:
+    Three copies of the state are kept in addition to the live tensors:
 
     - `fresh`: the state after the iteration that was snapshot last.
     - `kept`: the last one whose state and rollout were finite. A failed run is saved from it.

@@ -114,7 +114,7 @@ class OpponentPool:
 
 @dataclass(frozen=True, kw_only=True)
 class SelfPlayConfig:
-    """Opponents of a policy that learns a two-player game: a pool of its own past versions."""
+    """Opponents of a policy that learns a two-player game: a pool of the policy's past versions."""
 
     snapshot_every: int = 10
     """Iterations between copies of the policy joining the pool; new opponents are drawn at the same
@@ -197,8 +197,10 @@ class SelfPlayEnv:
             raise RuntimeError("there are no opponents yet; call adapt(policy) before step()")
         both = torch.cat((action, self._replies())).index_select(0, self._seating)
         step = self.env.step(both)
-        rows = replace(step, metrics={})  # metrics are of all games, not per player
-        own, theirs = (rows.map(lambda x, seats=seats: x.index_select(0, seats)) for seats in (self._own, self._theirs))
+        batch = replace(step, metrics={})  # metrics are of all games, not per player
+        own, theirs = (
+            batch.map(lambda x, seats=seats: x.index_select(0, seats)) for seats in (self._own, self._theirs)
+        )
         self._remember(theirs.obs)
         self._reset.copy_(theirs.restarts(self.spec.final_obs))
         self._result.add(own, theirs)
@@ -260,8 +262,8 @@ class SelfPlayEnv:
 
     def _replies(self) -> Tensor:
         """Sample the opponents' actions `[E, ...]`."""
-        rows = tree_map(lambda x: x.unflatten(0, (len(self._seats), -1)), (self._obs, self._memory, self._reset))
-        seated = [seat.params(*tree_map(lambda x, k=k: x[k], rows)) for k, seat in enumerate(self._seats)]
+        batch = tree_map(lambda x: x.unflatten(0, (len(self._seats), -1)), (self._obs, self._memory, self._reset))
+        seated = [seat.params(*tree_map(lambda x, k=k: x[k], batch)) for k, seat in enumerate(self._seats)]
         params, memory = tree_map(lambda *parts: torch.cat(parts), *seated)
         tree_copy_(self._memory, memory)
         distribution = self._seats[0].distribution

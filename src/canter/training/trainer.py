@@ -54,7 +54,7 @@ class Trainer:
     there, and an interrupted run continues from its newest checkpoint. Leaving the `with`
     statement, or `close()`, saves the training state and frees everything.
 
-    `begin` may initialise the algorithm's weights before anything is written; `begun` holds its
+    `begin` may initialise the algorithm's weights before anything is written; `begin_result` holds its
     return value.
     """
 
@@ -81,7 +81,7 @@ class Trainer:
             self.env, self._adapt_opponents = seat_opponents(env, config.self_play, config.seed)
             self.algorithm: Algorithm[Any] = config.algorithm.build(self.env.spec, config.seed)
             self.algorithm.use_engine(config.execution.engine)
-            self.begun = None if begin is None else begin(self.algorithm)
+            self.begin_result = None if begin is None else begin(self.algorithm)
             self._log_decisions()
             patience = min(HANG_WARNING_SECONDS, config.env.step_timeout)
             self.collector = Collector(self.env, self.algorithm, derive_seed(config.seed, "env"), patience)

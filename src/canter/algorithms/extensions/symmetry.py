@@ -3,7 +3,7 @@
 There are two ways, which can be combined. Augmentation adds the mirror images of every sequence to
 the minibatch. The mirror loss pulls the action in a mirrored state towards the mirrored action.
 
-T steps, N environments, L sequence length, B sequences in a minibatch, V mirror images besides the
+T steps, N environments, L sequence length, B sequences in a minibatch, V mirror images without the
 original.
 """
 

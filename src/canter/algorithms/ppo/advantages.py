@@ -33,7 +33,7 @@ from canter.nn.heads import ValueHead
 
 
 class Discounted(nn.Module):
-    """The discounted sum of rewards; it has no estimates besides the values."""
+    """The discounted sum of rewards; its only estimates are the values."""
 
     def __init__(self, gamma: float, per: Per, gae_lambda: float) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ def _final_values(rollout: Rollout[Any], after: State, values: Callable[..., tup
     """Return values `[T, N]` of true final observations, by the recurrent state of each episode."""
     if rollout.final_obs is None:
         return None
-    # Every step is a sequence of its own.
+    # Every step is a separate sequence.
     obs, needed = tree_map(lambda x: x.flatten(0, 1).unsqueeze(0), (rollout.final_obs, rollout.done))
     states = tree_map(lambda x: x[:-1].flatten(0, 1), after)
     return values(obs, states, None, needed)[0].view_as(rollout.reward)

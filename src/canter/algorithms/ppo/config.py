@@ -34,7 +34,7 @@ from canter.nn.stack import has_batch_norm
 
 @dataclass(frozen=True, kw_only=True)
 class CentralValueConfig:
-    """A critic that is trained in a phase of its own; its network is the model's `critic`."""
+    """A critic that is trained in a separate phase; its network is the model's `critic`."""
 
     epochs: int = 5
     """Passes over each rollout."""
@@ -254,7 +254,7 @@ def _loss_rules(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
         (even, "uneven_minibatches", "the minibatches are even"),
         (spec.truncates is False, "bootstrap_truncated", "episodes of this environment are never truncated"),
         (config.epochs == 1, "recompute_advantage", "with epochs=1 there is no later pass"),
-        (central, "gradient_clipping", "with central_value each network has an optimizer, and so a norm, of its own"),
+        (central, "gradient_clipping", "with central_value each network has its own optimizer, and so its own norm"),
     ]
 
 

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 TICK_TRANSITIONS = 1_000
 TICK_STEPS = 64
-"""An iteration of SAC is short: a row of the log covers at least so many transitions, and so many
-vectorised steps."""
+"""An iteration of SAC is short: a row of the log covers at least TICK_TRANSITIONS transitions and
+TICK_STEPS vectorised steps."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class SACRecord(TensorStruct):
 
 @dataclass(frozen=True)
 class Stage:
-    """Decisions of the host about an iteration; each stage has CUDA graphs of its own."""
+    """Decisions of the host about an iteration; each stage has its own CUDA graphs."""
 
     random: bool
     """Act uniformly at random."""

@@ -314,7 +314,7 @@ and the arithmetic of the run. The exit code is 1 if something cannot work.""",
         "FILE|CHECKPOINT [--parity] [--config FILE] [--env ID] [--num-envs N] [--set KEY=VALUE] [--output FILE]",
         (
             Argument("FILE", "the file; FILE.py:NAME for one class or function of several"),
-            Argument("--output", "where to write the settings, and the report beside them", "FILE", Path),
+            Argument("--output", "file for the settings; the report is written next to it", "FILE", Path),
             Argument("--config", "for a checkpoint: the settings that it was trained with", "FILE"),
             Argument("--device", "for a checkpoint: device of the networks", "NAME"),
             Argument("--env", "the environment, if the file does not name one that is known here", "ID"),

@@ -89,15 +89,15 @@ def runs_command(arguments: argparse.Namespace) -> None:
         print_table(head, [run_cells(run) for run in runs], right=("STEPS", "RETURN", "SCORE", "TIME", "AGE"))
 
 
-def find_runs(parent: Path) -> list[dict[str, Any]]:
-    """Return a summary of every run under `parent`, the newest first; of a damaged run what can be read."""
-    if parent.exists() and not parent.is_dir():
-        raise UsageError(f"--run-dir {parent} is not a folder")
-    runs = [run_summary(path, parent) for path in run_folders(parent, marks=(CONFIG, RECORD, METRICS))]
+def find_runs(root: Path) -> list[dict[str, Any]]:
+    """Return a summary of every run under `root`, the newest first; of a damaged run what can be read."""
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"--run-dir {root} is not a folder")
+    runs = [run_summary(path, root) for path in run_folders(root, marks=(CONFIG, RECORD, METRICS))]
     return sorted(runs, key=lambda run: (-run["updated"], run["name"]))
 
 
-def run_summary(path: Path, parent: Path) -> dict[str, Any]:
+def run_summary(path: Path, root: Path) -> dict[str, Any]:
     """Return what is known about a run; None for what is not."""
     settings = read_settings(path / CONFIG)
     row = read_last_row(path / METRICS)
@@ -111,7 +111,7 @@ def run_summary(path: Path, parent: Path) -> dict[str, Any]:
     score = record.get("score")
     ranks = record.get("ranks")
     return {
-        "name": str(path.relative_to(parent)),
+        "name": str(path.relative_to(root)),
         "path": str(path),
         "env": env_id if isinstance(env_id, str) else None,
         "seed": settings.get("seed"),

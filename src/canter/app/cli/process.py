@@ -17,7 +17,7 @@ from typing import NoReturn
 from canter.core.registry import UserError
 
 OUT_OF_MEMORY = ("DefaultCPUAllocator: ", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""Text of RuntimeErrors that torch raises, besides `torch.OutOfMemoryError`, when memory is
+"""Text of RuntimeErrors, other than `torch.OutOfMemoryError`, that torch raises when memory is
 exhausted."""
 
 

@@ -158,4 +158,4 @@ CONSOLES: dict[str, Callable[[], MetricWriter]] = {
     "verbose": VerboseConsole,
     "quiet": QuietConsole,
 }
-"""Kinds of consoles by name, besides `auto`."""
+"""Kinds of consoles by name, except `auto`."""

@@ -275,7 +275,7 @@ def chart(label: str, curve: dict[int, float], progress: float, width: int) -> I
 
 
 def grid(topics: dict[str, Topic], width: int) -> Iterator[Line]:
-    """Yield the topics side by side, as many as fit; the last only if it fits beside the others."""
+    """Yield the topics in columns, as many as fit; the last only if it fits next to the others."""
     columns = max(1, min(len(topics), (width + GAP) // (CELL_WIDTH + GAP)))
     widths = [end - start for start, end in pairwise(i * (width + GAP) // columns for i in range(columns + 1))]
     visible = list(topics.items())[: max(columns, 3)]
@@ -312,7 +312,7 @@ def time_bar(fractions: dict[str, float], width: int) -> Iterator[Line]:
 
 
 class LiveConsole:
-    """One table that is redrawn in place; whatever is printed or logged appears above it."""
+    """One table that is redrawn in place; printed and logged text appears above it."""
 
     def __init__(self, terminal: Console | None = None, refresh_per_second: float = 4) -> None:
         self.terminal = terminal or Console(file=terminal_stream())

@@ -17,32 +17,32 @@ from canter.runs.records import CONFIG, LATEST, find_run
 from canter.runs.run_folder import RunFolder, is_unstarted
 
 
-def check_name(parent: Path, name: str | None) -> None:
+def check_name(root: Path, name: str | None) -> None:
     """Raise UserError if a run cannot be called `name`, or a run has that name already."""
     if name is None:
         return
     if Path(name).name != name or name == LATEST or not name.isprintable():
         raise UserError(f"--name {name!r} must be a plain folder name that can be printed, and not {LATEST!r}")
-    path = parent / name
+    path = root / name
     if path.exists() and not is_unstarted(path):
         raise UserError(f"{path} already exists; choose another --name, or continue the run: canter resume {path}")
 
 
-def new_run(parent: Path, name: str | None, config: TrainConfig) -> RunFolder:
+def new_run(root: Path, name: str | None, config: TrainConfig) -> RunFolder:
     """Make the folder of a new run; call it once environment and settings are known to work."""
-    check_name(parent, name)
-    path = claim_folder(parent, f"{config.env.id}-seed{config.seed}") if name is None else parent / name
+    check_name(root, name)
+    path = claim_folder(root, f"{config.env.id}-seed{config.seed}") if name is None else root / name
     return RunFolder(path, config.checkpoints, settings=dump_config(config))
 
 
-def claim_folder(parent: Path, title: str) -> Path:
+def claim_folder(root: Path, title: str) -> Path:
     """Make a new folder named after a title and the time; `mkdir` decides between runs that start together."""
-    parent.mkdir(parents=True, exist_ok=True)
+    root.mkdir(parents=True, exist_ok=True)
     readable_title = re.sub(r"\W+", "-", title)
     for name in numbered_names(f"{readable_title}-{datetime.now():%Y%m%d-%H%M%S}"):
         with suppress(FileExistsError):
-            (parent / name).mkdir()
-            return parent / name
+            (root / name).mkdir()
+            return root / name
     raise AssertionError("there is always a next number")
 
 

@@ -54,7 +54,7 @@ LOGS: dict[str, Callable[[Path], MetricWriter]] = {
     "tensorboard": lambda path: TensorBoardWriter(path / "tensorboard"),
     "wandb": lambda path: WandbWriter(path, os.environ.get("WANDB_PROJECT", "canter")),
 }
-"""Writers of metrics besides `metrics.jsonl`; each takes the run's folder."""
+"""Writers of metrics in addition to `metrics.jsonl`; each takes the run's folder."""
 
 Notify = Callable[[str], Any]
 """Takes the lines that a run prints."""
@@ -173,14 +173,14 @@ def run_experiment(
     """
     path = None if folder is None else folder.path
     if folder is not None and folder.store.steps():
-        init_from = None  # a run that is resumed has weights of its own
+        init_from = None  # a resumed run loads its checkpoint instead
     if path is not None:
         notify(f"Settings, metrics, checkpoints and policies go to {path}")
     with removed_if_empty(path), open_env(config, env) as env:
         begin = None if init_from is None else init_from.load
         with Trainer(config, on_iteration, env=env, folder=folder, writers=writers, begin=begin) as trainer:
             if init_from is not None:
-                notify(note_initialization(init_from, trainer.begun, folder))
+                notify(note_initialization(init_from, trainer.begin_result, folder))
             algorithm = trainer.learn()
             progress = trainer.progress
             unsaved = [] if folder is None else folder.unsaved
@@ -249,7 +249,7 @@ def final_score(
                 return None, text
             record = {"reward_per_step": rate, "steps": EVAL_STEPS}
             return None, f"{text}\n{average_score(config, policy, run, playing, record)}"
-        except Exception as error:  # whatever it raises, the training state is saved already
+        except Exception as error:  # the training state is saved already
             reason = failure(error, "step", None)
             return None, f"Final score: none, as the environment failed during the evaluation. {reason}"
     text = f"Final score: mean return {result.mean:.1f} over {EVAL_EPISODES} new episodes, acting without noise"
@@ -268,15 +268,15 @@ def final_score(
 def average_score(config: TrainConfig, policy: Policy, run: Path, env: Env | None, record: dict[str, Any]) -> str:
     """Measure the reward per unit of time without noise; return a text that compares it with earlier runs.
 
-    The run's record keeps it beside the scores in `record`. It is measured in `env`, or in an
-    environment that is built here and cuts no episodes.
+    The run's record keeps it together with the scores in `record`. It is measured in `env`, or in
+    an environment that is built here and cuts no episodes.
     """
     endless = replace(config, env=replace(config.env, reset_steps=None))
     try:
         with open_env(endless, env) as playing:
             seed = derive_seed(config.seed, "eval")
             average = long_run_average(policy, playing, AVERAGE_STEPS, warm_up=AVERAGE_STEPS // 10, seed=seed)
-    except Exception as error:  # whatever it raises, the training state is saved already
+    except Exception as error:  # the training state is saved already
         write_score(run, record)
         return f"Long-run average: none. {failure(error, 'step', None)}"
     write_score(run, {**record, "long_run_average": average.mean, "ci": average.ci})

@@ -51,7 +51,7 @@ def base_config(
 
 
 def with_overrides(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainConfig:
-    """Return the config with plain settings, given by their keys, in place of its own."""
+    """Return the config with plain settings replaced, by their keys."""
     free = {key: attrgetter(key)(config) for key in FREE_SETTINGS}
     return from_plain(nest(overrides, free), config)
 
@@ -74,10 +74,10 @@ def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
         raise ConfigError(f"{error.key}: unknown key, {advice}", error.key) from error
 
 
-def _flatten_given(given: Mapping[str, Any], parent: str) -> Iterator[tuple[str, Any]]:
+def _flatten_given(given: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     """Yield key and value of all settings in nested mappings; at every level a name may be a dotted key."""
     for name, value in given.items():
-        key = f"{parent}.{name}" if parent else str(name)
+        key = f"{prefix}.{name}" if prefix else str(name)
         if isinstance(value, Mapping) and value and key not in FREE_SETTINGS:
             yield from _flatten_given(value, key)
         else:

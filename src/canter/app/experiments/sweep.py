@@ -75,11 +75,11 @@ def combinations(varied: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return found
 
 
-def new_sweep_folder(parent: Path, env_id: str, name: str | None) -> Path:
+def new_sweep_folder(root: Path, env_id: str, name: str | None) -> Path:
     """Make a new folder for a sweep."""
     if not name:
-        return claim_folder(parent, f"sweep-{env_id}")
-    path = parent / name
+        return claim_folder(root, f"sweep-{env_id}")
+    path = root / name
     try:
         path.mkdir(parents=True)
     except FileExistsError as error:

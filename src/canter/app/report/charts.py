@@ -50,7 +50,7 @@ COVERED_METRICS = {
     *(*COUNTERS, "train_steps", "rollouts", "rollout_steps", "updates", "seconds", "wall_time"),
     *("return", "rollout_return", "rollout_length"),
 }
-"""Metrics that the report shows elsewhere than in a chart of their own."""
+"""Metrics for which the report draws no separate chart, as it shows them elsewhere."""
 
 
 def learning_curve(
@@ -77,8 +77,8 @@ def _return_lines(group: Group, color: int, x: str, alone: bool) -> list[Line]:
     behind = [Line("", *run.points("return", x), color, faint=True) for run in group.runs]
     front: list[Line] = []
     if len(group.runs) == 1 and alone:
-        # The mean of recent episodes lags behind that of each rollout; beside other groups the
-        # latter would be noise.
+        # The mean of recent episodes lags behind that of each rollout; in a chart with other
+        # groups the latter would be noise.
         front = _curve_lines(group, "rollout_return", group.label, color, x)
     return [*behind, *(front or _curve_lines(group, "return", group.label, color, x))]
 

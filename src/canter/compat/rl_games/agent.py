@@ -194,7 +194,7 @@ class Agent:
         network = params.get("network") or {}
         refuse_user_network(str(network.get("name")), str((params.get("model") or {}).get("name")))
         own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
-        by_rank = "cuda" in own and self.config.get("multi_gpu")  # as rl_games does, whatever the file says
+        by_rank = "cuda" in own and self.config.get("multi_gpu")  # as rl_games does, overriding the file
         self.ppo_device = self.device = own if by_rank else str(self.config.get("device", own))
         num_actors = int(self.config["num_actors"])
         self.vec_env = make_env(params, num_actors, self.device, self.parity)
@@ -267,14 +267,14 @@ class Agent:
     def _write(self, report: Report) -> None:
         """Write a row of the log under rl_games' tags, and all metrics under their own."""
         times, x_axes = report.times, {"step": self.frame, "iter": self.epoch_num, "time": int(report.seconds)}
-        rows = {tag: report.metrics.get(name) for tag, name in TAGS.items()}
+        scalars = {tag: report.metrics.get(name) for tag, name in TAGS.items()}
         rate = next((v for name, v in report.metrics.items() if name.startswith("optim/learning_rate")), None)
-        rows |= {"info/last_lr": rate, "info/epochs": self.epoch_num, "performance/step_time": times.get("env")}
+        scalars |= {"info/last_lr": rate, "info/epochs": self.epoch_num, "performance/step_time": times.get("env")}
         if "loss/value" in report.metrics:
-            rows["losses/c_loss"] = 2 * report.metrics["loss/value"]  # half the square here
-        rows["performance/rl_update_time"] = times.get("update")
-        rows["performance/step_inference_rl_update_fps"] = report.rollout_steps / max(sum(times.values()), 1e-9)
-        for tag, value in (rows | report.metrics).items():
+            scalars["losses/c_loss"] = 2 * report.metrics["loss/value"]  # half the square here
+        scalars["performance/rl_update_time"] = times.get("update")
+        scalars["performance/step_inference_rl_update_fps"] = report.rollout_steps / max(sum(times.values()), 1e-9)
+        for tag, value in (scalars | report.metrics).items():
             if value is not None and value == value:  # NaN is what was not reported
                 self.writer.add_scalar(tag, value, self.frame)
         for tag, value in (("rewards", report.return_), ("episode_lengths", report.length)):

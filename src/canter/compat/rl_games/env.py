@@ -103,8 +103,8 @@ class RlGamesEnv(SourceEnv):
             raise ConfigError(f"value_size={self.info['value_size']}: Canter learns from one reward, so add them up")
         self.first = self.env.reset()
         self.tensors = isinstance(_any_of(self.first), Tensor)
-        action, rows = action_spec(self.info["action_space"], clip_actions), num_actors * self.agents
-        self.spec = self.describe(self.groups(self.first), action, rows, num_agents=self.agents)
+        action, num_envs = action_spec(self.info["action_space"], clip_actions), num_actors * self.agents
+        self.spec = self.describe(self.groups(self.first), action, num_envs, num_agents=self.agents)
 
     def groups(self, obs: Any) -> Obs:
         """Return observations as groups: `policy`, and `critic` for states.

@@ -119,9 +119,9 @@ class PpoPlayer:
         single = not self.has_batch_dimension and all(bare)
         if single:
             groups = {name: group.unsqueeze(0) for name, group in groups.items()}
-        rows = next(iter(groups.values())).shape[0]
+        batch_size = next(iter(groups.values())).shape[0]
         if self.is_rnn and self.states is None:
-            self.states = self._theirs(self.policy.initial_state(rows))
+            self.states = self._theirs(self.policy.initial_state(batch_size))
         state = () if self.states is None else self._ours(self.states)
         action, state = self.policy.act(groups, state, deterministic=deterministic)
         if self.is_rnn:

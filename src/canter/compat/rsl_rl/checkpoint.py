@@ -99,10 +99,10 @@ def _renamed(name: str) -> str:
 
 def _statistics(found: Mapping[str, Any]) -> Statistics:
     mean, variance, count = found["_mean"], found["_var"], found.get("count")
-    # Files before 2.1.1 do not count; as many rows as a long run has let the statistics stay where
+    # Files before 2.1.1 do not count; as many samples as a long run has let the statistics stay where
     # they are.
-    rows = float(count) if isinstance(count, Tensor | int | float) else 1e8
-    return Statistics(mean.double().reshape(-1), variance.double().reshape(-1), rows)
+    samples = float(count) if isinstance(count, Tensor | int | float) else 1e8
+    return Statistics(mean.double().reshape(-1), variance.double().reshape(-1), samples)
 
 
 def links_of(ppo: PPO, std: str) -> list[Link]:

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 ENDLESS = 10**15
 """Steps of a run that ends when the caller stops it."""
 PARTS = ("actor", "critic", "optimizer")
-"""Parts of a file besides the iteration, by their names in `load_cfg`."""
+"""Parts of a file except the iteration, by their names in `load_cfg`."""
 
 
 class Logger:
@@ -58,7 +58,7 @@ class Logger:
         """Write a row of the log."""
         metrics, times = report.metrics, report.times
         rate = next((v for name, v in metrics.items() if name.startswith("optim/learning_rate")), None)
-        rows = {
+        scalars = {
             "Train/mean_reward": report.return_,
             "Train/mean_episode_length": report.length,
             "Loss/behavior": metrics.get("loss/distillation"),
@@ -73,8 +73,8 @@ class Logger:
             "Perf/learning_time": times.get("update"),
         }
         simulated = {name.removeprefix("env/"): v for name, v in metrics.items() if name.startswith("env/")}
-        rows |= {name if "/" in name else f"Episode/{name}": value for name, value in simulated.items()}
-        for tag, value in rows.items():
+        scalars |= {name if "/" in name else f"Episode/{name}": value for name, value in simulated.items()}
+        for tag, value in scalars.items():
             if value is not None and value == value:  # NaN is what was not reported
                 self.writer.add_scalar(tag, value, it)
 
@@ -262,7 +262,7 @@ class OnPolicyRunner:
         os.makedirs(path, exist_ok=True)
         model: Any = self.alg.policy.as_onnx(verbose).train(False)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of its own inside
+            warnings.simplefilter("ignore")  # torch warns about its own code
             torch.onnx.export(
                 model,
                 model.get_dummy_inputs(),

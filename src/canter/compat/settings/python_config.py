@@ -2,7 +2,7 @@
 
 Only the syntax tree is looked at: classes whose fields are literals and calls of other such
 classes, `field(...)`, assignments to `self` in `__post_init__`, functions that return one such
-call. What a name from another file means is looked up in that file, if it is found beside this one
+call. What a name from another file means is looked up in that file, if it is found next to this one
 or on the path; a function or any other object becomes the text "module:name".
 """
 

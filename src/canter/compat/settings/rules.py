@@ -58,7 +58,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Always:
-    """A setting that has one value in the source library, whatever its keys say."""
+    """A setting that has one value in the source library, which no key changes."""
 
     to: str
     value: Any
@@ -107,7 +107,7 @@ class Only:
 
 @dataclass(frozen=True)
 class Report:
-    """Keys with one status, whatever their values."""
+    """Keys with one status for all values."""
 
     status: Status
     keys: str

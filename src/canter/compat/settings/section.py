@@ -57,7 +57,7 @@ class ImportReport:
     dialect: str
     """Source library and the generation of its settings."""
     parity: bool
-    """The import asked for the source library's numbers."""
+    """The import requested the source library's numbers."""
     entries: list[Entry] = field(default_factory=list)
 
     def add(self, key: str, value: Any, status: Status, to: str = "", why: str = "") -> None:
@@ -240,7 +240,7 @@ class Section:
 
     @property
     def parity(self) -> bool:
-        """The import asked for the source library's numbers."""
+        """Return True if the import requested the source library's numbers."""
         return self.run.report.parity
 
     # reading: typed values by the functions below

@@ -28,7 +28,7 @@ from canter.core.struct import (
 
 Record = TypeVar("Record", bound=TensorStruct)
 STEP_FIELDS = ("reward", "terminated", "truncated", "valid", "duration")
-"""Fields of every step besides observations, in the order in which they are written."""
+"""Fields of every step except observations, in the order in which they are written."""
 
 
 @dataclass

@@ -240,11 +240,11 @@ def _scratch(folder: Path, kind: str) -> Path:
     return folder.with_name(f".{folder.name}.{kind}-{_HOST}-{os.getpid()}-{_TOKEN}-{next(_counter)}")
 
 
-def _scratch_of(parent: Path, *kinds: str) -> Iterator[tuple[Path, re.Match[str]]]:
-    for name in os.listdir(parent) if parent.is_dir() else []:
+def _scratch_of(folder: Path, *kinds: str) -> Iterator[tuple[Path, re.Match[str]]]:
+    for name in os.listdir(folder) if folder.is_dir() else []:
         match = _SCRATCH.fullmatch(name)
         if match and match["kind"] in kinds:
-            yield parent / name, match
+            yield folder / name, match
 
 
 def _discard(folder: Path) -> None:
@@ -254,14 +254,14 @@ def _discard(folder: Path) -> None:
     shutil.rmtree(trash)
 
 
-def _sweep(parent: Path) -> None:
+def _sweep(folder: Path) -> None:
     """Remove what dead writers of this machine left, and restore what they had moved away."""
-    for path, match in _scratch_of(parent, "partial", "trash", "old"):
+    for path, match in _scratch_of(folder, "partial", "trash", "old"):
         if not _is_dead(match["host"], int(match["pid"]), match["token"]):
             continue
         with contextlib.suppress(OSError):
-            if match["kind"] == "old" and not os.path.lexists(parent / match["name"]):
-                os.rename(path, parent / match["name"])
+            if match["kind"] == "old" and not os.path.lexists(folder / match["name"]):
+                os.rename(path, folder / match["name"])
             else:
                 shutil.rmtree(path)
 

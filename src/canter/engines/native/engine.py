@@ -131,7 +131,7 @@ class NativeEngine:
         self._means = _fresh_numbers(len(MEANS), self.dtype)
 
     def _reports(self, name: str) -> bool:
-        """Return whether a mean is a metric of this loss; the KL is returned beside the metrics."""
+        """Return True if a mean is a metric of this loss; the KL is returned separately."""
         match name:
             case "policy/kl":
                 return False

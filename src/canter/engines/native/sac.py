@@ -76,7 +76,7 @@ class NativeSACEngine:
         return {"loss/critic": means[0], "value/target_std": means[1]}
 
     def learn_policy(self, batch: ReplayBatch, noise: Tensor, temperature: Tensor) -> dict[str, float]:
-        """Write the policy's gradients, with noise `[B, A]` of its own actions."""
+        """Write the policy's gradients, with noise `[B, A]` of the policy's actions."""
         arrays = [self._checked(array) for array in (*self._read(batch.obs), batch.action, noise)]
         loss, log_prob, std, value = self._call(True, temperature, tuple(arrays))
         return {"loss/policy": loss, "policy/entropy": -log_prob, "policy/std": std, "value/mean": value}

@@ -256,9 +256,9 @@ class NetworksEngine:
         own = (batch.action, batch.dist_params, batch.advantage, batch.value, batch.return_, batch.valid)
         return Samples(*(row.squeeze(0).contiguous() for row in (*inputs, *own)))
 
-    def gradients(self, rows: Samples, index: Tensor, coefs: Coefs) -> UpdateResult:
+    def gradients(self, samples: Samples, index: Tensor, coefs: Coefs) -> UpdateResult:
         """Write the gradients of the loss of samples `index`; return metrics and KL."""
-        sums, parts = self.learner(rows, index, coefs.entropy)
+        sums, parts = self.learner(samples, index, coefs.entropy)
         count = sums[COUNT]
         with concurrently(self.learner.stream) as join:
             means = self.learner.means(sums, count)

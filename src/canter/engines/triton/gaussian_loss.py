@@ -168,7 +168,7 @@ def _finish(
 class _GaussianLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, params: Tensor, value: Tensor, rows: tuple[Tensor, ...], numbers: tuple[Any, ...]
+        ctx: Any, params: Tensor, value: Tensor, samples: tuple[Tensor, ...], numbers: tuple[Any, ...]
     ) -> tuple[Tensor, Tensor]:
         clip_ratio, value_clip, value_coef, entropy_coef, clipped_value, count, bound = numbers
         dim = params.shape[-1] // 2
@@ -180,7 +180,7 @@ class _GaussianLoss(torch.autograd.Function):
         d_params = gradient[: m * 2 * dim]
         d_value = gradient[m * 2 * dim :]
         _loss[(blocks,)](
-            params, value, *rows, count, entropy_coef, bound.units, sums, d_params, d_value,
+            params, value, *samples, count, entropy_coef, bound.units, sums, d_params, d_value,
             m, dim, clip_ratio, value_clip, value_coef, bound.coef, bound.limit,
             CLIPPED_VALUE=clipped_value, BOUND=bound.form,
             TILE=TILE, TILE_A=max(2, triton.next_power_of_2(dim)), num_warps=4,
@@ -246,7 +246,7 @@ def gaussian_loss(
     Samples as in PPO's batch, `[..., 2A]`, `[..., A]` and `[...]`; `value_clip` None is half the
     squared error.
     """
-    rows = (action, old_params, old_log_prob, advantage, old_value, return_, valid.view(torch.uint8))
+    samples = (action, old_params, old_log_prob, advantage, old_value, return_, valid.view(torch.uint8))
     numbers = (clip_ratio, value_clip or 0.0, value_coef, entropy_coef, value_clip is not None, count, bound)
-    contiguous = tuple(row.contiguous() for row in rows)
+    contiguous = tuple(tensor.contiguous() for tensor in samples)
     return _GaussianLoss.apply(params.contiguous(), value.contiguous(), contiguous, numbers)

@@ -255,14 +255,14 @@ class Learner:
             [_products_of(network, places) for network in self.networks], sums, count, raw.device
         )
 
-    def __call__(self, rows: Samples, index: Tensor, entropy_coef: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, samples: Samples, index: Tensor, entropy_coef: Tensor) -> tuple[Tensor, Tensor]:
         """Run samples `index` `[M]` forward and backward through both networks.
 
         Return sums over each block of samples, `[TERMS + A + all biases, blocks]`, and weight
         gradients of parts of the samples.
         """
         m = len(index)
-        like = rows.action
+        like = samples.action
         numbers = TERMS + self.raw.numel()
         sums = like.new_empty(self.products.rows, triton.cdiv(m, TILE_M))
         for network in self.networks:
@@ -270,17 +270,17 @@ class Learner:
         parts = self.products.empty()
         turned = self._turned()
         own = _cut(sums[numbers:], [network.back_widths for network in self.networks])
-        targets = rows.old_value, rows.return_, rows.valid
+        targets = samples.old_value, samples.return_, samples.valid
         with concurrently(self.stream) as join:
             if len(self.networks) > 1:
                 back = partial(_value_backward[sums.shape[1:]], index, *targets, sums, **self.value_form)
-                self._pass(1, rows.critic_input, index, turned[1], own[1], parts, back, self.value_numbers)
+                self._pass(1, samples.critic_input, index, turned[1], own[1], parts, back, self.value_numbers)
         back = partial(
             _policy_backward[sums.shape[1:]],
-            index, rows.action, rows.old_params, rows.advantage, *targets, self.raw, entropy_coef, self.units,
+            index, samples.action, samples.old_params, samples.advantage, *targets, self.raw, entropy_coef, self.units,
             sums, sums[TERMS:], **self.policy_form,
         )  # fmt: skip
-        self._pass(0, rows.actor_input, index, turned[0], own[0], parts, back, self.policy_numbers)
+        self._pass(0, samples.actor_input, index, turned[0], own[0], parts, back, self.policy_numbers)
         join()
         return sums, parts
 

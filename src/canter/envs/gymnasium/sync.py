@@ -197,7 +197,7 @@ class SyncStepper(Stepper):
         """Step some environments and return infos by number."""
         env = self.env
         noted: list[tuple[int, dict[str, Any]]] = []
-        # Other threads wait while Python runs: whatever can be done outside of this loop is.
+        # Other threads wait while Python runs, so as little as possible is done in this loop.
         stepped, env_obs, rewards = self.stepped, env._env_obs, env._rewards
         terminations, truncations = env._terminations, env._truncations
         same_step, keeps_info, ndarray = self.marks_ends, bool(self.info_keys), np.ndarray

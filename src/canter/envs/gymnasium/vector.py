@@ -45,7 +45,7 @@ class Stepper:
     marks_ends = False
     """True if a step has `info["final_obs"]` exactly when an episode ended."""
     idle_cores = 0
-    """Cores of this machine that could step a part of the environments if the user asked for it."""
+    """Cores of this machine that could step a part of the environments on request."""
 
     def __init__(self, env: VectorEnv) -> None:
         self.env = env

@@ -76,7 +76,7 @@ class ClosesQuietly(gymnasium.Wrapper):
 
 @contextmanager
 def _as_env_failed(call: str) -> Iterator[None]:
-    """Raise whatever is raised inside as an `EnvFailed`."""
+    """Convert errors inside to `EnvFailed`."""
     try:
         yield
     except ContractBroken as error:

@@ -6,7 +6,7 @@ How it works, in ten sentences:
    longer than their work.
 2. `CapturedStep` runs them in the same order, in segments: actions, substeps, terminations,
    rewards, interval events, resets, commands, rays and observations; the physics between them has
-   graphs of its own (`replacements.Physics`).
+   separate graphs (`replacements.Physics`).
 3. A segment first runs eagerly, is then recorded as a CUDA graph (`recording.py`), and is replayed
    from then on (`segments.py`).
 4. A graph repeats work on the device only, so what the segment did in Python is found by comparing

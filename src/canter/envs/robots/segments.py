@@ -104,7 +104,7 @@ class Segments:
         """The last segment was captured, for which the whole state was restored several times."""
         self._num_graphs: Counter[str] = Counter()
         self._runs_without_graph: Counter[Any] = Counter()
-        """By the name of a segment, and by its key."""
+        """Eager runs by the name of a segment, and by its key."""
         self._num_guard_checks = 0
         self._last_used: dict[Key, int] = {}
         """Number of guard checks at the last use of a key's graphs."""

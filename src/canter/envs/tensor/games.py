@@ -1,4 +1,4 @@
-"""Environments of several agents, and `FoldAgents`, which makes every agent a row of its own.
+"""Environments of several agents, and `FoldAgents`, which turns every agent into a row.
 
 E worlds, A agents in each, N = E x A rows: row `world * A + agent`.
 """
@@ -160,7 +160,7 @@ class Rendezvous(TensorEnv):
     """A team of agents that must meet, though each sees only the next one.
 
     A point masses in a square arena are rewarded for being together. The whole team is one row with
-    a joint action, until `folded` makes every agent a row of its own.
+    a joint action, until `folded` turns every agent into a row.
 
     Every agent receives the same reward: the mean over the team of
     `max(0, 1 - distance to the centre of the living)`, in which dead agents count 0. An agent that

@@ -1,7 +1,7 @@
 """A swimmer of four links in a viscous fluid.
 
 Resistive-force theory: without inertia, the drag on a link is linear in its velocity, and larger
-across it than along it. Forces and torques on the whole body vanish, which gives its velocity from
+across it than along it. Forces and torques on the whole body vanish, so its velocity follows from
 the rates of the joints alone. N is the number of environments; lengths are in links, times in
 seconds.
 """
