@@ -60,7 +60,7 @@ class Algorithm(Protocol[RecordT]):
 
     @property
     def acting(self) -> Policy:
-        """The policy that acts and learns; `policy` may be its running mean."""
+        """Policy that acts and learns; `policy` may be its running mean."""
         return self.policy
 
     def empty_record(self) -> RecordT:

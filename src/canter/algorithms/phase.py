@@ -67,7 +67,7 @@ class Phase(Generic[Batch]):
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer that the gradients are written into."""
+        """Optimizer that the gradients are written into."""
         return self.source.optimizer
 
     def run(self, batch: Batch, coefs: Any = None, *, kl: Tensor | None = None, refresh: Any = None) -> UpdateResult:

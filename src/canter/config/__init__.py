@@ -33,7 +33,7 @@ class TrainConfig(RunConfig):
             raise UserError("checkpoints.best_by=evaluation needs evaluations: set evaluate.every")
 
     def watchers(self, folder: Path | None) -> list[Watcher]:
-        """Return the periodic tasks of a run: evaluations, videos and the hall of fame; `folder` is the run's."""
+        """Return the periodic tasks of a run in `folder`: evaluations, videos, the hall of fame."""
         made: list[Watcher] = []
         if self.evaluate.every is not None:
             made.append(EvaluationCallback(self.evaluate, self.env, self.device, self.seed))

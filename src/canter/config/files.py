@@ -73,7 +73,7 @@ def dump_config(config: TrainConfig) -> str:
 
 
 def commented_config(config: TrainConfig) -> str:
-    """Return all settings as YAML text like `dump_config`, each below a comment with its description."""
+    """Return all settings as YAML text, each below a comment with its description."""
     descriptions = dict(_descriptions(config, ""))
     lines: list[str] = []
     path: list[str] = []
@@ -100,7 +100,7 @@ def _descriptions(config: Any, key: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def field_docs(cls: type) -> dict[str, str]:
-    """Return the string literal below each field of a dataclass, inherited or its own, as one line."""
+    """Return the docstring of each field of a dataclass, also inherited ones, as one line."""
     docs: dict[str, str] = {}
     for base in filter(is_dataclass, reversed(cls.__bases__)):
         docs |= field_docs(base)

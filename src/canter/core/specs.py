@@ -187,7 +187,7 @@ class Env(Protocol):
         ...
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Start a new episode in every environment, reproducibly with a seed. Return the first observations.
+        """Start an episode in every environment, reproducibly with a seed; return observations.
 
         Each rank passes another seed, unless the environment is `SeedsByRow`.
         """

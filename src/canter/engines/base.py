@@ -1,9 +1,9 @@
-"""The interface between PPO's mathematics and its engines, and the check of what an engine supports.
+"""Interface between PPO's mathematics and its engines, and the check of their abilities.
 
 `PPOLoss` describes the loss of one minibatch; an `Engine` acts, values states and writes the
 gradients of that loss. `canter.engines.autograd` is the definition. Every other engine supports
-some descriptions, listed in its `Capabilities`, and is tested against the definition; for the others
-`unsupported_reason` names the setting that it does not support.
+some descriptions, listed in its `Capabilities`, and is tested against the definition; for the
+others `unsupported_reason` names the setting that it does not support.
 
 N environments, L sequence length (1 for feed-forward networks), S sequences, B sequences in a
 minibatch, P distribution parameters, A action components.

@@ -2,7 +2,8 @@
 
 `CartPole-v1` is Gymnasium's, `envpool:Ant-v4` EnvPool's, `pettingzoo:sisl/pursuit-v5` PettingZoo's
 and `tensor:cartpole` one of those written in torch here. `schemes` has a builder for each prefix
-before the colon, here or in a plugin; `module.path:name` is the user's own, once its import is allowed.
+before the colon, here or in a plugin; `module.path:name` is the user's class, once its import is
+allowed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of what environments return: Canter's own contract, and Gymnasium's before NumPy hides a mistake.
+"""Checks of what environments return: Canter's contract, and Gymnasium's before conversion.
 
 The checks of Canter's contract (`canter.core.specs`) compare shapes, dtypes and devices without
 reading a tensor. The checks of Gymnasium's contract are needed as NumPy accepts too much: it
@@ -36,7 +36,7 @@ def absent_info(env: Any) -> str | None:
 
 
 def check_obs(obs: Obs, spec: EnvSpec, source: str) -> None:
-    """Raise ContractBroken if observations differ from the spec in groups, shapes, dtypes or device."""
+    """Raise ContractBroken if the observations' groups, shapes, dtypes or device are wrong."""
     if obs.keys() != spec.obs.keys():
         raise ContractBroken(f"{source} returned the observation groups {sorted(obs)}, the spec has {sorted(spec.obs)}")
     for name, declared in spec.obs.items():
@@ -54,7 +54,7 @@ def check_obs(obs: Obs, spec: EnvSpec, source: str) -> None:
 
 
 def check_layout(step: Step, spec: EnvSpec) -> None:
-    """Raise ContractBroken if a step's tensors have wrong shapes, dtypes or devices; reads no tensor."""
+    """Raise ContractBroken if a step's shapes, dtypes or devices are wrong; read no tensor."""
     check_obs(step.obs, spec, "step()")
     columns = {
         "reward": step.reward,
@@ -81,7 +81,7 @@ def check_layout(step: Step, spec: EnvSpec) -> None:
 
 
 def check_step(step: Step, spec: EnvSpec) -> None:
-    """Raise ContractBroken if a step breaks the contract of `canter.core.specs.Step`; reads its flags."""
+    """Raise ContractBroken if a step breaks the contract of `Step`; read its flags."""
     check_layout(step, spec)
     if bool((step.terminated & step.truncated).any()):
         raise ContractBroken("step() returned a row that is both terminated and truncated; terminated must win")
@@ -101,7 +101,7 @@ def validate_reset(result: Any, space: Space) -> tuple[Any, dict[str, Any]]:
 
 
 def validate_step(result: Any, space: Space) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-    """Return the result of a Gymnasium environment's `step()` with plain reward and flags, or raise ContractBroken."""
+    """Return the result of a Gymnasium `step()` with plain reward and flags; check it."""
     if not isinstance(result, tuple) or len(result) != 5 or not isinstance(result[4], dict):
         form = f"{len(result)} values" if isinstance(result, tuple) else _short(result)
         expected = "(observation, reward, terminated, truncated, info)"
@@ -134,7 +134,7 @@ def to_flag(flag: Any, name: str) -> bool:
 
 
 def check_columns(num_envs: int, **columns: Any) -> None:
-    """Raise ContractBroken if rewards or flags of a vector environment are not one number or flag per environment."""
+    """Raise ContractBroken unless there is one reward and one flag per environment."""
     for name, values in columns.items():
         array = np.asarray(values)
         if array.shape != (num_envs,):

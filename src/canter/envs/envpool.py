@@ -82,7 +82,7 @@ class EnvPoolEnv:
         self._unused_seed = seed
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Reset every environment, with a seed in a new pool. Return the first observations `[N, ...]`."""
+        """Reset every environment, with a seed in a new pool; return observations `[N, ...]`."""
         if seed is not None and seed != self._unused_seed:
             self._env.close()
             self._make(seed)

@@ -1,4 +1,4 @@
-"""Failures and hangs of environments, attributed to an environment, a step and a line of the user's code.
+"""Failures and hangs of environments: which environment, which step, which line of code.
 
 N environments are often stepped one after the other, or by several threads. Whoever calls them
 records the number of the environment in `EnvCalls`: an error then carries that number, and the
@@ -32,13 +32,13 @@ _all_calls: weakref.WeakSet[EnvCalls] = weakref.WeakSet()
 
 
 class EnvNote(str):
-    """A note on an error of an environment: text for a traceback, and the number of the environment."""
+    """A note on an environment's error: text for a traceback, and the environment's number."""
 
     number: int
 
 
 class EnvCalls:
-    """Calls of numbered environments by one thread at a time, inside of `with`: set `number` before each call.
+    """Watched calls of numbered environments; inside `with`, set `number` before each call.
 
     An error that leaves the block gets the number as a note, see `env_number`.
     """
@@ -74,11 +74,11 @@ def env_number(error: BaseException) -> int | None:
 
 
 class EnvironmentFailed(EnvFailed):
-    """An environment raised, died or broke its contract; the message names it, the step, its error and the line."""
+    """An environment raised, died or broke its contract; the message says where."""
 
 
 def failure(error: BaseException, call: str, step: int | None, before: int = 0) -> EnvironmentFailed:
-    """Return the error of an environment with its number, the call, its step and the line that raised it.
+    """Return an environment's error with its number, the call, its step and its line.
 
     `before` is the number of environments of lower ranks, which are counted first.
     """
@@ -112,7 +112,7 @@ def attributed(call: str, step: int | None = None) -> Iterator[None]:
 
 
 def place_of(error: BaseException) -> str:
-    """Return `file:line` of the innermost frame of an error, or "no place" if it was never raised."""
+    """Return `file:line` of the innermost frame of an error, or "no place" if it has none."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "no place"
 
@@ -131,7 +131,7 @@ def format_error(error: BaseException) -> str:
 
 
 class Watchdog:
-    """Calls `late(seconds)` once for each `begin` that no other `begin` or `end` followed within `seconds`.
+    """Calls `late(seconds)` once for each `begin` that lasts longer than `seconds`.
 
     `begin` only reads the clock; a thread checks every quarter of the time, at most every second.
     The thread starts with the first `begin` and stops with `close`, or when nothing refers to the
@@ -186,7 +186,7 @@ def _watch(reference: weakref.ref[Watchdog], closed: threading.Event, pause: flo
 
 
 def locate_hang(thread: int) -> str:
-    """Return the number of the environment that a thread of this process waits for, and the `file:line` it is at."""
+    """Return the number of the environment that a thread waits for, and its `file:line`."""
     # NOTE: a call that does not return cannot report its line; the interpreter's frames are the one
     # place that has it.
     frames = sys._current_frames()
@@ -210,7 +210,7 @@ def warn_of_hanging(thread: int, seconds: float) -> None:
 
 @contextmanager
 def watched(seconds: float = math.inf) -> Iterator[Watchdog]:
-    """Log a warning if this thread's call of an environment, from now or the last `begin` on, takes too long."""
+    """Log a warning if this thread's call of an environment takes too long."""
     watchdog = Watchdog(min(HANG_WARNING_SECONDS, seconds), partial(warn_of_hanging, get_ident()))
     watchdog.begin()
     try:

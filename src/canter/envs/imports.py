@@ -1,4 +1,4 @@
-"""Environments from the user's own code: `module.path:name` where importing it was allowed, and objects of Python."""
+"""Environments from the user's code: `module.path:name` if its import is allowed, and objects."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def import_trusted(module: str) -> ModuleType:
 
 
 def refuse_while_importing(function: str) -> None:
-    """Raise RuntimeError if a function is called by a program that is only imported for its environment."""
+    """Raise RuntimeError if the program is being imported only for its environment."""
     if _importing:
         raise RuntimeError(
             f"{function} is called while {_importing[-1]} is imported for its environment; in the program put it under"
@@ -72,7 +72,7 @@ def register_factory(env_id: str, factory: Callable[..., Any]) -> None:
 
 
 def find_factory(env_id: str, schemes: Iterable[str]) -> Callable[..., Any] | None:
-    """Return the class or function `module.path:name`, or None if its module registers `name` with Gymnasium.
+    """Return the class or function `module.path:name`; None if its module registers it.
 
     `schemes` are the prefixes of ids other than modules, for the error message.
     """

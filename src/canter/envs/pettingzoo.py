@@ -30,7 +30,7 @@ ParallelEnv = Any
 
 
 class PettingZooEnv:
-    """E copies of a `pettingzoo.ParallelEnv` whose agents all have the same spaces, for one policy that they share.
+    """E copies of a `pettingzoo.ParallelEnv` with equal spaces for all agents, for one policy.
 
     A row is valid while its agent is alive: an agent may die before its environment ends, and may
     join late. An environment without agents is reset within the same step. Observations, actions
@@ -88,13 +88,13 @@ class PettingZooEnv:
         self._alive = np.zeros(len(self._rows), dtype=bool)
 
     def reset(self, seed: int | None = None) -> Obs:
-        """Reset every environment, each with its own seed. Return the first observations `[N, ...]`."""
+        """Reset every environment with a different seed; return observations `[N, ...]`."""
         seeds = [None] * len(self._envs) if seed is None else env_seeds(seed, len(self._envs))
         self._reset_envs(dict(enumerate(seeds)))
         return self._to_device(self._obs.tensors)
 
     def step(self, action: Tensor) -> Step:
-        """Apply the actions of the agents that are alive: `[N, A]` float32, `[N]` int64 or `[N, K]` int64."""
+        """Apply the living agents' actions: `[N, A]` float32, `[N]` int64 or `[N, K]` int64."""
         actions = self._action.encode(action)
         valid = self._alive.copy()
         results = []
@@ -131,7 +131,7 @@ class PettingZooEnv:
         return range(index * len(self._agents), (index + 1) * len(self._agents))
 
     def _column(self, results: list[Any], part: int, valid: np.ndarray) -> np.ndarray:
-        """Return `[N]` numbers of the agents that are alive from the dicts of all steps; 0 for the others."""
+        """Return numbers `[N]` of the living agents from the dicts of all steps; 0 for others."""
         rows = enumerate(self._rows)
         return np.array([float(results[env][part][agent]) if valid[row] else 0.0 for row, (env, agent) in rows])
 
@@ -147,7 +147,7 @@ class PettingZooEnv:
         self._alive[:] = [agent in self._envs[env].agents for env, agent in self._rows]
 
     def _write(self, target: ObsBuffer, results: dict[int, tuple[dict[Any, Any], dict[Any, Any]]]) -> None:
-        """Write the observations of whole environments; agents without one get 0 and a mask that allows everything."""
+        """Write the observations of whole environments; absent agents get 0 and a full mask."""
         own = np.empty(len(self._rows), dtype=object)
         present = np.zeros(len(self._rows), dtype=bool)
         for index, (raw, infos) in results.items():
@@ -187,7 +187,7 @@ class PettingZooEnv:
         return TensorSpec((sum(math.prod(part.shape) for part in parts) + len(self._agents),))
 
     def _check(self, results: list[Any], left: np.ndarray, shown: np.ndarray) -> None:
-        """Raise UserError for agents that `left` without a flag, and for those that must be `shown` and are not."""
+        """Raise UserError for agents that `left` without a flag, or should be `shown`."""
         env_id = self.spec.env_id
         for row, (env, agent) in enumerate(self._rows):
             if left[row]:
@@ -209,7 +209,7 @@ def make_pettingzoo(
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> PettingZooEnv:
-    """PettingZoo's parallel environments, such as pettingzoo:sisl/pursuit-v5 (pip install "canter[pettingzoo]").
+    """PettingZoo's parallel environments: pettingzoo:sisl/pursuit-v5 (canter[pettingzoo]).
 
     E copies of an environment of PettingZoo's registry; `kwargs` go to each.
     `max_episode_steps` is what PettingZoo calls `max_cycles`. See `PettingZooEnv` for the rest.

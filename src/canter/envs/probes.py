@@ -1,4 +1,4 @@
-"""Probe environments: tiny tasks with known answers, each of which fails for one kind of mistake in an algorithm.
+"""Probe environments: tiny tasks with known answers, each sensitive to one kind of mistake.
 
 A probe has S nodes and no more state than the node a row is at. Train on one for some seconds, then
 compare with its `checks`: the first wrong answer names the mistake. Importing this module registers
@@ -67,7 +67,7 @@ class ProbeTask:
 
 @dataclass(frozen=True)
 class ProbeCheck:
-    """Correct value and action at K situations after learning. Compare modes of the policy with `action`."""
+    """Correct value and action at K situations; compare the policy's modes with `action`."""
 
     obs: Obs
     """Groups of `[K, ...]`."""
@@ -130,7 +130,7 @@ class Probe(TensorEnv):
         return {name: table[state["node"]] for name, table in self._groups.items()}
 
     def checks(self, gamma: float) -> list[ProbeCheck]:
-        """Return what a correct algorithm learns with discount `gamma`: a check per step of the episode."""
+        """Return the correct results with discount `gamma`: a check per step of the episode."""
         task = self.task
         follows = self._follows.tolist()
         values = None if task.value is None else torch.tensor(task.value(gamma), device=self.device)
@@ -161,7 +161,7 @@ class Probe(TensorEnv):
 
 @final
 class DeepSea(TensorEnv):
-    """Dive from the top left of a `size` x `size` grid, a row each step: only the bottom right corner pays 1.
+    """Dive from the top left of a `size` x `size` grid, a row each step, to the bottom right.
 
     A table drawn once says which action goes right in each cell; going right costs 0.01 / size.
     Random actions find the corner once in 2^size episodes, and until then an algorithm learns not

@@ -1,4 +1,4 @@
-"""Gymnasium spaces to Canter's specs, and arrays to tensors and back, for every adapter of NumPy environments.
+"""Conversion of Gymnasium spaces to specs, and of arrays to tensors and back.
 
 N is the number of environments, A of continuous action components, K of simultaneous discrete
 actions.
@@ -37,7 +37,7 @@ class ActionCodec:
     actions."""
 
     def encode(self, action: Tensor) -> np.ndarray:
-        """Return the action `[N, A]`, `[N]` or `[N, K]` as a new array of the space; nothing is clipped."""
+        """Return the action `[N, A]`, `[N]` or `[N, K]` as a new, unclipped array of the space."""
         key = action.shape, action.dtype
         if key not in self.buffers:
             buffer = torch.empty((1, *action.shape), dtype=action.dtype)
@@ -91,7 +91,7 @@ class TupleActions(gymnasium.ActionWrapper):
 
 
 def _float32_bounds(space: spaces.Box) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds `[A]` as float32, rounded inwards: a policy's largest action never leaves the space."""
+    """Return bounds `[A]` as float32, rounded inwards so that actions never leave the space."""
     low = space.low.reshape(-1).astype(np.float64)
     high = space.high.reshape(-1).astype(np.float64)
     with np.errstate(over="ignore"):
@@ -107,7 +107,7 @@ Convert = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class _Group:
-    """One observation group: its path in a raw observation, and the conversion of its rows to rows of a tensor."""
+    """One observation group: its path in a raw observation, and the conversion to a tensor."""
 
     name: str
     path: tuple[str, ...]
@@ -117,7 +117,7 @@ class _Group:
 
 
 class ObsBuffer:
-    """Memory for one observation of N environments, as tensors and as arrays over the same numbers."""
+    """Buffer for one observation of N environments, as tensors and arrays over one memory."""
 
     def __init__(self, specs: dict[str, TensorSpec], num_envs: int) -> None:
         self.tensors: Obs = {name: torch.zeros(num_envs, *s.shape, dtype=s.dtype) for name, s in specs.items()}
@@ -144,7 +144,7 @@ class ObsReader:
             raise UnsupportedSpace(f"observation space {space} needs at least one key and no two that join to one name")
 
     def add_mask(self, infos: Callable[[], Iterable[dict[str, Any]]]) -> bool:
-        """Add the group `action_mask`, to be filled from `info`, if one of `infos()` has one; return True if so.
+        """Add the group `action_mask` if one of `infos()` has a mask; return True if so.
 
         `infos` is called only if actions are discrete and the observations have no mask.
         """
@@ -159,7 +159,7 @@ class ObsReader:
         return ObsBuffer(self.specs, self.num_envs)
 
     def write(self, target: ObsBuffer, raw: Any, rows: np.ndarray | None = None) -> None:
-        """Copy a batched raw observation into `rows` (bool `[N]`) of `target`, by default into all."""
+        """Copy a batched raw observation into `rows` (bool `[N]`) of `target`, or into all."""
         for group in self._groups:
             into = target.arrays[group.name]
             value = group.convert(np.asarray(_at(raw, group.path)))
@@ -174,7 +174,7 @@ class ObsReader:
                 into[rows] = value[rows]
 
     def write_final(self, target: ObsBuffer, final: Any, rows: np.ndarray) -> None:
-        """Copy last observations into `rows` (bool `[N]`): an object array of single ones, or a batched one."""
+        """Copy last observations, batched or an object array, into `rows` (bool `[N]`)."""
         if not (isinstance(final, np.ndarray) and final.dtype == object):
             return self.write(target, final, rows)
         for index in np.flatnonzero(rows):

@@ -1,4 +1,4 @@
-"""Wrappers of environments: a deadline that is part of the task, and Gymnasium's wrappers named in settings."""
+"""Wrappers: a deadline that is part of the task, and Gymnasium's wrappers named in settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FiniteHorizon:
 
     @property
     def reset_is_clean(self) -> bool:
-        """The environment's own declaration, which may change while it is used."""
+        """Declaration of the environment, which may change while it is used."""
         return isinstance(self.env, DeclaresCleanReset) and bool(self.env.reset_is_clean)
 
     def step(self, action: Tensor) -> Step:
@@ -62,7 +62,7 @@ Wrap = Callable[[gymnasium.Env], gymnasium.Env]
 
 
 def make_wrappers(settings: Mapping[str, Any]) -> list[Wrap]:
-    """Return the wrappers that settings name, the first the innermost: name -> keyword arguments, or null for none.
+    """Return the wrappers that settings name, innermost first: name -> keyword arguments or null.
 
     Raises UserError for arguments that a wrapper does not take, before any environment is made.
     """

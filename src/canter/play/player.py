@@ -156,7 +156,7 @@ players.register("standard")(Player)
 
 
 class EpisodeCounter:
-    """Returns and lengths of episodes, until each of N environments has its share of `num_games`."""
+    """Returns and lengths of episodes; each of N environments counts its share of `num_games`."""
 
     def __init__(self, env: Env, num_games: int | None) -> None:
         num_envs = env.spec.num_envs

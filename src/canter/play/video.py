@@ -375,7 +375,7 @@ def play_in_viewer(
 
 
 def _check_window() -> None:
-    """Raise CannotRender if no window can be opened: MuJoCo's viewer would wait for one for ever."""
+    """Raise CannotRender if no window can be opened; MuJoCo's viewer would wait for ever."""
     import glfw
 
     with warnings.catch_warnings(record=True) as caught:

@@ -43,7 +43,7 @@ class RunRecord:
 
     @property
     def identity(self) -> str | None:
-        """The unique id of the run; None without a record."""
+        """Unique id of the run; None without a record."""
         identity = read_record(self.path.parent).get("id")
         return identity if isinstance(identity, str) else None
 

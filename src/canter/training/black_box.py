@@ -1,4 +1,4 @@
-"""Replay the iteration of a black box eagerly, and name the first operation that made NaN or infinity.
+"""Replay the iteration of a black box eagerly, and name the first nonfinite operation.
 
 T steps, N environments, L sequence length, B sequences in a minibatch.
 """
@@ -37,7 +37,7 @@ _TORCH = os.path.dirname(torch.__file__)
 
 @dataclass(frozen=True)
 class Origin:
-    """The operation where a chain of NaN or infinity starts: its inputs were finite, its result is not."""
+    """The operation where NaN or infinity starts: finite inputs, a nonfinite result."""
 
     operation: str
     """Name of the operation, such as `div`."""
@@ -55,7 +55,7 @@ class Origin:
 
 
 class Trace(TorchDispatchMode):
-    """While entered, records for every tensor with NaN or infinity the operation where that started."""
+    """Records the origin of every tensor with NaN or infinity while entered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Trace(TorchDispatchMode):
         return result
 
     def origin_of(self, *tensors: Tensor) -> Origin | None:
-        """Return the origin of the first of these tensors that has one; None if none went wrong inside the trace."""
+        """Return the origin of the first of these tensors that has one, else None."""
         found = (self._origins.get(tensor.data_ptr()) for tensor in tensors)
         return next((origin for origin in found if origin is not None), None)
 
@@ -88,7 +88,7 @@ def has_nonfinite(leaf: Any) -> bool:
 
 
 def _origin(func: Any, result: Tensor) -> Origin:
-    """Describe the operation that runs now; the Python stack is the only record of the line that called it."""
+    """Describe the current operation; the Python stack tells which line called it."""
     frame = sys._getframe(2)
     place = ""
     function = "backward"
@@ -192,7 +192,7 @@ Place = tuple[str, float, int, int, list[int]]
 
 
 def first_in(rollout: Rollout[Any], first: int) -> Place | None:
-    """Return the first number of a rollout that is not finite; environments are counted from `first`."""
+    """Return the first nonfinite number of a rollout; environments are counted from `first`."""
     found = []
     for name, values in floats_seen(rollout).items():
         place, value = first_nonfinite(values).tolist()
@@ -225,7 +225,7 @@ def _rollout(algorithm: Algorithm[Any], spec: EnvSpec, saved: dict[str, Any]) ->
 
 
 def _replay_act(algorithm: Algorithm[Any], rollout: Rollout[Any], place: Place, steps: int) -> Explanation:
-    """Choose the actions of a step again under a trace, with the recurrent state at the sequence's start."""
+    """Choose the actions of a step again under a trace, from the sequence's recurrent state."""
     _, value, t, row, _ = place
     text = f"the policy sent environment {row} an action of {value} at its step {steps + t}"
     state = tree_map(lambda x: x[t // algorithm.sequence_length], rollout.state)
@@ -237,7 +237,7 @@ def _replay_act(algorithm: Algorithm[Any], rollout: Rollout[Any], place: Place, 
 
 
 def _replay_update(algorithm: Algorithm[Any], rollout: Rollout[Any], steps: int, first: int) -> Explanation:
-    """Learn from the rollout again under a trace, until an optimizer would take a step that is not finite."""
+    """Learn from the rollout again under a trace, up to the first nonfinite optimizer step."""
     original = Optimizer.step
 
     def refused(self: Optimizer, skip: Tensor) -> dict[str, Tensor]:
@@ -308,7 +308,7 @@ def _row_of(origin: Origin, rollout: Rollout[Any], length: int) -> tuple[int, in
 def _replay_env(
     config: RunConfig, algorithm: Algorithm[Any], box: dict[str, Any], env: Env | None, t: int
 ) -> tuple[str, Origin | None]:
-    """Step through the rollout again under a trace if the environment's state was saved; return what was found."""
+    """Step through the rollout again under a trace, if possible; return the origin found."""
     state = box.get("collector")
     if env is None or state is None or state.get("env") is None or state["episodes_restart"] is not None:
         return "the code inside the environment that computed it is unknown: its state was not saved", None

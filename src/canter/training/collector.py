@@ -37,7 +37,7 @@ from canter.training.progress import Stopwatch
 
 
 class EnvMetrics:
-    """A table of the simulator's own metrics (`Step.metrics`) by step, at a fixed address once all names are known.
+    """A table of the simulator's metrics (`Step.metrics`) by step, at a fixed address.
 
     Names are added when they first appear. The first rollouts, which run eagerly, fix them for a
     captured collection.
@@ -59,7 +59,7 @@ class EnvMetrics:
             self.table[t].copy_(torch.stack([reported.get(name, self.nothing) for name in self.names]))
 
     def means(self) -> dict[str, Tensor]:
-        """Return means over the steps that reported, of all ranks, as 0-d tensors by `env/<name>`; NaN if none did."""
+        """Return means over all ranks' reports as 0-d tensors by `env/<name>`; NaN if none."""
         if not self.names:
             return {}
         sums = distributed.sum_(torch.stack([self.table.nansum(0), (~self.table.isnan()).sum(0).to(self.table)]))
@@ -184,7 +184,7 @@ class Collector:
         self.steps_before += self.algorithm.horizon
 
     def read_episodes(self) -> Episodes:
-        """Return the episodes of all rollouts kept since the last reading, or of the last rollout if none was kept.
+        """Return the episodes of all rollouts kept since the last reading, or of the last rollout.
 
         Raises `NonFinite` if one of them or its update has NaN or infinity.
         """
@@ -205,7 +205,7 @@ class Collector:
         return self._state(self.env_snapshot()())
 
     def env_snapshot(self) -> Callable[[], dict[str, Any]]:
-        """Copy the environment's state; return a function that builds its part of `state_dict` when it is needed."""
+        """Copy the environment's state; return a function that builds its part of `state_dict`."""
         reason = "this kind of environment cannot save its state"
         if self._copy_env_state is not None:
             try:
@@ -217,7 +217,7 @@ class Collector:
         return lambda: {"env": None, "episodes_restart": reason}
 
     def state_after_failure(self, env_state: dict[str, Any] | None, reason: str) -> dict[str, Any]:
-        """Return `state_dict` with an earlier state of the environment; None if none was kept, for this `reason`.
+        """Return `state_dict` with an earlier state of the environment, or None and a `reason`.
 
         Then episodes restart, but what outlives them in an environment, such as the opponents of
         self-play, is saved as it is now.
@@ -243,7 +243,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state; episodes restart if the environment could not save its own."""
+        """Continue from a saved state; episodes restart if it has none of the environment."""
         self.steps_before = state["steps_before"]
         if self.threads is not None and state.get("threads") is not None:
             self.threads = int(state["threads"])

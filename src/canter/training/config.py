@@ -70,7 +70,7 @@ class RunConfig:
         return []
 
     def __post_init__(self) -> None:
-        """Raise an error for values outside their range, a run without end, or settings that need a run length."""
+        """Raise an error for invalid values, a run without end, or a missing run length."""
         for name, least in (("total_steps", 1), ("log_every", 1), ("recent_episodes", 1)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -30,7 +30,7 @@ class NonFinite(RuntimeError):
 
 
 class NonFiniteObservation(NonFinite):
-    """An environment returned NaN or infinity; the message names the environment, the key and the step."""
+    """An environment returned NaN or infinity; the message says which, where and when."""
 
 
 class NonFiniteUpdate(NonFinite):
@@ -104,7 +104,7 @@ class EpisodeTracker:
             running.copy_(totals[-1] if before is None else torch.where(done[-1], 0, totals[-1]))
 
     def search(self, rollout: Rollout[Any], steps: int) -> None:
-        """Look for NaN and infinity in a rollout before learning from it; `steps` is the count before the rollout.
+        """Search a rollout for NaN and infinity; `steps` is the step count before it.
 
         Raises `NonFiniteObservation` if `reads_at_once`. Otherwise `read` raises later, and
         `finite` informs the device until then.
@@ -130,7 +130,7 @@ class EpisodeTracker:
         return torch.isfinite(self.suspects[:, 1]).all()
 
     def keep(self, rollout: Rollout[Any], flags: Tensor | None = None) -> None:
-        """Keep the statistics of the rollout just searched and added, before the next one overwrites it.
+        """Keep the statistics of the rollout just added, before the next one overwrites it.
 
         `flags` `[2]` bool: the state learned from it is finite; the metrics are finite too.
         """
@@ -150,7 +150,7 @@ class EpisodeTracker:
         self.kept.append(kept | {"suspects": self.suspects.clone(), "flags": flags.double()})
 
     def read(self, steps: int) -> Episodes:
-        """Return the episodes of all rollouts kept since the last reading; `steps` of each environment were taken.
+        """Return the episodes of all rollouts kept since the last reading, after `steps` steps.
 
         Raises `NonFiniteObservation` if one of these rollouts has NaN or infinity, and
         `NonFiniteElsewhere` if one of another rank has: all ranks raise for the same rollout, the
@@ -189,7 +189,7 @@ class EpisodeTracker:
         )
 
     def _first_error(self, read: dict[str, Tensor], steps: int) -> NonFinite | None:
-        """Return the first error in the rollouts that were `read`, with the number of rollouts before it."""
+        """Return the first error in the rollouts that were `read`, and its rollout's index."""
         count = len(read["suspects"])
         for number, suspects in enumerate(read["suspects"]):
             try:
@@ -203,7 +203,7 @@ class EpisodeTracker:
 
 
 def _ended(return_: Tensor, length: Tensor, ending: Tensor) -> Tensor:
-    """Select from `[K, T, N]` each where `ending` is not 0; return `[3, E]` of all ranks by time and environment."""
+    """Select from `[K, T, N]` where `ending` is not 0; return `[3, E]` of all ranks, by time."""
     ended = torch.stack([return_, length, ending])[:, ending > 0]
     if not distributed.active():
         return ended
@@ -215,7 +215,7 @@ def _ended(return_: Tensor, length: Tensor, ending: Tensor) -> Tensor:
 
 
 def floats_seen(rollout: Rollout[Any]) -> dict[str, Tensor]:
-    """Return all float tensors `[T or T+1, N, ...]` that went to or came from the environment, by name."""
+    """Return all float tensors `[T or T+1, N, ...]` to and from the environment, by name."""
     action = getattr(rollout.record, ACTION, None)  # an algorithm's own record may have none
     seen: dict[str, Tensor] = {"reward": rollout.reward, "duration": rollout.duration}
     if action is not None:
@@ -228,26 +228,26 @@ def floats_seen(rollout: Rollout[Any]) -> dict[str, Tensor]:
 
 
 def _is_sound(rollout: Rollout[Any]) -> bool:
-    """Check without masks that everything in `floats_seen` is finite; unused final observations count too."""
+    """Check quickly that everything in `floats_seen` is finite, unused numbers too."""
     action = getattr(rollout.record, ACTION, None)
     seen = tree_leaves((rollout.reward, rollout.duration, rollout.obs, rollout.final_obs, action))
     return all(is_finite(values) for values in seen if values.is_floating_point())
 
 
 def is_finite(x: Tensor) -> bool:
-    """Return whether a tensor is finite, read by the host; a finite sum proves it at the lowest cost."""
+    """Return True if a tensor is finite, by a host read of its sum."""
     return math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
 
 
 def first_nonfinite(values: Tensor) -> Tensor:
-    """Return `[2]` float64: position and value of the first NaN or infinity, or of element 0 if there is none."""
+    """Return `[2]` float64: position and value of the first NaN or infinity, or of element 0."""
     flat = values.reshape(-1)
     place = (flat - flat).argmax()  # 0 where finite, else NaN, which counts as the largest
     return torch.stack([place.double(), flat.take(place).double()])  # `flat[place]` would wait for the device
 
 
 def refuse_nonfinite(suspects: Tensor, shapes: dict[str, torch.Size], steps_before: int) -> None:
-    """Raise NonFiniteObservation if a value of `suspects` `[C, 2]` (see `first_nonfinite`) is NaN or infinite.
+    """Raise NonFiniteObservation if one of `suspects` `[C, 2]` (`first_nonfinite`) is nonfinite.
 
     `shapes` are those of the C searched tensors, by name; they start at step `steps_before`.
     """
@@ -266,7 +266,7 @@ def refuse_nonfinite(suspects: Tensor, shapes: dict[str, torch.Size], steps_befo
 
 
 def moment(name: str, t: int) -> tuple[int, int]:
-    """Return a sort key for values of step t: the observation comes first, then the action, then its results."""
+    """Return a sort key for values of step t: observation, then action, then results."""
     if name.startswith("observation"):
         return t, 0
     return t, 1 if name == ACTION else 2

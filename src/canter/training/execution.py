@@ -1,4 +1,4 @@
-"""Run collection and update eagerly or as captured CUDA graphs, with a fitting number of CPU threads."""
+"""Run collection and update eagerly or as CUDA graphs, with a fitting number of CPU threads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LONG_ROLLOUT = 2**12
 
 
 def choose_threads(widest: int, steps: int, cores: int, *, multithreaded_update: bool = False) -> int:
-    """Return the threads for a network with `widest` weights in its widest layer and rollouts of `steps`.
+    """Return the threads for a network with `widest` weights in a layer and rollouts of `steps`.
 
     Small networks get slower with a second thread, wide ones faster. Another number of threads
     rounds sums differently, so the number follows from sizes alone, never from a clock: equal
@@ -119,7 +119,7 @@ class ExecutionConfig:
             raise UserError(f"threads={self.threads} must be at least 1")
 
     def unused_settings(self, device: str) -> list[str]:
-        """Return a line for each changed setting that has no effect on `device` with this number of ranks."""
+        """Return a line for each changed setting without effect on `device` with these ranks."""
         lines = []
         if torch.device(device).type != "cuda" and not self.tf32:
             lines.append("execution.tf32=False has no effect here: a CPU multiplies float32 in full precision")
@@ -130,7 +130,7 @@ class ExecutionConfig:
     def prepare(
         self, collector: Collector, algorithm: Algorithm[Any], after_update: Callable[[Metrics], None] = _do_nothing
     ) -> Programs:
-        """Return the two halves of an iteration; `after_update(metrics)` is called as the last part of the second."""
+        """Return both halves of an iteration; the second ends with `after_update(metrics)`."""
         on_gpu = collector.env.spec.device.type == "cuda"
         if self.mode == "graph" and not on_gpu:
             logger.warning("execution.mode=graph has no effect on a CPU; it runs eagerly")
@@ -146,7 +146,7 @@ class ExecutionConfig:
         return Programs(collector.collect, partial(_update, algorithm, after_update))
 
     def start(self, device: str) -> None:
-        """Set threads and precision before anything is built: even initial weights depend on them by rounding."""
+        """Set threads and precision before anything is built, as initial weights depend on them."""
         torch.set_num_threads(self.threads or 1)
         if torch.device(device).type == "cuda":
             torch.set_float32_matmul_precision("high" if self.tf32 else "highest")
@@ -170,7 +170,7 @@ def _update(algorithm: Algorithm[Any], after_update: Callable[[Metrics], None], 
 def capture(
     collector: Collector, algorithm: Algorithm[Any], after_update: Callable[[Metrics], None] = _do_nothing
 ) -> Programs:
-    """Return graphs of the update and of the collection, or only of the policy if the environment needs the host."""
+    """Return graphs of the update and of the collection, or of the policy alone."""
     generators = algorithm.generators()
     env = collector.env
     learn = partial(_update, algorithm, after_update, collector.rollout)
@@ -214,7 +214,7 @@ class GraphPerStage:
 
 
 class Graph:
-    """A function without arguments over tensors at fixed addresses, captured and replayed after a few eager runs.
+    """A function over tensors at fixed addresses, captured and replayed after a few eager runs.
 
     It returns the same tensors every time, with new contents. Weights, statistics, learning rates
     and random streams are read and written where they live, so checkpoints, schedules and resuming
@@ -246,7 +246,7 @@ class Graph:
         return output
 
     def _try_capture(self) -> None:
-        """Record the function without running it; if that fails, log the reason and continue eagerly."""
+        """Record the function without running it; on failure log the reason and stay eager."""
         states = [generator.get_state() for generator in self.generators]
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:

@@ -2,12 +2,12 @@
 
 The loop itself is in `canter.training.trainer`. It runs inside these blocks:
 
-    with guard.running():                  # an error saves the last good state; SIGINT and SIGTERM only set stop_signal
+    with guard.running():                  # errors save the last good state; signals are noted
         while ...:
             with guard.iteration():        # commits the iteration if it succeeds
                 with guard.collecting():   # an error on one rank becomes an error on all ranks
                     ...
-                with guard.updating():     # NaN or infinity on one rank becomes an error on all ranks
+                with guard.updating():     # so does NaN or infinity
                     ...
 """
 
@@ -50,7 +50,7 @@ class RunStopped(KeyboardInterrupt):
 
 
 class RunFailed(RuntimeError):
-    """An environment, NaN or infinity ended the run; the last good state is saved if the run has a folder.
+    """An environment or NaN ended the run; the last good state is saved if there is a folder.
 
     With several ranks all of them raise it.
     """
@@ -144,7 +144,7 @@ class Guard:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Save the last good state if the block raises an error, and note stop signals meanwhile."""
+        """Save the last good state if the block raises an error, and note stop signals."""
         self.rollback.reset()
         with self.signals:
             self.stop_signal = None
@@ -156,7 +156,7 @@ class Guard:
 
     @contextmanager
     def iteration(self) -> Iterator[None]:
-        """Commit the iteration in the block if it succeeds; otherwise leave it to `running` to roll back."""
+        """Commit the iteration in the block if it succeeds; otherwise `running` rolls back."""
         yield
         self.uncommitted = False
         self.rollback.commit()
@@ -181,7 +181,7 @@ class Guard:
 
     @contextmanager
     def _sync_errors(self, kind: type[Exception]) -> Iterator[None]:
-        """Run the block on every rank, then raise on all ranks if it raised an error of that `kind` on any.
+        """Run the block on every rank, then raise on all ranks if it raised a `kind` on any.
 
         Stop signals are exchanged too. Inside the block there must be no exchange between ranks
         that such an error would skip.
@@ -207,7 +207,7 @@ class Guard:
         return failures > 0
 
     def _rescue(self, error: Exception) -> None:
-        """Save the last good state, and say in the error what was saved; raise RunFailed for a failure of the run."""
+        """Save the last good state and add that to the error; raise RunFailed for failed runs."""
         if distributed.world_size() > 1 and not isinstance(error, RankFailed):
             error.add_note("Training state since the last checkpoint is lost")  # the other ranks do not know of it
             return
@@ -248,7 +248,7 @@ class Guard:
         return self.folder.rescue(self.state, tree | {"run": self.progress.state_dict()}, error)
 
     def check_metrics(self, report: Report) -> None:
-        """Write a black box about the run's first metric that is not finite; the optimizer has skipped such steps."""
+        """Write a black box about the run's first nonfinite metric, whose steps were skipped."""
         collector = self.rollback.collector
         good = collector.tracker.unclean
         if good is None:
@@ -268,7 +268,7 @@ class Guard:
     def _write_black_box(
         self, what: str, tree: dict[str, Any], rollout: dict[str, Any] | None, rank: int | None = None
     ) -> None:
-        """Save the state before something was not finite and the rollout after it, for `canter explain`.
+        """Save the state before the failure and the rollout after it, for `canter explain`.
 
         `rank` is the one that found it, if all ranks call this.
         """
@@ -286,7 +286,7 @@ class Guard:
 
 
 def first_error_of_ranks(error: Exception | None) -> RankFailed:
-    """Return the error of the first rank that has one; all ranks must call it, at least one with an error.
+    """Return the error of the first rank that has one; all ranks must call it together.
 
     An environment's error comes before what other ranks learned from its data in the same
     iteration.

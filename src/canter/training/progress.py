@@ -78,7 +78,7 @@ class SuccessConfig:
 
     @property
     def defined(self) -> bool:
-        """The settings define a success."""
+        """True if the settings define a success."""
         return self.ending is not None or self.min_return is not None
 
     def holds(self, return_: float, terminated: bool) -> bool:
@@ -167,7 +167,7 @@ class Report(Counters):
         return self.rollouts
 
     def row(self) -> dict[str, Any]:
-        """Return the report as a flat mapping for the log; equal runs differ only in `seconds` and `time/...`."""
+        """Return the report as a flat mapping; equal runs differ in `seconds` and `time/...`."""
         own = {field.name.rstrip("_"): getattr(self, field.name) for field in fields(self)}
         del own["times"]
         del own["metrics"]
@@ -232,7 +232,7 @@ class RunProgress:
 
     @property
     def fraction(self) -> float | Tensor:
-        """Completed fraction of the run, by steps or iterations, whichever is larger; 0 without a budget.
+        """Completed fraction of the run by steps or iterations, the larger; 0 without a budget.
 
         A 0-d tensor on the device while the host has not read the number of steps.
         """
@@ -242,7 +242,7 @@ class RunProgress:
         return ((self.env_steps + self.unread[-1][0]) / self.total_steps).clamp(min=iterations)
 
     def for_env(self) -> TrainingProgress:
-        """Return the progress that environments with a curriculum receive, as far as the host knows it."""
+        """Return the progress for environments with a curriculum, as far as the host knows it."""
         steps = self.env_steps + self.unread_transitions
         shares = self._shares(steps)
         fraction = min(max(shares), 1.0) if shares else None
@@ -252,13 +252,13 @@ class RunProgress:
         return max(self._shares(self.env_steps), default=0.0)
 
     def _shares(self, steps: int) -> list[float]:
-        """Return the used fractions of the budgets of steps and of iterations, for those that are set."""
+        """Return the used fractions of the budgets of steps and of iterations, if set."""
         used = (steps, self.total_steps), (self.iteration, self.until.iterations)
         return [spent / budget for spent, budget in used if budget is not None]
 
     @property
     def ended_by(self) -> str | None:
-        """The setting that ends the run now, as far as the host knows; None while it goes on."""
+        """Setting that ends the run now, as far as the host knows; None while it continues."""
         until = self.until
         if self.stopped:
             return "on_iteration"
@@ -273,7 +273,7 @@ class RunProgress:
 
     @property
     def may_have_ended(self) -> bool:
-        """The run is over, or its budget of steps may be used up without the host knowing it yet."""
+        """True if the run is over, or its budget may be used up without the host knowing yet."""
         steps = self.env_steps + self.unread_transitions
         return self.ended_by is not None or (self.total_steps is not None and steps >= self.total_steps)
 
@@ -301,7 +301,7 @@ class RunProgress:
 
     @property
     def recent_lta(self) -> float | None:
-        """Raw reward per unit of time in the last 20 rollouts; None until that many were collected."""
+        """Raw reward per unit of time in the last 20 rollouts; None before there are 20."""
         average = self._long_run_average() if len(self.gain_and_time) == RECENT_ROLLOUTS else {}
         return average.get("lta/mean")
 
@@ -311,7 +311,7 @@ class RunProgress:
         return {} if average is None else {"lta/mean": average[0], "lta/ci": average[1]}
 
     def add(self, metrics: Metrics, valid: Tensor) -> None:
-        """Add an iteration with its metrics and the validity mask `[T, N]` of its rollout; no host sync."""
+        """Add an iteration with its metrics and the validity mask `[T, N]`, without a host sync."""
         self.metrics = metrics
         steps = metrics.get(self.optimizer_steps)
         counts = (distributed.sum_(valid.sum()), valid.new_zeros(()) if steps is None else steps)
@@ -331,7 +331,7 @@ class RunProgress:
         return distributed.largest(time.perf_counter() - self.start)
 
     def report(self, episodes: Episodes) -> Report:
-        """Return a row about the iterations added since the last one; reads the last metrics from the device."""
+        """Return a row about the iterations since the last one; read metrics from the device."""
         on_device = [*self.metrics.values(), self.unread[-1][1]]
         *values, steps = torch.stack([value.float() for value in on_device]).tolist()  # one read for all
         self.clock.lap("update")  # on a GPU the update is only now known to be done

@@ -100,7 +100,7 @@ class Rollback:
             self.algorithm = self.state.algorithm.state_dict()
 
     def snapshot(self, metrics: Metrics) -> None:
-        """Copy the state after an update; raise NonFiniteUpdate if it is not finite and the host reads at once."""
+        """Copy the state after an update; if the host reads at once, raise NonFiniteUpdate."""
         if not self.fresh.copy_fast(0, self.live):
             copy_all_(self.fresh.leaves, self.live)
         floats = [buffer for buffer in self.fresh.buffers.values() if buffer.is_floating_point()]
@@ -129,7 +129,7 @@ class Rollback:
                 torch.where(flag, fresh, copy.buffers[dtype], out=copy.buffers[dtype])
 
     def commit(self) -> None:
-        """Make the last snapshot the last good state, and keep its episodes for the next row of the log.
+        """Make the last snapshot the last good state, and keep its episodes for the log.
 
         On a GPU the device has decided in `snapshot`; on a CPU the copies swap places. Neither
         copies a tensor.
@@ -149,13 +149,13 @@ class Rollback:
         self.fresh = next(copy for copy in self.copies if copy is not self.kept and copy is not self.clean)
 
     def rollout_after(self, good: int) -> Rollout[Any] | None:
-        """Return the rollout that followed `good` iterations since the last reading, if it still exists."""
+        """Return the rollout after `good` iterations since the last reading, if it exists."""
         if good == len(self.random) - 1:
             return self.collector.rollout
         return self.rollout if self.collector.tracker.unclean == good else None
 
     def state_before_nonfinite_metric(self, good: int) -> dict[str, Any]:
-        """Return the algorithm's state before its first metric that is not finite; change nothing."""
+        """Return the algorithm's state before its first nonfinite metric; change nothing."""
         copy_all_(self.fresh.leaves, self.live)
         copy_all_(self.live, self.clean.leaves)
         state = self.algorithm or self.state.algorithm.state_dict()
@@ -163,7 +163,7 @@ class Rollback:
         return {"algorithm": state, "random": self.random[good]}
 
     def restore(self, good: int) -> dict[str, Any]:
-        """Load the state after `good` iterations since the last reading, and return it as a tree to save."""
+        """Load the state after `good` iterations since the last reading; return it as a tree."""
         copy_all_(self.live, self.kept.leaves)
         committed = self.state.run.progress().iteration - self.iteration
         if good < len(self.random):
@@ -180,7 +180,7 @@ class Rollback:
 
 
 class TensorCopy(NamedTuple):
-    """Memory for a copy of many tensors: one buffer per dtype, so that one operation checks or selects them all."""
+    """Memory for a copy of many tensors: one buffer per dtype, checked in one operation."""
 
     buffers: dict[torch.dtype, Tensor]
     leaves: list[Tensor]

@@ -50,7 +50,7 @@ class OpponentPool:
         return len(self.weights)
 
     def add(self, policy: Policy) -> None:
-        """Add a copy of the policy; a full pool replaces a random member or rejects it (reservoir sampling).
+        """Add a copy of the policy; a full pool replaces one or rejects it (reservoir sampling).
 
         Member numbers change, so draw again.
         """
@@ -80,7 +80,7 @@ class OpponentPool:
         into.actor.load_state_dict(self.weights[member])
 
     def rate(self, member: int, score: float) -> None:
-        """Update both ratings by the learner's mean score (0 to 1) in a series of games against a member."""
+        """Update both ratings by the learner's mean score, 0 to 1, in games against a member."""
         expected = 1.0 / (1.0 + 10.0 ** ((self.ratings[member] - self.elo) / RATING_SCALE))
         change = RATING_STEP * (score - expected)
         self.elo += change
@@ -131,7 +131,7 @@ class SelfPlayConfig:
                 raise UserError(f"{name}={getattr(self, name)} must be at least 1")
 
     def check(self, spec: EnvSpec, games: int) -> None:
-        """Raise an error unless there are two players and every opponent can have equally many games."""
+        """Raise an error unless there are two players and all opponents get equally many games."""
         if spec.num_agents != 2:
             raise UserError(f"self_play needs a two-player game, and {spec.env_id} has num_agents={spec.num_agents}")
         if games % self.num_opponents:
@@ -143,7 +143,7 @@ class SelfPlayConfig:
 
 
 class SelfPlayEnv:
-    """Turns E two-player games into an environment for one player; a past policy plays the other side.
+    """Turns E two-player games into environments for one player; past policies play the other.
 
     The learner is the first player in even games and the second in odd ones. `adapt` must be called
     with the learning policy before the first step and after every iteration. The player with the
@@ -207,7 +207,7 @@ class SelfPlayEnv:
         return replace(own, metrics=step.metrics)
 
     def adapt(self, policy: Policy) -> Metrics:
-        """Rate the games since the last call, and add the policy to the pool if it is due; return metrics."""
+        """Rate the games since the last call, add the policy if it is due; return metrics."""
         if self._seats:
             self._iterations += 1
             self._rate()
@@ -331,7 +331,7 @@ class _Result:
         self.rated.copy_(self.between)
 
     def read(self) -> tuple[list[float], list[float]]:
-        """Return rated games and the learner's points against each opponent since the last call, of all ranks."""
+        """Return rated games and the learner's points per opponent since the last call."""
         played, points = distributed.sum_(torch.stack((self.played, self.points))).tolist()
         self.played.zero_()
         self.points.zero_()
@@ -347,7 +347,7 @@ class _Result:
 
 
 def seat_opponents(env: Env, config: SelfPlayConfig | None, seed: int) -> tuple[Env, Callable[[Policy], Metrics]]:
-    """Return the learner's environment, and a function to call with its policy at first and after every update."""
+    """Return the learner's environment, and a function to call with its policy at each update."""
     if config is not None:
         env = SelfPlayEnv(env, config, seed)
     if isinstance(env, SelfPlayEnv):

@@ -54,8 +54,8 @@ class Trainer:
     there, and an interrupted run continues from its newest checkpoint. Leaving the `with`
     statement, or `close()`, saves the training state and frees everything.
 
-    `begin` may initialise the algorithm's weights before anything is written; `begin_result` holds its
-    return value.
+    `begin` may initialise the algorithm's weights before anything is written; `begin_result` holds
+    its return value.
     """
 
     def __init__(
@@ -148,17 +148,17 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        """The budget is used up or another end condition is met; `progress.ended_by` names it."""
+        """True once the budget is used up or an end condition holds; see `progress.ended_by`."""
         return self.progress.ended_by is not None
 
     @property
     def done(self) -> bool:
-        """`learn` returns now: the run is finished or stopped, or the requested iterations are done."""
+        """True if `learn` returns now: the run ended, or the requested iterations are done."""
         stopped = self.guard.stop_signal is not None
         return self.finished or stopped or self.progress.iteration >= self._last_iteration
 
     def learn(self, iterations: int | None = None) -> Algorithm[Any]:
-        """Train for some iterations, or to the end of the run; may be called again. Return the algorithm.
+        """Train for some iterations or to the end of the run, and return the algorithm.
 
         SIGINT or SIGTERM stops training after the iteration, saves the state and raises
         `RunStopped`. If an environment fails, the state before its rollout is saved and `RunFailed`
@@ -187,14 +187,14 @@ class Trainer:
             return self.programs.collect()
 
     def update(self, rollout: Rollout[Any]) -> Metrics:
-        """Learn from the rollout; return the metrics of the algorithm, the opponents and the simulator."""
+        """Learn from the rollout; return metrics of algorithm, opponents and simulator."""
         activity.begin(f"learning from iteration {self.progress.iteration + 1}")
         with self.guard.updating():
             metrics = self.programs.update(rollout)
         return metrics | self._adapt_opponents(self.algorithm.policy) | self.collector.env_metrics()
 
     def log(self, *, now: bool = False) -> None:
-        """Write a row about the iterations since the last one, if it is due or `now`; the only read from the device."""
+        """Write a row about the last iterations if it is due or `now`; the only device read."""
         if not self.progress.unread or not (now or self._row_is_due()):
             return
         report = self.progress.report(self._read_episodes())
@@ -218,7 +218,7 @@ class Trainer:
         self.log(now=True)
 
     def _read_episodes(self) -> Episodes:
-        """Return the episodes since the last row; NaN or infinity on one rank is raised on all ranks."""
+        """Return the episodes since the last row; raise NaN or infinity on all ranks."""
         try:
             return self.collector.read_episodes()
         except NonFinite as error:
@@ -227,7 +227,7 @@ class Trainer:
             raise first_error_of_ranks(error) from None
 
     def _add_watched(self, report: Report) -> Report:
-        """Add the values of evaluations and other watchers; their time is not counted as training."""
+        """Add the values of evaluations and other watchers; their time is not training."""
         added: dict[str, float] = {}
         for watcher in self._watchers:
             added |= watcher(self, report)
@@ -237,7 +237,7 @@ class Trainer:
         return replace(report, metrics=report.metrics | added)
 
     def save(self) -> None:
-        """Save a checkpoint or policy if it is due; only after a row, when the counters are known."""
+        """Save a checkpoint or policy if it is due; only after a row, with known counters."""
         activity.begin(f"saving iteration {self.progress.iteration}")
         if not self.progress.unread:
             self.folder.save(self.state)
@@ -245,7 +245,7 @@ class Trainer:
             self.guard.sync_stop_signal()
 
     def _end(self) -> None:
-        """Write the last row; at the end of the run save it, and raise RunStopped if a signal ended it."""
+        """Write the last row; save the run at its end, raise RunStopped after a signal."""
         self._log_last()
         stopped_by = self.guard.stop_signal
         if self.finished or stopped_by is not None:
@@ -280,7 +280,7 @@ def train(
     folder: RunFolder | None = None,
     writers: Sequence[MetricWriter] = (),
 ) -> Algorithm[Any]:
-    """Train to the end of the run and return the algorithm; see `Trainer`, which takes the same arguments.
+    """Train to the end of the run and return the algorithm; takes `Trainer`'s arguments.
 
     SIGINT or SIGTERM stops training after the iteration, saves the state and raises `RunStopped`.
     """

@@ -338,12 +338,12 @@ class PPO(Algorithm[PPORecord]):
 
     @property
     def acting(self) -> Policy:
-        """The policy that acts in rollouts and learns; `policy` may be its running mean."""
+        """Policy that acts in rollouts and learns; `policy` may be its running mean."""
         return self.model.policy
 
     @property
     def critic(self) -> ValueFunction:
-        """The critic, to be evaluated or saved."""
+        """Critic, to be evaluated or saved."""
         return ValueFunction(self.model.critic, self.policy.config, self.policy.spec)
 
     def artefacts(self) -> dict[str, Callable[..., None]]:

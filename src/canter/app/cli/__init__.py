@@ -33,7 +33,7 @@ called MODULE:NAME. A run remembers the modules it was made with."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the `canter` command; errors are one line on stderr, see `exit_on_error` for the exit codes."""
+    """Run the `canter` command; for errors and exit codes see `exit_on_error`."""
     with printable_output() as out:
         try:
             dispatch(sys.argv[1:] if argv is None else argv)
@@ -72,7 +72,7 @@ def dispatch(argv: list[str]) -> None:
 
 
 def take_permissions(argv: list[str]) -> list[str]:
-    """Import the modules of `--allow-import MODULE`, which every command takes; return the other arguments."""
+    """Import the modules of `--allow-import MODULE`, a flag of every command; return the rest."""
     rest: list[str] = []
     tokens = iter(argv)
     for token in tokens:
@@ -91,7 +91,7 @@ def take_permissions(argv: list[str]) -> list[str]:
 
 
 def check_arguments(name: str, command: Command, argv: list[str]) -> None:
-    """Answer `--help`, and refuse unknown flags and environments, from the cached index before torch is imported."""
+    """Answer `--help` and refuse unknown names from the cached index, without torch."""
     parser = Parser(name, command)
     if "--help" in argv or "-h" in argv:
         parser.print_help()

@@ -1,4 +1,4 @@
-"""Names that can be typed: settings, environments and presets, cached so that help and typos do not wait for torch.
+"""Names of settings, environments and presets, cached so that help and typos need no torch.
 
 The cache is one JSON file in the user's cache folder. It holds for one state of Canter's sources,
 of the installed plugins and of Gymnasium; a cache that cannot be read or written is ignored.
@@ -41,7 +41,7 @@ def read_index(section: str) -> Any:
 
 @cache
 def cached_index() -> dict[str, Any]:
-    """Return the index from the cache; without a valid one compute it, which imports torch, and cache it."""
+    """Return the index from the cache; compute and cache it, with torch, if it is outdated."""
     key = cache_key()
     index = _read_cache(key)
     if index is None:

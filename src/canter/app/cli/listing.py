@@ -1,4 +1,4 @@
-"""`canter envs`, `canter presets`, `canter runs` and `canter report`; all but the last answer without torch."""
+"""`canter envs`, `canter presets`, `canter runs` and `canter report`; only the last uses torch."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def runs_command(arguments: argparse.Namespace) -> None:
 
 
 def find_runs(root: Path) -> list[dict[str, Any]]:
-    """Return a summary of every run under `root`, the newest first; of a damaged run what can be read."""
+    """Return a summary of every run under `root`, newest first; of a damaged run a part."""
     if root.exists() and not root.is_dir():
         raise UsageError(f"--run-dir {root} is not a folder")
     runs = [run_summary(path, root) for path in run_folders(root, marks=(CONFIG, RECORD, METRICS))]

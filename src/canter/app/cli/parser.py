@@ -96,7 +96,7 @@ class Command:
 
 
 class Parser(argparse.ArgumentParser):
-    """Parses the arguments of one command; an unknown flag is an error that advises similar ones."""
+    """Parses the arguments of one command; the error for an unknown flag lists similar ones."""
 
     def __init__(self, name: str, command: Command) -> None:
         super().__init__(
@@ -120,7 +120,7 @@ class Parser(argparse.ArgumentParser):
             argument.add_to(self)
 
     def _add_short_flags(self) -> None:
-        """Show the short flags of settings in the help; their values are read by `take_settings`."""
+        """Show the short flags of settings in the help; `take_settings` reads their values."""
         if self.command.settings is None:
             return
         metavars = read_index("settings")
@@ -177,7 +177,7 @@ class Parser(argparse.ArgumentParser):
         return UsageError(f"unknown flag {flag}: {advise(flag, known)}")
 
     def _normalized(self, argv: Iterable[str]) -> list[str]:
-        """Return flags with hyphens, and negative numbers joined to their flag: argparse takes -1e-3 for a flag."""
+        """Return flags with hyphens, and join negative numbers to their flag for argparse."""
         normalized: list[str] = []
         for token in argv:
             flag, equals, value = token.partition("=")
@@ -223,7 +223,7 @@ def setting_flags(settings: SettingFlags) -> dict[str, str]:
 
 
 def advise(unknown: str, flags: Sequence[str]) -> str:
-    """Return the name here of another library's flag, flags that end in the same word, or similar flags."""
+    """Return Canter's flag for another library's, or flags with a similar name."""
     word = hyphenated(unknown).lstrip("-")
     foreign = translate_flag(unknown)
     if foreign is not None and any(flag in foreign for flag in flags):

@@ -70,7 +70,7 @@ class OpenPolicy:
 
     @property
     def env_text(self) -> str:
-        """The environment in words, with the changed settings."""
+        """Description of the environment, with the changed settings."""
         return self.env.spec.env_id + (f" with {format_changes(self.changes)}" if self.changes else "")
 
     @property
@@ -81,7 +81,7 @@ class OpenPolicy:
 
 @contextmanager
 def open_policy(arguments: argparse.Namespace, adapt: Callable[[EnvConfig], EnvConfig]) -> Iterator[OpenPolicy]:
-    """Open the policy that the arguments mean, in its environment; `adapt` changes the settings of the latter."""
+    """Open the requested policy in its environment, whose settings `adapt` changes."""
     run, place = _locate(arguments.run, arguments.run_dir, arguments.policy)
     config = _config_of(place) if run is None else stored_config(run)
     overrides = read_settings(arguments.settings)
@@ -111,7 +111,7 @@ def _check_overrides(overrides: dict[str, Any], requested: TrainConfig, adapted:
 
 
 def _locate(text: str, run_dir: Path, name: str | None) -> tuple[Path | None, Path]:
-    """Return the run folder, if there is one, and the policy's place: a file, or the run folder to choose from."""
+    """Return the run folder, if any, and the path of the policy: a file or a run folder."""
     file = Path(text)
     if file.is_file():
         if name is not None:
@@ -135,7 +135,7 @@ def _config_of(file: Path) -> TrainConfig:
 
 
 def _load(place: Path, config: TrainConfig, spec: EnvSpec) -> tuple[Policy, Path]:
-    """Return the policy and its file; of a run without policy files, the policy of the newest checkpoint."""
+    """Return the policy and its file; without policy files, that of the newest checkpoint."""
     try:
         file = find_policy(place)
     except NoPolicy:
@@ -214,7 +214,7 @@ def measure_episodes(opened: OpenPolicy, arguments: argparse.Namespace) -> tuple
 
 
 def measure_average(opened: OpenPolicy, arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """Return the reward per unit of time, after a tenth of the steps to warm up, as plain data and in words."""
+    """Return the reward per unit of time after a tenth of the steps, as plain data and in words."""
     steps = arguments.average
     warm_up = steps // 10
     average = long_run_average(
@@ -270,7 +270,7 @@ def play_command(arguments: argparse.Namespace) -> None:
 
 
 def play_games(player: Player, video: Path | None, viewer: str | None, arguments: argparse.Namespace) -> PlayResult:
-    """Play until the viewer is closed, or by default one episode; `--episodes` and `--max-steps` set other limits."""
+    """Play one episode or until the viewer is closed, or up to `--episodes` or `--max-steps`."""
     if viewer is not None:
         print(f"In mjlab's viewer {viewer}, until it is closed or Ctrl+C is pressed", flush=True)
         return play_in_viewer(player, viewer, arguments.episodes, arguments.max_steps)
@@ -280,7 +280,7 @@ def play_games(player: Player, video: Path | None, viewer: str | None, arguments
 
 
 def choose_viewer(env_id: str, video: Path | None, requested: str | None) -> str | None:
-    """Return the viewer of mjlab that shows an environment: the requested one, or by default a window."""
+    """Return mjlab's viewer that was requested, or by default a window."""
     if requested is None and env_id.startswith("mjlab:") and video is None and has_display():
         return "native"
     return requested
@@ -351,7 +351,7 @@ def export_for_source_library(opened: OpenPolicy, output: Path) -> None:
 
 
 def export_files(opened: OpenPolicy, output: Path | None) -> dict[Format, Path]:
-    """Return the files to write by format: `output`, or one of each in the run's or policy's folder."""
+    """Return the files to write by format: `output`, or the defaults in the run's folder."""
     if output is not None:
         return {format: output for format, suffix in SUFFIXES.items() if suffix == output.suffix}
     folder = opened.source.parent if opened.run is None else opened.run / "exports"

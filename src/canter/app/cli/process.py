@@ -22,7 +22,7 @@ exhausted."""
 
 
 def join_ranks() -> None:
-    """Join the process group if torchrun started this process; only rank 0 writes to the terminal."""
+    """Join the process group if torchrun started this process; only rank 0 writes output."""
     from canter.core import distributed
     from canter.core.distributed.world import world
 
@@ -39,7 +39,7 @@ def several_ranks() -> bool:
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """End the program on SIGTERM as on Ctrl-C, step by step: restore the terminal and release the run's lock."""
+    """Handle SIGTERM like Ctrl-C: restore the terminal and release the run's lock."""
     from canter.core.specs import TerminationRequested
 
     def raise_exit(number: int, frame: FrameType | None) -> None:
@@ -67,7 +67,7 @@ def report_error(text: str, rank: int | None = None) -> None:
 
 
 def exit_process(code: int) -> NoReturn:
-    """End the program; one of several ranks ends at once, because the others may wait for it forever."""
+    """End the program; one of several ranks ends at once, as the others may wait for it."""
     if several_ranks():
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -95,7 +95,7 @@ def exit_on_error(error: Exception) -> NoReturn:
 
 
 def is_user_error(error: Exception) -> bool:
-    """Return True if the message of an error tells the user all there is to know, without a traceback."""
+    """Return True if the message of an error is enough for the user, without a traceback."""
     if isinstance(error, OSError):
         return error.errno is not None or isinstance(error, UserError)
     if isinstance(error, ImportError):  # a package that is not installed, but not a broken import of Canter's own

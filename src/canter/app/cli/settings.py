@@ -54,7 +54,7 @@ def read_settings(texts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
 
 
 def read_value(text: str, hint: Any, key: str) -> Any:
-    """Return the text of a flag as the plain value of its setting; strings need no quotes and lists no brackets."""
+    """Return the text of a flag as the plain value of its setting; lists need no brackets."""
     inner = without_none(hint)
     if accepts_none(hint) and text.lower() in ("null", "none", "~"):
         return None
@@ -80,7 +80,7 @@ def is_foreign_file(file: str) -> bool:
 
 
 def imported_config(arguments: argparse.Namespace, overrides: dict[str, Any]) -> tuple[TrainConfig, str]:
-    """Return the config of another library's file with the overrides; print the report about its keys to stderr."""
+    """Return the config of a file to import, with overrides; print the report to stderr."""
     file = arguments.config
     if arguments.preset is not None:
         raise UsageError(f"--preset {arguments.preset}: {file} was written for another library and stands alone")
@@ -92,7 +92,7 @@ def imported_config(arguments: argparse.Namespace, overrides: dict[str, Any]) ->
 
 
 def import_settings(arguments: argparse.Namespace, file: str, env: str | None, num_envs: int | None) -> Imported:
-    """Convert the settings file of another library, with the options of `commands.IMPORT_ARGUMENTS`."""
+    """Convert another library's settings file, with the options in `IMPORT_ARGUMENTS`."""
     return import_config(
         file,
         parity=arguments.parity,

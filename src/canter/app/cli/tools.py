@@ -66,7 +66,7 @@ def check_command(arguments: argparse.Namespace) -> None:
 
 
 def fastest_threads(config: TrainConfig) -> str:
-    """Measure the time of an update with each number of threads, on a trainer that is thrown away."""
+    """Measure the time of an update with each number of threads, on a temporary trainer."""
     if torch.device(config.device).type != "cpu":
         raise UsageError(f"--threads: threads learn on a CPU, and the device is {config.device}")
     powers_of_two = (2**k for k in range(cores().bit_length()))
@@ -103,7 +103,7 @@ def import_command(arguments: argparse.Namespace) -> None:
 
 
 def import_checkpoint(arguments: argparse.Namespace) -> None:
-    """Convert a checkpoint to a run folder; `--config` names the settings that it was trained with."""
+    """Convert a checkpoint to a run folder; `--config` names the settings of its training."""
     for flag in ("config", "env", "output"):
         if getattr(arguments, flag) is None:
             raise UsageError(f"{arguments.file} is a checkpoint, which holds no settings: give --{flag} too")
@@ -172,7 +172,7 @@ def sweep_command(arguments: argparse.Namespace) -> None:
 
 
 def new_sweep(arguments: argparse.Namespace) -> Sweep:
-    """Return the runs that the flags mean; every combination of settings is checked before any run starts."""
+    """Return the requested runs; check every combination of settings before any run starts."""
     varied = {
         hyphenated(key): [value for text in texts for value in values_of(text, key)]
         for key, texts in arguments.settings.items()
@@ -194,7 +194,7 @@ def new_sweep(arguments: argparse.Namespace) -> Sweep:
 
 
 def values_of(text: str, key: str) -> list[str]:
-    """Return `0..4` as five values and `a,b` as two; a setting that is a list takes its whole text as one value."""
+    """Return `0..4` as five values and `a,b` as two; the text of a list setting is one value."""
     hint = without_none(setting_hints().get(key, str))
     if get_origin(hint) is tuple or is_free(hint):
         return [text]
@@ -210,7 +210,7 @@ def values_of(text: str, key: str) -> list[str]:
 
 @contextmanager
 def progress_display(sweep: Sweep) -> Iterator[Callable[[SweepProgress, str | None], None]]:
-    """Return a function that shows the progress: a live table on a terminal, else a line for each run that ends."""
+    """Return a function that shows progress: a live table, or a line for each run that ends."""
     console = Console(file=terminal_stream())
     if console.is_terminal:
         with Live(console=console, refresh_per_second=2) as live:

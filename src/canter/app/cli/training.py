@@ -180,7 +180,7 @@ def train_and_evaluate(
     env: Env | None = None,
     init_from: InitFrom | None = None,
 ) -> None:
-    """Carry out a run, see `run_experiment`; end the program with an exit code if it does not finish."""
+    """Run an experiment, see `run_experiment`; exit with a code if it does not finish."""
     writers = [make_console(arguments.console), *(LOGS[name](folder.path) for name in arguments.log)]
     print_at_once = partial(print, flush=True)  # also if the output is a file
     try:
@@ -200,7 +200,7 @@ def train_and_evaluate(
 
 
 def resume_line(path: Path) -> str:
-    """Return the command that resumes a run, with the permissions of this command that the run has not stored."""
+    """Return the command that resumes a run, with the permissions that the run does not store."""
     trusted = trusted_modules(path)
     permissions = [f"--allow-import {module}" for module in sorted(allowed_imports()) if module not in trusted]
     ranks = distributed.world_size()
@@ -240,7 +240,7 @@ def resumed_config(stored: TrainConfig, overrides: dict[str, Any]) -> TrainConfi
 def open_run(
     path: Path, stored: TrainConfig, config: TrainConfig, *, accept_edits: bool = False, from_scratch: bool = False
 ) -> RunFolder:
-    """Return the folder of a run that is resumed with `config`, and whose file has the settings `stored`.
+    """Return the folder of the run to resume with `config`; its file has the settings `stored`.
 
     Settings that were edited since the checkpoint are refused unless accepted, as is a budget that
     is used up already. Changes are recorded with the iteration from which they hold.

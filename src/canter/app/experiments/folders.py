@@ -36,7 +36,7 @@ def new_run(root: Path, name: str | None, config: TrainConfig) -> RunFolder:
 
 
 def claim_folder(root: Path, title: str) -> Path:
-    """Make a new folder named after a title and the time; `mkdir` decides between runs that start together."""
+    """Make a new folder named after a title and the time; safe for runs that start together."""
     root.mkdir(parents=True, exist_ok=True)
     readable_title = re.sub(r"\W+", "-", title)
     for name in numbered_names(f"{readable_title}-{datetime.now():%Y%m%d-%H%M%S}"):
@@ -57,6 +57,6 @@ def find_run_or_policy(text: str | Path, run_dir: Path) -> Path:
 
 
 def stored_config(path: Path) -> TrainConfig:
-    """Return the settings of a run; modules that its user trusted when it was made are imported again."""
+    """Return the settings of a run; import the modules again that its user trusted."""
     import_trusted_modules(path)
     return read_config(path / CONFIG, within=path).over(TrainConfig())

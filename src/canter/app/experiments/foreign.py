@@ -49,7 +49,7 @@ converts)."""
 
 
 def translate_flag(flag: str) -> str | None:
-    """Return the flag here for a flag of another library and how the number converts; None if it is unknown."""
+    """Return Canter's flag for another library's and a converter; None if it is unknown."""
     name, conversion = FOREIGN.get(flag.lstrip("-").replace("_", "-").lower(), ("", ""))
     return f"here it is --{name} ({conversion})" if name else None
 

@@ -80,7 +80,7 @@ class InitFrom:
     weights."""
 
     def load(self, algorithm: Algorithm[Any]) -> int | None:
-        """Load the weights of the run's newest checkpoint and return its iteration; None if only a policy was loaded.
+        """Load the weights of the run's newest checkpoint or policy; return its iteration.
 
         Raises `Mismatch` if the networks differ.
         """
@@ -135,7 +135,7 @@ class TrainingResult:
 
     @property
     def policy(self) -> Policy:
-        """The trained policy."""
+        """Trained policy."""
         return self.algorithm.policy
 
     def predict(self, obs: Any, state: Any = None, deterministic: bool = True) -> tuple[np.ndarray, Any]:
@@ -144,7 +144,7 @@ class TrainingResult:
 
 
 def announcement(config: TrainConfig, source: str) -> str:
-    """Return the first line of a run: algorithm, environment, source of the settings, budget and seed."""
+    """Return the first line of a run: algorithm, environment, settings, budget and seed."""
     ends = [] if config.total_steps is None else [f"{config.total_steps:,} steps"]
     ends += [f"until.{key}={end:g}" for key, end in vars(config.until).items() if end is not None]
     return (
@@ -224,14 +224,14 @@ def removed_if_empty(path: Path | None) -> Iterator[None]:
 
 
 def open_env(config: TrainConfig, env: Env | None) -> AbstractContextManager[Env]:
-    """Return a context with `env`, or with an environment that is built here and closed at the end."""
+    """Return a context with `env`, or with a new environment that is closed at the end."""
     return closed_quietly(config.env.build(config.device)) if env is None else nullcontext(env)
 
 
 def final_score(
     config: TrainConfig, policy: Policy, run: Path | None, env: Env | None = None, notify: Notify = print
 ) -> tuple[Evaluation | None, str]:
-    """Evaluate the policy in new episodes; return the evaluation and a text that compares it with earlier runs.
+    """Evaluate the policy in new episodes; return the result and a comparison with earlier runs.
 
     The text has a reward rate if episodes do not end. Episodes are played in `env`, or in an
     environment that is built here. Without a `run` nothing is compared.
@@ -266,7 +266,7 @@ def final_score(
 
 
 def average_score(config: TrainConfig, policy: Policy, run: Path, env: Env | None, record: dict[str, Any]) -> str:
-    """Measure the reward per unit of time without noise; return a text that compares it with earlier runs.
+    """Measure the reward per unit of time without noise; return a comparison with earlier runs.
 
     The run's record keeps it together with the scores in `record`. It is measured in `env`, or in
     an environment that is built here and cuts no episodes.

@@ -57,7 +57,7 @@ def with_overrides(config: TrainConfig, overrides: Mapping[str, Any]) -> TrainCo
 
 
 def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
-    """Return the config with settings from Python: plain ones by name or key, and sections such as a `PPOConfig`."""
+    """Return the config with settings from Python: plain values by key, and whole sections."""
     named = {SHORT_NAMES.get(name, name): value for name, value in given.items()}
     sections = {name: value for name, value in named.items() if is_dataclass(value)}
     for name, section in sections.items():
@@ -75,7 +75,7 @@ def with_settings(config: TrainConfig, given: Mapping[str, Any]) -> TrainConfig:
 
 
 def _flatten_given(given: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Yield key and value of all settings in nested mappings; at every level a name may be a dotted key."""
+    """Yield key and value of all settings in nested mappings; names may be dotted keys."""
     for name, value in given.items():
         key = f"{prefix}.{name}" if prefix else str(name)
         if isinstance(value, Mapping) and value and key not in FREE_SETTINGS:

@@ -39,13 +39,13 @@ class Task:
     """Advice for the user."""
 
     def settings(self, env: EnvConfig) -> EnvConfig:
-        """Return the settings of an environment with the id of this task and its number of environments."""
+        """Return the environment settings with the task's id and number of environments."""
         num_envs = env.num_envs if self.env is None else self.env.spec.num_envs // self.env.spec.num_agents
         return replace(env, id=self.env_id, num_envs=num_envs)
 
 
 def task_of(given: Any, device: str = "cpu") -> Task:
-    """Return the task that an object means; raise TypeError with the accepted types for any other object."""
+    """Return the task that an object describes; raise TypeError with the accepted types."""
     if isinstance(given, str):
         return Task(given)
     if isinstance(given, VectorEnv):

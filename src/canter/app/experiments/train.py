@@ -100,7 +100,7 @@ def _discard(text: str) -> None:
 
 
 def _check_names(console: str, log: Sequence[str], folder: Any) -> None:
-    """Refuse unknown consoles and log destinations, and a folder of another type, before anything is made."""
+    """Refuse unknown consoles and log destinations, and a folder of another type."""
     _check_name("console", console, ("auto", *CONSOLES))
     for destination in log:
         _check_name("log", destination, (*LOGS,))
@@ -118,7 +118,7 @@ def _check_name(argument: str, name: Any, known: Sequence[str]) -> None:
 
 
 def _task_or_config(task: Any, env: Any, config: TrainConfig | None) -> tuple[Any, TrainConfig | None]:
-    """Return the task and the config, either of which may be the first argument; `env` may be the task."""
+    """Return the task and the config, in either order; `env` may be the task."""
     if isinstance(task, TrainConfig):
         if config is not None:
             raise TypeError("two configs: pass one")
@@ -242,7 +242,7 @@ def evaluate(
 
 
 def _open_task(env: Any, num_envs: int) -> AbstractContextManager[Env]:
-    """Return a context with the environment of a task; one that is built here is closed at the end."""
+    """Return a context with the environment of a task; close it at the end if it is new."""
     if not isinstance(env, EnvConfig):
         task: Task = task_of(env)
         if task.env is not None:

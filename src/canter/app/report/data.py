@@ -127,7 +127,7 @@ def read_run(path: Path) -> RunData:
 
 
 def _with_current_names(content: Any) -> Any:
-    """Return plain settings with renamed ones under their current names, as far as they are valid."""
+    """Return plain settings, valid ones only, with renamed ones under their current names."""
     try:
         return with_current_names(content, TrainConfig)
     except (TypeError, ValueError):

@@ -293,7 +293,7 @@ def _with_style(tree: dict[str, Any], style: Weights, config: OptimizerConfig) -
 
 
 def _with_value(model: dict[str, Tensor], features: int) -> dict[str, Tensor]:
-    """Return the model with the value head of rl_games' actor, unused if there is a central value."""
+    """Return the model with the value head of rl_games' actor, unused with a central value."""
     value = {f"{NET}.value.weight": torch.zeros(1, features), f"{NET}.value.bias": torch.zeros(1)}
     last = (f"{NET}.mu.", f"{NET}.logits")
     before = {name: tensor for name, tensor in model.items() if not name.startswith(last)}

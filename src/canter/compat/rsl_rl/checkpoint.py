@@ -199,7 +199,7 @@ def _layout(models: dict[str, Tensor], statistics: dict[str, Tensor], generation
 
 
 def _normalizer(found: Statistics, parts: Any) -> dict[str, Tensor]:
-    """Return the std for which RSL-RL, which divides by `_std + 0.01`, computes Canter's quotient."""
+    """Return the std for RSL-RL, which divides by `_std + 0.01`, with Canter's quotient."""
     scale = torch.cat([part.scale.reshape(-1) for part in parts if hasattr(part, "scale")]).double().cpu()
     std = scale - EPS
     if not bool((std > 0).all()):

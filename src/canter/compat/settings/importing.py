@@ -158,7 +158,7 @@ class Imported:
 
     @property
     def deviations(self) -> ImportReport:
-        """The former name of `report`."""
+        """Former name of `report`."""
         return self.report
 
     def plain(self) -> dict[str, Any]:

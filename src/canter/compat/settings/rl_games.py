@@ -164,7 +164,7 @@ def model(s: Section) -> None:
 
 
 def number_of_envs(run: Import, default: int | None) -> None:
-    """The caller's number of environments wins; some files leave it to a script."""
+    """Read the number of environments; the caller's wins, as some files leave it to a script."""
     config = run.section(CONFIG, "env")
     value = config.raw("num_actors")
     if run.num_envs is None and value is None:
@@ -195,7 +195,7 @@ def seed(s: Section) -> None:
 
 
 def budget(s: Section) -> None:
-    """The run ends after iterations, steps or at a score; without any of them it is endless."""
+    """Read the run's end: iterations, steps or a score; without any of them it is endless."""
     epochs = read.integer(s, "max_epochs", -1)
     if epochs > 0:
         s.set("until.iterations", epochs, "max_epochs")
@@ -218,7 +218,7 @@ def saving(s: Section) -> None:
 
 
 def environment(s: Section) -> None:
-    """The environment's id, from the caller or the file, and its keywords."""
+    """Read the environment's id, from the caller or the file, and its keywords."""
     run = s.run
     name = read.word(s, "env_name", run.env or "")
     found = run.env if run.env is not None else _env_id(s, name)
@@ -271,7 +271,7 @@ def no_self_play(s: Section) -> None:
 
 
 def player(s: Section) -> None:
-    """The player's keys are options of `canter play` and of Runner."""
+    """Report the player's keys, which are options of `canter play` and of Runner."""
     s.each("player", PLAYER, "mapped", "canter play, Runner")
 
 

@@ -44,7 +44,7 @@ def set_normalizer(s: Section, setting: str) -> None:
 
 
 def minibatches(s: Section) -> None:
-    """Convert the size of a minibatch to a number; the size must divide the rollout in rl_games too."""
+    """Convert the size of a minibatch, which must divide the rollout, to a number."""
     per_step = s.run.samples_per_step
     if per_step is None:
         return

@@ -49,7 +49,7 @@ class Generation:
 
     @property
     def empirical_normalization(self) -> str:
-        """The key that normalised the observations of both networks in old generations."""
+        """Key that normalised the observations of both networks in old generations."""
         return f"{self.runner}.empirical_normalization" if self.runner else "empirical_normalization"
 
 

@@ -101,7 +101,7 @@ class ImportRefused(ConfigError):
 
     @property
     def deviations(self) -> ImportReport:
-        """The former name of `report`."""
+        """Former name of `report`."""
         return self.report
 
 
@@ -151,7 +151,7 @@ class Import:
 
     @property
     def root(self) -> Section:
-        """The whole source as one section, with settings by their full path."""
+        """Section of the whole source, with settings by their full path."""
         return Section(self, "", "")
 
     @property

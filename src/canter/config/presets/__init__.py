@@ -42,7 +42,7 @@ and EnvPool's. A preset named by a whole id serves that environment alone."""
 
 
 def preset_for(env_id: str, algorithm: str | None = None, device: str = "cpu") -> TrainConfig | None:
-    """Return the preset for an environment and an algorithm, with the environment's id filled in; None if unknown."""
+    """Return the preset for an environment and an algorithm; None if there is none."""
     name = name_for(env_id, algorithm, device)
     if name is None:
         return None
@@ -51,7 +51,7 @@ def preset_for(env_id: str, algorithm: str | None = None, device: str = "cpu") -
 
 
 def name_for(env_id: str, algorithm: str | None = None, device: str = "cpu") -> str | None:
-    """Return the name of the preset for an environment and an algorithm, on a GPU that of the large one if it exists.
+    """Return the name of the preset for an environment and an algorithm, the large one on a GPU.
 
     An algorithm other than the default may have a preset for any environment.
     """

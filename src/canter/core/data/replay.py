@@ -214,7 +214,7 @@ class Replay:
         self.finals += cut.sum()
 
     def _write_order(self, valid: Tensor, index: Tensor) -> None:
-        """Append the valid ones of the entries `index` `[T * N]` to `order`; `valid` is `[T, N]`."""
+        """Append the valid entries of `index` `[T * N]` to `order`; `valid` is `[T, N]`."""
         slots = index[:: self.num_envs] // self.num_envs
         after = self.entered + valid.flatten().cumsum(0)
         self.before.index_copy_(0, slots, after[:: self.num_envs] - valid[:, 0].long())

@@ -1,4 +1,4 @@
-"""Gymnasium environments: one or many, in this process or in others, and any vector environment of a user."""
+"""Gymnasium environments: one or many, in one process or more, and any vector environment."""
 
 from canter.envs.gymnasium.adapter import GymnasiumEnv, env_seeds
 from canter.envs.gymnasium.make import make_gymnasium

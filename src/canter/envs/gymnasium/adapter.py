@@ -125,7 +125,7 @@ class GymnasiumEnv:
         self._allocate(keys)
 
     def _allocate(self, info_keys: tuple[str, ...]) -> None:
-        """Allocate memory for everything that a step returns, as tensors and as arrays over the same numbers."""
+        """Allocate the buffers of a step, as tensors and as arrays over the same memory."""
         num_envs = self.spec.num_envs
         self._obs = self._reader.buffer()
         self._final = self._reader.buffer()
@@ -220,7 +220,7 @@ class GymnasiumEnv:
         return f"info has {', '.join(names)}: {nearest(key, names)}" if names else "info was empty"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next step depends on; raises `StateUnavailable` if it is not known."""
+        """Return the exact state for the next step; raise `StateUnavailable` if it is unknown."""
         return self.snapshot()()
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
@@ -234,14 +234,14 @@ class GymnasiumEnv:
         return lambda: {"env": env(), "pending": torch.from_numpy(pending), "obs": obs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a saved state, bit for bit, in an environment made with the same options."""
+        """Continue from a saved state, bit for bit, in an environment with the same options."""
         self._stepper.load_state_dict(state["env"])
         self._pending[:] = state["pending"].numpy()
         tree_copy_(self._obs.tensors, state["obs"])
 
     @property
     def idle_cores(self) -> int:
-        """Cores that could step a part of the environments, in forked processes, and do so only on request."""
+        """Number of cores that could step environments in forked processes, on request."""
         return self._stepper.idle_cores
 
     @property
@@ -250,7 +250,7 @@ class GymnasiumEnv:
         return float(self._env.metadata.get("render_fps") or 30)
 
     def render(self) -> list[np.ndarray]:
-        """Return a picture `[H, W, 3]` uint8 of every environment; needs the option `render_mode="rgb_array"`."""
+        """Return a picture `[H, W, 3]` uint8 of every environment; needs `render_mode`."""
         try:
             return [np.asarray(frame) for frame in self._env.render() or ()]
         except gymnasium.error.DependencyNotInstalled as error:
@@ -272,7 +272,7 @@ class GymnasiumEnv:
         self._write(self._obs, raw, info, ended=self._pending)
 
     def _settle_same_step(self, raw: Any, info: dict[str, Any], done: np.ndarray) -> Obs | None:
-        """Return the last observations of rows that ended; their `obs` belongs to the next episode already."""
+        """Return the last observations of ended rows; `obs` has the next episode's first."""
         self._write(self._obs, raw, info, ended=self._none)
         if done is self._none or not done.any():
             return None
@@ -303,7 +303,7 @@ class GymnasiumEnv:
         self._write_mask(target, info, rows=self._every, ended=ended)
 
     def _write_mask(self, target: ObsBuffer, info: dict[str, Any], rows: np.ndarray, ended: np.ndarray) -> None:
-        """Fill the mask from `info` if it comes from there, and check it; rows of `ended` need no allowed action."""
+        """Fill the mask from `info` and check it; rows of `ended` need no allowed action."""
         if ACTION_MASK not in target.arrays:
             return
         mask = target.arrays[ACTION_MASK]
@@ -323,9 +323,10 @@ def parse_info_keys(keys: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def env_seeds(seed: int, num_envs: int, bits: int = 32) -> list[int]:
-    """Return N different seeds of at most 32 `bits`, hashed from `seed`: those of `seed` and `seed + 1` are unrelated.
+    """Return N different seeds of at most 32 `bits`, hashed from `seed`.
 
-    They are the seeds of this rank's environments among those of all ranks.
+    They are the seeds of this rank's environments among those of all ranks. Those of `seed` and
+    `seed + 1` are unrelated.
     """
     total = num_envs * distributed.world_size()
     draws = np.random.SeedSequence(seed).generate_state(2 * total) >> (32 - bits)

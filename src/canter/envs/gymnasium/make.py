@@ -51,7 +51,7 @@ def make_gymnasium(
     close_timeout: float = CLOSE_TIMEOUT,
     **kwargs: Any,
 ) -> GymnasiumEnv:
-    """Registered with Gymnasium; the id alone is enough: CartPole-v1, HalfCheetah-v5 (canter[mujoco]).
+    """Registered with Gymnasium; the id is enough: CartPole-v1, HalfCheetah-v5 (canter[mujoco]).
 
     Makes N copies; `module:Name-v0` imports `module` first. `sync` steps them one after the other,
     `threads` in one thread per core, `forked` in one process per core, `async` in one process each;
@@ -122,7 +122,7 @@ def import_module_of(env_id: str) -> None:
 
 @contextmanager
 def _quiet_mujoco(env_id: str) -> Iterator[None]:
-    """Silence MuJoCo's warnings about Gymnasium's own models: one for each environment, and all in a file."""
+    """Silence MuJoCo's warnings about Gymnasium's own models, which fill a file."""
     spec = gymnasium.registry.get(env_id)
     if spec is None or "gymnasium.envs.mujoco" not in str(spec.entry_point) or find_spec("mujoco") is None:
         yield
@@ -138,7 +138,7 @@ def _quiet_mujoco(env_id: str) -> Iterator[None]:
 
 @contextmanager
 def _explained(env_id: str) -> Iterator[None]:
-    """Explain errors of Gymnasium while it makes an environment: name the missing package or the nearest id."""
+    """Explain errors while Gymnasium makes an environment: missing package or nearest id."""
     try:
         with warnings.catch_warnings(), _quiet_mujoco(env_id):
             # An undeclared mode is probed or refused later; Gymnasium's warning would promise less

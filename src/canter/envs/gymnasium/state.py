@@ -49,7 +49,7 @@ class StateUnavailable(NotImplementedError):
 
 
 def snapshot(env: VectorEnv, in_forks: dict[int, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Return a copy of everything that the next steps depend on; quick, as it is taken before every rollout.
+    """Return a copy of the exact state, quickly, as it is taken before every rollout.
 
     `as_tree` turns it into a state; there must be no `obstacle`. `in_forks` are the states by
     number of environments that forked processes step, as `snapshot_singles` returns them there.
@@ -64,7 +64,7 @@ def snapshot(env: VectorEnv, in_forks: dict[int, dict[str, Any]] | None = None) 
 
 
 def snapshot_singles(env: SyncVectorEnv, numbers: list[int]) -> dict[int, dict[str, Any]]:
-    """Return the snapshots of some environments by number, as plain data that can be sent to another process."""
+    """Return the snapshots of some environments by number, as plain data for other processes."""
     singles = {number: _snapshot_single(env.envs[number]) for number in numbers}
     for single in singles.values():
         single["attributes"] = {name: value for name, value in single["attributes"].items() if _is_plain(value)}
@@ -100,7 +100,7 @@ def _single_as_tree(copied: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore(env: VectorEnv, state: dict[str, Any]) -> None:
-    """Continue from a saved state, bit for bit; the environment must be made with the same options."""
+    """Continue from a saved state, bit for bit, in an environment with the same options."""
     reason = obstacle(env)
     if reason is not None:
         raise StateUnavailable(f"the saved state cannot be restored: {reason}")
@@ -179,7 +179,7 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
 
 
 def unwrap(env: gymnasium.Env) -> tuple[list[gymnasium.Wrapper], gymnasium.Env]:
-    """Return the wrappers around an environment, the outermost first, and the environment inside."""
+    """Return the wrappers around an environment, outermost first, and the environment."""
     wrappers = []
     while isinstance(env, gymnasium.Wrapper):
         wrappers.append(env)
@@ -249,7 +249,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _to_tree(value: Any) -> Any:
-    """Convert plain data, arrays to tensors; NumPy's scalars keep their type, which decides how they round."""
+    """Convert plain data, arrays to tensors; NumPy's scalars keep their type for rounding."""
     match value:
         case np.ndarray():
             return torch.from_numpy(np.array(value, order="C"))

@@ -1,4 +1,4 @@
-"""Environments of this process, stepped without copies that nothing here reads, and several at a time.
+"""Environments of this process, stepped without unused copies, and several at a time.
 
 N environments. `SyncVectorEnv.step` copies observations twice and collects the info of every
 environment key by key, which costs as much as a small simulator. `SyncStepper` returns the same
@@ -71,11 +71,11 @@ class SyncStepper(Stepper):
 
     @cached_property
     def stepped(self) -> list[tuple[Any, Any]]:
-        """The result of `skip_wrappers` for each environment, found in the first step."""
+        """Results of `skip_wrappers` for all environments, found in the first step."""
         return [skip_wrappers(env) for env in self.env.envs]
 
     def step(self, actions: np.ndarray) -> VectorStep:
-        """Apply one action per environment; infos hold only `info_keys`, and what belongs to ended episodes."""
+        """Apply one action per environment; infos hold only `info_keys` and ends of episodes."""
         env = self.env
         running: list[Any] = []
         if self.forked:
@@ -114,7 +114,7 @@ class SyncStepper(Stepper):
         return env._observations, infos
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """Copy the exact state by the quickest way; the returned function makes a tree of the copy."""
+        """Copy the exact state quickly; the returned function makes a tree of the copy."""
         if not self._state_known:
             reason = obstacle(self.env)
             if reason is not None:
@@ -136,7 +136,7 @@ class SyncStepper(Stepper):
 
     @property
     def idle_cores(self) -> int:
-        """Cores that could step a part of the environments in forked processes, and do so only on request."""
+        """Number of cores that could step environments in forked processes, on request."""
         if not self.marks_ends or len(self.groups) > 1 or in_mujoco(self.env):
             return 0
         return distributed.cores() - 1 if fork_obstacle(self.env) is None else 0
@@ -160,7 +160,7 @@ class SyncStepper(Stepper):
         self.forks = []
 
     def _fork_states(self) -> dict[int, dict[str, Any]]:
-        """Return the states of environments in forked processes by number; those of this process are outdated."""
+        """Return the states in forked processes by number; those of this process are outdated."""
         for fork in self.forks:
             fork.ask("snapshot")
         return {number: state for fork in self.forks for number, state in fork.result().items()}
@@ -264,7 +264,7 @@ class SyncStepper(Stepper):
         return validate_reset(result, self.env.single_observation_space)
 
     def _check(self, result: Any) -> np.dtype | None:
-        """Check what a step returned; return the dtype of observations that need no second check."""
+        """Check what a step returned; return the dtype of observations to trust from now on."""
         obs, *_ = validate_step(result, self.env.single_observation_space)
         self.checked_dtype = obs.dtype if isinstance(obs, np.ndarray) else None
         return self.checked_dtype
@@ -275,7 +275,7 @@ class SyncStepper(Stepper):
 
 
 def skip_wrappers(env: Any) -> tuple[Any, Any]:
-    """Return what to step instead of an environment, and its `TimeLimit` if the caller must count the steps.
+    """Return what to step in place of an environment, and a `TimeLimit` for the caller to count.
 
     `gymnasium.make` puts two wrappers around every environment that take a twentieth of a step of
     HalfCheetah: one counts, the other checks that there was a reset. If there was none, the second
@@ -289,7 +289,7 @@ def skip_wrappers(env: Any) -> tuple[Any, Any]:
 
 
 def choose_groups(env: SyncVectorEnv, vectorization: str) -> dict[str, Any]:
-    """Return in how many groups environments of this process are stepped, and if forked processes step them.
+    """Return the number of groups that this process steps, and True if it forks processes.
 
     By default one group per core if MuJoCo does the work and each group has four or more
     environments, else one.

@@ -1,4 +1,4 @@
-"""The interface through which a batch of Gymnasium environments is stepped, for any vector environment of a user.
+"""The interface of a batch of Gymnasium environments, for any vector environment of a user.
 
 N environments. `Stepper` is what the adapter drives. It has three backends: `VectorStepper` here
 for any `gymnasium.vector.VectorEnv`, EnvPool's included, `SyncStepper` for environments of this
@@ -33,7 +33,7 @@ returns them."""
 
 
 class Stepper:
-    """N environments stepped in one of Gymnasium's autoreset modes; a backend implements `reset` and `step`.
+    """N environments in one of Gymnasium's autoreset modes; a backend has `reset` and `step`.
 
     Results may be the backend's own arrays, overwritten by the next call.
     """
@@ -52,7 +52,7 @@ class Stepper:
         self.info_names = set()
 
     def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments, or those of `mask` (bool `[N]`). Return observations and infos."""
+        """Reset all environments, or those of `mask` (bool `[N]`); return obs and infos."""
         raise NotImplementedError
 
     def step(self, actions: np.ndarray) -> VectorStep:
@@ -94,7 +94,7 @@ class VectorStepper(Stepper):
         self.takes_many_seeds = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
 
     def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset through the environment's own `reset`; one with a single generator gets the first seed."""
+        """Reset through the environment's `reset`; a single generator gets the first seed."""
         if mask is not None:
             # NOTE: a copy, and a new dict each time: Gymnasium takes the mask out of the dict.
             return self.env.reset(options={"reset_mask": mask.copy()})
@@ -151,7 +151,7 @@ the argument autoreset="same_step" here."""
 
 
 def parse_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    """Return a mode by any usual spelling: `next_step`, `NEXT_STEP`, `NextStep` or the enum itself."""
+    """Return a mode by any spelling: `next_step`, `NEXT_STEP`, `NextStep` or the enum."""
     if isinstance(mode, AutoresetMode):
         return mode
     key = str(mode).replace("_", "").replace("-", "").lower()
@@ -163,7 +163,7 @@ def parse_mode(mode: AutoresetMode | str) -> AutoresetMode:
 def find_mode(
     env: VectorEnv, requested: AutoresetMode | str | None, reader: ObsReader, max_steps: int
 ) -> AutoresetMode:
-    """Return the mode that `env` declares, else the `requested` one, else the one that a probe proves.
+    """Return the mode that `env` declares, or the `requested` one, or one that a probe proves.
 
     The probe steps `env` with random actions and resets it at the end. Raises UserError if it
     proves no mode.
@@ -269,7 +269,7 @@ class _Probe:
         return AutoresetMode.DISABLED if revived else None
 
     def _resets_by_mask(self, before: dict[str, np.ndarray], ended: np.ndarray) -> bool:
-        """Return True if `reset_mask` restarts the ended rows so that they can be stepped, and leaves the others."""
+        """Return True if `reset_mask` restarts the ended rows and leaves the others unchanged."""
         first = np.arange(len(ended)) == np.argmax(ended)
         try:
             # First one row alone: when all ended together, a reset of all would not show that the

@@ -49,7 +49,7 @@ _pipe_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 class WorkerEnv(gymnasium.Wrapper):
-    """The environment of a worker process: checked, and every error is an `EnvFailed`, which can be pickled."""
+    """The environment of a worker: checked, with errors as `EnvFailed`, which pickles."""
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the environment and check what it returns."""
@@ -57,7 +57,7 @@ class WorkerEnv(gymnasium.Wrapper):
             return validate_reset(self.env.reset(**kwargs), self.observation_space)
 
     def step(self, action: Any) -> Any:
-        """Step the environment and check what it returns; the last observation of an episode is a copy."""
+        """Step the environment and check the result; copy the last observation of an episode."""
         with _as_env_failed("step"):
             result = validate_step(self.env.step(action), self.observation_space)
             obs, reward, terminated, truncated, info = result
@@ -66,7 +66,7 @@ class WorkerEnv(gymnasium.Wrapper):
 
 
 class ClosesQuietly(gymnasium.Wrapper):
-    """Ignores an error in `close`: Gymnasium makes one more environment, to read its spaces, and closes that too."""
+    """Ignores errors in `close` of the environment that Gymnasium makes to read its spaces."""
 
     def close(self) -> None:
         """Close the environment."""
@@ -115,7 +115,7 @@ def run_worker(
 
 
 class AsyncStepper(Stepper):
-    """Steps an `AsyncVectorEnv`; a worker that fails, dies or takes longer than `step_timeout` is an `EnvFailed`.
+    """Steps an `AsyncVectorEnv`; a worker that fails, dies or is late is an `EnvFailed`.
 
     `close` kills workers that do not end by themselves within `close_timeout` seconds.
     """
@@ -181,7 +181,7 @@ class AsyncStepper(Stepper):
         return [result for result, _ in answers]
 
     def _kill(self, seconds: float) -> None:
-        """Kill the worker that is being waited for; waiting then ends as if the worker had died by itself."""
+        """Kill the worker that is late; waiting then ends as if the worker had died."""
         self._hung = self._waiting_for
         self.env.processes[self._hung].kill()
 
@@ -220,7 +220,7 @@ def shared(array: np.ndarray) -> np.ndarray:
 
 
 class Fork:
-    """A forked process that calls the functions of `calls` on request and sends back what they return.
+    """A forked process that calls the functions of `calls` on request and returns the results.
 
     A request is one byte, and most answers are one byte. Read and written as such, past the lengths
     that a `Connection` sends, and through pipes, not a socket, both sides are awake sooner: it
@@ -262,7 +262,7 @@ class Fork:
         self.busy = True
 
     def result(self) -> Any:
-        """Return what the call returned; raises `EnvFailed` if it raised, or if the process died."""
+        """Return the result of the call; raise `EnvFailed` if it raised or the process died."""
         self.busy = False
         try:
             kind = os.read(self.answers.fileno(), 1)
@@ -283,7 +283,7 @@ class Fork:
         self.answers.close()
 
     def _death(self) -> EnvFailed:
-        """Wait for a process that is gone, or about to be, and return its cause of death as an error."""
+        """Wait for a process to end, and return its cause of death as an error."""
         if not self.cause_of_death:
             self.cause_of_death = "of unknown cause"
             with suppress(ChildProcessError):  # a program may ignore SIGCHLD

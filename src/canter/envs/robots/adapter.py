@@ -88,7 +88,7 @@ class ManagerEnv:
 
     @property
     def _terrain(self) -> Any:
-        """The terrain, if environments have levels on it."""
+        """Terrain, if environments have levels on it."""
         terrain = getattr(getattr(self.env, "scene", None), "terrain", None)
         return None if getattr(terrain, "terrain_levels", None) is None else terrain
 

@@ -1,6 +1,6 @@
 """Recording a function over tensors as a CUDA graph, and comparing a replay with the function.
 
-Recording is often prevented by something small and harmless: constants copied from the host, lists as
+Small and harmless operations often prevent a recording: constants copied from the host, lists as
 indices, numbers read for a log. `CaptureMode` replaces these by work on the device while a function
 is recorded. Anything else that would wait for the device ends the attempt with `NotCapturable` or
 the error of torch.
