@@ -6,6 +6,7 @@ All public names are in `canter.app.api`, which is imported when the first of th
 
 from __future__ import annotations
 
+import sys
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from canter.app.api import *  # noqa: F403
 
 __version__ = "0.2.0"
+
+if sys.platform == "win32":
+    raise ImportError("Canter needs Linux or macOS; on Windows use WSL 2, which is Linux (docs/stability.md)")
 
 
 def __getattr__(name: str) -> Any:

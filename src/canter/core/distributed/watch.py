@@ -182,7 +182,10 @@ def has_ended(heartbeat: dict[str, Any]) -> bool:
     if heartbeat["host"] != socket.gethostname():
         return False
     try:
+        os.kill(heartbeat["pid"], 0)
         state = Path(f"/proc/{heartbeat['pid']}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
+    except ProcessLookupError:
         return True
+    except OSError:  # only Linux has /proc, which also tells a process that nobody has waited for
+        return False
     return state in "ZX"
