@@ -131,12 +131,14 @@ PROCESS: dict[str, Callable[[np.ndarray], Any]] = {
     "segfault": segfault,
     "hang": hang,
 }
-"""What ends or stops the process that steps it; for worker processes only."""
+"""What ends or stops the process that steps it; for worker and forked processes only."""
+MAKER = os.getpid()
+"""The process that imported this module: the trainer, and a worker process that is spawned."""
 
 CLOSE: dict[str, Callable[[], Any]] = {
     "close_raises": lambda: 1 / 0,
     # The parent of worker processes makes one to look at, and closes it.
-    "close_hangs": lambda: time.sleep(3600) if multiprocessing.parent_process() else None,
+    "close_hangs": lambda: time.sleep(3600) if multiprocessing.parent_process() or os.getpid() != MAKER else None,
 }
 """What `close` does; a run must not be harmed by it."""
 

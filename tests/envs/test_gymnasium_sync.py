@@ -1,14 +1,9 @@
 """Environments of this process stepped by one thread, several, or forked processes, against Gymnasium's stepping."""
 
-import os
 import pickle
-import signal
-import subprocess
-import sys
 import threading
-import time
 from contextlib import closing
-from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -19,11 +14,11 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from canter.core.specs import ContractBroken, EnvFailed
+from canter.core.specs import ContractBroken
 from canter.envs import EnvConfig
 from canter.envs.failures import env_number, failure
 from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
-from canter.envs.gymnasium.state import StateUnavailable
+from canter.envs.gymnasium.forked import ForkedStepper
 from canter.envs.gymnasium.sync import SyncStepper, choose_groups
 from canter.envs.gymnasium.vector import VectorStepper
 from canter.envs.gymnasium.workers import AsyncStepper
@@ -49,11 +44,11 @@ class Pair(gymnasium.Wrapper):
         return self._pair(obs), info
 
     def step(self, action):
-        obs, *rest = self.env.step(action)
-        return self._pair(obs), *rest
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._pair(obs), reward, terminated, truncated, info
 
 
-def vector(wrap, mode):
+def vector(wrap, mode) -> Any:
     makers = [lambda length=length: wrap(Counter((length, 2), mask="growing")) for length in (3, 4, 5, 3, 2)]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode[mode.upper()])
 
@@ -79,6 +74,7 @@ WRAPPERS = {
         ("same_step", 1, False),
         ("same_step", 2, False),
         ("same_step", 3, False),
+        ("same_step", 1, True),
         ("same_step", 2, True),
         ("next_step", 1, False),
         ("disabled", 1, False),
@@ -87,7 +83,7 @@ WRAPPERS = {
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_transitions_fields_and_requested_infos_are_those_of_gymnasium(wrap, mode, groups, forked):
     plain, ours = vector(wrap, mode), vector(wrap, mode)
-    steps = SyncStepper(ours, ("clock",), groups, forked=forked)
+    steps = (ForkedStepper if forked else SyncStepper)(ours, ("clock",), groups)
     expected, info = plain.reset(seed=[0] * 5)
     got, found = steps.reset([0] * 5)
     assert str(copied(got)) == str(copied(expected)) and str(found) == str(info)
@@ -98,10 +94,10 @@ def test_transitions_fields_and_requested_infos_are_those_of_gymnasium(wrap, mod
         for mine, theirs in zip(got, expected, strict=True):
             assert str(copied(mine)) == str(copied(theirs))
         assert np.array_equal(noted["clock"], info["clock"])
-        assert "action_mask" not in noted
+        assert ("action_mask" in noted) == forked
         assert str(noted.get("final_obs")) == str(info.get("final_obs"))
         assert str(noted.get("final_info", {}).get("clock")) == str(info.get("final_info", {}).get("clock"))
-        for number in steps.groups[0] if forked else range(5):  # others are in another process
+        for number in [] if forked else range(5):  # or they are in other processes
             mine, theirs = ours.envs[number], plain.envs[number]
             assert getattr(mine, "_elapsed_steps", None) == getattr(theirs, "_elapsed_steps", None)
         for name in ("_autoreset_envs", "_terminations", "_truncations", "_rewards"):
@@ -148,7 +144,8 @@ def test_each_kind_of_vector_environment_has_its_stepper(mode):
     class Derived(SyncVectorEnv):
         pass
 
-    for vector, stepper in ((SyncVectorEnv, SyncStepper), (AsyncVectorEnv, AsyncStepper), (Derived, VectorStepper)):
+    kinds: Any = ((SyncVectorEnv, SyncStepper), (AsyncVectorEnv, AsyncStepper), (Derived, VectorStepper))
+    for vector, stepper in kinds:
         with closing(GymnasiumEnv(counters(mode, vector=vector))) as env:
             assert type(env._stepper) is stepper
     recorded = gymnasium.wrappers.vector.RecordEpisodeStatistics(counters(mode))
@@ -250,113 +247,3 @@ def test_an_error_of_an_environment_comes_through_from_any_thread():
     with pytest.raises(RuntimeError, match="the motor is stuck"):
         steps.step(np.zeros(2, dtype=np.int64))
     steps.close()
-
-
-class Stuck(gymnasium.Wrapper):
-    """Raises in its third step."""
-
-    state_attributes = ("steps",)
-    steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 3:
-            raise RuntimeError("the motor is stuck")
-        return self.env.step(action)
-
-
-def forked(**options):
-    return make_gymnasium("Hopper-v5", 4, vectorization="forked", **options)
-
-
-def push(env):
-    return env.step(torch.zeros(4, 3))
-
-
-def test_an_error_in_a_forked_process_is_told_and_the_state_before_it_is_there(two_cores):
-    env = forked(wrappers=[lambda env: Stuck(env)])
-    env.reset(0)
-    push(env)
-    before = env.state_dict()
-    for group in env._stepper.groups[:1]:  # let only the other process fail
-        for number in group:
-            env._env.envs[number].steps = -100
-    with pytest.raises(EnvFailed, match=r"RuntimeError: the motor is stuck \(.*test_gymnasium_sync") as told:
-        push(env), push(env)
-    assert told.value.row == env._stepper.groups[1][0]
-    env.load_state_dict(before)
-    push(env)
-    env.close()
-
-
-def test_a_forked_process_that_dies_is_told_and_none_is_left_behind(two_cores):
-    env = forked()
-    env.reset(0)
-    push(env)
-    (fork,) = env._stepper.forks
-    os.kill(fork.pid, signal.SIGKILL)
-    with pytest.raises(EnvFailed, match="died: signal SIGKILL"):
-        push(env)
-    env.reset(0)
-    push(env)
-    (fork,) = env._stepper.forks
-    pid = fork.pid
-    env.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
-
-
-def test_forked_processes_end_with_one_that_is_killed():
-    script = """
-import os, signal, torch
-import canter.envs.gymnasium as adapter
-from canter.core import distributed
-distributed.cores = lambda: 3
-envs = [adapter.make_gymnasium("Hopper-v5", 6, vectorization="forked") for _ in range(2)]
-for env in envs:
-    env.reset(0)
-    env.step(torch.zeros(6, 3))
-envs[0].reset(0)  # forked anew, after the others: these pipes are in those processes and the other way round
-envs[0].step(torch.zeros(6, 3))
-print(*[fork.pid for env in envs for fork in env._stepper.forks], flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    ended = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=120)
-    pids = [int(pid) for pid in ended.stdout.split()]
-    assert ended.returncode == -signal.SIGKILL and len(pids) == 4
-    until = time.monotonic() + 20.0
-    while time.monotonic() < until and any(is_running(pid) for pid in pids):
-        time.sleep(0.02)
-    assert not any(is_running(pid) for pid in pids)
-
-
-def is_running(pid):
-    """Not so a process that has ended and that nobody has asked about."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def test_what_cannot_be_forked_says_why(two_cores):
-    with pytest.raises(ValueError, match="vectorization=forked: pictures are drawn in this process; use threads"):
-        forked(render_mode="rgb_array")
-    with pytest.raises(ValueError, match="vectorization=forked needs autoreset=same_step"):
-        forked(autoreset="next_step")
-
-
-def test_environments_of_unknown_state_are_forked_on_demand_only(two_cores):
-    own = {"wrappers": [type("Own", (gymnasium.Wrapper,), {})]}
-    env = make_gymnasium("Hopper-v5", 8, **own)
-    assert env._stepper.pool is not None and not env._stepper.forked  # threads, by default
-    env.close()
-    env, plain = forked(**own), make_gymnasium("Hopper-v5", 4, vectorization="sync", **own)
-    for seed in (3, 4):
-        env.reset(seed), plain.reset(seed)
-        for _ in range(40):
-            assert torch.equal(push(env).obs["policy"], push(plain).obs["policy"])
-    with pytest.raises(StateUnavailable, match="the wrapper Own may hold state"):
-        env.state_dict()
-    with pytest.raises(StateUnavailable, match=r"cannot be brought back: the wrapper Own .* give reset\(\) a seed"):
-        env.reset()
-    env.close(), plain.close()

@@ -16,7 +16,7 @@ from covering import usual_of
 
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults"
 sys.path.append(str(CAMPAIGN))
-from misbehaving import RESETS, STEPS  # noqa: E402
+from misbehaving import RESETS, STEPS  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 AT, HORIZON, NUM_ENVS = 400, 16, 2
 LAST_GOOD = (AT - 1) // HORIZON
@@ -70,12 +70,12 @@ def test_a_failure_costs_one_rollout_and_is_named(kind, tmp_path, capsys):
 
 
 ALIKE = ["raise_value_error", "obs_short", "obs_nan", "reward_text", "terminated_none"]
-WAYS = ["threads", "next_step", "async"]
+WAYS = ["threads", "next_step", "async", "forked"]
 
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    usual_of([*product(ALIKE, WAYS)], [("raise_value_error", "async"), *zip(ALIKE[1:4], WAYS, strict=True)]),
+    usual_of([*product(ALIKE, WAYS)], [("raise_value_error", "async"), *zip(ALIKE[1:5], WAYS, strict=True)]),
 )
 def test_the_same_however_environments_are_stepped(kind, how, tmp_path, capsys):
     flag = f"--env.autoreset={how}" if how == "next_step" else f"--env.vectorization={how}"
@@ -128,18 +128,19 @@ def test_check_finds_it(kind, tmp_path, capsys):
 
 
 PROCESS_WORDS = {
-    "exit": r"its worker died in step\(\): exit code 3 ",
-    "kill": r"its worker died in step\(\): signal SIGKILL",
-    "segfault": r"its worker died in step\(\): signal SIGSEGV",
-    "hang": r"step\(\) took more than 3 s \(env.step_timeout\), so it was ended",
+    "exit": r"its (worker|process) died in step\(\): exit code 3 ",
+    "kill": r"its (worker|process) died in step\(\): signal SIGKILL",
+    "segfault": r"its (worker|process) died in step\(\): signal SIGSEGV",
+    "hang": r"step\(\) took more than 3 s \(env.step_timeout\), so ",
     "raise_unpicklable": r"step\(\) raised Unpicklable: holds a lock",
     "raise_system_exit": r"step\(\) raised SystemExit: 0",
 }
 
 
+@pytest.mark.parametrize("how", ["async", "forked"])
 @pytest.mark.parametrize("kind", usual_of(PROCESS_WORDS, ["exit", "kill", "hang"]))
-def test_a_worker_that_dies_or_hangs_is_named_and_the_run_can_go_on(kind, tmp_path, capsys):
-    assert train(tmp_path, kind, "--env.vectorization=async") == 1
+def test_a_process_that_dies_or_hangs_is_named_and_the_run_can_go_on(kind, how, tmp_path, capsys):
+    assert train(tmp_path, kind, f"--env.vectorization={how}") == 1
     err = said(capsys)
     assert re.search(rf"environment \d failed at its step 399: {PROCESS_WORDS[kind]}", err), err
     assert f"{LAST_GOOD} iterations" in err
@@ -148,8 +149,9 @@ def test_a_worker_that_dies_or_hangs_is_named_and_the_run_can_go_on(kind, tmp_pa
 
 
 @pytest.mark.long
-def test_workers_that_do_not_end_are_ended(tmp_path):
-    flags = ["--env.vectorization=async", "--env.close-timeout=1", "--total-steps=320"]
+@pytest.mark.parametrize("how", ["async", "forked"])
+def test_processes_that_do_not_end_are_ended(how, tmp_path):
+    flags = [f"--env.vectorization={how}", "--env.close-timeout=1", "--total-steps=320"]
     assert train(tmp_path, "close_hangs", *flags) == 0
 
 
@@ -159,6 +161,7 @@ def test_a_hanging_step_in_the_same_process_is_named(tmp_path):
     arguments += ["--env.options.kind=hang", "--env.step-timeout=1", "--run-dir", str(tmp_path), "--name=run"]
     command = [sys.executable, "-m", "canter", *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=CAMPAIGN, stdout=subprocess.DEVNULL) as run:
+        assert run.stderr is not None
         line = next(line for line in run.stderr if "waiting" in line)
         run.kill()
     assert re.search(r"waiting for environment 0, in hang \(\S+misbehaving\.py:\d+\), which has not come back", line)

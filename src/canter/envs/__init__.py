@@ -113,7 +113,7 @@ _log = logging.getLogger(__name__)
 GYMNASIUM_ONLY = {
     "vectorization": "these environments come as one batch; only Gymnasium's are put together one by one",
     "autoreset": "these environments restart in one way only; only Gymnasium's have a choice",
-    "close_timeout": "these environments have no worker processes to wait for; vectorization async has",
+    "close_timeout": "these environments have no processes to wait for; vectorization async and forked have",
 }
 """Settings that change how fast transitions come but not which, and why they have no effect on
 other environments."""
@@ -139,12 +139,13 @@ class EnvConfig:
     """Gymnasium only: when ended environments restart; None takes "same_step", which wastes no
     row."""
     step_timeout: float = 600.0
-    """Seconds that a step or a reset may take. A worker process (vectorization "async") that takes
-    longer is ended, and the run with it, which can be resumed. In the same process nothing can end
-    it: after this time, or a minute, a line says which environment hangs and at which line of
+    """Seconds that a step or a reset may take. A process (vectorization "async" or "forked") that
+    takes longer is ended, and the run with it, which can be resumed. In the same process nothing can
+    end it: after this time, or a minute, a line says which environment hangs and at which line of
     code."""
     close_timeout: float = 60.0
-    """Gymnasium only: seconds that worker processes may take to end before they are killed."""
+    """Gymnasium only: seconds that worker and forked processes may take to end before they are
+    killed."""
     finite_horizon: bool = False
     """The time limit is part of the task (and time in the observation): reaching it counts as
     termination."""
@@ -203,7 +204,7 @@ class EnvConfig:
         try:
             with watched(self.step_timeout):
                 return builder(name, num_envs=num_envs, device=device, **settings, **self.keywords)
-        except ContractBroken as error:
+        except (ContractBroken, EnvFailed) as error:
             raise failure(error, "reset", None) from error
         except BaseException as error:
             if isinstance(error, RAISED_UNCHANGED) or place_of(error).startswith(str(Path(__file__).parents[1])):
@@ -240,7 +241,7 @@ def unused_settings(config: EnvConfig, device: str) -> list[str]:
     if config.id.startswith("mjlab:") and "capture" in config.options and not device.startswith("cuda"):
         unused.append(f"env.options.capture={config.options['capture']} has no effect on {device}: {CAPTURE}")
     for key, reason in GYMNASIUM_ONLY.items():
-        has_effect = key in parameters and (key != "close_timeout" or config.vectorization == "async")
+        has_effect = key in parameters and (key != "close_timeout" or config.vectorization in ("async", "forked"))
         if not has_effect and getattr(config, key) != getattr(defaults, key):
             unused.append(f"env.{key}={getattr(config, key)} has no effect here: {reason}")
     return unused

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
+import mmap
+import signal
 import sys
 import threading
 import time
@@ -58,11 +60,41 @@ class EnvCalls:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Add the number to an error."""
         self.thread = 0
-        if error is not None and self.number is not None:
-            note = EnvNote(f"in environment {self.number}")
-            note.number = self.number
-            with suppress(Exception):  # an error class may forbid attributes
-                error.add_note(note)
+        _note_number(error, self.number)
+
+
+class SharedEnvCalls:
+    """Calls as in `EnvCalls` in a forked process; its parent can read the number too."""
+
+    def __init__(self) -> None:
+        self._number = memoryview(mmap.mmap(-1, 8)).cast("q")
+        self._number[0] = -1
+
+    @property
+    def number(self) -> int | None:
+        """Number of the environment that is being called, None if none is."""
+        number = self._number[0]
+        return None if number < 0 else number
+
+    @number.setter
+    def number(self, number: int) -> None:
+        self._number[0] = number
+
+    def __enter__(self) -> None:
+        """Begin a group of calls."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """Add the number to an error."""
+        _note_number(error, self.number)
+        self._number[0] = -1
+
+
+def _note_number(error: BaseException | None, number: int | None) -> None:
+    if error is not None and number is not None:
+        note = EnvNote(f"in environment {number}")
+        note.number = number
+        with suppress(Exception):  # an error class may forbid attributes
+            error.add_note(note)
 
 
 def env_number(error: BaseException) -> int | None:
@@ -128,6 +160,11 @@ def text_of(error: BaseException) -> str:
 def format_error(error: BaseException) -> str:
     """Return an error as its type, text and place."""
     return f"{type(error).__name__}: {text_of(error)} ({place_of(error)})"
+
+
+def format_exit(code: int) -> str:
+    """Return the exit code of a process, or the signal that ended it, in words."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 class Watchdog:

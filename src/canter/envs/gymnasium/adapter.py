@@ -6,6 +6,7 @@ N is the number of environments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,17 +24,14 @@ from canter.core.registry import UserError, nearest
 from canter.core.specs import ACTION_MASK, ContractBroken, EnvSpec, Step
 from canter.core.struct import Obs, tree_copy_
 from canter.envs.failures import EnvCalls
+from canter.envs.gymnasium.forked import ForkedStepper
 from canter.envs.gymnasium.state import StateUnavailable, unwrap
 from canter.envs.gymnasium.sync import SyncStepper
-from canter.envs.gymnasium.vector import Stepper, VectorStepper, find_mode
+from canter.envs.gymnasium.vector import CLOSE_TIMEOUT, STEP_TIMEOUT, Stepper, VectorStepper, find_mode
 from canter.envs.gymnasium.workers import AsyncStepper
 from canter.envs.spaces import ObsBuffer, ObsReader, PinnedCopier, action_codec, copy_info_
 
 Autoreset = Literal["next_step", "same_step", "disabled"]
-STEP_TIMEOUT = 600.0
-"""Seconds that a worker process may take for a step or a reset."""
-CLOSE_TIMEOUT = 60.0
-"""Seconds that a worker process may take to end."""
 DURATION = "duration"
 """Entry of `info` with the time that a step took, which every step must have if it is requested."""
 CONTINUES = np.array([[False], [False], [True]])
@@ -59,7 +57,9 @@ class GymnasiumEnv:
     every step, and the others at least once in the first rollout (`absent_info`).
 
     The environments of a `SyncVectorEnv` in `same_step` mode are stepped in `groups` at the same
-    time, in threads or in `forked` processes, without a change to the results.
+    time, in threads or in `forked` processes, without a change to the results. Worker and forked
+    processes that take longer than `step_timeout` seconds for a call, or `close_timeout` to end,
+    are killed.
 
     NOTE: in `same_step` mode Gymnasium keeps a reference to the last observation while it resets.
     An environment that reuses one array for all its observations overwrites it there, unless this
@@ -88,12 +88,17 @@ class GymnasiumEnv:
                 f"{env} is no gymnasium.vector.VectorEnv; wrap a function that makes it in gymnasium.vector."
                 "SyncVectorEnv([make_it]), or use make_gymnasium with its id"
             )
+        keys = parse_info_keys(info_keys)
         self._env = env
         self._stepper: Stepper
         # A wrapper around Gymnasium's classes, or a class derived from them, has a `step` of its
         # own.
         if type(env) is SyncVectorEnv:
-            self._stepper = SyncStepper(env, groups=groups, forked=forked)
+            self._stepper = (
+                ForkedStepper(env, keys, groups, step_timeout=step_timeout, close_timeout=close_timeout)
+                if forked
+                else SyncStepper(env, groups=groups)
+            )
         elif type(env) is AsyncVectorEnv:
             self._stepper = AsyncStepper(env, step_timeout, close_timeout)
         else:
@@ -107,8 +112,7 @@ class GymnasiumEnv:
             AutoresetMode.SAME_STEP: self._settle_same_step,
             AutoresetMode.DISABLED: self._settle_disabled,
         }[mode]
-        self._mask_in_info = self._reader.add_mask(lambda: [self._stepper.reset()[1]])
-        keys = parse_info_keys(info_keys)
+        self._mask_in_info = self._reader.add_mask(self._first_infos)
         self._stepper.info_keys = (*keys, *[ACTION_MASK] * self._mask_in_info)
         self.spec = EnvSpec(
             obs=self._reader.specs,
@@ -123,6 +127,15 @@ class GymnasiumEnv:
         )
         """Shapes, dtypes, bounds and conventions."""
         self._allocate(keys)
+
+    def _first_infos(self) -> list[dict[str, Any]]:
+        """Return the info of a reset; close the environments, and their processes, if it fails."""
+        try:
+            return [self._stepper.reset()[1]]
+        except BaseException:
+            with suppress(Exception):
+                self._stepper.close()
+            raise
 
     def _allocate(self, info_keys: tuple[str, ...]) -> None:
         """Allocate the buffers of a step, as tensors and as arrays over the same memory."""
@@ -216,7 +229,7 @@ class GymnasiumEnv:
 
     def _advise(self, key: str) -> str:
         """Return the entries of info there are, for a message about one that is missing."""
-        names = sorted(self._stepper.info_names - {"final_obs", "final_info"})
+        names = sorted(self._stepper.seen_info() - {"final_obs", "final_info"})
         return f"info has {', '.join(names)}: {nearest(key, names)}" if names else "info was empty"
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,9 +16,9 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from canter.core.registry import UserError, nearest
-from canter.envs.gymnasium.adapter import CLOSE_TIMEOUT, STEP_TIMEOUT, Autoreset, GymnasiumEnv
+from canter.envs.gymnasium.adapter import Autoreset, GymnasiumEnv
 from canter.envs.gymnasium.sync import choose_groups
-from canter.envs.gymnasium.vector import parse_mode
+from canter.envs.gymnasium.vector import CLOSE_TIMEOUT, STEP_TIMEOUT, parse_mode
 from canter.envs.gymnasium.workers import ClosesQuietly, run_worker
 from canter.envs.spaces import TupleActions
 

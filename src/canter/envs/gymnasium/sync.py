@@ -1,4 +1,4 @@
-"""Environments of this process, stepped without unused copies, and several at a time.
+"""Environments of this process, stepped without unused copies, and in several threads.
 
 N environments. `SyncVectorEnv.step` copies observations twice and collects the info of every
 environment key by key, which costs as much as a small simulator. `SyncStepper` returns the same
@@ -8,6 +8,7 @@ transitions without it.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
@@ -21,12 +22,15 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from canter.core import distributed
 from canter.core.registry import UserError
 from canter.envs.contract import to_flag, to_reward, validate_reset, validate_step
-from canter.envs.failures import STEPPING_THREADS, EnvCalls
+from canter.envs.failures import STEPPING_THREADS, EnvCalls, SharedEnvCalls
 from canter.envs.gymnasium import state as exact
-from canter.envs.gymnasium.state import StateUnavailable, map_parts, obstacle
+from canter.envs.gymnasium.state import StateUnavailable, obstacle, unwrap
 from canter.envs.gymnasium.vector import Stepper, VectorStep, merge_infos
-from canter.envs.gymnasium.workers import FORKS, Fork, shared
 
+FORKS = sys.platform == "linux"
+"""True where a process that has threads can be forked safely."""
+OWN = ("gymnasium.", "canter.")
+"""Packages whose environments and wrappers do not crash, hang or change the state of the process."""
 FEW = 4
 """Number of environments for which a second thread or process does not pay."""
 FLOATS = (float, np.float64)
@@ -38,31 +42,25 @@ class SyncStepper(Stepper):
 
     With `groups` above 1, in `same_step` mode, as many groups of environments are stepped at the
     same time: the first in this thread, the others in threads, which pays if most of a step is
-    spent outside of Python, or in `forked` processes. Each environment has its own state and random
-    stream, so the results are the same.
+    spent outside of Python. Each environment has its own state and random stream, so the results
+    are the same.
     """
 
     env: SyncVectorEnv
 
-    def __init__(
-        self, env: SyncVectorEnv, info_keys: Iterable[str] = (), groups: int = 1, *, forked: bool = False
-    ) -> None:
+    def __init__(self, env: SyncVectorEnv, info_keys: Iterable[str] = (), groups: int = 1) -> None:
         super().__init__(env)
         self.info_keys = tuple(info_keys)
         self.marks_ends = env.autoreset_mode is AutoresetMode.SAME_STEP
         self.resets_next = env.autoreset_mode is AutoresetMode.NEXT_STEP
         groups = min(groups, env.num_envs) if self.marks_ends else 1
         self.groups = [group.tolist() for group in np.array_split(np.arange(env.num_envs), groups)]
-        self.calls = {group[0]: EnvCalls() for group in self.groups}
+        self.calls: dict[int, EnvCalls | SharedEnvCalls] = {group[0]: EnvCalls() for group in self.groups}
         """Calls of each group, by the number of its first environment."""
-        self.forked = forked and groups > 1
-        self.pool = ThreadPoolExecutor(groups - 1, STEPPING_THREADS) if groups > 1 and not forked else None
-        self.forks: list[Fork] = []
-        self.actions = np.zeros(0)
-        """The actions of a step, in memory that forked processes read."""
+        self.pool = ThreadPoolExecutor(groups - 1, STEPPING_THREADS) if groups > 1 else None
+        """Threads for all groups but the first; they start when they are first used."""
         self.parts: list[Any] = []
-        """Memory for each environment's observation of several parts, to which forked processes
-        write."""
+        """The place of each environment's observation of several parts, if it is written here."""
         self.checked_dtype: np.dtype | None = None
         """Dtype of observations that were checked; another dtype is checked again."""
         self._state_known = False
@@ -77,26 +75,24 @@ class SyncStepper(Stepper):
     def step(self, actions: np.ndarray) -> VectorStep:
         """Apply one action per environment; infos hold only `info_keys` and ends of episodes."""
         env = self.env
-        running: list[Any] = []
-        if self.forked:
-            running = self._ask_forks_to_step(actions)
-        elif self.pool is not None:
-            running = [self.pool.submit(self._step_group, group, actions) for group in self.groups[1:]]
-        noted = self._step_group(self.groups[0], actions)
-        for job in running:
-            noted += job.result()
-        if not isinstance(env._observations, np.ndarray) and not self.forks:
-            concatenate(env.single_observation_space, env._env_obs, env._observations)
+        noted = self._step_groups(actions)
         np.logical_or(env._terminations, env._truncations, out=env._autoreset_envs)
         infos = merge_infos(env, noted) if noted else {}
         return env._observations, env._rewards, env._terminations, env._truncations, infos
 
+    def _step_groups(self, actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
+        """Step all groups and return infos by number."""
+        env = self.env
+        running = [self.pool.submit(self._step_group, group, actions) for group in self.groups[1:]] if self.pool else []
+        noted = self._step_group(self.groups[0], actions)
+        for job in running:
+            noted += job.result()
+        if not isinstance(env._observations, np.ndarray):
+            concatenate(env.single_observation_space, env._env_obs, env._observations)
+        return noted
+
     def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset environments; without seeds their random streams continue."""
-        if seeds is None:
-            self.gather()
-        else:
-            self.forget()
         env = self.env
         rows = slice(None) if mask is None else mask
         for flags in (env._terminations, env._truncations, env._autoreset_envs):
@@ -120,18 +116,16 @@ class SyncStepper(Stepper):
             if reason is not None:
                 raise StateUnavailable(reason)
             self._state_known = True
-        return partial(exact.as_tree, exact.snapshot(self.env, self._fork_states()))
+        return partial(exact.as_tree, self._copy_state())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, bit for bit, in environments made with the same options."""
-        self.forget()
         exact.restore(self.env, state)
 
     def close(self) -> None:
-        """Stop the threads and processes, and close the environments."""
+        """Stop the threads and close the environments."""
         if self.pool is not None:
             self.pool.shutdown()
-        self.forget()
         self.env.close()
 
     @property
@@ -141,57 +135,9 @@ class SyncStepper(Stepper):
             return 0
         return distributed.cores() - 1 if fork_obstacle(self.env) is None else 0
 
-    def gather(self) -> None:
-        """Bring all environments back into this process, as they are; the next step forks again."""
-        if self.forks:
-            reason = obstacle(self.env)
-            if reason is not None:
-                raise StateUnavailable(
-                    f"environments in forked processes cannot be brought back: {reason}; give reset() a seed, or "
-                    "use vectorization=sync"
-                )
-            exact.restore_singles(self.env, self._fork_states())
-            self.forget()
-
-    def forget(self) -> None:
-        """End forked processes, whose environments will be reset or restored here."""
-        for fork in self.forks:
-            fork.end()
-        self.forks = []
-
-    def _fork_states(self) -> dict[int, dict[str, Any]]:
-        """Return the states in forked processes by number; those of this process are outdated."""
-        for fork in self.forks:
-            fork.ask("snapshot")
-        return {number: state for fork in self.forks for number, state in fork.result().items()}
-
-    def _ask_forks_to_step(self, actions: np.ndarray) -> list[Fork]:
-        """Start a step in the forked processes, which are forked first if there are none."""
-        if not self.forks or self.actions.dtype != actions.dtype:
-            self.gather()
-            self._fork(actions)
-        self.actions[...] = actions
-        for fork in self.forks:
-            fork.ask("step")
-        return self.forks
-
-    def _fork(self, actions: np.ndarray) -> None:
-        """Fork a process for each group but the first, from the environments as they are."""
-        env = self.env
-        self.actions = shared(actions)
-        env._rewards = shared(env._rewards)
-        env._terminations = shared(env._terminations)
-        env._truncations = shared(env._truncations)
-        env._observations = map_parts(shared, env._observations)
-        if not isinstance(env._observations, np.ndarray):
-            numbers = range(env.num_envs)
-            self.parts = [map_parts(lambda x, n=n: x[n : n + 1], env._observations) for n in numbers]
-        self.forks = [Fork(self._fork_calls(group)) for group in self.groups[1:]]
-
-    def _fork_calls(self, group: list[int]) -> dict[str, Callable[[], Any]]:
-        """Return the calls that a forked process answers."""
-        step = partial(self._step_group, group, self.actions)
-        return {"step": step, "snapshot": partial(exact.snapshot_singles, self.env, group)}
+    def _copy_state(self) -> dict[str, Any]:
+        """Copy the exact state of all environments."""
+        return exact.snapshot(self.env)
 
     def _step_group(self, group: list[int], actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
         """Step some environments and return infos by number."""
@@ -250,8 +196,8 @@ class SyncStepper(Stepper):
                     rows[number] = obs
                 elif self.parts:
                     concatenate(env.single_observation_space, [obs], self.parts[number])
-                if keeps_info:
-                    noted.append((number, self._select(info)))
+                if keeps_info and (selected := self._select(info)):
+                    noted.append((number, selected))
         return noted
 
     def _reset_one(self, number: int, shape: Any) -> tuple[Any, dict[str, Any]]:
@@ -294,21 +240,38 @@ def choose_groups(env: SyncVectorEnv, vectorization: str) -> dict[str, Any]:
     By default one group per core if MuJoCo does the work and each group has four or more
     environments, else one.
     """
+    forked = vectorization == "forked"
     groups = min(distributed.cores(), env.num_envs)
     reason = fork_obstacle(env)
-    if vectorization == "forked" and reason is not None:
+    if forked and reason is not None:
         raise UserError(f"vectorization=forked: {reason}; use threads or async")
     if vectorization == "auto":
         reason = reason or obstacle(env)  # the user did not ask for processes, in which own code might not work
         # A window belongs to the thread that opened it.
         independent = in_mujoco(env) and env.render_mode != "human"
         groups = max(1, min(distributed.cores(), env.num_envs // FEW)) if independent else 1
-    return {"groups": groups, "forked": vectorization != "threads" and reason is None}
+        forked = reason is None
+    return {
+        "groups": groups,
+        "forked": forked and (groups > 1 or (vectorization == "forked" and runs_foreign_code(env))),
+    }
 
 
 def in_mujoco(env: SyncVectorEnv) -> bool:
     """Return True for Gymnasium's own MuJoCo environments, which `auto` steps in groups."""
     return type(env.envs[0].unwrapped).__module__.startswith("gymnasium.envs.mujoco")
+
+
+def runs_foreign_code(env: SyncVectorEnv) -> bool:
+    """Return True if an environment or a wrapper is neither Gymnasium's nor Canter's.
+
+    Such code may end, stop or change the process that runs it.
+    """
+    for single in env.envs:
+        wrappers, base = unwrap(single)
+        if not all(f"{type(part).__module__}.".startswith(OWN) for part in (*wrappers, base)):
+            return True
+    return False
 
 
 def fork_obstacle(env: SyncVectorEnv) -> str | None:

@@ -30,6 +30,10 @@ logger = logging.getLogger(__name__)
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 """Observations, rewards, terminated, truncated and infos of N environments, as `VectorEnv.step`
 returns them."""
+STEP_TIMEOUT = 600.0
+"""Seconds that a worker process may take for a step or a reset."""
+CLOSE_TIMEOUT = 60.0
+"""Seconds that a worker process may take to end."""
 
 
 class Stepper:
@@ -41,7 +45,7 @@ class Stepper:
     info_keys: tuple[str, ...] = ()
     """Entries of info that the adapter reads; a backend may leave out the others."""
     info_names: set[str]
-    """Names of entries of info seen so far, for messages about an entry that is missing."""
+    """Names of entries of info seen so far by this process."""
     marks_ends = False
     """True if a step has `info["final_obs"]` exactly when an episode ended."""
     idle_cores = 0
@@ -69,6 +73,10 @@ class Stepper:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, bit for bit."""
         raise StateUnavailable(f"the saved state cannot be restored: {obstacle(self.env)}")
+
+    def seen_info(self) -> set[str]:
+        """Return the names of entries of info seen so far, for messages about one that is missing."""
+        return self.info_names
 
     def close(self) -> None:
         """Close the environments."""

@@ -1,32 +1,19 @@
-"""Environments in other processes, which may raise, die or hang.
+"""One worker process for each environment, which may raise, die or hang.
 
-`AsyncStepper` steps an `AsyncVectorEnv`, one worker process for each environment. By itself an
-`AsyncVectorEnv` waits for ever if a worker's error cannot be pickled, and reports no more than a
-closed pipe if a worker died.
-
-A `Fork` is a copy of this process with a group of environments as they are at that moment; it
-writes observations to memory that both processes see. Threads would wait for each other's Python, a
-third of a step of Gymnasium's MuJoCo.
+`AsyncStepper` steps an `AsyncVectorEnv`. By itself an `AsyncVectorEnv` waits for ever if a worker's
+error cannot be pickled, and reports no more than a closed pipe if a worker died.
 """
 
 from __future__ import annotations
 
-import gc
-import mmap
-import os
 import queue
 import signal
-import sys
 import time
 import traceback
-import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from typing import Any, cast
 
 import gymnasium
@@ -37,15 +24,8 @@ from gymnasium.vector.utils import concatenate
 
 from canter.core.specs import ContractBroken, EnvFailed
 from canter.envs.contract import validate_reset, validate_step
-from canter.envs.failures import Watchdog, env_number, format_error, text_of
+from canter.envs.failures import Watchdog, format_error, format_exit, text_of
 from canter.envs.gymnasium.vector import Stepper, VectorStep, merge_infos
-
-FORKS = sys.platform == "linux"
-"""True where a process that has threads can be forked safely."""
-EMPTY, RESULT = b"\0", b"\1"
-"""First byte of a fork's answer; a pickled result follows the second."""
-_pipe_ends: weakref.WeakSet[Connection] = weakref.WeakSet()
-"""This process's ends of all pipes."""
 
 
 class WorkerEnv(gymnasium.Wrapper):
@@ -193,7 +173,7 @@ class AsyncStepper(Stepper):
         self.env.processes[self._waiting_for].join(1.0)  # its pipe is closed a moment before it is gone
         for number, process in enumerate(self.env.processes):
             if process.exitcode is not None:
-                text = f"its worker died in {call}(): {_format_exit(process.exitcode)}"
+                text = f"its worker died in {call}(): {format_exit(process.exitcode)}"
                 return EnvFailed(f"{text} ({process.name}, process {process.pid})", number)
         return EnvFailed(f"its worker closed the connection in {call}()", self._waiting_for)
 
@@ -209,109 +189,3 @@ class AsyncStepper(Stepper):
         if not env.shared_memory:
             env.observations = concatenate(env.single_observation_space, rows, env.observations)
         return deepcopy(env.observations) if env.copy else env.observations
-
-
-def shared(array: np.ndarray) -> np.ndarray:
-    """Return a copy in memory that this process will share with those forked from it."""
-    memory = mmap.mmap(-1, max(1, array.nbytes))
-    copy = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
-    copy[...] = array
-    return copy
-
-
-class Fork:
-    """A forked process that calls the functions of `calls` on request and returns the results.
-
-    A request is one byte, and most answers are one byte. Read and written as such, past the lengths
-    that a `Connection` sends, and through pipes, not a socket, both sides are awake sooner: it
-    happens in every step.
-    """
-
-    def __init__(self, calls: dict[str, Callable[[], Any]]) -> None:
-        requests, self.requests = Pipe(duplex=False)
-        self.answers, answers = Pipe(duplex=False)
-        self.codes = {name: bytes([code]) for code, name in enumerate(calls)}
-        self.busy = False
-        """True while an answer is on its way."""
-        self.cause_of_death = ""
-        with warnings.catch_warnings():
-            # Of Python 3.12, because of other threads' locks: those of Python and malloc are taken
-            # care of.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                self.requests.close()
-                self.answers.close()
-                _serve(requests, answers, list(calls.items()))
-            finally:
-                os._exit(0)  # exit handlers are for the parent process
-        requests.close()
-        answers.close()
-        _pipe_ends.update((self.requests, self.answers))
-
-    def ask(self, call: str) -> None:
-        """Start a call in the process."""
-        if self.busy:  # the answer of an interrupted call
-            with suppress(EnvFailed):
-                self.result()
-        try:
-            os.write(self.requests.fileno(), self.codes[call])
-        except OSError:
-            raise self._death() from None
-        self.busy = True
-
-    def result(self) -> Any:
-        """Return the result of the call; raise `EnvFailed` if it raised or the process died."""
-        self.busy = False
-        try:
-            kind = os.read(self.answers.fileno(), 1)
-            answer = [] if kind == EMPTY else self.answers.recv()
-        except (EOFError, OSError):
-            raise self._death() from None
-        if isinstance(answer, EnvFailed):
-            raise answer
-        return answer
-
-    def end(self) -> None:
-        """End the process."""
-        if not self.cause_of_death:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            self._death()
-        self.requests.close()
-        self.answers.close()
-
-    def _death(self) -> EnvFailed:
-        """Wait for a process to end, and return its cause of death as an error."""
-        if not self.cause_of_death:
-            self.cause_of_death = "of unknown cause"
-            with suppress(ChildProcessError):  # a program may ignore SIGCHLD
-                code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-                self.cause_of_death = _format_exit(code)
-        process = f"the process that steps a part of the environments died: {self.cause_of_death}"
-        return EnvFailed(f"{process} (process {self.pid})", None)
-
-
-def _format_exit(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def _serve(requests: Connection, answers: Connection, calls: list[tuple[str, Callable[[], Any]]]) -> None:
-    """Answer requests until the parent process closes its ends, or is gone."""
-    gc.freeze()  # a garbage collection would copy all memory that is shared with the parent so far
-    for end in _pipe_ends:
-        end.close()  # or the processes at the other ends would not see that the parent closed its ends
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_IGN)  # signals with a handler, such as Ctrl-C, are for the parent
-    with suppress(EOFError, OSError):
-        while code := os.read(requests.fileno(), 1):
-            name, call = calls[code[0]]
-            try:
-                answer = call()
-            except Exception as error:
-                answer = EnvFailed(f"{name}() raised {format_error(error)}", env_number(error), traceback.format_exc())
-            os.write(answers.fileno(), RESULT if answer else EMPTY)
-            if answer:
-                answers.send(answer)

@@ -1,0 +1,256 @@
+"""Groups of environments stepped in forked processes. N environments.
+
+Threads would wait for each other's Python, a third of a step of Gymnasium's MuJoCo.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import SyncVectorEnv
+from gymnasium.vector.utils import concatenate
+
+from canter.core.specs import ACTION_MASK, EnvFailed
+from canter.envs.contract import validate_reset
+from canter.envs.failures import SharedEnvCalls, Watchdog
+from canter.envs.gymnasium import state as exact
+from canter.envs.gymnasium.fork import Fork, shared
+from canter.envs.gymnasium.state import StateUnavailable, map_parts, obstacle
+from canter.envs.gymnasium.sync import SyncStepper, runs_foreign_code
+from canter.envs.gymnasium.vector import CLOSE_TIMEOUT, STEP_TIMEOUT, merge_infos
+
+logger = logging.getLogger(__name__)
+
+NO_SEED = -1
+"""In `ForkedStepper.seeds`: the random stream continues."""
+
+
+class ForkedStepper(SyncStepper):
+    """Steps groups of environments of a `SyncVectorEnv` in `same_step` mode in forked processes.
+
+    Gymnasium's own environments step the first group in this process, which saves waking another.
+    Foreign code is `isolated`: once made, environments are reset, stepped and closed in forks only.
+    A fork that takes longer than `step_timeout` seconds for a call is killed, which is an
+    `EnvFailed` with the number of the environment; so is one that dies. A fork that does not close
+    its environments within `close_timeout` seconds is killed.
+    """
+
+    def __init__(
+        self,
+        env: SyncVectorEnv,
+        info_keys: Iterable[str] = (),
+        groups: int = 1,
+        *,
+        step_timeout: float = STEP_TIMEOUT,
+        close_timeout: float = CLOSE_TIMEOUT,
+    ) -> None:
+        super().__init__(env, info_keys, groups)
+        self.isolated = runs_foreign_code(env) and self.marks_ends
+        if self.isolated:
+            # Forks are made before the adapter knows whether resets return masks.
+            self.info_keys = (*self.info_keys, ACTION_MASK)
+        self.own_groups = [] if self.isolated else self.groups[:1]
+        """Groups that are stepped in this process: the first or none."""
+        self.forks: list[Fork] = []
+        space = env.single_action_space
+        self.actions = np.zeros((env.num_envs, *(space.shape or ())), space.dtype)
+        """The actions of a step, in memory that forked processes read."""
+        self.seeds = np.zeros(env.num_envs, np.int64)
+        """The seeds of a reset, in memory that forked processes read."""
+        self.close_timeout = close_timeout
+        self._awaited: Fork | None = None
+        """The fork whose answer is being waited for."""
+        self._watchdog = Watchdog(step_timeout, self._kill_awaited)
+
+    def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments; without seeds their random streams continue."""
+        if self.isolated:
+            return self._reset_in_forks(seeds)
+        if seeds is None:
+            self.gather()
+        else:
+            self.forget()
+        return super().reset(seeds, mask)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved state, bit for bit, in environments made with the same options."""
+        self.forget()
+        super().load_state_dict(state)
+
+    def close(self) -> None:
+        """Close the environments and end the processes."""
+        copies = self.isolated and bool(self.forks)
+        if copies:
+            self.env.closed = not self._close_in_forks()
+        self._watchdog.close()
+        self.forget()
+        with suppress(Exception) if copies else nullcontext():  # foreign code was closed where it was stepped
+            super().close()
+
+    def seen_info(self) -> set[str]:
+        """Return the names of entries of info that all processes have seen so far."""
+        self._ask("names")
+        return self.info_names.union(*[self._result(fork) for fork in self.forks])
+
+    def gather(self) -> None:
+        """Bring all environments back into this process, as they are; the next step forks again."""
+        if self.forks:
+            reason = obstacle(self.env)
+            if reason is not None:
+                raise StateUnavailable(
+                    f"environments in forked processes cannot be brought back: {reason}; give reset() a seed, or use "
+                    "vectorization=sync"
+                )
+            exact.restore_singles(self.env, self._fork_states())
+            self.forget()
+
+    def forget(self) -> None:
+        """End forked processes, whose environments will be reset or restored here."""
+        for fork in self.forks:
+            fork.end()
+        self.forks = []
+
+    def _step_groups(self, actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
+        if len(self.own_groups) == len(self.groups):
+            return super()._step_groups(actions)
+        if not self.forks or self.actions.dtype != actions.dtype:
+            if not self.isolated:
+                self.gather()
+                self.actions = actions
+            self._fork()
+        self.actions[...] = actions
+        self._ask("step")
+        noted: list[tuple[int, dict[str, Any]]] = []
+        for group in self.own_groups:
+            noted += self._step_group(group, actions)
+        for fork in self.forks:
+            noted += self._result(fork)
+        return noted
+
+    def _copy_state(self) -> dict[str, Any]:
+        return exact.snapshot(self.env, self._fork_states())
+
+    def _fork_states(self) -> dict[int, dict[str, Any]]:
+        """Return the states in forked processes by number; those of this process are outdated."""
+        self._ask("snapshot")
+        return {number: state for fork in self.forks for number, state in self._result(fork).items()}
+
+    def _ask(self, call: str) -> None:
+        """Start a call in all forks."""
+        for fork in self.forks:
+            if fork.busy:  # the answer of an interrupted call
+                with suppress(EnvFailed):
+                    self._result(fork)
+            fork.ask(call)
+
+    def _result(self, fork: Fork) -> Any:
+        """Return the result of a fork's call; kill the fork if it takes too long."""
+        self._awaited = fork
+        self._watchdog.begin()
+        try:
+            return fork.result()
+        finally:
+            self._watchdog.end()
+
+    def _kill_awaited(self, seconds: float) -> None:
+        """Kill the fork that is late; waiting then ends as if it had died."""
+        if self._awaited is not None:
+            limit = f"{self._watchdog.seconds:g} s (env.step_timeout)"
+            self._awaited.kill(f"{self._awaited.call}() took more than {limit}, so its process was ended")
+
+    def _fork(self) -> None:
+        """Fork a process for each group but those of this process, from the environments as they are."""
+        env = self.env
+        self.actions = shared(self.actions)
+        self.seeds = shared(self.seeds)
+        env._rewards = shared(env._rewards)
+        env._terminations = shared(env._terminations)
+        env._truncations = shared(env._truncations)
+        env._observations = map_parts(shared, env._observations)
+        if not isinstance(env._observations, np.ndarray):
+            self.parts = [self._row(number) for number in range(env.num_envs)]
+        self.forks = [Fork(*self._fork_calls(group)) for group in self.groups[len(self.own_groups) :]]
+
+    def _fork_calls(self, group: list[int]) -> tuple[dict[str, Callable[[], Any]], SharedEnvCalls]:
+        """Return the calls that a fork answers, and where it notes which environment it calls."""
+        calls = self.calls[group[0]] = SharedEnvCalls()
+        answers: dict[str, Callable[[], Any]] = {
+            "step": partial(self._step_group, group, self.actions),
+            "snapshot": partial(exact.snapshot_singles, self.env, group),
+            "names": lambda: sorted(self.info_names),
+            "reset": partial(self._reset_group, group, calls),
+            "close": partial(self._close_group, group, calls),
+        }
+        return answers, calls
+
+    def _reset_in_forks(self, seeds: list[int] | None) -> tuple[Any, dict[str, Any]]:
+        """Reset all environments in the forks; fork them first unless all are alive."""
+        if any(fork.cause_of_death for fork in self.forks):
+            self.forget()
+        if not self.forks:
+            self._fork()
+        env = self.env
+        for flags in (env._terminations, env._truncations, env._autoreset_envs):
+            flags[:] = False
+        self.seeds[:] = NO_SEED if seeds is None else seeds
+        self._ask("reset")
+        noted = [item for fork in self.forks for item in self._result(fork)]
+        return env._observations, merge_infos(env, noted)
+
+    def _reset_group(self, group: list[int], calls: SharedEnvCalls) -> list[tuple[int, dict[str, Any]]]:
+        """Reset the environments of a group and return infos by number."""
+        space = self.env.single_observation_space
+        noted: list[tuple[int, dict[str, Any]]] = []
+        with calls:
+            for number in group:
+                calls.number = number
+                seed = None if self.seeds[number] == NO_SEED else int(self.seeds[number])
+                obs, info = validate_reset(self.env.envs[number].reset(seed=seed, options=None), space)
+                self.env._env_obs[number] = obs
+                concatenate(space, [obs], self._row(number))
+                if selected := self._select(info):
+                    noted.append((number, selected))
+        return noted
+
+    def _row(self, number: int) -> Any:
+        """Return the place of an environment's observation among those of all."""
+        return map_parts(lambda rows: rows[number : number + 1], self.env._observations)
+
+    def _close_group(self, group: list[int], calls: SharedEnvCalls) -> None:
+        """Close the environments of a group."""
+        with calls:
+            for number in group:
+                calls.number = number
+                self.env.envs[number].close()
+
+    def _close_in_forks(self) -> bool:
+        """Close the environments in the forks and kill late ones; return True if all were closed."""
+        living = [fork for fork in self.forks if not fork.cause_of_death]
+        # If one hung, others may hang too: the run has waited long enough.
+        patience = self.close_timeout if len(living) == len(self.forks) else min(self.close_timeout, 1.0)
+        until = time.monotonic() + patience
+        for fork in living:  # an interrupted call may be under way
+            self._finish(fork, until)
+            with suppress(EnvFailed):
+                fork.ask("close")
+        failures = [failure for fork in living if (failure := self._finish(fork, until)) is not None]
+        for failure in failures:
+            logger.warning("environment %s: %s; nothing is lost by it", failure.row, failure)
+        return not failures and not any(fork.cause_of_death for fork in self.forks)
+
+    def _finish(self, fork: Fork, until: float) -> EnvFailed | None:
+        """Wait for the end of a fork's call, or kill it at the time `until`; return its error."""
+        if fork.busy and not fork.answers.poll(max(0.0, until - time.monotonic())):
+            fork.kill(f"{fork.call}() took more than {self.close_timeout:g} s (env.close_timeout), so it was ended")
+        try:
+            if fork.busy:
+                fork.result()
+        except EnvFailed as error:
+            return error
+        return None
