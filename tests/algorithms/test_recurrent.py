@@ -125,6 +125,7 @@ def test_memory_is_alike_whether_the_reset_has_a_row_of_its_own(monkeypatch):
     for mode in ("same_step", "next_step"):
         env = make_gymnasium("CartPole-v1", 1, autoreset=mode, max_episode_steps=7)
         _, algorithm, collector = build(MODELS["both"], env=env, horizon=32, num_minibatches=1)
+        algorithm.use_engine("autograd")  # C draws its actions itself
         perturb(algorithm)
         rollout = collector.collect()
         targets = algorithm.estimator(rollout)
@@ -155,6 +156,7 @@ def test_a_central_value_network_is_trained_apart_from_the_policy():
 
 def test_the_phases_of_a_central_value_have_no_gradient_for_each_other():
     _, algorithm, collector = build(MODELS["both"], central_value=CentralValueConfig())
+    algorithm.use_engine("autograd")
     batch, _ = algorithm.prepare_batch(collector.collect())
     for engine, own, other in (
         (algorithm.engine, algorithm.model.actor, algorithm.model.critic),

@@ -20,7 +20,7 @@ from canter.nn.heads import FlooredLogStd, GaussianHead, LinearHead, LogStd, Val
 from canter.nn.mlp import MLP, Linear
 from canter.nn.network import Network
 from canter.nn.normalizer import IdentityNormalizer, Normalizer
-from canter.nn.rnn import IdentityRNN
+from canter.nn.rnn import RNN, IdentityRNN
 from canter.nn.stack import NORMS, Block, Critics, Stack, StackedLinear
 
 ABSENT = "none"
@@ -36,7 +36,7 @@ class Feature(NamedTuple):
     """Setting and value, or the part of the model, as a refusal names it."""
 
 
-Kind = Literal["network", "input", "hidden", "output", "std", "value", "parameters"]
+Kind = Literal["network", "input", "recurrent", "hidden", "output", "std", "value", "parameters"]
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,22 @@ class LayerSpec:
     """Network that the layer belongs to, "policy" or "critic"; "model" for properties of all
     parameters."""
     kind: Kind
-    """An input is an observation group; hidden, output, std and value layers are linear."""
+    """An input is an observation group, a recurrent layer an LSTM or a GRU; hidden, output, std and
+    value layers are linear."""
     features: tuple[Feature, ...]
     module: Any = None
-    """Encoder of an input, linear layer of the others; None where there is none."""
+    """Encoder of an input, cell of a recurrent layer, linear layer of the others; None where there
+    is none."""
     norm: nn.LayerNorm | None = None
-    """Layer norm between the linear layer and its activation."""
+    """Layer norm between the linear layer and its activation, or on the output of a recurrent
+    layer."""
     activation: str = "identity"
     group: str = ""
     """Name of the observation group of an input."""
     normalizer: Any = None
     """Normalizer of an input."""
+    reset_on_end: bool = True
+    """The state of a recurrent layer is reset at the start of episodes."""
 
 
 @dataclass(frozen=True)
@@ -171,12 +176,16 @@ def _network_layers(name: str, network: Any, obs: Mapping[str, TensorSpec], pref
         return
     yield LayerSpec(name, "network", (standard, *_whole_network(network, f"{prefix}.")))
     yield from _input_layers(name, network, obs, prefix)
+    if network.rnn_first:
+        yield from _recurrent_layers(name, network.memory, f"{prefix}.rnn.")
     if type(network.hidden) is MLP:
         yield from _hidden_layers(name, network.hidden, f"{prefix}.")
+    if not network.rnn_first:
+        yield from _recurrent_layers(name, network.memory, f"{prefix}.rnn.")
 
 
 def _whole_network(network: Network, prefix: str) -> list[Feature]:
-    recurrent = ABSENT if type(network.memory) is IdentityRNN else type(network.memory).__name__
+    recurrent = {IdentityRNN: ABSENT, RNN: "standard"}.get(type(network.memory), type(network.memory).__name__)
     precision = "bfloat16" if network.in_bfloat16 else "float32"
     hidden: Any = network.hidden
     kind = type(hidden).__name__
@@ -186,6 +195,7 @@ def _whole_network(network: Network, prefix: str) -> list[Feature]:
     return [
         _setting("precision", precision, prefix),
         Feature("rnn", recurrent, f"{prefix}rnn: a recurrent network"),
+        _setting("concat_input", network.concat_input or ABSENT, f"{prefix}rnn."),
         Feature("observation groups", len(network.groups), f"{prefix}obs_groups: {len(network.groups)} groups"),
         layers,
     ]
@@ -207,6 +217,27 @@ def _input_layers(name: str, network: Network, obs: Mapping[str, TensorSpec], pr
             Feature("observation dtype", dtype, f"{where} of {dtype}"),
         )
         yield LayerSpec(name, "input", features, encoder, group=group, normalizer=normalizer)
+
+
+# Recurrent layers
+
+
+CELLS: dict[type, str] = {nn.LSTMCell: "lstm", nn.GRUCell: "gru"}
+
+
+def _recurrent_layers(name: str, rnn: Any, prefix: str) -> Iterator[LayerSpec]:
+    """Yield recurrent layers; the norm on their output belongs to the last one."""
+    if type(rnn) is not RNN:
+        return
+    for number, cell in enumerate(rnn.cells, 1):
+        kind = CELLS.get(type(cell), type(cell).__name__)
+        norm: Any = rnn.norm if number == len(rnn.cells) and type(rnn.norm) is not nn.Identity else None
+        features = (
+            _setting("cell", kind if cell.bias else f"{kind} without bias", prefix),
+            _setting("layers", number, prefix),
+            _norm_feature(norm, "before_activation", prefix),
+        )
+        yield LayerSpec(name, "recurrent", features, cell, norm, reset_on_end=rnn.reset_on_end)
 
 
 # Hidden layers

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from canter.core.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
+from canter.core.struct import tree_map
 from canter.engines import base
 from canter.engines.autograd import AutogradEngine
 from canter.engines.base import PPOBatch, unsupported_reason
@@ -113,6 +114,40 @@ def make_batch(model, rows, dtype=torch.float64, valid="all"):
         critic_state=(),
     )
     return batch
+
+
+def recurrent_batch(model, length, sequences, dtype=torch.float64, valid="all"):
+    """Sequences `[L, S]` from states within an episode, in which others begin; the policy has moved since."""
+    spec, distribution = model.policy.spec, model.policy.distribution
+    obs = observations(spec.obs, (length, sequences), dtype, spec.action)
+    states = [
+        tree_map(lambda x: torch.randn_like(x, dtype=dtype) * 0.5, network.initial_state(sequences))
+        for network in (model.actor.network, model.critic.network)
+    ]
+    if model.shared_trunk:
+        states[1] = states[0]
+    reset = torch.rand(length, sequences) < 0.2
+    with torch.no_grad():
+        params, value = model(obs, *states, reset)
+        old = params + 0.1 * torch.randn_like(params)
+        action = distribution.sample(old)
+        log_prob = distribution.log_prob(old, action)
+    shape = (length, sequences)
+    keep = {"all": torch.ones(shape) > 0, "none": torch.ones(shape) < 0, "some": torch.rand(shape) < 0.6}[valid]
+    value = value + 0.3 * torch.randn_like(value)
+    return PPOBatch(
+        obs=obs,
+        action=action,
+        log_prob=log_prob,
+        dist_params=old,
+        value=value,
+        return_=value + torch.randn_like(value),
+        advantage=torch.randn(shape, dtype=dtype) * 2 + 0.5,
+        valid=keep,
+        reset=reset,
+        policy_state=tree_map(lambda x: x.unsqueeze(0), states[0]),
+        critic_state=tree_map(lambda x: x.unsqueeze(0), states[1]),
+    )
 
 
 def spoil(batch, row_is_bad):

@@ -25,6 +25,7 @@ from canter.core.specs import ACTION_MASK, TensorSpec
 from canter.engines.native import AVAILABLE, STD_FORMS, compiled
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
+from canter.nn.rnn import RNNConfig
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 COEFS = coefs(0.01)
@@ -252,9 +253,29 @@ LAYER = ("towers", 0, "hidden", 0)
 def test_an_error_of_a_description_names_the_field(path, change, message):
     model, gradients = build(dtype=torch.float32)
     fields = engine_of(model, gradients)._description.fields
-    compiled().model(False, 1, 0, fields)
+    compiled().model(False, 1, 0, 0, fields)
     with pytest.raises(ValueError, match=message):
-        compiled().model(False, 1, 0, altered(fields, path, change))
+        compiled().model(False, 1, 0, 0, altered(fields, path, change))
+
+
+@pytest.mark.parametrize(
+    ("length", "change", "message"),
+    [
+        (1, {"cell": "rnn"}, "a recurrent layer.cell has an unknown value"),
+        (1, {"dropout": 0.1}, "a recurrent layer has an unknown field 'dropout'"),
+        (1, {"state_bias": None}, "a recurrent layer lacks parameters"),
+        (1, {"outputs": 3}, "bytes"),
+        (1, {"cell": "gru"}, "bytes"),
+        (0, {}, "do not fit the length of sequences"),
+    ],
+)
+def test_an_error_of_a_recurrent_layer_names_the_field(length, change, message):
+    network = NetworkConfig(hidden=(8,), rnn=RNNConfig(hidden=6))
+    model, gradients = build(network=network, dtype=torch.float32)
+    fields = engine_of(model, gradients)._description.fields
+    compiled().model(False, 1, 0, 1, fields)
+    with pytest.raises(ValueError, match=message):
+        compiled().model(False, 1, 0, length, altered(fields, LAYER, lambda layer: layer | change))
 
 
 def test_observations_need_not_be_contiguous():

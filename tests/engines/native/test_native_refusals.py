@@ -54,7 +54,8 @@ def test_losses_are_refused_by_the_setting(loss, named):
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"network": NetworkConfig(rnn=RNNConfig(hidden=8))}, "model.policy.rnn"),
+        ({"network": NetworkConfig(rnn=RNNConfig(concat_input=True))}, "model.policy.rnn.concat_input=True"),
+        ({"network": NetworkConfig(rnn=RNNConfig(hidden=2, layers=9))}, "model.policy.rnn.layers=9"),
         ({"network": NetworkConfig(precision="bfloat16")}, "model.policy.precision=bfloat16"),
         ({"network": NetworkConfig(d2rl=True)}, "model.policy.d2rl=true"),
         ({"network": NetworkConfig(activation="selu")}, "model.policy.activation=selu"),

@@ -18,7 +18,7 @@ from canter.core.specs import TensorSpec
 from canter.engines.base import PPOLoss, SACLoss
 from canter.engines.native import compiled
 from canter.nn.actor_critic import ActorCritic
-from canter.nn.describe import LayerSpec, SACModel, describe
+from canter.nn.describe import CELLS, LayerSpec, SACModel, describe
 from canter.nn.distributions import Categorical, DiagGaussian, MultiCategorical
 from canter.nn.normalizer import Normalizer
 
@@ -39,9 +39,13 @@ class Description:
         self.written: set[Tensor] = set()
         """Parameters whose gradients C writes."""
 
-    def build(self, threads: int, batch_size: int = 0) -> Any:
-        """Return the model in C, with workspaces for the threads and, for SAC, the batch."""
-        return compiled().model(self.dtype == torch.float64, threads, batch_size, self.fields)
+    def build(self, threads: int, batch_size: int = 0, length: int = 0) -> Any:
+        """Return the model in C, with workspaces for the threads.
+
+        `batch_size` is for SAC; `length`, for recurrent networks, the steps of a sequence to learn
+        from.
+        """
+        return compiled().model(self.dtype == torch.float64, threads, batch_size, length, self.fields)
 
     def tower(self, layers: Iterable[LayerSpec], trained: Mapping[str, bool]) -> Fields:
         """Return a network: its inputs, hidden layers and heads; `trained` by kind of layer."""
@@ -49,7 +53,13 @@ class Description:
         heads = [layer for layer in layers if layer.kind in ("output", "std", "value") and layer.module is not None]
         return {
             "groups": [self.group(layer) for layer in layers if layer.kind == "input"],
-            "hidden": [self.layer(layer, trained["hidden"]) for layer in layers if layer.kind == "hidden"],
+            "hidden": [
+                self.cell(layer, trained["hidden"])
+                if layer.kind == "recurrent"
+                else self.layer(layer, trained["hidden"])
+                for layer in layers
+                if layer.kind in ("recurrent", "hidden")
+            ],
             "heads": [self.layer(layer, trained[layer.kind]) for layer in heads],
         }
 
@@ -76,6 +86,22 @@ class Description:
             "transposed": False,
             "weight": self.parameter(linear.weight, trained),
             "bias": self.parameter(linear.bias, trained),
+            "gamma": None if norm is None else self.parameter(norm.weight, trained),
+            "beta": None if norm is None else self.parameter(norm.bias, trained),
+        }
+
+    def cell(self, layer: LayerSpec, trained: bool) -> Fields:
+        """Return a recurrent layer with its layer norm."""
+        cell: nn.RNNCellBase = layer.module
+        norm = layer.norm
+        return {
+            "cell": CELLS[type(cell)],
+            "keeps_state": not layer.reset_on_end,
+            "outputs": cell.hidden_size,
+            "weight": self.parameter(cell.weight_ih, trained),
+            "bias": self.parameter(cell.bias_ih, trained),
+            "state_weight": self.parameter(cell.weight_hh, trained),
+            "state_bias": self.parameter(cell.bias_hh, trained),
             "gamma": None if norm is None else self.parameter(norm.weight, trained),
             "beta": None if norm is None else self.parameter(norm.bias, trained),
         }

@@ -1,6 +1,6 @@
-"""The engine of PPO in C: acts, values and learns with feed-forward networks on a CPU.
+"""The engine of PPO in C: acts, values and learns with feed-forward and recurrent networks on a CPU.
 
-N environments, L sequence length, B sequences, S samples to learn from, A action components, P
+N environments, L sequence length, B sequences, S sequences to learn from, A action components, P
 distribution parameters. The autograd engine is the definition: tests compare every supported
 description with it.
 """
@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from canter.core import distributed
 from canter.core.specs import ACTION_MASK
-from canter.core.struct import Obs, State
+from canter.core.struct import Obs, State, tree_leaves
 from canter.engines.base import (
     NUMBERS,
     Acted,
@@ -70,6 +70,9 @@ CAPABILITIES = Capabilities(
         "layer norm": {"before_activation"},
         "distribution": {"gaussian", "categorical", "multi_categorical"},
         "action mask": {"torch.bool"},
+        "rnn": {"standard"},
+        "cell": {"lstm", "gru"},
+        "layers": range(1, 9),
         "std kind": {"parameter", "constant", "network"},
         "critic": {"standard"},
         "value head": {"standard"},
@@ -88,9 +91,9 @@ class NativeSamples:
 
     handle: Any
     valid: Tensor
-    """`[S]`."""
+    """`[L, S]`."""
     advantage: Tensor
-    """`[S]`."""
+    """`[L, S]`."""
 
 
 class NativeEngine:
@@ -126,6 +129,9 @@ class NativeEngine:
         self._unused = [view for parameter, view in gradients.items() if parameter not in written]
         self._handle: Any = None
         self._handle_threads = 0
+        self._length = 1 if model.is_recurrent else 0
+        self._policy_state = StateLayout(model.actor.network.initial_state(1))
+        self._critic_state = StateLayout(model.critic.network.initial_state(1))
         self._trains_policy = loss.surrogate is not None
         self._reported = [name if self._reports(name) else None for name in MEANS]
         self._means = _fresh_numbers(len(MEANS), self.dtype)
@@ -144,17 +150,21 @@ class NativeEngine:
     def act(self, obs: Obs, state: State, reset: Tensor, rng: Generator) -> Acted:
         """Sample actions.
 
-        Return the action for the environment, the sample, `dist_params` `[N, P]` and the unchanged
+        Return the action for the environment, the sample, `dist_params` `[N, P]` and the next
         state. The next call overwrites the sample and the parameters; an environment may keep the
         action it receives.
         """
-        arrays = [self._checked(obs[name]) for name in self._policy_groups]
-        count = arrays[0].shape[0]
+        arrays: list[Tensor | None] = [self._checked(obs[name]) for name in self._policy_groups]
+        count = obs[self._policy_groups[0]].shape[0]
         if self._params.shape[0] != count:
             self._prepare(count)
         self._draw(generator=rng)
         for_env = next(self._for_env)
         arrays += [self._checked(obs[ACTION_MASK], torch.bool)] if self._masked else []
+        if self._policy_state.tensors:
+            after = next(self._states)
+            arrays += [*self._read_state(state, reset), after]
+            state = self._policy_state.split(after)
         compiled().act(self._model(), count, (*arrays, *self._fixed, for_env))
         return for_env, self._action if self._bounded else for_env, self._params, state
 
@@ -169,19 +179,29 @@ class NativeEngine:
         self._params = torch.empty((count, self.distribution.param_dim), dtype=self.dtype)
         self._action = torch.empty(shape, dtype=self._action_dtype)
         self._for_env = _fresh(shape, self._action_dtype)
+        self._states = _fresh(self._policy_state.shape(count), self.dtype)
         fixed = [noise[distributed.rank_slice(count)], self._params, *[self._action] * self._bounded]
         self._fixed = [tensor.numpy() for tensor in fixed]  # C finds the address of an array faster than of a tensor
 
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
-        """Return values `[L, B]`, 0 where `needed` `[L, B]` is False, and the unchanged state."""
+        """Return values `[L, B]`, 0 where `needed` `[L, B]` is False, and the states after each sample.
+
+        A feed-forward critic returns the unchanged state.
+        """
         critic = self.model.critic
         shape = obs[critic.network.groups[0]].shape[:2]
-        groups = [self._checked(obs[name]) for name in critic.network.groups]
+        arrays: list[Tensor | None] = [self._checked(obs[name]) for name in critic.network.groups]
         count = shape.numel()
         index = None if needed is None else np.flatnonzero(needed.numpy())
         found = torch.empty(count if index is None else len(index), dtype=self.dtype)
+        steps = 1
+        if self._critic_state.tensors:
+            steps = shape[0]
+            after = torch.empty(self._critic_state.shape(*shape), dtype=self.dtype) if index is None else None
+            arrays += [*self._read_state(state, reset), after]
+            state = () if after is None else self._critic_state.split(after)
         if len(found):
-            compiled().values(self._model(), count, index, (*groups, found))
+            compiled().values(self._model(), count, steps, index, (*arrays, found))
         found = critic.head.normalizer.inverse(found)
         if index is None:
             return found.view(shape), state
@@ -199,19 +219,24 @@ class NativeEngine:
         return result
 
     def begin(self, batch: PPOBatch) -> NativeSamples:
-        """Take the samples of a batch of `[1, S, ...]`, which must not change while learning."""
+        """Take the samples of a batch of `[L, S, ...]`, which must not change while learning."""
         networks = [self.model.actor.network, *([] if self.model.shared_trunk else [self.model.critic.network])]
-        arrays = [self._checked(batch.obs[name]) for network in networks for name in network.groups]
+        arrays: list[Tensor | None] = [
+            self._checked(batch.obs[name]) for network in networks for name in network.groups
+        ]
         arrays += [self._checked(batch.obs[ACTION_MASK], torch.bool)] if self._masked else []
+        if self._length:
+            states = (batch.policy_state,) if self.model.shared_trunk else (batch.policy_state, batch.critic_state)
+            arrays += self._read_state(states, batch.reset)
         arrays += [self._checked(batch.valid, torch.bool), self._checked(batch.action, self._action_dtype)]
         columns = (batch.dist_params, batch.log_prob, batch.advantage, batch.value, batch.return_)
         arrays += [self._checked(column) for column in columns]
-        valid = batch.valid.reshape(-1)
-        handle = compiled().samples(self._model(), len(valid), tuple(arrays))
-        return NativeSamples(handle, valid, batch.advantage.reshape(-1))
+        steps = len(batch.valid) if self._length else 1
+        handle = compiled().samples(self._model(steps), batch.valid.numel(), steps, tuple(arrays))
+        return NativeSamples(handle, batch.valid, batch.advantage)
 
     def gradients(self, samples: NativeSamples, index: Tensor, coefs: Coefs) -> UpdateResult:
-        """Write all gradients of the loss of the samples `index` int64 `[B]`.
+        """Write all gradients of the loss of the sequences `index` int64 `[B]`.
 
         Return means over the valid ones.
         """
@@ -219,7 +244,7 @@ class NativeEngine:
         adv_divisor = -1.0  # negative: C computes both
         if distributed.world_size() > 1 and self.loss.advantage != "given":
             unbiased = self.loss.advantage == "minibatch_sample"
-            adv_mean, adv_divisor = _divisor(samples.advantage[index], samples.valid[index], unbiased)
+            adv_mean, adv_divisor = _divisor(samples.advantage[:, index], samples.valid[:, index], unbiased)
         entropy = float(coefs.entropy.numpy())
         array, means = next(self._means)
         array[:] = compiled().gradients(samples.handle, index, entropy, adv_mean, adv_divisor)
@@ -228,13 +253,22 @@ class NativeEngine:
         metrics = {name: mean for name, mean in zip(self._reported, means, strict=True) if name}
         return UpdateResult(metrics, means[KL] if self._trains_policy else None)
 
-    def _model(self) -> Any:
-        """Return the model in C, with a workspace for each thread that torch may use."""
+    def _model(self, length: int = 0) -> Any:
+        """Return the model in C, with a workspace for each thread that torch may use.
+
+        Those of recurrent networks hold the longest sequence to learn from so far.
+        """
         threads = torch.get_num_threads()
-        if self._handle is None or threads != self._handle_threads:
-            self._handle = self._description.build(threads)
+        if self._handle is None or threads != self._handle_threads or (self._length and length > self._length):
+            self._length = max(self._length, length) if self._length else 0
+            self._handle = self._description.build(threads, length=self._length)
             self._handle_threads = threads
         return self._handle
+
+    def _read_state(self, state: State, reset: Tensor | None) -> list[Tensor | None]:
+        """Return the tensors of recurrent states, and which samples begin an episode."""
+        tensors = [self._checked(tensor) for tensor in tree_leaves(state)]
+        return [*tensors, None if reset is None else self._checked(reset, torch.bool)]
 
     def _checked(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return the tensor in C order.
@@ -244,6 +278,24 @@ class NativeEngine:
         if tensor.dtype is not (dtype or self.dtype):
             raise TypeError(f"a tensor of {tensor.dtype} where the native engine needs {dtype or self.dtype}")
         return tensor.contiguous()
+
+
+class StateLayout:
+    """Recurrent states of a network as C writes them, in one tensor `[P, ..., H]`; P is 0 if feed-forward."""
+
+    def __init__(self, state: State) -> None:
+        self.tensors = len(tree_leaves(state))
+        """P: the hidden state of each layer, and of an LSTM its cell state."""
+        self.of_layer = len(state[0]) if self.tensors else 1
+        self.hidden = state[0][0].shape[-1] if self.tensors else 0
+
+    def shape(self, *leading: int) -> tuple[int, ...]:
+        """Return the shape of that tensor for states `[*leading, H]`."""
+        return (self.tensors, *leading, self.hidden)
+
+    def split(self, states: Tensor) -> State:
+        """Return views of the states: for each layer a tuple of `[..., H]` tensors."""
+        return tuple(zip(*[iter(states.unbind())] * self.of_layer, strict=True))
 
 
 def _fresh(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-/* Activations, layer norm, and forward and backward passes of a tower for one block of samples. */
+/* Activations, layer norm, and linear layers for one block of samples. */
 #ifndef CANTER_LAYERS_H
 #define CANTER_LAYERS_H
 
@@ -137,8 +137,8 @@ static void add_rows(REAL *restrict sums, const REAL *restrict d, long rows, lon
             sums[j] += d[j];
 }
 
-/* x[rows, K] through one layer. */
-static void layer_forward(const Layer *layer, const Trace *t, const REAL *x, long rows)
+/* x[rows, K] through one linear layer. */
+static void linear_forward(const Layer *layer, const Trace *t, const REAL *x, long rows)
 {
     const long stride = padded(layer->outputs), panel = (layer->inputs + 1) * PANEL;
     const REAL *packed = layer->packed;
@@ -183,85 +183,29 @@ static void layer_gradients(const Layer *layer, const Trace *sums, const REAL *x
         add_rows(sums->d_bias, d, rows, d_stride);
 }
 
-/* Multiplies the gradient `d` of a layer's output by the slope of its activation; unless `back` is NULL, writes the
- * gradient of its input there, or adds it. */
-static void layer_backward(const Model *model, const Layer *layer, const Trace *t, REAL *back, int add, long rows)
+/* Writes the product of the gradient `d` of a layer's output and its weight to `back`, or adds it. */
+static void input_gradient(const Model *model, const Layer *layer, const REAL *d, REAL *back, int add, long rows)
 {
     const long stride = padded(layer->outputs), x_stride = padded(layer->inputs);
+    multiply(&(Product){.a = d, .a_row = stride, .a_step = 1,
+                        .b = layer->packed_back, .b_step = PANEL, .b_panel = layer->outputs * PANEL,
+                        .start = add ? back : model->zeros, .start_row = add ? x_stride : 0, .start_panel = PANEL,
+                        .c = back, .c_row = x_stride,
+                        .rows = rows, .columns = layer->inputs, .depth = layer->outputs});
+}
+
+/* Multiplies the gradient `d` of a linear layer's output by the slope of its activation; unless `back` is NULL, writes
+ * the gradient of its input there, or adds it. */
+static void linear_backward(const Model *model, const Layer *layer, const Trace *t, REAL *back, int add, long rows)
+{
+    const long stride = padded(layer->outputs);
     REAL *d = t->d;
     if (layer->activation != IDENTITY)
         ACTIVATION[layer->activation].slope(d, t->before, t->after, rows * stride);
     if (t->normal)
         normalize_back(layer, t, d, rows, stride);
     if (back)
-        multiply(&(Product){.a = d, .a_row = stride, .a_step = 1,
-                            .b = layer->packed_back, .b_step = PANEL, .b_panel = layer->outputs * PANEL,
-                            .start = add ? back : model->zeros, .start_row = add ? x_stride : 0, .start_panel = PANEL,
-                            .c = back, .c_row = x_stride,
-                            .rows = rows, .columns = layer->inputs, .depth = layer->outputs});
-}
-
-INLINE int part_of(const Layer *head)
-{
-    return head->role == VALUE_HEAD ? VALUE : POLICY;
-}
-
-static int parts_of(const Tower *tower)
-{
-    int parts = 0;
-    for (int i = tower->hidden; i < tower->hidden + tower->heads; i++)
-        parts |= part_of(&tower->layer[i]);
-    return parts;
-}
-
-static void tower_forward(const Model *model, int number, const Workspace *w, int parts, long rows)
-{
-    const Tower *tower = &model->tower[number];
-    const REAL *x = w->input[number];
-    for (int i = 0; i < tower->hidden + tower->heads; i++) {
-        const Layer *layer = &tower->layer[i];
-        if (i < tower->hidden || part_of(layer) & parts)
-            layer_forward(layer, &w->trace[number][i], x, rows);
-        if (i < tower->hidden)
-            x = w->trace[number][i].after;
-    }
-}
-
-/* Returns the hidden layer that layer `i` of a tower reads; -1 for the input. */
-INLINE int layer_below(const Tower *tower, int i)
-{
-    return (i < tower->hidden ? i : tower->hidden) - 1;
-}
-
-INLINE const REAL *layer_input(const Model *model, int number, int i, const Workspace *w)
-{
-    const int below = layer_below(&model->tower[number], i);
-    return below < 0 ? w->input[number] : w->trace[number][below].after;
-}
-
-static void step_back(const Model *model, int number, int i, const Workspace *w, REAL *back, int add, long rows)
-{
-    const Layer *layer = &model->tower[number].layer[i];
-    const Trace *trace = w->trace[number];
-    const int below = layer_below(&model->tower[number], i);
-    layer_backward(model, layer, &trace[i], below < 0 ? back : trace[below].d, add, rows);
-    if (!model->batch_size) /* for SAC after the last block */
-        layer_gradients(layer, &trace[i], layer_input(model, number, i, w), trace[i].d, 0, weight_rows(layer), rows);
-}
-
-/* Expects the gradients of heads in their outputs. Writes that of the input to `back`, or adds it, unless it is NULL. */
-static void tower_backward(const Model *model, int number, const Workspace *w, int parts, REAL *back, int add,
-                           long rows)
-{
-    const Tower *tower = &model->tower[number];
-    int more = tower->hidden ? 0 : add;
-    for (int i = tower->hidden; i < tower->hidden + tower->heads; i++)
-        if (part_of(&tower->layer[i]) & parts) {
-            step_back(model, number, i, w, back, more, rows);
-            more = 1;
-        }
-    for (int i = tower->hidden - 1; i >= 0; i--)
-        step_back(model, number, i, w, back, i > 0 ? 0 : add, rows);
+        input_gradient(model, layer, d, back, add, rows);
 }
 
 #endif

@@ -4,10 +4,13 @@
 
 #include "gemm.h"
 #include "layers.h"
+#include "recurrent.h"
+#include "tower.h"
 #include "policy.h"
 
 #include "memory.h"
 
+#include "act.h"
 #include "learn.h"
 #include "update.h"
 #include "sac.h"

@@ -74,6 +74,7 @@ Py_buffer *acquire(Buffers *buffers, PyObject *array, Py_ssize_t bytes, int writ
 enum { LONGEST = 1 << 24, MOST_LAYERS = 1 << 10, MOST_THREADS = 256 };
 
 /* Names of enumerations in native.h, in their order. */
+static const char *const CELLS[] = {"lstm", "gru", NULL};
 static const char *const ROLES[] = {"output", "std", "value", "hidden", NULL};
 static const char *const FAMILIES[] = {"gaussian", "categorical", NULL};
 static const char *const SURROGATES[] = {"none", "clipped", "smooth_clipped", "vanilla", NULL};
@@ -114,6 +115,49 @@ static void read_layer(Handle *h, PyObject *dict, Layer *layer, long inputs, int
         fail(h, "the description of a model: %s has the role or the activation of another%s", f.what, "");
 }
 
+/* One of the two linear parts of a recurrent layer's gates. */
+static void read_gates(Fields *f, Layer *layer, long inputs, long outputs, const char *weight, const char *bias)
+{
+    layer->inputs = inputs;
+    layer->outputs = outputs;
+    layer->weight = read_parameter(f, weight, outputs * inputs);
+    layer->bias = read_parameter(f, bias, outputs);
+    if (!layer->weight.value || !layer->bias.value)
+        fail(f->h, "the description of a model: %s lacks parameters%s", f->what, "");
+}
+
+static void read_cell(Handle *h, PyObject *dict, Layer *layer, long inputs)
+{
+    Fields f = open_fields(h, dict, "a recurrent layer");
+    Cell *cell = layer->cell = calloc(1, sizeof *cell);
+    if (!cell) {
+        PyErr_NoMemory();
+        h->failed = 1;
+        return;
+    }
+    cell->kind = read_name(&f, "cell", CELLS);
+    cell->keeps_state = (int)read_integer(&f, "keeps_state", 1);
+    layer->inputs = inputs;
+    layer->outputs = read_integer(&f, "outputs", LONGEST);
+    layer->role = HIDDEN;
+    const long gates = (cell->kind == LSTM ? 4 : 3) * layer->outputs;
+    read_gates(&f, &cell->input, inputs, gates, "weight", "bias");
+    read_gates(&f, &cell->hidden, layer->outputs, gates, "state_weight", "state_bias");
+    layer->gamma = read_parameter(&f, "gamma", layer->outputs);
+    layer->beta = read_parameter(&f, "beta", layer->outputs);
+    close_fields(&f);
+    if (layer->outputs < 1 || !layer->gamma.value != !layer->beta.value)
+        fail(h, "the description of a model: %s lacks parameters%s", f.what, "");
+}
+
+static void read_hidden(Handle *h, PyObject *dict, Layer *layer, long inputs)
+{
+    if (PyDict_Check(dict) && PyDict_GetItemString(dict, "cell"))
+        read_cell(h, dict, layer, inputs);
+    else
+        read_layer(h, dict, layer, inputs, 0);
+}
+
 static void read_tower(Handle *h, PyObject *dict, Tower *tower)
 {
     Fields f = open_fields(h, dict, "a tower");
@@ -133,7 +177,7 @@ static void read_tower(Handle *h, PyObject *dict, Tower *tower)
     }
     long width = tower->inputs;
     for (int i = 0; i < tower->hidden && !h->failed; i++) {
-        read_layer(h, PyList_GetItem(hidden, i), &tower->layer[i], width, 0);
+        read_hidden(h, PyList_GetItem(hidden, i), &tower->layer[i], width);
         width = tower->layer[i].outputs;
     }
     for (int i = 0; i < tower->heads && !h->failed; i++)
@@ -253,9 +297,15 @@ static void drop_model(PyObject *capsule)
     Handle *h = PyCapsule_GetPointer(capsule, MODEL_NAME);
     Model *model = &h->model;
     for (int number = 0; model->workspace && number < model->workspaces; number++)
-        for (int t = 0; t < MAX_TOWERS; t++)
-            free(model->workspace[number].trace[t]);
+        for (int t = 0; t < MAX_TOWERS; t++) {
+            Trace *trace = model->workspace[number].trace[t];
+            for (int i = 0; trace && i < model->tower[t].hidden; i++)
+                free(trace[i].cell);
+            free(trace);
+        }
     for (int t = 0; t < MAX_TOWERS; t++) {
+        for (int i = 0; model->tower[t].layer && i < model->tower[t].hidden; i++)
+            free(model->tower[t].layer[i].cell);
         free(model->tower[t].group);
         free(model->tower[t].layer);
     }
@@ -273,10 +323,29 @@ static int make_workspaces(Model *model)
     for (int number = 0; model->workspace && number < model->workspaces; number++)
         for (int t = 0; t < model->towers; t++) {
             long layers = model->tower[t].hidden + model->tower[t].heads;
-            if (!(model->workspace[number].trace[t] = calloc(layers, sizeof(Trace))))
+            Trace *trace = model->workspace[number].trace[t] = calloc(layers, sizeof *trace);
+            if (!trace)
                 return 0;
+            for (int i = 0; i < model->tower[t].hidden; i++)
+                if (model->tower[t].layer[i].cell && !(trace[i].cell = calloc(1, sizeof *trace[i].cell)))
+                    return 0;
         }
     return model->workspace != NULL;
+}
+
+/* Returns 1 if recurrent layers are few enough, and a length is given for them alone. */
+static int cells_fit(const Model *model)
+{
+    int any = 0;
+    for (int t = 0; t < model->towers; t++) {
+        int cells = 0;
+        for (int i = 0; i < model->tower[t].hidden; i++)
+            cells += model->tower[t].layer[i].cell != NULL;
+        if (cells > MAX_CELLS)
+            return 0;
+        any |= cells > 0;
+    }
+    return any == (model->length > 0) && !(any && model->batch_size);
 }
 
 /* Reads towers, policy, and the loss of PPO or the critics of SAC. */
@@ -296,6 +365,8 @@ static void read_model(Handle *h, PyObject *description)
         read_critics(h, rest, model);
     else if (!h->failed)
         read_loss(h, rest, &model->loss);
+    if (!h->failed && !cells_fit(model))
+        fail(h, "the description of a model: %s do not fit the length of sequences%s", "recurrent layers", "");
     if (!h->failed && !(heads_fit(model) && (!model->batch_size || critics_fit(model))))
         fail(h, "the description of a model: %s do not fit the policy%s", "heads or critics", "");
 }
@@ -303,12 +374,12 @@ static void read_model(Handle *h, PyObject *description)
 PyObject *make_model(PyObject *self, PyObject *args)
 {
     int is_double, threads;
-    long rows;
+    long rows, length;
     PyObject *description;
-    if (!PyArg_ParseTuple(args, "pilO", &is_double, &threads, &rows, &description))
+    if (!PyArg_ParseTuple(args, "pillO", &is_double, &threads, &rows, &length, &description))
         return NULL;
-    if (rows < 0 || rows > LONGEST)
-        return PyErr_SetString(PyExc_ValueError, "a batch that is too large, or negative"), NULL;
+    if (rows < 0 || rows > LONGEST || length < 0 || length > LONGEST)
+        return PyErr_SetString(PyExc_ValueError, "a batch or a sequence that is too long, or negative"), NULL;
     Handle *h = calloc(1, sizeof *h);
     PyObject *capsule = h ? PyCapsule_New(h, MODEL_NAME, drop_model) : PyErr_NoMemory();
     if (!capsule)
@@ -316,6 +387,8 @@ PyObject *make_model(PyObject *self, PyObject *args)
     Model *model = &h->model;
     h->real = real_of(is_double);
     model->batch_size = rows;
+    model->length = length;
+    model->block = length * SEQUENCES > BLOCK ? length * SEQUENCES : BLOCK;
     model->threads = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     read_model(h, description);
     if (!h->failed && make_workspaces(model) && h->real->prepare(model))

@@ -29,8 +29,8 @@ typedef struct {
     struct {
         const void **place; /* receives the address */
         Py_ssize_t bytes;
-        int write;
-    } array[4 * MAX_GROUPS + 9];
+        int write, optional; /* optional: None is NULL */
+    } array[4 * MAX_GROUPS + 2 * MAX_STATES + 10];
     int count;
 } Arguments;
 
@@ -39,6 +39,32 @@ static void expect(Arguments *w, void *place, long numbers, size_t item, int wri
     w->array[w->count].place = place;
     w->array[w->count].bytes = (Py_ssize_t)(numbers * item);
     w->array[w->count++].write = write;
+}
+
+static void expect_or_none(Arguments *w, void *place, long numbers, size_t item, int write)
+{
+    expect(w, place, numbers, item, write);
+    w->array[w->count - 1].optional = 1;
+}
+
+/* Expects the states of towers before the first step, and after all which steps begin an episode; nothing if no tower is
+ * recurrent. Returns the numbers of all states of one sequence. */
+static long expect_states(Arguments *w, const Handle *h, int first, int last, Samples *samples)
+{
+    long numbers = 0;
+    for (int t = first; t <= last; t++) {
+        int state = 0;
+        for (int i = 0; i < h->model.tower[t].hidden; i++) {
+            const Layer *layer = &h->model.tower[t].layer[i];
+            for (int part = 0; layer->cell && part < (layer->cell->kind == LSTM ? 2 : 1); part++) {
+                expect(w, &samples->state[t][state++], samples->count / samples->steps * layer->outputs, h->real->item, 0);
+                numbers += layer->outputs;
+            }
+        }
+    }
+    if (numbers)
+        expect_or_none(w, &samples->reset, samples->count, 1, 0);
+    return numbers;
 }
 
 static void expect_obs(Arguments *w, const Handle *h, int first, int last, Samples *samples)
@@ -71,7 +97,10 @@ static int acquire_arguments(Buffers *buffers, PyObject *arrays, const Arguments
     for (int i = 0; i < w->count; i++) {
         if (w->array[i].bytes < 0)
             return PyErr_SetString(PyExc_ValueError, "a negative number of samples"), 0;
-        Py_buffer *view = acquire(buffers, PyTuple_GetItem(arrays, i), w->array[i].bytes, w->array[i].write);
+        PyObject *array = PyTuple_GetItem(arrays, i);
+        if (w->array[i].optional && array == Py_None)
+            continue;
+        Py_buffer *view = acquire(buffers, array, w->array[i].bytes, w->array[i].write);
         if (!view)
             return 0;
         *w->array[i].place = view->buf;
@@ -82,10 +111,10 @@ static int acquire_arguments(Buffers *buffers, PyObject *arrays, const Arguments
 static PyObject *act(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *arrays;
-    Samples samples = {0};
+    Samples samples = {.steps = 1};
     Buffers buffers = {0};
     Arguments w = {.count = 0};
-    void *noise, *params, *action, *for_env = NULL;
+    void *noise, *params, *action, *for_env = NULL, *states = NULL;
     if (!PyArg_ParseTuple(args, "OlO!", &capsule, &samples.count, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = open_model(capsule);
@@ -94,6 +123,9 @@ static PyObject *act(PyObject *self, PyObject *args)
     const Policy *policy = &h->model.policy;
     expect_obs(&w, h, 0, 0, &samples);
     expect_mask(&w, h, &samples);
+    const long numbers = expect_states(&w, h, 0, 0, &samples);
+    if (numbers)
+        expect(&w, &states, samples.count * numbers, h->real->item, 1);
     expect(&w, &noise, samples.count * policy->outputs, h->real->item, 0);
     expect(&w, &params, samples.count * policy->params, h->real->item, 1);
     expect_action(&w, h, &action, samples.count, 1);
@@ -101,7 +133,7 @@ static PyObject *act(PyObject *self, PyObject *args)
         expect(&w, &for_env, samples.count * policy->outputs, h->real->item, 1);
     int fine = acquire_arguments(&buffers, arrays, &w);
     if (fine) {
-        COMPUTE(h, h->real->act(&h->model, &samples, noise, params, action, for_env))
+        COMPUTE(h, h->real->act(&h->model, &samples, noise, params, action, for_env, states))
     }
     release_buffers(&buffers);
     return fine ? Py_NewRef(Py_None) : NULL;
@@ -116,25 +148,42 @@ static int index_in_range(const int64_t *index, long count, long rows)
     return 1;
 }
 
+/* Returns 0 with a ValueError unless the samples are whole sequences: of one step without recurrent layers, and for
+ * learning no longer than the workspaces hold. */
+static int steps_fit(const Model *model, const Samples *samples, int learning)
+{
+    const long steps = samples->steps, most = !model->length ? 1 : learning ? model->length : steps;
+    if (steps >= 1 && steps <= most && samples->count >= 0 && samples->count % steps == 0)
+        return 1;
+    PyErr_SetString(PyExc_ValueError, "samples that are not whole sequences, or sequences that are too long");
+    return 0;
+}
+
 static PyObject *values(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *index_, *arrays;
     Samples samples = {0};
     Buffers buffers = {0};
     Arguments w = {.count = 0};
-    void *value;
-    if (!PyArg_ParseTuple(args, "OlOO!", &capsule, &samples.count, &index_, &PyTuple_Type, &arrays))
+    void *value, *states = NULL;
+    if (!PyArg_ParseTuple(args, "OllOO!", &capsule, &samples.count, &samples.steps, &index_, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = open_model(capsule);
-    Py_buffer *index = h && index_ != Py_None ? acquire(&buffers, index_, -1, 0) : NULL;
-    const long count = index ? (long)(index->len / sizeof(int64_t)) : samples.count;
-    int fine = h && !PyErr_Occurred() && (!index || index_in_range(index->buf, count, samples.count));
+    if (!h || !steps_fit(&h->model, &samples, 0))
+        return NULL;
+    Py_buffer *index = index_ != Py_None ? acquire(&buffers, index_, -1, 0) : NULL;
+    const long sequences = samples.count / samples.steps, count = index ? (long)(index->len / sizeof(int64_t)) : sequences;
+    int fine = !PyErr_Occurred() && (!index || index_in_range(index->buf, count, sequences));
     if (fine) {
-        expect_obs(&w, h, h->model.towers - 1, h->model.towers - 1, &samples);
-        expect(&w, &value, count, h->real->item, 1);
+        const int last = h->model.towers - 1;
+        expect_obs(&w, h, last, last, &samples);
+        const long numbers = expect_states(&w, h, last, last, &samples);
+        if (numbers)
+            expect_or_none(&w, &states, samples.count * numbers, h->real->item, 1);
+        expect(&w, &value, count * samples.steps, h->real->item, 1);
         const int64_t *row = index ? index->buf : NULL; /* before the buffers may move */
         if ((fine = acquire_arguments(&buffers, arrays, &w))) {
-            COMPUTE(h, h->real->values(&h->model, &samples, row, count, value))
+            COMPUTE(h, h->real->values(&h->model, &samples, row, count, value, states))
         }
     }
     release_buffers(&buffers);
@@ -144,7 +193,7 @@ static PyObject *values(PyObject *self, PyObject *args)
 static PyObject *log_prob(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *arrays;
-    Samples samples = {0};
+    Samples samples = {.steps = 1};
     Buffers buffers = {0};
     Arguments w = {.count = 0};
     void *result;
@@ -187,19 +236,23 @@ static void drop_samples(PyObject *capsule)
 static PyObject *make_samples(PyObject *self, PyObject *args)
 {
     PyObject *capsule, *arrays;
-    long count;
-    if (!PyArg_ParseTuple(args, "OlO!", &capsule, &count, &PyTuple_Type, &arrays))
+    long count, steps;
+    if (!PyArg_ParseTuple(args, "OllO!", &capsule, &count, &steps, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = PyCapsule_GetPointer(capsule, MODEL_NAME);
-    SamplesHandle *r = h ? calloc(1, sizeof *r) : NULL;
+    if (!h || !steps_fit(&h->model, &(Samples){.count = count, .steps = steps}, 1))
+        return NULL;
+    SamplesHandle *r = calloc(1, sizeof *r);
     if (!r)
-        return h ? PyErr_NoMemory() : NULL;
+        return PyErr_NoMemory();
     Samples *samples = &r->samples;
     Arguments w = {.count = 0};
     r->model = Py_NewRef(capsule);
     samples->count = count;
+    samples->steps = steps;
     expect_obs(&w, h, 0, h->model.towers - 1, samples);
     expect_mask(&w, h, samples);
+    expect_states(&w, h, 0, h->model.towers - 1, samples);
     expect(&w, &samples->valid, count, 1, 0);
     expect_action(&w, h, &samples->action, count, 0);
     expect(&w, &samples->dist_params, count * h->model.policy.params, h->real->item, 0);
@@ -272,12 +325,14 @@ static PyObject *sac_gradients(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef METHODS[] = {
-    {"model", make_model, METH_VARARGS, "model(is_double, threads, batch_size, description) -> model"},
-    {"act", act, METH_VARARGS, "act(model, count, (*obs, mask, noise, params, action, for_env))"},
-    {"values", values, METH_VARARGS, "values(model, count, index, (*obs, value))"},
+    {"model", make_model, METH_VARARGS, "model(is_double, threads, batch_size, length, description) -> model"},
+    {"act", act, METH_VARARGS, "act(model, count, (*obs, mask, [*states, reset, next states,] noise, params, action, for_env))"},
+    {"values", values, METH_VARARGS,
+     "values(model, count, steps, index, (*obs, [*states, reset, states after each step,] value))"},
     {"log_prob", log_prob, METH_VARARGS, "log_prob(model, count, (dist_params, action, result))"},
     {"samples", make_samples, METH_VARARGS,
-     "samples(model, count, (*obs, mask, valid, action, dist_params, log_prob, advantage, value, return_)) -> samples"},
+     "samples(model, count, steps, (*obs, mask, [*states, reset,] valid, action, dist_params, log_prob, advantage, value,"
+     " return_)) -> samples"},
     {"gradients", gradients, METH_VARARGS,
      "gradients(samples, index, entropy_coef, advantage_mean, advantage_divisor) -> means of six terms"},
     {"square_sum", square_sum, METH_VARARGS, "square_sum(is_double, x) -> sum of squares"},

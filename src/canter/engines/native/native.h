@@ -15,6 +15,7 @@
 
 enum { POLICY = 1, VALUE = 2 };                                      /* parts of a model, as bits */
 enum { OUTPUT_HEAD, STD_HEAD, VALUE_HEAD, HIDDEN };                  /* roles of layers */
+enum { LSTM, GRU };                                                  /* kinds of recurrent cells */
 enum { GAUSSIAN, CATEGORICAL };                                          /* families of distributions */
 enum { NO_SURROGATE, CLIPPED, SMOOTH_CLIPPED, VANILLA };             /* policy losses */
 enum { NO_VALUE_LOSS, MSE, CLIPPED_MSE, HUBER };                     /* value losses */
@@ -26,6 +27,8 @@ enum { POLICY_SUM, VALUE_SUM, ENTROPY_SUM, KL_SUM, CLIPPED_SUM, BOUND_SUM, SUMS 
 /* Samples that pass through a model together: their activations stay in the cache from the first layer to the last and
  * back. Threads take whole blocks. */
 enum { BLOCK = 64, MAX_GROUPS = 16, MAX_CRITICS = 8, MAX_TOWERS = 1 + 2 * MAX_CRITICS };
+/* Of a recurrent model a block holds whole sequences: enough for a product to read its weights once for many of them. */
+enum { SEQUENCES = 24, MAX_CELLS = 8, MAX_STATES = 2 * MAX_CELLS };
 
 typedef struct {
     void *value, *gradient; /* gradient: NULL if it is not trained */
@@ -38,13 +41,23 @@ typedef struct {
     double clip;
 } Group;
 
+typedef struct Cell Cell;
+
 typedef struct {
     long inputs, outputs;
     int activation, role;             /* by their tables of names */
     int transposed;                       /* the weight is [inputs, outputs], as in stacked critics, not [outputs, inputs] */
     Parameter weight, bias, gamma, beta; /* gamma and beta of a layer norm before the activation, or NULL */
     void *packed, *packed_back;       /* the weight in the order of products with it and with its transpose */
+    Cell *cell;                       /* of a recurrent layer, which has its parameters; NULL for a linear one */
 } Layer;
+
+/* Gates are linear in the input and in the state: input, forget, cell and output gate of an LSTM; reset and update gate
+ * and the new state of a GRU. */
+struct Cell {
+    int kind, keeps_state; /* keeps_state: an episode begins with the state of the one before */
+    Layer input, hidden;
+};
 
 typedef struct {
     int groups, hidden, heads;
@@ -72,18 +85,37 @@ typedef struct {
 
 /* Activations and sums of gradients of one layer, for one thread and one block of samples. Rows are padded to whole
  * vectors, so that no loop has a tail and no result depends on its position in a row or a call. */
+typedef struct CellTrace CellTrace;
 typedef struct {
     void *before, *after;   /* the activation, [BLOCK, outputs]; the same if its slope follows from its output */
     void *normal, *inverse; /* of a layer norm: its output before gamma and beta, and 1 / std, [BLOCK] */
     void *d;                /* the gradient of the output, [BLOCK, outputs]; that of a head overwrites its output */
     void *d_weight, *d_bias, *d_gamma, *d_beta;
+    CellTrace *cell; /* of a recurrent layer */
 } Trace;
+
+/* The sequences of a block. Its rows go step by step: row t * count + j is step t of sequence j. */
+typedef struct {
+    long count, steps;
+    unsigned char *reset; /* of each row: an episode begins */
+    int64_t *row;         /* the sample of each row */
+} Sequences;
+
+struct CellTrace {
+    Trace input, hidden;    /* gates [rows, 3 or 4 H], later their gradients; an LSTM has one array for the sum of both */
+    const Sequences *block;
+    void *hidden_before, *hidden_after;           /* [rows, H], the former after resets */
+    void *cell_before, *cell_after, *cell_tanh; /* of an LSTM */
+    void *start[2];                               /* hidden and cell state before the first step, [BLOCK, H] */
+    void *carry[2];                               /* gradients of the state after a step, [BLOCK, H] */
+};
 
 typedef struct {
     void *input[MAX_TOWERS];  /* [BLOCK, inputs] of each tower; critics share one */
     Trace *trace[MAX_TOWERS]; /* of each layer of each tower */
     void *d[2];               /* gradients of layers, [BLOCK, widest]; for SAC the first is that of the critics' input */
     void *row;                /* scratch: a few rows of P numbers */
+    Sequences block;          /* of a recurrent model */
     void *d_log_std;
     void *gradients; /* begin of all d_... */
     size_t gradient_bytes;
@@ -95,6 +127,7 @@ typedef struct {
     Tower tower[MAX_TOWERS];
     Policy policy;
     Loss loss;
+    long length, block;   /* steps of the longest sequence to learn from, 0 without recurrent layers; rows of a block */
     int critics, lowest;  /* of SAC: their number, and 1 for their minimum, 0 for their mean */
     long batch_size;            /* of SAC; 0 for PPO */
     void *sample_values;     /* of SAC: SAMPLE_VALUES columns [B], and the policy's std [B, A] */
@@ -109,8 +142,9 @@ typedef struct {
 
 /* Samples to learn from or to evaluate; fields that a call does not need are NULL. */
 typedef struct {
-    long count;
+    long count, steps;              /* samples in all, and steps of a sequence: sample t * (count / steps) + s is step t of s */
     const void *obs[2][MAX_GROUPS]; /* by tower and group, [count, width] */
+    const void *state[2][MAX_STATES], *reset; /* states before step 0, by tower; and which steps begin an episode */
     const void *mask, *valid, *action, *dist_params, *log_prob, *advantage, *value, *return_;
 } Samples;
 
@@ -137,8 +171,8 @@ typedef struct {
 typedef struct {
     size_t item;
     int (*prepare)(Model *); /* allocates the workspaces; 0 if there is no memory */
-    void (*act)(Model *, const Samples *, const void *noise, void *params, void *action, void *for_env);
-    void (*values)(Model *, const Samples *, const int64_t *index, long count, void *value);
+    void (*act)(Model *, const Samples *, const void *noise, void *params, void *action, void *for_env, void *states);
+    void (*values)(Model *, const Samples *, const int64_t *index, long count, void *value, void *states);
     int (*log_prob)(const Model *, const Samples *, void *log_prob); /* 0 for an action out of range */
     int (*gradients)(Model *, const Samples *, const int64_t *index, long count, Coefs, double *sums);
     double (*square_sum)(const void *x, long n);

@@ -92,7 +92,7 @@ static void critic_blocks(void *context, int thread, int threads)
     const SACBatch *batch = job->batch;
     const REAL *reward = batch->reward, *discount = batch->discount, temperature = (REAL)batch->temperature;
     REAL *target = sample_values(model, TARGET), *errors = sample_values(model, ERROR);
-    FOR_BLOCKS(first, count, model->batch_size) {
+    FOR_BLOCKS(first, count, model->batch_size, BLOCK) {
         const Workspace *w = &model->workspace[first / BLOCK];
         int equal;
         sample_actions(job, w, &batch->next, first, count);
@@ -143,7 +143,7 @@ static void policy_blocks(void *context, int thread, int threads)
 {
     const SACJob *job = context;
     const Model *model = job->model;
-    FOR_BLOCKS(first, count, model->batch_size) {
+    FOR_BLOCKS(first, count, model->batch_size, BLOCK) {
         const Workspace *w = &model->workspace[first / BLOCK];
         REAL *d_input = w->d[0];
         sample_actions(job, w, &job->batch->now, first, count);
@@ -203,7 +203,7 @@ static void gradient_parts(void *context, int thread, int threads)
 
 static void make_gradients(SACJob *job)
 {
-    const int threads = threads_for(job->model, job->model->batch_size, POLICY | VALUE, 3);
+    const int threads = threads_for(job->model, job->model->batch_size, 1, POLICY | VALUE, 3);
     run_in_threads(pack_layers, job, threads);
     run_in_threads(job->policy ? policy_blocks : critic_blocks, job, threads);
     run_in_threads(gradient_parts, job, threads);

@@ -2,22 +2,34 @@
 #ifndef CANTER_UPDATE_H
 #define CANTER_UPDATE_H
 
-/* Sums over threads, in their order, the field `which` of their traces of a layer. */
-static void collect(const Model *model, int threads, int tower, int layer, size_t which, const Parameter *parameter,
-                    long rows, long columns)
+/* Parts of a layer with parameters of their own. */
+enum { LAYER, CELL_INPUT, CELL_HIDDEN };
+
+/* Sums over threads, in their order, the field `which` of their traces of a part of a layer. */
+static void collect(const Model *model, int threads, int tower, int layer, int part, size_t which,
+                    const Parameter *parameter, long rows, long columns)
 {
     REAL *to = parameter->gradient;
     if (!parameter->value || !to)
         return;
     for (int thread = 0; thread < threads; thread++) {
-        const char *trace = (const char *)&model->workspace[thread].trace[tower][layer];
-        const REAL *from = *(void *const *)(trace + which);
+        const Trace *trace = &model->workspace[thread].trace[tower][layer];
+        if (part != LAYER)
+            trace = part == CELL_INPUT ? &trace->cell->input : &trace->cell->hidden;
+        const REAL *from = *(void *const *)((const char *)trace + which);
         for (long r = 0; r < rows; r++) {
             const REAL *row = from + r * padded(columns);
             for (long j = 0; j < columns; j++)
                 to[r * columns + j] = thread ? to[r * columns + j] + row[j] : row[j];
         }
     }
+}
+
+static void collect_linear(const Model *model, int threads, int tower, int layer, int part, const Layer *linear)
+{
+    const long n = linear->outputs;
+    collect(model, threads, tower, layer, part, offsetof(Trace, d_weight), &linear->weight, n, linear->inputs);
+    collect(model, threads, tower, layer, part, offsetof(Trace, d_bias), &linear->bias, 1, n);
 }
 
 static void collect_all(const Model *model, int parts, int threads)
@@ -29,10 +41,13 @@ static void collect_all(const Model *model, int parts, int threads)
             if (i >= tower->hidden && !(part_of(layer) & parts))
                 continue;
             const long n = layer->outputs;
-            collect(model, threads, t, i, offsetof(Trace, d_weight), &layer->weight, n, layer->inputs);
-            collect(model, threads, t, i, offsetof(Trace, d_bias), &layer->bias, 1, n);
-            collect(model, threads, t, i, offsetof(Trace, d_gamma), &layer->gamma, 1, n);
-            collect(model, threads, t, i, offsetof(Trace, d_beta), &layer->beta, 1, n);
+            if (layer->cell) {
+                collect_linear(model, threads, t, i, CELL_INPUT, &layer->cell->input);
+                collect_linear(model, threads, t, i, CELL_HIDDEN, &layer->cell->hidden);
+            } else
+                collect_linear(model, threads, t, i, LAYER, layer);
+            collect(model, threads, t, i, LAYER, offsetof(Trace, d_gamma), &layer->gamma, 1, n);
+            collect(model, threads, t, i, LAYER, offsetof(Trace, d_beta), &layer->beta, 1, n);
         }
     }
     const Policy *policy = &model->policy;
@@ -46,20 +61,24 @@ static void collect_all(const Model *model, int parts, int threads)
     std_form(policy, policy->raw_std.value, NULL, to, policy->outputs);
 }
 
-/* Writes the valid samples of an index to model->selected; returns their number, or -1 for an index or a discrete action
- * out of range. Other samples are never read, whatever they hold. */
+/* Writes the valid samples of sequences to model->selected; returns their number, or -1 for an index or a discrete action
+ * out of range. Of other samples only a recurrent network reads the observation, whatever they hold. */
 static long select_valid(Model *model, const Samples *samples, const int64_t *index, long count)
 {
+    const long sequences = samples->count / samples->steps;
     long selected = 0;
-    for (long r = 0; r < count; r++) {
-        if (index[r] < 0 || index[r] >= samples->count)
+    for (long r = 0; r < count; r++)
+        if (index[r] < 0 || index[r] >= sequences)
             return -1;
-        if (!((const unsigned char *)samples->valid)[index[r]])
-            continue;
-        if (model->loss.surrogate && !action_exists(&model->policy, samples, index[r]))
-            return -1;
-        model->selected[selected++] = index[r];
-    }
+    for (long t = 0; t < samples->steps; t++)
+        for (long r = 0; r < count; r++) {
+            const int64_t row = t * sequences + index[r];
+            if (!((const unsigned char *)samples->valid)[row])
+                continue;
+            if (model->loss.surrogate && !action_exists(&model->policy, samples, row))
+                return -1;
+            model->selected[selected++] = row;
+        }
     return selected;
 }
 
@@ -83,11 +102,12 @@ enum { DONE, NO_MEMORY, NO_SUCH_ROW };
 
 static int gradients(Model *model, const Samples *samples, const int64_t *index, long count, Coefs coefs, double *sums)
 {
-    if (count > model->selected_room) {
-        int64_t *room = realloc(model->selected, count * sizeof *room);
+    const long steps = samples->steps;
+    if (count * steps > model->selected_room) {
+        int64_t *room = realloc(model->selected, count * steps * sizeof *room);
         if (!room)
             return NO_MEMORY;
-        model->selected = room, model->selected_room = count;
+        model->selected = room, model->selected_room = count * steps;
     }
     const long selected = select_valid(model, samples, index, count);
     if (selected < 0)
@@ -99,8 +119,12 @@ static int gradients(Model *model, const Samples *samples, const int64_t *index,
     const int parts = (model->loss.surrogate ? POLICY : 0) | (model->loss.value ? VALUE : 0);
     pack_model(model, parts, 1);
     Job job = {.model = model, .samples = samples, .index = model->selected, .count = selected, .coefs = coefs,
-               .weight = (REAL)weight, .parts = parts};
-    const int threads = threads_for(model, selected, parts, 3);
+               .weight = (REAL)weight, .parts = parts, .block = BLOCK};
+    const int threads = threads_for(model, model->length ? count * steps : selected, steps, parts, 3);
+    if (model->length) { /* whole sequences: states pass through samples that are not valid */
+        job.index = index, job.count = count * steps;
+        job.block = steps * sequences_of_block(count, threads, SEQUENCES);
+    }
     run_in_threads(learn_blocks, &job, threads);
     collect_all(model, parts, threads);
     for (int s = 0; s < SUMS; s++) {
