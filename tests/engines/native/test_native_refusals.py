@@ -122,13 +122,21 @@ def test_a_bound_loss_without_a_surrogate_or_of_another_form_is_refused(settings
     assert "bound" in refusal(PPOLoss(bound=bound, **settings), model)
 
 
-def test_without_a_compiler_the_import_goes_on():
-    script = """
-import sys
-sys.modules["canter.engines.native._native"] = None
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        ("None", "compiler"),
+        ("types.ModuleType('_native')", "install Canter again"),  # before modules had a version
+        ("types.SimpleNamespace(INTERFACE=1)", "install Canter again"),
+    ],
+)
+def test_without_the_c_module_of_these_sources_the_import_goes_on(module, reason):
+    script = f"""
+import sys, types
+sys.modules["canter.engines.native._native"] = {module}
 from canter.engines.base import unsupported_reason
 from canter.engines.native import AVAILABLE
 from canter.engines.native.engine import NativeEngine
-assert not AVAILABLE and "compiler" in unsupported_reason(NativeEngine.capabilities, None, None)
+assert not AVAILABLE and {reason!r} in unsupported_reason(NativeEngine.capabilities, None, None)
 """
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,7 +1,7 @@
 """The CPU's own engine in C: acting, values, gradients of whole minibatches and optimizer steps.
 
-The C sources are compiled when Canter is installed. Without a compiler the engine is refused with
-that reason and everything runs in plain PyTorch.
+The C sources are compiled when Canter is installed. Without a compiler, or with a module compiled
+from other sources, the engine is refused with that reason and everything runs in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -9,11 +9,20 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+INTERFACE = 2
+"""Version of the functions and descriptions that C expects, as in `module.c`."""
+MISSING = "it was not built: there was no C compiler when Canter was installed"
+OUTDATED = "it was built from other sources: install Canter again"
+
 _native: ModuleType | None
+_reason = MISSING
 try:
     from canter.engines.native import _native  # pyright: ignore[reportAttributeAccessIssue]
 except ImportError:
     _native = None
+if _native is not None and vars(_native).get("INTERFACE") != INTERFACE:
+    _native = None
+    _reason = OUTDATED
 
 AVAILABLE = _native is not None
 """The C module was built."""
@@ -32,4 +41,4 @@ def compiled() -> ModuleType:
 
 def build_requirement(model: Any) -> str | None:
     """Return why the C module is missing, if it is."""
-    return None if AVAILABLE else "it was not built: there was no C compiler when Canter was installed"
+    return None if AVAILABLE else _reason

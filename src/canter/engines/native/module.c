@@ -5,6 +5,9 @@
 
 #define SAMPLES_NAME "canter.samples"
 
+/* Changes with the arguments of a function or the fields of a description, here and in `__init__.py`. */
+enum { INTERFACE = 2 };
+
 /* Returns the model for a call; an error if another thread uses it, since calls share its memory. */
 static Handle *open_model(PyObject *capsule)
 {
@@ -367,7 +370,8 @@ static int add_names(PyObject *module, const char *attribute, const char *const 
 PyMODINIT_FUNC PyInit__native(void)
 {
     PyObject *module = PyModule_Create(&MODULE);
-    if (module && add_names(module, "ACTIVATIONS", ACTIVATION_NAMES) && add_names(module, "STD_FORMS", STD_NAMES))
+    if (module && add_names(module, "ACTIVATIONS", ACTIVATION_NAMES) && add_names(module, "STD_FORMS", STD_NAMES) &&
+        PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) == 0)
         return module;
     Py_XDECREF(module);
     return NULL;
