@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 
@@ -13,6 +14,7 @@ from canter.engines.base import PPOBatch, unsupported_reason
 from canter.engines.native.engine import NativeEngine
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
+from canter.nn.optimizer import Optimizer
 
 ACTIONS = {
     "gaussian": Continuous((-2.0, -1.0, -0.5), (2.0, 3.0, float("inf"))),
@@ -27,18 +29,18 @@ GROUPS = {"policy": TensorSpec((7,))}
 class PPOLoss(base.PPOLoss):
     """With defaults, for tests."""
 
-    surrogate: str | None = "clipped"
+    surrogate: Any = "clipped"
     clip_ratio: float = 0.2
-    value_loss: str | None = "mse"
+    value_loss: Any = "mse"
     value_clip: float = 0.2
     value_coef: float = 0.7
-    advantage: str = "given"
+    advantage: Any = "given"
 
 
 def engine_of(model, gradients, threads=1, loss=None, **settings):
     """The engine, and as many threads from now on."""
     torch.set_num_threads(threads)
-    return NativeEngine(loss or PPOLoss(**settings), model, SimpleNamespace(gradients=gradients))
+    return NativeEngine(loss or PPOLoss(**settings), model, cast(Optimizer, SimpleNamespace(gradients=gradients)))
 
 
 def refusal(loss, model):
@@ -74,7 +76,7 @@ def build(action="gaussian", groups=GROUPS, network=None, critic=None, dtype=tor
     return model, {p: view.view_as(p) for p, view in zip(model.parameters(), views, strict=True)}
 
 
-def observations(groups, leading, dtype, action_spec=None):
+def observations(groups, leading, dtype, action_spec: Any = None):
     """Random groups of leading shape; every choice of a mask has an allowed option."""
     obs = {n: (torch.randn(*leading, *s.shape, dtype=dtype) * 3 + 1) for n, s in groups.items() if n != ACTION_MASK}
     if ACTION_MASK in groups:
@@ -165,10 +167,15 @@ def spoil(batch, row_is_bad):
     return batch
 
 
+def definition_engine(model, loss=None):
+    """The definition, without an optimizer."""
+    return AutogradEngine(loss or PPOLoss(), model, cast(Optimizer, None))
+
+
 def definition(loss, model, batch, entropy_coef):
     """Means over the valid rows and all gradients of their weighted sum, by the engine that is the definition."""
     dtype = next(model.parameters()).dtype
-    output = AutogradEngine(loss, model, None).evaluate(batch, coefs(entropy_coef, dtype))
+    output = definition_engine(model, loss).evaluate(batch, coefs(entropy_coef, dtype))
     gradients = torch.autograd.grad(output.loss, list(model.parameters()), materialize_grads=True)
     means = output.measured().metrics | ({} if output.kl is None else {"policy/kl": output.kl.detach()})
     return means, dict(zip(model.parameters(), gradients, strict=True))

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from native_cases import (
     build,
     coefs,
     definition,
+    definition_engine,
     engine_of,
     means_of,
     recurrent_batch,
@@ -22,7 +24,6 @@ from torch import nn
 from canter.core import distributed
 from canter.core.specs import TensorSpec
 from canter.core.struct import tree_leaves, tree_map
-from canter.engines.autograd import AutogradEngine
 from canter.engines.native import AVAILABLE, compiled
 from canter.functional.optimization import take_sequences
 from canter.nn.heads import StdConfig
@@ -30,7 +31,7 @@ from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNN, RNNConfig
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
-CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+assert_close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
 GROUPS = {"policy": TensorSpec((7,)), "critic": TensorSpec((4, 2))}
 OPTIONS = {
     "cell": ("lstm", "gru"),
@@ -129,9 +130,9 @@ def test_metrics_and_gradients_in_float64(case):
     exact, wanted = definition(loss, model, take_sequences(batch, index), 0.02)
     assert set(means) == set(exact)
     for name, mean in exact.items():
-        torch.testing.assert_close(means[name], mean, **CLOSE)
+        assert_close(means[name], mean)
     for parameter, gradient in wanted.items():
-        torch.testing.assert_close(gradients[parameter], gradient, **CLOSE)
+        assert_close(gradients[parameter], gradient)
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
@@ -165,10 +166,10 @@ def test_values_and_states_are_those_of_the_critic(cell, trunk):
     batch = recurrent_batch(model, 150, 5)  # longer than a block holds
     state = tree_map(lambda x: x[0], batch.policy_state if trunk else batch.critic_state)
     values, states = engine_of(model, gradients).values(batch.obs, state, batch.reset)
-    exact, exact_states = AutogradEngine(PPOLoss(), model, None).values(batch.obs, state, batch.reset)
-    torch.testing.assert_close(values, exact, **CLOSE)
+    exact, exact_states = definition_engine(model).values(batch.obs, state, batch.reset)
+    assert_close(values, exact)
     for found, wanted in zip(tree_leaves(states), tree_leaves(exact_states), strict=True):
-        torch.testing.assert_close(found, wanted, **CLOSE)
+        assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -179,8 +180,8 @@ def test_values_of_some_samples_with_states_of_their_own(cell):
     needed = torch.rand(1, 200) < 0.3
     engine = engine_of(model, gradients)
     some, states = engine.values(batch.obs, state, None, needed)
-    exact, _ = AutogradEngine(PPOLoss(), model, None).values(batch.obs, state, None)
-    torch.testing.assert_close(some, torch.where(needed, exact, 0.0), **CLOSE)
+    exact, _ = definition_engine(model).values(batch.obs, state, None)
+    assert_close(some, torch.where(needed, exact, 0.0))
     assert states == ()
     none, _ = engine.values(batch.obs, state, None, torch.zeros_like(needed))
     assert (none == 0).all()
@@ -196,9 +197,9 @@ def test_actions_and_states_are_those_of_the_policy(cell, layout, count):
     obs, reset = {name: x[0] for name, x in batch.obs.items()}, batch.reset[0]
     state = tree_map(lambda x: x[0], batch.policy_state)
     found = engine_of(model, gradients).act(obs, state, reset, torch.Generator().manual_seed(1))
-    exact = AutogradEngine(PPOLoss(), model, None).act(obs, state, reset, torch.Generator().manual_seed(1))
+    exact = definition_engine(model).act(obs, state, reset, torch.Generator().manual_seed(1))
     for part, wanted in zip(tree_leaves(found), tree_leaves(exact), strict=True):
-        torch.testing.assert_close(part, wanted, **CLOSE)
+        assert_close(part, wanted)
 
 
 @pytest.mark.parametrize("action", ["gaussian", "categorical"])
@@ -264,7 +265,7 @@ def test_threads_change_gradients_by_rounding_alone(threads):
     alone = {parameter: view.clone() for parameter, view in gradients.items()}
     run(PPOLoss(), model, gradients, batch, threads=threads)
     for parameter, gradient in alone.items():
-        torch.testing.assert_close(gradients[parameter], gradient, **CLOSE)
+        assert_close(gradients[parameter], gradient)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -302,7 +303,7 @@ def test_a_rank_shares_moments_of_its_sequences(monkeypatch):
     monkeypatch.setattr(distributed, "sum_", lambda tensor: tensor.mul_(4.0))
     means = run(loss, model, gradients, batch, index)
     for name, mean in alone.items():
-        torch.testing.assert_close(means[name], mean, **CLOSE)
+        assert_close(means[name], mean)
 
 
 def test_states_that_were_returned_stay_as_they_are():
@@ -316,8 +317,8 @@ def test_states_that_were_returned_stay_as_they_are():
 
 
 class Doubled(nn.LSTMCell):
-    def forward(self, x, state=None):
-        return super().forward(2.0 * x, state)
+    def forward(self, input, hx=None):
+        return super().forward(2.0 * input, hx)
 
 
 class Mirrored(RNN):

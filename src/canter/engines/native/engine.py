@@ -147,7 +147,7 @@ class NativeEngine:
                 return self.loss.bound is not None and self._trains_policy
         return self._trains_policy
 
-    def act(self, obs: Obs, state: State, reset: Tensor, rng: Generator) -> Acted:
+    def act(self, obs: Obs, state: State, reset: Tensor | None, rng: Generator) -> Acted:
         """Sample actions.
 
         Return the action for the environment, the sample, `dist_params` `[N, P]` and the next
