@@ -167,6 +167,67 @@ def test_a_hanging_step_in_the_same_process_is_named(tmp_path):
     assert re.search(r"waiting for environment 0, in hang \(\S+misbehaving\.py:\d+\), which has not come back", line)
 
 
+MOVES = """
+import os
+from misbehaving import Misbehaving
+
+class Moves(Misbehaving):
+    def __init__(self, kind="", render_mode=None):
+        super().__init__()
+        self.when = kind
+        self.move("__init__")
+
+    def move(self, call):
+        if self.when == call:
+            os.chdir("elsewhere" if os.path.isdir("elsewhere") else ".")
+
+    def load(self):
+        if self.when == "__init__":
+            open("asset").close()
+
+    def reset(self, **kwargs):
+        self.move("reset")
+        self.load()
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.move("step")
+        self.load()
+        return super().step(action)
+
+    def close(self):
+        self.move("close")
+"""
+
+
+@pytest.mark.parametrize("how", ["sync", "forked", "async"])
+@pytest.mark.parametrize("call", ["__init__", "reset", "step", "close"])
+def test_an_environment_that_changes_the_working_directory_moves_no_file_of_the_run(
+    call, how, tmp_path, monkeypatch, caplog, capsys
+):
+    (tmp_path / "moves.py").write_text(MOVES)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "asset").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "moves", raising=False)
+    monkeypatch.setattr("canter.envs.directory._warned", set())
+    small = [*SMALL, "--total-steps=320", "--run-dir=runs", "--name=run", f"--env.vectorization={how}"]
+    flags = ["--log=tensorboard", "--evaluate.every=160", "--evaluate.episodes=2", f"--env.options.kind={call}"]
+    assert canter("--allow-import", "moves", "train", "moves:Moves", *small, *flags) == 0
+    assert Path.cwd() == tmp_path
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["asset"]
+    written = {path.name for path in (tmp_path / "runs" / "run").iterdir()}
+    assert {"checkpoints", "policies", "metrics.jsonl", "report.html", "tensorboard"} <= written
+    assert (tmp_path / "runs" / "run" / "policies" / "final_actor.safetensors").is_file()
+    # Of processes there is a copy here that is made and closed, no more.
+    here = how == "sync" or call in ("__init__", "close")
+    built = call in ("__init__", "reset") or how == "async"  # which closes its copy at once
+    place = "__init__() or reset()" if built else f"{call}()"
+    told = f"moves:Moves changed the working directory to {tmp_path / 'elsewhere'} in {place}; its code goes on there"
+    assert caplog.text.count("changed the working directory") == caplog.text.count(told) == here
+
+
 RARE = """
 import sys
 import time

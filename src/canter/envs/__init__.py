@@ -22,6 +22,7 @@ from canter.core import distributed
 from canter.core.registry import Registry, UserError, nearest
 from canter.core.specs import INTERRUPTS, ContractBroken, Env, EnvFailed
 from canter.envs import probes as probes  # registers the probe environments
+from canter.envs.directory import EnvDirectory, directory_of, keep_directory
 from canter.envs.envpool import EnvPoolEnv
 from canter.envs.failures import failure, format_error, place_of, watched
 from canter.envs.gymnasium import make_gymnasium
@@ -201,9 +202,12 @@ class EnvConfig:
             names = ", ".join(self.wrappers)
             raise UserError(f"env.wrappers ({names}) go around Gymnasium's environments, and {self.id} is none")
         check_options(builder, self.id, self.keywords)
+        directory = EnvDirectory(self.id)
         try:
-            with watched(self.step_timeout):
-                return builder(name, num_envs=num_envs, device=device, **settings, **self.keywords)
+            with watched(self.step_timeout), directory.during("__init__() or reset()"):
+                env = builder(name, num_envs=num_envs, device=device, **settings, **self.keywords)
+            keep_directory(env, directory)
+            return env
         except (ContractBroken, EnvFailed) as error:
             raise failure(error, "reset", None) from error
         except BaseException as error:
@@ -219,7 +223,7 @@ def closed_quietly(env: AnyEnv) -> Iterator[AnyEnv]:
         yield env
     finally:
         try:
-            with watched():
+            with watched(), directory_of(env).during("close()"):
                 env.close()
         except BaseException as error:
             if isinstance(error, INTERRUPTS):

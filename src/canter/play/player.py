@@ -18,6 +18,7 @@ from torch import Tensor
 from canter.core.registry import Registry, UserError
 from canter.core.specs import Env, Step
 from canter.core.struct import Obs, State
+from canter.envs.directory import directory_of
 from canter.envs.failures import attributed, watched
 from canter.nn.actor_critic import Policy
 from canter.nn.distributions import DiagGaussian, TanhGaussian
@@ -108,8 +109,9 @@ class Player:
         spec = self.env.spec
         generator = torch.Generator(spec.device).manual_seed(self.seed)
         reset = torch.ones(spec.num_envs, dtype=torch.bool, device=spec.device)
+        directory = directory_of(self.env)
         with watched() as watchdog:
-            with attributed("reset"):
+            with attributed("reset"), directory.during("reset()"):
                 obs = self.env.reset(self.seed)
             state = self.policy.initial_state(spec.num_envs)
             for number in count():
@@ -117,7 +119,7 @@ class Player:
                     obs, state, reset, deterministic=self.deterministic, generator=generator
                 )
                 watchdog.begin()
-                with attributed("step", number):
+                with attributed("step", number), directory.during("step()"):
                     step = self.env.step(action)
                 watchdog.end()
                 obs = step.obs

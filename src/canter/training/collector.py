@@ -31,6 +31,7 @@ from canter.core.specs import (
 )
 from canter.core.struct import Metrics, Obs, tree_copy_, tree_map
 from canter.envs.contract import absent_info, check_layout, check_obs
+from canter.envs.directory import directory_of
 from canter.envs.failures import HANG_WARNING_SECONDS, Watchdog, attributed, failure, warn_of_hanging
 from canter.training.episodes import Episodes, EpisodeTracker
 from canter.training.progress import Stopwatch
@@ -168,7 +169,7 @@ class Collector:
             draws = np.random.SeedSequence(seed, spawn_key=(distributed.rank(),)).generate_state(1, np.uint64)
             seed = int(draws[0]) >> 1
         try:
-            with attributed("reset"):
+            with attributed("reset"), directory_of(self.env).during("reset()"):
                 obs = self.env.reset(seed)
                 check_obs(obs, self.env.spec, "reset()")
         finally:

@@ -20,6 +20,7 @@ from canter.core.seeding import derive_seed
 from canter.core.specs import Env, report_progress
 from canter.core.struct import Metrics
 from canter.envs import closed_quietly, unused_settings
+from canter.envs.directory import directory_of
 from canter.envs.failures import HANG_WARNING_SECONDS
 from canter.runs.ranks import NullRunFolder, for_all_ranks
 from canter.runs.run_folder import RunFolder
@@ -83,6 +84,7 @@ class Trainer:
             self.algorithm.use_engine(config.execution.engine)
             self.begin_result = None if begin is None else begin(self.algorithm)
             self._log_decisions()
+            self.directory = directory_of(self.env)
             patience = min(HANG_WARNING_SECONDS, config.env.step_timeout)
             self.collector = Collector(self.env, self.algorithm, derive_seed(config.seed, "env"), patience)
             resources.enter_context(closing(self.collector.watchdog))
@@ -180,7 +182,7 @@ class Trainer:
     def collect(self) -> Rollout[Any]:
         """Step every environment T times with the current policy."""
         activity.begin(f"collecting iteration {self.progress.iteration + 1}")
-        with self.guard.collecting():
+        with self.guard.collecting(), self.directory.during("step()"):
             self.algorithm.set_progress(self.progress.fraction)
             report_progress(self.env, self.progress.for_env())
             self.algorithm.begin_iteration()

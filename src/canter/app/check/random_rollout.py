@@ -20,6 +20,7 @@ from canter.core.registry import UserError
 from canter.core.specs import ACTION_MASK, Continuous, Discrete, Env, EnvSpec, Observable, Stateful, Step
 from canter.core.struct import Obs
 from canter.envs.contract import check_obs, check_step
+from canter.envs.directory import directory_of
 from canter.envs.failures import watched
 
 MAX_ENVS = 4
@@ -94,8 +95,10 @@ def run_random_actions(env: Env, seed: int, *, steps: int, seconds: float) -> Ra
     transitions: list[list[Tensor]] = []
     last: list[Obs] = []
     times: list[float] = []
+    directory = directory_of(env)
     with watched() as watchdog:
-        obs = env.reset(seed)
+        with directory.during("reset()"):
+            obs = env.reset(seed)
         check_obs(obs, spec, "reset()")
         seen = [to_host(obs, num_envs)]
         max_steps = min(steps, max(MAX_BYTES // max(1, sum(group.nbytes for group in seen[0].values())), 2))
@@ -106,7 +109,8 @@ def run_random_actions(env: Env, seed: int, *, steps: int, seconds: float) -> Ra
             watchdog.begin()
             action = random_actions(spec, obs, generator).to(spec.device)
             step_start = time.perf_counter()
-            step = env.step(action)
+            with directory.during("step()"):
+                step = env.step(action)
             times.append(time.perf_counter() - step_start)
             check_step(step, spec)
             parts = (step.reward, step.terminated, step.truncated, step.valid)

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from canter.core.registry import nearest
 from canter.core.seeding import derive_seed
 from canter.core.specs import Env, EnvSpec
 from canter.core.storage.files import replace_file
-from canter.envs import EnvConfig, unused_settings
+from canter.envs import EnvConfig, closed_quietly, unused_settings
 from canter.envs.robots import mjlab
 from canter.nn.actor_critic import Policy
 from canter.nn.policy_file import BEST, FINAL_ACTOR, POLICIES, NoPolicy, find_policy, read_policy_file
@@ -93,7 +93,7 @@ def open_policy(arguments: argparse.Namespace, adapt: Callable[[EnvConfig], EnvC
     check_device(device)
     _check_overrides(overrides, requested, adapted, device)
     seed = config.seed if arguments.seed is None else arguments.seed
-    with closing(adapted.env.build(device)) as env:
+    with closed_quietly(adapted.env.build(device)) as env:
         policy, source = _load(place, config, env.spec)
         changes = changed_settings(flat_settings(config), flat_settings(requested))
         yield OpenPolicy(policy, source, run, env, seed, changes)

@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import signal
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -34,6 +34,7 @@ from canter.core.plain import from_plain
 from canter.core.specs import Env
 from canter.core.storage.files import append, parse, read_untrusted
 from canter.core.storage.tree import Malformed, parse_json
+from canter.envs import closed_quietly
 from canter.envs.imports import allowed_imports
 from canter.runs.permissions import trusted_modules
 from canter.runs.policies import ProgressSnapshot
@@ -115,7 +116,7 @@ def distill_command(arguments: argparse.Namespace) -> None:
 
 def dry_run(config: TrainConfig, source: str) -> None:
     """Build environment and algorithm and print the plan of the run."""
-    with closing(config.env.build(config.device)) as env:
+    with closed_quietly(config.env.build(config.device)) as env:
         config.algorithm.build(env.spec, config.seed)
         groups = ", ".join(f"{name} {tuple(spec.shape)}" for name, spec in env.spec.obs.items())
         print(announcement(config, source))

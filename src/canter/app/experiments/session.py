@@ -51,8 +51,9 @@ PROGRESS_SECONDS = 10.0
 """Seconds between progress lines of a long evaluation."""
 
 LOGS: dict[str, Callable[[Path], MetricWriter]] = {
-    "tensorboard": lambda path: TensorBoardWriter(path / "tensorboard"),
-    "wandb": lambda path: WandbWriter(path, os.environ.get("WANDB_PROJECT", "canter")),
+    # Their threads may open files while an environment works in another directory.
+    "tensorboard": lambda path: TensorBoardWriter(path.absolute() / "tensorboard"),
+    "wandb": lambda path: WandbWriter(path.absolute(), os.environ.get("WANDB_PROJECT", "canter")),
 }
 """Writers of metrics in addition to `metrics.jsonl`; each takes the run's folder."""
 

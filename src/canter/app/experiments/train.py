@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from canter.app.experiments.task import Task, task_of
 from canter.config import TrainConfig
 from canter.core.registry import UserError, nearest
 from canter.core.specs import Env
-from canter.envs import EnvConfig
+from canter.envs import EnvConfig, closed_quietly
 from canter.envs.imports import refuse_while_importing
 from canter.nn.actor_critic import Policy
 from canter.nn.policy_loading import check_fits, load_policy
@@ -248,4 +248,4 @@ def _open_task(env: Any, num_envs: int) -> AbstractContextManager[Env]:
         if task.env is not None:
             return nullcontext(task.env)
         env = EnvConfig(id=task.env_id)
-    return closing(replace(env, num_envs=num_envs).build("cpu"))
+    return closed_quietly(replace(env, num_envs=num_envs).build("cpu"))
