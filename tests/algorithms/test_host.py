@@ -49,7 +49,7 @@ def definitions(monkeypatch):
 
 @contextmanager
 def no_host_sync():
-    """Refuse whatever reads a tensor from the host."""
+    """Refuse every read of a tensor by the host."""
     with NoSyncOperator(), NoSyncMethod():
         yield
 

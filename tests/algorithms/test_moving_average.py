@@ -23,7 +23,7 @@ def test_it_follows_and_forgets():
 
 
 @pytest.mark.parametrize("x", [float("nan"), float("inf"), 1.0])
-def test_what_is_not_finite_or_empty_moves_nothing(x):
+def test_nonfinite_or_empty_input_changes_nothing(x):
     average = MovingAverage(0.5, (2,))
     average.update(torch.tensor([1.0, 2.0]), SOME)
     before = {name: tensor.clone() for name, tensor in average.state_dict().items()}

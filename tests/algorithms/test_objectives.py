@@ -104,7 +104,7 @@ def test_a_discount_of_time_is_one_of_steps_to_the_power_of_their_duration():
     torch.testing.assert_close(by_step, gae(rollout.reward, value, following, done, done, 0.9, 0.8)[0])
 
 
-def test_durations_reach_the_rollout_and_are_one_where_nobody_tells():
+def test_durations_reach_the_rollout_and_default_to_one():
     env = QueueNetwork(4, sampled_duration=True)
     collector = Collector(env, PPOConfig(horizon=8, num_minibatches=1).build(env.spec, 0), 0)
     duration = collector.collect().duration

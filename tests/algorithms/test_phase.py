@@ -84,7 +84,7 @@ def test_without_shuffling_environments_come_one_after_the_other():
     assert torch.equal(phase.generator.get_state(), before)
 
 
-def test_rows_that_make_no_whole_minibatch_are_left_out_others_in_each_epoch():
+def test_samples_beyond_whole_minibatches_are_dropped_different_ones_each_epoch():
     recorder = Recorder()
     recorder.phase(epochs=2, num_minibatches=5).run(batch_of(24))
     assert [len(rows) for rows in recorder.seen] == [4] * 10
@@ -191,13 +191,13 @@ def test_after_the_first_step_even_its_kl_counts():
     assert metrics["optim/learning_rate/model"].item() == pytest.approx(1.5e-3)
 
 
-def test_before_the_first_step_the_kl_says_nothing():
+def test_before_the_first_step_the_kl_has_no_effect():
     recorder = Recorder(kls=[1e-9, 0.01, 0.01, 0.01], learning_rate=AdaptiveKL(1e-3, every="minibatch"))
     metrics = recorder.phase(epochs=2, num_minibatches=2).run(batch_of(4)).metrics
     assert metrics["optim/learning_rate/model"].item() == pytest.approx(1e-3)
 
 
-def test_a_batch_can_be_made_anew_before_each_later_epoch():
+def test_a_batch_can_be_rebuilt_before_each_later_epoch():
     recorder = Recorder()
     made = []
 

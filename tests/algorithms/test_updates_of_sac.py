@@ -13,7 +13,7 @@ from canter.envs.tensor import Pendulum
 
 
 def updates_after(config: canter.SACConfig, num_envs: int, transitions: int) -> int:
-    """Return the updates that follow so many transitions."""
+    """Return the number of updates after a number of transitions."""
     algorithm = config.build(Pendulum(num_envs, "cpu").spec, seed=0)
     for _ in range(transitions // (config.horizon * num_envs)):
         algorithm.begin_iteration()
@@ -39,7 +39,7 @@ def test_a_rollout_needs_a_whole_number_of_updates():
         canter.SACConfig(updates_per_transition=0)
 
 
-def test_updates_by_transition_have_no_effect_beside_updates_by_step():
+def test_updates_by_transition_have_no_effect_with_updates_by_step():
     config = canter.SACConfig(updates_per_step=1.0, updates_per_transition=0.5)
     lines = config.unused(Pendulum(2, "cpu").spec)
     assert lines == [

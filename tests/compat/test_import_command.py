@@ -1,4 +1,4 @@
-"""`canter import`, and `canter train` with a parent's file."""
+"""`canter import`, and `canter train` with a file of a source library."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_import_writes_settings_that_load_and_a_report(tmp_path, capsys):
     assert report["dialect"] == "rl_games" and len(report["entries"]) > 30
 
 
-def test_train_recognises_a_parents_file(tmp_path, capsys):
+def test_train_recognises_a_source_librarys_file(tmp_path, capsys):
     file = str(write(tmp_path, RL_GAMES))
     main(["train", "--config", file, "--run-dir", str(tmp_path / "runs"), "--console", "lines", "--seed", "5"])
     printed = capsys.readouterr()
@@ -60,7 +60,7 @@ def test_refusals_end_with_one_line_and_the_report(tmp_path, capsys):
     assert "expected KEY=VALUE" in capsys.readouterr().err
 
 
-def test_a_run_becomes_a_file_of_either_parent_that_acts_alike(tmp_path, capsys):
+def test_a_run_exports_to_both_source_libraries_and_acts_alike(tmp_path, capsys):
     run = str(tmp_path / "run")
     small = ["--algorithm.model.policy.hidden", "[8]", "--algorithm.horizon", "16", "--until.iterations", "2"]
     free = [

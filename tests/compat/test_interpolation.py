@@ -33,7 +33,7 @@ def test_names_and_functions(text, value):
     assert resolve(tree, {}, {}, ())["here"]["key"] == value
 
 
-def test_what_the_caller_gives_wins():
+def test_the_callers_values_win():
     assert resolve({"k": "${..seed}"}, {"seed": 3}, {"seed": 4}, ("train",))["k"] == 3
 
 

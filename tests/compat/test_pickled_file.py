@@ -1,4 +1,4 @@
-"""Checkpoints of the parents are pickles; nothing of them is run."""
+"""Checkpoints of the source libraries are pickles; no code in them is run."""
 
 import os
 

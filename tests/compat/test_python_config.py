@@ -107,7 +107,7 @@ def test_sections_of_legged_gym_are_classes_inside_of_a_class(tmp_path):
         ("def __post_init__(self):\n        self.nothing.there = 3", ("self.nothing.there", "exists")),
     ],
 )
-def test_what_only_running_would_tell_is_refused_by_line(tmp_path, body, words):
+def test_values_known_only_at_run_time_are_refused_by_line(tmp_path, body, words):
     path = write(tmp_path, f"class ACfg(RslRlOnPolicyRunnerCfg):\n    {body}\n")
     with pytest.raises(ConfigError) as refused:
         import_config(path)

@@ -1,4 +1,4 @@
-"""Isaac Lab's way of using rl_games: `install_shim` before its scripts, and a wrapper with the interface of its own.
+"""Isaac Lab's way of using rl_games: `install_shim` before its scripts, and a wrapper with Isaac Lab's interface.
 
 The scripts themselves run on a fake of the simulator in benchmarks/robots/isaaclab_scripts.py, from a checkout.
 """
@@ -50,7 +50,7 @@ def test_where_rl_games_is_installed_its_runner_is_replaced(tmp_path):
 
 
 class Wrapper:
-    """As Isaac Lab's wrapper gives it: groups joined or by name, states beside them, one mapping of infos for ever."""
+    """Like Isaac Lab's wrapper: groups joined or by name, states separate, one mapping of infos for ever."""
 
     def __init__(self, joined=True):
         self.joined, self.age, self.log = joined, torch.zeros(N, dtype=torch.long), {"Episode_Reward/stand": 0.0}

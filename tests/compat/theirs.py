@@ -1,4 +1,4 @@
-"""Small settings in the form of the parents, as plain data."""
+"""Small settings in the source libraries' layout, as plain data."""
 
 from copy import deepcopy
 
@@ -184,7 +184,7 @@ def _paths(tree, at=()):
 
 
 def silent(tree, but=(), **options):
-    """Sections in which an unknown key is not refused by its name; `but` are those that the parent does not read."""
+    """Sections in which an unknown key is not refused by its name; `but`: those that the library does not read."""
     found = []
     for path in _paths(tree):
         if not isinstance(value_at(tree, path), dict) or path[-1] in but:
@@ -213,5 +213,5 @@ def crashes(tree, **options):
 
 
 def value_at(tree, path):
-    """What is at a path."""
+    """Return the value at a path."""
     return value_at(tree[path[0]], path[1:]) if path else tree

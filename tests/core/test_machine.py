@@ -26,7 +26,7 @@ def test_packages_that_are_not_installed_are_left_out(monkeypatch):
     assert describe_versions().keys() == {"python", "torch"}
 
 
-def test_processors_without_a_name_are_told_by_their_numbers(monkeypatch):
+def test_processors_without_a_name_are_identified_by_numbers(monkeypatch):
     text = "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"
     monkeypatch.setattr(machine.Path, "read_text", lambda path: text)
     assert cpu_model().endswith("(CPU implementer 0x41, CPU part 0xd0c)")

@@ -29,7 +29,7 @@ def test_two_registrations_of_one_name_say_where_both_are():
         registry.register("green")("second")
 
 
-def test_what_is_no_kind_of_thing_is_refused():
+def test_an_unknown_kind_is_refused():
     with pytest.raises(ValueError, match=r"register\('shedule', 'x'\): unknown kind of thing, did you mean schedule"):
         canter.register("shedule", "x")
 

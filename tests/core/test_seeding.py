@@ -11,7 +11,7 @@ def test_streams_of_all_purposes_and_seeds_are_distinct():
 
 
 @pytest.mark.parametrize("draw", [torch.rand, torch.randn])
-def test_ranks_draw_for_their_rows_what_one_process_draws_there(draw, monkeypatch):
+def test_ranks_draw_the_numbers_of_one_process_for_their_environments(draw, monkeypatch):
     whole = draw_for_rank(draw, (12, 3), generator=torch.Generator().manual_seed(1))
     parts = []
     for rank in range(3):

@@ -60,12 +60,12 @@ def check(make_env, before, after):
 
 
 @pytest.mark.parametrize("env_id", ["HalfCheetah-v5", "Hopper-v5", "CartPole-v1", "Pendulum-v1", "Acrobot-v1"])
-def test_a_new_environment_goes_on_bit_for_bit(env_id):
+def test_a_new_environment_continues_bit_for_bit(env_id):
     check(lambda: make(env_id), before=50, after=100)
 
 
 @pytest.mark.parametrize("env_id", [*MUJOCO, *CLASSIC])
-def test_every_known_environment_goes_on_bit_for_bit(env_id):
+def test_every_known_environment_continues_bit_for_bit(env_id):
     check(lambda: make(env_id, num_envs=1, max_episode_steps=12), before=7, after=15)
 
 
@@ -137,7 +137,7 @@ def test_a_wrapper_takes_part_by_naming_its_attributes():
     ],
     ids=["own", "wrapper", "vector_entry_point", "vector_wrapper", "async"],
 )
-def test_what_is_not_known_is_an_obstacle(make_env):
+def test_unknown_parts_are_an_obstacle(make_env):
     env = make_env()
     assert obstacle(env) is not None
     with pytest.raises(StateUnavailable):
@@ -155,7 +155,7 @@ def test_a_state_of_other_environments_is_refused():
 
 
 @pytest.mark.parametrize("autoreset", ["next_step", "same_step", "disabled"])
-def test_the_adapter_goes_on_bit_for_bit(autoreset):
+def test_the_adapter_continues_bit_for_bit(autoreset):
     def build():
         return make_gymnasium("CartPole-v1", 3, autoreset=autoreset, max_episode_steps=9)
 
@@ -174,13 +174,13 @@ def test_the_adapter_goes_on_bit_for_bit(autoreset):
         assert (here.final_obs is None) == (there.final_obs is None)
 
 
-def test_the_adapter_says_why_a_state_is_not_to_be_had():
+def test_the_adapter_explains_why_a_state_is_unavailable():
     with pytest.raises(StateUnavailable, match=r"the state of Own cannot be saved: Own is neither"):
         GymnasiumEnv(SyncVectorEnv([Own]), autoreset="next_step", env_id="Own").state_dict()
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "HalfCheetah-v5"])
-def test_a_snapshot_gives_the_state_of_when_it_was_taken(env_id):
+def test_a_snapshot_is_the_state_at_its_time(env_id):
     if env_id in MUJOCO:
         pytest.importorskip("mujoco")
     env = make_gymnasium(env_id, 2)

@@ -58,7 +58,7 @@ def test_a_second_of_flight_takes_thrust_to_the_power_of_one_and_a_half_from_the
     assert env._state["charge"].item() == pytest.approx(10.0 - thrust**1.5, abs=1e-3)
 
 
-def test_an_empty_battery_ends_the_flight_and_a_new_one_begins_charged():
+def test_an_empty_battery_ends_the_flight_and_a_new_one_starts_charged():
     env = still(load=0.0, charge=0.03)  # one step of 20 ms and half of another
     first, second = env.step(lift(1.0)).map(torch.clone), env.step(lift(1.0)).map(torch.clone)
     assert not first.terminated.item() and second.terminated.item() and not second.truncated.item()

@@ -51,7 +51,7 @@ def made(monkeypatch):
     return make
 
 
-def test_only_the_first_step_after_forward_begins_with_the_forces(made):
+def test_only_the_first_step_after_forward_starts_with_the_forces(made):
     sim, own = made()
     own.step()
     own.forward()
@@ -61,7 +61,7 @@ def test_only_the_first_step_after_forward_begins_with_the_forces(made):
 
 
 @pytest.mark.parametrize("name", ["qpos", "mass"])
-def test_a_step_begins_anew_where_somebody_wrote_to_the_state_or_the_model(made, name):
+def test_a_step_recomputes_after_writes_to_the_state_or_the_model(made, name):
     sim, own = made()
     own.forward()
     getattr(sim, name)[1].add_(1.0)  # through a view
@@ -100,7 +100,7 @@ def test_putting_back_what_had_changed_before_does_not_settle_it(made):
 
 
 @pytest.mark.parametrize(("options", "why"), [({"flags": 16}, "sleep"), ({"control": print}, "callback")])
-def test_what_forward_does_besides_is_never_left_out(made, options, why):
+def test_other_effects_of_forward_are_never_left_out(made, options, why):
     sim, own = made(**options)
     own.forward(), own.step()
     assert sim.done == ["forward", "whole"] and why in own.full_step_reason

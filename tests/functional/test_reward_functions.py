@@ -37,7 +37,7 @@ def test_squashes_and_time_scales_by_hand():
     assert torch.equal(TIME_SCALES["divide"](reward, duration), rows(3, 16))
 
 
-def test_discounted_return_begins_anew_with_every_episode_and_runs_on_over_rollouts():
+def test_discounted_return_restarts_with_every_episode_and_continues_over_rollouts():
     never = flags(0, 0, 0, 0)
     returns, after = discounted_return(rows(1, 1, 1, 1), flags(0, 1, 0, 0), ~never, torch.zeros(1).double(), 0.5)
     assert torch.equal(returns, rows(1, 1.5, 1, 1.5))
@@ -47,7 +47,7 @@ def test_discounted_return_begins_anew_with_every_episode_and_runs_on_over_rollo
     assert after.tolist() == [0.0]
 
 
-def test_discounted_return_passes_over_invalid_rows():
+def test_discounted_return_skips_invalid_steps():
     reward, valid = rows(4, float("nan"), 4), flags(1, 0, 1)
     returns, _ = discounted_return(reward, flags(0, 0, 0), valid, torch.zeros(1).double(), 0.5)
     assert returns[[0, 2]].flatten().tolist() == [4.0, 6.0]

@@ -97,7 +97,7 @@ def test_too_little_entropy_raises_the_temperature_and_no_gradient_reaches_the_p
     assert slopes[0].item() == -3.0 and slopes[1] is None
 
 
-def test_entropy_of_a_deviation_is_that_of_scipy():
+def test_entropy_of_a_std_is_that_of_scipy():
     for std in (0.05, 0.15, 1.0):
         assert entropy_of_std(std, 4) == pytest.approx(4 * stats.norm(0, std).entropy(), rel=1e-12)
     assert entropy_of_std(0.15, 1) == pytest.approx(-0.478, abs=5e-4)

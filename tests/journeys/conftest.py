@@ -18,7 +18,7 @@ class User:
     run_canter: Callable[..., Any]
 
     def types(self, *argv):
-        """A command that works; gives what it said."""
+        """Run a command that works; return its output."""
         code, text = self.tries(*argv)
         assert code == 0, text
         return text
@@ -32,7 +32,7 @@ class User:
         (self.folder / name).write_text(text)
 
     def runs(self, *argv):
-        """A program or module in a process of its own; gives what it printed."""
+        """Run a program or module in a separate process; return its output."""
         command = [sys.executable, *map(str, argv)]
         ran = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=300)
         assert ran.returncode == 0, ran.stderr

@@ -38,11 +38,11 @@ def mean_return(seed, memory):
 
 @pytest.mark.parametrize("cell", ["lstm", pytest.param("gru", marks=pytest.mark.long)])
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
-def test_memory_solves_recall_on_every_seed(cell, seeds):
+def test_recurrence_solves_recall_on_every_seed(cell, seeds):
     returns = [mean_return(seed, RNNConfig(cell=cell, hidden=16)) for seed in seeds]
     assert min(returns) > 0.9, returns
 
 
-def test_guessing_is_all_that_is_left_without_memory():
+def test_without_recurrence_only_guessing_is_left():
     # 64 episodes of +-1: the mean of guesses has a standard deviation of 1/8.
     assert abs(mean_return(0, None)) < 0.5

@@ -83,7 +83,7 @@ def test_a_std_driven_to_its_bound_for_long_comes_back(direction):
 
 @pytest.mark.parametrize("form", ["bounded", "tanh", "log", "scalar", "softplus"])
 @pytest.mark.parametrize("initial", [0.05, 1.0, 4.0])
-def test_every_form_of_the_std_begins_where_it_should(form, initial):
+def test_every_std_parameterisation_starts_at_its_initial_value(form, initial):
     std = LogStd(StdConfig(form=form, initial=initial))
     assert std(torch.tensor(std.initial)).exp().item() == pytest.approx(initial, rel=1e-5)
 

@@ -16,7 +16,7 @@ def test_before_the_first_update_it_is_the_identity():
     assert torch.equal(Normalizer((3,))(x), x)
 
 
-def test_statistics_are_those_of_all_rows_seen_in_any_chunking():
+def test_statistics_are_those_of_all_samples_in_any_chunking():
     x = rows(1000, 3) * torch.tensor([1.0, 10.0, 0.1]) + 5
     whole, chunked = Normalizer((3,)), Normalizer((3,))
     whole.update(x, torch.ones(1000, dtype=torch.bool))
@@ -28,7 +28,7 @@ def test_statistics_are_those_of_all_rows_seen_in_any_chunking():
     assert torch.allclose(whole.scale.double() ** 2, x.double().var(0, correction=0), rtol=1e-5)
 
 
-def test_masked_rows_are_not_counted_whatever_they_hold():
+def test_masked_samples_are_never_counted():
     x = rows(10, 2)
     mask = torch.tensor([True, False] * 5)
     spoiled = torch.where(mask.unsqueeze(-1), x, torch.nan)
@@ -40,14 +40,14 @@ def test_masked_rows_are_not_counted_whatever_they_hold():
     assert torch.allclose(masked.m2, picked.m2)
 
 
-def test_eps_may_be_added_to_the_deviation():
+def test_eps_may_be_added_to_the_std():
     normalizer, x = NormalizerConfig(eps=0.5, eps_on="std", clip=None).build((1,)), 3 * rows(500, 1) + 2
     assert torch.allclose(normalizer(x), x / 1.5)  # before the first update too
     normalizer.update(x, torch.ones(500, dtype=torch.bool))
     assert torch.allclose(normalizer(x), (x - x.mean()) / (x.std(correction=0) + 0.5), atol=1e-5)
 
 
-def test_rows_that_nobody_saw_count_as_mean_0_and_variance_1():
+def test_unseen_samples_count_as_mean_0_and_variance_1():
     normalizer, x = NormalizerConfig(prior_count=4.0).build((1,)), 3 * rows(6, 1) + 2
     normalizer.update(x, torch.ones(6, dtype=torch.bool))
     seen = torch.cat([x, torch.tensor([[1.0], [-1.0], [1.0], [-1.0]])]).double()
@@ -112,7 +112,7 @@ def test_updates_keep_addresses():
     assert [buffer.data_ptr() for buffer in normalizer.buffers()] == addresses
 
 
-def test_output_is_clipped_only_where_asked():
+def test_output_is_clipped_only_on_request():
     mask = torch.ones(100, dtype=torch.bool)
     clipped, free = Normalizer((), clip=2.0), Normalizer(())
     for normalizer in (clipped, free):

@@ -295,6 +295,6 @@ def order(iteration, count):
 
 
 def first_value(name, shape):
-    """Where a parameter begins."""
+    """Return the initial value of a parameter."""
     drawn = np.random.RandomState(zlib.crc32(name.encode())).randn(*shape)
     return (0.7 + 0.05 * drawn if name == "std" else 0.4 * drawn).astype(np.float32)

@@ -96,7 +96,7 @@ def test_the_confidence_interval_is_the_one_of_the_mean():
     assert of(4, 4, 4).confidence_interval == (4.0, 4.0)
 
 
-def test_what_was_played_of_unfinished_episodes_is_kept():
+def test_results_of_unfinished_episodes_are_kept():
     env = Uneven(2)
     with pytest.raises(EpisodesUnfinished) as caught:
         evaluate(policy_for(env), env, episodes=4, seed=0, max_steps=3)

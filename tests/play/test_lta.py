@@ -49,20 +49,20 @@ def test_without_a_warm_up_empty_queues_at_the_start_count():
     assert early.mean > -0.8
 
 
-def test_where_nobody_tells_a_step_is_the_unit_of_time():
+def test_a_step_is_the_default_unit_of_time():
     env = tensor_envs["probe-cycle"](4)
     average = long_run_average(Constant(env.spec), env, 40, warm_up=1, seed=0)
     assert (average.mean, average.ci) == (pytest.approx(1.0), pytest.approx(0.0, abs=1e-6))
 
 
-def test_rows_that_only_reset_do_not_count():
+def test_steps_that_only_reset_do_not_count():
     env = make_gymnasium("CartPole-v1", 2, autoreset="next_step")
     average = long_run_average(Constant(env.spec), env, 200, warm_up=0, seed=0)
     env.close()
     assert average.mean == 1.0
 
 
-def test_the_same_seed_gives_the_same_average():
+def test_a_seed_reproduces_the_average():
     first, again = (
         long_run_average(Constant(one_queue(8).spec), one_queue(8), 50, warm_up=3, seed=7) for _ in range(2)
     )

@@ -52,7 +52,7 @@ class Counter:
 
 
 @pytest.mark.parametrize("fillers", [False, True])
-def test_memory_is_told_where_episodes_begin(fillers):
+def test_recurrent_state_is_reset_where_episodes_start(fillers):
     turns = []
     games = Player(Counter(), Uneven(3, fillers)).play(max_steps=12, on_step=turns.append)
     assert len(turns) == 12
@@ -61,7 +61,7 @@ def test_memory_is_told_where_episodes_begin(fillers):
     assert all(e.return_ == e.length == e.env + 1 for e in games.finished)
 
 
-def test_a_policy_with_memory_plays_the_same_in_both_ways_of_restarting():
+def test_a_recurrent_policy_plays_the_same_in_both_ways_of_restarting():
     """Only if the rows that begin an episode are marked rightly in both."""
     torch.manual_seed(0)
     games = []
@@ -82,7 +82,7 @@ def test_every_environment_plays_its_share_of_the_games():
     assert games.unfinished == []
 
 
-def test_what_the_steps_did_not_suffice_for_is_reported_as_unfinished():
+def test_episodes_beyond_the_step_limit_are_reported_as_unfinished():
     games = Player(Counter(), Uneven(3, fillers=False)).play(num_games=4, max_steps=2)
     assert games.finished == [Episode(0, 1.0, 1), Episode(0, 1.0, 1), Episode(1, 2.0, 2)]
     assert games.unfinished == [Episode(2, 2.0, 2)]

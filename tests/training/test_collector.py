@@ -49,7 +49,7 @@ def test_observations_are_copied_before_the_environment_overwrites_them():
     assert collector.collect().obs["policy"][:, 0, 0].tolist() == [4, 5, 6, 7, 8]
 
 
-def test_a_rollout_begins_with_the_recurrent_state_after_the_one_before():
+def test_a_rollout_starts_with_the_recurrent_state_after_the_one_before():
     env = Script()
     model = ModelConfig(policy=NetworkConfig(hidden=(8,), rnn=RNNConfig(hidden=6)))
     config = PPOConfig(horizon=4, epochs=1, num_minibatches=1, sequence_length=4, model=model)
@@ -180,7 +180,7 @@ def read(collector):
     return {name: value.item() for name, value in collector.env_metrics().items()}
 
 
-def test_what_the_simulator_reports_is_averaged_over_the_steps_that_reported_it():
+def test_simulator_metrics_are_averaged_over_the_steps_that_reported_them():
     lift, fall = {1: 2, 2: 4, 3: 0, 4: 10, 5: 1}, {2: 1, 4: math.nan, 7: 5}
     collector, _ = collector_of(report(lift=lift, fall=fall))
     assert collector.env_metrics() == {}

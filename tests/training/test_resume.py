@@ -66,7 +66,7 @@ def same(left, right):
 
 
 @pytest.mark.parametrize("env", usual_of(ENVS, ["CartPole-v1 next_step", "HalfCheetah-v5", "tensor:pendulum"]))
-def test_stopped_after_any_iteration_a_run_goes_on_to_the_bit(env, tmp_path):
+def test_stopped_after_any_iteration_a_run_continues_bit_for_bit(env, tmp_path):
     run, seen, ended = Training(ENVS[env]), [], 0
     for iteration in range(ITERATIONS):
         save_checkpoint(tmp_path / str(iteration), run.state_dict())
@@ -115,7 +115,7 @@ def test_an_environment_without_state_starts_new_episodes_and_says_so(tmp_path, 
         resumed.iterate(1)
 
 
-def test_the_reason_that_an_environment_gives_is_kept(tmp_path):
+def test_the_environments_reason_is_kept(tmp_path):
     run = Training(lambda: make_gymnasium("CartPole-v1", 2, vectorization="vector_entry_point"))
     assert "is no SyncVectorEnv" in run.collector.state_dict()["episodes_restart"]
 
@@ -142,7 +142,7 @@ class Curriculum(Forgetful):
         self.level = state["level"]
 
 
-def test_an_environment_may_keep_a_part_of_its_state_while_its_episodes_start_anew(tmp_path, caplog):
+def test_an_environment_may_keep_a_part_of_its_state_while_episodes_restart(tmp_path, caplog):
     run = Training(Curriculum)
     for iteration in range(3):
         run.iterate(iteration)

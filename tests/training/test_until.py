@@ -1,4 +1,4 @@
-"""What ends a run besides its budget of steps."""
+"""End conditions of a run other than its budget of steps."""
 
 import itertools
 import math
@@ -87,7 +87,7 @@ def test_schedules_and_kept_checkpoints_follow_the_iterations_where_no_steps_are
     assert folder.store.steps() == [2, 4]
 
 
-def test_what_needs_a_length_is_refused_by_its_key_where_there_is_none():
+def test_settings_that_need_a_run_length_are_refused_by_key_without_one():
     unlimited = {"total_steps": None, "until": UntilConfig(mean_return=400.0)}
     linear = replace(CONFIG.algorithm, optimizer=OptimizerConfig(learning_rate=Linear(1e-3)))
     with pytest.raises(ValueError, match=r"algorithm\.optimizer\.learning_rate: Linear follows the progress"):

@@ -1,4 +1,4 @@
-"""What the losses of extensions train, and on which samples."""
+"""Parameters that the losses of extensions train, and on which samples."""
 
 from dataclasses import replace
 

@@ -71,7 +71,7 @@ def test_foresight_is_held_against_episodes_and_rollouts(gamma, horizon, length,
         (False, "unknown", "ok", "never truncated"),
     ],
 )
-def test_what_truncation_bootstraps_from_is_told(truncates, final_obs, level, part):
+def test_the_bootstrap_of_truncated_episodes_is_reported(truncates, final_obs, level, part):
     found = check_truncation(replace(SPEC, truncates=truncates, final_obs=final_obs))
     assert found.level == level
     assert part in found.text

@@ -58,7 +58,7 @@ def test_a_rollout_repeats_itself_and_counts_whole_episodes():
     assert sum(length for _, length, _ in episodes) <= 480
 
 
-def test_a_slow_environment_is_left_after_a_few_steps_and_a_large_one_when_memory_is_full():
+def test_a_slow_environment_stops_after_a_few_steps_and_a_large_one_when_memory_is_full():
     env = CartPole(4, "cpu")
     assert len(run_random_actions(env, 0, steps=1000, seconds=0.0).reward) == ENOUGH_STEPS
     assert len(run_random_actions(env, 0, steps=5, seconds=0.0).reward) == 5

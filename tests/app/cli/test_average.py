@@ -18,7 +18,7 @@ def queue(tmp_path_factory):
     return str(next(runs.glob("tensor-queue*")))
 
 
-def test_a_long_run_average_is_told_with_its_interval(queue, capsys):
+def test_a_long_run_average_is_printed_with_its_interval(queue, capsys):
     main(["eval", queue, "--average", "400", "--json"])
     result = json.loads(capsys.readouterr().out)
     low, high = result["confidence_interval_95"]

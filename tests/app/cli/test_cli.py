@@ -94,7 +94,7 @@ def test_metrics_go_to_tensorboard_and_stay_there_on_resuming(say, tmp_path):
     assert len(list((tmp_path / "runs" / "one" / "tensorboard").glob("events*"))) == 2
 
 
-def test_where_a_run_in_another_place_is_told_by_its_path(say, tmp_path):
+def test_a_run_in_another_folder_is_named_by_its_path(say, tmp_path):
     text = say("train", *QUICK, "--run-dir", str(tmp_path / "elsewhere"), "--name=two")
     assert f"canter play {tmp_path / 'elsewhere' / 'two'} " in text
 
@@ -245,7 +245,7 @@ def test_printed_settings_are_a_config_file_that_prints_the_same(say, tmp_path):
     assert say("train", "--config", str(file), "--print-config") == text
 
 
-def test_a_dry_run_builds_everything_says_the_arithmetic_and_does_not_train(say, monkeypatch):
+def test_a_dry_run_builds_everything_prints_the_plan_and_does_not_train(say, monkeypatch):
     monkeypatch.setattr(session, "Trainer", None)
     sizes = ("--algorithm.horizon=64", "--algorithm.num-minibatches=4", "--algorithm.epochs=10", "--num-envs=8")
     text = say("train", "CartPole-v1", "--dry-run", "--total-steps=100000", *sizes)
@@ -286,6 +286,6 @@ def test_a_run_that_cannot_be_made_or_found_is_explained(tmp_path, capsys, argum
     assert message in capsys.readouterr().err
 
 
-def test_a_run_that_cannot_begin_leaves_no_folder(tmp_path, say):
+def test_a_run_that_cannot_start_leaves_no_folder(tmp_path, say):
     assert "CartPole-v1" in say("train", "CartPol-v1")
     assert not (tmp_path / "runs").exists()

@@ -165,7 +165,7 @@ def test_numbers_may_be_written_as_people_write_them(tmp_path):
         ("seed", 2**70, "seed: expected an integer of at most 63 bits"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_path_value_and_remedy(key, value, message):
+def test_an_error_names_path_value_and_remedy(key, value, message):
     with pytest.raises(ConfigError) as caught:
         from_plain(nested(key, value), DEFAULT)
     assert message in str(caught.value)
@@ -256,7 +256,7 @@ TREES = st.recursive(
 
 
 def check(read):
-    """Whether reading gave a config; it must be one that can be written and read again."""
+    """Return True if reading returned a config; it must be one that can be written and read again."""
     try:
         config = read()
     except ConfigError as error:

@@ -89,7 +89,7 @@ def test_a_mistake_in_canter_has_its_traceback_in_a_file(error, fail):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_too_little_memory_is_told_as_such(error, fail):
+def test_out_of_memory_is_reported_as_such(error, fail):
     code, line = fail(error)
     assert code == 2
     assert line.startswith("canter: there is not enough memory for this: ")

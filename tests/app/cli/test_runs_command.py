@@ -49,7 +49,7 @@ def test_runs_are_listed_the_newest_first(tmp_path, rows):
     ]
 
 
-def test_a_run_whose_process_died_is_called_interrupted_and_an_old_one_is_judged_by_its_steps(tmp_path, rows):
+def test_a_run_whose_process_died_is_interrupted_and_an_old_one_is_rated_by_its_steps(tmp_path, rows):
     make_run(tmp_path, "died", record={"status": "running"}, row={"env_steps": 5, "wall_time": time.time() - 1})
     make_run(tmp_path, "whole", row={"env_steps": 1000, "wall_time": time.time() - 2})
     make_run(tmp_path, "partial", row={"env_steps": 999, "wall_time": time.time() - 3})
@@ -60,7 +60,7 @@ def test_a_run_whose_process_died_is_called_interrupted_and_an_old_one_is_judged
     ]
 
 
-def test_damaged_folders_are_told_as_far_as_they_go(tmp_path, rows):
+def test_damaged_folders_are_listed_as_far_as_possible(tmp_path, rows):
     path = make_run(tmp_path, "damaged\x1b[31m", record=[1], env=[1, 2], total_steps="many")
     (path / "metrics.jsonl").write_bytes(b"\xff\x00{")
     (path / "config.yaml").write_bytes(b"env: [")
@@ -92,7 +92,7 @@ def test_json_holds_all_that_is_known(tmp_path, capsys):
     ]
 
 
-def test_json_can_be_written_whatever_the_settings_hold(tmp_path, capsys):
+def test_json_can_be_written_for_any_settings(tmp_path, capsys):
     path = make_run(tmp_path, "dated")
     (path / "config.yaml").write_text("seed: 2001-01-01\ntotal_steps: .nan\nenv: {id: [1]}\n")
     main(["runs", "--run-dir", str(tmp_path), "--json"])

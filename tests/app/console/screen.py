@@ -1,4 +1,4 @@
-"""As much of a terminal as it takes to see what is left on its screen."""
+"""A minimal terminal that shows the final content of its screen."""
 
 import re
 

@@ -103,7 +103,7 @@ def test_prints_warnings_and_log_lines_stay_above_the_table(tmp_path):
 @pytest.mark.parametrize(
     ("number", "times"), [(signal.SIGINT, 1), pytest.param(signal.SIGTERM, 2, marks=pytest.mark.long)]
 )
-def test_a_signal_gives_the_terminal_back(tmp_path, number, times):
+def test_a_signal_restores_the_terminal(tmp_path, number, times):
     # The second signal does not wait for the iteration, which takes very long here.
     slow = ("--algorithm.epochs=100000",) if times == 2 else QUICK
     program = Program("-m", "canter", "train", "tensor:cartpole", "--total-steps=100000000", *slow, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""Where runs go, and how they are found again."""
+"""Folders of runs, and how runs are found."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,7 +10,7 @@ from canter.config import TrainConfig
 from canter.runs.records import CONFIG, SWEEP, find_all, find_run
 
 
-def test_runs_that_begin_at_once_each_have_a_folder_of_their_own(tmp_path):
+def test_runs_that_start_together_get_different_folders(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         paths = list(pool.map(lambda _: new_run(tmp_path / "runs", None, TrainConfig()).path, range(40)))
     assert len({*paths}) == 40

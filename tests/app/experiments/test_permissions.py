@@ -39,7 +39,7 @@ def forgotten(tmp_path, monkeypatch):
     forget()
 
 
-def test_a_run_that_the_user_made_needs_to_be_told_once(forgotten, tmp_path, monkeypatch, capsys):
+def test_a_run_of_the_user_needs_permission_once(forgotten, tmp_path, monkeypatch, capsys):
     main(["--allow-import", "my_pole", "train", "my_pole:Mine", *SMALL, "--name", "one"])
     assert "--allow-import" not in capsys.readouterr().out.partition("What next?")[2]
     for command in (["eval", "one", "--episodes", "2"], ["resume", "one", "--total-steps", "128"], ["report", "one"]):
@@ -70,7 +70,7 @@ def test_a_run_of_somebody_else_is_trusted_with_nothing(forgotten, tmp_path, mon
 
 
 @pytest.mark.parametrize("key", ["run", "modules"])
-def test_what_was_changed_since_is_trusted_with_nothing(forgotten, tmp_path, key, capsys):
+def test_a_changed_run_is_not_trusted(forgotten, tmp_path, key, capsys):
     trained(forgotten)
     file = tmp_path / "runs" / "one" / IMPORTS
     content = json.loads(file.read_text())
@@ -81,7 +81,7 @@ def test_what_was_changed_since_is_trusted_with_nothing(forgotten, tmp_path, key
     assert refused(capsys)
 
 
-def test_a_program_that_trains_when_it_is_imported_is_told_so(forgotten, tmp_path):
+def test_a_program_that_trains_when_imported_gets_an_error(forgotten, tmp_path):
     (tmp_path / "my_pole.py").write_text(SOURCE + "\nimport canter\ncanter.train(Mine)\n")
     imports.allow_import("my_pole")
     with pytest.raises(RuntimeError, match=r"canter\.train is called while my_pole is imported"):

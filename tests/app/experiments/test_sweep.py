@@ -31,7 +31,7 @@ def test_every_combination_has_a_name_by_what_varies():
     assert list(alike) == ["hidden8_8", "hidden8_8-2"]
 
 
-def test_a_combination_that_makes_no_sense_is_refused_before_any_run_begins(tmp_path, monkeypatch, capsys):
+def test_a_combination_that_makes_no_sense_is_refused_before_any_run_starts(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         main(["sweep", "tensor:cartpole", "--algorithm.gamma", "0.9,1.5"])
@@ -49,8 +49,8 @@ def test_commands_can_be_printed_for_another_scheduler(tmp_path, monkeypatch, ca
 
 
 @pytest.mark.long  # the example and the engineer's journey sweep too
-def test_a_sweep_goes_on_where_one_of_its_runs_was_killed_and_writes_one_report(tmp_path):
-    """Two runs in processes of their own; one is killed in the middle of its work, the other is not disturbed."""
+def test_a_sweep_continues_a_killed_run_and_writes_one_report(tmp_path):
+    """Two runs in separate processes; one is killed in the middle of its work, the other is not disturbed."""
     command = [sys.executable, "-m", "canter", "sweep"]
     flags = ["--algorithm.horizon", "8", "--algorithm.num-minibatches", "2", "--checkpoints.save-every", "1"]
     first = subprocess.Popen(

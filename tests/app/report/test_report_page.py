@@ -155,7 +155,7 @@ def test_names_settings_and_errors_cannot_smuggle_markup(tmp_path, page_of):
         rising(*np.full(5, 7.0)),
     ],
 )
-def test_strange_runs_still_give_a_page(tmp_path, page_of, rows):
+def test_strange_runs_still_have_a_page(tmp_path, page_of, rows):
     one = make_run(tmp_path, "strange", rows=rows, record={"machine": "no dict", "command": 5, "error": None})
     (one / "config.yaml").write_text("- no settings")
     other = make_run(tmp_path, "healthy", rows=rising(1.0, 2.0))

@@ -13,13 +13,13 @@ USUAL = [case for case in CASES if case not in RARE]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Where the runs of the usual cases by one process and by two ranks are."""
+    """Return the folder with runs of the usual cases by one process and by two ranks."""
     return made(tmp_path_factory.mktemp("equality"), USUAL, 2)
 
 
 @pytest.fixture(scope="module")
 def long_runs(tmp_path_factory):
-    """Where those of all cases by one process, two and four ranks are."""
+    """Return the folder with runs of all cases by one process, two and four ranks."""
     return made(tmp_path_factory.mktemp("equality"), CASES, 2, 4)
 
 
@@ -46,7 +46,7 @@ def test_ranks_learn_what_one_process_learns(case, ranks, long_runs):
 
 
 def compare(folder, case, ranks):
-    """Weights and rows of the log of one process and of so many ranks."""
+    """Compare weights and rows of the log of one process and of several ranks."""
     one, many = (torch.load(folder / f"{case}-{count}.pt") for count in (1, ranks))
     # float64 but for observations and rewards, which a simulator may round to the other side.
     tolerance = 1e-5 if case != "native" else 1e-3

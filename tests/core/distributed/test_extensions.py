@@ -31,7 +31,7 @@ SETTINGS = {
 
 
 @pytest.mark.long
-def test_all_extensions_with_memory_by_two_ranks_go_on_bit_for_bit_after_a_kill(tmp_path):
+def test_all_recurrent_extensions_on_two_ranks_resume_bit_for_bit_after_a_kill(tmp_path):
     (tmp_path / "all.yaml").write_text(yaml.safe_dump(SETTINGS))
     command = ["-m", "canter", "train", "--config", "all.yaml", "--console", "quiet", "--resume-if-present"]
     command += ["--run-dir", tmp_path, "--name"]

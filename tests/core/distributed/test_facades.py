@@ -5,7 +5,7 @@ from torchrun import torchrun
 
 
 @pytest.mark.long
-def test_the_parents_runners_learn_one_policy_and_write_each_file_once(tmp_path):
+def test_source_library_runners_learn_one_policy_and_write_each_file_once(tmp_path):
     out, _ = torchrun(2, __file__.replace("test_facades", "facades"), tmp_path, cwd=tmp_path)
     told = [line.split() for line in out.splitlines() if line.startswith(("rsl_rl ", "rl_games "))]
     for what, steps in (("rsl_rl", 3 * 8 * 8 * 2), ("rl_games", 3 * 16 * 8 * 2)):

@@ -190,7 +190,7 @@ world.end()
 """
 
 
-def test_what_is_read_late_or_spoilt_by_an_update_costs_one_rollout_too(tmp_path):
+def test_late_reads_and_corrupted_updates_cost_one_rollout_too(tmp_path):
     (tmp_path / "late.py").write_text(WHEN_READ)
     out, err = torchrun(2, tmp_path / "late.py", tmp_path / "run")
     assert out.count("the same") == 2, out + err

@@ -1,4 +1,4 @@
-"""Runs of the command line under torchrun: killed, stopped, hung, resumed by others, and asked for what cannot be."""
+"""Runs of the command line under torchrun: killed, stopped, hung, resumed by others, and with impossible settings."""
 
 import json
 import os
@@ -120,7 +120,7 @@ def test_a_run_that_is_stopped_killed_and_hung_ends_like_one_that_was_not(undist
         assert torch.equal(mine["algorithm"]["model"][name], weight)
 
 
-def test_one_process_goes_on_with_a_run_of_two_ranks(undisturbed, caplog, monkeypatch, capsys):
+def test_one_process_continues_with_a_run_of_two_ranks(undisturbed, caplog, monkeypatch, capsys):
     run, _ = undisturbed
     monkeypatch.chdir(run.parent)
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("iterations: 16", "iterations: 18"))

@@ -1,4 +1,4 @@
-"""SAC by two ranks: each has a replay of its own, and both the same weights."""
+"""SAC by two ranks: each has its own replay buffer, and both the same weights."""
 
 import torch
 from torchrun import torchrun

@@ -1,4 +1,4 @@
-"""What ranks tell the operating system about their threads, asked of it under a real torchrun."""
+"""Scheduling hints of ranks for their threads, read from the operating system under a real torchrun."""
 
 import json
 import os

@@ -6,7 +6,7 @@ import sys
 
 
 def launch(ranks, *command, restarts=0, **how):
-    """A command by so many ranks, each with one thread."""
+    """Return a command for a number of ranks, each with one thread."""
     flags = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
     arguments = [sys.executable, "-m", "torch.distributed.run", *flags, *map(str, command)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -16,7 +16,7 @@ def launch(ranks, *command, restarts=0, **how):
 
 
 def torchrun(ranks, *command, fails=False, **how):
-    """What a command printed and what it complained about, once it has ended as expected."""
+    """Return the output and the errors of a command that ended as expected."""
     process = launch(ranks, *command, **how)
     out, err = process.communicate(timeout=300)
     assert (process.returncode != 0) == fails, out + err

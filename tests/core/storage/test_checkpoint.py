@@ -92,7 +92,7 @@ def test_a_key_with_a_slash_is_not_a_nested_one(tmp_path):
     assert same(load_checkpoint(tmp_path / "saved"), tree)
 
 
-def test_views_and_shared_memory_come_back_as_tensors_of_their_own(tmp_path):
+def test_views_and_shared_memory_load_as_separate_tensors(tmp_path):
     base = torch.arange(12.0).reshape(3, 4)
     save_checkpoint(
         tmp_path / "saved", {"whole": base, "same": base, "row": base[1], "turned": base.T, "one": base[2, 3]}
@@ -105,7 +105,7 @@ def test_views_and_shared_memory_come_back_as_tensors_of_their_own(tmp_path):
 
 
 @pytest.mark.parametrize("tree", [{"a": object()}, {"a": np.zeros(2)}, {1: 2}, [1], {"a": {1, 2}}, {"a": b"bytes"}])
-def test_what_could_not_come_back_is_refused(tree, tmp_path):
+def test_values_that_could_not_be_loaded_are_refused(tree, tmp_path):
     with pytest.raises(TypeError):
         save_checkpoint(tmp_path / "saved", tree)
     assert not list(tmp_path.iterdir())
@@ -225,7 +225,7 @@ def test_a_corrupt_checkpoint_is_skipped_and_named(tmp_path, caplog):
     assert store.load_latest()[0] == 2
 
 
-def test_where_nothing_can_be_used_the_error_says_so(tmp_path):
+def test_without_a_usable_checkpoint_the_error_says_so(tmp_path):
     store = CheckpointStore(tmp_path / "none")
     with pytest.raises(NoCheckpoint, match="there is none"):
         store.load_latest()
@@ -312,7 +312,7 @@ print(calls)
     "steps", ["2", pytest.param("1", marks=pytest.mark.long)], ids=["another step", "the same step"]
 )
 def test_killed_anywhere_in_a_save_the_store_can_be_used(steps, tmp_path):
-    """A fork of one prepared process for each moment; starting Python anew would take a hundred times as long."""
+    """A fork of one prepared process for each moment; starting Python each time would take a hundred times as long."""
     driver = f"""
 import os, sys
 import canter.core.storage.checkpoint
@@ -342,7 +342,7 @@ for when in ("before", "after"):
         assert os.listdir(folder) == ["step-000000000003"]
 
 
-def test_scratch_of_the_living_and_of_other_machines_is_left_alone(tmp_path):
+def test_scratch_of_running_processes_and_other_machines_is_kept(tmp_path):
     store = CheckpointStore(tmp_path)
     living = tmp_path / f".step-000000000009.partial-{checkpoint._HOST}-{os.getppid()}-0123abcd-0"
     foreign = tmp_path / ".step-000000000009.partial-elsewhere-1-0123abcd-0"

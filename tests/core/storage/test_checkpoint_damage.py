@@ -1,4 +1,4 @@
-"""Whatever happens to a checkpoint's files, reading it gives what was saved or one error that says what is wrong."""
+"""Reading a damaged checkpoint returns the saved state or raises one error that names the damage."""
 
 import hashlib
 import json

@@ -36,13 +36,13 @@ def test_a_lock_is_there_while_held_and_gone_after(tmp_path):
         assert lock.path.exists()
 
 
-def test_a_lock_is_given_back_after_an_error(tmp_path):
+def test_a_lock_is_released_after_an_error(tmp_path):
     with pytest.raises(KeyError), RunLock(tmp_path) as lock:
         raise KeyError
     assert not lock.path.exists()
 
 
-def test_a_second_writer_is_told_who_owns_the_folder(tmp_path):
+def test_a_second_writer_gets_the_owner_of_the_folder(tmp_path):
     with RunLock(tmp_path) as lock:
         owner = json.loads(lock.path.read_text())
         with pytest.raises(RunLocked) as caught, RunLock(tmp_path):

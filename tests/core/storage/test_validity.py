@@ -30,7 +30,7 @@ def test_leaves_have_dotted_paths():
         ({"a": "x" * 999}, {"a": ""}, "x... in what was saved and  here"),
     ],
 )
-def test_the_first_difference_is_told_with_both_values(saved, here, message):
+def test_the_first_difference_is_reported_with_both_values(saved, here, message):
     with pytest.raises(Mismatch) as caught:
         check_same("X", saved, here)
     assert message in str(caught.value)
@@ -53,7 +53,7 @@ def test_tensors_are_compared_by_kind_and_shape():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
-def test_what_is_not_finite_is_named(bad, dtype):
+def test_nonfinite_values_are_named(bad, dtype):
     tree = {"fine": torch.zeros(3), "count": torch.tensor([1, 2]), "deep": {"er": [torch.zeros(2, 2, dtype=dtype)]}}
     check_finite(tree, "X")
     tree["deep"]["er"][0][1, 0] = bad

@@ -77,7 +77,7 @@ def order(count, taken):
 
 
 def tree():
-    """What a minibatch with memory is like: leaves of several types, lengths and shapes."""
+    """Return leaves of several types, lengths and shapes, like a recurrent minibatch."""
     obs = {"policy": normal(5, 90, 48), "image": (50 * normal(5, 90, 3, 4, 4)).to(torch.uint8), "mask": flags(5, 90, 3)}
     scalars = {"action": torch.randint(9, (5, 90), device=DEVICE), "advantage": normal(5, 90), "valid": flags(5, 90)}
     return {**obs, **scalars, "state": (normal(1, 90, 300), (normal(1, 90, 7).double(),)), "none": None, "empty": ()}
@@ -147,7 +147,7 @@ def test_every_kernel_has_a_case():
 
 
 @pytest.mark.parametrize(("name", "number"), [(name, i) for name, cases in CASES.items() for i in range(len(cases))])
-def test_a_kernel_gives_what_its_plain_function_gives(name, number):
+def test_a_kernel_equals_its_plain_function(name, number):
     (function, kernel), results = table()[name], []
     for which in (kernel, function.plain):
         torch.manual_seed(0)

@@ -30,7 +30,7 @@ SOURCES = [
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_every_tensor_arrives_whatever_its_layout_or_dtype(same):
+def test_tensors_of_every_layout_and_dtype_arrive(same):
     dtypes = [source.dtype if same else torch.float64 for source in SOURCES]
     targets = [torch.zeros(s.shape, dtype=dtype) for s, dtype in zip(SOURCES, dtypes, strict=True)]
     assert copy_all_.kernels
@@ -45,7 +45,7 @@ def test_a_source_of_another_size_is_refused_and_nothing_is_copied():
         copy_all_(targets, [torch.ones(2), torch.ones(2)])
 
 
-def test_a_row_is_written_where_it_belongs_and_what_is_none_or_missing_stays():
+def test_a_row_is_written_in_place_and_missing_fields_stay():
     buffers = [torch.zeros(3, 2), torch.zeros((3, 2, 2), dtype=torch.int64), torch.ones(3, 2)]
     write = fused_writer(buffers)
     first = torch.tensor([1.5, -2.0])

@@ -122,7 +122,7 @@ def test_metrics_and_gradients_in_float32(case):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("hidden", [(63, 65), (128, 1)])
-def test_many_rows_by_index(hidden, threads):
+def test_many_samples_by_index(hidden, threads):
     network = NetworkConfig(hidden=hidden, activation="elu", layer_norm=True)
     model, gradients = build(network=network)
     loss, batch = PPOLoss(advantage="minibatch", value_loss="clipped"), make_batch(model, 5000, valid="some")
@@ -146,7 +146,7 @@ BAD = {
 
 @pytest.mark.parametrize("field", [*BAD, "obs", "infinite_obs", "ratio"])
 @pytest.mark.parametrize("action", ["gaussian", "categorical"])
-def test_what_is_not_finite_is_not_finite_as_in_autograd(field, action):
+def test_nonfinite_results_are_those_of_autograd(field, action):
     model, gradients = build(action)
     batch, loss = make_batch(model, 70), PPOLoss(value_loss="clipped")
     if field == "obs":
@@ -173,7 +173,7 @@ def test_parameters_that_the_loss_does_not_depend_on_get_zeros():
 
 
 @pytest.mark.parametrize("advantage", ["given", "minibatch"])
-def test_a_rank_gives_means_over_its_own_rows_and_shares_moments(advantage, monkeypatch):
+def test_a_rank_returns_means_over_its_samples_and_shares_moments(advantage, monkeypatch):
     """Two ranks: this one, and one with the same advantages and three times as many rows, none of them seen here."""
     model, gradients = build()
     batch, loss = make_batch(model, 40, valid="some"), PPOLoss(advantage=advantage)

@@ -1,4 +1,4 @@
-"""The loss of a Gaussian policy and its critic in one kernel against the plain functions; float64 is the judge."""
+"""The loss of a Gaussian policy and its critic in one kernel against the plain functions; float64 is the reference."""
 
 import pytest
 import torch

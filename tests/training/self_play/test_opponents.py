@@ -17,7 +17,7 @@ MODEL = ModelConfig(policy=NetworkConfig(hidden=(), normalize_obs=False))
 
 @cache
 def marked(number):
-    """A policy that can be told from others by its weights."""
+    """Return a policy that differs from others by its weights."""
     policy = MODEL.build_policy(SPEC)
     for parameter in policy.actor.parameters():
         parameter.data.fill_(number)
@@ -93,7 +93,7 @@ def test_ratings_settle_where_they_predict_the_score():
     assert expected == pytest.approx(0.75, abs=1e-6)
 
 
-def test_a_restored_pool_goes_on_alike():
+def test_a_restored_pool_continues_alike():
     pool, other = pool_of(3, 5), OpponentPool(3, seed=9)
     pool.rate(1, 1.0)
     other.load_state_dict(pool.state_dict())
