@@ -11,13 +11,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import canter
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-NOT_RELEASED = (".ci/", ".github/")
-"""Folders of the repository that serve its own machines."""
+WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github" / "workflows").glob("*.yml")}
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 
 
@@ -101,8 +101,7 @@ def test_every_extra_is_in_the_documentation():
 def test_the_source_distribution_has_every_file(tracked, sdist):
     _, unpacked = sdist
     names = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
-    missing = [name for name in tracked if name not in names and not name.startswith(NOT_RELEASED)]
-    assert not missing, "name them in MANIFEST.in"
+    assert set(tracked) <= names, "name them in MANIFEST.in"
     generated = {name for name in names - set(tracked) if "egg-info" not in name}
     assert generated == {"PKG-INFO", "setup.cfg"}
 
@@ -129,3 +128,53 @@ def test_an_installed_wheel_trains(installed, tmp_path):
     folder = tmp_path / "runs" / "first"
     assert (folder / "report.html").is_file() and (folder / "policies").is_dir()
     assert '"native' in (folder / "run.json").read_text()
+    demo = run(installed / "canter", "demo", "--seconds", "2", folder=tmp_path)
+    assert "The report is in runs/demo/report.html" in demo
+
+
+def steps(workflow):
+    """Return all steps of a workflow."""
+    return [step for job in WORKFLOWS[workflow]["jobs"].values() for step in job.get("steps", ())]
+
+
+def run_step(name, folder, tag):
+    """Run a step of the release as its shell would."""
+    (script,) = [step["run"] for step in steps("release") if step.get("name") == name]
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | {"GITHUB_REF_NAME": tag}, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_workflows_test_what_the_documentation_promises():
+    matrix = WORKFLOWS["tests"]["jobs"]["pytest"]["strategy"]["matrix"]
+    versions = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    assert matrix["python"] == versions
+    assert ", ".join(versions[:-1]) + f" and {versions[-1]}." in (ROOT / "docs" / "stability.md").read_text()
+    assert matrix["os"] == WORKFLOWS["release"]["jobs"]["wheels"]["strategy"]["matrix"]["os"]
+    assert {re.split("[-]", name)[0] for name in matrix["os"]} == {"ubuntu", "macos"}
+
+
+def test_the_workflows_call_targets_that_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    commands = [step.get("run", "") for workflow in WORKFLOWS for step in steps(workflow)]
+    targets = [target for command in commands if command.startswith("make ") for target in command.split()[1:]]
+    assert len(targets) >= 6
+    for target in targets:
+        assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), target
+
+
+def test_a_release_needs_one_version_and_a_dated_changelog(tmp_path):
+    version = PROJECT["version"]
+    check = "Check that tag, version and changelog agree"
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    (tmp_path / "CHANGELOG.md").write_text(re.sub(r"^(## \[.*?\]) - .*$", r"\1 - unreleased", changelog, flags=re.M))
+    assert "has no section" in run_step(check, tmp_path, f"v{version}").stdout
+    (tmp_path / "CHANGELOG.md").write_text(re.sub(r"^(## \[.*?\]) - .*$", r"\1 - 2026-01-31", changelog, flags=re.M))
+    assert run_step(check, tmp_path, f"v{version}").returncode == 0
+    assert "does not have the version" in run_step(check, tmp_path, "v9.9.9").stdout
+    assert run_step("Take the notes from the changelog", tmp_path, f"v{version}").returncode == 0
+    notes = (tmp_path / "notes.md").read_text()
+    assert "### Added" in notes and "## [" not in notes
+    assert run_step("Take the notes from the changelog", tmp_path, "v9.9.9").returncode == 1

@@ -1,11 +1,11 @@
 import json
-import os
 
 import numpy as np
 import torch
 
 import canter
 from canter.core import machine
+from canter.core.distributed import cores
 from canter.core.machine import cpu_model, describe_machine, describe_versions
 
 
@@ -16,14 +16,14 @@ def test_machine_and_versions_are_plain_data_that_say_what_is_here():
     assert versions["numpy"] == np.__version__
     assert versions.keys() >= {"python", "gymnasium"}
     described = describe_machine()
-    assert described["cores"] == len(os.sched_getaffinity(0))
+    assert described["cores"] == cores()
     assert described["cpu"] == cpu_model() != ""
     assert json.loads(json.dumps([versions, described])) == [versions, described]
 
 
 def test_packages_that_are_not_installed_are_left_out(monkeypatch):
     monkeypatch.setattr(machine, "PACKAGES", ("torch", "no-such-package"))
-    assert describe_versions().keys() == {"python", "torch"}
+    assert describe_versions().keys() == {"python", "canter", "torch"}
 
 
 def test_processors_without_a_name_are_identified_by_numbers(monkeypatch):

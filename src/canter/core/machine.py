@@ -9,8 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("canter", "torch", "numpy", "gymnasium", "safetensors", "mujoco", "envpool")
-"""Packages whose versions are recorded if they are installed."""
+from canter import __version__
+
+PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "mujoco", "envpool")
+"""Packages whose versions are recorded if they are installed, besides Canter's own."""
 
 
 def describe_machine() -> dict[str, Any]:
@@ -21,8 +23,8 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_versions() -> dict[str, str]:
-    """Return the versions of Python and of `PACKAGES`."""
-    versions = {"python": platform.python_version()}
+    """Return the versions of Python, of Canter's sources and of `PACKAGES`."""
+    versions = {"python": platform.python_version(), "canter": __version__}
     for package in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)

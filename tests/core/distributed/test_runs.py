@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from canter.core import distributed
 from canter.core.distributed.world import world
 from canter.core.registry import UserError
 from canter.core.storage.checkpoint import CheckpointStore
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are found in /proc")
 
 ITERATIONS = 16
 COMMAND = ["train", "CartPole-v1", "--num-envs", "4", "--algorithm.horizon", "64", "--console", "quiet"]

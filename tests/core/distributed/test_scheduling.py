@@ -56,8 +56,9 @@ def test_more_ranks_than_cores_have_one_each(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not {0, 1} <= os.sched_getaffinity(0), reason="needs cores 0 and 1")
 def test_ranks_that_were_given_different_cores_keep_them(tmp_path):
     given = tuple(sorted(os.sched_getaffinity(0)))
+    if not {0, 1} <= set(given):
+        pytest.skip("needs cores 0 and 1")
     told = ask(tmp_path, 2, "differ")
     assert [{tuple(cores) for _, _, cores in threads} for _, threads, _ in told] == [{given}, {(1,)}]
