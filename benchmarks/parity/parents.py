@@ -1,11 +1,14 @@
 """The updates of `tests/parity/update_cases.py` by the released source libraries: RSL-RL 5.5.1 and rl_games 1.6.5.
 
-    python benchmarks/parity/parents.py OUT.json
+    python benchmarks/parity/parents.py OUT.json [RELEASE]
 
-needs `rsl-rl-lib`, `rl_games` and torch, but not Canter. RSL-RL runs through `PPO.act`, `process_env_step`,
+needs `rsl-rl-lib`, `rl_games` and torch, but not Canter. RELEASE, 1.6.1 or 2.0, runs the cases of that release of
+rl_games, whose sources must be first on the path. RSL-RL runs through `PPO.act`, `process_env_step`,
 `compute_returns` and `update`, rl_games through `train_epoch` of its agents. Replaced are the random numbers (samples
 and the order of rows) and the environment.
 """
+
+# pyright: reportMissingImports=false
 
 import contextlib
 import io
@@ -21,8 +24,9 @@ import gymnasium
 import numpy as np
 import torch
 
+sys.modules |= {"gym": gymnasium, "ray": mock.MagicMock()}  # rl_games up to 1.6.1 imports the old names
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "parity"))
-from update_cases import (
+from update_cases import (  # noqa: E402
     ACTIONS,
     CASES,
     CHOICES,
@@ -179,7 +183,9 @@ def rl_games(case: Case) -> Numbers:
     from rl_games.common import tr_helpers
     from rl_games.common.algo_observer import DefaultAlgoObserver
 
-    settings, env = dict(case["theirs"]), Player(case)
+    settings = {key: value for key, value in case["theirs"].items() if (key, value) != ("value_bootstrap", None)}
+    settings.pop("release", None)
+    env = Player(case)
     network = {"name": "actor_critic", "separate": settings.pop("separate")}
     network |= {"mlp": {"units": HIDDEN, "activation": "elu", "initializer": {"name": "default"}}}
     network |= {"rnn": settings.pop("rnn")} if "rnn" in settings else {}
@@ -275,10 +281,12 @@ def rl_games_statistics(agent: Any) -> Numbers:
     return found
 
 
-def main(path: str) -> None:
+def main(path: str, release: str | None = None) -> None:
     torch.set_num_threads(1)
     found = {}
     for name, case in CASES.items():
+        if case["theirs"].get("release") != release:
+            continue
         with contextlib.redirect_stdout(io.StringIO()):
             found[name] = (rsl_rl if case["parent"] == "rsl_rl" else rl_games)(case)
     versions = {name: version(name) for name in ("rsl-rl-lib", "rl_games", "torch")}
@@ -286,4 +294,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

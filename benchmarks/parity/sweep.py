@@ -105,9 +105,10 @@ def stand_in(imported: Imported, tree: Mapping[str, Any], agents: int) -> EnvSpe
     """An environment with the observations and actions that the networks are for."""
     algorithm = imported.config.algorithm
     if isinstance(algorithm, DistillationConfig):
-        groups = dict.fromkeys((*(algorithm.policy.obs_groups or ()), "policy"), TensorSpec((24,)))
+        named: list[str] = [*(getattr(algorithm.policy, "obs_groups", None) or ()), "policy"]
+        shown = {name: TensorSpec((24,)) for name in named}
         action = Continuous((-1.0,) * 6, (1.0,) * 6)
-        return EnvSpec(groups, action, imported.config.env.num_envs, torch.device("cpu"), final_obs="unknown")
+        return EnvSpec(shown, action, imported.config.env.num_envs, torch.device("cpu"), final_obs="unknown")
     if isinstance(algorithm, SACConfig):
         action = Continuous((-1.0,) * 6, (1.0,) * 6)
         return EnvSpec({"policy": TensorSpec((24,))}, action, imported.config.env.num_envs, torch.device("cpu"))
@@ -147,10 +148,12 @@ def completed(algorithm: Any, spec: EnvSpec, folder: Path) -> Any:
 def look(case: Case, *, parity: bool) -> dict[str, Any]:
     """What became of one file."""
     name, tree, _ = read_source(case.source, {}, [])
-    options = options_for(tree)
+    options: dict[str, Any] = options_for(tree)
+    imported = None
     row: dict[str, Any] = {"checkout": case.checkout, "name": case.name, "parity": parity, "options": options}
     try:
-        imported = import_config(case.source, parity=parity, **options)
+        release = "rl_games-2.0" if case.checkout.startswith("rl_games") else None
+        imported = import_config(case.source, parity=parity, release=release, **options)
         report = imported.report
     except ImportRefused as error:
         reasons = [f"{entry.key}={entry.value!r}: {entry.why}" for entry in error.report.of("refused")]
@@ -164,7 +167,7 @@ def look(case: Case, *, parity: bool) -> dict[str, Any]:
     assert not silent, f"{case.name}: silent keys {sorted(silent)}"
     assert not twice, f"{case.name}: keys with two verdicts {twice}"
     row |= {"counts": report.counts()}
-    if "status" in row:
+    if imported is None:
         return row
     try:
         with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:

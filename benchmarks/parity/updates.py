@@ -1,15 +1,18 @@
-"""Compare updates with those of RSL-RL 5.5.1 and rl_games 1.6.5, number for number.
+"""Compare updates with those of RSL-RL 5.5.1 and rl_games 1.6.5, 1.6.1 and 2.0, number for number.
 
-    python benchmarks/parity/updates.py [--parents PYTHON] [--write]
+    python benchmarks/parity/updates.py [--parents PYTHON] [--release 1.6.1=FOLDER] [--release 2.0=FOLDER] [--write]
 
 runs every case of `tests/parity/update_cases.py` by the parents themselves (`parents.py`, with an interpreter that has
 them installed) and by Canter, and prints the largest difference of a parameter, a statistic and the learning rate. It
 fails if one is above 1e-6. `--write` keeps the parents' numbers for `tests/parity/test_updates.py`, which needs
-neither of them.
+neither of them. FOLDER holds the package `rl_games` of that release; Isaac Lab's fork is one of 1.6.1.
 """
+
+# pyright: reportMissingImports=false
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -41,16 +44,22 @@ def differences(found: dict[str, Any], expected: dict[str, list[float]]) -> dict
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--parents", default=sys.executable, help="interpreter that has the parents installed")
+    options.add_argument("--release", action="append", default=[], help="RELEASE=FOLDER of another rl_games")
     options.add_argument("--write", action="store_true", help="keep the parents' numbers for the tests")
     chosen = options.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "parents.json"
         script = Path(__file__).with_name("parents.py")
-        subprocess.run([chosen.parents, str(script), str(out)], check=True, cwd=folder)
+        command = [chosen.parents, str(script), str(out)]
+        subprocess.run(command, check=True, cwd=folder)
         parents = json.loads(out.read_text())
+        for release, _, source in (option.partition("=") for option in chosen.release):
+            path = {"PYTHONPATH": str(Path(source).absolute())}
+            subprocess.run([*command, release], check=True, cwd=folder, env=os.environ | path)
+            parents["cases"] |= json.loads(out.read_text())["cases"]
     print(", ".join(f"{name} {version}" for name, version in parents["versions"].items()))
     print("| case | parameters | statistics | learning rate (relative) |\n| --- | --- | --- | --- |")
     worst = 0.0

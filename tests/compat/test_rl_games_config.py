@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -136,6 +137,67 @@ def test_central_value_becomes_the_critic_with_its_own_loss():
     assert entry(imported, "config.central_value_config.lr_schedule").status == "no_effect"
     spec = EnvSpec({"policy": TensorSpec((3,))}, Continuous((-1.0,), (1.0,)), 8, torch.device("cpu"))
     ppo.build(spec, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "release", "name"),
+    [
+        ({}, None, "1.6.5"),
+        ({"config__env_name": "rlgpu"}, None, "1.6.1"),
+        ({"config__env_name": "rlgpu"}, "rl_games-1.6.5", "1.6.5"),
+        ({"network__space__continuous__min_sigma": 0.1}, None, "2.0"),
+        ({"config__schedule_type": "per_minibatch"}, None, "2.0"),
+        ({}, "rl_games-2.0", "2.0"),
+    ],
+)
+def test_the_release_comes_from_the_caller_or_shows_in_the_file_and_is_named(changes, release, name):
+    imported = import_config(rl_games(**changes), parity=True, env="Pendulum-v1", release=release)
+    assert imported.report.text().splitlines()[0].startswith(f"settings: rl_games {name} (")
+    ppo = imported.config.algorithm
+    old = name == "1.6.1"
+    assert ppo.bootstrap_truncated is not old
+    assert ppo.obs_statistics == ("first_epoch" if old else "minibatch")
+    for normalizer in (ppo.model.policy.normalizer, ppo.model.value_normalizer):
+        assert normalizer.variance == ("sample" if old else "population")
+
+
+def test_an_installed_rl_games_is_the_release(monkeypatch):
+    for installed, name in (("1.6.1", "1.6.1"), ("1.6.5", "1.6.5"), ("2.0.0", "2.0")):
+        monkeypatch.setattr("canter.compat.settings.rl_games.installed_version", lambda version=installed: version)
+        report = import_config(rl_games(config__env_name="rlgpu"), env="Pendulum-v1").report
+        assert report.dialect == f"rl_games {name} (as rl_games {installed} is installed; --source names another)"
+
+
+def test_time_outs_count_as_ends_before_1_6_5_unless_the_file_says_otherwise():
+    imported = import_config(rl_games(), release="rl_games-1.6.1")
+    assert not imported.config.algorithm.bootstrap_truncated
+    assert any("value_bootstrap is off by default in rl_games 1.6.1" in e.why for e in imported.report.of("changed"))
+    own = import_config(rl_games(config__value_bootstrap=True), release="rl_games-1.6.1")
+    assert own.config.algorithm.bootstrap_truncated
+
+
+def test_keys_of_a_later_release_have_no_effect():
+    at = "network__space__continuous__"
+    settings = rl_games(config__max_lr=1e-3, **{f"{at}sigma_parametrization": "softplus", f"{at}min_sigma": 0.15})
+    new, old = (import_config(settings, parity=True, release=f"rl_games-{name}") for name in ("2.0", "1.6.5"))
+    assert (new.config.algorithm.model.std.form, old.config.algorithm.model.std.form) == ("softplus", "log")
+    assert new.config.algorithm.optimizer.learning_rate.maximum == 1e-3
+    assert old.config.algorithm.optimizer.learning_rate.maximum == 1e-2
+    assert entry(old, "config.max_lr").status == "no_effect" and "2.0 does" in entry(old, "config.max_lr").why
+
+
+def test_a_linear_rate_follows_frames_since_2_0():
+    settings = rl_games(config__lr_schedule="linear", config__max_epochs=-1, config__max_frames=10_000)
+    rates = [
+        import_config(settings, release=f"rl_games-{name}").config.algorithm.optimizer.learning_rate
+        for name in ("1.6.5", "2.0")
+    ]
+    assert [type(rate).__name__ for rate in rates] == ["Constant", "Linear"]
+
+
+def test_a_release_that_does_not_exist_is_refused():
+    with pytest.raises(ConfigError, match=r"source='rl_games-1.6': expected one of rl_games-1.6.1, .*1.6.5.*2.0"):
+        import_config(rl_games(), release="rl_games-1.6")
 
 
 def test_discrete_actions_react_by_the_epoch_and_know_no_bounds_loss():
@@ -324,7 +386,8 @@ def test_an_imported_sac_trains():
     with Trainer(import_config(SAC).config) as trainer:
         trainer.learn()
         assert trainer.progress.ended_by == "until.iterations"
-        assert trainer.algorithm.updates == (12 - 7) * 4 * 2, "the eighth iteration ends the warm-up"
+        algorithm: Any = trainer.algorithm
+        assert algorithm.updates == (12 - 7) * 4 * 2, "the eighth iteration ends the warm-up"
 
 
 def test_what_a_sac_file_leaves_out_is_the_parents_default():

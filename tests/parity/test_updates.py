@@ -1,5 +1,6 @@
-"""Updates equal those of RSL-RL 5.5.1 and rl_games 1.6.5, whose numbers `benchmarks/parity/updates.py --write` froze.
+"""Updates equal those of RSL-RL 5.5.1 and rl_games 1.6.1, 1.6.5 and 2.0.
 
+`benchmarks/parity/updates.py --write` froze their numbers.
 Two iterations of 16 optimiser steps each from the same first parameters, rollouts, samples and order of rows.
 """
 
@@ -48,6 +49,10 @@ NEEDED = [
     ("rl_games no bootstrap, weight decay", {"bootstrap_truncated": True}),
     ("rl_games no bootstrap, weight decay", {"optimizer.weight_decay_form": "decoupled"}),
     ("rl_games central value", {"central_value.value_coef": 1.0}),
+    ("rl_games 1.6.1, both normalisers, legacy adaptive", {"obs_statistics": "minibatch"}),
+    ("rl_games 1.6.1, both normalisers, legacy adaptive", {"model.policy.normalizer.variance": "population"}),
+    ("rl_games 1.6.1, both normalisers, legacy adaptive", {"model.value_normalizer.variance": "population"}),
+    ("rl_games 1.6.1, discrete, both normalisers", {"obs_statistics": "first_epoch"}),
 ]
 
 

@@ -137,6 +137,9 @@ VALUE = {
 }
 BOTH = {"normalize_input": True, "normalize_value": True}
 BOTH_HERE = INPUT | VALUE
+OLD = {"release": "1.6.1"}
+SAMPLE = {f"model.{part}.variance": "sample" for part in ("policy.normalizer", "value_normalizer")}
+OLD_HERE = BOTH_HERE | SAMPLE | {"obs_statistics": "first_epoch"}
 SOFT = {"bound_loss.form": "soft", "bound_loss.coef": 0.01, "bound_loss.limit": 1.1}
 
 
@@ -261,6 +264,17 @@ CASES = {
         _rnn("gru", True) | BOTH | {"separate": True}, _rnn_here("gru", "before_mlp") | BOTH_HERE | SEPARATE
     ),
     "rl_games central value": _rlg(BOTH | CENTRAL, BOTH_HERE | CENTRAL_HERE),
+    "rl_games 1.6.1, both normalisers, legacy adaptive": _rlg(OLD | BOTH | LEGACY, OLD_HERE | _adaptive("step")),
+    "rl_games 1.6.1, both normalisers, separate, no bootstrap by default": _rlg(
+        OLD | BOTH | {"separate": True, "value_bootstrap": None}, OLD_HERE | SEPARATE | {"bootstrap_truncated": False}
+    ),
+    "rl_games 1.6.1, discrete, both normalisers": _rlg(OLD | BOTH, BOTH_HERE | SAMPLE, "discrete"),
+    "rl_games 1.6.1, central value": _rlg(
+        OLD | BOTH | CENTRAL, OLD_HERE | CENTRAL_HERE | {"model.critic.normalizer.variance": "sample"}
+    ),
+    "rl_games 2.0, both normalisers, legacy adaptive": _rlg(
+        {"release": "2.0"} | BOTH | LEGACY, BOTH_HERE | _adaptive("step")
+    ),
     "rl_games central value, actor without a value": _rlg(
         BOTH | CENTRAL | {"use_experimental_cv": False},
         BOTH_HERE | CENTRAL_HERE | {"central_value.actor_value": False},

@@ -169,6 +169,8 @@ class AutogradEngine:
     """Runs the modules themselves; supports every loss and every model."""
 
     name = "autograd"
+    uncounted: Tensor
+    """`[L, S]` samples of this update that the observation statistics do not have yet."""
 
     def __init__(self, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> None:
         self.loss = loss
@@ -206,6 +208,8 @@ class AutogradEngine:
 
         A moving KL overwrites its reference parameters, so it gets a copy of them.
         """
+        if self.loss.update_obs_stats_per_minibatch == "first_epoch":
+            self.uncounted = torch.ones_like(batch.valid)
         return replace(batch, dist_params=batch.dist_params.clone()) if self.loss.moving_kl else batch
 
     def gradients(self, samples: PPOBatch, index: Tensor, coefs: Coefs) -> UpdateResult:
@@ -215,23 +219,27 @@ class AutogradEngine:
         """
         batch = take_sequences(samples, index)
         if self.loss.update_obs_stats_per_minibatch:
-            self._update_obs_statistics(batch)
+            self._update_obs_statistics(batch, index)
         output = self.evaluate(batch, coefs)
         if self.loss.moving_kl and output.dist_params is not None:
             samples.dist_params[:, index] = output.dist_params.detach()
         self.optimizer.backward(output.loss)
         return output.measured()
 
-    def _update_obs_statistics(self, batch: PPOBatch) -> None:
+    def _update_obs_statistics(self, batch: PPOBatch, index: Tensor) -> None:
         """Update the observation statistics of the networks that this loss trains, each once."""
         model = self.model
+        counted = batch.valid
+        if self.loss.update_obs_stats_per_minibatch == "first_epoch":
+            counted = counted & self.uncounted[:, index]
+            self.uncounted[:, index] = False
         trained = []
         if self.loss.surrogate is not None:
             trained.append(model.actor.network)
         if self.loss.value_loss is not None and not (trained and (model.shared_trunk or self.loss.trunk_value)):
             trained.append(model.critic.network)
         for network in trained:
-            network.update_statistics(batch.obs, batch.valid)
+            network.update_statistics(batch.obs, counted)
 
     def evaluate(self, batch: PPOBatch, coefs: Coefs) -> LossOutput:
         """Return the loss of one minibatch: the sum of the weighted means of its terms."""

@@ -170,9 +170,9 @@ class PPOLoss:
     """Train the value head on the policy's features; the critic has a separate phase."""
     moving_kl: Literal[True] | None = None
     """Measure the KL from the policy at the last visit of each sample, as rl_games does."""
-    update_obs_stats_per_minibatch: Literal[True] | None = None
+    update_obs_stats_per_minibatch: Literal["minibatch", "first_epoch"] | None = None
     """Update the observation statistics of the trained networks with each minibatch, before the
-    forward pass."""
+    forward pass; or only with samples that no minibatch of this update had before."""
     bonus_coef: float | None = None
     """Weight of the error of a second value head; None without one."""
     augment: tuple[Augment, ...] = ()
@@ -304,7 +304,7 @@ LOSS_TEXTS = {
     "bound": "bound_loss.form={}",
     "trunk_value": "central_value.actor_value=true",
     "moving_kl": "kl=rl_games",
-    "update_obs_stats_per_minibatch": "obs_statistics=minibatch",
+    "update_obs_stats_per_minibatch": "obs_statistics={}",
     "bonus_coef": "bonus_value",
     "augment": "the hook augment of an extension",
     "terms": "the hook loss of an extension",

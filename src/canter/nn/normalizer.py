@@ -26,6 +26,9 @@ class NormalizerConfig:
     """Normalised values are clipped to -clip..clip; null for no clipping."""
     prior_count: float = 0.0
     """Number of imaginary samples of mean 0 and variance 1 that the statistics start with."""
+    variance: Literal["population", "sample"] = "population"
+    """Variance of each batch that is added: its squares divided by n, or by n - 1 as in rl_games up
+    to 1.6.1."""
 
     def __post_init__(self) -> None:
         """Raise UserError for a value outside its range."""
@@ -36,7 +39,7 @@ class NormalizerConfig:
 
     def build(self, shape: tuple[int, ...] = ()) -> Normalizer:
         """Build a normaliser for tensors of this trailing shape."""
-        return Normalizer(shape, self.clip, self.eps, self.eps_on == "std", self.prior_count)
+        return Normalizer(shape, self.clip, self.eps, self.eps_on == "std", self.prior_count, self.variance == "sample")
 
 
 class Normalizer(nn.Module):
@@ -61,11 +64,13 @@ class Normalizer(nn.Module):
         eps: float = 1e-8,
         eps_on_std: bool = False,
         prior_count: float = 0.0,
+        unbiased: bool = False,
     ) -> None:
         super().__init__()
         self.clip = clip
         self.eps = eps
         self.eps_on_std = eps_on_std
+        self.unbiased = unbiased
         self.register_buffer("count", torch.tensor(prior_count, dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("m2", torch.full(shape, prior_count, dtype=torch.float64))
@@ -89,7 +94,10 @@ class Normalizer(nn.Module):
         """Add the samples of `x` `[..., *shape]` where `mask` `[...]` is True, of all ranks."""
         running = (self.count, self.mean, self.m2)
         derived = (self.shift, self.scale, self.inverse_scale)
-        update_moments_(running, moments(x, mask), derived, self.eps, self.eps_on_std)
+        count, mean, m2 = moments(x, mask)
+        if self.unbiased:
+            m2 = m2 * count / (count - 1.0).clamp(min=1.0)
+        update_moments_(running, (count, mean, m2), derived, self.eps, self.eps_on_std)
 
 
 class IdentityNormalizer(nn.Module):

@@ -62,6 +62,7 @@ class CentralValueConfig:
         """Return the critic's part of PPO's loss, with the settings that are overridden here."""
         own = {name: getattr(self, name) for name in ("value_loss", "value_clip", "value_coef")}
         changed = {name: value for name, value in own.items() if value is not None}
+        changed["update_obs_stats_per_minibatch"] = loss.update_obs_stats_per_minibatch and "minibatch"
         return replace(loss, surrogate=None, bound=None, advantage="given", moving_kl=None, **changed)
 
 
@@ -143,9 +144,10 @@ class PPOSettings:
     reward."""
     gradient_clipping: Literal["joint", "per_network"] = "joint"
     """Clip the gradient norm over both networks together or of each network separately."""
-    obs_statistics: Literal["update", "minibatch"] = "update"
+    obs_statistics: Literal["update", "minibatch", "first_epoch"] = "update"
     """Update the observation statistics once after each update, so that the first ratio is exactly
-    1, or, as in rl_games, with every minibatch before its forward pass."""
+    1, or, as in rl_games, with every minibatch before its forward pass. first_epoch, as in rl_games
+    up to 1.6.1, does so in the policy's first pass only; a central value's in all passes."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """Networks, distribution and normalisation."""
     policy_average: float = 0.0
@@ -167,6 +169,8 @@ class PPOSettings:
         if self.central_value and (self.critic_optimizer or self.model.shared_trunk):
             rival = "critic_optimizer" if self.critic_optimizer else "model.shared_trunk"
             raise UserError(f"central_value has its own network and optimizer and excludes {rival}; set one of them")
+        if self.recompute_advantage and self.obs_statistics == "first_epoch":
+            raise UserError("obs_statistics=first_epoch excludes recompute_advantage: use update or minibatch")
         if self.bonus_value and not self.extensions:
             raise UserError("bonus_value has no bonus to evaluate: add an extension that pays one, such as rnd")
 
@@ -188,7 +192,7 @@ class PPOSettings:
             advantage=standardized if self.advantage_normalization == "minibatch" else "given",
             bound=self.bound_loss and self.bound_loss.build(distribution, device),
             moving_kl=self.kl == "rl_games" or None,
-            update_obs_stats_per_minibatch=self.obs_statistics == "minibatch" or None,
+            update_obs_stats_per_minibatch=None if self.obs_statistics == "update" else self.obs_statistics,
             bonus_coef=self.bonus_value and self.bonus_value.value_coef,
         )
 

@@ -49,6 +49,7 @@ OUTPUT_ARGUMENTS = (
 )
 IMPORT_ARGUMENTS = (
     Argument("--parity", "settings of another library: keep its numbers exactly instead of using Canter's own forms"),
+    Argument("--source", "settings of rl_games: its release, rl_games-1.6.1, -1.6.5 or -2.0", "RELEASE"),
     Argument("--agents", "settings of another library: agents in each environment (default 1)", "N", int, 1),
     Argument(
         "--set",

@@ -101,6 +101,7 @@ def import_settings(arguments: argparse.Namespace, file: str, env: str | None, n
         agents=arguments.agents,
         given=dict(map(_assignment, arguments.set)),
         without=tuple(arguments.without),
+        release=arguments.source,
     )
 
 

@@ -132,9 +132,11 @@ def refuse_rl_games_agents() -> Iterator[None]:
             cls.__init__ = init
 
 
-def imported_settings(params: Mapping[str, Any], parity: bool, num_envs: int | None, agents: int = 1) -> Imported:
+def imported_settings(
+    params: Mapping[str, Any], parity: bool, num_envs: int | None, agents: int = 1, release: str | None = None
+) -> Imported:
     """Return the imported settings of Runner's params."""
-    return import_config({"params": plain(params)}, parity=parity, num_envs=num_envs, agents=agents)
+    return import_config({"params": plain(params)}, parity=parity, num_envs=num_envs, agents=agents, release=release)
 
 
 def plain(value: Any) -> Any:
@@ -181,6 +183,9 @@ class Agent:
     """
 
     parity = True
+    release: str | None = None
+    """Release of rl_games whose numbers are kept, such as `rl_games-1.6.1`; None for the installed
+    one, else the one that the settings show."""
     files: Any = checkpoint
     """The module that reads and writes checkpoint files."""
 
@@ -200,7 +205,8 @@ class Agent:
         self.vec_env = make_env(params, num_actors, self.device, self.parity)
         self.num_actors, self.num_agents = num_actors, self.vec_env.spec.num_agents
         self._check_env()
-        self.imported = imported_settings(params, self.parity, num_actors, self.num_agents)
+        self.imported = imported_settings(params, self.parity, num_actors, self.num_agents, self.release)
+        _log.info("settings of %s", self.imported.report.dialect)
         self.observer: Any = (self.config.get("features") or {}).get("observer")
         self.name = str(self.config.get("name", "run"))
         given = self.config.get("full_experiment_name")

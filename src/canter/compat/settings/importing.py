@@ -178,11 +178,13 @@ def import_config(
     agents: int = 1,
     given: Mapping[str, Any] | None = None,
     without: tuple[str, ...] = (),
+    release: str | None = None,
 ) -> Imported:
     """Import settings of rl_games or RSL-RL: YAML, a mapping, or a Python file that is not run.
 
     `FILE.py:NAME` names one class of several. With `parity` the source library's numbers replace
-    Canter's own forms. `given` resolves `${...}`; `without` are refused keys to leave out. Raise
+    Canter's own forms. `given` resolves `${...}`; `without` are refused keys to leave out; `release`
+    names the rl_games that trained with the file, such as `rl_games-1.6.1`. Raise
     `ImportRefused`, with the whole report, for a key that Canter cannot honour, and ConfigError for
     values that make no sense.
     """
@@ -191,8 +193,10 @@ def import_config(
     run = Import(tree, ImportReport(name, "", parity), lines, without, env, num_envs, agents)
     generation = generation_of(tree)
     if is_rl_games(tree):
-        run.report.dialect = "rl_games"
+        rl_games.choose_release(run, release)
         rl_games.translate(run)
+    elif release is not None:
+        raise ConfigError(f"--source {release}: {name} is no file of rl_games; RSL-RL's show their generation")
     elif generation is not None:
         run.report.dialect = f"RSL-RL {generation.number}.x"
         rsl_rl.translate(run, generation)

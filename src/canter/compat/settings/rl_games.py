@@ -9,7 +9,14 @@ from typing import Any
 
 from canter.compat.settings import readers as read
 from canter.compat.settings.rl_games_network import CRITIC, INITIALIZER_KEYS, NETWORK, POLICY
-from canter.compat.settings.rl_games_ppo import CENTRAL, CONFIG, apply_ppo
+from canter.compat.settings.rl_games_ppo import CENTRAL, CONFIG, SIGMA, apply_ppo
+from canter.compat.settings.rl_games_releases import (
+    RELEASES,
+    UNREAD,
+    installed_version,
+    release_named,
+    release_of_version,
+)
 from canter.compat.settings.rl_games_sac import apply_sac
 from canter.compat.settings.rules import OMIT, Always, Copy, Only, Rule, apply, equal_to, mapped, no_effect
 from canter.compat.settings.section import NONE, Import, Section
@@ -99,11 +106,37 @@ def is_rl_games(tree: Mapping[str, Any]) -> bool:
     return isinstance(params, Mapping) and "config" in params and "algo" in params
 
 
+def choose_release(run: Import, source: str | None) -> None:
+    """Choose the release that the file is read as, and name it in the report.
+
+    The caller's `source`, else the installed rl_games, else what the file shows: `env_name: rlgpu` is
+    of Isaac Lab, IsaacGymEnvs or OmniIsaacGymEnvs, which install 1.6.1; some keys are new in 2.0.
+    """
+    config = run.section(CONFIG)
+    sections = (config, run.section(SIGMA))
+    new = [key for key in UNREAD.split() for section in sections if section.has(key)]
+    if config.raw("schedule_type") in ("per_minibatch", "standard_epoch"):
+        new.append("schedule_type")
+    installed = installed_version()
+    if source is not None:
+        run.release, why = release_named(source), "as --source says"
+    elif installed is not None:
+        run.release, why = release_of_version(installed), f"as rl_games {installed} is installed"
+    elif config.raw("env_name") == "rlgpu":
+        run.release, why = RELEASES["1.6.1"], "which Isaac Lab, IsaacGymEnvs and OmniIsaacGymEnvs install"
+    elif new:
+        run.release, why = RELEASES["2.0"], f"as {new[0]} is new there"
+    else:
+        run.release, why = RELEASES["1.6.5"], "as the file does not show another"
+    run.report.dialect = f"rl_games {run.release.name} ({why}; --source names another)"
+
+
 def translate(run: Import) -> None:
     """Turn a whole file into settings and a report."""
     for key in ("params.algo", "params.config", "params.network"):
         if not run.root.has_section(key):
             raise run.root.error(key, "a mapping", "it is required")
+    unread_keys(run)
     params = run.section("params")
     name = read.word(params, "algo.name")
     if name not in ALGORITHMS:
@@ -121,12 +154,22 @@ def translate(run: Import) -> None:
         apply_sac(run)
     else:
         translate_ppo(run, name)
+    if run.release.mixed_precision and not run.section(CONFIG).has("mixed_precision"):
+        why = f"rl_games {run.release.name} multiplies in bfloat16 on GPUs that can, unless the file forbids it"
+        run.root.difference(why, "precision=float32")
     apply(PRECISION, run.section(CONFIG, "algorithm.policy" if name == "sac" else POLICY))
     apply(PRECISION, run.section(CENTRAL, CRITIC))
     apply(SCRIPTS, run.section(CONFIG))
     apply(AROUND, params)
     run.root.no_effect(" ".join(str(key) for key in run.tree if key != "params"), "rl_games reads params alone")
     run.finish_report()
+
+
+def unread_keys(run: Import) -> None:
+    """Keys that only a later release reads have no effect, whatever their values."""
+    for section in (run.section(CONFIG), run.section(SIGMA)):
+        section.no_effect(run.release.unread, f"rl_games {run.release.name} does not read it, 2.0 does")
+        run.unread |= {section.key(key) for key in run.release.unread.split()}
 
 
 def translate_ppo(run: Import, name: str) -> None:

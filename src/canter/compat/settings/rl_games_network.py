@@ -25,6 +25,8 @@ GAIN = math.sqrt(2)
 """Gain that leaves torch's own initial weights unchanged."""
 DEFAULT = "default"
 ZERO_BIAS = "default_zero_bias"
+STD_FORMS = {"exp": "log", "softplus": "softplus", "linear": "linear", "scalar": "linear"}
+LINEAR_FLOOR = 1e-3  # of rl_games' linear std
 INITIALIZERS = {
     "default": ZERO_BIAS,
     "orthogonal_initializer": "orthogonal",
@@ -208,3 +210,85 @@ NETWORK: tuple[Rule, ...] = (
     mapped("central_value", "algorithm.central_value"),
     observation_groups,
 )
+
+
+def std(s: Section) -> None:
+    """Derive the initial std from its parameterisation and floor."""
+    form, floor = std_form(s)
+    key = "sigma_init.val" if s.raw("sigma_init.val") is not None else "sigma_init.value"
+    raw = read.number(s, key, 0.0) if s.raw(key) is not None else 0.0
+    initial = floor + _std_of(form, raw, floor, s, key)
+    s.copy(key, "std.initial", initial)
+    to = f"{s.setting('std.initial')}={initial:.4g}"
+    if s.raw("sigma_init.name", "const_initializer") in ("const_initializer", "default"):
+        s.each("sigma_init", INITIALIZER_KEYS, "mapped", to)
+    else:
+        s.each("sigma_init", INITIALIZER_KEYS, "changed", to, f"begins at a constant; {OTHER_START}")
+    kind = "parameter" if read.flag(s, "fixed_sigma", True) else "network"
+    s.set("std.kind", kind)
+    if not std_bounds(s, form):
+        otherwise = "keeps between 0.01 and 10, with a gradient everywhere; rl_games' is exp(parameter), without bounds"
+        s.own_form("fixed_sigma", {"std.form": form}, otherwise)
+        if floor and s.parity:
+            s.copy("min_sigma", "std.floor", floor)
+    if s.get("std.form") is None:
+        s.changed("sigma_parametrization", "with --parity only", f"algorithm.model.std.form={form}")
+    if floor and s.has("min_sigma"):
+        s.copy("min_sigma", "std.minimum", floor, "a bound that is approached, not added")
+    s.mapped("min_sigma max_sigma logstd_bounds", "off")
+
+
+def _std_of(form: str, raw: float, floor: float, s: Section, key: str) -> float:
+    """Return the std above its floor, of the number that rl_games learns."""
+    try:
+        if form == "log":
+            return math.exp(raw)
+        return math.log1p(math.exp(raw - floor if form == "linear" else raw))
+    except OverflowError:
+        raise s.error(key, "a number whose exponential is finite") from None
+
+
+def std_form(s: Section) -> tuple[str, float]:
+    """Return the parameterisation of the std here, and the floor that is added to it."""
+    name = s.raw("sigma_parametrization", "exp")
+    form = STD_FORMS.get(name) if isinstance(name, str) else None
+    if form is None:
+        s.refuse("sigma_parametrization", "exp, softplus, linear and scalar are known")
+    floor = read.number(s, "min_sigma", 0.0) if s.has("min_sigma") else 0.0
+    return form or "log", max(floor, LINEAR_FLOOR) if form == "linear" else floor
+
+
+def std_bounds(s: Section, form: str) -> bool:
+    """Set the bounds of the std, which only Canter's own form has; return True if there are any."""
+    if form != "log":
+        s.no_effect("logstd_bounds", "only sigma_parametrization: exp reads it")
+    elif s.has("logstd_bounds"):
+        bounds = read.pair(s, "logstd_bounds", "two numbers, such as [-5, 2]")
+        for name, bound in zip(("minimum", "maximum"), bounds, strict=True):
+            s.set(f"std.{name}", math.exp(bound), "logstd_bounds")
+        why = "approached, with a gradient everywhere; rl_games cuts off"
+        s.changed("logstd_bounds", why, "algorithm.model.std.minimum, .maximum")
+    if s.has("max_sigma") and read.number(s, "max_sigma") > 0:
+        s.copy("max_sigma", "std.maximum", read.number(s, "max_sigma"), "approached along another curve")
+    return s.get("std.maximum") is not None
+
+
+def initial_mean(s: Section) -> None:
+    """An initializer of the mean becomes a gain of the last layer."""
+    if s.raw("mu_init.name") not in (None, "default"):
+        gain = read.number(s, "mu_init.gain", read.number(s, "mu_init.scale", read.number(s, "mu_init.std", 1.0)))
+        s.set("policy_gain", gain)
+        s.each("mu_init", INITIALIZER_KEYS, "changed", f"algorithm.model.policy_gain={gain:g}", OTHER_START)
+    s.each("mu_init", INITIALIZER_KEYS, "mapped", "algorithm.model.policy_gain")
+
+
+NO_ACTIVATION = "the mean and the std have no activation here: set it to None"
+DISTRIBUTION: tuple[Rule, ...] = (
+    Only("mu_activation", nothing, "", NO_ACTIVATION),
+    Only("sigma_activation", nothing, "", NO_ACTIVATION),
+    std,
+    Copy("learn_sigma", "std.learn", read.flag, OMIT),
+    initial_mean,
+    no_effect("scale"),
+)
+"""For `params.network.space.continuous` and settings below `algorithm.model`."""

@@ -10,22 +10,20 @@ import math
 from canter.compat.settings import readers as read
 from canter.compat.settings.rl_games_network import (
     CRITIC,
-    INITIALIZER_KEYS,
+    DISTRIBUTION,
     NETWORK,
-    OTHER_START,
     POLICY,
     is_continuous,
 )
-from canter.compat.settings.rules import OMIT, Always, Copy, Only, Parity, Rule, apply, no_effect, not_true, nothing
+from canter.compat.settings.rules import OMIT, Always, Copy, Only, Parity, Rule, apply, no_effect, not_true
 from canter.compat.settings.section import NONE, Import, Section
 
 CONFIG = "params.config"
 CENTRAL = f"{CONFIG}.central_value_config"
+SIGMA = "params.network.space.continuous"
 MIN_LR = 1e-6
 MAX_LR = 1e-2
-LINEAR_FLOOR = 1e-3  # of rl_games' linear std
 VALUE_LOSS = {True: "clipped", False: "mse"}
-STD_FORMS = {"exp": "log", "softplus": "softplus", "linear": "linear", "scalar": "linear"}
 NORMALIZER = {"eps": 1e-5, "eps_on": "variance", "clip": 5.0, "prior_count": 1.0}
 """rl_games' running mean and std: 1e-5 on the variance, clipped at 5, started with one sample of 0
 +- 1."""
@@ -39,7 +37,7 @@ def is_recurrent(run: Import) -> bool:
 def set_normalizer(s: Section, setting: str) -> None:
     """Give a normalizer rl_games' constants, with parity."""
     if s.parity:
-        for name, value in NORMALIZER.items():
+        for name, value in {**NORMALIZER, "variance": s.run.release.variance}.items():
             s.set(f"{setting}.{name}", value)
 
 
@@ -107,6 +105,9 @@ def learning_rate(s: Section) -> None:
     schedule = s.raw("lr_schedule")
     if schedule == "adaptive" and s.at == CONFIG:
         adaptive_rate(s, rate)
+    elif schedule == "linear" and not s.run.release.counts_frames and not s.run.settings.get("until.iterations"):
+        s.set("optimizer.learning_rate", rate, "learning_rate")
+        s.no_effect("lr_schedule", f"in rl_games {s.run.release.name} it falls by max_epochs only, which is not given")
     elif schedule == "linear":
         line = {"kind": "linear", "start": rate, "end": read.number(s, "min_lr", MIN_LR)}
         why = "rl_games counts iterations from 1, so it is one iteration ahead"
@@ -122,10 +123,11 @@ def learning_rate(s: Section) -> None:
 def adaptive_rate(s: Section, rate: float) -> None:
     """Read the adaptive learning rate, adapted by the minibatch or by the epoch."""
     kind = s.raw("schedule_type", "legacy")
-    if kind == "standard_epoch":
+    release = s.run.release
+    if kind not in release.schedule_types and is_continuous(s.run):
         s.set("optimizer.learning_rate", rate, "learning_rate")
-        s.changed("lr_schedule", "with schedule_type: standard_epoch the rate never changes in rl_games")
-        s.no_effect("schedule_type", "rl_games has no standard_epoch; the rate stays as it is")
+        s.changed("lr_schedule", f"with schedule_type: {kind} the rate never changes in rl_games {release.name}")
+        s.no_effect("schedule_type", f"rl_games {release.name} has no {kind}; the rate stays as it is")
         return
     rate_section = s.inner("", "optimizer.learning_rate")
     rate_section.set("kind", "adaptive_kl")
@@ -182,8 +184,12 @@ def advantages(s: Section) -> None:
 
 def bootstrap(s: Section) -> None:
     """rl_games bootstraps time-outs with the value of the observation before."""
-    if not read.flag(s, "value_bootstrap", True):
+    release = s.run.release
+    if not read.flag(s, "value_bootstrap", release.value_bootstrap):
         s.set("bootstrap_truncated", False, "value_bootstrap")
+        if not s.has("value_bootstrap"):
+            why = f"value_bootstrap is off by default in rl_games {release.name}: a time-out counts as a termination"
+            s.difference(why, "algorithm.bootstrap_truncated=False")
     elif not s.parity:  # with parity the adapter's final_obs is unknown, as the Runner's is
         why = "uses the value of the true final observation if the environment shows it, else of the one before"
         s.changed("value_bootstrap", why, "algorithm.bootstrap_truncated=True")
@@ -204,12 +210,13 @@ def rewards(s: Section) -> None:
 
 
 def observation_normalizer(s: Section) -> None:
-    """rl_games updates the statistics in every minibatch."""
+    """rl_games updates the statistics in every minibatch, up to 1.6.1 of the first epoch only."""
     on = read.flag(s, "normalize_input")
     s.run.settings[f"{POLICY}.normalize_obs"] = on
     if on:
+        timing = s.run.release.obs_statistics if is_continuous(s.run) else "minibatch"
         otherwise = "updated once an iteration, clipped at 10; rl_games' in every minibatch, clipped at 5"
-        s.own_form("normalize_input", {"obs_statistics": "minibatch"}, otherwise)
+        s.own_form("normalize_input", {"obs_statistics": timing}, otherwise)
         set_normalizer(s, "model.policy.normalizer")
 
 
@@ -308,93 +315,11 @@ CENTRAL_VALUE: tuple[Rule, ...] = (
 """For `params.config.central_value_config` and settings below `algorithm.central_value`."""
 
 
-def std(s: Section) -> None:
-    """Derive the initial std from its parameterisation and floor."""
-    form, floor = std_form(s)
-    key = "sigma_init.val" if s.raw("sigma_init.val") is not None else "sigma_init.value"
-    raw = read.number(s, key, 0.0) if s.raw(key) is not None else 0.0
-    initial = floor + _std_of(form, raw, floor, s, key)
-    s.copy(key, "std.initial", initial)
-    to = f"{s.setting('std.initial')}={initial:.4g}"
-    if s.raw("sigma_init.name", "const_initializer") in ("const_initializer", "default"):
-        s.each("sigma_init", INITIALIZER_KEYS, "mapped", to)
-    else:
-        s.each("sigma_init", INITIALIZER_KEYS, "changed", to, f"begins at a constant; {OTHER_START}")
-    kind = "parameter" if read.flag(s, "fixed_sigma", True) else "network"
-    s.set("std.kind", kind)
-    if not std_bounds(s, form):
-        otherwise = "keeps between 0.01 and 10, with a gradient everywhere; rl_games' is exp(parameter), without bounds"
-        s.own_form("fixed_sigma", {"std.form": form}, otherwise)
-        if floor and s.parity:
-            s.copy("min_sigma", "std.floor", floor)
-    if s.get("std.form") is None:
-        s.changed("sigma_parametrization", "with --parity only", f"algorithm.model.std.form={form}")
-    if floor and s.has("min_sigma"):
-        s.copy("min_sigma", "std.minimum", floor, "a bound that is approached, not added")
-    s.mapped("min_sigma max_sigma logstd_bounds", "off")
-
-
-def _std_of(form: str, raw: float, floor: float, s: Section, key: str) -> float:
-    """Return the std above its floor, of the number that rl_games learns."""
-    try:
-        if form == "log":
-            return math.exp(raw)
-        return math.log1p(math.exp(raw - floor if form == "linear" else raw))
-    except OverflowError:
-        raise s.error(key, "a number whose exponential is finite") from None
-
-
-def std_form(s: Section) -> tuple[str, float]:
-    """Return the parameterisation of the std here, and the floor that is added to it."""
-    name = s.raw("sigma_parametrization", "exp")
-    form = STD_FORMS.get(name) if isinstance(name, str) else None
-    if form is None:
-        s.refuse("sigma_parametrization", "exp, softplus, linear and scalar are known")
-    floor = read.number(s, "min_sigma", 0.0) if s.has("min_sigma") else 0.0
-    return form or "log", max(floor, LINEAR_FLOOR) if form == "linear" else floor
-
-
-def std_bounds(s: Section, form: str) -> bool:
-    """Set the bounds of the std, which only Canter's own form has; return True if there are any."""
-    if form != "log":
-        s.no_effect("logstd_bounds", "only sigma_parametrization: exp reads it")
-    elif s.has("logstd_bounds"):
-        bounds = read.pair(s, "logstd_bounds", "two numbers, such as [-5, 2]")
-        for name, bound in zip(("minimum", "maximum"), bounds, strict=True):
-            s.set(f"std.{name}", math.exp(bound), "logstd_bounds")
-        why = "approached, with a gradient everywhere; rl_games cuts off"
-        s.changed("logstd_bounds", why, "algorithm.model.std.minimum, .maximum")
-    if s.has("max_sigma") and read.number(s, "max_sigma") > 0:
-        s.copy("max_sigma", "std.maximum", read.number(s, "max_sigma"), "approached along another curve")
-    return s.get("std.maximum") is not None
-
-
-def initial_mean(s: Section) -> None:
-    """An initializer of the mean becomes a gain of the last layer."""
-    if s.raw("mu_init.name") not in (None, "default"):
-        gain = read.number(s, "mu_init.gain", read.number(s, "mu_init.scale", read.number(s, "mu_init.std", 1.0)))
-        s.set("policy_gain", gain)
-        s.each("mu_init", INITIALIZER_KEYS, "changed", f"algorithm.model.policy_gain={gain:g}", OTHER_START)
-    s.each("mu_init", INITIALIZER_KEYS, "mapped", "algorithm.model.policy_gain")
-
-
-NO_ACTIVATION = "the mean and the std have no activation here: set it to None"
-DISTRIBUTION: tuple[Rule, ...] = (
-    Only("mu_activation", nothing, "", NO_ACTIVATION),
-    Only("sigma_activation", nothing, "", NO_ACTIVATION),
-    std,
-    Copy("learn_sigma", "std.learn", read.flag, OMIT),
-    initial_mean,
-    no_effect("scale"),
-)
-"""For `params.network.space.continuous` and settings below `algorithm.model`."""
-
-
 def apply_ppo(run: Import) -> None:
     """Apply everything that changes what is learned by PPO."""
     config = run.section(CONFIG, "algorithm")
     apply(PPO, config)
     central_value(config)
     if is_continuous(run):
-        apply(DISTRIBUTION, run.section("params.network.space.continuous", "algorithm.model"))
+        apply(DISTRIBUTION, run.section(SIGMA, "algorithm.model"))
     apply(AFTER_PPO, config)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
+from canter.compat.settings.rl_games_releases import RELEASES, Release
 from canter.config import TrainConfig
 from canter.core.plain import ConfigError, from_plain, nest
 from canter.core.registry import nearest
@@ -138,6 +139,8 @@ class Import:
     """Number of environments from the caller."""
     agents: int = 1
     """Agents in each environment."""
+    release: Release = RELEASES["1.6.5"]
+    """Release of rl_games that its settings are read as."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Canter's settings so far, by path."""
     origin: dict[str, str] = field(default_factory=dict)
@@ -148,6 +151,8 @@ class Import:
     """Names that were looked for: those that the source library knows."""
     values_read: set[str] = field(default_factory=set)
     """Keys whose values were read."""
+    unread: set[str] = field(default_factory=set)
+    """Keys that the source library does not read: they count as absent."""
 
     @property
     def root(self) -> Section:
@@ -255,7 +260,7 @@ class Section:
         """Return the value of a key without reading it for a setting."""
         key = self.key(key)
         self.run.names.add(key.rpartition(".")[2])
-        value: Any = self.run.tree
+        value: Any = {} if key in self.run.unread else self.run.tree
         for part in key.split("."):
             if not isinstance(value, Mapping) or part not in value:
                 return default
