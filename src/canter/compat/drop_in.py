@@ -32,7 +32,8 @@ class SourceEnv:
     reset_is_clean = False
 
     def __init__(self, env: Any, device: str | torch.device) -> None:
-        self.env, self.device = env, torch.device(device)
+        self.env = env
+        self.device = torch.device(device)
 
     def describe(self, obs: Obs, action: ActionSpec, num_envs: int, **more: Any) -> EnvSpec:
         """Return the environment's description, with shapes from the first observations."""
@@ -109,7 +110,8 @@ def store_code_state(folder: Path, files: Iterable[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for file in files:
         place = Path(file) if Path(file).is_dir() else Path(file).parent
-        root, commit = _git(place, "rev-parse", "--show-toplevel"), _git(place, "rev-parse", "HEAD")
+        root = _git(place, "rev-parse", "--show-toplevel")
+        commit = _git(place, "rev-parse", "HEAD")
         if root is None or commit is None:
             _log.info("%s is in no git repository", file)
             continue

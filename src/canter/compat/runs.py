@@ -32,7 +32,8 @@ def import_run(path: str | Path, config: TrainConfig, folder: str | Path) -> int
     `config` holds the settings of its training, imported with parity: the file has none.
     `until.iterations` counts from the checkpoint on.
     """
-    path, folder = Path(path), Path(folder)
+    path = Path(path)
+    folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty: a checkpoint becomes a new run")
     tree = read_pickled(path)
@@ -65,7 +66,8 @@ def export_run(run: str | Path, config: TrainConfig, policy: Policy, path: str |
     `config` holds the run's settings. A path ending in `.pt` is written for RSL-RL, in `.pth` for
     rl_games.
     """
-    path, store = Path(path), RunFolder(Path(run)).store
+    path = Path(path)
+    store = RunFolder(Path(run)).store
     if path.exists():
         raise ConfigError(f"{path} already exists; remove it or export to another name")
     iteration, saved = store.load_latest()
@@ -94,7 +96,8 @@ def _of_rsl_rl(ppo: PPO, iteration: int) -> dict[str, Any]:
     """Return RSL-RL's file: the mean is the action, and values are in units of the reward."""
     if ppo.model.shared_trunk:
         raise ConfigError("RSL-RL has two networks: train with algorithm.model.shared_trunk=false to export its file")
-    spec, dist = ppo.policy.spec, ppo.policy.distribution
+    spec = ppo.policy.spec
+    dist = ppo.policy.distribution
     probe = torch.full((1, spec.action.dim), 0.1, device=spec.device) if isinstance(spec.action, Continuous) else None
     if probe is not None and not torch.equal(dist.to_env(probe), probe):
         raise ConfigError(

@@ -131,7 +131,8 @@ def load_weights(
     `parts` may leave out the actor or the critic, and may name `optimizer`. Without `strict`,
     parameters that the file lacks keep their values.
     """
-    parts, own = set(parts), _learned(ppo)
+    parts = set(parts)
+    own = _learned(ppo)
     links = [link for link in links if link.ours in own and _part_of(link.ours) in parts]
     links = [link for link in links if strict or link.theirs in weights.parameters]
     values = {name: _joined(name, of, weights.parameters, ppo, own) for name, of in _grouped(links, "ours").items()}
@@ -251,10 +252,8 @@ def check_statistics(parts: list[Normalizer], found: Statistics | None, name: st
     """Raise ConfigError unless file and settings have statistics of the same width."""
     width = sum(part.mean.numel() for part in parts)
     if (found is None) != (not parts):
-        spare, lacking = (
-            "file has statistics, but the settings do not normalise",
-            "settings normalise, but the file has",
-        )
+        spare = "file has statistics, but the settings do not normalise"
+        lacking = "settings normalise, but the file has"
         what = f"{lacking} no statistics" if parts else spare
         raise ConfigError(f"{name}: the {what}: import the settings that it was made with")
     if found is not None and found.mean.numel() != width:

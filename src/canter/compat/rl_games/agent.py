@@ -61,7 +61,8 @@ class IsaacAlgoObserver(AlgoObserver):
 
     def after_init(self, algo: Any) -> None:
         """Keep the agent and its writer."""
-        self.algo, self.writer = algo, algo.writer
+        self.algo = algo
+        self.writer = algo.writer
 
     def after_print_stats(self, frame: int, epoch_num: int, total_time: float) -> None:
         """Write one row under rl_games' tags."""
@@ -156,7 +157,8 @@ def make_env(params: Mapping[str, Any], num_actors: int, device: str, parity: bo
         "masks": bool(config.get("use_action_masks", False)),
         "states": bool(config.get("central_value_config")),
     }
-    name, given = str(config.get("env_name", "")), config.get("vec_env")
+    name = str(config.get("env_name", ""))
+    given = config.get("vec_env")
     if given is not None:
         return RlGamesEnv(given, config.get("env_info"), num_actors, device, **read)
     found = find_environment(name)
@@ -195,7 +197,8 @@ class Agent:
         refuse_overrides(cls, Agent)
 
     def __init__(self, base_name: str, params: Mapping[str, Any]) -> None:
-        self.params, self.config = params, params["config"]
+        self.params = params
+        self.config = params["config"]
         network = params.get("network") or {}
         refuse_user_network(str(network.get("name")), str((params.get("model") or {}).get("name")))
         own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
@@ -203,7 +206,8 @@ class Agent:
         self.ppo_device = self.device = own if by_rank else str(self.config.get("device", own))
         num_actors = int(self.config["num_actors"])
         self.vec_env = make_env(params, num_actors, self.device, self.parity)
-        self.num_actors, self.num_agents = num_actors, self.vec_env.spec.num_agents
+        self.num_actors = num_actors
+        self.num_agents = self.vec_env.spec.num_agents
         self._check_env()
         self.imported = imported_settings(params, self.parity, num_actors, self.num_agents, self.release)
         _log.info("settings of %s", self.imported.report.dialect)
@@ -223,7 +227,8 @@ class Agent:
         self.algorithm: Any = self.trainer.algorithm
         self.writer: Any = open_writer(self.summaries_dir)
         self.games_to_track = int(self.config.get("games_to_track", 100))
-        self.epoch_num, self.frame = 0, 0
+        self.epoch_num = 0
+        self.frame = 0
         self.episode_infos: dict[str, float] = {}
         """The simulator's `infos["episode"]` of the last rollout."""
         self.mean_rewards = self.last_mean_rewards = -1e9
@@ -252,7 +257,8 @@ class Agent:
         return self.last_mean_rewards, self.epoch_num
 
     def _after_iteration(self, report: Report) -> None:
-        self.epoch_num, self.frame = report.iteration, report.env_steps
+        self.epoch_num = report.iteration
+        self.frame = report.env_steps
         simulated = ((name.removeprefix("env/"), value) for name, value in report.metrics.items() if name[:4] == "env/")
         self.episode_infos = {name: value for name, value in simulated if value == value}
         self._call("after_steps")
@@ -272,7 +278,8 @@ class Agent:
 
     def _write(self, report: Report) -> None:
         """Write a row of the log under rl_games' tags, and all metrics under their own."""
-        times, x_axes = report.times, {"step": self.frame, "iter": self.epoch_num, "time": int(report.seconds)}
+        times = report.times
+        x_axes = {"step": self.frame, "iter": self.epoch_num, "time": int(report.seconds)}
         scalars = {tag: report.metrics.get(name) for tag, name in TAGS.items()}
         rate = next((v for name, v in report.metrics.items() if name.startswith("optim/learning_rate")), None)
         scalars |= {"info/last_lr": rate, "info/epochs": self.epoch_num, "performance/step_time": times.get("env")}
@@ -334,7 +341,8 @@ class AmpAgent(Agent):
     """The agent of `amp_continuous`; `config.amp` names its clips."""
 
     def _check_env(self) -> None:
-        group, spec = (self.config.get("amp") or {}).get("obs_group") or "amp", self.vec_env.spec
+        group = (self.config.get("amp") or {}).get("obs_group") or "amp"
+        spec = self.vec_env.spec
         if group not in spec.obs and spec.motion is None:
             raise ConfigError(
                 f"amp_continuous: the environment returns no observation group {group!r}. Return the frame that is "

@@ -37,7 +37,8 @@ from canter.nn.heads import GaussianHead
 from canter.nn.normalizer import Normalizer
 from canter.nn.optimizer import OptimizerConfig, ParameterGroup
 
-DISCRIMINATOR, FRAMES = "a2c_network._disc_", "amp"
+DISCRIMINATOR = "a2c_network._disc_"
+FRAMES = "amp"
 """Prefix of the discriminator's parameters; role of the statistics of its frames."""
 
 
@@ -83,7 +84,8 @@ def check_discriminator(amp: AMP, weights: Weights) -> None:
 @torch.no_grad()
 def load_discriminator(amp: AMP, weights: Weights) -> None:
     """Load the discriminator from a checked file; the replay buffer is in no file."""
-    own, group = _parameters(amp), _group(amp)
+    own = _parameters(amp)
+    group = _group(amp)
     moments = moments_in(group, own.items())
     for name, parameter in own.items():
         parameter.copy_(_turned(amp, weights.parameters[name], name))
@@ -98,7 +100,8 @@ def load_discriminator(amp: AMP, weights: Weights) -> None:
 @torch.no_grad()
 def take_discriminator(amp: AMP) -> Weights:
     """Return the discriminator's weights by rl_games' names, in rl_games' order of frames."""
-    own, group = _parameters(amp), _group(amp)
+    own = _parameters(amp)
+    group = _group(amp)
     weights = Weights(optimizers={"policy": optimizer_progress(group)})
     for name, (mean, square) in moments_in(group, own.items()).items():
         weights.parameters[name] = _turned(amp, own[name].detach(), name).cpu()
@@ -108,7 +111,8 @@ def take_discriminator(amp: AMP) -> Weights:
     return weights
 
 
-NET, CENTRAL = "a2c_network", "central."
+NET = "a2c_network"
+CENTRAL = "central."
 """The policy's network; prefix here of the central value's names, which is a separate model."""
 OWN = f"{CENTRAL}{NET}"
 STYLE = "amp_input_mean_std"
@@ -139,7 +143,8 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
     parameters = {name: x for name, x in both.items() if "mean_std." not in name and isinstance(x, Tensor)}
     names, central_names = ([name for name in parameters if name in part] for part in (model, central))
     weights = Weights(parameters)
-    weights.iteration, weights.env_steps = int(number(tree, "epoch", 0)), int(number(tree, "frame", 0))
+    weights.iteration = int(number(tree, "epoch", 0))
+    weights.env_steps = int(number(tree, "frame", 0))
     weights.moments, weights.optimizers["policy"] = positional(tree.get("optimizer"), names)
     moments, weights.optimizers["central_value"] = positional(tree.get("assymetric_vf_optimizer"), central_names)
     weights.moments |= moments
@@ -166,7 +171,8 @@ def statistics_in(buffers: Mapping[str, Tensor], prefix: str = "") -> Statistics
 
 def links_of(ppo: PPO) -> list[Link]:
     """Return the links of all parameters, in the order of rl_games' modules."""
-    model, central = ppo.model, ppo.config.central_value is not None
+    model = ppo.model
+    central = ppo.config.central_value is not None
     separate = not model.shared_trunk and not central
     body = _body(model.actor, "actor", NET, prefix="a_" if separate else "")
     if separate:
@@ -189,8 +195,10 @@ def _body(part: nn.Module, role: str, at: str, name: str = "actor", prefix: str 
 
     Rl_games calls a single network the actor's.
     """
-    hidden, cnn = f"{at}.{name}_mlp", f"{at}.{name}_cnn"
-    rnn, norm = f"{at}.{prefix}rnn.rnn", f"{at}.{prefix}layer_norm"
+    hidden = f"{at}.{name}_mlp"
+    cnn = f"{at}.{name}_cnn"
+    rnn = f"{at}.{prefix}rnn.rnn"
+    norm = f"{at}.{prefix}layer_norm"
     return [*network_links(network_of(part, role), f"{role}.network", hidden, rnn, norm, cnn)]
 
 
@@ -228,7 +236,8 @@ def _head(ppo: PPO, head: nn.Module) -> tuple[list[Link], list[Link]]:
 
 def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic", "optimizer")) -> None:
     """Load the weights of a file into PPO."""
-    links, learns = links_of(ppo), "optimizer" in parts
+    links = links_of(ppo)
+    learns = "optimizer" in parts
     amp = discriminator_of(ppo) if learns else None
     spare: tuple[str, ...] = ()
     if amp is not None or not learns:  # what acts needs no discriminator
@@ -283,7 +292,8 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
 
 def _with_style(tree: dict[str, Any], style: Weights, config: OptimizerConfig) -> dict[str, Any]:
     """Return the file with the discriminator after the policy's parameters, in one Adam."""
-    policy, adam = tree["optimizer"], torch_adam(style, list(style.parameters), "policy", config)
+    policy = tree["optimizer"]
+    adam = torch_adam(style, list(style.parameters), "policy", config)
     first = len(policy["param_groups"][0]["params"])
     policy["param_groups"][0]["params"] += [first + place for place in adam["param_groups"][0]["params"]]
     policy["state"] |= {first + place: state for place, state in adam["state"].items()}

@@ -93,7 +93,8 @@ class RlGamesEnv(SourceEnv):
         states: bool = True,
     ) -> None:
         super().__init__(env, device)
-        self.masks, self.states = masks, states
+        self.masks = masks
+        self.states = states
         self.info = env.get_env_info() if info is None else info
         self.hook: Hook | None = None
         """Called with the infos of every step; it waits for the device."""
@@ -103,7 +104,8 @@ class RlGamesEnv(SourceEnv):
             raise ConfigError(f"value_size={self.info['value_size']}: Canter learns from one reward, so add them up")
         self.first = self.env.reset()
         self.tensors = isinstance(_any_of(self.first), Tensor)
-        action, num_envs = action_spec(self.info["action_space"], clip_actions), num_actors * self.agents
+        action = action_spec(self.info["action_space"], clip_actions)
+        num_envs = num_actors * self.agents
         self.spec = self.describe(self.groups(self.first), action, num_envs, num_agents=self.agents)
 
     def groups(self, obs: Any) -> Obs:
@@ -128,7 +130,8 @@ class RlGamesEnv(SourceEnv):
 
     def reset(self, seed: int | None = None) -> Obs:
         """Return the first observations; later calls reset."""
-        first, self.first = self.first, None
+        first = self.first
+        self.first = None
         return self.groups(self.env.reset() if first is None else first)
 
     def step(self, action: Tensor) -> Step:

@@ -38,7 +38,8 @@ class PpoPlayer:
     parity = True
 
     def __init__(self, params: Mapping[str, Any]) -> None:
-        self.params, self.config = params, params["config"]
+        self.params = params
+        self.config = params["config"]
         self.player_config = dict(self.config.get("player") or {})
         self.device = torch.device(str(self.config.get("device_name", self.config.get("device", "cpu"))))
         if self.device.type == "cuda" and not torch.cuda.is_available():
@@ -53,7 +54,8 @@ class PpoPlayer:
         self.policy = self._build(imported.config, spec)
         self.is_rnn = self.policy.initial_state(1) != ()
         self.states: list[Tensor] | None = None
-        self.batch_size, self.has_batch_dimension = 1, False
+        self.batch_size = 1
+        self.has_batch_dimension = False
         misspelt = self.player_config.get("determenistic", True)  # as rl_games reads it too
         self.is_deterministic = bool(self.player_config.get("deterministic", misspelt))
         self.games_num = int(self.player_config.get("games_num", NO_LIMIT))
@@ -162,7 +164,8 @@ class PpoPlayer:
         rewards = [episode.return_ * self.n_game_life for episode in episodes]
         mean = sum(rewards) / max(len(rewards), 1)
         length = sum(episode.length for episode in episodes) / max(len(episodes), 1)
-        best, seconds = max(rewards, default=math.nan), time.perf_counter() - begin
+        best = max(rewards, default=math.nan)
+        seconds = time.perf_counter() - begin
         print(f"av reward: {mean:g} av steps: {length:g} games: {len(rewards)} best: {best:g} seconds: {seconds:.1f}")
         return mean
 
@@ -197,7 +200,8 @@ class _Acts:
 
     def initial_state(self, num_envs: int) -> State:
         """Return (): the player keeps the recurrent state."""
-        self.player.batch_size, self.player.has_batch_dimension = num_envs, True
+        self.player.batch_size = num_envs
+        self.player.has_batch_dimension = True
         self.player.init_rnn()
         return ()
 

@@ -36,7 +36,8 @@ class ObjectFactory:
     """Builders by name, as in rl_games."""
 
     def __init__(self, what: str) -> None:
-        self.what, self.builders = what, dict[str, Callable[..., Any]]()
+        self.what = what
+        self.builders = dict[str, Callable[..., Any]]()
 
     def register_builder(self, name: str, builder: Callable[..., Any]) -> None:
         """Register a builder under a name."""
@@ -65,7 +66,8 @@ class Runner:
 
     def __init__(self, algo_observer: Any = None) -> None:
         self.algo_observer = algo_observer or DefaultAlgoObserver()
-        self.algo_factory, self.player_factory = ObjectFactory("agent"), ObjectFactory("player")
+        self.algo_factory = ObjectFactory("agent")
+        self.player_factory = ObjectFactory("player")
         for name, agent, player in BUILDERS:
             self.algo_factory.register_builder(name, agent)
             self.player_factory.register_builder(name, player)
@@ -84,7 +86,8 @@ class Runner:
 
     def load_config(self, params: dict[str, Any]) -> None:
         """Load `params` and seed everything, as rl_games does."""
-        self.params, self.algo_name = params, params["algo"]["name"]
+        self.params = params
+        self.algo_name = params["algo"]["name"]
         seed = params.get("seed")
         self.seed = int(time.time()) if seed is None or seed == -1 else int(seed)
         params["seed"] = self.seed

@@ -117,7 +117,8 @@ def _layers(prefix: str, stack: Stack, name: str, member: int, tensors: Mapping[
 
 def _layer(name: str, ours: str, member: int, tensors: Mapping[str, Tensor]) -> Views:
     """Return the parts of one layer, transposed."""
-    weight, bias = tensors[f"{ours}.weight"][member].T, tensors.get(f"{ours}.bias")
+    weight = tensors[f"{ours}.weight"][member].T
+    bias = tensors.get(f"{ours}.bias")
     return {f"{name}.weight": [weight]} | ({} if bias is None else {f"{name}.bias": [bias[member, 0]]})
 
 
@@ -140,7 +141,8 @@ def _normalizers(module: nn.Module) -> list[Normalizer]:
 def _moments(sac: SAC) -> Iterator[tuple[str, ParameterGroup, list[tuple[Views, float]]]]:
     """Yield each optimizer with Adam's two moments as views, and their parts by rl_games' names."""
     for phase, part in OPTIMIZERS.items():
-        (group,), module = sac.learner.optimizers[phase].groups.values(), modules_of(sac)[part]
+        (group,) = sac.learner.optimizers[phase].groups.values()
+        module = modules_of(sac)[part]
         found = moments_in(group, module.named_parameters())
         pair = [views_of(part, module, {name: moments[k] for name, moments in found.items()}) for k in (0, 1)]
         # rl_games' gradient is by the temperature, ours by its logarithm.
@@ -158,10 +160,12 @@ def _action_scale(sac: SAC) -> tuple[Tensor, Tensor]:
 
 def _convert_actions(weights: Weights, scale: Tensor, centre: Tensor) -> Weights:
     """Convert critics of `scale * a + centre` into critics of `a`."""
-    columns, weights = len(scale), replace(weights, parameters=dict(weights.parameters), moments=dict(weights.moments))
+    columns = len(scale)
+    weights = replace(weights, parameters=dict(weights.parameters), moments=dict(weights.moments))
     for part in NETWORKS[1:]:
         for name in [name for name in weights.parameters if name.startswith(part) and name.endswith(".0.weight")]:
-            weight, bias = weights.parameters[name], name.replace("weight", "bias")
+            weight = weights.parameters[name]
+            bias = name.replace("weight", "bias")
             weights.parameters[bias] = weights.parameters[bias] + weight[:, -columns:] @ centre
             weights.parameters[name] = _scaled(weight, scale)
             if name in weights.moments:
@@ -226,7 +230,8 @@ def load(sac: SAC, weights: Weights) -> None:
                 if name in weights.moments:
                     _put(parts, weights.moments[name][k] / factor)
         set_optimizer_progress(group, weights.optimizers[phase])
-    sac.rollouts, sac.refilled = weights.iteration, 0
+    sac.rollouts = weights.iteration
+    sac.refilled = 0
 
 
 # ours to theirs

@@ -27,7 +27,8 @@ from canter.compat.weights import (
 from canter.core.plain import ConfigError
 from canter.nn.heads import GaussianHead
 
-STD, LOG_STD = "actor.distribution.std_param", "actor.distribution.log_std_param"
+STD = "actor.distribution.std_param"
+LOG_STD = "actor.distribution.log_std_param"
 EPS = 0.01
 """Constant that RSL-RL adds to the standard std of an observation."""
 OLD_NAMES = {

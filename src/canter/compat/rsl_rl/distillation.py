@@ -63,8 +63,11 @@ class DistillationAlg(LearningAlg):
         self, algorithm: Distillation, stand_ins: Mapping[str, PPO], policy: InferencePolicy, *, teacher_has_std: bool
     ) -> None:
         super().__init__(policy, algorithm.phase.optimizer.groups["student"])
-        self.algorithm, self.stand_ins, self.teacher_has_std = algorithm, stand_ins, teacher_has_std
-        self.student, self.teacher = algorithm.actor, algorithm.teacher.actor
+        self.algorithm = algorithm
+        self.stand_ins = stand_ins
+        self.teacher_has_std = teacher_has_std
+        self.student = algorithm.actor
+        self.teacher = algorithm.teacher.actor
 
     def save(self) -> dict[str, Any]:
         """Return RSL-RL 5.x's mapping of both networks and the optimizer."""
@@ -75,7 +78,8 @@ class DistillationAlg(LearningAlg):
             groups["critic"].state()[name].copy_(self._group.state()[name])
         for role in ROLES:
             self.stand_ins[role].model.actor.load_state_dict(getattr(self, role).state_dict())
-        tree, taught = checkpoint.dump(student, 0), checkpoint.dump(teacher, 0)
+        tree = checkpoint.dump(student, 0)
+        taught = checkpoint.dump(teacher, 0)
         own = tree["actor_state_dict"]
         count = sum(not name.startswith("obs_normalizer.") for name in own)
         optimizer = tree["optimizer_state_dict"]

@@ -34,7 +34,8 @@ class RslRlEnv(SourceEnv):
     def __init__(self, env: Any, device: str | torch.device = "cpu") -> None:
         super().__init__(env, device)
         infinite = (float("inf"),) * int(env.num_actions)
-        action, name = Continuous(tuple(-x for x in infinite), infinite), type(getattr(env, "unwrapped", env)).__name__
+        action = Continuous(tuple(-x for x in infinite), infinite)
+        name = type(getattr(env, "unwrapped", env)).__name__
         self.spec = self.describe(self.observe(), action, int(env.num_envs), env_id=name)
 
     def declare(self, symmetries: tuple[Symmetry, ...]) -> None:
@@ -43,7 +44,8 @@ class RslRlEnv(SourceEnv):
 
     def observe(self) -> Obs:
         """Return the current observations; the environment was reset by its creator."""
-        found, more = self.env.get_observations(), {}
+        found = self.env.get_observations()
+        more = {}
         if isinstance(found, tuple):
             found, extras = found
             more = extras.get("observations") or {}
@@ -121,7 +123,9 @@ class Images:
     """The settings' function, called as its generation of RSL-RL calls it."""
 
     def __init__(self, function: Callable[..., Any], adapter: RslRlEnv) -> None:
-        self.function, self.env, self.spec = function, adapter.env, adapter.spec
+        self.function = function
+        self.env = adapter.env
+        self.spec = adapter.spec
         self.container = type(adapter.env.get_observations())
 
     def symmetry(self, block: int) -> Symmetry:

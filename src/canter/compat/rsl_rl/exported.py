@@ -21,7 +21,9 @@ class JoinedNormalizer(nn.Module):
     def __init__(self, policy: Policy) -> None:
         super().__init__()
         network = network_of(policy.actor, "actor")
-        shifts, scales, self.clip = [], [], float("inf")
+        shifts = []
+        scales = []
+        self.clip = float("inf")
         for name, part in zip(network.groups, network.normalizers, strict=True):
             width = policy.spec.obs[name].shape[0]
             known = isinstance(part, Normalizer)
@@ -41,7 +43,8 @@ class ExportedPolicy(nn.Module):
 
     def __init__(self, normalizer: JoinedNormalizer, layers: nn.Sequential) -> None:
         super().__init__()
-        self.normalizer, self.layers = normalizer, layers
+        self.normalizer = normalizer
+        self.layers = layers
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return the actions `[N, A]` of observations `[N, D]`."""
@@ -62,7 +65,9 @@ class ExportedRNN(nn.Module):
 
     def __init__(self, normalizer: JoinedNormalizer, rnn: nn.LSTM | nn.GRU, layers: nn.Sequential) -> None:
         super().__init__()
-        self.normalizer, self.rnn, self.layers = normalizer, rnn, layers
+        self.normalizer = normalizer
+        self.rnn = rnn
+        self.layers = layers
         self.register_buffer("hidden_state", torch.zeros(rnn.num_layers, 1, rnn.hidden_size))
 
     def forward(self, obs: Tensor) -> Tensor:

@@ -30,7 +30,9 @@ class InferencePolicy(nn.Module):
 
     def __init__(self, policy: Policy, groups: Callable[[Any], Obs]) -> None:
         super().__init__()
-        self.policy, self.groups, self.network = policy, groups, policy.actor
+        self.policy = policy
+        self.groups = groups
+        self.network = policy.actor
         self.state: State | None = None
         self.device: str | None = None
         """Device of the actions; None for that of the networks."""
@@ -98,7 +100,8 @@ class InferencePolicy(nn.Module):
 
 def exported(policy: Policy) -> ExportedPolicy | ExportedRNN:
     """Return the deterministic policy as one module of torch's own layers, on the CPU."""
-    network, head = network_of(policy.actor, "actor"), policy.actor.head
+    network = network_of(policy.actor, "actor")
+    head = policy.actor.head
     if not isinstance(head, GaussianHead):
         raise ConfigError("RSL-RL's exports are of Gaussian policies; canter.export_policy takes any")
     if any(not isinstance(encoder, nn.Identity) for encoder in network.encoders):

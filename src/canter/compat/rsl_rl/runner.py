@@ -37,7 +37,9 @@ class Logger:
     """RSL-RL's logger, as scripts and subclasses use it; it writes under RSL-RL's tags."""
 
     def __init__(self, log_dir: str | None) -> None:
-        self.log_dir, self.logger_type, self.disable_logs = log_dir, "tensorboard", log_dir is None
+        self.log_dir = log_dir
+        self.logger_type = "tensorboard"
+        self.disable_logs = log_dir is None
         self.git_status_repos: list[str] = []
         self.writer: Any = NoWriter()
 
@@ -56,7 +58,8 @@ class Logger:
 
     def write(self, report: Report, it: int) -> None:
         """Write a row of the log."""
-        metrics, times = report.metrics, report.times
+        metrics = report.metrics
+        times = report.times
         rate = next((v for name, v in metrics.items() if name.startswith("optim/learning_rate")), None)
         scalars = {
             "Train/mean_reward": report.return_,
@@ -85,7 +88,8 @@ class LearningAlg:
     rnd = None
 
     def __init__(self, policy: InferencePolicy, group: ParameterGroup) -> None:
-        self.policy, self._group = policy, group
+        self.policy = policy
+        self._group = group
 
     @property
     def learning_rate(self) -> float:
@@ -108,8 +112,10 @@ class Alg(LearningAlg):
 
     def __init__(self, ppo: PPO, policy: InferencePolicy, generation: int) -> None:
         super().__init__(policy, next(iter(ppo.optimizers["policy"].groups.values())))
-        self.ppo, self.generation = ppo, generation
-        self.actor, self.critic = ppo.model.actor, ppo.model.critic
+        self.ppo = ppo
+        self.generation = generation
+        self.actor = ppo.model.actor
+        self.critic = ppo.model.critic
         self.actor_critic = policy
         """Name of the policy in 1.x; scripts of that time export its `actor`."""
 
@@ -145,7 +151,10 @@ class OnPolicyRunner:
     def __init__(
         self, env: Any, train_cfg: Mapping[str, Any], log_dir: str | None = None, device: str = "cpu", **options: Any
     ) -> None:
-        self.env, self.cfg, self.device, self.log_dir = env, train_cfg, device, log_dir
+        self.env = env
+        self.cfg = train_cfg
+        self.device = device
+        self.log_dir = log_dir
         ranks = (
             int(os.environ.get(name, usual)) for name, usual in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0))
         )
@@ -166,7 +175,8 @@ class OnPolicyRunner:
         config = replace(imported.config, device=str(device), seed=seed, total_steps=ENDLESS, until=UntilConfig())
         self.trainer, self.alg = self._build(config)
         self.logger = Logger(log_dir)
-        self.logger_type, self.disable_logs = self.logger.logger_type, self.logger.disable_logs
+        self.logger_type = self.logger.logger_type
+        self.disable_logs = self.logger.disable_logs
         """Place of these attributes up to 3.x, for subclasses."""
         self.current_learning_iteration = 0
         section = train_cfg.get("runner", train_cfg)
@@ -180,7 +190,8 @@ class OnPolicyRunner:
 
         The group of the network's name, else `policy`.
         """
-        known, groups = self.adapter.spec.obs, dict(train_cfg.get("obs_groups") or {})
+        known = self.adapter.spec.obs
+        groups = dict(train_cfg.get("obs_groups") or {})
         if train_cfg.get("obs_groups") is None and "policy" in known:
             return train_cfg
         actor = "actor" if "actor" in train_cfg else "policy"
@@ -192,7 +203,8 @@ class OnPolicyRunner:
     def _build(self, config: TrainConfig) -> tuple[Trainer, Any]:
         trainer = Trainer(config, self._after_iteration, env=self.adapter)
         assert isinstance(trainer.algorithm, PPO)
-        policy, dialect = InferencePolicy(trainer.algorithm.policy, self.adapter.groups), generation_of(self.cfg)
+        policy = InferencePolicy(trainer.algorithm.policy, self.adapter.groups)
+        dialect = generation_of(self.cfg)
         return trainer, Alg(trainer.algorithm, policy, dialect.number if dialect else 5)
 
     def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
@@ -209,7 +221,8 @@ class OnPolicyRunner:
             self.logger.stop_logging_writer()
 
     def _after_iteration(self, report: Report) -> None:
-        self.current_learning_iteration, self._next = self._next, self._next + 1
+        self.current_learning_iteration = self._next
+        self._next = self._next + 1
         if self.logger.log_dir is not None:
             self.logger.write(report, self.current_learning_iteration)
             if self.current_learning_iteration % self.save_interval == 0:

@@ -88,7 +88,8 @@ class Scope:
     """Names that interpolations refer to."""
 
     def __init__(self, tree: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-        self.tree, self.given = tree, given
+        self.tree = tree
+        self.given = given
 
     def resolve(self, text: str, path: tuple[str, ...], depth: int = 0) -> Any:
         """Return the value of a text with `${...}` in it, at a path of the tree."""
