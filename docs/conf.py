@@ -26,4 +26,5 @@ html_theme = "furo"
 html_title = f"Canter {version}"
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
+html_extra_path = ["llms.txt"]  # its links are to the pages' own Markdown, which Sphinx copies to `_sources`
 html_show_sphinx = False

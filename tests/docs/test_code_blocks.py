@@ -109,6 +109,14 @@ def test_commands_are_accepted(page, tmp_path, monkeypatch, restored_registries)
             cli.dispatch(argv)
 
 
+def test_every_page_is_in_the_file_for_language_models():
+    text = (ROOT / "docs" / "llms.txt").read_text()
+    listed = re.findall(r"\]\(_sources/([\w/]+\.md)\.txt\)", text)
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert len(listed) == len(set(listed)) == text.count("](")
+    assert set(listed) == pages - {"index.md"}
+
+
 def test_the_cheat_sheet_has_every_command():
     sheet = commands(ROOT / "docs" / "commands.md", "canter")
     assert {argv[0] for argv in sheet} == set(COMMANDS)
