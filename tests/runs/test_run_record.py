@@ -14,6 +14,7 @@ from canter.training.trainer import RunStopped, train
 
 def config_for(iterations):
     preset = preset_for("tensor:pendulum")
+    assert preset is not None
     algorithm = replace(preset.algorithm, horizon=8, num_minibatches=1, epochs=1)
     return replace(preset, algorithm=algorithm, total_steps=iterations * 8 * preset.env.num_envs)
 
@@ -84,7 +85,7 @@ config = canter.TrainConfig(env=canter.EnvConfig(id="tensor:cartpole"), algorith
 canter.train(config, stay, folder=canter.RunFolder(sys.argv[1]), console="quiet")
 """
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "entered\n"
+        assert process.stdout is not None and process.stdout.readline() == "entered\n"
         assert run_status(tmp_path) == "running"
         assert read_record(tmp_path)["pid"] == process.pid
         process.kill()
@@ -105,7 +106,7 @@ def test_a_record_that_cannot_be_written_costs_nothing_else(tmp_path, caplog):
     (tmp_path / "run.json").mkdir()
     train(config_for(1), folder=RunFolder(tmp_path))
     assert "run.json could not be written" in caplog.text
-    assert RunFolder(tmp_path).store.steps() == [1]
+    assert RunFolder(tmp_path).store.steps() == [0, 1]
 
 
 def test_a_score_that_is_no_number_costs_the_score_and_not_the_record(tmp_path, caplog):

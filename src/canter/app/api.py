@@ -9,7 +9,7 @@ from canter.algorithms.ppo import PPO, BonusValueConfig, CentralValueConfig, PPO
 from canter.algorithms.ppo.rewards import RewardConfig
 from canter.algorithms.sac import SAC, SACConfig, TemperatureConfig
 from canter.app.experiments.session import InitFrom, TrainingResult
-from canter.app.experiments.train import evaluate, load, train
+from canter.app.experiments.train import evaluate, load, resume, train
 from canter.config import TrainConfig
 from canter.config.presets import preset_for, presets
 from canter.core.data.replay import ReplayConfig
@@ -118,6 +118,7 @@ __all__ = [
     "preset_for",
     "presets",
     "register",
+    "resume",
     "save_critic",
     "save_policy",
     "train",

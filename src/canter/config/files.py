@@ -13,25 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 from canter.config import TrainConfig
 from canter.core.plain import ConfigError, from_plain, to_plain
-from canter.core.storage.files import EXPONENT, FLOAT, read_yaml
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes mappings as blocks and lists in one line, without aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_list(self, data: Any) -> Any:
-        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
-
-
-_Dumper.add_implicit_resolver(FLOAT, EXPONENT, list("-+.0123456789"))
-_Dumper.add_representer(list, _Dumper.represent_list)
+from canter.core.storage.files import dump_plain, read_yaml
 
 
 @dataclass(frozen=True)
@@ -114,8 +98,3 @@ def field_docs(cls: type) -> dict[str, str]:
             case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                 docs[name] = " ".join(text.split())
     return docs
-
-
-def dump_plain(plain: dict[str, Any]) -> str:
-    """Return plain settings as YAML text."""
-    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=120)

@@ -67,17 +67,15 @@ class DistributedRunFolder(NullRunFolder):
             self.folder.__exit__(*raised)
 
     def restore(self, state: TrainState) -> bool:
-        """Restore the newest valid checkpoint; without one write one, so that ranks may be lost."""
+        """Restore the newest valid checkpoint; return False if none was ever written."""
         if self.is_first:
             found = self.folder.restore(state)
             if not found:
                 state.scatter(None)
-                self.save(state)
             return found
         self.folder.iterations_per_tick = state.algorithm.iterations_per_tick
         tree = state.scatter(None)
         if tree is None:
-            self.save(state)
             return False
         for name, component in state.components().items():
             component.load_state_dict(tree[name])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -202,3 +203,19 @@ def flatten(plain: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, An
             yield from flatten(value, f"{key}.{name}" if key else str(name), depth + 1)
     elif key:
         yield key, plain
+
+
+def is_unstarted(path: Path) -> bool:
+    """Return whether a folder has at most files of a run that died before it began."""
+    scraps = re.compile(r"\.?run\.(lock|json).*|\.config\.yaml\.partial")
+    return path.is_dir() and all(scraps.fullmatch(entry.name) for entry in path.iterdir())
+
+
+def link_latest(path: Path) -> None:
+    """Point the link `latest`, next to a run, to it, if the file system has links."""
+    fresh = path.with_name(f".{LATEST}-{os.getpid()}")
+    try:
+        fresh.symlink_to(path.name)
+        os.replace(fresh, path.with_name(LATEST))
+    except OSError:
+        fresh.unlink(missing_ok=True)

@@ -6,7 +6,6 @@ import itertools
 import logging
 import math
 import os
-import re
 import time
 import traceback
 import uuid
@@ -16,25 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from canter.core.plain import with_current_names
+from canter.core.plain import ConfigError, to_plain, with_current_names
 from canter.core.registry import UserError
 from canter.core.specs import EnvFailed, Stateful
 from canter.core.storage.checkpoint import CheckpointCorrupt, CheckpointStore, NoCheckpoint, save_checkpoint
-from canter.core.storage.files import Unreadable, replace_file
+from canter.core.storage.files import Unreadable, dump_plain, replace_file
 from canter.core.storage.lock import RunLock
 from canter.core.storage.validity import NonFiniteParameters, check_finite, check_same, check_same_shape
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.policy_file import POLICIES
+from canter.runs.changes import EDITS, ChangeCheck
 from canter.runs.metrics import DAMAGED, METRICS, MetricsLog
 from canter.runs.permissions import save_trusted_modules
 from canter.runs.policies import Policies, ProgressSnapshot
-from canter.runs.records import CONFIG, LATEST, Outcome, RunRecord
+from canter.runs.records import CONFIG, Outcome, RunRecord, link_latest
 from canter.runs.state import ProgressSource, TrainState
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"
-EDITS = "edits.jsonl"
 TRACEBACK = "traceback.txt"
 BLACK_BOX = "black_box"
 
@@ -83,8 +82,9 @@ class RunFolder:
 
     Entering creates the folder and points the link `latest`, next to it, to it; nothing is written
     before. `settings` is the text of `config.yaml`, which is replaced only after a checkpoint has
-    been found to fit; None leaves the file unchanged. `examine` is called before that with the
-    settings and the progress of the checkpoint, and may raise to refuse.
+    been found to fit; without it the `Trainer` fills in its own settings (`adopt`). `examine` is
+    called before that with the settings and the progress of the checkpoint, and may raise to
+    refuse.
 
     A run whose checkpoints are lost does not start over by itself. `from_scratch` makes it, and
     moves the files of the earlier attempt to a separate folder.
@@ -102,15 +102,14 @@ class RunFolder:
         from_scratch: bool = False,
     ) -> None:
         self.path = Path(path)
-        self.config = checkpoints or CheckpointConfig()
+        self._own_schedule = checkpoints is not None
         self.settings = settings
         self.examine = examine
         self.from_scratch = from_scratch
         self.lock = RunLock(self.path)
         self.record = RunRecord(self.path)
         self.metrics = MetricsLog(self.path / METRICS)
-        self.store = CheckpointStore(self.path / CHECKPOINTS, keep_last=self.config.keep_last)
-        self.policies = Policies(self.path / POLICIES, self.config.best_by)
+        self._schedule(checkpoints or CheckpointConfig())
         self.iterations_per_tick = 1
         """Iterations that count as one in `save_every`, see `Algorithm.iterations_per_tick`."""
         self._run: ProgressSource | None = None
@@ -123,6 +122,30 @@ class RunFolder:
         self._milestones = 0
         """Number of passed milestones: checkpoints that are kept for ever."""
 
+    def _schedule(self, checkpoints: CheckpointConfig) -> None:
+        """Save checkpoints and policies by these settings."""
+        self.config = checkpoints
+        self.store = CheckpointStore(self.path / CHECKPOINTS, keep_last=checkpoints.keep_last)
+        self.policies = Policies(self.path / POLICIES, checkpoints.best_by)
+
+    def adopt(self, config: Any, notify: Callable[[str], Any] = logger.warning) -> None:
+        """Take the settings of a run, and its schedule of checkpoints, if the folder was made without any.
+
+        They are written to `config.yaml`. If the run is resumed, changes that cannot be are
+        refused, and `notify` is called with the others.
+        """
+        if not self._own_schedule:
+            self._own_schedule = True
+            self._schedule(config.checkpoints)
+        if self.settings is not None:
+            return
+        try:
+            self.settings = dump_plain(to_plain(config))
+        except ConfigError as error:
+            notify(f"{self.path / CONFIG} was not written, so no command can use this run: {error}")
+            return
+        self.examine = ChangeCheck(self.path, config, notify=notify)
+
     def __enter__(self) -> Self:
         with ExitStack() as undo:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -133,7 +156,7 @@ class RunFolder:
             if self.settings is not None and not (self.path / CONFIG).exists():
                 replace_file(self.path / CONFIG, self.settings.encode())
             self.policies.open()
-            _link_latest(self.path)
+            link_latest(self.path)
             undo.pop_all()
         return self
 
@@ -348,22 +371,6 @@ def error_chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
-
-
-def is_unstarted(path: Path) -> bool:
-    """Return whether a folder has at most files of a run that died before it began."""
-    scraps = re.compile(r"\.?run\.(lock|json).*|\.config\.yaml\.partial")
-    return path.is_dir() and all(scraps.fullmatch(entry.name) for entry in path.iterdir())
-
-
-def _link_latest(path: Path) -> None:
-    """Point the link `latest`, next to a run, to it, if the file system has links."""
-    fresh = path.with_name(f".{LATEST}-{os.getpid()}")
-    try:
-        fresh.symlink_to(path.name)
-        os.replace(fresh, path.with_name(LATEST))
-    except OSError:
-        fresh.unlink(missing_ok=True)
 
 
 def refuse_links(path: Path) -> None:

@@ -104,10 +104,13 @@ class Trainer:
                 self._watchers = config.watchers(None if folder is None else folder.path)
             for watcher in self._watchers:
                 resources.callback(watcher.close)
+            if folder is not None:
+                folder.adopt(config)
             self.folder = NullRunFolder() if folder is None else resources.enter_context(for_all_ranks(folder))
             self._writers = resources.enter_context(Writers(writers))
             self.guard = Guard(self.state, self.progress, rollback, self.folder, self.env.spec, self._log_last)
-            self.folder.restore(self.state)
+            if not self.folder.restore(self.state):
+                self.folder.save(self.state)  # so that a run can be resumed from its first iteration on
             self._adapt_opponents(self.algorithm.policy)
             self._writers.start(config)
             resources.push(self._save_on_exit)

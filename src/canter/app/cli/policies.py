@@ -19,7 +19,7 @@ from canter.app.cli.commands import PLAY_MAX_STEPS, STDOUT
 from canter.app.cli.parser import UsageError, flag_of
 from canter.app.cli.settings import read_settings
 from canter.app.experiments.folders import stored_config
-from canter.app.experiments.settings import changed_settings, flat_settings, format_changes, with_overrides
+from canter.app.experiments.settings import with_overrides
 from canter.compat import export_run
 from canter.compat.runs import FORMS
 from canter.config import TrainConfig
@@ -45,6 +45,7 @@ from canter.play.video import (
     play_in_viewer,
     viewer_env_config,
 )
+from canter.runs.changes import changed_settings, flat_settings, format_changes
 from canter.runs.records import find_run
 from canter.runs.run_folder import CONFIG, RunFolder
 

@@ -33,11 +33,10 @@ from canter.app.experiments.sweep import Sweep, SweepProgress, combinations, new
 from canter.app.report import write_report
 from canter.compat import ImportRefused, import_run
 from canter.config import TrainConfig
-from canter.config.files import dump_plain
 from canter.core.distributed import cores
 from canter.core.hints import is_free, without_none
 from canter.core.storage.checkpoint import load_checkpoint
-from canter.core.storage.files import replace_file
+from canter.core.storage.files import dump_plain, replace_file
 from canter.envs import closed_quietly
 from canter.envs.imports import allowed_imports
 from canter.runs.metrics import METRICS

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import shlex
 import signal
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from canter.app.check.before_run import check_machine, environment_for, plan_for
 from canter.app.cli.commands import parse_arguments
@@ -22,42 +18,27 @@ from canter.app.cli.process import exit_on_sigterm, exit_process, report_error
 from canter.app.cli.settings import merged_config, read_settings
 from canter.app.console.console import make_console
 from canter.app.console.text import two_columns
-from canter.app.experiments.folders import check_name, find_run_or_policy, new_run, stored_config
+from canter.app.experiments.folders import check_name, find_run_or_policy, new_run, open_run, stored_config
 from canter.app.experiments.session import LOGS, InitFrom, announcement, program, run_experiment
-from canter.app.experiments.settings import changed_settings, flat_settings, format_changes, with_overrides
+from canter.app.experiments.settings import with_overrides
 from canter.config import TrainConfig
 from canter.config.files import commented_config, dump_config
 from canter.core import distributed
 from canter.core.distributed.world import broadcast_value, require_equal_on_ranks, world
 from canter.core.machine import describe_versions
-from canter.core.plain import from_plain
 from canter.core.specs import Env
-from canter.core.storage.files import append, parse, read_untrusted
-from canter.core.storage.tree import Malformed, parse_json
 from canter.envs import closed_quietly
 from canter.envs.imports import allowed_imports
+from canter.runs.changes import changed_settings, flat_settings, refuse_fixed
 from canter.runs.permissions import trusted_modules
-from canter.runs.policies import ProgressSnapshot
 from canter.runs.records import find_run
-from canter.runs.run_folder import CONFIG, EDITS, RunFolder
+from canter.runs.run_folder import CONFIG, RunFolder
 from canter.training.guard import RunFailed
 from canter.training.trainer import RunStopped
 
 DEMO_ENV = "CartPole-v1"
 RUN = "run"
 """Name of the note between ranks with the folder of their run."""
-MAX_EDITS_BYTES = 1 << 20
-FIXED = {
-    "seed": "the random streams of the run go on from where they are",
-    "env.id": "another task is another run: canter train ENV --init-from RUN begins one with these weights",
-    "env.num_envs": "the checkpoint holds what each of them was doing",
-    "algorithm.kind": "the checkpoint is of this algorithm",
-    "algorithm.model": "the weights of the checkpoint are of these networks",
-    "algorithm.policy": "the weights of the checkpoint are of these networks",
-    "algorithm.critic": "the weights of the checkpoint are of these networks",
-    "self_play": "the opponents are part of the run",
-}
-"""Settings that cannot change when a run is resumed, and why."""
 
 
 def train_command(arguments: argparse.Namespace) -> None:
@@ -217,72 +198,11 @@ def resume_command(arguments: argparse.Namespace) -> None:
     """Continue a run from its newest checkpoint."""
     path = find_run(arguments.run, arguments.run_dir)
     stored = stored_config(path)
-    config = resumed_config(stored, read_settings(arguments.settings))
+    config = with_overrides(stored, read_settings(arguments.settings))
+    refuse_fixed(changed_settings(flat_settings(stored), flat_settings(config)), flag_of)
     check_machine(config)
     require_equal_settings(config)
     print(announcement(config, f"the settings of {path}"))
     from_scratch = arguments.from_scratch
     folder = open_run(path, stored, config, accept_edits=arguments.accept_edits, from_scratch=from_scratch)
-    if from_scratch or not (folder.store.steps() or folder.leftovers()):
-        print("Starting at step 0")
     train_and_evaluate(config, folder, arguments)
-
-
-def resumed_config(stored: TrainConfig, overrides: dict[str, Any]) -> TrainConfig:
-    """Return the settings of a run with the overrides; refuse those that cannot change."""
-    config = with_overrides(stored, overrides)
-    for key in changed_settings(flat_settings(stored), flat_settings(config)):
-        reason = next((reason for fixed, reason in FIXED.items() if f"{key}.".startswith(f"{fixed}.")), None)
-        if reason is not None:
-            raise UsageError(f"{flag_of(key)} cannot change when a run goes on: {reason}")
-    return config
-
-
-def open_run(
-    path: Path, stored: TrainConfig, config: TrainConfig, *, accept_edits: bool = False, from_scratch: bool = False
-) -> RunFolder:
-    """Return the folder of the run to resume with `config`; its file has the settings `stored`.
-
-    Settings that were edited since the checkpoint are refused unless accepted, as is a budget that
-    is used up already. Changes are recorded with the iteration from which they hold.
-    """
-
-    def examine(settings: str | None, progress: ProgressSnapshot) -> None:
-        trained = stored if settings is None else from_plain(parse(settings, f"checkpoint of {path}")[0], TrainConfig())
-        in_checkpoint = flat_settings(trained)
-        in_file = flat_settings(stored)
-        # A kill before the next checkpoint leaves changes that were recorded, but are in no
-        # checkpoint.
-        known = in_checkpoint | _recorded_edits(path, progress.iteration)
-        edits = {} if in_file == in_checkpoint else changed_settings(known, in_file)
-        if edits and not accept_edits:
-            raise UsageError(
-                f"{path / CONFIG} was edited since iteration {progress.iteration}: {format_changes(edits)}; "
-                f"to go on with that: canter resume {path} --accept-edits"
-            )
-        changes = changed_settings(known, flat_settings(config))
-        done = progress.env_steps
-        if "total_steps" in changes and (config.total_steps or done) < done:
-            raise UsageError(f"total_steps={config.total_steps} is below the {done:,} steps that are done")
-        if changes:
-            print(f"From iteration {progress.iteration} on: {format_changes(changes)}")
-            date = f"{datetime.now(UTC):%FT%TZ}"
-            note = {"iteration": progress.iteration, "date": date, "changes": changes}
-            append(path / EDITS, json.dumps(note).encode() + b"\n")
-
-    settings = dump_config(config)
-    return RunFolder(path, config.checkpoints, settings=settings, examine=examine, from_scratch=from_scratch)
-
-
-def _recorded_edits(path: Path, iteration: int) -> dict[str, str]:
-    """Return the changes recorded at this iteration or later: the last value of each key."""
-    edits: dict[str, str] = {}
-    lines: list[bytes] = []
-    with contextlib.suppress(OSError):
-        lines = read_untrusted(path / EDITS, MAX_EDITS_BYTES, within=path).splitlines()
-    for line in lines:
-        with contextlib.suppress(Malformed, TypeError, ValueError, LookupError):
-            note = parse_json(line)
-            if note["iteration"] >= iteration:
-                edits |= {str(key): str(new) for key, (_, new) in dict(note["changes"]).items()}
-    return edits

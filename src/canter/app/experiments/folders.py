@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from canter.config import TrainConfig
 from canter.config.files import dump_config, read_config
 from canter.core.registry import UserError
+from canter.runs.changes import ChangeCheck
 from canter.runs.permissions import import_trusted_modules
-from canter.runs.records import CONFIG, LATEST, find_run
-from canter.runs.run_folder import RunFolder, is_unstarted
+from canter.runs.records import CONFIG, LATEST, find_run, is_unstarted
+from canter.runs.run_folder import RunFolder
 
 
 def check_name(root: Path, name: str | None) -> None:
@@ -33,6 +35,21 @@ def new_run(root: Path, name: str | None, config: TrainConfig) -> RunFolder:
     check_name(root, name)
     path = claim_folder(root, f"{config.env.id}-seed{config.seed}") if name is None else root / name
     return RunFolder(path, config.checkpoints, settings=dump_config(config))
+
+
+def open_run(
+    path: Path,
+    stored: TrainConfig,
+    config: TrainConfig,
+    *,
+    accept_edits: bool = False,
+    from_scratch: bool = False,
+    notify: Callable[[str], Any] = print,
+) -> RunFolder:
+    """Return the folder of a run that is resumed with `config`, and whose file has the settings `stored`."""
+    check = ChangeCheck(path, config, stored, accept_edits, notify)
+    settings = dump_config(config)
+    return RunFolder(path, config.checkpoints, settings=settings, examine=check, from_scratch=from_scratch)
 
 
 def claim_folder(root: Path, title: str) -> Path:

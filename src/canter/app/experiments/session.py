@@ -32,9 +32,10 @@ from canter.nn.policy_loading import load_policy_weights
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
 from canter.play.player import PlayStep
 from canter.runs.hall_of_fame import enter_by_average, enter_hall_of_fame
-from canter.runs.records import write_score
+from canter.runs.records import CONFIG, write_score
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter, TensorBoardWriter, WandbWriter
+from canter.training.progress import RunProgress
 from canter.training.trainer import Trainer
 
 WEIGHTS = ("model", "modules")
@@ -175,11 +176,14 @@ def run_experiment(
     path = None if folder is None else folder.path
     if folder is not None and folder.store.steps():
         init_from = None  # a resumed run loads its checkpoint instead
+    resumed = path is not None and (path / CONFIG).is_file()
     if path is not None:
         notify(f"Settings, metrics, checkpoints and policies go to {path}")
     with removed_if_empty(path), open_env(config, env) as env:
         begin = None if init_from is None else init_from.load
         with Trainer(config, on_iteration, env=env, folder=folder, writers=writers, begin=begin) as trainer:
+            if resumed:
+                notify(note_start(trainer.progress))
             if init_from is not None:
                 notify(note_initialization(init_from, trainer.begin_result, folder))
             algorithm = trainer.learn()
@@ -201,6 +205,14 @@ def run_experiment(
     if path is not None:
         notify(next_commands(config, path, progress.ended_by))
     return TrainingResult(algorithm, path, progress.ended_by, score)
+
+
+def note_start(progress: RunProgress) -> str:
+    """Return the line about the checkpoint from which a run continues."""
+    if not progress.iteration:
+        return "Starting at step 0"
+    iterations = format_count(progress.iteration, "iteration")
+    return f"Continuing after {iterations}, {format_count(progress.env_steps, 'step')}"
 
 
 def note_initialization(init_from: InitFrom, iteration: int | None, folder: RunFolder | None) -> str:

@@ -11,14 +11,12 @@ from canter.algorithms.base import algorithms
 from canter.app.experiments.foreign import translate_key
 from canter.config import TrainConfig
 from canter.config.presets import name_for, preset_for, presets
-from canter.core.plain import ConfigError, from_plain, nest, to_plain
-from canter.core.storage.validity import flatten
+from canter.core.plain import ConfigError, from_plain, nest
 
 FREE_SETTINGS = ("env.options", "env.wrappers")
 """Settings whose keys are chosen by the user."""
 SHORT_NAMES = {"num_envs": "env.num_envs"}
 """Settings with a short name in Python."""
-ABSENT = "(absent)"
 
 
 def base_config(
@@ -82,19 +80,3 @@ def _flatten_given(given: Mapping[str, Any], prefix: str) -> Iterator[tuple[str,
             yield from _flatten_given(value, key)
         else:
             yield key, value
-
-
-def flat_settings(config: TrainConfig) -> dict[str, str]:
-    """Return the `repr` of every setting by key."""
-    return {key: repr(value) for key, value in flatten(to_plain(config)).items()}
-
-
-def changed_settings(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the keys whose values differ, each with the old and the new value."""
-    pairs = {key: [old.get(key, ABSENT), new.get(key, ABSENT)] for key in {**old, **new}}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def format_changes(changes: Mapping[str, list[str]]) -> str:
-    """Return the changes as `key old -> new`, separated by commas."""
-    return ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changes.items())

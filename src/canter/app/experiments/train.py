@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any
 
 from canter.app.check.before_run import check_machine, environment_for
 from canter.app.console.console import CONSOLES, ConsoleKind, make_console
-from canter.app.experiments.folders import check_name, find_run_or_policy, new_run, stored_config
+from canter.app.experiments.folders import check_name, find_run_or_policy, new_run, open_run, stored_config
 from canter.app.experiments.session import LOGS, InitFrom, TrainingResult, announcement, run_experiment
 from canter.app.experiments.settings import base_config, with_settings
 from canter.app.experiments.task import Task, task_of
@@ -24,10 +25,13 @@ from canter.nn.policy_loading import check_fits, load_policy
 from canter.play.evaluation import Evaluation
 from canter.play.evaluation import evaluate as evaluate_policy
 from canter.play.player import ActingPolicy
-from canter.runs.records import RUNS
+from canter.runs.changes import changed_settings, flat_settings, refuse_fixed
+from canter.runs.records import RUNS, find_run
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter
 from canter.training.self_play import SelfPlayEnv
+
+logger = logging.getLogger(__name__)
 
 EVAL_ENVS = 8
 """Environments that `evaluate` builds at most by default."""
@@ -60,9 +64,10 @@ def train(
 
     `on_iteration(report, policy, trainer)` is called with every row of the log and ends the run by
     returning `canter.STOP` or False. `console="quiet"` prints nothing. `folder=False` saves
-    nothing; otherwise the run is saved in `run_dir/name` or in the given `RunFolder`, and an
-    interrupted run resumes. `log`: tensorboard, wandb. `init_from`: a run or policy file with
-    initial weights. Ctrl-C stops after the iteration, saves the run and raises `RunStopped`.
+    nothing; otherwise the run is saved in `run_dir/name` or in the given `RunFolder`, where an
+    interrupted run resumes, and changed settings are reported or refused. `log`: tensorboard,
+    wandb. `init_from`: a run or policy file with initial weights. Ctrl-C stops after the iteration,
+    saves the run and raises `RunStopped`.
     """
     refuse_while_importing("canter.train")
     _check_names(console, log, folder)
@@ -79,6 +84,8 @@ def train(
     quiet = console == "quiet"
     with environment_for(plan.config, quiet=quiet) if plan.env is None else nullcontext(plan.env) as built:
         run = folder if isinstance(folder, RunFolder) else None
+        if run is not None:
+            run.adopt(plan.config, logger.warning if quiet else print)
         if folder is True:
             run = new_run(run_dir, name, plan.config)
         logs = [] if run is None else [LOGS[destination](run.path) for destination in log]
@@ -93,6 +100,55 @@ def train(
             init_from=init_from,
             notify=notify,
         )
+
+
+def resume(
+    run: str | Path,
+    on_iteration: Callable[..., Any] = lambda report: None,
+    *,
+    env: Any = None,
+    console: ConsoleKind = "auto",
+    run_dir: str | Path = RUNS,
+    log: Sequence[str] = (),
+    writers: Sequence[MetricWriter] = (),
+    final_evaluation: bool = True,
+    accept_edits: bool = False,
+    **settings: Any,
+) -> TrainingResult:
+    """Continue a run from its newest checkpoint, as `canter resume` does.
+
+        canter.resume("latest", total_steps=2e6)
+
+    `run` is the run's folder, its name or `latest`. Its settings are those of its `config.yaml`;
+    keyword arguments change them from here on. Settings that cannot change are refused, as are
+    edits of the file unless `accept_edits`. `env` is the task of a run whose environment has no
+    name, as for `canter.train`. The other arguments are those of `canter.train`.
+    """
+    refuse_while_importing("canter.resume")
+    _check_names(console, log, True)
+    path = find_run(str(run), Path(run_dir))
+    stored = stored_config(path)
+    config = with_settings(stored, settings)
+    refuse_fixed(changed_settings(flat_settings(stored), flat_settings(config)))
+    task = None if env is None else task_of(env, config.device)
+    if task is not None and task.env_id != config.env.id:
+        raise UserError(f"env is {task.env_id}, and {path} learns in {config.env.id}")
+    check_machine(config)
+    notify = _discard if console == "quiet" else print
+    notify(announcement(config, f"the settings of {path}"))
+    changes = logger.warning if console == "quiet" else print
+    folder = open_run(path, stored, config, accept_edits=accept_edits, notify=changes)
+    given = None if task is None else task.env
+    return run_experiment(
+        config,
+        folder,
+        env=given,
+        only_env=given is not None,
+        writers=[make_console(console), *writers, *(LOGS[destination](path) for destination in log)],
+        on_iteration=on_iteration,
+        final_evaluation=final_evaluation,
+        notify=notify,
+    )
 
 
 def _discard(text: str) -> None:

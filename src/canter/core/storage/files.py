@@ -14,7 +14,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -279,3 +279,22 @@ def _walk(node: yaml.Node, key: str, depth: int, duplicates: list[str] | None) -
                 inner = f"{key}.{part}" if key else part
             yield from _walk(name, inner, depth + 1, duplicates)
             yield from _walk(value, inner, depth + 1, duplicates)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes mappings as blocks and lists in one line, without aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_list(self, data: Any) -> Any:
+        return self.represent_sequence("tag:yaml.org,2002:seq", data, flow_style=True)
+
+
+_Dumper.add_implicit_resolver(FLOAT, EXPONENT, list("-+.0123456789"))
+_Dumper.add_representer(list, _Dumper.represent_list)
+
+
+def dump_plain(plain: Mapping[str, Any]) -> str:
+    """Return plain data as YAML text."""
+    return yaml.dump(plain, Dumper=_Dumper, sort_keys=False, width=120)
