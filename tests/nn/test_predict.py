@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 
+from canter.core.declarations import OneHotGroup, OwnArrays
 from canter.core.specs import Continuous, Discrete, EnvSpec, TensorSpec
 from canter.envs.gymnasium import GymnasiumEnv
 from canter.nn.actor_critic import ModelConfig
@@ -19,8 +20,11 @@ from canter.nn.policy_loading import load_policy
 from canter.nn.rnn import RNNConfig
 
 
-def policy(obs, action, **network):
-    spec = EnvSpec(obs=obs, action=action, num_envs=1, device=torch.device("cpu"))
+def policy(obs, action, discrete=(), **network):
+    """A policy for these observations; those of the names `discrete` are of Discrete spaces."""
+    one_hot = tuple(OneHotGroup(name, (), obs[name].shape, (0,)) for name in discrete)
+    own_arrays = OwnArrays(choices=one_hot)
+    spec = EnvSpec(obs=obs, action=action, num_envs=1, device=torch.device("cpu"), own_arrays=own_arrays)
     groups = tuple(name for name in obs if name != "action_mask")
     return ModelConfig(policy=NetworkConfig(obs_groups=groups, **network)).build_policy(spec)
 
@@ -40,7 +44,7 @@ def test_one_observation_gives_one_action_and_a_batch_a_batch():
 
 def test_dicts_nested_ones_choices_and_masks_are_read_as_the_environment_gives_them():
     specs = {"arm/joints": TensorSpec((2,)), "gear": TensorSpec((4,)), "action_mask": TensorSpec((3,), torch.bool)}
-    acting = policy(specs, Discrete(3))
+    acting = policy(specs, Discrete(3), discrete=("gear",))
     one = {"arm": {"joints": np.ones(2)}, "gear": np.int64(2), "action_mask": np.array([0, 1, 0])}
     assert acting.predict(one)[0] == 1
     many = {"arm/joints": np.ones((6, 2)), "gear": np.array([0, 1, 2, 3, 0, 1]), "action_mask": np.eye(3)[[2] * 6]}
@@ -51,15 +55,32 @@ def test_dicts_nested_ones_choices_and_masks_are_read_as_the_environment_gives_t
 
 def test_as_many_choices_as_there_are_to_choose_from_are_a_batch():
     torch.manual_seed(0)
-    acting = policy({"joints": TensorSpec((2,)), "gear": TensorSpec((3,))}, Continuous((-1.0,), (1.0,)))
+    acting = policy(
+        {"joints": TensorSpec((2,)), "gear": TensorSpec((3,))}, Continuous((-1.0,), (1.0,)), discrete=("gear",)
+    )
     single = [acting.predict({"joints": np.ones(2), "gear": gear})[0] for gear in range(3)]
     together, _ = acting.predict({"joints": np.ones((3, 2)), "gear": np.arange(3)})
     assert np.allclose(together, single, atol=1e-6)
-    alone = policy({"policy": TensorSpec((3,))}, Discrete(2))
+    alone = policy({"policy": TensorSpec((3,))}, Discrete(2), discrete=("policy",))
     assert alone.predict(np.arange(3)[:, None])[0].shape == (3,)
-    assert alone.predict(np.array([7, 5, 6]))[0].shape == ()  # three numbers of one observation
-    with pytest.raises(ValueError, match="observation 'policy' is 7; expected an integer from 0 to 2"):
+    with pytest.raises(ValueError, match="observation 'policy' is 7; expected integers from \\[0\\] to \\[2\\]"):
         alone.predict(7)
+
+
+@pytest.mark.parametrize("obs", [[0, 0, 0], 2, np.int64(2), [[1], [2]], np.zeros((2, 3), int)])
+def test_integers_are_numbers_in_a_space_that_is_not_discrete(obs):
+    acting = policy({"policy": TensorSpec((4,))}, Discrete(2))
+    with pytest.raises(ValueError, match=r"observation 'policy' has shape .*; expected \(4,\)"):
+        acting.predict(obs)
+    assert acting.predict([1, 0, 0, 2])[0].shape == ()
+    assert acting.predict(np.zeros((3, 4), int))[0].shape == (3,)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_observations_that_are_not_finite_are_refused(bad):
+    acting = policy({"policy": TensorSpec((3,))}, Discrete(2))
+    with pytest.raises(ValueError, match=rf"observation 'policy' is {bad} at \[1, 2\]; expected finite numbers"):
+        acting.predict([[0.0, 0.0, 0.0], [0.0, 0.0, bad]])
 
 
 def test_memory_goes_on_with_the_state_and_begins_anew_without_it():
@@ -114,14 +135,14 @@ BELOW = np.array([0.0, -np.inf], np.float32), np.array([np.inf, 1.0], np.float32
 SPACES = {
     "choice": {"observed": spaces.Discrete(5, start=2)},
     "choices": {"observed": spaces.MultiDiscrete([3, 4])},
-    "table": {"observed": spaces.MultiDiscrete([[3, 4], [2, 5]], start=[[1, 1], [-1, 7]])},
+    "table": {"observed": spaces.MultiDiscrete([[3, 4], [2, 5]], start=[[1, 1], [-1, 7]])},  # pyright: ignore[reportArgumentType]
     "flags": {"observed": spaces.MultiBinary(4)},
     "number": {"observed": spaces.Box(-1.0, 1.0, (), np.float32)},
     "dict": {
         "observed": spaces.Dict({"arm": spaces.Dict({"a": spaces.Box(-1.0, 1.0, (2,))}), "k": spaces.Discrete(3)})
     },
     "act: choice": {"acted": spaces.Discrete(3, start=-1)},
-    "act: table": {"acted": spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 0], [0, -2]])},
+    "act: table": {"acted": spaces.MultiDiscrete([[2, 3], [4, 5]], start=[[1, 0], [0, -2]])},  # pyright: ignore[reportArgumentType]
     "act: flags": {"acted": spaces.MultiBinary((2, 2))},
     "act: matrix": {"acted": spaces.Box(-1.0, 1.0, (2, 2), np.float32)},
     "act: whole numbers": {"acted": spaces.Box(0, 3, (2,), np.int64)},

@@ -100,11 +100,12 @@ def test_the_seconds_before_a_stop_count():
 
 
 def test_a_row_is_the_whole_report_and_nothing_but_numbers():
-    row = count(new_run(), METRICS, episodes([1.0])).row()
+    row = count(new_run(SuccessConfig(ending="any")), METRICS, episodes([1.0])).row()
     assert set(row) == {
         *("iteration", "env_steps", "train_steps", "rollouts", "episodes", "resets", "updates", "minibatch_updates"),
         "seconds",
-        *("return", "length", "success_rate", "rollout_return", "rollout_length", "rollout_reward", "rollout_steps"),
+        *("return", "length", "success_rate", "terminated_rate"),
+        *("rollout_return", "rollout_length", "rollout_reward", "rollout_steps"),
         *("time/env", "time/policy", "time/update", "time/other", "time/steps_per_second"),
         *METRICS,
     }
@@ -134,7 +135,8 @@ def test_without_an_episode_there_is_no_mean():
 @pytest.mark.parametrize(
     ("success", "rate"),
     [
-        (SuccessConfig(), 0.75),
+        (SuccessConfig(), None),
+        (SuccessConfig(ending="terminated"), 0.75),
         (SuccessConfig(ending="truncated"), 0.25),
         (SuccessConfig(ending="any"), 1.0),
         (SuccessConfig(min_return=2.0), 0.5),
@@ -144,7 +146,10 @@ def test_without_an_episode_there_is_no_mean():
 )
 def test_a_success_is_an_episode_that_ends_the_right_way_with_enough_return(success, rate):
     returns, terminated = [1.0, 2.0, 3.0, 4.0], [True, True, True, False]
-    assert count(new_run(success), METRICS, episodes(returns, terminated=terminated)).success_rate == rate
+    report = count(new_run(success), METRICS, episodes(returns, terminated=terminated))
+    assert report.success_rate == rate
+    assert report.row()["success_rate"] == rate
+    assert report.terminated_rate == 0.75
 
 
 def test_a_restored_account_goes_on_counting():

@@ -29,9 +29,6 @@ def obs_to_arrays(obs: Any, spec: EnvSpec, reads: Iterable[str]) -> tuple[dict[s
         raise UserError(f"observation {missing[0]!r} is missing; given: {', '.join(given)}")
     given = {name: _encode_one_hot(_to_numpy(given[name]), one_hot.get(name)) for name in needed if name in given}
     parsed = {name: _parse_group(name, array, specs[name]) for name, array in given.items()}
-    if len({single for _, single in parsed.values()}) > 1:
-        # n discrete observations with n options look like one observation of n numbers
-        parsed = {name: _parse_group(name, given[name], specs[name], batch=name != ACTION_MASK) for name in parsed}
     counts = {name: len(array) for name, (array, _) in parsed.items()}
     if len({*counts.values()}) > 1 or len({single for _, single in parsed.values()}) > 1:
         raise UserError(f"observations of different numbers of environments: {counts}")
@@ -83,24 +80,18 @@ def _encode_one_hot(array: np.ndarray, group: OneHotGroup | None) -> np.ndarray:
     return group(samples)[0] if single else group(samples)
 
 
-def _parse_group(name: str, array: np.ndarray, spec: TensorSpec, *, batch: bool = False) -> tuple[np.ndarray, bool]:
-    """Return one group as a batch, and True if it was a single observation.
-
-    With `batch`, integers `[N]` are always N discrete observations.
-    """
+def _parse_group(name: str, array: np.ndarray, spec: TensorSpec) -> tuple[np.ndarray, bool]:
+    """Return one group as a batch, and True if it was a single observation."""
     shape = tuple(spec.shape)
-    integers = array.dtype.kind in "iu" and len(shape) == 1 and shape != (1,)
-    if integers and array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-        batch = True
-    if integers and array.ndim < 2 and (batch or array.shape != shape):  # to one-hot
-        if np.any((array < 0) | (array >= shape[0])):
-            raise UserError(f"observation {name!r} is {array}; expected an integer from 0 to {shape[0] - 1}")
-        array = np.eye(shape[0], dtype=np.float32)[array]
     if shape == (1,) and array.ndim <= 1 and array.shape != (1,):
         array = array[..., None]  # a number becomes a vector of length 1
     if array.shape != shape and array.shape[1:] != shape:
         raise UserError(f"observation {name!r} has shape {array.shape}; expected {shape}, or (N, *{shape}) for a batch")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        place = ", ".join(map(str, np.argwhere(~np.isfinite(array))[0]))
+        raise UserError(
+            f"observation {name!r} is {array[~np.isfinite(array)][0]} at [{place}]; expected finite numbers"
+        )
     single = array.shape == shape
     dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
     return np.ascontiguousarray(array[None] if single else array, dtype=dtype), single

@@ -66,8 +66,8 @@ taken."""
 class SuccessConfig:
     """Definition of a successful episode: how it ends, and its least return.
 
-    If neither is set, success is undefined, and the rate of terminated episodes is shown under that
-    name.
+    If neither is set, success is undefined and its rate is null. The rate of terminated episodes is
+    logged in any case.
     """
 
     ending: Literal["terminated", "truncated", "any"] | None = None
@@ -146,8 +146,9 @@ class Report(Counters):
     length: float | None
     """Mean length of the same episodes."""
     success_rate: float | None
-    """Fraction of them that succeeded, or that terminated if the settings do not define a
-    success."""
+    """Fraction of them that succeeded; None if the settings do not define a success."""
+    terminated_rate: float | None
+    """Fraction of them that terminated."""
     rollout_return: float | None
     """Mean return of the episodes that ended since the last row; None if none did."""
     rollout_length: float | None
@@ -202,6 +203,7 @@ class RunProgress:
         self.optimizer_steps = optimizer_steps
         self.counters = Counters()
         self.recent: deque[tuple[float, int, bool]] = deque(maxlen=recent_episodes)
+        """Return, length and whether it terminated, of each recent episode."""
         self.gain_and_time: deque[list[list[float]]] = deque(maxlen=RECENT_ROLLOUTS)
         self.spent = 0.0
         """Seconds of training up to the end of the last iteration."""
@@ -305,6 +307,12 @@ class RunProgress:
         average = self._long_run_average() if len(self.gain_and_time) == RECENT_ROLLOUTS else {}
         return average.get("lta/mean")
 
+    def _success_rate(self) -> float | None:
+        """Return the fraction of recent episodes that succeeded; None if success is undefined."""
+        if not self.success.defined:
+            return None
+        return mean(self.success.holds(return_, terminated) for return_, _, terminated in self.recent)
+
     def _long_run_average(self) -> dict[str, float]:
         """Return the long-run average and the half-width of its 95 % interval; {} while unknown."""
         average = batch_means(torch.tensor(list(self.gain_and_time), dtype=torch.float64))
@@ -344,15 +352,15 @@ class RunProgress:
             resets=episodes.resets,
             minibatch_updates=round(steps),
         )
-        success = map(self.success.holds, episodes.return_, episodes.terminated)
-        self.recent.extend(zip(episodes.return_, episodes.length, success, strict=True))
+        self.recent.extend(zip(episodes.return_, episodes.length, episodes.terminated, strict=True))
         self.gain_and_time.extend(episodes.gain_and_time)
         return Report(
             **asdict(self.counters),
             seconds=self.spent,
             return_=mean(return_ for return_, _, _ in self.recent),
             length=mean(length for _, length, _ in self.recent),
-            success_rate=mean(success for _, _, success in self.recent),
+            success_rate=self._success_rate(),
+            terminated_rate=mean(terminated for _, _, terminated in self.recent),
             rollout_return=mean(episodes.return_),
             rollout_length=mean(episodes.length),
             rollout_reward=episodes.mean_reward,

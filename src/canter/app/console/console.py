@@ -89,7 +89,7 @@ class LineConsole(QuietConsole):
         elif row["return"] is None:
             text = "no episode has ended yet"
         else:
-            success = f"{self.tracker.success} {format_percent(row['success_rate'])}"
+            success = f"{self.tracker.success} {format_percent(self.tracker.rate(row))}"
             text = f"return {format_number(row['return'])}  length {format_number(row['length'])}  {success}"
         if row.get("eval/return") is not None:
             text += f"  evaluation {format_number(row['eval/return'])}"
@@ -109,13 +109,12 @@ class VerboseConsole(QuietConsole):
 
     def block(self, row: dict[str, Any]) -> dict[str, dict[str, str]]:
         """Return the parts of a block: title -> name -> value."""
-        meaning = "" if self.tracker.success == "success" else " (success: terminated)"
         parts = {
             "rollout statistics": self._rollout(row),
-            f"recent {min(row['episodes'], self.tracker.recent)} episodes{meaning}": {
+            f"recent {min(row['episodes'], self.tracker.recent)} episodes": {
                 "mean_ep_len": format_number(row["length"]),
                 "mean_ep_return": format_number(row["return"]),
-                "success_rate": format_percent(row["success_rate"]),
+                f"{self.tracker.success}_rate": format_percent(self.tracker.rate(row)),
             },
             "trainer statistics": self._trainer(row),
         }

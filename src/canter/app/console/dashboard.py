@@ -71,7 +71,7 @@ class ProgressTracker:
         """The best policy of the run is the one with the best long-run average."""
         success = settings.get("success") or {}
         self.success = "success" if any(value is not None for value in success.values()) else "terminated"
-        """Label of the success rate; the share of terminated episodes if success is not defined."""
+        """Rate of episodes to show: successes, or terminated ones if success is not defined."""
         self.recent: int = settings.get("recent_episodes", 100)
         """Number of episodes that means are over."""
         self.algorithm: dict[str, Any] = settings.get("algorithm") or {}
@@ -86,6 +86,10 @@ class ProgressTracker:
         return tuple(
             Headline(metric=name, label=name, topic="metrics", line=name, block=name) for name in names[:UNDECLARED]
         )
+
+    def rate(self, row: dict[str, Any]) -> float | None:
+        """Return the rate of episodes to show; None if none has ended."""
+        return row.get(f"{self.success}_rate")
 
     def progress(self, row: dict[str, Any]) -> float:
         """Return the completed fraction of the run, 0..1; 0 for a run without a limit."""
@@ -234,7 +238,7 @@ def topics(row: dict[str, Any], tracker: ProgressTracker) -> dict[str, Topic]:
         f"episodes (last {tracker.recent})": {
             "return": format_number(row["return"]),
             "length": format_number(row["length"]),
-            "success rate" if tracker.success == "success" else tracker.success: format_percent(row["success_rate"]),
+            "success rate" if tracker.success == "success" else tracker.success: format_percent(tracker.rate(row)),
             "total": f"{row['episodes']:,}",
         },
         **from_algorithm,

@@ -36,7 +36,7 @@ EPISODES = (
     Chart("rollout_reward", "Reward", "mean per step of each rollout"),
     Chart("eval/return", "Evaluation", "mean return of new episodes during training"),
 )
-TERMINATED = Chart("success_rate", "Terminated", "share of recent episodes; the settings define no success")
+TERMINATED = Chart("terminated_rate", "Terminated", "share of recent episodes; the settings define no success")
 TIME = (Chart("time/steps_per_second", "Speed", "env steps per second of each iteration"),)
 COUNTERS = {
     "iteration": "Iterations",
