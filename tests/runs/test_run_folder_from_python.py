@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -89,3 +90,13 @@ def test_a_run_killed_in_its_first_iterations_can_be_resumed(tmp_path):
         assert folder.store.steps() == [0]
         folder.log({"iteration": 1})  # the rows of lost iterations
     assert canter.resume(tmp_path / "run", **QUIET).ended_by == "total_steps"
+
+
+def test_the_umask_says_who_may_read_a_run(tmp_path):
+    before = os.umask(0o002)
+    try:
+        canter.train(CONFIG, folder=canter.RunFolder(tmp_path / "run"), **QUIET)
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*")}
+    assert {path.name: oct(mode) for path, mode in modes.items() if mode != (0o775 if path.is_dir() else 0o664)} == {}

@@ -72,5 +72,5 @@ def _secret(*, create: bool = False) -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         with folder_mutex(path.parent):  # two runs may start at once
             if not path.exists():
-                replace_file(path, secrets.token_hex(32).encode())
+                replace_file(path, secrets.token_hex(32).encode(), 0o600)
     return path.read_bytes()

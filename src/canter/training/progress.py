@@ -66,8 +66,7 @@ taken."""
 class SuccessConfig:
     """Definition of a successful episode: how it ends, and its least return.
 
-    If neither is set, success is undefined and its rate is null. The rate of terminated episodes is
-    logged in any case.
+    If neither is set, success is undefined and its rate is null.
     """
 
     ending: Literal["terminated", "truncated", "any"] | None = None
@@ -80,6 +79,10 @@ class SuccessConfig:
     def defined(self) -> bool:
         """True if the settings define a success."""
         return self.ending is not None or self.min_return is not None
+
+    def rate(self, episodes: Iterable[tuple[float, bool]]) -> float | None:
+        """Return the fraction of successes among episodes (return, terminated); None if undefined."""
+        return mean(self.holds(*episode) for episode in episodes) if self.defined else None
 
     def holds(self, return_: float, terminated: bool) -> bool:
         """Return whether an episode with this return and ending is a success."""
@@ -307,12 +310,6 @@ class RunProgress:
         average = self._long_run_average() if len(self.gain_and_time) == RECENT_ROLLOUTS else {}
         return average.get("lta/mean")
 
-    def _success_rate(self) -> float | None:
-        """Return the fraction of recent episodes that succeeded; None if success is undefined."""
-        if not self.success.defined:
-            return None
-        return mean(self.success.holds(return_, terminated) for return_, _, terminated in self.recent)
-
     def _long_run_average(self) -> dict[str, float]:
         """Return the long-run average and the half-width of its 95 % interval; {} while unknown."""
         average = batch_means(torch.tensor(list(self.gain_and_time), dtype=torch.float64))
@@ -359,7 +356,7 @@ class RunProgress:
             seconds=self.spent,
             return_=mean(return_ for return_, _, _ in self.recent),
             length=mean(length for _, length, _ in self.recent),
-            success_rate=self._success_rate(),
+            success_rate=self.success.rate((return_, terminated) for return_, _, terminated in self.recent),
             terminated_rate=mean(terminated for _, _, terminated in self.recent),
             rollout_return=mean(episodes.return_),
             rollout_length=mean(episodes.length),

@@ -118,10 +118,15 @@ def test_a_tree_nested_without_end_is_refused(tmp_path):
         save_checkpoint(tmp_path / "saved", tree)
 
 
-def test_only_the_owner_may_read(tmp_path):
-    save_checkpoint(tmp_path / "saved", TREE)
-    assert (tmp_path / "saved").stat().st_mode & 0o777 == 0o700
-    assert all(file.stat().st_mode & 0o777 == 0o600 for file in (tmp_path / "saved").iterdir())
+@pytest.mark.parametrize("umask", [0o002, 0o027, 0o077])
+def test_the_umask_says_who_may_read(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        save_checkpoint(tmp_path / "saved", TREE)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "saved").stat().st_mode & 0o777 == 0o777 & ~umask
+    assert all(file.stat().st_mode & 0o777 == 0o666 & ~umask for file in (tmp_path / "saved").iterdir())
 
 
 def test_an_existing_checkpoint_is_replaced_only_on_demand(tmp_path):

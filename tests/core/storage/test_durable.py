@@ -73,6 +73,13 @@ def test_a_disk_that_refuses_leaves_the_old_file_and_nothing_else(call, tmp_path
     assert (tmp_path / "best").read_bytes() == b"old"
 
 
-def test_only_the_owner_may_read(tmp_path):
-    replace_file(tmp_path / "best", b"x")
-    assert (tmp_path / "best").stat().st_mode & 0o777 == 0o600
+@pytest.mark.parametrize("umask", [0o002, 0o027, 0o077])
+def test_the_umask_says_who_may_read(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        replace_file(tmp_path / "best", b"x")
+        replace_file(tmp_path / "secret", b"x", 0o600)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "best").stat().st_mode & 0o777 == 0o666 & ~umask
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600

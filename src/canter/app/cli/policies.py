@@ -186,7 +186,7 @@ def eval_command(arguments: argparse.Namespace) -> None:
     print(text)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(file, f"{document}\n".encode(), 0o666)
+        replace_file(file, f"{document}\n".encode())
         print(f"All of it is in {file}")
 
 

@@ -75,19 +75,15 @@ def train(
     if isinstance(init_from, str | Path):
         init_from = InitFrom(find_run_or_policy(init_from, run_dir))
     plan = _plan(task, env, config, preset, settings)
-    notify = _discard if console == "quiet" else print
+    quiet = console == "quiet"
+    notify = _discard if quiet else print
     check_machine(plan.config)
     check_name(run_dir, name)
-    notify(announcement(plan.config, plan.source))
-    if plan.note:
-        notify(plan.note)
-    quiet = console == "quiet"
+    notify("\n".join(filter(None, (announcement(plan.config, plan.source), plan.note))))
     with environment_for(plan.config, quiet=quiet) if plan.env is None else nullcontext(plan.env) as built:
-        run = folder if isinstance(folder, RunFolder) else None
-        if run is not None:
+        run = new_run(run_dir, name, plan.config) if folder is True else folder or None
+        if isinstance(run, RunFolder):
             run.adopt(plan.config, logger.warning if quiet else print)
-        if folder is True:
-            run = new_run(run_dir, name, plan.config)
         logs = [] if run is None else [LOGS[destination](run.path) for destination in log]
         return run_experiment(
             plan.config,

@@ -39,7 +39,7 @@ def write_report(paths: Sequence[Path], out: Path | None = None, *, threshold: f
         raise UserError(f"{out.parent} is not a folder, so {out.name} cannot be written there")
     if out.exists() and not is_report(out):
         raise UserError(f"{out} exists and is not a report of canter; choose another file with --out")
-    replace_file(out, page.encode(), 0o666)
+    replace_file(out, page.encode())
     return out
 
 

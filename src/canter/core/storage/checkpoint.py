@@ -76,7 +76,7 @@ def save_checkpoint(folder: Path, tree: dict[str, Any], *, replace: bool = False
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = _scratch(folder, "partial")
     try:
-        partial.mkdir(mode=0o700)
+        partial.mkdir()
         for name, data in contents.items():
             write_synced(partial / name, data)
         sync_folder(partial)
@@ -118,7 +118,7 @@ class CheckpointStore:
         _sweep(self.folder)
         if keep:
             # Before the checkpoint, so that a kill in between never leaves it without its mark.
-            self._mark(step).touch(mode=0o600)
+            self._mark(step).touch()
         save_checkpoint(path, tree, replace=True)
         _read_verified(path)
         self._rotate(step)

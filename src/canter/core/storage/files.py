@@ -60,10 +60,10 @@ def read_untrusted(path: Path, limit: int, within: Path | None = None) -> bytes:
         return file.read(size)
 
 
-def write_synced(path: Path, data: bytes | Iterable[bytes], mode: int = 0o600) -> None:
+def write_synced(path: Path, data: bytes | Iterable[bytes], mode: int = 0o666) -> None:
     """Write a new file from one or several pieces and wait until it is on the disk.
 
-    By default only its owner may read it.
+    Its permissions are those of `mode` that the umask allows.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with open(fd, "wb") as file:
@@ -101,7 +101,7 @@ def append(path: Path, data: bytes) -> None:
         os.close(fd)
 
 
-def replace_file(path: Path, data: bytes | Iterable[bytes], mode: int = 0o600) -> None:
+def replace_file(path: Path, data: bytes | Iterable[bytes], mode: int = 0o666) -> None:
     """Replace a file atomically and durably; if this raises, the old file is unchanged.
 
     There must be one writer of `path` at a time. The partial file of a killed writer, whose name

@@ -146,7 +146,7 @@ def folder_mutex(folder: Path) -> Iterator[None]:
     Without it, two processes that find the same stale lock could each remove it, the second one the
     new lock of the first. The system releases the mutex when its process dies.
     """
-    fd = os.open(folder / MUTEX, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(folder / MUTEX, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         with contextlib.suppress(
             OSError
