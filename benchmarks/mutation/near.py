@@ -40,9 +40,15 @@ NEAR = {
     "core/data/": ("core/data",),
     "core/storage/tree.py": ("core/storage/test_checkpoint.py", "core/storage"),
     "core/storage/": ("core/storage",),
-    "training/episodes.py": ("training/test_collector.py", "training"),
+    "training/collector.py": ("training/test_collector.py", "training/test_progress.py", "training"),
+    "training/episodes.py": ("training/test_collector.py", "training/black_box/test_replay.py", "training"),
     "training/rollback.py": ("training/test_rescue.py", "training/black_box/test_replay.py", "training"),
-    "training/trainer.py": ("training/test_until.py", "training/test_trainer.py", "training"),
+    "training/trainer.py": (
+        "training/test_until.py",
+        "training/test_trainer.py",
+        "training/test_log_every.py",
+        "training",
+    ),
     "training/": ("training",),
 }
 """Tests that mirror a package, below `tests`; the first prefix that fits a mutation's file counts.
