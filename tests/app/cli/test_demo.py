@@ -15,7 +15,14 @@ def test_the_demo_trains_within_its_seconds_and_names_what_comes_next(empty_fold
     assert "Training ended by until.seconds" in finished.out
     for command in ("play first/try", "report first/try --open", "train Pendulum-v1", "envs", "check MODULE:CLASS"):
         assert f"canter {command}" in finished.out
+    assert "pip install" not in finished.out, "it can draw here"
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+
+
+def test_the_demo_names_the_extra_that_draws_where_it_is_missing(run_canter, monkeypatch):
+    monkeypatch.setattr("canter.app.cli.training.train_command", lambda arguments: None)
+    monkeypatch.setattr("canter.app.cli.training.find_spec", lambda name: None)
+    assert 'pip install "canter[video]"' in run_canter("demo").out
 
 
 def test_the_demo_keeps_a_folder_that_exists(empty_folder, run_canter):

@@ -9,6 +9,7 @@ import signal
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from canter.app.check.before_run import check_machine, environment_for, plan_for
@@ -76,6 +77,8 @@ def demo_command(arguments: argparse.Namespace) -> None:
         f"{canter} envs": "all environments",
         f"{canter} check MODULE:CLASS --allow-import MODULE": "your own Gymnasium environment",
     }
+    if find_spec("pygame") is None:
+        commands = {'pip install "canter[video]"': "what `play` draws and records with", **commands}
     print(f"The demo has ended. Other first steps:\n{two_columns(commands)}")
 
 
