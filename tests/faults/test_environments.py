@@ -1,6 +1,7 @@
 """What misbehaving environments cost, from the command line: at most the rollout in which they did."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -226,6 +227,84 @@ def test_an_environment_that_changes_the_working_directory_moves_no_file_of_the_
     place = "__init__() or reset()" if built else f"{call}()"
     told = f"moves:Moves changed the working directory to {tmp_path / 'elsewhere'} in {place}; its code goes on there"
     assert caplog.text.count("changed the working directory") == caplog.text.count(told) == here
+
+
+LOUD = """
+import os, sys
+from misbehaving import Misbehaving
+
+def long_error():
+    raise ValueError("fell apart " * 100_000)
+
+LOUD = {
+    "long_error": long_error,
+    "flood": lambda: print("careful: joint limit", file=sys.stderr),
+    "closes_stdout": lambda: sys.stdout.close(),
+    "closes_stderr": lambda: sys.stderr.close(),
+    "closes_descriptor": lambda: os.closerange(1, 2),
+    "closes_all": lambda: os.closerange(0, 256),
+}
+
+class Loud(Misbehaving):
+    def __init__(self, kind="", render_mode=None):
+        super().__init__()
+        self.act = LOUD[kind]
+
+    def step(self, action):
+        result = super().step(action)
+        if self.steps == 400 or (self.steps > 400 and self.act is LOUD["flood"]):
+            self.act()
+        return result
+"""
+
+
+def train_loud(tmp_path, kind, how="sync"):
+    """Return the result of a training command in a process of its own."""
+    (tmp_path / "loud.py").write_text(LOUD)
+    arguments = [
+        "--allow-import",
+        "loud",
+        "train",
+        "loud:Loud",
+        *SMALL,
+        "--console=lines",
+        "--run-dir=runs",
+        "--name=run",
+    ]
+    command = [sys.executable, "-m", "canter", *arguments, f"--env.vectorization={how}", f"--env.options.kind={kind}"]
+    folders = os.pathsep.join([str(CAMPAIGN), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": folders}
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("how", ["sync", "forked", "async"])
+def test_a_long_message_is_cut_where_it_is_printed_and_whole_in_the_file(how, tmp_path):
+    ended = train_loud(tmp_path, "long_error", how)
+    assert ended.returncode == 1
+    cut = r"raised ValueError: fell .*\.\.\. \(1,099,999 characters, all of them in the traceback\) \("
+    assert re.search(cut, ended.stderr)
+    assert len(ended.stderr) < 4000
+    assert "fell apart " * 100_000 in (tmp_path / "runs" / "run" / "traceback.txt").read_text()
+
+
+def test_an_environment_that_floods_standard_error_is_named_once_and_cut(tmp_path):
+    ended = train_loud(tmp_path, "flood")
+    assert ended.returncode == 0
+    assert ended.stderr.count("careful") == 4000 // len("careful: joint limit\n") + 1
+    named = r"canter: loud:Loud, in step\(\), writes much to standard error \(\S+loud\.py:\d+\); at most 4,000"
+    assert len(re.findall(named, ended.stderr)) == 1
+
+
+@pytest.mark.parametrize("kind", ["closes_stdout", "closes_stderr", "closes_descriptor", "closes_all"])
+def test_an_environment_that_closes_streams_leaves_no_traceback_and_no_line_in_another_file(kind, tmp_path):
+    ended = train_loud(tmp_path, kind)
+    assert "Traceback" not in ended.stderr and "Error" not in ended.stderr
+    assert ended.returncode == 0
+    assert (tmp_path / "runs" / "run" / "policies" / "final_actor.safetensors").is_file()
+    if kind != "closes_all":  # which leaves nowhere to write to
+        assert "What next?" in ended.stdout
+    closed = "loud:Loud closed standard output in step(); it was opened again"
+    assert ended.stderr.count(closed) == (kind == "closes_descriptor")
 
 
 RARE = """

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from canter.core.streams import guarded_streams
+
 _log = logging.getLogger(__name__)
 
 
@@ -25,13 +27,17 @@ class EnvDirectory:
 
     @contextmanager
     def during(self, call: str) -> Iterator[None]:
-        """Run the block in the environment's directory, then return to that of the process."""
+        """Run a call in the environment's directory, then return to that of the process.
+
+        Streams that it closes are opened again, see `guarded_streams`.
+        """
         outside = _current()
         if self.changed is not None:
             with suppress(OSError):  # it may be gone
                 os.chdir(self.changed)
         try:
-            yield
+            with guarded_streams(self.env_id, call):
+                yield
         finally:
             inside = _current()
             if outside is not None and inside != outside:

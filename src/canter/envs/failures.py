@@ -28,6 +28,10 @@ _log = logging.getLogger(__name__)
 
 HANG_WARNING_SECONDS = 60.0
 """Seconds after which a log line says that an environment is slow to return."""
+MAX_CHARACTERS = 2_000
+"""Characters of an error's text that are printed."""
+MARGIN = 500
+"""Characters that may be added to a text that was cut, such as its place."""
 STEPPING_THREADS = "canter-env"
 """Prefix of the names of threads that step environments."""
 _all_calls: weakref.WeakSet[EnvCalls] = weakref.WeakSet()
@@ -150,11 +154,18 @@ def place_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error on one line, or "" if its `__str__` raises."""
+    """Return the text of an error on one line, cut if it is long; "" if its `__str__` raises."""
     try:
-        return " ".join(str(error).split())
+        return shortened(" ".join(str(error).split()))
     except Exception:
         return ""
+
+
+def shortened(text: str) -> str:
+    """Return at most `MAX_CHARACTERS` of a text that is printed; tracebacks have all of it."""
+    if len(text) <= MAX_CHARACTERS + MARGIN:
+        return text
+    return f"{text[:MAX_CHARACTERS]}... ({len(text):,} characters, all of them in the traceback)"
 
 
 def format_error(error: BaseException) -> str:

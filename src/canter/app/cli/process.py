@@ -19,6 +19,8 @@ from canter.core.registry import UserError
 OUT_OF_MEMORY = ("DefaultCPUAllocator: ", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Text of RuntimeErrors, other than `torch.OutOfMemoryError`, that torch raises when memory is
 exhausted."""
+MAX_USER_ERROR = 10_000
+"""Characters of an error meant for the user; a longer one, of the user's code, goes to a file."""
 
 
 def join_ranks() -> None:
@@ -83,7 +85,7 @@ def exit_on_error(error: Exception) -> NoReturn:
     """
     if type(error).__name__ == "RankLost":  # the rank that failed has reported the reason
         exit_process(1)
-    if is_user_error(error):
+    if is_user_error(error) and len(str(error)) <= MAX_USER_ERROR:
         report_error(" ".join(str(error).split()))
         exit_process(2)
     if is_out_of_memory(error):

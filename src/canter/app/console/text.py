@@ -13,6 +13,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
+from canter.core.streams import FloodLimit
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
@@ -85,18 +87,26 @@ def two_columns(entries: Mapping[str, str]) -> str:
 class PrintableStream:
     """A stream that accepts any text and writes it as `printable` does, without colours.
 
+    What environments write to it is limited by `flood`. It stays open if they close it.
+
     When the reader is gone, as after `| head`, or the disk is full, the rest is discarded: the work
     of a command matters more than its output. `lost` is the first such error.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, flood: FloodLimit | None = None) -> None:
         self.stream = stream
+        self.flood_limit = flood
         self.lost: OSError | None = None
 
     def write(self, text: str) -> int:
         """Write the text, unless the output is lost."""
-        self._try("write", printable(_COLOUR.sub("", text), keep="\n\t"))
+        shown = text if self.flood_limit is None else self.flood_limit.limited(text)
+        self._try("write", printable(_COLOUR.sub("", shown), keep="\n\t"))
         return len(text)
+
+    def close(self) -> None:
+        """Flush the stream; it belongs to the process, so it stays open."""
+        self.flush()
 
     def flush(self) -> None:
         """Flush the stream, unless the output is lost."""
@@ -125,7 +135,7 @@ def printable_output() -> Iterator[PrintableStream]:
     stdout = sys.stdout
     stderr = sys.stderr
     out = PrintableStream(stdout)
-    err = PrintableStream(stderr)
+    err = PrintableStream(stderr, FloodLimit())
     sys.stdout = out  # type: ignore[assignment]
     sys.stderr = err  # type: ignore[assignment]
     try:
