@@ -12,6 +12,7 @@ from canter.algorithms.base import AnyAlgorithmConfig
 from canter.algorithms.ppo import PPOConfig
 from canter.core.registry import UserError
 from canter.play.callbacks import EvaluateConfig, EvaluationCallback, HallOfFameCallback, VideoCallback, VideoConfig
+from canter.runs.records import by_average
 from canter.training.config import RunConfig, Watcher
 
 
@@ -31,6 +32,12 @@ class TrainConfig(RunConfig):
         super().__post_init__()
         if self.checkpoints.best_by == "evaluation" and self.evaluate.every is None:
             raise UserError("checkpoints.best_by=evaluation needs evaluations: set evaluate.every")
+
+    @property
+    def by_average(self) -> bool:
+        """True if runs are scored by reward per unit of time instead of the return of episodes."""
+        objective = vars(self.algorithm).get("objective")
+        return by_average({"algorithm.objective": objective, "checkpoints.best_by": self.checkpoints.best_by})
 
     def watchers(self, folder: Path | None) -> list[Watcher]:
         """Return the periodic tasks of a run in `folder`: evaluations, videos, the hall of fame."""

@@ -7,11 +7,12 @@ without torch, so that `canter runs` starts quickly.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -93,6 +94,26 @@ class RunRecord:
             write_json(self.path, self.content)
         except (OSError, ValueError) as error:
             _log.warning("%s could not be written (%s); the run is not affected", self.path, error)
+
+
+def by_average(settings: Mapping[str, Any]) -> bool:
+    """Return whether a run is scored by reward per unit of time; `settings` are flat, by key.
+
+    The objective `average` says so, and so does `checkpoints.best_by: lta`.
+    """
+    return settings.get("algorithm.objective") == "average" or settings.get("checkpoints.best_by") == "lta"
+
+
+def score_value(score: Any, *, average: bool) -> float | None:
+    """Return the number to show of a stored score: the long-run average if a run is scored by that.
+
+    Otherwise the mean return; the other one if there is only that, None without any.
+    """
+    if not isinstance(score, Mapping):
+        return None
+    names = ("long_run_average", "mean") if average else ("mean", "long_run_average")
+    value = next((score[name] for name in names if name in score), None)
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def write_score(folder: Path, score: dict[str, Any]) -> None:

@@ -84,6 +84,7 @@ def test_json_holds_all_that_is_known(tmp_path, capsys):
             "ranks": 1,
             "env_steps": 500,
             "total_steps": 1000,
+            "by_average": False,
             "return": 12.25,
             "score": None,
             "seconds": 75.0,

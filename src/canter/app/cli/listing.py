@@ -17,7 +17,17 @@ from canter.app.cli.index import gymnasium_ids, read_index
 from canter.app.cli.parser import UsageError
 from canter.app.console.text import format_duration, format_number, printable, two_columns
 from canter.runs.metrics import METRICS, read_last_row
-from canter.runs.records import CONFIG, RECORD, find_all, read_record, read_settings, run_folders, run_status
+from canter.runs.records import (
+    CONFIG,
+    RECORD,
+    by_average,
+    find_all,
+    read_record,
+    read_settings,
+    run_folders,
+    run_status,
+    score_value,
+)
 
 PROBE = "probe-"
 """Prefix of the tensor environments that test algorithms."""
@@ -119,6 +129,7 @@ def run_summary(path: Path, root: Path) -> dict[str, Any]:
         "ranks": ranks if isinstance(ranks, int) else 1,
         "env_steps": None if steps is None else int(steps),
         "total_steps": budget,
+        "by_average": by_average(settings),
         "return": row.get("return"),
         "score": score if isinstance(score, dict) else None,
         "seconds": row.get("seconds"),
@@ -129,15 +140,14 @@ def run_summary(path: Path, root: Path) -> dict[str, Any]:
 def run_cells(run: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a run in the table."""
     age = max(0.0, time.time() - run["updated"])
-    score = run["score"] or {}
-    value = score.get("mean", score.get("long_run_average"))
+    value = score_value(run["score"], average=run["by_average"])
     return (
         run["name"],
         run["env"] or "-",
         run["status"] if run["ranks"] == 1 else f"{run['status']}, {run['ranks']} ranks",
         "-" if run["env_steps"] is None else f"{run['env_steps']:,}",
         format_number(run["return"]),
-        format_number(value) if isinstance(value, int | float) else "-",
+        "-" if value is None else format_number(value),
         "-" if run["seconds"] is None else format_duration(run["seconds"]),
         " ".join(format_duration(age).split()[:2]),  # the larger unit is enough: 3 d 4 h becomes 3 d
     )

@@ -84,7 +84,7 @@ class LineConsole(QuietConsole):
         self.pending = False
 
     def _episodes(self, row: dict[str, Any]) -> str:
-        if self.tracker.best_by_average:
+        if self.tracker.by_average:
             text = f"reward per time {format_long_run_average(row)}"
         elif row["return"] is None:
             text = "no episode has ended yet"
@@ -129,7 +129,7 @@ class VerboseConsole(QuietConsole):
             "mean_ep_return": format_number(row["rollout_return"]),
             "mean_reward": format_number(row["rollout_reward"]),
         }
-        if self.tracker.best_by_average:
+        if self.tracker.by_average:
             entries["long_run_average"] = format_long_run_average(row)
         for headline in self.tracker.headlines(row):
             if headline.block:

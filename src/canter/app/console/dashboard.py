@@ -27,6 +27,8 @@ from canter.app.console.text import (
     printable,
     terminal_stream,
 )
+from canter.core.storage.validity import flatten
+from canter.runs.records import by_average
 from canter.training.progress import PARTS
 
 TRACKED_ROWS = 50
@@ -67,8 +69,8 @@ class ProgressTracker:
         self.limits = {name: limit for name, limit in limits.items() if limit is not None}
         """Limits of the run, by the column of a row that counts towards them."""
         self.rows: deque[dict[str, Any]] = deque(maxlen=TRACKED_ROWS)
-        self.best_by_average = settings.get("checkpoints", {}).get("best_by") == "lta"
-        """The best policy of the run is the one with the best long-run average."""
+        self.by_average = by_average(flatten(settings))
+        """The run is scored by reward per unit of time."""
         success = settings.get("success") or {}
         self.success = "success" if any(value is not None for value in success.values()) else "terminated"
         """Rate of episodes to show: successes, or terminated ones if success is not defined."""
@@ -159,7 +161,7 @@ class Dashboard:
     def add(self, row: dict[str, Any]) -> None:
         """Add the row of another iteration."""
         self.updated_at = time.perf_counter()
-        value = row.get("lta/mean") if self.tracker.best_by_average else row["return"]
+        value = row.get("lta/mean") if self.tracker.by_average else row["return"]
         if value is not None:
             self.curve[int(self.tracker.progress(row) * (CHART_POINTS - 1))] = value
         self.tracker.rows.append(row)
@@ -192,9 +194,9 @@ class Dashboard:
         yield from self.clock(row, width)
         yield []
         curve = dict(self.curve)  # a copy: another thread adds to it
-        yield from chart("reward/t" if self.tracker.best_by_average else "return", curve, progress, width)
+        yield from chart("reward/t" if self.tracker.by_average else "return", curve, progress, width)
         yield []
-        if self.tracker.best_by_average:
+        if self.tracker.by_average:
             label = "reward per unit of time "
             average = format_long_run_average(row)
             note = ", the last 20 rollouts"

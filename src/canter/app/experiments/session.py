@@ -265,15 +265,16 @@ def final_score(
         except Exception as error:  # the training state is saved already
             reason = failure(error, "step", None)
             return None, f"Final score: none, as the environment failed during the evaluation. {reason}"
-    text = f"Final score: mean return {result.mean:.1f} over {EVAL_EPISODES} new episodes, acting without noise"
+    mean = f"mean return {result.mean:.1f} over {EVAL_EPISODES} new episodes, acting without noise"
+    text = f"Episodes: {mean}" if config.by_average else f"Final score: {mean}"
     if run is None:
         return result, text
     low, high = result.confidence_interval
     record = {"mean": result.mean, "std": result.std, "low": low, "high": high, "episodes": EVAL_EPISODES}
     text = f"{text}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
-    if config.checkpoints.best_by == "lta":
+    if config.by_average:
         uncut = env if config.env.reset_steps is None else None
-        return result, f"{text}\n{average_score(config, policy, run, uncut, record)}"
+        return result, f"{average_score(config, policy, run, uncut, record)}\n{text}"
     write_score(run, record)
     return result, text
 
@@ -293,7 +294,8 @@ def average_score(config: TrainConfig, policy: Policy, run: Path, env: Env | Non
         write_score(run, record)
         return f"Long-run average: none. {failure(error, 'step', None)}"
     write_score(run, {**record, "long_run_average": average.mean, "ci": average.ci})
-    text = f"Long-run average: {average.mean:.4g} ± {average.ci:.2g} per unit of time, acting without noise"
+    name = "Final score: long-run average" if config.by_average else "Long-run average:"
+    text = f"{name} {average.mean:.4g} ± {average.ci:.2g} per unit of time, acting without noise"
     return f"{text}\n{enter_by_average(run, config.env, (average.mean, average.ci), config.seed)}"
 
 

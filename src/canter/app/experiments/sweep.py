@@ -18,7 +18,7 @@ from canter.app.experiments.folders import claim_folder, numbered_names
 from canter.core.registry import UserError
 from canter.core.storage.files import Malformed, parse_json, read_untrusted, replace_file
 from canter.runs.metrics import METRICS, read_last_row
-from canter.runs.records import CONFIG, SWEEP, read_record, run_status
+from canter.runs.records import CONFIG, SWEEP, by_average, read_record, read_settings, run_status, score_value
 
 MAX_BYTES = 16 << 20
 POLL_SECONDS = 0.2
@@ -108,13 +108,14 @@ class SweepProgress:
         """Return name, status, steps, return and score of one run."""
         path = self.sweep.folder / name
         row = read_last_row(path / METRICS)
-        score = read_record(path).get("score")
+        settings = read_settings(path / CONFIG)
+        average = by_average(settings)
         return {
             "name": name,
             "status": self.status(name),
             "steps": row.get("env_steps"),
-            "return": row.get("return"),
-            "score": score.get("mean") if isinstance(score, dict) else None,
+            "return": row.get("lta/mean" if average else "return"),
+            "score": score_value(read_record(path).get("score"), average=average),
         }
 
     def states(self) -> list[dict[str, Any]]:

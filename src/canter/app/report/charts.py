@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from canter.algorithms.base import ReportSpec, report_spec_for
-from canter.app.report.data import Group, RunData, aggregate_curve
+from canter.app.report.data import GOALS, RETURN, Group, RunData, aggregate_curve, goal_of
 from canter.app.report.drawing import Frame, Line, Markup, element, join, legend, line_chart
 
 WIDE = (1040.0, 340.0)
@@ -58,12 +58,13 @@ def learning_curve(
 ) -> Markup:
     """Return the chart of the return: each group's curve with its band, and its runs behind it."""
     alone = len(groups) == 1
-    lines = [line for color, group in enumerate(groups) for line in _return_lines(group, color, x, alone)]
+    goal = goal_of(runs_of(groups))
+    lines = [line for color, group in enumerate(groups) for line in _goal_lines(group, goal, color, x, alone)]
     if not any(len(line.x) for line in lines):
         return element("p", "No episode has ended yet, so there is no return to show.", class_="muted")
     width, height = size
     frame = Frame(
-        "Return",
+        GOALS[goal],
         width,
         height,
         x_label="env steps" if x == "env_steps" else "seconds of training",
@@ -73,14 +74,14 @@ def learning_curve(
     return join([legend(lines), line_chart(lines, frame)])
 
 
-def _return_lines(group: Group, color: int, x: str, alone: bool) -> list[Line]:
-    behind = [Line("", *run.points("return", x), color, faint=True) for run in group.runs]
+def _goal_lines(group: Group, goal: str, color: int, x: str, alone: bool) -> list[Line]:
+    behind = [Line("", *run.points(goal, x), color, faint=True) for run in group.runs]
     front: list[Line] = []
-    if len(group.runs) == 1 and alone:
+    if len(group.runs) == 1 and alone and goal == RETURN:
         # The mean of recent episodes lags behind that of each rollout; in a chart with other
         # groups the latter would be noise.
         front = _curve_lines(group, "rollout_return", group.label, color, x)
-    return [*behind, *(front or _curve_lines(group, "return", group.label, color, x))]
+    return [*behind, *(front or _curve_lines(group, goal, group.label, color, x))]
 
 
 def _curve_lines(group: Group, metric: str, label: str, color: int, x: str = "env_steps") -> list[Line]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from canter.core.registry import UserError
 from canter.core.storage.files import read_untrusted
 from canter.functional.statistics import bootstrap_interval, interquartile_mean
 from canter.runs.metrics import METRICS, Row, read_rows
-from canter.runs.records import CONFIG, Status, flatten, read_record, read_settings, run_status
+from canter.runs.records import CONFIG, Status, by_average, flatten, read_record, read_settings, run_status, score_value
 
 MAX_COLUMNS = 300
 """Metrics of a run that are read."""
@@ -26,6 +26,12 @@ MAX_STRIP_BYTES = 4 << 20
 """Largest film strip that is put into a report."""
 PNG = b"\x89PNG\r\n\x1a\n"
 """First bytes of a PNG file."""
+
+
+RETURN = "return"
+AVERAGE = "lta/mean"
+GOALS = {RETURN: "Return", AVERAGE: "Reward per unit of time"}
+"""Metrics that runs are scored by, with their titles."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +79,17 @@ class RunData:
         return float(values[-1]) if len(values) else None
 
     @property
-    def score(self) -> float | None:
-        """Mean return of the final policy in new episodes without noise; None without one.
+    def goal(self) -> str:
+        """The metric that the run is scored by: the return, or the reward per unit of time."""
+        return AVERAGE if by_average(self.settings) else RETURN
 
-        The long-run average if no episodes end.
+    @property
+    def score(self) -> float | None:
+        """Score of the final policy in new episodes, without noise; None without one.
+
+        It is the long-run average if the run is scored by that, or if no episodes end.
         """
-        score = self.record.get("score")
-        mean = score.get("mean", score.get("long_run_average")) if isinstance(score, dict) else None
-        return float(mean) if isinstance(mean, int | float) and math.isfinite(mean) else None
+        return score_value(self.record.get("score"), average=self.goal == AVERAGE)
 
     @cached_property
     def strip(self) -> bytes | None:
@@ -267,7 +276,12 @@ def aggregate_curve(group: Group, metric: str, x: str = "env_steps") -> Line | N
     return Line(group.label, grid, center, low=low, high=high)
 
 
-def final_score(group: Group, metric: str = "return") -> tuple[float, float | None, float | None] | None:
+def goal_of(runs: Iterable[RunData]) -> str:
+    """Return the metric that these runs are compared by: the average if all are scored by it."""
+    return AVERAGE if {run.goal for run in runs} == {AVERAGE} else RETURN
+
+
+def final_score(group: Group, metric: str = RETURN) -> tuple[float, float | None, float | None] | None:
     """Return the interquartile mean of the runs' last values and its interval.
 
     The interval is None for a single run, the result is None if no run has the metric.
@@ -287,7 +301,8 @@ def default_threshold(runs: Sequence[RunData]) -> float | None:
 
     None if nothing was learned.
     """
-    curves = [values for run in runs if len(values := run.points("return")[1])]
+    goal = goal_of(runs)
+    curves = [values for run in runs if len(values := run.points(goal)[1])]
     if not curves:
         return None
     start = min(values[0] for values in curves)
@@ -296,8 +311,8 @@ def default_threshold(runs: Sequence[RunData]) -> float | None:
 
 
 def time_to_threshold(run: RunData, threshold: float) -> ThresholdCrossing | None:
-    """Return when the return of a run was first at least `threshold`; None if it never was."""
-    reached = np.flatnonzero(run.column("return") >= threshold)
+    """Return when the run's goal was first at least `threshold`; None if it never was."""
+    reached = np.flatnonzero(run.column(run.goal) >= threshold)
     if not len(reached):
         return None
     steps = run.column("env_steps")[reached[0]]

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from canter.app.report import charts, sections
-from canter.app.report.data import Group, RunData, default_threshold, group_runs, read_run
+from canter.app.report.data import GOALS, Group, RunData, default_threshold, goal_of, group_runs, read_run
 from canter.app.report.drawing import Markup, element, format_si, join
 from canter.app.report.sections import section
 from canter.core.registry import UserError
@@ -66,7 +66,7 @@ def run_page(run: RunData, threshold: float | None) -> str:
         element("p", str(error), class_="failure") if error else None,
         sections.headline(run, threshold),
         sections.film_strip(run),
-        section("Return", lead, curves(groups, threshold)),
+        section(GOALS[run.goal], lead, curves(groups, threshold)),
         *chart_sections(groups),
         section("Time", "Training time by activity.", sections.time_split([run]), time_charts),
         section("Settings", f"Marked settings differ from the {source}.", sections.settings_table(run)),
@@ -102,24 +102,25 @@ def comparison_sections(groups: Sequence[Group], threshold: float | None) -> lis
     """Return curves, scores and settings of the groups of one environment."""
     goal = default_threshold(charts.runs_of(groups)) if threshold is None else threshold
     seeds = [len(group.runs) for group in groups if len(group.runs) > 1]
-    lead = "Mean of recent episodes during training."
+    lead = "Mean of recent episodes, or average of recent rollouts, during training."
     if seeds:
         lead += " Bold: interquartile mean over seeds, with its 95 % bootstrap band. Thin: each seed."
     if seeds and min(seeds) < 5:
         lead += " With fewer than five seeds the band is too narrow: compare the single seeds too."
     by_time = "The same over the seconds of training; a run that has ended keeps its last value."
-    scores = "Final return: interquartile mean over seeds, with its 95 % bootstrap interval. "
+    name = GOALS[goal_of(charts.runs_of(groups))]
+    scores = f"Final {name.lower()}: interquartile mean over seeds, with its 95 % bootstrap interval. "
     if goal is not None:
-        source = "90 % of the way from the lowest first return to the best last one"
+        source = f"90 % of the way from the lowest first {name.lower()} to the best last one"
         if threshold is not None:
-            source = "the requested return"
+            source = f"the requested {name.lower()}"
         scores += f"The threshold {format_si(goal)} is {source}; times to it are those of the median seed."
     return [
-        section("Return", lead, curves(groups, goal)),
+        section(name, lead, curves(groups, goal)),
         section("Comparison", scores, sections.comparison(groups, goal)),
         section("One setting at a time", ABLATION, sections.ablation(groups)),
         section("Settings that differ", "", sections.differences(groups)),
-        section("Return by time", by_time, curves(groups, goal, "seconds")),
+        section(f"{name} by time", by_time, curves(groups, goal, "seconds")),
         *chart_sections(groups),
     ]
 

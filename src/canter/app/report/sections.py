@@ -14,12 +14,16 @@ from canter.algorithms.base import report_spec_for
 from canter.app.console.text import format_duration
 from canter.app.report.charts import COUNTERS
 from canter.app.report.data import (
+    AVERAGE,
+    GOALS,
+    RETURN,
     Group,
     RunData,
     ThresholdCrossing,
     differing_settings,
     final_score,
     format_value,
+    goal_of,
     time_to_threshold,
 )
 from canter.app.report.drawing import Markup, element, escape, format_si, join, key_mark, stacked_bar
@@ -59,14 +63,15 @@ def status(run: RunData) -> Markup:
 
 def headline(run: RunData, threshold: float | None) -> Markup:
     """Return the most important numbers of one run as tiles."""
-    _, returns = run.points("return")
+    _, values = run.points(run.goal)
+    recent = "recent episodes" if run.goal == RETURN else "the last 20 rollouts"
     budget = run.settings.get("total_steps")
     of_budget = f"of {format_si(budget)} " if isinstance(budget, int) else ""
     episodes = run.last("episodes")
     tiles = [
         final_tile(run),
-        ("Return", format_si(run.last("return")), "mean of recent episodes, with noise"),
-        ("Best", format_si(float(returns.max())), "highest so far") if len(returns) else None,
+        (GOALS[run.goal], format_si(run.last(run.goal)), f"mean of {recent}, with noise{_average_interval(run)}"),
+        ("Best", format_si(float(values.max())), "highest so far") if len(values) else None,
         ("Env steps", format_si(run.last("env_steps")), f"{of_budget}over all environments"),
         ("Episodes", format_si(episodes), "ended") if episodes is not None else None,
         ("Time", format_duration(run.last("seconds")), "of training"),
@@ -90,7 +95,7 @@ def final_tile(run: RunData) -> tuple[str, str, str] | None:
     details = run.record["score"]
     low = _number(details.get("low"))
     high = _number(details.get("high"))
-    if "mean" not in details:
+    if run.goal == AVERAGE or "mean" not in details:
         ci = format_si(_number(details.get("ci")))
         return "Long-run average", format_si(score), f"± {ci}, reward per unit of time without noise"
     interval = ""
@@ -98,6 +103,12 @@ def final_tile(run: RunData) -> tuple[str, str, str] | None:
         interval = f", 95 % interval {format_si(low)} to {format_si(high)}"
     episodes = details.get("episodes", "?")
     return "Final score", format_si(score), f"mean of {episodes} new episodes without noise{interval}"
+
+
+def _average_interval(run: RunData) -> str:
+    """Return half the width of the interval of the last average; nothing for returns."""
+    ci = run.last("lta/ci") if run.goal == AVERAGE else None
+    return "" if ci is None else f", ± {format_si(ci)}"
 
 
 def _number(value: Any) -> float | None:
@@ -225,22 +236,23 @@ def _definition(item: tuple[Any, Any]) -> Markup:
 
 def comparison(groups: Sequence[Group], threshold: float | None) -> Markup:
     """Return a table with the final results of each group, and its time to the threshold."""
-    head: list[object] = ["", "Runs", "Final score", "Final return", "Best run"]
+    goal = goal_of(run for group in groups for run in group.runs)
+    head: list[object] = ["", "Runs", "Final score", f"Final {GOALS[goal].lower()}", "Best run"]
     if threshold is not None:
         head += [f"Steps to {format_si(threshold)}", f"Time to {format_si(threshold)}"]
-    rows = [_comparison_row(number, group, threshold) for number, group in enumerate(groups)]
+    rows = [_comparison_row(number, group, goal, threshold) for number, group in enumerate(groups)]
     return table([*head, "Steps per second"], rows, class_="numbers")
 
 
-def _comparison_row(number: int, group: Group, threshold: float | None) -> list[object]:
+def _comparison_row(number: int, group: Group, goal: str, threshold: float | None) -> list[object]:
     final = None
     interval = None
-    score = final_score(group)
+    score = final_score(group, goal)
     if score is not None:
         final, low, high = score
         if low is not None:
             interval = element("small", f"{format_si(low)} to {format_si(high)}")
-    best = [values.max() for run in group.runs if len(values := run.points("return")[1])]
+    best = [values.max() for run in group.runs if len(values := run.points(goal)[1])]
     row: list[object] = [
         join([key_mark(number), element("b", group.label)]),
         len(group.runs),
@@ -326,10 +338,10 @@ def run_list(runs: Sequence[RunData]) -> Markup:
             status(run),
             format_si(run.score),
             format_si(run.last("env_steps")),
-            format_si(run.last("return")),
+            format_si(run.last(run.goal)),
             format_duration(run.last("seconds")),
         ]
         for run in runs
     ]
-    head = ["Run", "Environment", "Seed", "Status", "Final score", "Env steps", "Return", "Time"]
+    head = ["Run", "Environment", "Seed", "Status", "Final score", "Env steps", "Return or average", "Time"]
     return table(head, rows, class_="runs")
