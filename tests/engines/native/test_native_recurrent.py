@@ -158,6 +158,15 @@ def two_layers(cell, **settings):
     return NetworkConfig(hidden=(16,), rnn=RNNConfig(cell=cell, hidden=17, layers=2, layer_norm=True, **settings))
 
 
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_long_sequences_share_a_block_with_fewer_others(cell):
+    model, gradients = build(network=NetworkConfig(hidden=(3,), rnn=RNNConfig(cell=cell, hidden=5)))
+    batch = recurrent_batch(model, 600, 9)
+    run(PPOLoss(), model, gradients, batch, threads=1)
+    for parameter, gradient in definition(PPOLoss(), model, batch, 0.02)[1].items():
+        assert_close(gradients[parameter], gradient)
+
+
 @pytest.mark.parametrize("trunk", [False, True])
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_values_and_states_are_those_of_the_critic(cell, trunk):

@@ -237,7 +237,7 @@ static void values(Model *model, const Samples *samples, const int64_t *index, l
     pack_model(model, VALUE, 0);
     const int threads = threads_for(model, count * samples->steps, samples->steps, VALUE, 1);
     Job job = {.model = model, .samples = samples, .index = index, .count = count, .value = value, .states = states,
-               .block = sequences_of_block(count, threads, SEQUENCES)};
+               .block = sequences_of_block(count, threads, model->sequences)};
     run_in_threads(model->length ? value_sequences : value_blocks, &job, threads);
 }
 

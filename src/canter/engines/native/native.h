@@ -27,8 +27,9 @@ enum { POLICY_SUM, VALUE_SUM, ENTROPY_SUM, KL_SUM, CLIPPED_SUM, BOUND_SUM, SUMS 
 /* Samples that pass through a model together: their activations stay in the cache from the first layer to the last and
  * back. Threads take whole blocks. */
 enum { BLOCK = 64, MAX_GROUPS = 16, MAX_CRITICS = 8, MAX_TOWERS = 1 + 2 * MAX_CRITICS };
-/* Of a recurrent model a block holds whole sequences: enough for a product to read its weights once for many of them. */
-enum { SEQUENCES = 24, MAX_CELLS = 8, MAX_STATES = 2 * MAX_CELLS };
+/* Of a recurrent model a block holds whole sequences: so many that a product reads its weights once for many of them,
+ * but fewer if they are long, for the memory of their activations. */
+enum { FEWEST_SEQUENCES = 4, MOST_SEQUENCES = 24, MOST_ROWS = 4096, MAX_CELLS = 8, MAX_STATES = 2 * MAX_CELLS };
 
 typedef struct {
     void *value, *gradient; /* gradient: NULL if it is not trained */
@@ -127,7 +128,8 @@ typedef struct {
     Tower tower[MAX_TOWERS];
     Policy policy;
     Loss loss;
-    long length, block;   /* steps of the longest sequence to learn from, 0 without recurrent layers; rows of a block */
+    long length;          /* steps of the longest sequence to learn from; 0 without recurrent layers */
+    long sequences, block; /* of a block: most sequences to learn from, and most rows */
     int critics, lowest;  /* of SAC: their number, and 1 for their minimum, 0 for their mean */
     long batch_size;            /* of SAC; 0 for PPO */
     void *sample_values;     /* of SAC: SAMPLE_VALUES columns [B], and the policy's std [B, A] */

@@ -123,7 +123,7 @@ static int gradients(Model *model, const Samples *samples, const int64_t *index,
     const int threads = threads_for(model, model->length ? count * steps : selected, steps, parts, 3);
     if (model->length) { /* whole sequences: states pass through samples that are not valid */
         job.index = index, job.count = count * steps;
-        job.block = steps * sequences_of_block(count, threads, SEQUENCES);
+        job.block = steps * sequences_of_block(count, threads, model->sequences);
     }
     run_in_threads(learn_blocks, &job, threads);
     collect_all(model, parts, threads);
