@@ -150,7 +150,7 @@ def test_a_recurrent_teacher_continues_from_its_state_after_each_step(tmp_path):
 
 
 @pytest.mark.parametrize("remembers", ["student", "teacher", "both"])
-def test_resuming_goes_on_bit_for_bit_and_does_not_trust_the_file_again(tmp_path, remembers):
+def test_resuming_continues_bit_for_bit_and_does_not_trust_the_file_again(tmp_path, remembers):
     path = tmp_path / "teacher.safetensors"
     teacher = teacher_for(Pendulum(4), path, memory=remembers != "student")
     settings: dict[str, Any] = {"policy": MEMORY} if remembers != "teacher" else {}
@@ -187,7 +187,7 @@ def test_the_teacher_never_changes(pendulum):
 
 
 class Brakes(TensorEnv):
-    """A cart to be held at 0 by its acceleration; "policy" shows where it is, "all" its velocity besides."""
+    """A cart to be held at 0 by its acceleration; "policy" shows its position, "all" also its velocity."""
 
     def __init__(self, num_envs=64):
         obs = {"policy": canter.TensorSpec((1,)), "all": canter.TensorSpec((2,))}
@@ -224,7 +224,7 @@ def settled(policy):
     return canter.evaluate(policy, Brakes(), 64, 7).mean
 
 
-def test_a_student_with_memory_learns_what_it_cannot_see_and_ppo_goes_on_from_it(tmp_path):
+def test_a_recurrent_student_learns_hidden_state_and_ppo_continues_from_it(tmp_path):
     """Held against the teacher and against a student without memory, which cannot know the velocity."""
     teacher = brakes_teacher(tmp_path / "teacher.safetensors")
     returns = {}
@@ -260,7 +260,7 @@ def test_a_student_with_memory_learns_what_it_cannot_see_and_ppo_goes_on_from_it
         begin.load(trainer.algorithm)
 
 
-def test_what_does_not_fit_is_refused_by_name(tmp_path, pendulum):
+def test_a_mismatch_is_refused_by_name(tmp_path, pendulum):
     for settings, message in (
         ({"teacher": ""}, "teacher is empty"),
         ({"teacher": str(tmp_path / "nothing")}, "there is no policy"),

@@ -94,7 +94,7 @@ def test_judging_twice_changes_nothing():
     tree_map(lambda a, b: torch.testing.assert_close(a, b, atol=0, rtol=0), first, second)
 
 
-def test_a_truncated_episode_is_bootstrapped_with_the_memory_it_had():
+def test_a_truncated_episode_is_bootstrapped_with_its_recurrent_state():
     """Row by row by hand: the final observation is read after the episode's own rows, and leaves no trace."""
     env = tensor_envs["cartpole"](4, max_episode_steps=5)
     _, algorithm, collector = build(MODELS["both"], env=env, num_minibatches=4, gamma=0.9, gae_lambda=0.0)
@@ -117,8 +117,8 @@ def test_a_truncated_episode_is_bootstrapped_with_the_memory_it_had():
             assert targets.return_[t, n].item() == pytest.approx(target, abs=1e-5)
 
 
-def test_memory_is_alike_whether_the_reset_has_a_row_of_its_own(monkeypatch):
-    """SAME_STEP gives the final observation beside the step, NEXT_STEP as the next row; memory is the same."""
+def test_recurrent_state_is_alike_in_both_autoreset_modes(monkeypatch):
+    """SAME_STEP returns the final observation with the step, NEXT_STEP as the next; states are equal."""
     # Without noise: the modes differ in how many random numbers they use.
     monkeypatch.setattr(Categorical, "sample", lambda self, params, generator: self.mode(params))
     values = {}

@@ -73,7 +73,7 @@ def state_of(run):
 
 
 @pytest.mark.parametrize("config", [SMALL, LARGE], ids=["small", "large"])
-def test_stopped_after_any_iteration_a_run_goes_on_to_the_bit(config):
+def test_stopped_after_any_iteration_a_run_continues_bit_for_bit(config):
     run, saved, seen = Training(config), [], []
     for _ in range(14):
         saved.append(state_of(run))
@@ -91,7 +91,7 @@ def test_stopped_after_any_iteration_a_run_goes_on_to_the_bit(config):
         assert state_of(resumed) == (final if resumed.done == 14 else saved[resumed.done]), stop
 
 
-def test_a_ring_that_is_left_out_is_refilled_by_the_policy_and_said_so(caplog):
+def test_a_ring_that_was_not_saved_is_refilled_by_the_policy_with_a_warning(caplog):
     config = replace(SMALL, replay=ReplayConfig(capacity=64, save=False))
     run = Training(config)
     run.iterate(8)
@@ -160,7 +160,7 @@ def test_observation_statistics_count_each_transition_once_and_target_critics_sh
         assert network.normalizers[0].count == transitions
 
 
-def test_rows_whose_last_observation_was_given_up_teach_nothing():
+def test_transitions_without_a_last_observation_teach_nothing():
     run = Training(SMALL)
     run.iterate(6)
     batch = run.algorithm.replay.sample(16, 1, 0.99, torch.Generator().manual_seed(0))
@@ -245,7 +245,7 @@ def test_values_without_sense_are_refused_by_name(change, message):
         replace(SMALL, **change)
     with pytest.raises(ValueError, match="init=glorot_normal: stacks begin by default"):
         replace(SMALL.critic, init="glorot_normal")
-    with pytest.raises(ValueError, match="give one of them"):
+    with pytest.raises(ValueError, match="set only one of them"):
         TemperatureConfig(target_std=0.1, target_entropy=-1.0)
 
 
@@ -265,7 +265,7 @@ def test_actions_that_cannot_be_squashed_are_refused(action, message):
         SMALL.build(spec, 0)
 
 
-def test_settings_without_a_part_are_said():
+def test_settings_without_effect_are_reported():
     spec = Training(SMALL).env.spec
     assert unused_settings_of(SMALL, spec) == [] and unused_settings_of(SACConfig(), spec) == []
     critic = replace(SMALL.critic, normalizer=NormalizerConfig(clip=5.0))
@@ -292,7 +292,7 @@ def test_critics_may_see_more_than_the_policy_and_images_are_read():
     assert algorithm.learner.critics(image, torch.zeros(2, 1)).shape == (2, 2)
 
 
-def test_ppo_takes_a_stack_with_norms_of_rows_and_refuses_batch_norm():
+def test_ppo_takes_a_stack_with_layer_norm_and_refuses_batch_norm():
     env = tensor_envs["pendulum"](4, "cpu")
     stack = StackNetworkConfig(hidden=(8,), blocks=1, norm="layer", output_norm="rms")
     config = PPOConfig(horizon=4, epochs=1, num_minibatches=1, model=ModelConfig(policy=stack))

@@ -64,7 +64,7 @@ def test_the_imported_run_trains():
         ({"seed": 0}, "seed", "changed", "seeds nothing"),
     ],
 )
-def test_verdicts_that_users_of_the_parent_should_know(changes, key, status, words):
+def test_verdicts_that_users_of_rl_games_should_know(changes, key, status, words):
     found = entry(import_config(rl_games(**changes)), key)
     assert found.status == status and words in found.why
 
@@ -81,7 +81,7 @@ def test_a_recurrent_policy_trains_with_the_length_that_rl_games_really_used():
     ).config.algorithm.model.policy.rnn.concat_input
 
 
-def test_forms_of_the_deviation_keep_the_parents_start():
+def test_parameterisations_of_the_std_keep_rl_games_initial_value():
     at = "network__space__continuous__"
     changes = {f"{at}min_sigma": 0.15, f"{at}sigma_parametrization": "softplus", f"{at}learn_sigma": False}
     theirs = import_config(rl_games(**changes), parity=True).config.algorithm.model.std
@@ -91,7 +91,7 @@ def test_forms_of_the_deviation_keep_the_parents_start():
     assert (ours.form, ours.floor, ours.minimum, ours.initial) == ("bounded", 0.0, 0.15, pytest.approx(start))
 
 
-def test_a_linear_deviation_has_the_parents_floor_and_bounds_are_those_of_ours():
+def test_a_linear_std_has_rl_games_floor_and_canters_bounds():
     at = "network__space__continuous__"
     linear = {f"{at}sigma_parametrization": "linear", f"{at}sigma_init": {"name": "const_initializer", "val": 0.5}}
     std = import_config(rl_games(**linear), parity=True).config.algorithm.model.std
@@ -222,7 +222,7 @@ def test_discrete_actions_react_by_the_epoch_and_know_no_bounds_loss():
         ({"config__self_play_config": {"update_score": 1}}, ("self_play_config.update_score", "self_play")),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_key_and_remedy(changes, words):
+def test_unsupported_values_are_refused_by_key_and_remedy(changes, words):
     with pytest.raises(ImportRefused) as refused:
         import_config(rl_games(**changes))
     for word in words:
@@ -304,7 +304,7 @@ SECTIONS = {
 }
 
 
-def test_a_misspelt_key_is_refused_in_every_section_that_the_parent_reads():
+def test_a_misspelt_key_is_refused_in_every_section_that_rl_games_reads():
     assert not silent(rl_games(**SECTIONS), but=("regularizer",))
 
 
@@ -390,7 +390,7 @@ def test_an_imported_sac_trains():
         assert algorithm.updates == (12 - 7) * 4 * 2, "the eighth iteration ends the warm-up"
 
 
-def test_what_a_sac_file_leaves_out_is_the_parents_default():
+def test_a_key_missing_in_a_sac_file_is_rl_games_default():
     imported = import_config(sac(num_actors=REMOVED, utd_ratio=REMOVED, policy_frequency=REMOVED))
     found = imported.config.algorithm
     assert (imported.config.env.num_envs, found.updates_per_step, found.policy_delay) == (1, 1.0, 2)
@@ -404,7 +404,7 @@ def test_what_a_sac_file_leaves_out_is_the_parents_default():
         ({"critic_taw": 0.5}, ("critic_taw=0.5", "did you mean critic_tau")),
     ],
 )
-def test_what_sac_cannot_do_is_refused(changes, words):
+def test_values_that_sac_does_not_support_are_refused(changes, words):
     with pytest.raises(ImportRefused) as refused:
         import_config(sac(**changes))
     for word in words:

@@ -153,7 +153,7 @@ def test_each_kind_of_vector_environment_has_its_stepper(mode):
 
 
 class Failing(Counter):
-    """Raises in its reset or step after so many calls."""
+    """Raises in its reset or step after a number of calls."""
 
     def __init__(self, call, calls):
         super().__init__()

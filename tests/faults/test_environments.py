@@ -1,4 +1,4 @@
-"""What misbehaving environments cost, from the command line: at most the rollout in which they did."""
+"""Misbehaving environments cost at most the rollout in which they failed, from the command line."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def test_close_that_raises_in_worker_processes_spoils_nothing_either(tmp_path):
     assert read_record(tmp_path / "run")["status"] == "finished"
 
 
-def test_the_run_goes_on_once_the_environment_is_mended(tmp_path, monkeypatch):
+def test_the_run_continues_once_the_environment_is_repaired(tmp_path, monkeypatch):
     assert train(tmp_path, "raise_value_error") == 1
     monkeypatch.setenv("MENDED", "yes")
     assert canter("resume", tmp_path / "run", "--console=quiet") == 0
@@ -140,7 +140,7 @@ PROCESS_WORDS = {
 
 @pytest.mark.parametrize("how", ["async", "forked"])
 @pytest.mark.parametrize("kind", usual_of(PROCESS_WORDS, ["exit", "kill", "hang"]))
-def test_a_process_that_dies_or_hangs_is_named_and_the_run_can_go_on(kind, how, tmp_path, capsys):
+def test_a_process_that_dies_or_hangs_is_named_and_the_run_can_continue(kind, how, tmp_path, capsys):
     assert train(tmp_path, kind, f"--env.vectorization={how}") == 1
     err = said(capsys)
     assert re.search(rf"environment \d failed at its step 399: {PROCESS_WORDS[kind]}", err), err
@@ -366,7 +366,7 @@ def rare(tmp_path, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("command", ["train", "check"])
-def test_an_environment_that_cannot_even_begin_is_named_with_its_line(command, kind, words, rare, capsys):
+def test_an_environment_that_cannot_be_made_is_named_with_its_line(command, kind, words, rare, capsys):
     assert rare(command, kind) == 1
     err = said(capsys)
     assert re.search(rf"canter: rare:Rare could not be made: {words} \(\S+rare\.py:\d+\)", err), err
@@ -381,7 +381,7 @@ def test_an_error_of_no_usual_class_costs_one_rollout_too(rare, tmp_path, capsys
     assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [LAST_GOOD]
 
 
-def test_check_tells_of_a_step_that_ends_the_program(rare, capsys):
+def test_check_reports_a_step_that_ends_the_program(rare, capsys):
     assert rare("check", "step_exits", at=8) == 1
     assert "random actions ended in SystemExit: 0 (rare.py, line " in capsys.readouterr().out
 

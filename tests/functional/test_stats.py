@@ -45,7 +45,7 @@ def test_masked_mean_of_nothing_is_zero():
 
 
 @pytest.mark.parametrize("garbage", [NAN, float("inf"), 1e30])
-def test_masked_rows_leak_neither_value_nor_gradient(garbage):
+def test_masked_samples_leak_neither_value_nor_gradient(garbage):
     x = torch.tensor([[1.0, garbage], [garbage, 3.0]], requires_grad=True)
     mean = masked_mean(x, torch.tensor([[True, False], [False, True]]))
     assert mean.item() == 2.0
@@ -99,7 +99,7 @@ def test_streamed_moments_keep_a_small_spread_around_a_large_mean():
     assert (m2 / count).sqrt().item() == pytest.approx(everything.std(), rel=1e-8)
 
 
-def test_merged_counts_go_beyond_what_float32_counts():
+def test_merged_counts_exceed_the_range_of_float32():
     chunk = (torch.tensor(5e8).double(), torch.tensor(2.0).double(), torch.tensor(5e8).double())
     one = (torch.tensor(1.0).double(), torch.tensor(2.0).double(), torch.tensor(0.0).double())
     count, mean, m2 = merge_moments(*merge_moments(*chunk, *chunk), *one)
@@ -123,7 +123,7 @@ def test_merging_with_an_empty_set_changes_nothing():
 # Normalising.
 
 
-def test_normalize_matches_numpy_over_the_valid_rows():
+def test_normalize_matches_numpy_over_the_valid_samples():
     x, mask = 3.0 + 2.0 * seeded(20, 6), half(20, 6)
     x[~mask] = NAN
     result = normalize(x, mask).numpy()
@@ -132,7 +132,7 @@ def test_normalize_matches_numpy_over_the_valid_rows():
     assert (result[~mask] == 0.0).all()
 
 
-def test_normalize_may_divide_by_the_unbiased_deviation():
+def test_normalize_may_divide_by_the_unbiased_std():
     x, mask = 3.0 + 2.0 * seeded(7, 3), half(7, 3)
     valid = x[mask].numpy()
     expected = (valid - valid.mean()) / (valid.std(ddof=1) + 1e-8)

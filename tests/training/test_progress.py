@@ -30,7 +30,7 @@ def new_run(success=None):
 
 
 def count(run, metrics, ended):
-    """An iteration with a row of its own."""
+    """Add an iteration with its own row."""
     run.add(metrics, torch.ones(8, 8, dtype=torch.bool))
     return run.report(ended)
 
@@ -112,7 +112,7 @@ def test_a_row_is_the_whole_report_and_nothing_but_numbers():
     assert all(isinstance(value, int | float) for value in row.values())
 
 
-def test_what_the_environment_did_not_report_in_a_rollout_has_no_value():
+def test_metrics_missing_in_a_rollout_have_no_value():
     reported = {"env/lift": torch.tensor(2.0), "env/fall": torch.tensor(torch.nan)}
     row = count(new_run(), METRICS | reported, episodes()).row()
     assert row["env/lift"] == 2.0 and row["env/fall"] is None
@@ -152,7 +152,7 @@ def test_a_success_is_an_episode_that_ends_the_right_way_with_enough_return(succ
     assert report.terminated_rate == 0.75
 
 
-def test_a_restored_account_goes_on_counting():
+def test_restored_progress_continues_counting():
     run = new_run(SuccessConfig(min_return=2.0))
     count(run, METRICS, episodes([1.0, 3.0], resets=8))
     other = new_run(SuccessConfig(min_return=2.0))
@@ -214,14 +214,14 @@ def test_the_long_run_average_is_raw_reward_per_unit_of_time_over_the_last_twent
     assert row["lta/ci"] == pytest.approx(2.093 * 0.25 / 19**0.5)
 
 
-def test_twenty_environments_tell_the_long_run_average_at_once_but_it_is_recent_only_later():
+def test_twenty_environments_have_a_long_run_average_at_once_and_a_recent_one_later():
     run = new_run()
     report = count(run, METRICS, episodes(gain_and_time=[[[float(n) for n in range(20)], [1.0] * 20]]))
     assert report.metrics["lta/mean"] == pytest.approx(9.5)
     assert run.recent_lta is None
 
 
-def test_the_long_run_average_goes_on_after_a_restart():
+def test_the_long_run_average_continues_after_a_restart():
     first, second = new_run(), new_run()
     for k in range(30):
         count(first, METRICS, episodes(gain_and_time=[[[float(k), 1.0], [1.0, 2.0]]]))

@@ -75,7 +75,7 @@ def test_names_of_mjlabs_files_are_known(tmp_path):
         ({"dof_names": np.array([{"a": 1}], dtype=object)}, "cannot be read as plain arrays"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(tmp_path, changes, message):
+def test_mismatched_clips_are_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         load_clip(saved(tmp_path, **changes))
 
@@ -141,7 +141,7 @@ def test_frames_between_two_are_linear_and_rotations_lie_on_the_sphere(tmp_path)
     np.testing.assert_allclose(frames["body_rotations"], expected, atol=1e-5)
 
 
-def test_each_clip_begins_at_its_own_first_frame(tmp_path):
+def test_each_clip_starts_at_its_own_first_frame(tmp_path):
     clips = [load_clip(saved(tmp_path, **turning(frames, seed=frames))) for frames in (61, 20, 7)]
     frames = MotionLibrary(clips).at(torch.arange(3), torch.zeros(3))
     for field in AXES:
@@ -169,7 +169,7 @@ def test_clips_are_drawn_by_weight_and_times_alike_from_the_span_on():
     assert abs(time.mean() - 7.0) < 3 * 6 / 12**0.5 / 20_000**0.5
 
 
-def test_joints_come_in_the_order_that_is_asked_for(tmp_path):
+def test_joints_come_in_the_requested_order(tmp_path):
     clip = load_clip(saved(tmp_path))
     turned = MotionLibrary([clip], joints=("knee", "hip"), bodies=("foot",))
     frames = turned.at(torch.zeros(1, dtype=torch.int64), torch.tensor([1.0]))

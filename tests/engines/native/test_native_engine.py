@@ -100,7 +100,7 @@ def test_the_first_ratio_is_exactly_one(action, activation, std):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_equal_calls_give_equal_bits(threads):
+def test_equal_calls_return_equal_bits(threads):
     model, gradients = build(network=NetworkConfig(hidden=(96, 64)), dtype=torch.float32)
     batch, index = make_batch(model, 3000, torch.float32), torch.randperm(3000)
     found = []
@@ -184,7 +184,7 @@ def test_no_memory_grows():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4096  # kilobytes; one leaked model has 250
 
 
-def test_rows_keep_their_tensors_and_their_model():
+def test_samples_keep_their_tensors_and_their_model():
     model, gradients = build(dtype=torch.float32)
     rows = engine_of(model, gradients).begin(make_batch(model, 50, torch.float32))
     gc.collect()
@@ -194,7 +194,7 @@ def test_rows_keep_their_tensors_and_their_model():
 
 
 @pytest.mark.parametrize("index", [[50], [-1]])
-def test_rows_that_do_not_exist_are_refused(index):
+def test_indices_out_of_range_are_refused(index):
     model, gradients = build()
     engine = engine_of(model, gradients)
     rows = engine.begin(make_batch(model, 50))
@@ -295,7 +295,7 @@ def _in_a_child(engine, rows, results):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_child_of_fork_has_threads_of_its_own():
+def test_a_forked_child_has_its_own_threads():
     model, gradients = build(network=NetworkConfig(hidden=(96, 64)), dtype=torch.float32)
     engine = engine_of(model, gradients, threads=2)
     rows = engine.begin(make_batch(model, 3000, torch.float32))

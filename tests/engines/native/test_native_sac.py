@@ -199,7 +199,7 @@ def test_every_setting_is_supported_refused_or_decided_elsewhere():
 
 
 @pytest.mark.parametrize(("name", "value"), list(supported_cases()), ids=lambda value: str(value)[:70])
-def test_supported_settings_give_the_update_of_the_definition(name, value):
+def test_supported_settings_compute_the_update_of_the_definition(name, value):
     plain, native = learners(replace(BASE, **{name: value}))
     update(plain, 70, torch.float64)
     update(native, 70, torch.float64)
@@ -209,7 +209,7 @@ def test_supported_settings_give_the_update_of_the_definition(name, value):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 17, 63, 64, 65, 130])
 @pytest.mark.filterwarnings("ignore:std")  # of the targets of a single row
-def test_any_number_of_rows(rows, dtype):
+def test_any_number_of_samples(rows, dtype):
     for learner in (found := learners(BASE, dtype)):
         update(learner, rows, dtype, 1)
     assert_same(*found, dtype)
@@ -268,7 +268,7 @@ SPOILT = {
 @pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
 @pytest.mark.parametrize("where", SPOILT)
 @pytest.mark.parametrize("valid", [True, False])
-def test_what_is_not_finite_skips_the_same_steps(where, value, valid):
+def test_nonfinite_values_skip_the_same_steps(where, value, valid):
     counts = []
     for learner in (found := learners(BASE)):
         batch, noise = batch_of(20)
@@ -284,7 +284,7 @@ def test_what_is_not_finite_skips_the_same_steps(where, value, valid):
 
 
 @pytest.mark.parametrize("member", [0, 1])
-def test_one_critic_that_gives_nan_spoils_what_all_say(member):
+def test_one_critic_with_nan_corrupts_the_value_of_all(member):
     for learner in (found := learners(BASE)):
         learner.target_critics.head.bias[member] = math.nan
         learner.update(*batch_of(20), True)
@@ -337,7 +337,7 @@ def test_observations_of_other_dtypes_are_refused():
     assert "of torch.uint8" in refused(BASE, GROUPS | {"policy": TensorSpec((7,), torch.uint8)})
 
 
-def test_engines_can_be_asked_for_by_name():
+def test_engines_can_be_requested_by_name():
     sac = BASE.build(spec_of(), 0)
     assert sac.about()["engine"] == "native" and isinstance(sac.learner.engine, NativeSACEngine)
     sac.use_engine("autograd")

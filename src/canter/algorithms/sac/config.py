@@ -49,7 +49,9 @@ class TemperatureConfig:
         """Refuse values out of range, and two targets."""
         check_range(self, "must be above 0", "initial", "target_std")
         if self.target_entropy is not None and self.target_std is not None:
-            raise UserError(f"target_std={self.target_std} and target_entropy={self.target_entropy}: give one of them")
+            raise UserError(
+                f"target_std={self.target_std} and target_entropy={self.target_entropy}: set only one of them"
+            )
 
     def target(self, action_dim: int) -> float:
         """Return the target entropy."""

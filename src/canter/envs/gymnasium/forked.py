@@ -104,8 +104,8 @@ class ForkedStepper(SyncStepper):
             reason = obstacle(self.env)
             if reason is not None:
                 raise StateUnavailable(
-                    f"environments in forked processes cannot be brought back: {reason}; give reset() a seed, or use "
-                    "vectorization=sync"
+                    f"environments in forked processes cannot be brought back: {reason}; pass a seed to reset(), or "
+                    "use vectorization=sync"
                 )
             exact.restore_singles(self.env, self._fork_states())
             self.forget()
