@@ -1,6 +1,9 @@
 """Checkpoints of the source libraries are pickles; no code in them is run."""
 
 import os
+from collections import deque
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -41,13 +44,26 @@ def test_tensors_numbers_and_numpys_numbers_are_read(tmp_path):
     assert type(read["d"]) is float and torch.equal(read["a"], torch.ones(2))
 
 
+def test_what_environments_keep_is_read(tmp_path):
+    tree = {"model": {"w": torch.ones(2)}, "env_state": {
+        "levels": np.arange(4), "last": deque([1.0, 2.0], maxlen=5), "log": tmp_path / "log",
+        "begun": datetime(2026, 1, 2, tzinfo=UTC), "time": timedelta(seconds=3), "flags": np.array([True, False]),
+    }}  # fmt: skip
+    torch.save(tree, tmp_path / "file.pt")
+    state = read_pickled(tmp_path / "file.pt")["env_state"]
+    assert np.array_equal(state["levels"], np.arange(4)) and state["flags"].tolist() == [True, False]
+    assert state["last"] == [1.0, 2.0] and state["log"] == str(tmp_path / "log")
+    assert (state["begun"], state["time"]) == ("2026-01-02 00:00:00+00:00", "0:00:03")
+
+
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
         ({"a": torch.tensor([1.0, float("nan")])}, r"\.a holds NaN"),
         ({"a": {"b": torch.complex(torch.tensor(1.0), torch.tensor(2.0)).to(torch.complex64)}}, "real numbers"),
         ([1, 2], "expected a mapping, found a list"),
-        ({"a": np.ones(3)}, "wants to run or build|is not a file"),
+        ({"a": np.ones(3, complex)}, "wants to run or build|is not a file"),
+        ({"a": {"b": Fraction(1, 2)}}, r"fractions\.Fraction.*nothing was run"),
     ],
 )
 def test_other_contents_are_refused(tmp_path, tree, words):

@@ -125,3 +125,15 @@ def test_several_classes_want_a_name(tmp_path):
         import_config(write(tmp_path, "x = 1\n", "other.py"))
     with pytest.raises(ConfigError, match="no such file"):
         import_config(tmp_path / "absent.py")
+
+
+def test_arithmetic_round_and_pass_are_read(tmp_path):
+    path = write(
+        tmp_path,
+        ISAAC + "\n\n@configclass\nclass MineCfg(RoughCfg):\n"
+        "    num_steps_per_env = 2**3 * round(2.4)\n\n    def __post_init__(self):\n        pass\n",
+    )
+    assert read_python_config(path, "MineCfg")[0]["num_steps_per_env"] == 16
+    huge = write(tmp_path, "class ACfg(RslRlOnPolicyRunnerCfg):\n    max_iterations = 10**10**10\n", "huge.py")
+    with pytest.raises(ConfigError, match="too large a power"):
+        import_config(huge)

@@ -458,3 +458,8 @@ def test_amp_becomes_the_extension_of_that_name_and_asks_for_clips():
     assert not any("name their files here" in entry.line() for entry in imported.report.entries)
     with pytest.raises(ImportRefused, match="did you mean motions"):
         import_config(rl_games(**AMP, config__amp={"motion": ["walk.csv"]}))
+
+
+def test_amp_has_two_names():
+    configs = [import_config(rl_games(**AMP | {"algo__name": name})).config for name in ("amp", "amp_continuous")]
+    assert configs[0] == configs[1]

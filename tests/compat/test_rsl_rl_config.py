@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from test_rl_games_config import leaves
@@ -169,14 +170,19 @@ def test_curiosity_becomes_the_extension_and_trains():
     assert (found.normalize_obs, found.normalize_bonus, found.obs_groups) == (True, True, ("policy",))
     assert (found.epochs, found.num_minibatches, found.optimizer.learning_rate.initial) == (4, 2, 2e-3)
     assert sorted(entry.key for entry in imported.report.entries if entry.key) == sorted(leaves(tree))
-    assert "time step" in next(e for e in imported.report.entries if e.key == "algorithm.rnd_cfg.weight").why
+    assert "env.step_dt" in next(e for e in imported.report.entries if e.key == "algorithm.rnd_cfg.weight").why
     with Trainer(imported.config) as trainer:
         trainer.learn()
+    line = {"mode": "linear", "initial_step": 4, "final_step": 8, "final_value": 0.1}
+    (found,) = import_config(
+        changed(tree, {"algorithm__rnd_cfg": rnd | {"weight_schedule": line}})
+    ).config.algorithm.extensions
+    assert (found.weight.start, found.weight.end, found.weight.begin_at, found.weight.end_at) == (0.5, 0.1, 0.25, 0.5)
     for wrong, words in (
         ({"predictor_hidden_dims": [-1]}, "write it out"),
-        ({"weight_schedule": {"mode": "linear", "final_step": 3, "final_value": 0.0}}, "only constant and step"),
+        ({"weight_schedule": {"mode": "cosine"}}, "expected one of constant, step, linear"),
     ):
-        with pytest.raises(ImportRefused, match=words):
+        with pytest.raises(ConfigError, match=words):
             import_config(changed(tree, {"algorithm__rnd_cfg": rnd | wrong}), num_envs=4)
 
 
@@ -236,10 +242,11 @@ def test_students_are_imported_and_ask_for_their_teacher(tree):
         2e-3,
         math.inf,
     )
-    assert (found.policy.hidden, found.policy.activation, found.policy.normalize_obs) == ((32, 16), "tanh", True)
-    memory = found.policy.rnn
+    policy: Any = found.policy
+    assert (policy.hidden, policy.activation, policy.normalize_obs) == ((32, 16), "tanh", True)
+    memory = policy.rnn
     assert (memory.cell, memory.hidden, memory.layers, found.std.initial) == ("gru", 24, 2, 0.2)
-    assert found.policy.obs_groups == ("policy",) and imported.config.env.num_envs == 4
+    assert policy.obs_groups == ("policy",) and imported.config.env.num_envs == 4
     entries = imported.report.entries
     assert sorted(entry.key for entry in entries if entry.key) == sorted(leaves(tree))
     assert any("name its file" in entry.line() for entry in entries)
@@ -294,3 +301,9 @@ def test_errors_name_the_parents_key_of_a_setting_inside_of_another():
 def test_the_files_own_limit_of_actions_reaches_a_robots_environment():
     own = import_config(changed(RSL_RL, {"clip_actions": 2.0}), num_envs=8, env="mjlab:Any")
     assert own.config.env.options == {"clip_actions": 2.0}
+
+
+def test_a_distillation_config_of_isaac_lab_with_an_unset_normalization():
+    imported = import_config(STUDENT | {"empirical_normalization": None}, num_envs=4)
+    entry = next(e for e in imported.report.entries if e.key == "empirical_normalization")
+    assert (entry.status, entry.to) == ("mapped", "off")

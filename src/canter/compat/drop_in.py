@@ -82,13 +82,96 @@ class NoWriter:
         """Do nothing."""
 
 
-def open_writer(folder: str) -> Any:
-    """Return a writer of TensorBoard event files.
+class ServiceWriter:
+    """A TensorBoard writer that also sends each scalar and file to Weights & Biases or Neptune."""
 
-    Without TensorBoard, and on other ranks, one that discards everything.
+    def __init__(self, events: Any, service: Wandb | Neptune) -> None:
+        self.events, self.service = events, service
+
+    def add_scalar(self, tag: str, value: Any, step: int) -> None:
+        """Write the scalar to both."""
+        self.events.add_scalar(tag, value, step)
+        self.service.log(tag, float(value), step)
+
+    def flush(self) -> None:
+        """Flush the event file."""
+        self.events.flush()
+
+
+class Wandb:
+    """A run of Weights & Biases; without a login it stays on this machine."""
+
+    def __init__(self, folder: str, project: str, config: Mapping[str, Any]) -> None:
+        wandb = importlib.import_module("wandb")
+        mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False, verify=False) else "offline")
+        own = {"entity": os.environ.get("WANDB_USERNAME"), "name": Path(folder).name, "mode": mode}
+        self.run = wandb.init(project=project, dir=folder, config=dict(config), **own)
+
+    def log(self, tag: str, value: float, step: int) -> None:
+        """Send a scalar."""
+        self.run.log({tag: value}, step=step)
+
+    def upload(self, path: str) -> None:
+        """Send a file."""
+        self.run.save(path, base_path=os.path.dirname(path))
+
+    def stop(self) -> None:
+        """Wait until everything is sent."""
+        self.run.finish()
+
+
+class Neptune:
+    """A run of Neptune; the account is in `NEPTUNE_API_TOKEN` and `NEPTUNE_USERNAME`."""
+
+    def __init__(self, folder: str, project: str, config: Mapping[str, Any]) -> None:
+        neptune = importlib.import_module("neptune")
+        account = os.environ["NEPTUNE_USERNAME"]
+        self.run = neptune.init_run(project=f"{account}/{project}", api_token=os.environ["NEPTUNE_API_TOKEN"])
+        self.run["log_dir"].append(Path(folder).name)
+        self.run["train_cfg"] = neptune.utils.stringify_unsupported(dict(config))
+
+    def log(self, tag: str, value: float, step: int) -> None:
+        """Send a scalar."""
+        self.run[tag].append(value, step=step)
+
+    def upload(self, path: str) -> None:
+        """Send a file."""
+        self.run[f"model/{Path(path).stem}"].upload(path)
+
+    def stop(self) -> None:
+        """Wait until everything is sent."""
+        self.run.stop()
+
+
+SERVICES = {"wandb": Wandb, "neptune": Neptune}
+
+
+def open_writer(folder: str, service: str = "tensorboard", project: str = "", config: Any = None) -> Any:
+    """Return a writer of TensorBoard event files, which also sends to a service.
+
+    A service that is not installed, or has no account, is left out with a warning. Without
+    TensorBoard, and on other ranks, everything is discarded.
     """
     if not is_first():
         return NoWriter()
+    events = _event_writer(folder)
+    if service == "tensorboard":
+        return events
+    if service not in SERVICES:
+        _say_once(
+            f"logger={service!r} is not known (tensorboard, wandb, neptune): only TensorBoard's files are written"
+        )
+        return events
+    try:
+        return ServiceWriter(events, SERVICES[service](folder, project, config or {}))
+    except ModuleNotFoundError as error:
+        _say_once(f"logger={service}: pip install {error.name}; until then only TensorBoard's files are written")
+    except KeyError as error:
+        _say_once(f"logger={service}: set {error.args[0]}; until then only TensorBoard's files are written")
+    return events
+
+
+def _event_writer(folder: str) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -5,6 +5,7 @@ They are pickles, so no code in them is run: only a closed list of types is read
 
 from __future__ import annotations
 
+import datetime
 import math
 import pickle
 import re
@@ -24,16 +25,41 @@ MAX_BYTES = 16 << 30
 MAX_DEPTH = 50
 
 _SCALAR: Any = np.float64(0.0).__reduce__()[0]
+_RECONSTRUCT: Any = np.zeros(1).__reduce__()[0]
+
+
+def _list(items: Any = (), length: Any = None) -> list[Any]:
+    """Return a deque as a list."""
+    return list(items)
+
+
+def _path(*parts: Any) -> str:
+    """Return a path as text."""
+    return "/".join(map(str, parts)).replace("//", "/")
+
+
+PATHS = ("Posix", "Windows", "PurePosix", "PureWindows")
+NUMBERS = ("Bool", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float16", "Float32")
 SAFE: list[Any] = [
+    np.ndarray,
+    (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"),
+    (_RECONSTRUCT, "numpy._core.multiarray._reconstruct"),
+    *(getattr(np.dtypes, f"{name}DType") for name in NUMBERS),
+    (_list, "collections.deque"),
+    *((_path, f"{module}.{kind}Path") for module in ("pathlib", "pathlib._local") for kind in PATHS),
+    datetime.datetime,
+    datetime.date,
+    datetime.timedelta,
+    datetime.timezone,
     (_SCALAR, "numpy.core.multiarray.scalar"),
     (_SCALAR, "numpy._core.multiarray.scalar"),
     np.dtype,
-    np.dtypes.Float32DType,
     np.dtypes.Float64DType,
-    np.dtypes.Int64DType,
 ]
-"""Types that a file may hold in addition to tensors, containers and plain values: NumPy's numbers,
-which rl_games saves."""
+"""Types that a file may hold besides tensors, containers and plain values: NumPy's numbers, which
+rl_games saves, and what environments keep: NumPy's arrays of numbers, deques (read as lists), paths
+and times (read as text)."""
+TIMES = (datetime.date, datetime.timedelta, datetime.timezone)
 
 
 class CheckpointRefused(UserError):
@@ -86,6 +112,10 @@ def _plain(value: Any, path: Path, key: str, depth: int) -> Any:
         return [_plain(item, path, f"{key}[{i}]", depth + 1) for i, item in enumerate(value)]
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return value
+    if isinstance(value, TIMES):
+        return str(value)
     if isinstance(value, Tensor):
         return check_tensor(value.detach(), path, key)
     if value is None or type(value) in (bool, int, float, str):

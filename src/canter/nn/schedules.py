@@ -88,16 +88,26 @@ class _FromStart:
 @schedules.register("linear")
 @dataclass(frozen=True)
 class Linear(_FromStart):
-    """Linear change from `start` to `end` over the run."""
+    """Linear change from `start` to `end` over the run, or over a part of it."""
 
     start: float
     """Value at the start of the run."""
     end: float = 0.0
     """Value at the end of the run."""
+    begin_at: float = 0.0
+    """Fraction 0..1 of the run at which the change begins."""
+    end_at: float = 1.0
+    """Fraction of the run at which `end` is reached."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError if the change would end before it begins."""
+        if not 0 <= self.begin_at < self.end_at <= 1:
+            raise UserError(f"begin_at={self.begin_at}, end_at={self.end_at}: expected 0 <= begin_at < end_at <= 1")
 
     def set_(self, value: Tensor, progress: Tensor) -> None:
         """Set a function of absolute progress, so that a resumed run continues on the same line."""
-        value.copy_(self.start + (self.end - self.start) * progress.clamp(0, 1))
+        share = ((progress - self.begin_at) / (self.end_at - self.begin_at)).clamp(0, 1)
+        value.copy_(self.start + (self.end - self.start) * share)
 
 
 @schedules.register("step")

@@ -3,8 +3,9 @@
 from canter.compat.rl_games import Runner
 """
 
-from canter.compat.rl_games.agent import Agent, AlgoObserver, DefaultAlgoObserver, IsaacAlgoObserver
+from canter.compat.rl_games.agent import Agent
 from canter.compat.rl_games.env import RlGamesEnv, env_configurations, model_builder, vecenv
+from canter.compat.rl_games.hooks import AlgoObserver, DefaultAlgoObserver, IsaacAlgoObserver
 from canter.compat.rl_games.player import PpoPlayer
 from canter.compat.rl_games.runner import Runner
 

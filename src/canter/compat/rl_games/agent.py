@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from canter.compat.drop_in import is_first, open_writer
+from canter.compat.pickled_file import read_pickled
 from canter.compat.rl_games import checkpoint, sac
 from canter.compat.rl_games.env import RlGamesEnv, create_vec_env, find_environment, refuse_user_network
+from canter.compat.rl_games.hooks import looks_at_infos, refuse_overrides
 from canter.compat.settings.importing import Imported, import_config
 from canter.compat.weights import Weights
 from canter.core.plain import ConfigError
@@ -26,71 +27,7 @@ from canter.envs.imports import registered_id
 from canter.training.progress import Report
 from canter.training.trainer import Trainer
 
-
-class AlgoObserver:
-    """Callbacks of training; subclasses of rl_games' own class work too."""
-
-    def before_init(self, base_name: str, config: dict[str, Any], experiment_name: str) -> None:
-        """Called before the agent is built."""
-
-    def after_init(self, algo: Any) -> None:
-        """Called after the agent is built.
-
-        `algo` has writer, config, frame, epoch_num, mean_rewards and the like.
-        """
-
-    def process_infos(self, infos: Any, done_indices: Any) -> None:
-        """Called after every step, only if a subclass overrides it, as it waits for the device."""
-
-    def after_steps(self) -> None:
-        """Called after every rollout and its update."""
-
-    def after_clear_stats(self) -> None:
-        """Never called here: statistics cover the last 100 episodes."""
-
-    def after_print_stats(self, frame: int, epoch_num: int, total_time: float) -> None:
-        """Called after every row of the log."""
-
-
-class DefaultAlgoObserver(AlgoObserver):
-    """The default observer of Runner."""
-
-
-class IsaacAlgoObserver(AlgoObserver):
-    """Writes the simulator's `infos["episode"]`, averaged over a rollout on the device."""
-
-    def after_init(self, algo: Any) -> None:
-        """Keep the agent and its writer."""
-        self.algo = algo
-        self.writer = algo.writer
-
-    def after_print_stats(self, frame: int, epoch_num: int, total_time: float) -> None:
-        """Write one row under rl_games' tags."""
-        for name, value in self.algo.episode_infos.items():
-            self.writer.add_scalar(f"Episode/{name}", value, epoch_num)
-
-
-def looks_at_infos(observer: Any) -> bool:
-    """Return True for an observer that overrides `process_infos`."""
-    known = ("AlgoObserver", "DefaultAlgoObserver")
-    owner = next((cls for cls in type(observer).__mro__ if "process_infos" in vars(cls)), None)
-    return owner is not None and owner.__name__ not in known
-
-
 _log = logging.getLogger(__name__)
-
-HOOKS = {
-    "train_epoch": "canter.Extension.phases(), or an algorithm of your own (canter.register('algorithm', NAME))",
-    "play_steps": "an environment wrapper, or canter.Extension.reward(rollout)",
-    "play_steps_rnn": "an environment wrapper, or canter.Extension.reward(rollout)",
-    "prepare_dataset": "canter.Extension.augment(batch) or reward(rollout)",
-    "calc_gradients": "canter.Extension.loss(batch, output)",
-    "train_actor_critic": "canter.Extension.loss(batch, output)",
-    "update_lr": "a schedule of your own (canter.register('schedule', NAME))",
-    "_eval_disc": "the extension amp: leave the registration of amp_continuous out, which is known here",
-}
-"""Methods that subclasses of rl_games' agents override, and the extension point here."""
-
 
 TAGS = {
     "losses/a_loss": "loss/policy",
@@ -101,43 +38,17 @@ TAGS = {
 """rl_games' names of metrics, and Canter's."""
 
 
-def refuse_overrides(cls: type, own: type | None = None) -> None:
-    """Raise ConfigError for a class that overrides internals of rl_games' agents.
-
-    Name the extension point of each.
-    """
-    bases = [base for base in cls.__mro__ if base is not own]
-    users = [base for base in bases if not base.__module__.startswith("rl_games.")]
-    changed = [name for name in HOOKS if any(name in vars(base) for base in users)]
-    if changed:
-        advice = "; ".join(f"{name}: {HOOKS[name]}" for name in changed)
-        raise ConfigError(f"{cls.__name__} changes the inside of rl_games' agent, which is not there. Use {advice}")
-    if len(users) < len(bases):
-        raise ConfigError(
-            f"{cls.__name__} is an agent of rl_games itself: leave its registration with algo_factory out"
-        )
-
-
-@contextmanager
-def refuse_rl_games_agents() -> Iterator[None]:
-    """Refuse rl_games' own agents and their subclasses while a builder runs."""
-    places = {"common.a2c_common": "A2CBase", "algos_torch.sac_agent": "SACAgent"}
-    found: Any = [getattr(sys.modules.get(f"rl_games.{module}"), name, None) for module, name in places.items()]
-    theirs = [(cls, cls.__init__) for cls in found if cls is not None]
-    try:
-        for cls, _ in theirs:
-            cls.__init__ = lambda self, *_, **__: refuse_overrides(type(self))
-        yield
-    finally:
-        for cls, init in theirs:
-            cls.__init__ = init
-
-
 def imported_settings(
-    params: Mapping[str, Any], parity: bool, num_envs: int | None, agents: int = 1, release: str | None = None
+    params: Mapping[str, Any],
+    parity: bool,
+    num_envs: int | None,
+    agents: int = 1,
+    release: str | None = None,
+    ignore: tuple[str, ...] = (),
 ) -> Imported:
     """Return the imported settings of Runner's params."""
-    return import_config({"params": plain(params)}, parity=parity, num_envs=num_envs, agents=agents, release=release)
+    own = {"parity": parity, "num_envs": num_envs, "agents": agents, "release": release, "without": ignore}
+    return import_config({"params": plain(params)}, **own)
 
 
 def plain(value: Any) -> Any:
@@ -185,6 +96,8 @@ class Agent:
     """
 
     parity = True
+    ignore: tuple[str, ...] = ()
+    """Keys of the settings to leave out though they are refused, such as `params.config.pbt_idx`."""
     release: str | None = None
     """Release of rl_games whose numbers are kept, such as `rl_games-1.6.1`; None for the installed
     one, else the one that the settings show."""
@@ -209,7 +122,9 @@ class Agent:
         self.num_actors = num_actors
         self.num_agents = self.vec_env.spec.num_agents
         self._check_env()
-        self.imported = imported_settings(params, self.parity, num_actors, self.num_agents, self.release)
+        self.imported = imported_settings(
+            params, self.parity, num_actors, self.num_agents, self.release, tuple(self.ignore)
+        )
         _log.info("settings of %s", self.imported.report.dialect)
         self.observer: Any = (self.config.get("features") or {}).get("observer")
         self.name = str(self.config.get("name", "run"))
@@ -225,6 +140,7 @@ class Agent:
         config = replace(self.imported.config, device=self.device)
         self.trainer = Trainer(config, self._after_iteration, env=self.vec_env)
         self.algorithm: Any = self.trainer.algorithm
+        self._check_files()
         self.writer: Any = open_writer(self.summaries_dir)
         self.games_to_track = int(self.config.get("games_to_track", 100))
         self.epoch_num = 0
@@ -236,6 +152,7 @@ class Agent:
             self.vec_env.algo = self
             if looks_at_infos(self.observer):
                 self.vec_env.hook = self.observer.process_infos
+        self.global_rank = int(os.environ.get("RANK", "0"))
         self._call("after_init", self)
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -245,11 +162,22 @@ class Agent:
     def _check_env(self) -> None:
         """Raise ConfigError for an environment that lacks what the algorithm needs."""
 
+    def _check_files(self) -> None:
+        """Raise ConfigError, before training, for settings whose files rl_games could not load."""
+        separate = (self.params.get("network") or {}).get("separate") in (True, "True")
+        if separate and self.config.get("central_value_config"):
+            raise ConfigError(
+                "network.separate=True beside central_value_config: rl_games' file also holds the actor's own critic, "
+                "which is not trained here; write separate: False, its values are used by neither"
+            )
+        self.files.dump(self.algorithm, 0, 0, 0.0)
+
     def train(self) -> tuple[float, int]:
         """Train to the end of the run; return the best mean reward and the number of epochs."""
         if self.trainer.finished:
             most = self.config.get("max_epochs")
             _log.warning("max_epochs=%s: the file is of epoch %d, so nothing is left to train", most, self.epoch_num)
+        self._call("after_clear_stats")
         self.trainer.learn()
         self.save(os.path.join(self.nn_dir, f"last_{self.name}_ep_{self.epoch_num}_rew__{self.mean_rewards:g}_"))
         self.trainer.close()
@@ -263,6 +191,8 @@ class Agent:
         self.episode_infos = {name: value for name, value in simulated if value == value}
         self._call("after_steps")
         self._write(report)
+        if self.config.get("print_stats", True) and is_first():
+            print(self._line(report), flush=True)
         self._call("after_print_stats", self.frame, self.epoch_num, report.seconds)
         if report.return_ is None:
             return
@@ -274,7 +204,19 @@ class Agent:
         late = self.epoch_num >= int(self.config.get("save_best_after", 100))
         if late and self.mean_rewards > self.last_mean_rewards:
             self.last_mean_rewards = self.mean_rewards
+            print(f"saving next best rewards:  [{self.mean_rewards:g}]", flush=True)
             self.save(os.path.join(self.nn_dir, self.name))
+
+    def _line(self, report: Report) -> str:
+        """Return rl_games' line about an epoch."""
+        times = report.times
+        learning = times.get("update", 0.0)
+        seconds = {"step": times.get("env", 0.0), "step and policy inference": sum(times.values()) - learning}
+        seconds["total"] = sum(times.values())
+        speeds = [f"fps {name}: {report.rollout_steps / max(spent, 1e-9):.0f}" for name, spent in seconds.items()]
+        most = [int(self.config.get(key, -1)) for key in ("max_epochs", "max_frames")]
+        epochs, frames = (f"/{number}" if number > 0 else "" for number in most)
+        return " ".join([*speeds, f"epoch: {self.epoch_num}{epochs} frames: {self.frame}{frames}"])
 
     def _write(self, report: Report) -> None:
         """Write a row of the log under rl_games' tags, and all metrics under their own."""
@@ -301,11 +243,19 @@ class Agent:
 
     def get_full_state_weights(self) -> dict[str, Any]:
         """Return the contents of a file, in rl_games' layout."""
-        return self.files.dump(self.algorithm, self.epoch_num, self.frame, float(self.last_mean_rewards))
+        tree = self.files.dump(self.algorithm, self.epoch_num, self.frame, float(self.last_mean_rewards))
+        return tree | {"env_state": self._of_env("get_env_state")}
+
+    def _of_env(self, name: str, *arguments: Any) -> Any:
+        """Call a method of rl_games' environment; None without it."""
+        own = self.vec_env.env if isinstance(self.vec_env, RlGamesEnv) else None
+        method = getattr(own, name, None)
+        return None if method is None else method(*arguments)
 
     def restore(self, fn: str, set_epoch: bool = True) -> None:
         """Continue from a file of rl_games, or of this class, without running code in it."""
-        self._take(self.files.read_weights(with_suffix(fn)), set_epoch)
+        path = with_suffix(fn)
+        self._take(read_pickled(path), path, set_epoch)
 
     def restore_central_value_function(self, fn: str) -> None:
         """Load only the central value from a file; rl_games' `load_critic_only`."""
@@ -315,16 +265,44 @@ class Agent:
 
     def set_full_state_weights(self, weights: Mapping[str, Any], set_epoch: bool = True) -> None:
         """Continue from the contents of a file."""
-        self._take(self.files.weights_in(weights, Path("weights")), set_epoch)
+        self._take(weights, Path("weights"), set_epoch)
 
-    def _take(self, weights: Weights, set_epoch: bool) -> None:
+    def _take(self, tree: Mapping[str, Any], path: Path, set_epoch: bool) -> None:
+        weights: Weights = self.files.weights_in(tree, path)
         self.files.load(self.algorithm, weights)
+        self._of_env("set_env_state", tree.get("env_state"))
         if set_epoch:
             self.epoch_num, self.frame = done = weights.iteration, weights.env_steps
             counts = {"rollouts": done[0], "updates": done[0], "env_steps": done[1]}
             self.trainer.progress.counters = replace(
                 self.trainer.progress.counters, **counts
             )  # max_epochs counts these too
+
+    @property
+    def last_lr(self) -> float:
+        """Current learning rate of the policy."""
+        groups = self.algorithm.optimizers["policy"].groups.values()
+        return float(next(iter(groups)).learning_rate)
+
+    @property
+    def model(self) -> Any:
+        """The networks."""
+        return self.algorithm.model
+
+    @property
+    def optimizer(self) -> Any:
+        """The policy's optimizer."""
+        return self.algorithm.optimizers["policy"]
+
+    @property
+    def is_rnn(self) -> bool:
+        """The policy has a recurrent state."""
+        return self.algorithm.policy.initial_state(1) != ()
+
+    @property
+    def game_rewards(self) -> MeanOf:
+        """Mean return of the last episodes, as rl_games' meter shows it."""
+        return MeanOf(self.mean_rewards if self.mean_rewards > -1e9 else None)
 
     def get_param(self, name: str) -> Any:
         """Return a setting of the file."""
@@ -357,6 +335,22 @@ class SacAgent(Agent):
 
     parity = True  # the files have one parameterisation of the std
     files = sac
+
+
+@dataclass(frozen=True)
+class MeanOf:
+    """A mean as rl_games' `AverageMeter`."""
+
+    value: float | None
+
+    @property
+    def current_size(self) -> int:
+        """Return 0 as long as there is no mean."""
+        return 0 if self.value is None else 1
+
+    def get_mean(self) -> list[float]:
+        """Return the mean as a list of one; `[0.0]` without one."""
+        return [self.value or 0.0]
 
 
 def with_suffix(fn: str) -> Path:

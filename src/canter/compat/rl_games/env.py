@@ -118,6 +118,11 @@ class RlGamesEnv(SourceEnv):
         states = named.pop("states", None)
         found |= _by_name(states, "critic") if self.states else {}
         groups = {str(name): self.tensor(group) for name, group in (found | named).items()}
+        if self.agents > 1 and self.states:  # states are of the environment: each of its agents gets them
+            rows = next(iter(groups.values())).shape[0]
+            for name in _by_name(states, "critic"):
+                own = groups[str(name)]
+                groups[str(name)] = own if len(own) == rows else own.repeat_interleave(self.agents, 0)
         if self.masks:
             mask = torch.as_tensor(np.asarray(self.env.get_action_masks())).bool()
             groups[ACTION_MASK] = mask.reshape(next(iter(groups.values())).shape[0], -1).to(self.device)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from canter.compat.drop_in import replace_classes
-from canter.compat.rl_games.agent import AlgoObserver, DefaultAlgoObserver, IsaacAlgoObserver
 from canter.compat.rl_games.env import env_configurations, model_builder, vecenv
+from canter.compat.rl_games.hooks import AlgoObserver, DefaultAlgoObserver, IsaacAlgoObserver
 from canter.compat.rl_games.player import PpoPlayer
 from canter.compat.rl_games.runner import Runner
 

@@ -16,15 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from canter.compat.rl_games.agent import (
-    Agent,
-    AmpAgent,
-    DefaultAlgoObserver,
-    SacAgent,
-    plain,
-    refuse_overrides,
-    refuse_rl_games_agents,
-)
+from canter.compat.rl_games.agent import Agent, AmpAgent, SacAgent, plain
+from canter.compat.rl_games.hooks import DefaultAlgoObserver, refuse_overrides, refuse_rl_games_agents
 from canter.compat.rl_games.player import PpoPlayer, SacPlayer
 from canter.core.plain import ConfigError
 from canter.core.registry import nearest
@@ -56,6 +49,7 @@ BUILDERS = (
     ("a2c_continuous", Agent, PpoPlayer),
     ("a2c_discrete", Agent, PpoPlayer),
     ("amp_continuous", AmpAgent, PpoPlayer),
+    ("amp", AmpAgent, PpoPlayer),
     ("sac", SacAgent, SacPlayer),
 )
 """Agent and player of each algorithm, by rl_games' names."""

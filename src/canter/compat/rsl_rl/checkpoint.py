@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,23 +10,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from canter.algorithms.extensions.rnd import RND
 from canter.algorithms.ppo import PPO
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
 from canter.compat.weights import (
     Link,
     Statistics,
     Weights,
+    check_moments,
+    check_same,
+    check_statistics,
     linear_links,
     load_weights,
     log_std_of,
+    moments_in,
     network_links,
     network_of,
+    optimizer_progress,
     positional,
+    set_optimizer_progress,
+    set_statistics,
+    statistics_of,
     take_weights,
     torch_adam,
 )
 from canter.core.plain import ConfigError
 from canter.nn.heads import GaussianHead
+from canter.nn.normalizer import Normalizer
+
+_log = logging.getLogger(__name__)
 
 STD = "actor.distribution.std_param"
 LOG_STD = "actor.distribution.log_std_param"
@@ -85,10 +98,93 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
         found = {name: models.get(f"{role}.obs_normalizer.{name}") for name in ("_mean", "_var", "count")}
         if found["_mean"] is not None:
             weights.statistics[role] = _statistics(found)
+    if isinstance(tree.get("rnd_state_dict"), Mapping):
+        _add_curiosity(weights, tree)
     for key, role in OLD_STATISTICS.items():
         if isinstance(tree.get(key), Mapping):
             weights.statistics[role] = _statistics(tree[key])
     return weights
+
+
+CURIOSITY = "rnd."
+"""Prefix here of the parameters and statistics of random network distillation."""
+CURIOUS = {f"{CURIOSITY}state_normalizer": "rnd", f"{CURIOSITY}reward_normalizer.emp_norm": "rnd bonus"}
+"""Names of its normalizers in a file, and roles of their statistics."""
+
+
+def curiosity_of(ppo: PPO) -> RND | None:
+    """Return the extension, or None."""
+    return next((extension for extension in ppo.extensions if isinstance(extension, RND)), None)
+
+
+def _curious_parameters(rnd: RND) -> dict[str, Tensor]:
+    """Return the parameters by RSL-RL's names, those that learn first."""
+    named: dict[str, Tensor] = {}
+    for name, network in (("predictor", rnd.predictor), ("target", rnd.target)):
+        layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
+        for i, layer in enumerate(layers):
+            named |= {f"{CURIOSITY}{name}.{2 * i}.weight": layer.weight, f"{CURIOSITY}{name}.{2 * i}.bias": layer.bias}
+    return named
+
+
+def _curious_normalizers(rnd: RND) -> dict[str, list[Normalizer]]:
+    """Return the normalizers with statistics, by role."""
+    bonus = [rnd.bonus_statistics] if rnd.config.normalize_bonus else []
+    return {"rnd": [rnd.normalizer] if isinstance(rnd.normalizer, Normalizer) else [], "rnd bonus": bonus}
+
+
+def _add_curiosity(weights: Weights, tree: Mapping[str, Any]) -> None:
+    """Add predictor, target and statistics of a file."""
+    found = {f"{CURIOSITY}{name}": tensor for name, tensor in tree["rnd_state_dict"].items()}
+    own = {name: tensor for name, tensor in found.items() if "_normalizer." not in name}
+    weights.parameters |= own
+    names = [name for name in own if name.startswith(f"{CURIOSITY}predictor.")]
+    moments, weights.optimizers["rnd"] = positional(tree.get("rnd_optimizer_state_dict"), names)
+    weights.moments |= moments
+    for at, role in CURIOUS.items():
+        if f"{at}._mean" in found:
+            weights.statistics[role] = _statistics(
+                {name: found.get(f"{at}.{name}") for name in ("_mean", "_var", "count")}
+            )
+
+
+@torch.no_grad()
+def _load_curiosity(rnd: RND, weights: Weights) -> None:
+    """Load predictor, target, statistics and moments, all or none."""
+    own, normalizers = _curious_parameters(rnd), _curious_normalizers(rnd)
+    check_same(own, {name: x for name, x in weights.parameters.items() if name.startswith(CURIOSITY)})
+    check_moments(own, weights)
+    for role, parts in normalizers.items():
+        check_statistics(parts, weights.statistics.get(role), role)
+    (group,) = rnd.phase.optimizer.groups.values()
+    moments = moments_in(group, own.items())
+    for name, parameter in own.items():
+        parameter.copy_(weights.parameters[name])
+        for here, value in zip(moments.get(name, ()), weights.moments.get(name, ()), strict=False):
+            here.copy_(value)
+    for role, parts in normalizers.items():
+        set_statistics(parts, weights.statistics.get(role))
+    set_optimizer_progress(group, weights.optimizers["rnd"])
+
+
+@torch.no_grad()
+def _dump_curiosity(rnd: RND) -> dict[str, Any]:
+    """Return predictor, target, statistics and optimizer in RSL-RL's layout."""
+    own = _curious_parameters(rnd)
+    (group,) = rnd.phase.optimizer.groups.values()
+    moments = {name: (mean.cpu(), square.cpu()) for name, (mean, square) in moments_in(group, own.items()).items()}
+    weights = Weights(moments=moments, optimizers={"rnd": optimizer_progress(group)})
+    state = {name: parameter.detach().cpu() for name, parameter in own.items()}
+    normalizers = _curious_normalizers(rnd)
+    for at, role in CURIOUS.items():
+        if (found := statistics_of(normalizers[role])) is not None:
+            shape = (1,) if role == "rnd bonus" else (1, -1)
+            row = {"_mean": found.mean, "_var": found.variance, "_std": found.variance.sqrt()}
+            state |= {f"{at}.{name}": value.float().reshape(shape) for name, value in row.items()}
+            state[f"{at}.count"] = torch.tensor(int(found.count))
+    optimizer = torch_adam(weights, list(moments), "rnd", rnd.config.optimizer)
+    state = {name.removeprefix(CURIOSITY): tensor for name, tensor in state.items()}
+    return {"rnd_state_dict": state, "rnd_optimizer_state_dict": optimizer}
 
 
 def _renamed(name: str) -> str:
@@ -142,14 +238,25 @@ def _actor_head(actor: nn.Module, behind: str, std: str) -> tuple[list[Link], li
 
 
 def load(
-    ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic", "optimizer"), *, strict: bool = True
+    ppo: PPO,
+    weights: Weights,
+    parts: tuple[str, ...] = ("actor", "critic", "optimizer", "rnd"),
+    *,
+    strict: bool = True,
 ) -> None:
     """Load the weights of a file into PPO; without `strict`, those that have a place."""
     links = links_of(ppo, LOG_STD if LOG_STD in weights.parameters else STD)
+    curious = any(name.startswith(CURIOSITY) for name in weights.parameters)
     unknown = sorted(set(weights.parameters) - {link.theirs for link in links})
+    unknown = [name for name in unknown if not name.startswith(CURIOSITY)]  # RSL-RL loads it only where it is used
     if unknown and strict and {"actor", "critic"} <= set(parts):
         raise ConfigError(f"the settings have no place for the file's {', '.join(unknown)}")
     load_weights(ppo, weights, links, parts, strict)
+    rnd = curiosity_of(ppo) if "rnd" in parts else None
+    if rnd is not None and curious:
+        _load_curiosity(rnd, weights)
+    elif rnd is not None:
+        _log.warning("the file has no rnd_state_dict: predictor and target of the curiosity start anew")
 
 
 def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5) -> dict[str, Any]:
@@ -166,9 +273,11 @@ def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5) -> di
         if role in weights.statistics
         for name, tensor in _normalizer(weights.statistics[role], network_of(part, role).normalizers).items()
     }
+    rnd = curiosity_of(ppo)
     return {
         **_layout(models, statistics, generation),
         "optimizer_state_dict": torch_adam(weights, names, "policy", ppo.config.optimizer),
+        **({} if rnd is None else _dump_curiosity(rnd)),
         "iter": iteration,
         "infos": infos,
     }

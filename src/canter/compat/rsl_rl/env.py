@@ -59,8 +59,9 @@ class RslRlEnv(SourceEnv):
         `more` are those that come with a bare tensor.
         """
         if isinstance(obs, Tensor):
-            others = {name: more[name] for name in ("critic", "teacher") if more.get(name) is not None}
-            named = {"policy": obs} | others
+            beside = {name: more[name] for name in ("critic", "teacher") if more.get(name) is not None}
+            beside |= {"rnd": more["rnd_state"]} if "rnd_state" in more else {}
+            named = {"policy": obs} | beside
         else:
             named = flatten_groups(obs)
         return {name: group.to(self.device) for name, group in named.items()}

@@ -64,6 +64,20 @@ class InferencePolicy(nn.Module):
         return head.log_std(head.raw_std).exp().detach()
 
     @property
+    def std(self) -> Tensor:
+        """Return the std `[A]`, by its name up to 3.x."""
+        return self.output_std
+
+    @property
+    def action_std(self) -> Tensor:
+        """Return the std `[A]`, by its name up to 3.x."""
+        return self.output_std
+
+    def act_inference(self, obs: Any) -> Tensor:
+        """Return deterministic actions, by the name of this call up to 3.x."""
+        return self(obs)
+
+    @property
     def actor(self) -> nn.Sequential:
         """Return a copy of the layers, which scripts for RSL-RL before 4.0 export."""
         return exported(self.policy).layers

@@ -13,14 +13,16 @@ from typing import Any
 import torch
 
 from canter.algorithms.ppo import PPO
-from canter.compat.drop_in import NoWriter, is_first, open_writer, store_code_state
+from canter.compat.drop_in import is_first
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rsl_rl import checkpoint
 from canter.compat.rsl_rl.env import RslRlEnv, symmetries_in
+from canter.compat.rsl_rl.logger import Logger
 from canter.compat.rsl_rl.policy import InferencePolicy
 from canter.compat.settings.importing import import_config
 from canter.compat.settings.rsl_rl_network import generation_of
 from canter.config import TrainConfig
+from canter.core.plain import ConfigError
 from canter.nn.optimizer import ParameterGroup
 from canter.training.progress import Report, UntilConfig
 from canter.training.trainer import Trainer
@@ -29,57 +31,8 @@ _log = logging.getLogger(__name__)
 
 ENDLESS = 10**15
 """Steps of a run that ends when the caller stops it."""
-PARTS = ("actor", "critic", "optimizer")
-"""Parts of a file except the iteration, by their names in `load_cfg`."""
-
-
-class Logger:
-    """RSL-RL's logger, as scripts and subclasses use it; it writes under RSL-RL's tags."""
-
-    def __init__(self, log_dir: str | None) -> None:
-        self.log_dir = log_dir
-        self.logger_type = "tensorboard"
-        self.disable_logs = log_dir is None
-        self.git_status_repos: list[str] = []
-        self.writer: Any = NoWriter()
-
-    def save_model(self, path: str, it: int) -> None:
-        """Do nothing: files stay where they are."""
-
-    def init_logging_writer(self) -> None:
-        """Open the event file, and store the uncommitted changes of the noted repositories."""
-        if self.log_dir is not None and is_first() and isinstance(self.writer, NoWriter):
-            self.writer = open_writer(self.log_dir)
-            store_code_state(Path(self.log_dir) / "git", self.git_status_repos)
-
-    def stop_logging_writer(self) -> None:
-        """Flush the event file."""
-        self.writer.flush()
-
-    def write(self, report: Report, it: int) -> None:
-        """Write a row of the log."""
-        metrics = report.metrics
-        times = report.times
-        rate = next((v for name, v in metrics.items() if name.startswith("optim/learning_rate")), None)
-        scalars = {
-            "Train/mean_reward": report.return_,
-            "Train/mean_episode_length": report.length,
-            "Loss/behavior": metrics.get("loss/distillation"),
-            "Loss/value": 2 * metrics["loss/value"] if "loss/value" in metrics else None,  # half the square here
-            "Loss/surrogate": metrics.get("loss/policy"),
-            "Loss/entropy": metrics.get("policy/entropy"),
-            "Loss/symmetry": metrics.get("policy/asymmetry"),
-            "Loss/learning_rate": rate,
-            "Policy/mean_std": metrics.get("policy/std"),
-            "Perf/total_fps": report.rollout_steps / max(sum(times.values()), 1e-9),
-            "Perf/collection_time": sum(seconds for part, seconds in times.items() if part != "update"),
-            "Perf/learning_time": times.get("update"),
-        }
-        simulated = {name.removeprefix("env/"): v for name, v in metrics.items() if name.startswith("env/")}
-        scalars |= {name if "/" in name else f"Episode/{name}": value for name, value in simulated.items()}
-        for tag, value in scalars.items():
-            if value is not None and value == value:  # NaN is what was not reported
-                self.writer.add_scalar(tag, value, it)
+PARTS = ("actor", "critic", "optimizer", "rnd")
+"""Parts of a file besides the iteration, by their names in `load_cfg`."""
 
 
 class LearningAlg:
@@ -90,6 +43,11 @@ class LearningAlg:
     def __init__(self, policy: InferencePolicy, group: ParameterGroup) -> None:
         self.policy = policy
         self._group = group
+
+    @property
+    def optimizer(self) -> Any:
+        """Parameter group of the policy, with its learning rate."""
+        return self._group
 
     @property
     def learning_rate(self) -> float:
@@ -137,6 +95,22 @@ class Alg(LearningAlg):
         return bool(requested.get("iteration", False))
 
 
+def with_step_time(train_cfg: Mapping[str, Any], env: Any) -> Mapping[str, Any]:
+    """Return settings with curiosity's weight times the environment's time step, as in RSL-RL."""
+    algorithm = train_cfg.get("algorithm") or {}
+    curiosity = algorithm.get("rnd_cfg")
+    if not curiosity:
+        return train_cfg
+    step_time = getattr(getattr(env, "unwrapped", env), "step_dt", None)
+    if step_time is None:
+        key = "algorithm.rnd_cfg.weight"
+        raise ConfigError(f"{key}: RSL-RL multiplies it by env.unwrapped.step_dt, which the environment lacks", key)
+    own = {**curiosity, "weight": float(curiosity.get("weight") or 0.0) * step_time}
+    # Schedules count the steps of a run, which is endless here.
+    iterations = ENDLESS // (int(env.num_envs) * int(train_cfg["num_steps_per_env"]))
+    return {**train_cfg, "max_iterations": iterations, "algorithm": {**algorithm, "rnd_cfg": own}}
+
+
 class OnPolicyRunner:
     """A drop-in replacement for `rsl_rl.runners.OnPolicyRunner` over Canter's PPO.
 
@@ -147,6 +121,7 @@ class OnPolicyRunner:
     """
 
     parity = True
+    """`ignore=[KEY, ...]` of the constructor leaves out keys that would be refused."""
 
     def __init__(
         self, env: Any, train_cfg: Mapping[str, Any], log_dir: str | None = None, device: str = "cpu", **options: Any
@@ -161,11 +136,13 @@ class OnPolicyRunner:
         self.gpu_world_size, self.gpu_global_rank, self.gpu_local_rank = ranks
         self.is_distributed = self.gpu_world_size > 1
         parity = options.pop("parity", self.parity)
+        ignore = tuple(options.pop("ignore", ()))
         if options:
             raise TypeError(f"unexpected arguments {', '.join(options)}")
         self.adapter = RslRlEnv(env, device)
         self.adapter.declare(symmetries_in(train_cfg, self.adapter))
-        imported = import_config(self._with_groups(train_cfg), parity=parity, num_envs=int(env.num_envs))
+        settings = with_step_time(self._with_groups(train_cfg), env)
+        imported = import_config(settings, parity=parity, num_envs=int(env.num_envs), without=ignore)
         self.report = imported.report
         self.deviations = self.report  # the former name
         for entry in imported.report.of("changed"):
@@ -174,12 +151,13 @@ class OnPolicyRunner:
         seed = seed if isinstance(seed, int) and seed >= 0 else torch.initial_seed() % 2**31
         config = replace(imported.config, device=str(device), seed=seed, total_steps=ENDLESS, until=UntilConfig())
         self.trainer, self.alg = self._build(config)
-        self.logger = Logger(log_dir)
-        self.logger_type = self.logger.logger_type
-        self.disable_logs = self.logger.disable_logs
+        section = train_cfg.get("runner", train_cfg)
+        self.logger = Logger(log_dir, section)
+        self.logger_type, self.disable_logs = self.logger.logger_type, self.logger.disable_logs
         """Place of these attributes up to 3.x, for subclasses."""
         self.current_learning_iteration = 0
-        section = train_cfg.get("runner", train_cfg)
+        self._first, self._last = 0, 0
+        """First iteration of `learn`, and the one after its last."""
         self.save_interval = int(section.get("save_interval", 50))
         self._next = 0
         """Number of the next iteration, counted as in RSL-RL: the iteration of a loaded file is run
@@ -212,7 +190,8 @@ class OnPolicyRunner:
         if init_at_random_ep_len:
             lengths = self.env.episode_length_buf
             self.env.episode_length_buf = torch.randint_like(lengths, high=int(self.env.max_episode_length))
-        self._next = self.current_learning_iteration
+        self._next = self._first = self.current_learning_iteration
+        self._last = self._first + num_learning_iterations
         self.logger.init_logging_writer()
         self.alg.policy.reset()
         self.trainer.learn(num_learning_iterations)
@@ -224,9 +203,32 @@ class OnPolicyRunner:
         self.current_learning_iteration = self._next
         self._next = self._next + 1
         if self.logger.log_dir is not None:
-            self.logger.write(report, self.current_learning_iteration)
+            self.log(self._locals(report))
             if self.current_learning_iteration % self.save_interval == 0:
                 self.save(os.path.join(self.logger.log_dir, f"model_{self.current_learning_iteration}.pt"))
+
+    def _locals(self, report: Report) -> dict[str, Any]:
+        """Return what RSL-RL up to 4.x passes to `log`, and Canter's `report`."""
+        rows, times = self.logger.rows(report), report.times
+        return {
+            "it": self.current_learning_iteration,
+            "start_iter": self._first,
+            "tot_iter": self._last,
+            "num_learning_iterations": self._last - self._first,
+            "collection_time": sum(seconds for part, seconds in times.items() if part != "update"),
+            "learn_time": times.get("update", 0.0),
+            "loss_dict": {tag[5:]: value for tag, value in rows.items() if tag.startswith("Loss/")},
+            "rewbuffer": [] if report.return_ is None else [report.return_],
+            "lenbuffer": [] if report.length is None else [report.length],
+            "ep_infos": [{tag[8:]: value for tag, value in rows.items() if tag.startswith("Episode/")}],
+            "report": report,
+        }
+
+    def log(self, locs: dict[str, Any], width: int = 80, pad: int = 35) -> None:
+        """Write and print an iteration; a subclass may override it, as up to 4.x."""
+        self.logger.write(locs["report"], locs["it"])
+        if is_first():
+            self.logger.print(locs["report"], locs["it"], locs["start_iter"], locs["tot_iter"])
 
     def save(self, path: str, infos: dict[str, Any] | None = None) -> None:
         """Write a file that RSL-RL loads, on the first rank."""
@@ -264,6 +266,11 @@ class OnPolicyRunner:
         self.alg.policy.reset()
         self.alg.policy.device = device
         return self.alg.policy
+
+    @property
+    def obs_normalizer(self) -> Any:
+        """Return a copy of the policy's normalizer, by its name in 2.x."""
+        return self.alg.policy.actor_obs_normalizer
 
     def export_policy_to_jit(self, path: str, filename: str = "policy.pt") -> None:
         """Write TorchScript: concatenated observations to actions."""

@@ -107,12 +107,20 @@ def _package_roots(path: Path) -> Iterator[Path]:
             return
 
 
+def _power(base: float, exponent: float) -> float:
+    """Return a power of ordinary size."""
+    if abs(base) > 1e6 or abs(exponent) > 64:
+        raise ConfigError(f"{base}**{exponent}: too large a power for a setting")
+    return base**exponent
+
+
 OPERATORS: dict[type[ast.AST], Any] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
+    ast.Pow: _power,
 }
 
 
@@ -190,6 +198,8 @@ class Evaluator(Reader):
             return self.value(inner, module, scope)
         if name in ("list", "tuple", "dict") and not keywords:
             return self.value(node.args[0], module, scope) if node.args else ({} if name == "dict" else [])
+        if name in NUMERIC and not keywords and self.find(module, name) is None:
+            return NUMERIC[name](*(self._number(item, module, scope) for item in node.args))
         given = {key: self.value(item, module, scope) for key, item in keywords.items()}
         if name == "dict":
             return given
@@ -256,7 +266,7 @@ class Evaluator(Reader):
         cls, method = first
         for statement in method.body:
             match statement:
-                case ast.Expr(value=ast.Constant()):
+                case ast.Expr(value=ast.Constant()) | ast.Pass():
                     continue
                 case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super"))))):
                     self._post_init([*self.lineage(cls)][1:], values)
@@ -275,6 +285,8 @@ class Evaluator(Reader):
         here[path[-1]] = value
 
 
+NUMERIC: dict[str, Any] = {"round": lambda x, digits=None: round(x, digits), "int": int, "float": float, "abs": abs}
+"""Functions of numbers that a file may call."""
 CLASS_NAMES = {
     "RslRlMLPModelCfg": "MLPModel",
     "RslRlRNNModelCfg": "RNNModel",

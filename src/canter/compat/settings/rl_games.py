@@ -88,6 +88,8 @@ def amp_extension(run: Import) -> None:
 ENDLESS = 10**15
 """Steps of a run that ends when somebody stops it."""
 ALGORITHMS = ("a2c_continuous", "a2c_discrete", "amp_continuous", "sac")
+ALGORITHM_NAMES = {"amp": "amp_continuous"}
+"""Other names that scripts register the same agent under."""
 DISTRIBUTIONS = {
     "continuous_a2c_logstd": "gaussian",
     "continuous_a2c": "gaussian",
@@ -138,7 +140,7 @@ def translate(run: Import) -> None:
             raise run.root.error(key, "a mapping", "it is required")
     unread_keys(run)
     params = run.section("params")
-    name = read.word(params, "algo.name")
+    name = ALGORITHM_NAMES.get(read.word(params, "algo.name"), read.word(params, "algo.name"))
     if name not in ALGORITHMS:
         params.refuse("algo.name", "an algorithm of the user's: see canter.register('algorithm', NAME)")
         run.root.refuse("params", f"belongs to {name}, which was refused")

@@ -42,8 +42,9 @@ def set_normalizer(s: Section, setting: str) -> None:
 
 
 def minibatches(s: Section) -> None:
-    """Convert the size of a minibatch, which must divide the rollout, to a number."""
-    per_step = s.run.samples_per_step
+    """rl_games gives the size of a minibatch, which must divide the rollout there too."""
+    # A central value has one sample for all agents of an environment.
+    per_step = s.run.samples_per_step if s.at == CONFIG else s.run.settings.get("env.num_envs")
     if per_step is None:
         return
     horizon = s.run.settings["algorithm.horizon"]
@@ -282,6 +283,15 @@ def central_value(s: Section) -> None:
         return
     apply(NETWORK, s.run.section(f"{CENTRAL}.network", CRITIC))
     apply(CENTRAL_VALUE, s.inner("central_value_config", "central_value"))
+    if s.run.agents > 1:
+        why = "one sample for each agent of an environment; rl_games has one for all, with the first agent's return"
+        s.difference(why, "algorithm.central_value")
+    if s.run.root.has_section(f"{CENTRAL}.network.rnn"):
+        why = (
+            "the central value's recurrent state takes one step for each of the environment; rl_games advances it "
+            "twice on the last observation of a rollout"
+        )
+        s.difference(why, "algorithm.central_value")
     key = "use_experimental_cv"
     trained = read.flag(s, key, is_continuous(s.run))
     shown = key if s.has(key) else ""

@@ -216,9 +216,9 @@ def curiosity(algorithm: Section) -> None:
     if root.raw("obs_groups.rnd_state") is not None:
         own["obs_groups"] = read.groups(root, "obs_groups.rnd_state")
     add_extension(algorithm, own, "rnd_cfg")
-    why = "without the factor of the environment's time step, and with the observation that a step led to"
+    why = "OnPolicyRunner multiplies it by env.step_dt, as RSL-RL does; elsewhere write the product"
     s.changed("weight", why, f"weight={read.number(s, 'weight', 0.0):g} of the extension rnd")
-    s.each("weight_schedule", "mode final_step final_value", "mapped", "weight of the extension rnd")
+    s.each("weight_schedule", "mode initial_step final_step final_value", "mapped", "weight of the extension rnd")
 
 
 CURIOSITY = (
@@ -238,17 +238,18 @@ def curiosity_widths(s: Section, key: str) -> list[int]:
 
 
 def curiosity_weight(s: Section) -> Any:
-    """Read the weight of the bonus, which may change in one step."""
+    """Read the weight of the bonus, which may change in one step or along a line."""
     weight = read.number(s, "weight", 0.0)
-    mode = s.raw("weight_schedule.mode", "constant")
+    mode = read.one_of("constant", "step", "linear")(s, "weight_schedule.mode", "constant")
+    if mode == "constant":
+        return weight
+    root = s.run.root
+    steps = read.count(root, "num_steps_per_env", 1) * read.count(root, "max_iterations", 1500)
+    change = {"kind": mode, "start": weight, "end": read.number(s, "weight_schedule.final_value")}
+    last = read.number(s, "weight_schedule.final_step") / steps
     if mode == "step":
-        root = s.run.root
-        steps = read.count(root, "num_steps_per_env", 1) * read.count(root, "max_iterations", 1500)
-        at = read.number(s, "weight_schedule.final_step") / steps
-        return {"kind": "step", "start": weight, "end": read.number(s, "weight_schedule.final_value"), "at": at}
-    if mode != "constant":
-        s.refuse("weight_schedule", "only constant and step fit: linear runs over the whole run here")
-    return weight
+        return {**change, "at": last}
+    return {**change, "begin_at": read.number(s, "weight_schedule.initial_step") / steps, "end_at": last}
 
 
 def no_groups(root: Section) -> None:
@@ -318,7 +319,7 @@ SCRIPTS: tuple[Rule, ...] = (
     Copy("device", "device", read.word, OMIT),
     mapped("experiment_name run_name", "the run's folder (canter train --name)"),
     mapped("resume load_run load_checkpoint checkpoint resume_path", "canter resume, runner.load"),
-    mapped("logger wandb_project neptune_project wandb_tags upload_model", "--log"),
+    mapped("logger wandb_project neptune_project wandb_tags upload_model", "--log; OnPolicyRunner writes to it too"),
     mapped("check_for_nan", "always on"),
     mapped("torch_compile_mode", "execution.mode"),
     mapped("class_name", "canter.compat.rsl_rl.OnPolicyRunner"),

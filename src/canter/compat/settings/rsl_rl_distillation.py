@@ -6,7 +6,7 @@ import math
 
 from canter.compat.settings import readers as read
 from canter.compat.settings.rsl_rl_network import Generation
-from canter.compat.settings.rules import OMIT, Always, Copy, Only, Report, Rule, apply, equal_to, mapped
+from canter.compat.settings.rules import OMIT, Always, Copy, Only, Report, Rule, apply, equal_to, mapped, nothing
 from canter.compat.settings.section import Import, Section
 
 
@@ -81,6 +81,7 @@ TEACHER_FILE = "the teacher's file says it"
 
 TEACHER: tuple[Rule, ...] = (
     mapped("teacher", TEACHER_FILE),
+    Only("empirical_normalization", nothing, "off", "write student_obs_normalization and teacher_obs_normalization"),
     mapped("policy.teacher_hidden_dims policy.teacher_obs_normalization policy.teacher_recurrent", TEACHER_FILE),
     Copy("obs_groups.policy", "algorithm.policy.obs_groups", read.groups, OMIT),
     Copy("obs_groups.student", "algorithm.policy.obs_groups", read.groups, OMIT),

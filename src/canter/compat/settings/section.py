@@ -192,7 +192,7 @@ class Import:
                 self.report.add(leaf, value, "changed", why="left out by --without")
             else:
                 suggestion = nearest(leaf.rpartition(".")[2], self.names)
-                why = f"unknown key, {suggestion}; leave it out with --without {leaf}"
+                why = f"unknown key, {suggestion}; leave it out with --without {leaf} (ignore=[{leaf!r}] in a script)"
                 self.report.add(leaf, value, "refused", why=why)
 
     def config(self) -> TrainConfig:

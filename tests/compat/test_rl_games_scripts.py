@@ -1,0 +1,138 @@
+"""What scripts do with rl_games' Runner besides training: environment states, observers, files and ignored keys."""
+
+from typing import Any
+
+import pytest
+import torch
+from test_rl_games_runner import N, VecEnv, Watching, points, settings  # noqa: F401
+from theirs import rl_games
+
+from canter.compat import import_config
+from canter.compat.pickled_file import read_pickled
+from canter.compat.rl_games import Agent, Runner, env_configurations, vecenv
+from canter.compat.rl_games.hooks import refuse_overrides
+from canter.core.plain import ConfigError
+
+
+def test_the_state_of_the_environment_is_saved_and_restored(tmp_path, points, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(VecEnv, "get_env_state", lambda self: {"level": self.told[-1], "names": ["a"]}, raising=False)
+    monkeypatch.setattr(VecEnv, "set_env_state", lambda self, state: setattr(self, "state", state), raising=False)
+    runner = Runner()
+    runner.load(settings(tmp_path))
+    runner.run({"train": True})
+    file = str(tmp_path / "exp" / "nn" / "small.pth")
+    saved = read_pickled(file)["env_state"]
+    assert saved["names"] == ["a"] and saved["level"] in (0, 128)
+    again = Runner()
+    again.load(settings(tmp_path, config__max_epochs=3))
+    again.run({"train": True, "checkpoint": file})
+    assert points[-1].state == saved
+
+
+def test_an_epoch_prints_rl_games_line_unless_print_stats_is_off(tmp_path, capsys):
+    for shown in (True, False):
+        runner = Runner()
+        runner.load(settings(tmp_path, config__print_stats=shown))
+        runner.run({"train": True})
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fps step: ")]
+        assert len(lines) == 2 * shown
+        if shown:
+            assert "fps step and policy inference: " in lines[1] and lines[1].endswith(" epoch: 2/2 frames: 256")
+
+
+CENTRAL: dict[str, Any] = {
+    "minibatch_size": 64,
+    "mini_epochs": 2,
+    "learning_rate": 1e-3,
+    "clip_value": False,
+    "normalize_input": True,
+    "network": {
+        "name": "actor_critic",
+        "central_value": True,
+        "mlp": {"units": [8], "activation": "relu", "initializer": {"name": "default"}},
+    },
+}
+
+
+class World(VecEnv):
+    """Several agents, and one state for all of them, as rl_games' multi-agent environments return it."""
+
+    def _obs(self):
+        obs: Any = super()._obs()
+        return {"obs": obs["obs"], "states": obs["states"][:: self.agents]}
+
+
+def test_agents_share_the_state_of_their_environment(tmp_path):
+    vecenv.register("WORLD", lambda name, num_actors, **options: World(num_actors, **options))
+    env_configurations.register("world", {"vecenv_type": "WORLD", "env_creator": lambda **_: None})
+    own = {"config__env_name": "world", "config__env_config": {"agents": 2, "states": True}}
+    runner = Runner()
+    runner.load(settings(tmp_path, config__central_value_config=CENTRAL, **own))
+    runner.run({"train": True})
+    central = runner.agent.imported.config.algorithm.central_value
+    assert central.num_minibatches == 16 * N // 64, "of worlds, not of agents"
+    assert "rl_games has one for all" in runner.agent.imported.report.text()
+    step = runner.agent.vec_env.groups(runner.agent.vec_env.env._obs())
+    assert len(step["policy"]) == len(step["critic"]) == 2 * N
+    assert torch.equal(step["critic"][0], step["critic"][1]) and not torch.equal(step["critic"][1], step["critic"][2])
+
+
+def test_a_recurrent_central_value_is_reported():
+    recurrent = CENTRAL | {"network": CENTRAL["network"] | {"rnn": {"name": "lstm", "units": 4, "layers": 1}}}
+    report = import_config(rl_games(config__central_value_config=recurrent), parity=True).report
+    assert "advances it twice on the last observation" in report.text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"network__mlp__d2rl": True}, r"model\.policy\.d2rl=true: no file of rl_games"),
+        ({"network__normalization": "layer_norm"}, r"model\.policy\.layer_norm=true: no file of rl_games"),
+        (
+            {"network__separate": True, "config__central_value_config": CENTRAL},
+            r"network\.separate=True beside central",
+        ),
+    ],
+)
+def test_settings_whose_files_rl_games_cannot_load_are_refused_before_training(tmp_path, changes, words):
+    runner = Runner()
+    states = {"config__env_config": {"states": True}} if "config__central_value_config" in changes else {}
+    runner.load(settings(tmp_path, **changes, **states))
+    with pytest.raises(ConfigError, match=words):
+        runner.run({"train": True})
+
+
+def test_keys_may_be_ignored_and_the_message_says_how(tmp_path, monkeypatch):
+    runner = Runner()
+    runner.load(settings(tmp_path, config__mystery=3))
+    with pytest.raises(ConfigError, match=r"ignore=\['params\.config\.mystery'\] in a script"):
+        runner.run({"train": True})
+    monkeypatch.setattr(Agent, "ignore", ("params.config.mystery",))
+    runner.run({"train": True})
+    assert runner.agent.epoch_num == 2
+
+
+def test_observers_read_what_they_read_of_rl_games_agents(tmp_path):
+    class Reader(Watching):
+        def after_clear_stats(self):
+            self.calls.append("after_clear_stats")
+
+        def after_print_stats(self, frame, epoch_num, total_time):
+            algo = self.algo
+            self.rows = (algo.last_lr, algo.game_rewards.current_size, algo.game_rewards.get_mean()[0])
+            self.more = (algo.global_rank, algo.is_rnn, algo.model, algo.optimizer)
+
+    observer: Any = Reader()
+    runner = Runner(observer)
+    runner.load(settings(tmp_path, config__max_epochs=3))
+    runner.run({"train": True})
+    assert observer.rows[0] > 0 and observer.rows[1] == 1 and observer.rows[2] < 0
+    assert observer.more[:2] == (0, False) and observer.more[2] is runner.agent.algorithm.model
+    assert "after_clear_stats" in observer.calls
+
+
+def test_an_agent_that_only_writes_statistics_is_told_of_the_observer():
+    own = type("A2CAgent", (), {"__module__": "rl_games.algos_torch.a2c_continuous"})
+    mine = type("Mine", (own,), {"write_stats": lambda self: None})
+    with pytest.raises(ConfigError, match=r"Mine: write_stats of rl_games' agent: use AlgoObserver\.after_print_stats"):
+        refuse_overrides(mine)

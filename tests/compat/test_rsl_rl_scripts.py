@@ -1,0 +1,185 @@
+"""What scripts do with RSL-RL's runner besides training: logs, services, curiosity, ignored keys and older names."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_rsl_rl_runner import OBS, Robots, scalars, settings
+
+from canter.compat import drop_in
+from canter.compat.pickled_file import read_pickled
+from canter.compat.rsl_rl import OnPolicyRunner
+from canter.core.plain import ConfigError
+
+
+def test_an_iteration_prints_rsl_rls_block_and_a_subclass_may_log(tmp_path, capsys):
+    class Mine(OnPolicyRunner):
+        def log(self, locs, width=80, pad=35):
+            super().log(locs, width, pad)
+            assert locs["collection_time"] > 0 and {"surrogate", "value"} <= set(locs["loss_dict"])
+            self.logger.writer.add_scalar("Mine/it", locs["it"], locs["it"])
+
+    Mine(Robots(), settings(), log_dir=str(tmp_path), device="cpu").learn(2)
+    text = capsys.readouterr().out
+    assert "Learning iteration 0/2" in text and "Learning iteration 1/2" in text
+    for name in ("Total steps: 128", "Mean surrogate loss:", "Mean action std:", "reward/distance:", "ETA:"):
+        assert name in text
+    assert scalars(tmp_path)["Mine/it"] == [0, 1]
+    OnPolicyRunner(Robots(), settings(), log_dir=None, device="cpu").learn(1)
+    assert capsys.readouterr().out == "", "as in RSL-RL"
+
+
+class FakeRun:
+    def __init__(self):
+        self.rows, self.files, self.finished = [], [], 0
+
+    def log(self, row, step):
+        self.rows.append((row, step))
+
+    def save(self, path, base_path):
+        self.files.append(Path(path).name)
+
+    def finish(self):
+        self.finished += 1
+
+
+@pytest.mark.parametrize(
+    "logger",
+    [
+        {"logger": "wandb", "wandb_project": "robots"},
+        {"logger": {"class_name": "WandbLogWriter", "project_name": "robots"}},
+    ],
+)
+def test_wandb_gets_scalars_and_files(tmp_path, monkeypatch, logger):
+    run, given = FakeRun(), {}
+    fake = SimpleNamespace(login=lambda **_: False, init=lambda **options: given.update(options) or run)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    runner = OnPolicyRunner(Robots(), settings(**logger), log_dir=str(tmp_path / "walk"), device="cpu")
+    runner.learn(2)
+    assert (runner.logger_type, given["project"], given["name"]) == ("wandb", "robots", "walk")
+    assert given["mode"] == "offline", "without a login"
+    assert given["config"]["train_cfg"]["num_steps_per_env"] == 8
+    assert {"Loss/value", "Policy/mean_std"} <= {tag for row, _ in run.rows for tag in row} and run.rows[-1][1] == 1
+    assert "model_1.pt" in run.files and run.finished == 1
+    assert "Loss/value" in scalars(tmp_path / "walk"), "and TensorBoard, as in RSL-RL"
+
+
+def test_neptune_gets_scalars(tmp_path, monkeypatch):
+    class Field(list):
+        def append(self, value, step=None):
+            super().append((value, step))
+
+        upload = append
+
+    class Run(dict):
+        def __missing__(self, name):
+            return self.setdefault(name, Field())
+
+        def stop(self):
+            self.stopped = True
+
+    run, given = Run(), {}
+    fake = SimpleNamespace(
+        init_run=lambda **options: given.update(options) or run,
+        utils=SimpleNamespace(stringify_unsupported=lambda tree: tree),
+    )
+    monkeypatch.setitem(sys.modules, "neptune", fake)
+    monkeypatch.setenv("NEPTUNE_USERNAME", "lab")
+    monkeypatch.setenv("NEPTUNE_API_TOKEN", "x")
+    config = settings(logger="neptune", neptune_project="robots")
+    OnPolicyRunner(Robots(), config, log_dir=str(tmp_path), device="cpu").learn(2)
+    assert given["project"] == "lab/robots" and len(run["Loss/value"]) == 2 and run.stopped
+
+
+@pytest.mark.parametrize(
+    ("logger", "words"),
+    [
+        ("wandb", "logger=wandb: pip install wandb; until then only TensorBoard's files are written"),
+        ("neptune", "logger=neptune: pip install neptune; until then"),
+        ("mine:Writer", "logger='mine:Writer' is not known (tensorboard, wandb, neptune)"),
+    ],
+)
+def test_a_service_that_is_not_there_costs_one_line(tmp_path, monkeypatch, caplog, logger, words):
+    drop_in._say_once.cache_clear()
+    monkeypatch.setitem(sys.modules, logger, None)
+    runner = OnPolicyRunner(Robots(), settings(logger=logger), log_dir=str(tmp_path), device="cpu")
+    runner.learn(1)
+    runner.learn(1)
+    assert caplog.text.count(words) == 1
+    assert "Loss/value" in scalars(tmp_path)
+
+
+CURIOUS = {
+    "weight": 0.5,
+    "reward_normalization": True,
+    "state_normalization": True,
+    "num_outputs": 3,
+    "predictor_hidden_dims": [8],
+    "target_hidden_dims": [6],
+}
+
+
+def curious(generation=5, step_dt: float | None = 0.02, **changes):
+    env: Any = Robots(generation)
+    env.step_dt = step_dt
+    groups = {} if generation < 3 else {"obs_groups__rnd_state": ["policy"]}
+    return OnPolicyRunner(env, settings(generation, algorithm__rnd_cfg=CURIOUS | changes, **groups), device="cpu")
+
+
+@pytest.mark.parametrize("generation", [2, 3, 5])
+def test_curiosity_has_the_time_step_and_goes_through_files(tmp_path, generation):
+    runner = curious(generation)
+    (rnd,) = runner.alg.ppo.extensions
+    assert rnd.config.weight.initial == pytest.approx(0.01), "0.5 times the time step, as in RSL-RL"
+    runner.learn(2)
+    runner.save(str(tmp_path / "a.pt"))
+    tree = read_pickled(tmp_path / "a.pt")
+    names = [f"{net}.{i}.{part}" for net in ("predictor", "target") for i in (0, 2) for part in ("weight", "bias")]
+    assert {*names, "state_normalizer._mean", "reward_normalizer.emp_norm._std"} <= set(tree["rnd_state_dict"])
+    assert tree["rnd_state_dict"]["predictor.0.weight"].shape == (8, OBS)
+    assert len(tree["rnd_optimizer_state_dict"]["state"]) == 4
+    other = curious(generation)
+    (new,) = other.alg.ppo.extensions
+    other.load(str(tmp_path / "a.pt"))
+    obs = {name: torch.randn(5, OBS) for name in new.groups}
+    torch.testing.assert_close(new.raw_bonus(obs), rnd.raw_bonus(obs), atol=1e-6, rtol=0)
+    torch.testing.assert_close(new.bonus_statistics.scale, rnd.bonus_statistics.scale)
+    moments = [next(iter(part.phase.optimizer.groups.values())).adam for part in (new, rnd)]
+    torch.testing.assert_close(moments[0].exp_avg, moments[1].exp_avg)
+    assert moments[0].step == moments[1].step > 0
+
+
+def test_curiosity_that_a_file_or_an_environment_lacks_is_named(tmp_path, caplog):
+    plain = OnPolicyRunner(Robots(), settings(), device="cpu")
+    plain.save(str(tmp_path / "plain.pt"))
+    curious().load(str(tmp_path / "plain.pt"))
+    assert "the file has no rnd_state_dict" in caplog.text
+    with pytest.raises(ConfigError, match=r"rnd_cfg\.weight: RSL-RL multiplies it by env\.unwrapped\.step_dt"):
+        curious(step_dt=None)
+
+
+def test_curiositys_schedule_counts_the_steps_of_an_endless_run():
+    runner = curious(weight_schedule={"mode": "step", "final_step": 12, "final_value": 0.1})
+    (rnd,) = runner.alg.ppo.extensions
+    runner.learn(2)
+    assert rnd.weight == pytest.approx(0.01)
+    runner.learn(1)
+    assert rnd.weight == pytest.approx(0.1), "after step 12 of each environment"
+
+
+def test_keys_may_be_ignored():
+    with pytest.raises(ConfigError, match=r"ignore=\['algorithm\.mystery'\] in a script"):
+        OnPolicyRunner(Robots(), settings(algorithm__mystery=3), device="cpu")
+    OnPolicyRunner(Robots(), settings(algorithm__mystery=3), device="cpu", ignore=["algorithm.mystery"])
+
+
+def test_names_of_older_scripts():
+    runner = OnPolicyRunner(Robots(), settings(), device="cpu")
+    policy, obs = runner.alg.policy, torch.randn(3, OBS)
+    assert torch.equal(policy.std, policy.output_std) and torch.equal(policy.action_std, policy.std)
+    assert torch.equal(policy.act_inference(obs), runner.get_inference_policy()(obs))
+    assert runner.obs_normalizer(obs).shape == (3, OBS)
+    assert float(runner.alg.optimizer.learning_rate) == runner.alg.learning_rate
