@@ -99,16 +99,18 @@ CHANGES = {
     "autoreset": "next_step",
     "step_timeout": 5.0,
     "close_timeout": 5.0,
+    "log_info": False,
     "finite_horizon": True,
     "reset_steps": 5,
     "options": {"warp": 9},
     "wrappers": {"FrameStackObservation": {"stack_size": 3}},
 }
 REST = {"num_envs": USED, "vectorization": UNUSED, "autoreset": UNUSED, "finite_horizon": USED, "reset_steps": USED}
-REST |= {"step_timeout": USED, "close_timeout": UNUSED}
+REST |= {"step_timeout": USED, "close_timeout": UNUSED, "log_info": UNUSED}
 REST |= {"wrappers": "env.wrappers .* go around Gymnasium's environments, and .* is none"}
 GYMNASIUM = {
     "wrappers": USED,
+    "log_info": USED,
     "vectorization": USED,
     "autoreset": USED,
     "options": "unexpected keyword argument 'warp'",

@@ -11,7 +11,8 @@ from canter.envs.gymnasium import GymnasiumEnv
 from canter.envs.wrappers import FiniteHorizon
 from canter.runs.records import read_record
 from canter.runs.run_folder import CheckpointConfig, RunFolder
-from canter.training.trainer import Trainer, _callback_arity, train
+from canter.training.callbacks import count_arguments
+from canter.training.trainer import Trainer, train
 
 
 def short(env_id, steps=2000, seed=0, **env):
@@ -40,7 +41,7 @@ def test_a_run_counts_every_step_and_ends_at_its_budget():
     ],
 )
 def test_a_callback_gets_as_many_arguments_as_it_asks_for(callback, taken):
-    assert _callback_arity(callback) == taken
+    assert count_arguments(callback) == taken
 
 
 class Curriculum:

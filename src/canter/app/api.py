@@ -34,10 +34,12 @@ from canter.play.evaluation import EpisodesUnfinished, Evaluation, LongRunAverag
 from canter.play.export import export_policy
 from canter.play.player import Player
 from canter.runs.run_folder import CheckpointConfig, RunFolder
+from canter.runs.writers import MetricWriter
+from canter.training.callbacks import STOP, Callback
 from canter.training.execution import ExecutionConfig
 from canter.training.progress import SuccessConfig, UntilConfig
 from canter.training.self_play import SelfPlayConfig
-from canter.training.trainer import STOP, Report, RunStopped, Trainer
+from canter.training.trainer import Report, RunStopped, Trainer
 
 __all__ = [
     "PPO",
@@ -48,6 +50,7 @@ __all__ = [
     "Algorithm",
     "BonusValueConfig",
     "BoundLossConfig",
+    "Callback",
     "CentralValueConfig",
     "CheckpointConfig",
     "Constant",
@@ -70,6 +73,7 @@ __all__ = [
     "LongRunAverage",
     "LossGradients",
     "LossOutput",
+    "MetricWriter",
     "Mirror",
     "MirrorConfig",
     "ModelConfig",

@@ -1,7 +1,7 @@
-"""Optional declarations of an environment's spec.
+"""Optional declarations of an environment.
 
-The NumPy arrays of its original spaces, for users that act with them; its symmetries; and its view
-of motion clips. N environments, A action components, or K discrete actions.
+The NumPy arrays of its original spaces, for users that act with them; its symmetries; its view of
+motion clips; and metrics that it gathers on the host. N environments, A action components, or K discrete actions.
 """
 
 from __future__ import annotations
@@ -9,11 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from canter.core.registry import UserError
+
+
+@runtime_checkable
+class MetricSource(Protocol):
+    """Optional for an environment that gathers metrics on the host, unlike `Step.metrics`."""
+
+    def read_metrics(self) -> dict[str, float]:
+        """Return finite means since the last call, by name; logged as `env/<name>`."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ class Env(Protocol):
 
     Further abilities are optional and declared by the protocols below: `Stateful`,
     `PartiallyStateful`, `SnapshotState`, `SeedsByRow`, `DeclaresCleanReset`, `ProgressListener`,
-    `Capturable`, `Observable`, `DescribesStep` and `SharesCores`.
+    `Capturable`, `Observable`, `DescribesStep`, `SharesCores` and `canter.core.declarations.MetricSource`.
     """
 
     @property

@@ -42,7 +42,7 @@ parameters `vectorization`, `autoreset`, `step_timeout`, `close_timeout` or `wra
 these settings too. `canter envs` shows the first line of its docstring.
 """
 
-SETTINGS = {"num_envs", "device", "vectorization", "autoreset", "step_timeout", "close_timeout", "wrappers"}
+SETTINGS = {"num_envs", "device", "vectorization", "log_info", "autoreset", "step_timeout", "close_timeout", "wrappers"}
 """Keywords of builders that are separate settings, so that `env.options` cannot set them."""
 
 
@@ -113,10 +113,11 @@ _log = logging.getLogger(__name__)
 
 GYMNASIUM_ONLY = {
     "vectorization": "these environments come as one batch; only Gymnasium's are put together one by one",
+    "log_info": "these environments have no info; they report metrics of their own",
     "autoreset": "these environments restart in one way only; only Gymnasium's have a choice",
     "close_timeout": "these environments have no processes to wait for; vectorization async and forked have",
 }
-"""Settings that change how fast transitions come but not which, and why they have no effect on
+"""Settings that do not change which transitions come, and why they have no effect on
 other environments."""
 CAPTURE = "parts of a step are recorded as CUDA graphs, and a step without a GPU runs eagerly"
 """Reason why mjlab's option `capture` has no effect on a CPU."""
@@ -147,6 +148,9 @@ class EnvConfig:
     close_timeout: float = 60.0
     """Gymnasium only: seconds that worker and forked processes may take to end before they are
     killed."""
+    log_info: bool = True
+    """Gymnasium only: average the numbers in `info` over steps and environments, and log them as
+    `env/KEY`."""
     finite_horizon: bool = False
     """The time limit is part of the task (and time in the observation): reaching it counts as
     termination."""

@@ -108,7 +108,7 @@ def validate_step(result: Any, space: Space) -> tuple[Any, float, bool, bool, di
         raise ContractBroken(f"step() returned {form}, it must be {expected}")
     obs, reward, terminated, truncated, info = result
     _check_space("step", obs, space)
-    return obs, to_reward(reward), to_flag(terminated, "terminated"), to_flag(truncated, "truncated"), info
+    return obs, *to_numbers(reward, terminated, truncated), info
 
 
 def to_reward(reward: Any) -> float:
@@ -131,6 +131,11 @@ def to_flag(flag: Any, name: str) -> bool:
         kind = type(flag).__name__
         raise ContractBroken(f"step() returned {name}={_short(flag)} ({kind}), it must be True or False")
     return bool(array.reshape(()))
+
+
+def to_numbers(reward: Any, terminated: Any, truncated: Any) -> tuple[float, bool, bool]:
+    """Return a reward and two flags of any types as a float and two bools; raise ContractBroken otherwise."""
+    return to_reward(reward), to_flag(terminated, "terminated"), to_flag(truncated, "truncated")
 
 
 def check_columns(num_envs: int, **columns: Any) -> None:

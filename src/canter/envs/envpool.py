@@ -59,7 +59,7 @@ class EnvPoolEnv:
         self._env_id = env_id
         self._num_envs = num_envs
         self._options = {"num_threads": num_threads, **options}
-        self._adapter_options = {"info_keys": info_keys, "device": device}
+        self._adapter_options = {"info_keys": info_keys, "log_info": False, "device": device}
         self._make(seed)
 
     def _make(self, seed: int | None) -> None:

@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from threading import get_ident
 from types import TracebackType
+from typing import Self
 
 from canter.core.specs import INTERRUPTS, ContractBroken, EnvFailed
 
@@ -57,9 +58,10 @@ class EnvCalls:
         """Identifier of the thread that is in the block, 0 if none is."""
         _all_calls.add(self)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         """Make the calls of this thread visible to the watchdog."""
         self.thread = get_ident()
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Add the number to an error."""
@@ -84,8 +86,9 @@ class SharedEnvCalls:
     def number(self, number: int) -> None:
         self._number[0] = number
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         """Begin a group of calls."""
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Add the number to an error."""

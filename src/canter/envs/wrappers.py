@@ -18,7 +18,7 @@ from canter.envs.imports import find_factory, parameters_of
 
 OPTIONAL = (
     *("state_dict", "load_state_dict", "snapshot", "resumes"),
-    *("generators", "seeds_by_row", "render", "render_fps", "absent_info"),
+    *("generators", "seeds_by_row", "render", "render_fps", "absent_info", "read_metrics"),
 )
 """Members of the optional protocols of `canter.core.specs.Env`, and of environments that draw
 themselves."""

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, Self
@@ -23,6 +23,15 @@ from canter.core.storage.files import read_untrusted
 logger = logging.getLogger(__name__)
 
 
+class LogRow(dict[str, Any]):
+    """A row of the log: counters, times and metrics by name."""
+
+    def __init__(self, values: Mapping[str, Any], custom: Sequence[str] = ()) -> None:
+        super().__init__(values)
+        self.custom = tuple(custom)
+        """Names of the metrics that callbacks added."""
+
+
 class MetricWriter(Protocol):
     """Receives the rows of a run; `env_steps` is the x-axis."""
 
@@ -31,7 +40,7 @@ class MetricWriter(Protocol):
         ...
 
     def write(self, row: dict[str, Any]) -> None:
-        """Write a row: counters, times and metrics by name; None for those without a value yet."""
+        """Write a row, a `LogRow`: counters, times and metrics by name; None for those without a value yet."""
         ...
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from canter.algorithms.base import Algorithm
 from canter.core import distributed
 from canter.core.data.rollout import Rollout, StepWriter
+from canter.core.declarations import MetricSource
 from canter.core.specs import (
     INTERRUPTS,
     LOST_FINAL_OBS,
@@ -92,6 +93,7 @@ class Collector:
         tree_copy_(self.rollout.obs_at(algorithm.horizon), obs)
         self.tracker = EpisodeTracker(algorithm.horizon, env.spec.num_envs, env.spec.device)
         self.reported = EnvMetrics(algorithm.horizon, env.spec.device)
+        self._metric_source = env if isinstance(env, MetricSource) else None
         self.steps_before = 0
         self.threads: int | None = None
         """Threads of a run that chose their number; loading a checkpoint restores its number."""
@@ -192,6 +194,12 @@ class Collector:
         if not self.tracker.kept:
             self.keep_episodes()
         return self.tracker.read(self.steps_before)
+
+    def read_host_metrics(self) -> dict[str, float]:
+        """Return the metrics that this rank's environment gathered on the host since the last call, by `env/<name>`."""
+        if self._metric_source is None:
+            return {}
+        return {f"env/{name}": value for name, value in self._metric_source.read_metrics().items()}
 
     def env_metrics(self) -> Metrics:
         """Return the simulator's metrics of the last rollout by `env/<name>`, 0-d on the device."""

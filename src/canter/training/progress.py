@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from canter.core.specs import TrainingProgress
 from canter.core.struct import Metrics
 from canter.functional.statistics import batch_means
 from canter.runs.policies import ProgressSnapshot
+from canter.runs.writers import LogRow
 from canter.training.episodes import Episodes
 
 PARTS: tuple[str, ...] = ("env", "policy", "update", "other")
@@ -163,23 +164,27 @@ class Report(Counters):
     times: dict[str, float]
     """Seconds since the last row for each part (env, policy, update, other), see `Stopwatch`."""
     metrics: dict[str, float]
-    """Metrics of the last update, and of the simulator in the last rollout (`env/...`)."""
+    """Metrics of the last update, of the environments (`env/...`), and of callbacks."""
+    custom: list[str] = field(default_factory=list)
+    """Names of those that callbacks added."""
 
     @property
     def iteration(self) -> int:
         """Completed iterations, each a rollout and its update."""
         return self.rollouts
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> LogRow:
         """Return the report as a flat mapping; equal runs differ in `seconds` and `time/...`."""
-        own = {field.name.rstrip("_"): getattr(self, field.name) for field in fields(self)}
-        del own["times"]
-        del own["metrics"]
+        own = {name.rstrip("_"): getattr(self, name) for name in COLUMNS}
         times = {f"time/{part}": seconds for part, seconds in self.times.items()}
         speed = {"time/steps_per_second": self.rollout_steps / max(sum(self.times.values()), 1e-9)}
         # The environment did not report these in this rollout; JSON has no NaN.
         silent = {name: None for name, value in self.metrics.items() if name.startswith("env/") and math.isnan(value)}
-        return {"iteration": self.iteration} | own | times | speed | self.metrics | silent
+        return LogRow({"iteration": self.iteration} | own | times | speed | self.metrics | silent, self.custom)
+
+
+COLUMNS = tuple(part.name for part in fields(Report) if part.name not in ("times", "metrics", "custom"))
+"""Fields of `Report` that are columns of the log, but for a final underscore."""
 
 
 class RunProgress:
@@ -335,7 +340,7 @@ class RunProgress:
         """Return the seconds of training, equal on all ranks, since a run may end by them."""
         return distributed.largest(time.perf_counter() - self.start)
 
-    def report(self, episodes: Episodes) -> Report:
+    def report(self, episodes: Episodes, from_env: Mapping[str, float] = {}) -> Report:
         """Return a row about the iterations since the last one; read metrics from the device."""
         on_device = [*self.metrics.values(), self.unread[-1][1]]
         *values, steps = torch.stack([value.float() for value in on_device]).tolist()  # one read for all
@@ -363,7 +368,7 @@ class RunProgress:
             rollout_reward=episodes.mean_reward,
             rollout_steps=episodes.env_steps,
             times=self.clock.read(),
-            metrics=dict(zip(self.metrics, values, strict=True)) | self._long_run_average(),
+            metrics=dict(zip(self.metrics, values, strict=True)) | dict(from_env) | self._long_run_average(),
         )
 
     def forget_after(self, good: int) -> None:

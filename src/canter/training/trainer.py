@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from inspect import signature
 from typing import Any, Self
 
 from canter.algorithms.base import Algorithm, report_spec_of, unused_settings_of
@@ -26,6 +25,7 @@ from canter.runs.ranks import NullRunFolder, for_all_ranks
 from canter.runs.run_folder import RunFolder
 from canter.runs.state import TrainState
 from canter.runs.writers import MetricWriter, Writers
+from canter.training.callbacks import Callback, Callbacks, ignore
 from canter.training.collector import Collector
 from canter.training.config import RunConfig
 from canter.training.episodes import Episodes, NonFinite
@@ -37,10 +37,6 @@ from canter.training.self_play import seat_opponents
 logger = logging.getLogger(__name__)
 
 
-STOP = "stop"
-"""Return value of `on_iteration` that ends the run; `False` does too."""
-
-
 class Trainer:
     """Trains an algorithm in an environment.
 
@@ -48,9 +44,10 @@ class Trainer:
             trainer.learn(10)
             trainer.learn()
 
-    `on_iteration` is called with every row of the log, as `on_iteration(report, policy, trainer)`
-    or with the first one or two of these. If it returns `canter.STOP` or False, the run ends.
-    `writers`, such as a console, receive the row as a mapping. An `env` passed here is used instead
+    `on_iteration` is called before every row of the log is written, as `on_iteration(report,
+    policy, trainer)` or with the first one or two of these. A returned dict of numbers is added to
+    the row; `canter.STOP` or False ends the run. `callbacks` follow more of the run, see
+    `canter.Callback`. `writers`, such as a console, receive the row as a mapping. An `env` passed here is used instead
     of the configured one and is not closed. With a `folder`, metrics and checkpoints are saved
     there, and an interrupted run continues from its newest checkpoint. Leaving the `with`
     statement, or `close()`, saves the training state and frees everything.
@@ -62,8 +59,9 @@ class Trainer:
     def __init__(
         self,
         config: RunConfig,
-        on_iteration: Callable[..., Any] = lambda report: None,
+        on_iteration: Callable[..., Any] = ignore,
         *,
+        callbacks: Sequence[Callback] = (),
         env: Env | None = None,
         folder: RunFolder | None = None,
         writers: Sequence[MetricWriter] = (),
@@ -71,7 +69,7 @@ class Trainer:
     ) -> None:
         self.config = config
         self.on_iteration = on_iteration
-        self._callback_arity = _callback_arity(on_iteration)
+        self.callbacks = Callbacks(callbacks)
         with ExitStack() as resources:
             if world.start():
                 resources.callback(world.end)
@@ -171,7 +169,7 @@ class Trainer:
         """
         self._last_iteration = math.inf if iterations is None else self.progress.iteration + iterations
         self.progress.start_clock()
-        with self.guard.running():
+        with self.guard.running(), self.callbacks.training(self):
             while not self.done:
                 with self.guard.iteration():
                     rollout = self.collect()
@@ -185,11 +183,14 @@ class Trainer:
     def collect(self) -> Rollout[Any]:
         """Step every environment T times with the current policy."""
         activity.begin(f"collecting iteration {self.progress.iteration + 1}")
+        self.callbacks.on_rollout_start(self)
         with self.guard.collecting(), self.directory.during("step()"):
             self.algorithm.set_progress(self.progress.fraction)
             report_progress(self.env, self.progress.for_env())
             self.algorithm.begin_iteration()
-            return self.programs.collect()
+            rollout = self.programs.collect()
+        self.callbacks.on_rollout_end(rollout, self)
+        return rollout
 
     def update(self, rollout: Rollout[Any]) -> Metrics:
         """Learn from the rollout; return metrics of algorithm, opponents and simulator."""
@@ -202,16 +203,24 @@ class Trainer:
         """Write a row about the last iterations if it is due or `now`; the only device read."""
         if not self.progress.unread or not (now or self._row_is_due()):
             return
-        report = self.progress.report(self._read_episodes())
+        report = self.progress.report(self._read_episodes(), self.collector.read_host_metrics())
         self.guard.check_metrics(report)
         report = self._add_watched(report)
-        row = report.row()
-        self.folder.log(row)
-        self._writers.write(row)
-        answer = self.on_iteration(*(report, self.algorithm.policy, self)[: self._callback_arity])
-        stops = answer is False or (isinstance(answer, str) and answer == STOP)
+        try:
+            stops = self.callbacks.on_iteration(self.on_iteration, report, self.algorithm.policy, self)
+        finally:
+            row = report.row()
+            self.folder.log(row)
+            self._writers.write(row)
         # One rank stops all.
         self.progress.stopped = self.progress.stopped or distributed.largest(float(stops)) > 0
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Add a number to the next row of the log, or to the current one if `on_iteration` calls this.
+
+        Of several values the last counts. With several ranks, those of the first rank are logged.
+        """
+        self.callbacks.log("log_metric", name, value)
 
     def _row_is_due(self) -> bool:
         iteration = self.progress.iteration
@@ -237,6 +246,7 @@ class Trainer:
         for watcher in self._watchers:
             added |= watcher(self, report)
         self.progress.evaluation = added.get("eval/return")
+        self.callbacks.on_evaluation({n: value for n, value in added.items() if n.startswith("eval/")}, self)
         if self._watchers:
             self.progress.start_clock()
         return replace(report, metrics=report.metrics | added)
@@ -259,28 +269,11 @@ class Trainer:
             raise RunStopped(stopped_by, self.progress.env_steps)
 
 
-def _callback_arity(callback: Callable[..., Any]) -> int:
-    """Return how many of its three arguments a callback takes by position, at least one.
-
-    The signature decides, so that `lambda report: ...` needs no unused parameters.
-    """
-    try:
-        parameters = signature(callback).parameters.values()
-    except (TypeError, ValueError):  # some functions written in C have no signature
-        return 1
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return 3
-    # A default is the user's own: `lambda report, rows=rows: ...` binds a name.
-    required = [
-        p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-    ]
-    return min(max(len(required), 1), 3)
-
-
 def train(
     config: RunConfig,
-    on_iteration: Callable[..., Any] = lambda report: None,
+    on_iteration: Callable[..., Any] = ignore,
     *,
+    callbacks: Sequence[Callback] = (),
     env: Env | None = None,
     folder: RunFolder | None = None,
     writers: Sequence[MetricWriter] = (),
@@ -289,5 +282,5 @@ def train(
 
     SIGINT or SIGTERM stops training after the iteration, saves the state and raises `RunStopped`.
     """
-    with Trainer(config, on_iteration, env=env, folder=folder, writers=writers) as trainer:
+    with Trainer(config, on_iteration, callbacks=callbacks, env=env, folder=folder, writers=writers) as trainer:
         return trainer.learn()

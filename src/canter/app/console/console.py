@@ -11,6 +11,7 @@ from typing import Any, Literal
 from canter.app.console.dashboard import (
     LiveConsole,
     ProgressTracker,
+    format_custom_metrics,
     format_env_metrics,
     format_long_run_average,
     format_metric,
@@ -23,6 +24,8 @@ ConsoleKind = Literal["auto", "live", "lines", "verbose", "quiet"]
 
 LINE_SECONDS = 5.0
 """Seconds between two lines of `LineConsole`."""
+MAX_CUSTOM = 4
+"""Metrics of callbacks on a line."""
 
 
 def make_console(kind: ConsoleKind = "auto") -> MetricWriter:
@@ -76,6 +79,7 @@ class LineConsole(QuietConsole):
     def _print(self) -> None:
         row = self.tracker.rows[-1]
         metrics = [f"{line.line} {format_metric(line, row)}" for line in self.tracker.headlines(row) if line.line]
+        metrics += [f"{name} {text}" for name, text in list(format_custom_metrics(row).items())[:MAX_CUSTOM]]
         steps = f"{row['env_steps']:>11,} steps"
         speed = f"{self.tracker.steps_per_second:,.0f} steps/s"
         remaining = f"{format_clock(self.tracker.seconds_left)} left"
@@ -97,7 +101,7 @@ class LineConsole(QuietConsole):
 
 
 class VerboseConsole(QuietConsole):
-    """Prints a block of three parts for every row, and a fourth for metrics of the environment."""
+    """Prints a block of three parts for every row, and more for metrics of the environment and of callbacks."""
 
     def write(self, row: dict[str, Any]) -> None:
         """Print a block."""
@@ -118,10 +122,8 @@ class VerboseConsole(QuietConsole):
             },
             "trainer statistics": self._trainer(row),
         }
-        from_env = format_env_metrics(row)
-        if from_env:
-            parts["environment"] = from_env
-        return parts
+        more = {"environment": format_env_metrics(row), "callbacks": format_custom_metrics(row)}
+        return parts | {title: entries for title, entries in more.items() if entries}
 
     def _rollout(self, row: dict[str, Any]) -> dict[str, str]:
         entries = {

@@ -29,6 +29,7 @@ from canter.app.console.text import (
 )
 from canter.core.storage.validity import flatten
 from canter.runs.records import by_average
+from canter.runs.writers import LogRow
 from canter.training.progress import PARTS
 
 TRACKED_ROWS = 50
@@ -128,6 +129,11 @@ class ProgressTracker:
 def format_env_metrics(row: dict[str, Any]) -> dict[str, str]:
     """Return the metrics that the environment reports, by name."""
     return {name.removeprefix("env/"): format_number(value) for name, value in row.items() if name.startswith("env/")}
+
+
+def format_custom_metrics(row: dict[str, Any]) -> dict[str, str]:
+    """Return the metrics that callbacks added, by name."""
+    return {name: format_number(row[name]) for name in row.custom} if isinstance(row, LogRow) else {}
 
 
 def format_long_run_average(row: dict[str, Any]) -> str:
@@ -244,17 +250,18 @@ def topics(row: dict[str, Any], tracker: ProgressTracker) -> dict[str, Topic]:
             "total": f"{row['episodes']:,}",
         },
         **from_algorithm,
-        **environment_topic(row),
+        **fixed_topic("callbacks", format_custom_metrics(row)),
+        **fixed_topic("environment", format_env_metrics(row)),
         "so far": counters,
     }
 
 
-def environment_topic(row: dict[str, Any]) -> dict[str, Topic]:
-    """Return a topic with the first metrics of the environment; nothing if it reports none."""
+def fixed_topic(title: str, metrics: dict[str, str]) -> dict[str, Topic]:
+    """Return a topic with the first metrics, always of the same height; nothing without metrics."""
     # The end of a long name says more than its beginning.
-    entries = {name[-LABEL_WIDTH:]: text for name, text in list(format_env_metrics(row).items())[:TOPIC_LINES]}
+    entries = {name[-LABEL_WIDTH:]: text for name, text in list(metrics.items())[:TOPIC_LINES]}
     blanks = {" " * i: "" for i in range(TOPIC_LINES - len(entries))}
-    return {"environment": entries | blanks} if entries else {}
+    return {title: entries | blanks} if entries else {}
 
 
 def chart(label: str, curve: dict[int, float], progress: float, width: int) -> Iterator[Line]:

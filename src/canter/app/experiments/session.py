@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from canter.runs.hall_of_fame import enter_by_average, enter_hall_of_fame
 from canter.runs.records import CONFIG, write_score
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter, TensorBoardWriter, WandbWriter
+from canter.training.callbacks import Callback, ignore
 from canter.training.progress import RunProgress
 from canter.training.trainer import Trainer
 
@@ -162,7 +163,8 @@ def run_experiment(
     env: Env | None = None,
     only_env: bool = False,
     writers: list[MetricWriter],
-    on_iteration: Callable[..., Any] = lambda report: None,
+    on_iteration: Callable[..., Any] = ignore,
+    callbacks: Sequence[Callback] = (),
     final_evaluation: bool = True,
     init_from: InitFrom | None = None,
     notify: Notify = print,
@@ -181,7 +183,8 @@ def run_experiment(
         notify(f"Settings, metrics, checkpoints and policies go to {path}")
     with removed_if_empty(path), open_env(config, env) as env:
         begin = None if init_from is None else init_from.load
-        with Trainer(config, on_iteration, env=env, folder=folder, writers=writers, begin=begin) as trainer:
+        observers: dict[str, Any] = {"callbacks": callbacks, "writers": writers}
+        with Trainer(config, on_iteration, env=env, folder=folder, begin=begin, **observers) as trainer:
             if resumed:
                 notify(note_start(trainer.progress))
             if init_from is not None:

@@ -29,6 +29,7 @@ from canter.runs.changes import changed_settings, flat_settings, refuse_fixed
 from canter.runs.records import RUNS, find_run
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter
+from canter.training.callbacks import Callback, ignore
 from canter.training.self_play import SelfPlayEnv
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,9 @@ EVAL_ENVS = 8
 
 def train(
     task: Any = None,
-    on_iteration: Callable[..., Any] = lambda report: None,
+    on_iteration: Callable[..., Any] = ignore,
     *,
+    callbacks: Sequence[Callback] = (),
     env: Any = None,
     config: TrainConfig | None = None,
     preset: str | None = None,
@@ -59,21 +61,20 @@ def train(
         canter.train(MyEnv, seed=1, total_steps=1e6, algorithm={"gamma": 0.995})
 
     `task` is an environment id, a Gymnasium class, a function that makes an environment, an
-    environment (single, vector or Canter's own), or a whole `TrainConfig`. Settings are those of
-    `config`, of the environment's preset, or the defaults; keyword arguments override them.
+    environment of any kind, or a `TrainConfig`. Settings are those of `config`, of the preset, or
+    the defaults; keyword arguments override them.
 
-    `on_iteration(report, policy, trainer)` is called with every row of the log and ends the run by
-    returning `canter.STOP` or False. `console="quiet"` prints nothing. `folder=False` saves
-    nothing; otherwise the run is saved in `run_dir/name` or in the given `RunFolder`, where an
-    interrupted run resumes, and changed settings are reported or refused. `log`: tensorboard,
-    wandb. `init_from`: a run or policy file with initial weights. Ctrl-C stops after the iteration,
-    saves the run and raises `RunStopped`.
+    `on_iteration(report, policy, trainer)` is called with every row of the log: a dict of numbers
+    that it returns is added to the row, and `canter.STOP` or False ends the run. `callbacks` follow
+    more of it. `writers` receive the rows, and with `log` tensorboard or wandb. `console="quiet"`
+    prints nothing. `folder=False` saves nothing; otherwise the run is saved in `run_dir/name` or in
+    the given `RunFolder`, where an interrupted run resumes. `init_from` has initial weights. Ctrl-C
+    stops after the iteration, saves the run and raises `RunStopped`.
     """
     refuse_while_importing("canter.train")
     _check_names(console, log, folder)
     run_dir = Path(run_dir)
-    if isinstance(init_from, str | Path):
-        init_from = InitFrom(find_run_or_policy(init_from, run_dir))
+    initial = _initial_weights(init_from, run_dir)
     plan = _plan(task, env, config, preset, settings)
     quiet = console == "quiet"
     notify = _discard if quiet else print
@@ -92,16 +93,18 @@ def train(
             only_env=plan.env is not None,
             writers=[make_console(console), *writers, *logs],
             on_iteration=on_iteration,
+            callbacks=callbacks,
             final_evaluation=final_evaluation,
-            init_from=init_from,
+            init_from=initial,
             notify=notify,
         )
 
 
 def resume(
     run: str | Path,
-    on_iteration: Callable[..., Any] = lambda report: None,
+    on_iteration: Callable[..., Any] = ignore,
     *,
+    callbacks: Sequence[Callback] = (),
     env: Any = None,
     console: ConsoleKind = "auto",
     run_dir: str | Path = RUNS,
@@ -142,9 +145,14 @@ def resume(
         only_env=given is not None,
         writers=[make_console(console), *writers, *(LOGS[destination](path) for destination in log)],
         on_iteration=on_iteration,
+        callbacks=callbacks,
         final_evaluation=final_evaluation,
         notify=notify,
     )
+
+
+def _initial_weights(init_from: str | Path | InitFrom | None, run_dir: Path) -> InitFrom | None:
+    return InitFrom(find_run_or_policy(init_from, run_dir)) if isinstance(init_from, str | Path) else init_from
 
 
 def _discard(text: str) -> None:

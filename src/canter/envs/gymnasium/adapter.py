@@ -25,6 +25,7 @@ from canter.core.specs import ACTION_MASK, ContractBroken, EnvSpec, Step
 from canter.core.struct import Obs, tree_copy_
 from canter.envs.failures import EnvCalls
 from canter.envs.gymnasium.forked import ForkedStepper
+from canter.envs.gymnasium.infos import InfoMeans
 from canter.envs.gymnasium.state import StateUnavailable, unwrap
 from canter.envs.gymnasium.sync import SyncStepper
 from canter.envs.gymnasium.vector import CLOSE_TIMEOUT, STEP_TIMEOUT, Stepper, VectorStepper, find_mode
@@ -54,7 +55,8 @@ class GymnasiumEnv:
 
     `info_keys` names numbers of `info` (one name, or several) to pass on as `Step.info`, float32
     `[N]`, 0 if absent; in rows that ended they are the ended episode's. `duration` must be there in
-    every step, and the others at least once in the first rollout (`absent_info`).
+    every step, and the others at least once in the first rollout (`absent_info`). With `log_info`
+    the numbers in `info` are averaged over steps and environments, see `read_metrics`.
 
     The environments of a `SyncVectorEnv` in `same_step` mode are stepped in `groups` at the same
     time, in threads or in `forked` processes, without a change to the results. Worker and forked
@@ -75,6 +77,7 @@ class GymnasiumEnv:
         *,
         autoreset: Autoreset | AutoresetMode | None = None,
         info_keys: str | Sequence[str] = (),
+        log_info: bool = True,
         device: torch.device | str = "cpu",
         env_id: str = "",
         probe_steps: int = 2000,
@@ -94,10 +97,11 @@ class GymnasiumEnv:
         # A wrapper around Gymnasium's classes, or a class derived from them, has a `step` of its
         # own.
         if type(env) is SyncVectorEnv:
+            limits = {"step_timeout": step_timeout, "close_timeout": close_timeout}
             self._stepper = (
-                ForkedStepper(env, keys, groups, step_timeout=step_timeout, close_timeout=close_timeout)
+                ForkedStepper(env, keys, groups, log_info=log_info, **limits)
                 if forked
-                else SyncStepper(env, groups=groups)
+                else SyncStepper(env, groups=groups, log_info=log_info)
             )
         elif type(env) is AsyncVectorEnv:
             self._stepper = AsyncStepper(env, step_timeout, close_timeout)
@@ -113,6 +117,8 @@ class GymnasiumEnv:
             AutoresetMode.DISABLED: self._settle_disabled,
         }[mode]
         self._mask_in_info = self._reader.add_mask(self._first_infos)
+        self._infos = InfoMeans()
+        self._logs_rows = log_info and not isinstance(self._stepper, SyncStepper)  # that one adds infos itself
         self._stepper.info_keys = (*keys, *[ACTION_MASK] * self._mask_in_info)
         self.spec = EnvSpec(
             obs=self._reader.specs,
@@ -187,6 +193,8 @@ class GymnasiumEnv:
             self._truncated[:] = truncated
             self._truncated &= ~self._terminated
             done = self._terminated | self._truncated
+        if self._logs_rows and info:
+            self._add_infos(info, done)
         final_obs = self._settle(raw, info, done)
         if DURATION in self._info:
             self._check_durations()
@@ -231,6 +239,21 @@ class GymnasiumEnv:
         """Return the entries of info there are, for a message about one that is missing."""
         names = sorted(self._stepper.seen_info() - {"final_obs", "final_info"})
         return f"info has {', '.join(names)}: {nearest(key, names)}" if names else "info was empty"
+
+    def _add_infos(self, info: dict[str, Any], done: np.ndarray) -> None:
+        """Add the numbers in `info` to their means; those of a reset, which is no step, do not count."""
+        final_info = info.get("final_info")
+        if isinstance(final_info, dict):
+            self._infos.add_rows(final_info, done)
+            self._infos.add_rows(info, ~done)
+        else:
+            self._infos.add_rows(info, ~self._pending)
+
+    def read_metrics(self) -> dict[str, float]:
+        """Return the means of the numbers in `info` since the last call, by key; {} without `log_info`."""
+        if isinstance(self._stepper, SyncStepper):
+            self._stepper.take_infos(self._infos)
+        return self._infos.read()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the exact state for the next step; raise `StateUnavailable` if it is unknown."""

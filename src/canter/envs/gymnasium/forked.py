@@ -21,6 +21,7 @@ from canter.envs.contract import validate_reset
 from canter.envs.failures import SharedEnvCalls, Watchdog
 from canter.envs.gymnasium import state as exact
 from canter.envs.gymnasium.fork import Fork, shared
+from canter.envs.gymnasium.infos import InfoMeans
 from canter.envs.gymnasium.state import StateUnavailable, map_parts, obstacle
 from canter.envs.gymnasium.sync import SyncStepper, runs_foreign_code
 from canter.envs.gymnasium.vector import CLOSE_TIMEOUT, STEP_TIMEOUT, merge_infos
@@ -49,8 +50,9 @@ class ForkedStepper(SyncStepper):
         *,
         step_timeout: float = STEP_TIMEOUT,
         close_timeout: float = CLOSE_TIMEOUT,
+        log_info: bool = False,
     ) -> None:
-        super().__init__(env, info_keys, groups)
+        super().__init__(env, info_keys, groups, log_info=log_info)
         self.isolated = runs_foreign_code(env) and self.marks_ends
         if self.isolated:
             # Forks are made before the adapter knows whether resets return masks.
@@ -97,6 +99,15 @@ class ForkedStepper(SyncStepper):
         """Return the names of entries of info that all processes have seen so far."""
         self._ask("names")
         return self.info_names.union(*[self._result(fork) for fork in self.forks])
+
+    def take_infos(self, means: InfoMeans) -> None:
+        """Move the totals of all groups to `means`, those in other processes too."""
+        super().take_infos(means)
+        if self.infos:
+            with suppress(EnvFailed):  # the next step reports a process that died
+                self._ask("infos")
+                for fork in self.forks:
+                    means.merge(self._result(fork) or {})
 
     def gather(self) -> None:
         """Bring all environments back into this process, as they are; the next step forks again."""
@@ -187,6 +198,8 @@ class ForkedStepper(SyncStepper):
             "reset": partial(self._reset_group, group, calls),
             "close": partial(self._close_group, group, calls),
         }
+        if self.infos:
+            answers["infos"] = self.infos[group[0]].take
         return answers, calls
 
     def _reset_in_forks(self, seeds: list[int] | None) -> tuple[Any, dict[str, Any]]:

@@ -44,6 +44,7 @@ def make_gymnasium(
     vectorization: Vectorization = "auto",
     autoreset: Autoreset | None = None,
     info_keys: str | Sequence[str] = (),
+    log_info: bool = True,
     device: torch.device | str = "cpu",
     wrappers: Sequence[Callable[[gymnasium.Env], gymnasium.Env]] = (),
     vector_kwargs: dict[str, Any] | None = None,
@@ -53,10 +54,9 @@ def make_gymnasium(
 ) -> GymnasiumEnv:
     """Registered with Gymnasium; the id is enough: CartPole-v1, HalfCheetah-v5 (canter[mujoco]).
 
-    Makes N copies; `module:Name-v0` imports `module` first. `sync` steps them one after the other,
-    `threads` in one thread per core, `forked` in one process per core, `async` in one process each;
-    `vector_entry_point` is the environment's batched implementation. `auto` is `forked` for MuJoCo
-    with a known state, else `threads` for MuJoCo and `sync` for others. See `GymnasiumEnv`.
+    Makes N copies; `module:Name-v0` imports `module` first. `sync` steps them one by one, `threads`
+    in one thread per core, `forked` in one process per core, `async` in one process each; `auto` is
+    `forked` or `threads` for MuJoCo and `sync` for others. See `GymnasiumEnv`.
     """
     import_module_of(env_id)
     registered = gymnasium.registry.get(env_id.rpartition(":")[2])
@@ -86,6 +86,7 @@ def make_gymnasium(
             env,
             autoreset=autoreset,
             info_keys=info_keys,
+            log_info=log_info,
             device=device,
             env_id=env_id,
             step_timeout=step_timeout,

@@ -21,9 +21,10 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from canter.core import distributed
 from canter.core.registry import UserError
-from canter.envs.contract import to_flag, to_reward, validate_reset, validate_step
+from canter.envs.contract import to_numbers, validate_reset, validate_step
 from canter.envs.failures import STEPPING_THREADS, EnvCalls, SharedEnvCalls
 from canter.envs.gymnasium import state as exact
+from canter.envs.gymnasium.infos import InfoMeans
 from canter.envs.gymnasium.state import StateUnavailable, obstacle, unwrap
 from canter.envs.gymnasium.vector import Stepper, VectorStep, merge_infos
 
@@ -48,7 +49,9 @@ class SyncStepper(Stepper):
 
     env: SyncVectorEnv
 
-    def __init__(self, env: SyncVectorEnv, info_keys: Iterable[str] = (), groups: int = 1) -> None:
+    def __init__(
+        self, env: SyncVectorEnv, info_keys: Iterable[str] = (), groups: int = 1, *, log_info: bool = False
+    ) -> None:
         super().__init__(env)
         self.info_keys = tuple(info_keys)
         self.marks_ends = env.autoreset_mode is AutoresetMode.SAME_STEP
@@ -57,6 +60,8 @@ class SyncStepper(Stepper):
         self.groups = [group.tolist() for group in np.array_split(np.arange(env.num_envs), groups)]
         self.calls: dict[int, EnvCalls | SharedEnvCalls] = {group[0]: EnvCalls() for group in self.groups}
         """Calls of each group, by the number of its first environment."""
+        self.infos = {group[0]: InfoMeans() for group in self.groups} if log_info else {}
+        """Means of the numbers in `info`, by the same number."""
         self.pool = ThreadPoolExecutor(groups - 1, STEPPING_THREADS) if groups > 1 else None
         """Threads for all groups but the first; they start when they are first used."""
         self.parts: list[Any] = []
@@ -122,6 +127,11 @@ class SyncStepper(Stepper):
         """Continue from a saved state, bit for bit, in environments made with the same options."""
         exact.restore(self.env, state)
 
+    def take_infos(self, means: InfoMeans) -> None:
+        """Move the totals of all groups to `means`."""
+        for infos in self.infos.values():
+            means.merge(infos.take())
+
     def close(self) -> None:
         """Stop the threads and close the environments."""
         if self.pool is not None:
@@ -151,8 +161,8 @@ class SyncStepper(Stepper):
         rows = env._observations if isinstance(env._observations, ndarray) else None
         shape = None if rows is None else rows.shape[1:]
         dtype = self.checked_dtype
-        calls = self.calls[group[0]]
-        with calls:
+        infos = self.infos.get(group[0])
+        with self.calls[group[0]] as calls:
             for number in group:
                 calls.number = number
                 if pending is not None and pending[number]:
@@ -171,9 +181,7 @@ class SyncStepper(Stepper):
                         or terminated.__class__ is not bool
                         or truncated.__class__ is not bool
                     ):
-                        reward = to_reward(reward)
-                        terminated = to_flag(terminated, "terminated")
-                        truncated = to_flag(truncated, "truncated")
+                        reward, terminated, truncated = to_numbers(reward, terminated, truncated)
                     if (
                         obs.__class__ is not ndarray
                         or obs.shape != shape
@@ -184,6 +192,8 @@ class SyncStepper(Stepper):
                     if limit is not None:
                         limit._elapsed_steps = elapsed = limit._elapsed_steps + 1
                         truncated = truncated or elapsed >= limit._max_episode_steps
+                    if info and infos is not None:
+                        infos.add(info)
                 rewards[number] = reward
                 terminations[number] = terminated
                 truncations[number] = truncated
