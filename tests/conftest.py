@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from importlib import import_module
 from typing import NamedTuple
 
 import gymnasium
@@ -53,6 +54,7 @@ def empty_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def restored_registries(monkeypatch):
     """Undo what a test registers by importing `my_parts`, the module of its own."""
+    import_module("canter.app.api")  # makes all registries
     before = dict(gymnasium.registry)
     for registry in registries.values():
         monkeypatch.setattr(registry, "_items", registry.items())
@@ -80,7 +82,7 @@ def run_canter(capsys):
         try:
             main([str(argument) for argument in arguments])
         except SystemExit as leaving:
-            code = leaving.code or 0
+            code = int(leaving.code or 0)
         return Finished(code, *capsys.readouterr())
 
     return run

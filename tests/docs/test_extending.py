@@ -47,6 +47,8 @@ def in_folder(project, run_canter, monkeypatch, restored_registries):
 def canter(folder, *argv, **environment):
     """Run the command in its own process, in `folder`."""
     call = [sys.executable, "-c", "from canter.app.cli import main; main()", *argv]
+    if "PYTHONPATH" in environment:
+        environment["PYTHONPATH"] = os.pathsep.join([environment["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
     return subprocess.run(call, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=300)
 
 
@@ -54,7 +56,7 @@ def rows(folder):
     return [json.loads(line) for line in (folder / "runs/latest/metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: re.search(r"\w+", block.partition("register(")[2])[0])
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.partition("class ")[2].partition("\n")[0])
 def test_an_example_stays_short(block):
     code = [line for line in block.splitlines() if line.strip()]
     assert len(code) < 45
@@ -79,6 +81,20 @@ def test_registered_parts_train_resume_and_play_by_their_names(project, in_folde
     played = in_folder("eval", "latest", "--episodes", "4", "--player", "noisy", "--allow-import", "my_parts")
     assert played.code == 0, played.err
     assert "return over 4 episodes" in played.out
+
+
+@pytest.mark.parametrize(
+    "network",
+    [("kind", "averaging", "width", "8"), ("kind", "module", "module", "my_parts:Gated")],
+    ids=["from nothing", "any module"],
+)
+def test_networks_of_ones_own_train_and_are_evaluated(network, in_folder):
+    flags = [f"--algorithm.model.policy.{part}" if i % 2 == 0 else part for i, part in enumerate(network)]
+    short = ["--total-steps", "1024", "--algorithm.horizon", "64", "--console", "quiet"]
+    trained = in_folder("train", "CartPole-v1", *short, *flags, "--allow-import", "my_parts")
+    assert trained.code == 0, trained.err
+    played = in_folder("eval", "latest", "--episodes", "4")
+    assert played.code == 0, played.err
 
 
 def test_a_custom_simulator_trains_reports_and_resumes(project, in_folder, caplog):

@@ -1,6 +1,7 @@
 import sys
 from contextlib import closing
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -202,18 +203,19 @@ def test_threads_and_another_way_to_restart_exclude_each_other():
 
 @pytest.mark.parametrize("env_id", ["tensor:cartpole", "tensor:rendezvous"])
 def test_the_deadline_of_a_tensor_environment_may_be_a_part_of_its_task(env_id):
-    limit = {"options": {"max_episode_steps": 3}}
+    limit: dict[str, Any] = {"options": {"max_episode_steps": 3}}
     cut, ended = (EnvConfig(id=env_id, num_envs=2, **limit, finite_horizon=f).build("cpu") for f in (False, True))
     assert isinstance(ended, Env) and isinstance(ended, Stateful) and isinstance(ended, Capturable)
     action = still(ended)
     assert torch.equal(cut.reset(0)["policy"], ended.reset(0)["policy"])
+    one = other = None
     for _ in range(6):
         one, other = cut.step(action), ended.step(action)
         assert torch.equal(one.truncated | one.terminated, other.terminated)
         assert not other.truncated.any()
         assert torch.equal(one.obs["policy"], other.obs["policy"])
-    assert one.truncated.all()
-    again = EnvConfig(id=env_id, num_envs=2, **limit, finite_horizon=True).build("cpu")
+    assert one is not None and one.truncated.all()
+    again: Any = EnvConfig(id=env_id, num_envs=2, **limit, finite_horizon=True).build("cpu")
     again.reset(1)
     again.load_state_dict(ended.state_dict())
     assert torch.equal(again.step(action).obs["policy"], ended.step(action).obs["policy"])
@@ -241,4 +243,5 @@ class TestSchemes:
         assert "id: mysim:thing" in (tmp_path / "runs/latest/config.yaml").read_text()
 
     def test_a_preset_is_found_by_the_name_behind_any_scheme(self, kinds):
-        assert canter.preset_for("mysim:CartPole-v1").env.id == "mysim:CartPole-v1"
+        preset: Any = canter.preset_for("mysim:CartPole-v1")
+        assert preset.env.id == "mysim:CartPole-v1"

@@ -82,8 +82,8 @@ def test_means_of_groups_are_those_of_all_environments(forked):
 def test_means_of_worker_processes():
     class Sound(Talkative):
         def step(self, action):
-            *result, info = super().step(action)
-            return *result, {key: info[key] for key in ("t", "single", "text")}
+            obs, reward, terminated, truncated, info = super().step(action)
+            return obs, reward, terminated, truncated, {key: info[key] for key in ("t", "single", "text")}
 
     env = AsyncVectorEnv([Sound] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     assert play(GymnasiumEnv(env), STEPS) == pytest.approx({"t": 2.5, "single": 0.5})

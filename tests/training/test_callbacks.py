@@ -3,6 +3,7 @@
 import io
 import json
 from contextlib import redirect_stdout
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,11 @@ import canter
 from canter.app.console.console import LineConsole, VerboseConsole
 from canter.core.registry import UserError
 
-SHORT = {"num_envs": 2, "total_steps": 48, "algorithm": {"horizon": 8, "epochs": 1, "num_minibatches": 1}}
+SHORT: dict[str, Any] = {
+    "num_envs": 2,
+    "total_steps": 48,
+    "algorithm": {"horizon": 8, "epochs": 1, "num_minibatches": 1},
+}
 
 
 def train(path, *arguments, **keywords):
@@ -145,8 +150,9 @@ def test_a_callback_ends_the_run_and_its_end_is_called_after_an_error(tmp_path):
 
 
 def test_a_function_is_no_callback():
+    not_callbacks: Any = [print]
     with pytest.raises(UserError, match="pass a function as on_iteration"):
-        canter.train("CartPole-v1", callbacks=[print], folder=False, console="quiet", **SHORT)
+        canter.train("CartPole-v1", callbacks=not_callbacks, folder=False, console="quiet", **SHORT)
 
 
 def test_nan_is_logged_as_null(tmp_path):

@@ -1,5 +1,6 @@
 import time
 from dataclasses import replace
+from typing import Any
 
 import gymnasium
 import pytest
@@ -15,15 +16,19 @@ from canter.training.callbacks import count_arguments
 from canter.training.trainer import Trainer, train
 
 
+def preset(env_id) -> Any:
+    return preset_for(env_id)
+
+
 def short(env_id, steps=2000, seed=0, **env):
-    config = preset_for(env_id)
+    config = preset(env_id)
     return replace(config, total_steps=steps, seed=seed, env=replace(config.env, **env))
 
 
 def test_a_run_counts_every_step_and_ends_at_its_budget():
     reports = []
     train(short("CartPole-v1"), reports.append)
-    batch = 8 * preset_for("CartPole-v1").algorithm.horizon
+    batch = 8 * preset("CartPole-v1").algorithm.horizon
     assert [report.env_steps for report in reports] == [batch * (i + 1) for i in range(len(reports))]
     assert reports[-2].env_steps < 2000 <= reports[-1].env_steps
     assert reports[-1].episodes > 20
@@ -76,7 +81,7 @@ def test_without_a_budget_there_is_no_fraction_of_it():
 def test_reset_rows_are_no_steps():
     reports = []
     train(short("CartPole-v1", autoreset="next_step"), reports.append)
-    batch = 8 * preset_for("CartPole-v1").algorithm.horizon
+    batch = 8 * preset("CartPole-v1").algorithm.horizon
     assert batch * reports[0].iteration - reports[0].episodes <= reports[0].env_steps < batch
 
 

@@ -22,7 +22,7 @@ from canter.envs import EnvConfig
 from canter.envs.imports import allow_import
 from canter.nn.actor_critic import ModelConfig, Policy, ValueFunction
 from canter.nn.heads import StdConfig
-from canter.nn.network import NetworkConfig
+from canter.nn.network import ModuleConfig, NetworkConfig, network
 from canter.nn.optimizer import OptimizerConfig
 from canter.nn.policy_file import save_critic, save_policy
 from canter.nn.policy_loading import load_critic, load_policy
@@ -78,6 +78,7 @@ __all__ = [
     "MirrorConfig",
     "ModelConfig",
     "ModelOutput",
+    "ModuleConfig",
     "MotionSpec",
     "MultiDiscrete",
     "NetworkConfig",
@@ -119,6 +120,7 @@ __all__ = [
     "load_critic",
     "load_policy",
     "long_run_average",
+    "network",
     "preset_for",
     "presets",
     "register",

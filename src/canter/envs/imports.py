@@ -7,6 +7,8 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -94,6 +96,63 @@ def find_factory(env_id: str, schemes: Iterable[str]) -> Callable[..., Any] | No
     if factory is None and name not in gymnasium.registry:
         raise UserError(f"environment id {env_id!r}: {module} has no {name} and registers no such environment")
     return factory
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module that can be imported again."""
+
+    module: str
+    folder: str
+    """The folder that the module is found in."""
+    note: str
+    """Advice for the user."""
+
+
+def find_source(module: str) -> Source | None:
+    """Return the place of a module; None if it has no file, as in a notebook."""
+    found = sys.modules.get(module)
+    file = getattr(found, "__file__", None)
+    if file is None:
+        return None
+    path = Path(file).resolve()
+    if module == "__main__":
+        spec = getattr(found, "__spec__", None)
+        module = path.stem if spec is None else spec.name
+    if not all(part.isidentifier() for part in module.split(".")):
+        return None
+    depth = len(module.split(".")) - (path.name != "__init__.py")
+    note = ""
+    if found is sys.modules.get("__main__") and "__name__" not in path.read_text(errors="replace"):
+        note = f'Put canter.train(...) under `if __name__ == "__main__":`; other commands import {path.name}'
+    return Source(module, str(path.parents[depth]), note)
+
+
+def name_for_import(factory: Callable[..., Any]) -> tuple[str, Source] | None:
+    """Return `module.path:name` of a class or function and trust its module; None if no module has it under a name."""
+    name = getattr(factory, "__qualname__", "")
+    source = find_source(getattr(factory, "__module__", "")) if name.isidentifier() else None
+    if source is None:
+        return None
+    allow_import(source.module, source.folder)
+    return f"{source.module}:{name}", source
+
+
+def find_object(name: str, setting: str) -> Callable[..., Any]:
+    """Return the class or function `module.path:name` that a setting names; its import must be allowed."""
+    module, _, attribute = name.partition(":")
+    if module == PYTHON:
+        raise UserError(
+            f"{setting}={name!r}: it existed only in the program that trained it. Put it into a module of its own, "
+            "under a name"
+        )
+    if not attribute or not is_allowed(module):
+        expected = f"add --allow-import {module.partition('.')[0]}" if attribute else "expected my_module:MyModule"
+        raise UserError(f"{setting}={name!r}: {expected}")
+    found = getattr(import_trusted(module), attribute, None)
+    if found is None:
+        raise UserError(f"{setting}={name!r}: {module} has no {attribute}")
+    return found
 
 
 def parameters_of(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:

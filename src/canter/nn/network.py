@@ -17,6 +17,7 @@ from canter.core.plain import check_range, check_settings
 from canter.core.registry import Registry, UserError, nearest
 from canter.core.specs import ACTION_MASK, TensorSpec
 from canter.core.struct import Obs, State, tree_map
+from canter.envs.imports import PYTHON, find_object, name_for_import, parameters_of
 from canter.nn.cnn import CNNConfig
 from canter.nn.mlp import D2RL, MLP, Activation, Init, NormPosition
 from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, NormalizerConfig
@@ -224,3 +225,139 @@ class Network(nn.Module):
         """Update the observation statistics with the valid samples of `obs` `[T, N, ...]`."""
         for name, normalizer in zip(self.groups, self.normalizers, strict=True):
             cast(AnyNormalizer, normalizer).update(obs[name], valid)
+
+
+@networks.register("module")
+@dataclass(frozen=True, kw_only=True)
+class ModuleConfig:
+    """Any torch module as a network; `canter.network` makes these settings of a class."""
+
+    module: str = ""
+    """`module.path:NAME` of a class or function that makes the module; its import must be
+    allowed."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the class or function."""
+    obs_groups: tuple[str, ...] | None = None
+    """Observation groups to read, as in the standard network."""
+    normalize_obs: bool = True
+    """Normalise vector observations by running statistics."""
+    normalizer: NormalizerConfig = field(default_factory=NormalizerConfig)
+    """Epsilon, clipping and prior of that normaliser."""
+    init: Init = "orthogonal"
+    """Weight initialisation of the layer after the network; the module has its own."""
+
+    def build(self, obs: dict[str, TensorSpec], role: str) -> ModuleNetwork:
+        """Build the network for these observation groups; `role` is "policy" or "critic"."""
+        return ModuleNetwork(self, select_groups(self.obs_groups, obs, role))
+
+
+class ModuleNetwork(nn.Module):
+    """A module `[B, inputs] -> [B, features]`, or `[B, *shape] -> [B, features]` of one image, as a network."""
+
+    def __init__(self, config: ModuleConfig, groups: dict[str, TensorSpec]) -> None:
+        super().__init__()
+        self.groups = tuple(groups)
+        shapes: list[tuple[int, ...]] = [spec.shape for spec in groups.values()]
+        inputs = (sum(map(math.prod, shapes)),)
+        is_image = len(shapes) == 1 and len(shapes[0]) > 1
+        if is_image:
+            [inputs] = shapes
+        self.normalizers = nn.ModuleList(
+            config.normalizer.build(shape) if config.normalize_obs and len(shape) < 3 else IdentityNormalizer()
+            for shape in shapes
+        )
+        self.input_dims = 0 if is_image else 1
+        self.module = _make_module(config, inputs if is_image else inputs[0])
+        self.features = _count_features(config.module, self.module, inputs)
+
+    def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return features `[L, B, features]` of `obs` `[L, B, ...]`, and the state `()`."""
+        parts: list[Tensor] = []
+        for name, normalize in zip(self.groups, self.normalizers, strict=True):
+            group = obs[name]
+            scaled = group / 255 if group.dtype == torch.uint8 else group.float()
+            parts.append(normalize(scaled).flatten(2) if self.input_dims else normalize(scaled))
+        x = torch.cat(parts, dim=-1) if self.input_dims else parts[0]
+        features = self.module(x.flatten(0, 1))
+        return features.unflatten(0, x.shape[:2]), ()
+
+    def unroll(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return the same: there is no state."""
+        return self(obs, state, reset)
+
+    def initial_state(self, num_envs: int) -> State:
+        """Return `()`: the network is feed-forward."""
+        return ()
+
+    def update_statistics(self, obs: Obs, valid: Tensor) -> None:
+        """Update the observation statistics with the valid samples of `obs` `[T, N, ...]`."""
+        for name, normalizer in zip(self.groups, self.normalizers, strict=True):
+            cast(AnyNormalizer, normalizer).update(obs[name], valid)
+
+
+_modules: dict[str, Callable[..., nn.Module]] = {}
+"""Classes and functions of the running program by name."""
+
+
+def network(
+    module: Callable[..., nn.Module],
+    *,
+    obs_groups: tuple[str, ...] | None = None,
+    normalize_obs: bool = True,
+    **arguments: Any,
+) -> ModuleConfig:
+    """Return settings of a network that is any torch module, for `ModelConfig(policy=...)`.
+
+        canter.ModelConfig(policy=canter.network(MyModule, width=256))
+
+    `module` is a class or function that makes a module of `[B, inputs] -> [B, features]`. Its first
+    parameter receives the number of inputs if it has no default, or the shape of an image; further
+    ones are `arguments`. Policy and critic build one each, and a last layer follows.
+    """
+    if isinstance(module, nn.Module):
+        raise UserError(
+            f"network: {type(module).__name__}(...) is one module; pass its class, so that each can be built"
+        )
+    if not callable(module):
+        raise UserError(f"network: {module!r} is no class or function that makes a torch.nn.Module")
+    found = name_for_import(module)
+    name = f"{PYTHON}:{getattr(module, '__name__', 'module')}" if found is None else found[0]
+    while found is None and _modules.get(name, module) is not module:  # such as another lambda
+        name += "_"
+    _modules[name] = module
+    return ModuleConfig(module=name, arguments=arguments, obs_groups=obs_groups, normalize_obs=normalize_obs)
+
+
+def _make_module(config: ModuleConfig, inputs: int | tuple[int, ...]) -> nn.Module:
+    """Make the module with its number of inputs, or the shape of its image, if it requires a positional argument."""
+    factory = _modules.get(config.module) or find_object(config.module, "algorithm.model.policy.module")
+    required = [
+        parameter
+        for name, parameter in parameters_of(factory).items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and name not in config.arguments
+    ]
+    try:
+        module = factory(*([inputs] if required else []), **config.arguments)
+    except TypeError as error:
+        raise UserError(f"network {config.module}: {error}; its first parameter receives {inputs}") from error
+    if not isinstance(module, nn.Module):
+        raise UserError(f"network {config.module}: returned {type(module).__name__}, expected a torch.nn.Module")
+    return module
+
+
+def _count_features(name: str, module: nn.Module, inputs: tuple[int, ...]) -> int:
+    """Return the width of a module's output, from a pass of two samples of zeros."""
+    training = module.training
+    module.train(False)  # so that no statistics change
+    try:
+        with torch.no_grad():
+            features = module(torch.zeros(2, *inputs))
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UserError(f"network {name}: it fails with observations {[2, *inputs]}: {error}") from error
+    module.train(training)
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise UserError(f"network {name}: it returned {shape} for observations {[2, *inputs]}, expected [2, features]")
+    return features.shape[1]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -15,7 +13,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 from canter.core.specs import Env
 from canter.envs import EnvConfig
 from canter.envs.gymnasium import GymnasiumEnv
-from canter.envs.imports import PYTHON, allow_import, register_factory
+from canter.envs.imports import PYTHON, name_for_import, register_factory
 
 EXPECTED = (
     "an environment id, a Gymnasium class or a function that makes an environment, one gymnasium.Env, a "
@@ -72,45 +70,15 @@ def _unnamed(env: Any) -> str:
 
 def _task_of_factory(factory: Callable[..., Any]) -> Task:
     """Return the task of a class or function, under the name by which it can be imported again."""
-    inner = factory
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    name = getattr(inner, "__qualname__", "")
-    source = _source(getattr(inner, "__module__", "")) if name.isidentifier() and inner is factory else None
-    if source is None:
+    found = name_for_import(factory)
+    if found is None:
+        inner = factory
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        name = getattr(inner, "__qualname__", "")
         env_id = f"{PYTHON}:{name if name.isidentifier() else 'environment'}"
         register_factory(env_id, factory)
         return Task(env_id, note=UNNAMED)
-    allow_import(source.module, source.folder)
-    register_factory(f"{source.module}:{name}", factory)
-    return Task(f"{source.module}:{name}", note=source.note)
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A module that can be imported again."""
-
-    module: str
-    folder: str
-    """The folder that the module is found in."""
-    note: str
-    """Advice for the user."""
-
-
-def _source(module: str) -> _Source | None:
-    """Return the place of a module; None if it has no file, as in a notebook."""
-    found = sys.modules.get(module)
-    file = getattr(found, "__file__", None)
-    if file is None:
-        return None
-    path = Path(file).resolve()
-    if module == "__main__":
-        spec = getattr(found, "__spec__", None)
-        module = path.stem if spec is None else spec.name
-    if not all(part.isidentifier() for part in module.split(".")):
-        return None
-    depth = len(module.split(".")) - (path.name != "__init__.py")
-    note = ""
-    if found is sys.modules.get("__main__") and "__name__" not in path.read_text(errors="replace"):
-        note = f'Put canter.train(...) under `if __name__ == "__main__":`; other commands import {path.name}'
-    return _Source(module, str(path.parents[depth]), note)
+    env_id, source = found
+    register_factory(env_id, factory)
+    return Task(env_id, note=source.note)

@@ -97,12 +97,9 @@ class GymnasiumEnv:
         # A wrapper around Gymnasium's classes, or a class derived from them, has a `step` of its
         # own.
         if type(env) is SyncVectorEnv:
-            limits = {"step_timeout": step_timeout, "close_timeout": close_timeout}
-            self._stepper = (
-                ForkedStepper(env, keys, groups, log_info=log_info, **limits)
-                if forked
-                else SyncStepper(env, groups=groups, log_info=log_info)
-            )
+            options: dict[str, Any] = {"groups": groups, "log_info": log_info}
+            limits: dict[str, Any] = {"step_timeout": step_timeout, "close_timeout": close_timeout}
+            self._stepper = ForkedStepper(env, keys, **options, **limits) if forked else SyncStepper(env, **options)
         elif type(env) is AsyncVectorEnv:
             self._stepper = AsyncStepper(env, step_timeout, close_timeout)
         else:
