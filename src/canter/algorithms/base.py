@@ -90,7 +90,7 @@ class Algorithm(Protocol[RecordT]):
 
         Called before anything is learned.
         """
-        if name not in ("auto", "autograd"):
+        if name not in ("auto", "autograd", "plain"):
             raise UserError(f"execution.engine={name}: this algorithm has no engines; use auto")
 
     def set_progress(self, fraction: float | Tensor) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ Accepts = Callable[..., bool]
 class Dispatched(Generic[P, R]):
     """A function that runs the first of its kernels that accepts the arguments, else `plain`."""
 
+    plain_only: ClassVar[bool] = False
+    """True inside of `plain_functions`: no kernel is used."""
+
     def __init__(self, plain: Callable[P, R]) -> None:
         self.plain = plain
         self.kernels: list[tuple[Accepts, Callable[P, R]]] = []
@@ -36,7 +39,7 @@ class Dispatched(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the first kernel that accepts the arguments, else the plain function."""
-        for accepts, function in self.kernels:
+        for accepts, function in () if Dispatched.plain_only else self.kernels:
             if accepts(*args, **kwargs):
                 return function(*args, **kwargs)
         return self.plain(*args, **kwargs)
@@ -44,6 +47,17 @@ class Dispatched(Generic[P, R]):
 
 has_kernels = Dispatched
 """Decorator of a plain function for which kernels may be registered."""
+
+
+@contextmanager
+def plain_functions(active: bool = True) -> Iterator[None]:
+    """Run plain functions instead of their kernels within the block, so that a debugger can follow."""
+    before = Dispatched.plain_only
+    Dispatched.plain_only = active
+    try:
+        yield
+    finally:
+        Dispatched.plain_only = before
 
 
 def kernel(of: Callable[..., Any], accepts: Accepts) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -17,7 +17,7 @@ from canter.nn.actor_critic import ActorCritic
 from canter.nn.describe import SACModel
 from canter.nn.optimizer import Optimizer
 
-EngineName = Literal["auto", "autograd", "native", "triton", "triton_layers"]
+EngineName = Literal["auto", "autograd", "plain", "native", "triton", "triton_layers"]
 E = TypeVar("E", covariant=True)
 
 
@@ -96,11 +96,11 @@ def choose(loss: Any, model: Any, optimizer: Any, requested: EngineName = "auto"
         if reason is None:
             return Choice(candidate.load()(loss, model, optimizer), candidate.name, unsupported)
         unsupported[candidate.name] = reason
-    if requested not in ("auto", "autograd"):
+    if requested not in ("auto", "autograd", "plain"):
         reason = unsupported.get(requested, f"it does not support {_algorithm(loss)}")
         raise UserError(f"execution.engine={requested} cannot be used here: {reason}; use auto or autograd")
     definition = AutogradEngine(loss, model, optimizer) if isinstance(loss, PPOLoss) else None
-    return Choice(definition, "autograd", unsupported)
+    return Choice(definition, "plain" if requested == "plain" else "autograd", unsupported)
 
 
 def _algorithm(loss: PPOLoss | SACLoss) -> str:

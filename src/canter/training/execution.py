@@ -98,7 +98,8 @@ class ExecutionConfig:
     on a GPU and "eager" elsewhere."""
     engine: EngineName = "auto"
     """Engine that computes networks and loss. "auto" is the fastest that supports every setting;
-    "autograd" is the definition that the others are tested against."""
+    "autograd" is the definition that the others are tested against; "plain" is "autograd" without
+    any kernel in C or Triton, so that a debugger can step through all of it."""
     tf32: bool = True
     """Multiply float32 matrices with 10 bits of mantissa on a GPU; false is strict float32. No
     effect on a CPU."""

@@ -13,6 +13,7 @@ from typing import Any, Self
 from canter.algorithms.base import Algorithm, report_spec_of, unused_settings_of
 from canter.core import distributed
 from canter.core.data.rollout import Rollout
+from canter.core.dispatch import plain_functions
 from canter.core.distributed.watch import activity
 from canter.core.distributed.world import world
 from canter.core.seeding import derive_seed
@@ -74,6 +75,7 @@ class Trainer:
             if world.start():
                 resources.callback(world.end)
             world.set_timeout(config.execution.rank_timeout)
+            resources.enter_context(plain_functions(config.execution.engine == "plain"))
             config.execution.start(config.device)
             if env is None:
                 env = resources.enter_context(closed_quietly(config.env.build(config.device)))
