@@ -1,11 +1,11 @@
 """The hall of fame: the best policies of all runs on one problem.
 
-A problem is an environment with its settings, except those that only affect how it is stepped, and
-a score: the mean return of a run's final policy over a number of new episodes without exploration
-noise. The return during training would depend on the noise, and the best of many checkpoints would
-be a lucky one. Every run plays its own episodes, so the standard error says how certain a mean is;
-a lead within twice the standard error of the difference is reported as possible noise. Another
-number of episodes is another problem.
+A problem is an environment with its settings, except those that only affect how it is stepped, its
+source (`canter.envs.source`), and a score: the mean return of a run's final policy over a number of
+new episodes without exploration noise. The return during training would depend on the noise, and
+the best of many checkpoints would be a lucky one. Every run plays its own episodes, so the standard
+error says how certain a mean is; a lead within twice the standard error of the difference is
+reported as possible noise. Another number of episodes is another problem.
 
 If episodes never end, or the score is the long-run average (`checkpoints.best_by: lta`), the
 problem has two further halls: by the average of the final policy without noise, and by that of the
@@ -24,6 +24,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +35,7 @@ from canter.core.registry import UserError
 from canter.core.storage.files import read_json, replace_file, write_json
 from canter.core.storage.lock import folder_mutex
 from canter.envs import EnvConfig
+from canter.envs.source import source_fingerprint
 from canter.nn.policy_file import BEST, FINAL_ACTOR, POLICIES, read_policy_file
 
 _log = logging.getLogger(__name__)
@@ -125,10 +127,12 @@ def _enter(run: Path, problem: dict[str, Any], mean: float, error: float, seed: 
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             file=f"{run.name[:200]}-{hashlib.sha256(data).hexdigest()[:8]}.safetensors",
         )
-        best = HallOfFame(run.parent / HALL, problem).enter(entry, data, one_per_run=training)
+        hall = HallOfFame(run.parent / HALL, problem)
+        best = hall.enter(entry, data, one_per_run=training)
     except (OSError, ValueError) as failure:
         return f"The hall of fame was not updated: {failure}"
-    return _verdict(problem, entry, best)
+    since = " since its source changed; earlier scores are not compared" if best is None and hall.had_source() else ""
+    return _verdict(problem, entry, best) + since
 
 
 def _verdict(about: dict[str, Any], new: Entry, old: Entry | None) -> str:
@@ -153,10 +157,12 @@ def _verdict(about: dict[str, Any], new: Entry, old: Entry | None) -> str:
 
 
 def problem_of(env: EnvConfig) -> dict[str, Any]:
-    """Return the settings that define the problem: the id and those that are not the default."""
+    """Return what defines the problem: the id, the settings that are not the default, the source."""
     defaults = to_plain(type(env)())
     problem = {name: value for name, value in to_plain(env).items() if value != defaults[name]}
-    return {name: value for name, value in problem.items() if name not in STEPPING_SETTINGS} | {"id": env.id}
+    problem = {name: value for name, value in problem.items() if name not in STEPPING_SETTINGS} | {"id": env.id}
+    source = source_fingerprint(env.id)
+    return problem if source is None else problem | {"source": source}
 
 
 class HallOfFame:
@@ -187,6 +193,16 @@ class HallOfFame:
                 if file.name not in {other.file for other in kept}:
                     file.unlink(missing_ok=True)
         return max(others, key=lambda other: other.return_, default=None)
+
+    def had_source(self) -> bool:
+        """Return True if there is a hall of the same problem with another source."""
+        others = self.folder.parent.glob(f"{self.folder.name[:-8]}*/{INDEX}")
+        for path in others:
+            with suppress(OSError, ValueError):
+                problem = from_plain(read_json(path), Index).problem
+                if problem != self.problem and problem | {"source": ""} == self.problem | {"source": ""}:
+                    return True
+        return False
 
     def entries(self) -> tuple[Entry, ...]:
         """Return all entries, the best first; raise HallOfFameCorrupt for a damaged index."""
