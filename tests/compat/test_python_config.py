@@ -1,8 +1,9 @@
 """RSL-RL's Python files are read and never run."""
 
 import pytest
+from theirs import rl_games
 
-from canter.compat import import_config
+from canter.compat import ImportRefused, import_config
 from canter.compat.settings.python_config import read_python_config
 from canter.core.plain import ConfigError
 
@@ -137,3 +138,17 @@ def test_arithmetic_round_and_pass_are_read(tmp_path):
     huge = write(tmp_path, "class ACfg(RslRlOnPolicyRunnerCfg):\n    max_iterations = 10**10**10\n", "huge.py")
     with pytest.raises(ConfigError, match="too large a power"):
         import_config(huge)
+
+
+def test_a_function_that_returns_no_settings_is_refused(tmp_path):
+    body = "def parse(args) -> RslRlOnPolicyRunnerCfg:\n    cfg = args\n    return cfg\n"
+    text = f"from x import RslRlOnPolicyRunnerCfg\n\n\n{body}"
+    with pytest.raises(ConfigError, match=r"agent_cfg\.py:parse: returns .* no settings"):
+        import_config(f"{write(tmp_path, text)}:parse")
+
+
+def test_a_missing_number_of_environments_is_the_only_complaint():
+    with pytest.raises(ImportRefused) as refused:
+        import_config(rl_games(config__num_actors=-1))
+    assert [entry.key for entry in refused.value.report.of("refused")] == ["params.config.num_actors"]
+    assert "say --num-envs N" in str(refused.value)

@@ -328,4 +328,7 @@ def read_python_config(path: Path, name: str | None = None) -> tuple[dict[str, A
     if name is not None and name not in found:
         raise ConfigError(f"{path}: has no settings {name!r}, {nearest(name, found)}")
     name = name or next(iter(found))
-    return found[name](), name
+    tree = found[name]()
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}:{name}: returns {tree!r}, which are no settings; name a class of settings")
+    return tree, name

@@ -46,6 +46,7 @@ def minibatches(s: Section) -> None:
     # A central value has one sample for all agents of an environment.
     per_step = s.run.samples_per_step if s.at == CONFIG else s.run.settings.get("env.num_envs")
     if per_step is None:
+        s.mapped("minibatch_size minibatch_size_per_env", "num_minibatches, once --num-envs is given")
         return
     horizon = s.run.settings["algorithm.horizon"]
     if s.has("minibatch_size"):
