@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -30,13 +31,21 @@ class UnknownName(UserError, KeyError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return advice for an error message: known names similar to `name`, or the first 20 of all."""
     known = sorted(known)
-    folded = {candidate.lower(): candidate for candidate in known}
-    close = [folded[match] for match in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
+    folded: dict[str, list[str]] = {}
+    for candidate in known:
+        folded.setdefault(_without_version(candidate), []).append(candidate)
+    matches = difflib.get_close_matches(_without_version(name), folded, n=3, cutoff=0.5)
+    close = [candidate for match in matches for candidate in reversed(folded[match])][:3]
     if close:
         return f"did you mean {' or '.join(close)}?"
     shown = ", ".join(known[:20]) if known else "nothing"
     more = f" and {len(known) - 20} more" if len(known) > 20 else ""
     return f"known: {shown}{more}"
+
+
+def _without_version(name: str) -> str:
+    """Return a name in lower case without a version such as `-v0` and the word `env`, which make any two alike."""
+    return re.sub(r"(env(ironment)?)?-v\d+$", "", name.lower())
 
 
 registries: dict[str, Registry[Any]] = {}

@@ -232,6 +232,10 @@ class ActorCritic(nn.Module):
 class Policy:
     """Inference view of an actor, for players, evaluation and export."""
 
+    def __repr__(self) -> str:
+        groups = ", ".join(f"{name} {list(self.spec.obs[name].shape)}" for name in self.actor.network.groups)
+        return f"Policy({self.spec.env_id}: {groups} -> {type(self.distribution).__name__})"
+
     def __init__(self, actor: Actor, distribution: Distribution, config: ModelConfig, spec: EnvSpec) -> None:
         self.actor = actor
         self.distribution = distribution

@@ -37,6 +37,9 @@ class Evaluation:
     return_: list[float]
     length: list[int]
 
+    def __repr__(self) -> str:
+        return f"Evaluation(mean={self.mean:.4g}, std={self.std:.4g}, episodes={len(self.return_)})"
+
     @property
     def mean(self) -> float:
         """Mean return."""

@@ -131,6 +131,9 @@ class Trainer:
         for what, chosen in self.algorithm.about().items():
             logger.info("%s: %s", what, chosen)
 
+    def __repr__(self) -> str:
+        return f"Trainer({self.config.env.id}, iteration {self.progress.iteration}, {self.progress.env_steps:,} steps)"
+
     def __enter__(self) -> Self:
         return self
 

@@ -47,7 +47,7 @@ def test_a_budget_of_few_rollouts_and_tiny_minibatches_are_warned_of():
     [
         (0.98, 128, 200.0, "ok", "gamma 0.98 looks about 50 steps ahead"),
         (0.98, 128, 501.0, "note", "raise gamma"),
-        (0.98, 128, None, "ok", "ahead, 1 / (1 - gamma); a rollout has 128 steps"),
+        (0.98, 128, None, "ok", "never ends, --env.reset-steps N cuts episodes; a rollout has 128 steps"),
         (0.99, 8, 20.0, "note", "this is less than the 17 steps over which gae_lambda sums"),
         (1.0, 128, 20.0, "ok", "it looks ahead without limit"),
     ],

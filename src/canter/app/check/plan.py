@@ -170,6 +170,8 @@ def check_foresight(plan: Plan, episode_length: float | None) -> Finding:
         text = f"gamma {plan.gamma:g} looks about {foresight:,.0f} steps ahead, 1 / (1 - gamma)"
     if episode_length is not None:
         text += f"; episodes of random actions last about {episode_length:,.0f} steps"
+    else:
+        text += "; no episode of random actions ended: if the task never ends, --env.reset-steps N cuts episodes"
     text += f"; a rollout has {plan.horizon:,} steps of each environment"
     if episode_length is not None and foresight < episode_length / 10:
         advice = "later rewards hardly affect the current decision; raise gamma if they should"

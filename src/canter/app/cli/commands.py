@@ -14,6 +14,7 @@ from canter.app.cli.parser import (
     log_names,
     positive_int,
     viewer_name,
+    whole_number,
 )
 from canter.runs.records import CONFIG, RUNS
 
@@ -33,7 +34,9 @@ def run_dir(contents: str = "runs are looked for") -> Argument:
 
 
 CONFIG_ARGUMENTS = (
-    Argument("--preset", "start from these settings instead of the environment's (see `canter presets`)", "NAME"),
+    Argument(
+        "--preset", "start from these settings instead of the environment's, or none (see `canter presets`)", "NAME"
+    ),
     Argument("--config", "YAML file of settings, all or some", "FILE"),
 )
 OUTPUT_ARGUMENTS = (
@@ -44,6 +47,12 @@ OUTPUT_ARGUMENTS = (
         "KIND",
         console_kind,
         "auto",
+    ),
+    Argument(
+        "--final-episodes",
+        "episodes of the final evaluation, 0 for none (default 100, or as many as take a fifth of the steps)",
+        "N",
+        whole_number,
     ),
     Argument("--log", "metrics also to tensorboard, wandb or both: --log tensorboard,wandb", "NAMES", log_names, []),
 )

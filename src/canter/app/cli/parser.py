@@ -241,6 +241,13 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def whole_number(text: str) -> int:
+    """Convert the text of a flag to an integer of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
+    return int(text)
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     """Return the type of a flag that takes one of these names."""
 

@@ -170,7 +170,15 @@ def train_and_evaluate(
     print_at_once = partial(print, flush=True)  # also if the output is a file
     try:
         with exit_on_sigterm():
-            run_experiment(config, folder, env=env, writers=writers, init_from=init_from, notify=print_at_once)
+            run_experiment(
+                config,
+                folder,
+                env=env,
+                writers=writers,
+                final_evaluation=True if arguments.final_episodes is None else arguments.final_episodes,
+                init_from=init_from,
+                notify=print_at_once,
+            )
     except RunStopped as stop:
         report_error(f"{stop}; go on with: {resume_line(folder.path)}")
         exit_process(128 + stop.received)

@@ -37,6 +37,9 @@ _NAMES: dict[tuple[str, str], tuple[str, ...]] = {
     ("num-envs", SAME): ("num-actors", "n-envs"),
     ("algorithm.model.policy.hidden", "a list such as 256,256"): ("net-arch",),
     ("algorithm.replay.capacity", SAME): ("buffer-size",),
+    ("console", "verbose=0 is quiet, 1 is lines, 2 is verbose"): ("verbose",),
+    ("log", "log tensorboard; the files go to the run's folder"): ("tensorboard-log",),
+    ("on-iteration", "a function, or callbacks=[...] for canter.Callback; in Python only"): ("callback",),
     ("algorithm.warmup-steps", SAME): ("learning-starts",),
     (
         "algorithm.updates-per-transition",

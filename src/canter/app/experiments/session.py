@@ -44,6 +44,8 @@ WEIGHTS = ("model", "modules")
 OPTIMIZERS = "optimizers"
 
 EVAL_EPISODES = 100
+EVAL_SHARE = 0.2
+"""Share of a run's steps that the final evaluation takes at most, if its episodes are as long."""
 EVAL_STEPS = 20_000
 """Steps of each environment after which the final evaluation gives up on a task that does not
 end."""
@@ -136,6 +138,9 @@ class TrainingResult:
     """The policy in new episodes, without noise; None if some did not end, or without a final
     evaluation."""
 
+    def __repr__(self) -> str:
+        return f"TrainingResult(path={str(self.path)!r}, ended_by={self.ended_by!r}, score={self.score!r})"
+
     @property
     def policy(self) -> Policy:
         """Trained policy."""
@@ -165,7 +170,7 @@ def run_experiment(
     writers: list[MetricWriter],
     on_iteration: Callable[..., Any] = ignore,
     callbacks: Sequence[Callback] = (),
-    final_evaluation: bool = True,
+    final_evaluation: bool | int = True,
     init_from: InitFrom | None = None,
     notify: Notify = print,
 ) -> TrainingResult:
@@ -173,7 +178,8 @@ def run_experiment(
 
     Both happen in `env`, or in an environment that is built here. The evaluation uses a new
     environment if training may have left a trace in `env`, unless `env` is the only one that exists
-    (`only_env`).
+    (`only_env`). `final_evaluation` is the number of its episodes; True means `EVAL_EPISODES`, or
+    fewer if they would take more than a fifth of the steps of the training.
     """
     path = None if folder is None else folder.path
     if folder is not None and folder.store.steps():
@@ -199,7 +205,8 @@ def run_experiment(
         score = None
         if final_evaluation:
             reusable = env if only_env or reset_is_clean(env) else None
-            score, text = final_score(config, algorithm.policy, None if unsaved else path, reusable, notify)
+            episodes = affordable_episodes(progress) if final_evaluation is True else int(final_evaluation)
+            score, text = final_score(config, algorithm.policy, None if unsaved else path, reusable, notify, episodes)
             notify(text)
     if path is not None:
         notify(try_report(path))
@@ -244,8 +251,21 @@ def open_env(config: TrainConfig, env: Env | None) -> AbstractContextManager[Env
     return closed_quietly(config.env.build(config.device)) if env is None else nullcontext(env)
 
 
+def affordable_episodes(progress: RunProgress) -> int:
+    """Return how many episodes of the recent length take a fifth of the run's steps, 1 to `EVAL_EPISODES`."""
+    lengths = [length for _, length, _ in progress.recent]
+    if not lengths:
+        return EVAL_EPISODES
+    return min(max(int(EVAL_SHARE * progress.env_steps * len(lengths) / sum(lengths)), 1), EVAL_EPISODES)
+
+
 def final_score(
-    config: TrainConfig, policy: Policy, run: Path | None, env: Env | None = None, notify: Notify = print
+    config: TrainConfig,
+    policy: Policy,
+    run: Path | None,
+    env: Env | None = None,
+    notify: Notify = print,
+    episodes: int = EVAL_EPISODES,
 ) -> tuple[Evaluation | None, str]:
     """Evaluate the policy in new episodes; return the result and a comparison with earlier runs.
 
@@ -256,10 +276,10 @@ def final_score(
         seed = derive_seed(config.seed, "eval")
         try:
             on_step = EvalProgress(notify)
-            result = evaluate(policy, playing, EVAL_EPISODES, seed, max_steps=EVAL_STEPS, on_step=on_step)
+            result = evaluate(policy, playing, episodes, seed, max_steps=EVAL_STEPS, on_step=on_step)
         except EpisodesUnfinished as error:
             rate = error.result.reward_per_step
-            reason = f"fewer than {EVAL_EPISODES} episodes ended within {EVAL_STEPS:,} steps"
+            reason = f"fewer than {format_count(episodes, 'episode')} ended within {EVAL_STEPS:,} steps"
             text = f"Final score: reward {rate:.4g} per step without noise; {reason}"
             if run is None:
                 return None, text
@@ -268,12 +288,13 @@ def final_score(
         except Exception as error:  # the training state is saved already
             reason = failure(error, "step", None)
             return None, f"Final score: none, as the environment failed during the evaluation. {reason}"
-    mean = f"mean return {result.mean:.1f} over {EVAL_EPISODES} new episodes, acting without noise"
+    played = format_count(episodes, "new episode")
+    mean = f"mean return {result.mean:.1f} over {played}, acting without noise"
     text = f"Episodes: {mean}" if config.by_average else f"Final score: {mean}"
     if run is None:
         return result, text
     low, high = result.confidence_interval
-    record = {"mean": result.mean, "std": result.std, "low": low, "high": high, "episodes": EVAL_EPISODES}
+    record = {"mean": result.mean, "std": result.std, "low": low, "high": high, "episodes": episodes}
     text = f"{text}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
     if config.by_average:
         uncut = env if config.env.reset_steps is None else None

@@ -17,6 +17,8 @@ FREE_SETTINGS = ("env.options", "env.wrappers")
 """Settings whose keys are chosen by the user."""
 SHORT_NAMES = {"num_envs": "env.num_envs"}
 """Settings with a short name in Python."""
+NO_PRESET = "none"
+"""Name of the defaults among the presets."""
 
 
 def base_config(
@@ -25,12 +27,14 @@ def base_config(
     """Return the config that overrides are applied to, and its source in words.
 
     It is the named preset, the task's own settings (mjlab, Isaac Lab), the preset for environment
-    and algorithm, or the defaults.
+    and algorithm, or the defaults. The preset `none` means the defaults.
     """
-    if preset is not None:
-        return presets[preset], f"the preset {preset}"
     defaults = TrainConfig()
     env_id = env_id or defaults.env.id
+    if preset == NO_PRESET:
+        return replace(defaults, env=replace(defaults.env, id=env_id)), "the default settings"
+    if preset is not None:
+        return presets[preset], f"the preset {preset}"
     is_default_algorithm = algorithm in (None, algorithms.default)
     if is_default_algorithm and env_id.startswith(("mjlab:", "isaaclab:")):
         from canter.compat import task_settings

@@ -57,7 +57,8 @@ def task_of(given: Any, device: str = "cpu") -> Task:
         if ":" in name or name in gymnasium.registry:
             return Task(name, given)
         return Task(f"{PYTHON}:{name}" if name else _unnamed(given), given, UNNAMED)
-    if callable(given):
+    lacks_interface = isinstance(given, type) and not all(hasattr(given, name) for name in ("reset", "step"))
+    if callable(given) and not lacks_interface:
         return _task_of_factory(given)
     text = repr(given)
     shown = text if len(text) <= 60 else f"{text[:60]}..."

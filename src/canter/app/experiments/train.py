@@ -26,7 +26,7 @@ from canter.play.evaluation import Evaluation
 from canter.play.evaluation import evaluate as evaluate_policy
 from canter.play.player import ActingPolicy
 from canter.runs.changes import changed_settings, flat_settings, refuse_fixed
-from canter.runs.records import RUNS, find_run
+from canter.runs.records import CONFIG, RUNS, find_run
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter
 from canter.training.callbacks import Callback, ignore
@@ -52,7 +52,7 @@ def train(
     name: str | None = None,
     log: Sequence[str] = (),
     writers: Sequence[MetricWriter] = (),
-    final_evaluation: bool = True,
+    final_evaluation: bool | int = True,
     init_from: str | Path | InitFrom | None = None,
     **settings: Any,
 ) -> TrainingResult:
@@ -110,7 +110,7 @@ def resume(
     run_dir: str | Path = RUNS,
     log: Sequence[str] = (),
     writers: Sequence[MetricWriter] = (),
-    final_evaluation: bool = True,
+    final_evaluation: bool | int = True,
     accept_edits: bool = False,
     **settings: Any,
 ) -> TrainingResult:
@@ -277,7 +277,7 @@ def evaluate(
     """Evaluate a policy over whole episodes; the statistics of its normalizer stay as they are.
 
     `policy` is a policy, the result of `canter.train`, or an argument of `canter.load`; `env` is a
-    task as in `canter.train`, by default the environment of the run, in `num_envs` copies. Every
+    task as in `canter.train`, by default that of the run or the policy file, in `num_envs` copies. Every
     environment contributes its first episodes, so short ones are not favoured. For the same reason
     `EpisodesUnfinished` is raised if some have not ended after `max_steps=1_000_000` steps of every
     environment. `deterministic=False` acts with noise.
@@ -292,13 +292,22 @@ def evaluate(
         run = find_run_or_policy(policy, Path(run_dir))
         policy = load(run)
     if env is None:
-        if run is None or run.is_file():
-            raise TypeError("env: a policy alone does not say in which environment; pass one, or a run")
-        env = stored_config(run).env
+        env = _env_of(policy, run)
     with _open_task(env, num_envs or min(episodes, EVAL_ENVS)) as playing:
         if isinstance(policy, Policy):
             check_fits(policy, playing.spec, "the policy")
         return evaluate_policy(policy, playing, episodes, seed, **options)
+
+
+def _env_of(policy: Any, run: Path | None) -> EnvConfig:
+    """Return the environment of a run or, by its id, of a policy alone."""
+    folder = run.absolute().parent.parent if run is not None and run.is_file() else run
+    if folder is not None and (folder / CONFIG).is_file():
+        return stored_config(folder).env
+    env_id = policy.spec.env_id if isinstance(policy, Policy) else ""
+    if not env_id:
+        raise UserError("env: this policy does not name its environment; give one, or a run")
+    return EnvConfig(id=env_id)
 
 
 def _open_task(env: Any, num_envs: int) -> AbstractContextManager[Env]:
