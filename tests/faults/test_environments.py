@@ -13,6 +13,7 @@ import pytest
 from canter.app.cli import main
 from canter.core.storage.checkpoint import CheckpointStore
 from canter.runs.records import read_record
+from canter.runs.writers import last_crash
 from covering import usual_of
 
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults"
@@ -63,7 +64,7 @@ def test_a_failure_costs_one_rollout_and_is_named(kind, tmp_path, capsys):
     assert step and abs(int(step[1]) - AT) <= 2, err
     assert f"Only that rollout was lost, and nothing was learned from it: {LAST_GOOD} iterations" in err
     assert re.search(rf"Go on with: \S*canter resume {run}$", err), err  # the run remembers what it may import
-    assert CheckpointStore(run / "checkpoints").steps() == [LAST_GOOD]
+    assert CheckpointStore(run / "checkpoints").steps() == [0, LAST_GOOD]
     assert metric_rows(run) == list(range(1, LAST_GOOD + 1))
     assert "Traceback" in (run / "traceback.txt").read_text()
     assert read_record(run)["status"] == "failed"
@@ -145,7 +146,7 @@ def test_a_process_that_dies_or_hangs_is_named_and_the_run_can_continue(kind, ho
     err = said(capsys)
     assert re.search(rf"environment \d failed at its step 399: {PROCESS_WORDS[kind]}", err), err
     assert f"{LAST_GOOD} iterations" in err
-    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [LAST_GOOD]
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [0, LAST_GOOD]
     assert not (tmp_path / "run" / "run.lock").exists()
 
 
@@ -238,6 +239,7 @@ def long_error():
 
 LOUD = {
     "long_error": long_error,
+    "crash": os.abort,
     "flood": lambda: print("careful: joint limit", file=sys.stderr),
     "closes_stdout": lambda: sys.stdout.close(),
     "closes_stderr": lambda: sys.stderr.close(),
@@ -285,6 +287,16 @@ def test_a_long_message_is_cut_where_it_is_printed_and_whole_in_the_file(how, tm
     assert re.search(cut, ended.stderr)
     assert len(ended.stderr) < 4000
     assert "fell apart " * 100_000 in (tmp_path / "runs" / "run" / "traceback.txt").read_text()
+
+
+def test_a_crash_of_the_runs_own_process_leaves_its_line_and_resume_reports_it(tmp_path):
+    ended = train_loud(tmp_path, "crash")
+    assert ended.returncode < 0
+    assert "a crash of their code is a crash of the run" in ended.stdout
+    run = tmp_path / "runs" / "run"
+    assert "loud.py" in (run / "crash.txt").read_text()
+    crash = last_crash(run)
+    assert crash is not None and crash.startswith("Fatal Python error: Aborted (File ") and "loud.py" in crash
 
 
 def test_an_environment_that_floods_standard_error_is_named_once_and_cut(tmp_path):
@@ -378,7 +390,7 @@ def test_an_error_of_no_usual_class_costs_one_rollout_too(rare, tmp_path, capsys
     err = said(capsys)
     assert "Traceback" not in err
     assert "environment 0 failed at its step 399: step() raised Panic: unwrap of nothing" in err
-    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [LAST_GOOD]
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [0, LAST_GOOD]
 
 
 def test_check_reports_a_step_that_ends_the_program(rare, capsys):

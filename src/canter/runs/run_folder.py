@@ -76,6 +76,7 @@ class RunFolder:
         run.json        when, where and how it ran, and how it ended
         metrics.jsonl   one row per iteration, or per `log_every` iterations
         checkpoints/    step-000000001234/, ...: the complete state, to resume exactly
+        crash.txt       line that crashed the process (segmentation fault, abort), if one did
         traceback.txt   traceback of the error that ended the run, if one did
         black_box/      rollout, weights and random states before the first NaN or infinity, if any
         policies/       best, step-000123456, ..., final_actor and final_critic, each usable alone

@@ -99,6 +99,6 @@ def _print_summary(findings: list[Finding]) -> None:
     for finding in findings:
         if finding.subject == "arithmetic":
             print(finding.text)
-        elif finding.subject in ("engine", "replay"):
+        elif finding.subject in ("engine", "replay", "process"):
             print(f"{finding.subject}: {finding.text}")
     print_findings(finding for finding in findings if finding.level == "warning")

@@ -46,6 +46,7 @@ from canter.core.specs import (
 from canter.envs import closed_quietly, unused_settings
 from canter.envs.contract import absent_info
 from canter.envs.failures import env_number, text_of
+from canter.envs.gymnasium import GymnasiumEnv
 from canter.training.config import RunConfig
 
 STEPS = 256
@@ -83,6 +84,10 @@ def preflight(config: RunConfig, plan: Plan, env: Env | None = None) -> list[Fin
         spec = replace(env.spec, num_envs=plan.num_actors // distributed.world_size())
         if rollout is not None and config.env.vectorization == "auto":
             findings += _speed(rollout, env, plan.num_envs)
+        if isinstance(env, GymnasiumEnv) and env.runs_foreign_code:
+            text = "the environments run in this process, and a crash of their code is a crash of the run"
+            advice = "the line will be in its crash.txt; --env.vectorization forked keeps them out of it"
+            findings.append(Finding("ok", "process", f"{text}: {advice}"))
         if isinstance(env, DescribesStep):
             findings.append(Finding("ok", "step", env.about()))
         lengths = [length for _, length, _ in rollout.episodes()] if rollout else []

@@ -34,6 +34,7 @@ from canter.runs.changes import changed_settings, flat_settings, refuse_fixed
 from canter.runs.permissions import trusted_modules
 from canter.runs.records import find_run
 from canter.runs.run_folder import CONFIG, RunFolder
+from canter.runs.writers import CRASH, CrashFile, last_crash
 from canter.training.guard import RunFailed
 from canter.training.trainer import RunStopped
 
@@ -166,7 +167,11 @@ def train_and_evaluate(
     init_from: InitFrom | None = None,
 ) -> None:
     """Run an experiment, see `run_experiment`; exit with a code if it does not finish."""
-    writers = [make_console(arguments.console), *(LOGS[name](folder.path) for name in arguments.log)]
+    writers = [
+        make_console(arguments.console),
+        CrashFile(folder.path),
+        *(LOGS[name](folder.path) for name in arguments.log),
+    ]
     print_at_once = partial(print, flush=True)  # also if the output is a file
     try:
         with exit_on_sigterm():
@@ -214,6 +219,8 @@ def resume_command(arguments: argparse.Namespace) -> None:
     check_machine(config)
     require_equal_settings(config)
     print(announcement(config, f"the settings of {path}"))
+    if (crash := last_crash(path)) is not None:
+        print(f"The last attempt crashed: {crash}; see {path / CRASH}")
     from_scratch = arguments.from_scratch
     folder = open_run(path, stored, config, accept_edits=arguments.accept_edits, from_scratch=from_scratch)
     train_and_evaluate(config, folder, arguments)

@@ -27,7 +27,7 @@ from canter.envs.failures import EnvCalls
 from canter.envs.gymnasium.forked import ForkedStepper
 from canter.envs.gymnasium.infos import InfoMeans
 from canter.envs.gymnasium.state import StateUnavailable, unwrap
-from canter.envs.gymnasium.sync import SyncStepper
+from canter.envs.gymnasium.sync import SyncStepper, runs_foreign_code
 from canter.envs.gymnasium.vector import CLOSE_TIMEOUT, STEP_TIMEOUT, Stepper, VectorStepper, find_mode
 from canter.envs.gymnasium.workers import AsyncStepper
 from canter.envs.spaces import ObsBuffer, ObsReader, PinnedCopier, action_codec, copy_info_
@@ -271,6 +271,13 @@ class GymnasiumEnv:
         self._stepper.load_state_dict(state["env"])
         self._pending[:] = state["pending"].numpy()
         tree_copy_(self._obs.tensors, state["obs"])
+
+    @property
+    def runs_foreign_code(self) -> bool:
+        """True if this process steps an environment or wrapper that is not Gymnasium's or Canter's."""
+        base = self._env.unwrapped
+        forked = isinstance(self._stepper, ForkedStepper)
+        return isinstance(base, SyncVectorEnv) and not forked and runs_foreign_code(base)
 
     @property
     def idle_cores(self) -> int:
