@@ -27,6 +27,7 @@ EARLY, LATE = 340, 640
 HOWS = {
     "sync": ["--env.vectorization=sync"],
     "threads": ["--env.vectorization=threads"],
+    "forked": ["--env.vectorization=forked"],
     "async": ["--env.vectorization=async"],
     "next_step": ["--env.autoreset=next_step"],
     "disabled": ["--env.autoreset=disabled"],
@@ -57,6 +58,7 @@ def cases() -> Iterator[tuple[str, str, int]]:
                 yield kind, how, at
         for kind in (*PROCESS, "close_hangs"):
             yield kind, "async", at
+            yield kind, "forked", at
 
 
 def misbehave(scratch: Path, count: int) -> Misbehaviour:

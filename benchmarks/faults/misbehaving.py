@@ -12,6 +12,7 @@ import faulthandler
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -60,6 +61,12 @@ def hang(obs: np.ndarray) -> Any:
     time.sleep(3600)
 
 
+def spin(obs: np.ndarray) -> Any:
+    """Compute for ever."""
+    while True:
+        pass
+
+
 def segfault(obs: np.ndarray) -> Any:
     """A step that reads where there is no memory."""
     faulthandler.disable()  # the test runner's would tell of it
@@ -82,6 +89,7 @@ STEPS: dict[str, Callable[[np.ndarray], Any]] = {
     "raise_stop_iteration": raises(StopIteration),
     "raise_recursion": raises(lambda: RecursionError("too deep")),
     "raise_system_exit": raises(lambda: SystemExit(0)),
+    "long_message": raises(lambda: ValueError("the robot fell apart " * 500_000)),
     "raise_unpicklable": raises(Unpicklable),
     "raise_speechless": raises(Speechless),
     "obs_short": gives(obs=lambda usual: usual[:1]),
@@ -130,10 +138,20 @@ PROCESS: dict[str, Callable[[np.ndarray], Any]] = {
     "kill": lambda obs: os.kill(os.getpid(), signal.SIGKILL),
     "segfault": segfault,
     "hang": hang,
+    "stop": lambda obs: os.kill(os.getpid(), signal.SIGSTOP),
+    "spin": spin,
 }
 """What ends or stops the process that steps it; for worker and forked processes only."""
 MAKER = os.getpid()
 """The process that imported this module: the trainer, and a worker process that is spawned."""
+
+STRAY: dict[str, Callable[[], Any]] = {
+    "chdir": lambda: os.chdir("/"),
+    "flood": lambda: print("careful: the joint is at its limit", file=sys.stderr),
+    "close_stdout": lambda: sys.stdout.close(),
+    "close_descriptors": lambda: os.closerange(1, 256),
+}
+"""What a step does to its process besides, with the usual result."""
 
 CLOSE: dict[str, Callable[[], Any]] = {
     "close_raises": lambda: 1 / 0,
@@ -171,6 +189,8 @@ class Misbehaving(gymnasium.Env):
             for kinds in (STEPS, PROCESS):
                 if self.kind in kinds:
                     return kinds[self.kind](self._obs())
+            if self.kind in STRAY:
+                STRAY[self.kind]()
         return self._obs(), float(action), self.steps - self.begun >= 20, False, {}
 
     def close(self) -> None:

@@ -59,9 +59,8 @@ class GymnasiumEnv:
     the numbers in `info` are averaged over steps and environments, see `read_metrics`.
 
     The environments of a `SyncVectorEnv` in `same_step` mode are stepped in `groups` at the same
-    time, in threads or in `forked` processes, without a change to the results. Worker and forked
-    processes that take longer than `step_timeout` seconds for a call, or `close_timeout` to end,
-    are killed.
+    time, in threads or in `forked` processes, without a change to the results. A process that is late
+    for `step_timeout` or `close_timeout` is killed.
 
     NOTE: in `same_step` mode Gymnasium keeps a reference to the last observation while it resets.
     An environment that reuses one array for all its observations overwrites it there, unless this
@@ -275,9 +274,7 @@ class GymnasiumEnv:
     @property
     def runs_foreign_code(self) -> bool:
         """True if this process steps an environment or wrapper that is not Gymnasium's or Canter's."""
-        base = self._env.unwrapped
-        forked = isinstance(self._stepper, ForkedStepper)
-        return isinstance(base, SyncVectorEnv) and not forked and runs_foreign_code(base)
+        return not isinstance(self._stepper, ForkedStepper) and runs_foreign_code(self._env.unwrapped)
 
     @property
     def idle_cores(self) -> int:

@@ -272,12 +272,13 @@ def in_mujoco(env: SyncVectorEnv) -> bool:
     return type(env.envs[0].unwrapped).__module__.startswith("gymnasium.envs.mujoco")
 
 
-def runs_foreign_code(env: SyncVectorEnv) -> bool:
+def runs_foreign_code(env: Any) -> bool:
     """Return True if an environment or a wrapper is neither Gymnasium's nor Canter's.
 
-    Such code may end, stop or change the process that runs it.
+    Such code may end, stop or change the process that runs it. False for environments that are not
+    a `SyncVectorEnv`.
     """
-    for single in env.envs:
+    for single in env.envs if isinstance(env, SyncVectorEnv) else ():
         wrappers, base = unwrap(single)
         if not all(f"{type(part).__module__}.".startswith(OWN) for part in (*wrappers, base)):
             return True
