@@ -183,3 +183,42 @@ def test_names_of_older_scripts():
     assert torch.equal(policy.act_inference(obs), runner.get_inference_policy()(obs))
     assert runner.obs_normalizer(obs).shape == (3, OBS)
     assert float(runner.alg.optimizer.learning_rate) == runner.alg.learning_rate
+
+
+def learned_file(tmp_path, generation=5, **changes):
+    """The file of a short run, and the runner."""
+    runner = OnPolicyRunner(Robots(generation), settings(generation, **changes), log_dir=str(tmp_path), device="cpu")
+    runner.learn(2)
+    return read_pickled(tmp_path / "model_1.pt"), runner
+
+
+@pytest.mark.parametrize("kind", ["scalar", "log"])
+def test_a_std_with_a_range_is_written_by_the_name_that_its_settings_load(tmp_path, kind):
+    cfg = {"class_name": "GaussianDistribution", "init_std": 0.5, "std_type": kind, "std_range": [0.1, 2.0]}
+    tree, runner = learned_file(tmp_path, actor__distribution_cfg=cfg)
+    name = "distribution.log_std_param" if kind == "log" else "distribution.std_param"
+    stds = [key for key in tree["actor_state_dict"] if "std_param" in key]
+    assert stds == [name], "the only one that RSL-RL's distribution has"
+    value = tree["actor_state_dict"][name]
+    torch.testing.assert_close(value.exp() if kind == "log" else value, runner.alg.policy.std)
+    other = OnPolicyRunner(Robots(), settings(actor__distribution_cfg=cfg), device="cpu")
+    other.load(str(tmp_path / "model_1.pt"))
+    torch.testing.assert_close(other.alg.policy.std, runner.alg.policy.std)
+
+
+def test_a_recurrent_policy_of_2_does_not_read_noise_std_type(tmp_path):
+    lstm = {"class_name": "ActorCriticRecurrent", "rnn_type": "lstm", "rnn_hidden_size": 8, "noise_std_type": "log"}
+    lstm |= {"init_noise_std": 0.5, "actor_hidden_dims": [8], "critic_hidden_dims": [8], "activation": "elu"}
+    tree, runner = learned_file(tmp_path, 2, policy=lstm)
+    assert "std" in tree["model_state_dict"] and "log_std" not in tree["model_state_dict"]
+    assert "recurrent policies of 2.x do not read it" in runner.report.text()
+    third, _ = learned_file(tmp_path / "third", 3, policy=lstm)
+    assert "log_std" in third["model_state_dict"], "since 3.0 they read it"
+
+
+def test_settings_whose_files_rsl_rl_cannot_load_are_refused_before_training(tmp_path):
+    cfg = {"class_name": "HeteroscedasticGaussianDistribution", "init_std": 0.5, "std_range": [0.1, 2.0]}
+    changes = {"actor__distribution_cfg": cfg}
+    with pytest.raises(ConfigError, match=r"std\.form=bounded of a std from the network is not RSL-RL's"):
+        OnPolicyRunner(Robots(), settings(**changes), log_dir=str(tmp_path), device="cpu")
+    OnPolicyRunner(Robots(), settings(**changes), log_dir=None, device="cpu").learn(1)

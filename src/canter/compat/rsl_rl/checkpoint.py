@@ -16,6 +16,7 @@ from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
 from canter.compat.weights import (
     Link,
     Statistics,
+    StdOf,
     Weights,
     check_moments,
     check_same,
@@ -259,10 +260,14 @@ def load(
         _log.warning("the file has no rnd_state_dict: predictor and target of the curiosity start anew")
 
 
-def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5) -> dict[str, Any]:
-    """Return PPO in the layout of a generation of RSL-RL: tensors, numbers and None only."""
-    log = isinstance(ppo.model.actor.head, GaussianHead) and log_std_of(ppo).form == "log"
-    weights = take_weights(ppo, links_of(ppo, LOG_STD if log else STD))
+def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5, std: StdOf | None = None) -> dict[str, Any]:
+    """Return PPO in the layout of a generation of RSL-RL: tensors, numbers and None only.
+
+    `std` is the `std_type` of the settings that load the file; None for that of PPO's std.
+    """
+    if std is None and isinstance(ppo.model.actor.head, GaussianHead) and log_std_of(ppo).form == "log":
+        std = "log"
+    weights = take_weights(ppo, links_of(ppo, LOG_STD if std == "log" else STD))
     names = [name for first in ORDERS.get(generation, ("",)) for name in weights.parameters if name.startswith(first)]
     if len(names) < len(weights.parameters):
         raise ConfigError(f"generation={generation}: RSL-RL has had policies with this encoder since 4.0")

@@ -21,6 +21,7 @@ from canter.compat.rsl_rl.logger import Logger
 from canter.compat.rsl_rl.policy import InferencePolicy
 from canter.compat.settings.importing import import_config
 from canter.compat.settings.rsl_rl_network import generation_of
+from canter.compat.weights import StdOf
 from canter.config import TrainConfig
 from canter.core.plain import ConfigError
 from canter.nn.optimizer import ParameterGroup
@@ -68,10 +69,12 @@ class LearningAlg:
 class Alg(LearningAlg):
     """RSL-RL's view of PPO."""
 
-    def __init__(self, ppo: PPO, policy: InferencePolicy, generation: int) -> None:
+    def __init__(self, ppo: PPO, policy: InferencePolicy, generation: int, std_type: StdOf | None = None) -> None:
         super().__init__(policy, next(iter(ppo.optimizers["policy"].groups.values())))
         self.ppo = ppo
         self.generation = generation
+        self.std_type: StdOf | None = std_type
+        """`std_type` that the settings write; None for that of PPO's std."""
         self.actor = ppo.model.actor
         self.critic = ppo.model.critic
         self.actor_critic = policy
@@ -79,7 +82,7 @@ class Alg(LearningAlg):
 
     def save(self) -> dict[str, Any]:
         """Return RSL-RL's mapping of networks and optimizer, in the generation of the settings."""
-        tree = checkpoint.dump(self.ppo, 0, generation=self.generation)
+        tree = checkpoint.dump(self.ppo, 0, generation=self.generation, std=self.std_type)
         return {key: value for key, value in tree.items() if key not in ("iter", "infos")}
 
     def load(
@@ -109,6 +112,12 @@ def with_step_time(train_cfg: Mapping[str, Any], env: Any) -> Mapping[str, Any]:
     # Schedules count the steps of a run, which is endless here.
     iterations = ENDLESS // (int(env.num_envs) * int(train_cfg["num_steps_per_env"]))
     return {**train_cfg, "max_iterations": iterations, "algorithm": {**algorithm, "rnd_cfg": own}}
+
+
+def bounded_std_type(train_cfg: Mapping[str, Any]) -> StdOf | None:
+    """Return "log" if `std_type` is "log" beside a `std_range`, for which the std here has another form."""
+    distribution = (train_cfg.get("actor") or {}).get("distribution_cfg") or {}
+    return "log" if distribution.get("std_type") == "log" and distribution.get("std_range") else None
 
 
 class OnPolicyRunner:
@@ -183,7 +192,10 @@ class OnPolicyRunner:
         assert isinstance(trainer.algorithm, PPO)
         policy = InferencePolicy(trainer.algorithm.policy, self.adapter.groups)
         dialect = generation_of(self.cfg)
-        return trainer, Alg(trainer.algorithm, policy, dialect.number if dialect else 5)
+        alg = Alg(trainer.algorithm, policy, dialect.number if dialect else 5, bounded_std_type(self.cfg))
+        if self.log_dir is not None:
+            alg.save()  # so that settings whose files RSL-RL could not load are refused before training
+        return trainer, alg
 
     def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
         """Train for a number of iterations; may be called again."""

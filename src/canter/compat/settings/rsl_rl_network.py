@@ -177,7 +177,11 @@ def distribution(run: Import, generation: Generation) -> None:
     else:
         kinds = {True: "network", False: "parameter"}
         Copy("state_dependent_std", "std.kind", read.flag, default=False, convert=kinds)(actor)
-        std(actor, "init_noise_std", "noise_std_type")
+        if generation.number <= 2 and run.settings.get(f"{POLICY}.rnn.cell"):
+            actor.no_effect("noise_std_type", "recurrent policies of 2.x do not read it: their std is a bare parameter")
+            std(actor, "init_noise_std", None)
+        else:
+            std(actor, "init_noise_std", "noise_std_type")
     apply(HEAD, run.section("", "algorithm.model"))
     keys = "stochastic noise_std_type init_noise_std state_dependent_std"
     if generation.split:
@@ -209,12 +213,15 @@ def std_range(s: Section) -> None:
         s.changed("std_range", "approached, not clipped", "algorithm.model.std.minimum, .maximum")
 
 
-def std(s: Section, initial: str, form: str) -> None:
+def std(s: Section, initial: str, form: str | None) -> None:
     """Read the std with RSL-RL's parameterisation, without parity too.
 
-    The speed at which the noise shrinks depends on it.
+    The speed at which the noise shrinks depends on it. Without a key for it, `form`, it is scalar.
     """
     s.copy(initial, "std.initial", read.number(s, initial, 1.0))
+    if form is None:
+        s.set("std.form", "scalar")
+        return
     kind = read.one_of("scalar", "log")(s, form, "scalar")
     if s.get("std.maximum") is None:
         s.copy(form, "std.form", kind)
