@@ -8,6 +8,8 @@ spread around a large mean. Functions that say so combine the samples of all ran
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -204,6 +206,107 @@ def _interquartile_weights(n: int) -> np.ndarray:
     """Return the weights of n sorted samples: the part of i..i+1 that lies within n/4..3n/4."""
     edges = np.arange(n + 1).clip(n / 4, 3 * n / 4)
     return np.diff(edges) / (n / 2)
+
+
+# Means of a few runs and differences between them, with intervals by Student's t
+#
+# The runs of a group are independent samples. Groups may differ in their spread (Welch, 1947).
+
+
+@dataclass(frozen=True)
+class MeanDifference:
+    """Difference of the means of two groups of independent samples, by Welch's t-test."""
+
+    difference: float
+    """Second mean minus first."""
+    low: float
+    """Lower end of the 95 % interval of the difference."""
+    high: float
+    """Upper end of the 95 % interval of the difference."""
+    p_value: float
+    """Two-sided p-value of equal means."""
+    degrees_of_freedom: float
+    """Welch and Satterthwaite's degrees of freedom."""
+
+
+def mean_interval(x: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
+    """Return the ends of Student's interval of the mean of n samples; None for fewer than two."""
+    if len(x) < 2:
+        return None
+    mean, variance = _mean_and_variance(x)
+    half = student_t_quantile(level, len(x) - 1) * math.sqrt(variance)
+    return (mean - half, mean + half) if math.isfinite(half) else None
+
+
+def welch_difference(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> MeanDifference | None:
+    """Return the mean of `b` minus the mean of `a`, with its interval and Welch's t-test.
+
+    None if a group has fewer than two samples, or if no group has any spread: nothing can then be
+    said about the error of the difference.
+    """
+    if min(len(a), len(b)) < 2:
+        return None
+    mean_a, variance_a = _mean_and_variance(a)
+    mean_b, variance_b = _mean_and_variance(b)
+    variance = variance_a + variance_b
+    if not (math.isfinite(variance) and variance > 0):
+        return None
+    difference = mean_b - mean_a
+    share = variance_a / variance
+    degrees = 1.0 / (share**2 / (len(a) - 1) + (1.0 - share) ** 2 / (len(b) - 1))
+    error = math.sqrt(variance)
+    half = student_t_quantile(level, degrees) * error
+    p_value = max(0.0, 1.0 - student_t_probability(abs(difference) / error, degrees))
+    return MeanDifference(difference, difference - half, difference + half, p_value, degrees)
+
+
+def _mean_and_variance(x: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of at least two samples, and the variance of that mean."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.mean(x)), float(np.var(x, ddof=1)) / len(x)
+
+
+def holm_adjusted(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for the number of tests by Holm's method, in the same order."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted = [1.0] * len(p_values)
+    largest = 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def student_t_probability(t: float, degrees_of_freedom: float) -> float:
+    """Return the probability that Student's t is between -t and t, for at least one degree of freedom.
+
+    With t = sqrt(dof) tan(angle) the density is a power of the cosine, which Gauss and Legendre's
+    rule integrates.
+    """
+    return _cosine_integral(math.atan(t / math.sqrt(degrees_of_freedom)), degrees_of_freedom)
+
+
+def student_t_quantile(probability: float, degrees_of_freedom: float) -> float:
+    """Return the t for which Student's t is between -t and t with this probability."""
+    low = 0.0
+    high = math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _cosine_integral(middle, degrees_of_freedom) < probability:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(degrees_of_freedom) * math.tan(low)
+
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(96)
+
+
+def _cosine_integral(angle: float, degrees_of_freedom: float) -> float:
+    """Return the integral of cos^(dof - 1) from -angle to angle, as a share of that to 90 degrees."""
+    values = np.cos(angle / 2 * (_NODES + 1.0)) ** (degrees_of_freedom - 1.0)
+    log_scale = math.lgamma((degrees_of_freedom + 1) / 2) - math.lgamma(degrees_of_freedom / 2)
+    return float(angle * (_WEIGHTS @ values)) * math.exp(log_scale) / math.sqrt(math.pi)
 
 
 # Long-run average reward per unit of time, with an interval by batch means

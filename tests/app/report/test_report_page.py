@@ -7,6 +7,7 @@ import pytest
 from run_folders import make_run, rising, row
 
 from canter.app.report import write_report
+from canter.app.report.differences import comparison_lines
 
 EVIL = "<script>alert(1)</script>"
 METRICS = {
@@ -189,20 +190,45 @@ def test_a_run_named_twice_is_one_run(tmp_path):
         write_report([])
 
 
-def test_runs_that_differ_in_one_setting_become_a_table_of_what_each_change_did(tmp_path, page_of):
-    def scored(name, score, **algorithm):
-        return make_run(tmp_path, name, rows=rising(1, 2), record=RECORD | {"score": {"mean": score}}, **algorithm)
+def scored_run(parent, name, score, **algorithm):
+    """A run whose final policy has this score."""
+    return make_run(parent, name, rows=rising(1, 2), record=RECORD | {"score": {"mean": score}}, **algorithm)
 
-    plain = [scored(f"plain{seed}", score) for seed, score in enumerate((10.0, 20.0))]
-    changed = [scored("short", 5.0, gamma=0.9), scored("narrow", 16.0, clip_ratio=0.1)]
-    both = scored("both", 99.0, gamma=0.9, clip_ratio=0.1)
+
+def test_a_table_shows_what_each_changed_setting_did(tmp_path, page_of):
+    plain = [scored_run(tmp_path, f"plain{seed}", score) for seed, score in enumerate((10.0, 20.0))]
+    changed = [scored_run(tmp_path, "short", 5.0, gamma=0.9), scored_run(tmp_path, "narrow", 16.0, clip_ratio=0.1)]
+    both = scored_run(tmp_path, "both", 99.0, gamma=0.9, clip_ratio=0.1)
     texts = page_of(*plain, *changed, both).texts
-    begin = texts.index("One setting at a time")
-    table = texts[begin : texts.index("Settings that differ")]
-    for cells in (["unchanged", "15"], ["algorithm.gamma", "0.9"], ["algorithm.clip_ratio", "0.1"]):
+    table = texts[texts.index("Differences") : texts.index("Settings that differ")]
+    for cells in (["unchanged", "2", "15"], ["algorithm.gamma", "0.9"], ["algorithm.clip_ratio", "0.1"]):
         place = table.index(cells[0])
-        assert table[place + 1] == cells[1]
-    assert {"-10", "+1"} <= set(table) and "99" not in table
+        assert table[place : place + len(cells)] == cells
+    assert {"-10", "+1", "+84", "2 settings", "one run is no sample"} <= set(table)
+    assert table.index("both") > table.index("algorithm.clip_ratio")
+
+
+def test_a_difference_has_its_interval_and_a_test(tmp_path, page_of):
+    """Means 2 and 6 with variance 1 each: 4 +- 2.776 sqrt(2/3), and p from Student's t with 4 degrees of freedom."""
+    runs = [scored_run(tmp_path, f"plain{score}", score, seed=k) for k, score in enumerate((1.0, 2.0, 3.0))]
+    runs += [scored_run(tmp_path, f"new{score}", score, seed=k, gamma=0.9) for k, score in enumerate((5.0, 6.0, 7.0))]
+    texts = page_of(*runs).texts
+    table = texts[texts.index("Differences") : texts.index("Settings that differ")]
+    assert {"+4", "+1.733 to +6.267", "0.008"} <= set(table)
+    assert "final score, mean over seeds" in " ".join(table)
+    assert comparison_lines(runs) == [
+        "CartPole-v1, final score: mean over seeds (95 % interval)",
+        "  gamma 0.99: 2.00 (-0.4841 to 4.48), 3 runs",
+        "  gamma 0.9: 6.00 (3.52 to 8.48), 3 runs; +4 from gamma 0.99 (+1.733 to +6.267), p 0.008",
+        "  Differences by Welch's t-test, p by Holm for all of them; seeds are not paired.",
+    ]
+
+
+def test_without_final_scores_the_last_returns_are_compared(tmp_path, page_of):
+    runs = [make_run(tmp_path, f"a{seed}", seed=seed, rows=rising(1.0, 2.0 + seed)) for seed in (1, 2)]
+    runs += [make_run(tmp_path, f"b{seed}", seed=seed, rows=rising(1.0, 3.0 + seed), gamma=0.9) for seed in (1, 2)]
+    page = page_of(*runs)
+    assert "last return of training, mean over seeds" in page.text and "+1" in page.texts
 
 
 def test_the_returns_of_each_rollout_are_drawn_in_front_of_the_mean_that_lags(tmp_path):

@@ -31,6 +31,7 @@ from canter.app.experiments.folders import stored_config
 from canter.app.experiments.session import program
 from canter.app.experiments.sweep import Sweep, SweepProgress, combinations, new_sweep_folder, run_sweep
 from canter.app.report import write_report
+from canter.app.report.differences import comparison_lines
 from canter.compat import ImportRefused, import_run
 from canter.config import TrainConfig
 from canter.core.distributed import cores
@@ -163,6 +164,7 @@ def sweep_command(arguments: argparse.Namespace) -> None:
     folders = [sweep.folder / name for name in sweep.runs]
     with_metrics = [folder for folder in folders if (folder / METRICS).is_file()]
     if with_metrics:
+        print("\n".join(comparison_lines(with_metrics)))
         print(f"The report is in {write_report(with_metrics, sweep.folder / 'report.html')}")
     if progress.failed:
         logs = ", ".join(str(sweep.folder / f"{name}.log") for name in progress.failed)

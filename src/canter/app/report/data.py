@@ -286,7 +286,7 @@ def final_score(group: Group, metric: str = RETURN) -> tuple[float, float | None
 
     The interval is None for a single run, the result is None if no run has the metric.
     """
-    values = np.array([value for run in group.runs if (value := run.last(metric)) is not None])
+    values = np.array(last_values(group, metric))
     if not len(values):
         return None
     center = float(interquartile_mean(values))
@@ -294,6 +294,17 @@ def final_score(group: Group, metric: str = RETURN) -> tuple[float, float | None
         return center, None, None
     low, high = bootstrap_interval(values)
     return center, float(low), float(high)
+
+
+def final_scores(group: Group, goal: str) -> list[float]:
+    """Return the scores of the final policies in new episodes, of the runs that have one."""
+    scores = (score_value(run.record.get("score"), average=goal == AVERAGE) for run in group.runs)
+    return [score for score in scores if score is not None and math.isfinite(score)]
+
+
+def last_values(group: Group, metric: str) -> list[float]:
+    """Return the last value of a metric in training, of the runs that have one."""
+    return [value for run in group.runs if (value := run.last(metric)) is not None]
 
 
 def default_threshold(runs: Sequence[RunData]) -> float | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from canter.app.report import charts, sections
 from canter.app.report.data import GOALS, Group, RunData, default_threshold, goal_of, group_runs, read_run
+from canter.app.report.differences import compare_settings
 from canter.app.report.drawing import Markup, element, format_si, join
 from canter.app.report.sections import section
 from canter.core.registry import UserError
@@ -19,7 +20,11 @@ GENERATOR = "canter report"
 HEAD_BYTES = 1024
 """Bytes of a report that contain its generator."""
 STYLE = Path(__file__).with_name("style.css")
-ABLATION = "Each row differs from the first in one setting; final scores are means over seeds, without noise."
+DIFFERENCES = (
+    "Each row against the first: {measure}, mean over seeds with its 95 % interval (Student); difference of the means "
+    "with its 95 % interval and p-value (Welch's t-test, p adjusted by Holm for the number of rows). The first row is "
+    "the group from which most others differ in one setting. Seeds are not paired."
+)
 
 
 def write_report(paths: Sequence[Path], out: Path | None = None, *, threshold: float | None = None) -> Path:
@@ -109,16 +114,19 @@ def comparison_sections(groups: Sequence[Group], threshold: float | None) -> lis
         lead += " With fewer than five seeds the band is too narrow: compare the single seeds too."
     by_time = "The same over the seconds of training; a run that has ended keeps its last value."
     name = GOALS[goal_of(charts.runs_of(groups))]
-    scores = f"Final {name.lower()}: interquartile mean over seeds, with its 95 % bootstrap interval. "
+    scores = "Final score: mean over seeds, in new episodes without noise, with its 95 % interval (Student). "
+    scores += f"Final {name.lower()}: interquartile mean over seeds, with its 95 % bootstrap interval. "
     if goal is not None:
         source = f"90 % of the way from the lowest first {name.lower()} to the best last one"
         if threshold is not None:
             source = f"the requested {name.lower()}"
         scores += f"The threshold {format_si(goal)} is {source}; times to it are those of the median seed."
+    compared = compare_settings(groups)
+    differences = DIFFERENCES.format(measure=compared.measure)
     return [
         section(name, lead, curves(groups, goal)),
         section("Comparison", scores, sections.comparison(groups, goal)),
-        section("One setting at a time", ABLATION, sections.ablation(groups)),
+        section("Differences", differences, sections.effects(compared)),
         section("Settings that differ", "", sections.differences(groups)),
         section(f"{name} by time", by_time, curves(groups, goal, "seconds")),
         *chart_sections(groups),

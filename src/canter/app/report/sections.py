@@ -22,14 +22,17 @@ from canter.app.report.data import (
     ThresholdCrossing,
     differing_settings,
     final_score,
+    final_scores,
     format_value,
     goal_of,
     time_to_threshold,
 )
+from canter.app.report.differences import GroupScore, SettingsComparison, format_p
 from canter.app.report.drawing import Markup, element, escape, format_si, join, key_mark, stacked_bar
 from canter.config import TrainConfig
 from canter.config.presets import preset_for
 from canter.core.plain import to_plain
+from canter.functional.statistics import mean_interval
 from canter.runs.records import flatten
 
 PARTS = {
@@ -256,7 +259,7 @@ def _comparison_row(number: int, group: Group, goal: str, threshold: float | Non
     row: list[object] = [
         join([key_mark(number), element("b", group.label)]),
         len(group.runs),
-        format_si(mean_score(group)),
+        _final_score_cell(final_scores(group, goal)),
         join([format_si(final), interval]),
         format_si(float(max(best)) if best else None),
     ]
@@ -280,9 +283,11 @@ def _threshold_cells(crossings: Sequence[ThresholdCrossing | None]) -> list[obje
     return [join([format_si(steps[middle]), share]), format_duration(median_seconds)]
 
 
-def mean_score(group: Group) -> float | None:
-    """Return the mean of the final scores of a group's runs; None if no run has one."""
-    return _mean(run.score for run in group.runs)
+def _final_score_cell(scores: list[float]) -> Markup:
+    """Return the mean of the final scores with Student's interval; a dash without scores."""
+    interval = mean_interval(scores)
+    below = None if interval is None else element("small", " to ".join(map(format_si, interval)))
+    return join([format_si(_mean(scores)), below])
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -290,36 +295,39 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def ablation(groups: Sequence[Group]) -> Markup | None:
-    """Return a table of the effect of single settings; None if no groups differ in only one.
-
-    The base is the group that most others differ from in a single setting.
-    """
-    variants = [_single_changes(group, groups) for group in groups]
-    base = max(range(len(groups)), key=lambda i: len(variants[i]))
-    if not variants[base]:
+def effects(compared: SettingsComparison) -> Markup | None:
+    """Return a table of the difference that settings make; None for a single group."""
+    if not compared.others:
         return None
-    base_score = mean_score(groups[base])
-    rows: list[list[object]] = [["unchanged", "", format_si(base_score), ""]]
-    for key, value, group in variants[base]:
-        score = mean_score(group)
-        change = "" if base_score is None or score is None else f"{score - base_score:+.4g}"
-        values = join([format_value(value), _was(groups[base].settings.get(key))])
-        rows.append([setting(key), values, format_si(score), change])
-    return table(["Setting", "Value", "Final score", "Difference"], rows, class_="numbers")
+    base = compared.base
+    head = ["Setting", "Value", "Runs", "Mean", "Difference", "95 % interval", "p"]
+    rows: list[list[object]] = [
+        ["unchanged" if len(base.group.runs) > 1 else base.group.label, "", *_mean_cells(base), "", "", ""]
+    ]
+    for other in compared.others:
+        difference = "" if base.mean is None or other.mean is None else f"{other.mean - base.mean:+.4g}"
+        interval = "one run is no sample" if min(len(base.scores), len(other.scores)) < 2 else "no spread"
+        if other.test is not None:
+            interval = f"{other.test.low:+.4g} to {other.test.high:+.4g}"
+        cells = [*_changed_setting(other), *_mean_cells(other), difference, interval, format_p(other.adjusted_p)]
+        rows.append(cells)
+    return table(head, rows, class_="numbers")
 
 
-def _single_changes(group: Group, groups: Sequence[Group]) -> list[tuple[str, Any, Group]]:
-    """Return (setting, value, group) of the groups that differ from this one in one setting."""
-    changes: list[tuple[str, Any, Group]] = []
-    for other in groups:
-        if other is group:
-            continue
-        differing = differing_settings([group, other])
-        if len(differing) == 1:
-            [(key, values)] = differing.items()
-            changes.append((key, values[1], other))
-    return changes
+def _changed_setting(score: GroupScore) -> tuple[object, object]:
+    """Return the one setting in which a group differs with its values, or the name of the group."""
+    if len(score.changes) != 1:
+        return element("b", score.group.label), f"{len(score.changes)} settings" if score.changes else ""
+    [(key, (old, new))] = score.changes.items()
+    return setting(key), join([format_value(new), _was(old)])
+
+
+def _mean_cells(score: GroupScore) -> tuple[object, object]:
+    """Return the number of runs and their mean with its interval."""
+    interval = None
+    if score.interval is not None:
+        interval = element("small", " to ".join(map(format_si, score.interval)))
+    return len(score.scores), join([format_si(score.mean), interval])
 
 
 def differences(groups: Sequence[Group]) -> Markup | None:
