@@ -116,6 +116,7 @@ VARIED = {
     "model.shared_trunk": (True, {}),
     "model.distribution": ("tanh_gaussian", {}),
     "model.bounds": ("clip", {}),
+    "model.action_range": ([-0.5, 1.5], {}),
     "model.std.kind": ("network", {}),
     "model.std.form": ("scalar", {}),
     "model.std.initial": (0.5, {}),

@@ -222,3 +222,35 @@ def test_settings_whose_files_rsl_rl_cannot_load_are_refused_before_training(tmp
     with pytest.raises(ConfigError, match=r"std\.form=bounded of a std from the network is not RSL-RL's"):
         OnPolicyRunner(Robots(), settings(**changes), log_dir=str(tmp_path), device="cpu")
     OnPolicyRunner(Robots(), settings(**changes), log_dir=None, device="cpu").learn(1)
+
+
+def test_a_beta_distribution_trains_within_its_range_and_goes_through_files(tmp_path):
+    cfg = {"class_name": "BetaDistribution", "action_range": [-0.5, 2.0]}
+    tree, runner = learned_file(tmp_path, actor__distribution_cfg=cfg)
+    names = [name for name in tree["actor_state_dict"] if "normalizer" not in name]
+    assert names == [f"mlp.{i}.{part}" for i in (0, 2, 4) for part in ("weight", "bias")], "RSL-RL's has no parameters"
+    assert tree["actor_state_dict"]["mlp.4.weight"].shape == (4, 16)
+    obs = {"policy": torch.randn(50, OBS)}
+    actions = runner.alg.policy(obs, stochastic_output=True)
+    assert float(actions.min()) > -0.5 and float(actions.max()) < 2.0 and float(actions.std()) > 0.3
+    # RSL-RL's log-probability, by torch: concentrations 1 + softplus, first half first.
+    params, _ = runner.alg.ppo.policy.params(obs, ())
+    alpha, beta = (1 + torch.nn.functional.softplus(params)).split(2, -1)
+    theirs = torch.distributions.Beta(alpha, beta).log_prob((actions + 0.5) / 2.5) - torch.log(torch.tensor(2.5))
+    ours = runner.alg.ppo.policy.distribution.log_prob(params, (actions + 0.5) / 2.5)
+    torch.testing.assert_close(ours, theirs.sum(-1), atol=1e-4, rtol=1e-4)
+    other = OnPolicyRunner(Robots(), settings(actor__distribution_cfg=cfg), device="cpu")
+    other.load(str(tmp_path / "model_1.pt"))
+    torch.testing.assert_close(other.alg.policy(obs), runner.alg.policy(obs))
+    assert "RSL-RL's are its mean" in runner.report.text()
+
+
+def test_a_beta_distribution_has_rsl_rls_default_range_and_refuses_other_arguments():
+    runner = OnPolicyRunner(
+        Robots(), settings(actor__distribution_cfg={"class_name": "BetaDistribution"}), device="cpu"
+    )
+    assert runner.trainer.config.algorithm.model.action_range == (-1.0, 1.0)
+    for key, value in (("action_range", [1.0, -1.0]), ("init_std", 0.5)):
+        cfg = {"class_name": "BetaDistribution", key: value}
+        with pytest.raises(ConfigError, match=rf"distribution_cfg\.{key}"):
+            OnPolicyRunner(Robots(), settings(actor__distribution_cfg=cfg), device="cpu")

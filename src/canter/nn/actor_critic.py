@@ -76,6 +76,9 @@ class ModelConfig:
     bounds: Literal["rescale", "clip", "none"] = "rescale"
     """Mapping of Gaussian samples to the action bounds: scaled from -1..1, clipped, or
     unchanged."""
+    action_range: tuple[float, float] | None = None
+    """Bounds of every action component for the distribution, such as a beta where the environment
+    has none; None takes the environment's."""
     std: StdConfig = field(default_factory=StdConfig)
     """Standard deviation of Gaussian policies."""
     policy_gain: float = 0.01
@@ -95,6 +98,15 @@ class ModelConfig:
             raise UserError(
                 "shared_trunk=True excludes a separate critic network: set critic=None or shared_trunk=False"
             )
+        if self.action_range is not None and not self.action_range[0] < self.action_range[1]:
+            raise UserError(f"action_range={self.action_range}: expected two numbers, the lower first")
+
+    def distribution_for(self, action: ActionSpec) -> Distribution:
+        """Return the distribution of these actions, within `action_range` if they are continuous."""
+        if self.action_range is not None and isinstance(action, Continuous):
+            low, high = self.action_range
+            action = Continuous((low,) * action.dim, (high,) * action.dim)
+        return make_distribution(action, self.distribution, self.bounds)
 
     def build(self, spec: EnvSpec, *, trunk_value: bool = False) -> ActorCritic:
         """Build the model; `trunk_value` adds a value head on the policy network."""
@@ -102,7 +114,7 @@ class ModelConfig:
 
     def build_policy(self, spec: EnvSpec) -> Policy:
         """Build the policy alone."""
-        distribution = make_distribution(spec.action, self.distribution, self.bounds)
+        distribution = self.distribution_for(spec.action)
         masked = ACTION_MASK in spec.obs and not isinstance(spec.action, Continuous)
         network = self.policy.build(spec.obs, "policy")
         head = policy_head(distribution, network.features, self.std, self.policy.init, self.policy_gain)

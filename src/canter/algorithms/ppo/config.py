@@ -23,7 +23,7 @@ from canter.core.registry import UserError
 from canter.core.specs import Continuous, EnvSpec
 from canter.engines.base import BoundLossConfig, PPOLoss, ValueLoss
 from canter.functional.optimization import Shuffle
-from canter.nn.actor_critic import ModelConfig, make_distribution
+from canter.nn.actor_critic import ModelConfig
 from canter.nn.distributions import DiagGaussian, Distribution, TanhGaussian
 from canter.nn.heads import BOUNDED
 from canter.nn.network import NetworkConfig, select_groups
@@ -265,16 +265,19 @@ def _loss_rules(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
 def _model_rules(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
     model = config.model
     action = spec.action
-    distribution = make_distribution(action, model.distribution, model.bounds)
+    distribution = model.distribution_for(action)
     name = type(distribution).__name__
     clips = isinstance(distribution, DiagGaussian)
-    unbounded = isinstance(action, Continuous) and all(map(math.isinf, (*action.low, *action.high)))
+    continuous = isinstance(action, Continuous)
+    unbounded = continuous and model.action_range is None and all(map(math.isinf, (*action.low, *action.high)))
     has_std = isinstance(distribution, DiagGaussian | TanhGaussian)
     form = model.std.form
     return [
         (not model.normalize_value, "model.value_normalizer", "normalize_value is off"),
         (not clips, "model.bounds", f"{name} is always within the bounds"),
         (clips and unbounded, "model.bounds", "the action has none"),
+        (not continuous, "model.action_range", "discrete actions have no bounds"),
+        (clips and model.bounds == "none", "model.action_range", "with bounds=none samples are not mapped to bounds"),
         (not has_std, "model.std", f"{name} has no standard deviation to set"),
         (has_std and form not in BOUNDED, "model.std.minimum model.std.maximum", f"form={form} has no bounds"),
     ]

@@ -36,6 +36,7 @@ from canter.compat.weights import (
     torch_adam,
 )
 from canter.core.plain import ConfigError
+from canter.nn.distributions import Beta, Distribution
 from canter.nn.heads import GaussianHead
 from canter.nn.normalizer import Normalizer
 
@@ -217,16 +218,18 @@ def links_of(ppo: PPO, std: str) -> list[Link]:
         layers = [link for link in body if ".hidden." in link.ours]
         last = linear_links(behind, "critic.head.linear")
         if role == "actor":
-            last, std_links = _actor_head(part, behind, std)
+            last, std_links = _actor_head(part, ppo.policy.distribution, behind, std)
             links += std_links
         links += [*layers, *last, *(link for link in body if link not in layers)]
     return links
 
 
-def _actor_head(actor: nn.Module, behind: str, std: str) -> tuple[list[Link], list[Link]]:
+def _actor_head(actor: nn.Module, distribution: Distribution, behind: str, std: str) -> tuple[list[Link], list[Link]]:
     head = actor.head
+    if isinstance(distribution, Beta):  # both have the first concentrations first
+        return linear_links(behind, "actor.head.linear"), []
     if not isinstance(head, GaussianHead):
-        raise ConfigError("RSL-RL's policies are Gaussian: there are no other actions in its files")
+        raise ConfigError("RSL-RL's policies are Gaussian or beta: there are no other actions in its files")
     dim = head.mean.out_features
     if isinstance(head.raw_std, Tensor):
         of = "log" if std == LOG_STD else "scalar"

@@ -29,6 +29,8 @@ NETWORK_CLASSES = ("MLPModel", "RNNModel", "CNNModel", "ActorCritic", "ActorCrit
 RECURRENT_CLASSES = ("RNNModel", "ActorCriticRecurrent")
 STD_KINDS = {"GaussianDistribution": "parameter", "HeteroscedasticGaussianDistribution": "network"}
 
+BETA = "BetaDistribution"
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -171,7 +173,9 @@ def distribution(run: Import, generation: Generation) -> None:
     """Read the distribution's section, which is separate since 5.x."""
     actor = run.section(generation.actor, "algorithm.model")
     section = actor.inner("distribution_cfg")
-    if generation.number >= 5:
+    if generation.number >= 5 and str(section.raw("class_name")) == BETA:
+        beta(section)
+    elif generation.number >= 5:
         apply(DISTRIBUTION, section)
         std(section, "init_std", "std_type")
     else:
@@ -200,8 +204,19 @@ def distribution_class(s: Section) -> None:
     kind = STD_KINDS.get(str(s.raw("class_name")))
     s.set("std.kind", kind or "parameter")
     if kind is None:
-        known = ", ".join(STD_KINDS)
-        s.refuse("class_name", f"known: {known}; for Beta set algorithm.model.distribution=beta")
+        known = ", ".join((*STD_KINDS, BETA))
+        s.refuse("class_name", f"known: {known}")
+
+
+def beta(s: Section) -> None:
+    """A beta over a range; concentrations and log-probabilities are RSL-RL's."""
+    why = "deterministic actions are the peak of the density; RSL-RL's are its mean"
+    s.copy("class_name", "distribution", "beta", why)
+    low, high = (
+        read.pair(s, "action_range", "two numbers, such as [-1.0, 1.0]") if s.has("action_range") else (-1.0, 1.0)
+    )
+    s.copy("action_range", "action_range", [low, high])
+    s.difference("the last layer begins otherwise (RSL-RL's second concentration at a constant), never a checkpoint")
 
 
 def std_range(s: Section) -> None:
