@@ -11,7 +11,7 @@ from canter.app.cli import main
 from canter.app.console.dashboard import ProgressTracker
 from canter.app.experiments import session
 from canter.app.report import write_report
-from canter.app.report.data import goal_of, read_run
+from canter.app.report.data import aggregate_curve, goal_of, group_runs, read_run
 from canter.app.report.sections import final_tile
 from canter.runs.records import read_record, score_value
 
@@ -53,6 +53,23 @@ def test_the_report_shows_the_average(runs, tmp_path):
     shutil.copytree(runs / "average", tmp_path / "again")
     both = write_report([runs / "average", tmp_path / "again"], tmp_path / "both.html").read_text()
     assert "Final reward per unit of time: interquartile mean" in both
+
+
+def test_the_curve_of_the_average_has_its_interval(runs, tmp_path):
+    run = read_run(runs / "average")
+    (group,) = group_runs([run])
+    line = aggregate_curve(group, "lta/mean")
+    _, half = run.points("lta/ci")
+    assert len(line.y) > 1 and line.high - line.low == pytest.approx(2 * half)
+    text = write_report([runs / "average"], tmp_path / "average.html").read_text()
+    assert "in the last 20 rollouts, with its 95 % interval" in text and "Thin: mean of the last" not in text
+    assert text.count('class="band') > 0
+    assert "<b>Return</b>" in text and "<b>Long-run average</b>" not in text and "lta/" not in text
+
+
+def test_other_runs_have_a_chart_of_the_average(runs, tmp_path):
+    text = write_report([runs / "discounted"], tmp_path / "discounted.html").read_text()
+    assert "<b>Long-run average</b>" in text and "<b>Return</b>" not in text and "lta/" not in text
 
 
 def test_the_list_of_runs_shows_the_average(runs, capsys):

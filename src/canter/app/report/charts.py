@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from canter.algorithms.base import ReportSpec, report_spec_for
-from canter.app.report.data import GOALS, RETURN, Group, RunData, aggregate_curve, goal_of
+from canter.app.report.data import AVERAGE, AVERAGE_CI, GOALS, RETURN, Group, RunData, aggregate_curve, goal_of
 from canter.app.report.drawing import Frame, Line, Markup, element, join, legend, line_chart
 
 WIDE = (1040.0, 340.0)
@@ -30,6 +30,8 @@ class Chart:
     floor: float = -math.inf
 
 
+RETURN_CHART = Chart(RETURN, "Return", "mean of recent episodes")
+AVERAGE_CHART = Chart(AVERAGE, "Long-run average", "reward per unit of time in the last 20 rollouts")
 EPISODES = (
     Chart("length", "Episode length", "steps, mean of recent episodes"),
     Chart("success_rate", "Success rate", "of recent episodes"),
@@ -48,7 +50,7 @@ COUNTERS = {
 """Counters of every run."""
 COVERED_METRICS = {
     *(*COUNTERS, "train_steps", "rollouts", "rollout_steps", "updates", "seconds", "wall_time"),
-    *("return", "rollout_return", "rollout_length"),
+    *(RETURN, "rollout_return", "rollout_length", AVERAGE, AVERAGE_CI),
 }
 """Metrics for which the report draws no separate chart, as it shows them elsewhere."""
 
@@ -61,7 +63,10 @@ def learning_curve(
     goal = goal_of(runs_of(groups))
     lines = [line for color, group in enumerate(groups) for line in _goal_lines(group, goal, color, x, alone)]
     if not any(len(line.x) for line in lines):
-        return element("p", "No episode has ended yet, so there is no return to show.", class_="muted")
+        missing = "No episode has ended yet, so there is no return to show."
+        if goal == AVERAGE:
+            missing = "There are not enough rollouts yet for the long-run average."
+        return element("p", missing, class_="muted")
     width, height = size
     frame = Frame(
         GOALS[goal],
@@ -117,10 +122,15 @@ def small_chart(chart: Chart, groups: Sequence[Group]) -> Markup | None:
 
 
 def episode_charts(groups: Sequence[Group]) -> list[Chart]:
-    """Return the charts of episodes; the success rate is named so only if a run defines success."""
+    """Return the charts of episodes; the success rate is named so only if a run defines success.
+
+    The first is the long-run average, or the return if the average is the learning curve above.
+    """
+    first = RETURN_CHART if goal_of(runs_of(groups)) == AVERAGE else AVERAGE_CHART
     keys = ("success.ending", "success.min_return")
     defined = any(run.settings.get(key) is not None for run in runs_of(groups) for key in keys)
-    return [TERMINATED if chart.metric == "success_rate" and not defined else chart for chart in EPISODES]
+    others = [TERMINATED if chart.metric == "success_rate" and not defined else chart for chart in EPISODES]
+    return [first, *others]
 
 
 def declared_charts(groups: Sequence[Group]) -> list[Chart]:

@@ -30,6 +30,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 RETURN = "return"
 AVERAGE = "lta/mean"
+AVERAGE_CI = "lta/ci"
+"""Half the width of the 95 % interval of `lta/mean`."""
 GOALS = {RETURN: "Return", AVERAGE: "Reward per unit of time"}
 """Metrics that runs are scored by, with their titles."""
 
@@ -250,15 +252,17 @@ def aggregate_curve(group: Group, metric: str, x: str = "env_steps") -> Line | N
     """Return a metric over the runs of a group; None if they share no steps.
 
     The curve is the interquartile mean over the runs with its 95 % bootstrap interval; a single run
-    is its own curve without an interval. Over steps, runs that have ended leave the others to
-    continue alone: a curve that stopped with the first would hide them. Over seconds they keep
-    their last value, as the fastest run is not a special one.
+    is its own curve, with an interval only for the long-run average, which logs one. Over steps,
+    runs that have ended leave the others to continue alone: a curve that stopped with the first
+    would hide them. Over seconds they keep their last value, as the fastest run is not a special
+    one.
     """
-    curves = [points for run in group.runs if len((points := run.points(metric, x))[0])]
+    with_curve = [(run, points) for run in group.runs if len((points := run.points(metric, x))[0])]
+    curves = [points for _, points in with_curve]
     if not curves:
         return None
     if len(curves) == 1:
-        return Line(group.label, *curves[0])
+        return _single_curve(group.label, with_curve[0][0], metric, x)
     start = max(positions[0] for positions, _ in curves)
     common_end = min(positions[-1] for positions, _ in curves)
     if common_end <= start:
@@ -274,6 +278,16 @@ def aggregate_curve(group: Group, metric: str, x: str = "env_steps") -> Line | N
         parts.append((interquartile_mean(values), *bootstrap_interval(values)))
     center, low, high = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Line(group.label, grid, center, low=low, high=high)
+
+
+def _single_curve(label: str, run: RunData, metric: str, x: str) -> Line:
+    """Return the curve of one run; the long-run average has the interval that its run has logged."""
+    positions, values = run.points(metric, x)
+    if metric != AVERAGE:
+        return Line(label, positions, values)
+    drawn = np.isfinite(run.column(metric)) & np.isfinite(run.column(x))
+    half = np.nan_to_num(run.column(AVERAGE_CI)[drawn], nan=0.0, posinf=0.0)
+    return Line(label, positions, values, low=values - half, high=values + half)
 
 
 def goal_of(runs: Iterable[RunData]) -> str:

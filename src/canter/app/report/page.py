@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from canter.app.report import charts, sections
-from canter.app.report.data import GOALS, Group, RunData, default_threshold, goal_of, group_runs, read_run
+from canter.app.report.data import AVERAGE, GOALS, Group, RunData, default_threshold, goal_of, group_runs, read_run
 from canter.app.report.differences import compare_settings
 from canter.app.report.drawing import Markup, element, format_si, join
 from canter.app.report.sections import section
@@ -64,6 +64,8 @@ def run_page(run: RunData, threshold: float | None) -> str:
     lead = (
         f"Bold: mean of the episodes that ended in each rollout. Thin: mean of the last {recent} episodes, which lags."
     )
+    if run.goal == AVERAGE:
+        lead = "Long-run average: raw reward per unit of time in the last 20 rollouts, with its 95 % interval."
     _, source = sections.baseline(run.env_id)
     time_charts = charts.small_charts(charts.TIME, groups)
     body = [
