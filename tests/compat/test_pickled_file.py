@@ -1,6 +1,7 @@
 """Checkpoints of the source libraries are pickles; no code in them is run."""
 
 import os
+import shutil
 from collections import deque
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -54,6 +55,43 @@ def test_what_environments_keep_is_read(tmp_path):
     assert np.array_equal(state["levels"], np.arange(4)) and state["flags"].tolist() == [True, False]
     assert state["last"] == [1.0, 2.0] and state["log"] == str(tmp_path / "log")
     assert (state["begun"], state["time"]) == ("2026-01-02 00:00:00+00:00", "0:00:03")
+
+
+class Curriculum:
+    def __init__(self):
+        self.level = 3
+
+
+def test_unknown_objects_of_the_environment_are_skipped_and_named(tmp_path, caplog):
+    state = {"level": 3, "own": Curriculum(), "list": [1, Fraction(1, 2)], "class": Curriculum, "z": 1j}
+    torch.save({"model": torch.ones(2), "env_state": state, "infos": Curriculum()}, tmp_path / "file.pt")
+    tree = read_pickled(tmp_path / "file.pt")
+    assert tree["env_state"] == {"level": 3, "list": [1, None]} and "infos" not in tree
+    assert torch.equal(tree["model"], torch.ones(2))
+    assert (
+        "skipped env_state.own (a test_pickled_file.Curriculum), env_state.list[1] (a fractions.Fraction)"
+        in caplog.text
+    )
+    assert "env_state.z (a builtins.complex)" in caplog.text
+
+
+def test_what_would_run_below_env_state_is_not_run(tmp_path, caplog):
+    (tmp_path / "folder").mkdir()
+
+    class Evil:
+        def __reduce__(self):
+            return shutil.rmtree, (str(tmp_path / "folder"),)
+
+    torch.save({"a": 1, "env_state": Evil()}, tmp_path / "evil.pt")
+    assert read_pickled(tmp_path / "evil.pt") == {"a": 1}
+    assert "env_state (a shutil.rmtree)" in caplog.text and (tmp_path / "folder").exists()
+
+
+@pytest.mark.parametrize("key", ["model", "infos_of_mine"])
+def test_unknown_objects_elsewhere_refuse_the_file(tmp_path, key):
+    torch.save({key: [Curriculum()]}, tmp_path / "file.pt")
+    with pytest.raises(CheckpointRefused, match=r"build test_pickled_file\.Curriculum.*nothing was run"):
+        read_pickled(tmp_path / "file.pt")
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ They are pickles, so no code in them is run: only a closed list of types is read
 from __future__ import annotations
 
 import datetime
+import logging
 import math
 import pickle
 import re
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ import torch
 from torch import Tensor
 
 from canter.core.registry import UserError
+
+_log = logging.getLogger(__name__)
 
 MAX_BYTES = 16 << 30
 """Size limit of a file, packed and unpacked; larger ones are refused unread."""
@@ -60,6 +64,23 @@ SAFE: list[Any] = [
 rl_games saves, and what environments keep: NumPy's arrays of numbers, deques (read as lists), paths
 and times (read as text)."""
 TIMES = (datetime.date, datetime.timedelta, datetime.timezone)
+OPTIONAL = ("infos", "env_state")
+"""Keys of a file, for the user's or the environment's own data, below which unknown objects are
+skipped."""
+
+
+class Unknown:
+    """Stand-in for an object of a type that is on no list; holds nothing, runs nothing."""
+
+    kind = ""
+    """Name of the type in the file."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Unknown:
+        """Return a stand-in, whatever the object was made of."""
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None:
+        """Drop the object's state."""
 
 
 class CheckpointRefused(UserError):
@@ -72,7 +93,8 @@ class CheckpointRefused(UserError):
 def read_pickled(path: str | Path) -> dict[str, Any]:
     """Return the mapping in a file of `torch.save`.
 
-    Tensors on the CPU, numbers, strings, None, and containers of them.
+    Tensors on the CPU, numbers, strings, None, and containers of them. Other objects below `infos`
+    and `env_state` are skipped and named in the log; anywhere else they refuse the file.
     """
     path = Path(path)
     if not path.is_file():
@@ -84,13 +106,30 @@ def read_pickled(path: str | Path) -> dict[str, Any]:
     if size > MAX_BYTES:
         raise CheckpointRefused(path, f"it holds more than {MAX_BYTES:,} bytes")
     try:
-        with torch.serialization.safe_globals(SAFE):
+        with torch.serialization.safe_globals([*SAFE, *_stand_ins(path)]):
             tree = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a malicious file may raise any error
         raise CheckpointRefused(path, _reason(error)) from error
     if not isinstance(tree, Mapping):
         raise CheckpointRefused(path, f"expected a mapping, found a {type(tree).__name__}")
-    return _plain(tree, path, "", 0)
+    contents = Contents(path)
+    plain = contents.plain(tree, (), 0)
+    if contents.skipped:
+        _log.warning("%s: skipped %s", path, ", ".join(contents.skipped))
+    return plain
+
+
+def _stand_ins(path: Path) -> list[Any]:
+    """Return a stand-in for each type that the file names and that is on no list."""
+    if not zipfile.is_zipfile(path):
+        return []
+    with torch.serialization.safe_globals(SAFE):
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    return [(type("Unknown", (Unknown,), {"kind": name}), name) for name in names]
+
+
+def _not_run(kind: str) -> str:
+    return f"it wants to run or build {kind}, which is on no list of harmless things; nothing was run"
 
 
 def _reason(error: Exception) -> str:
@@ -98,29 +137,52 @@ def _reason(error: Exception) -> str:
     text = " ".join(str(error).split())
     named = re.search(r"(?:GLOBAL|[Uu]nsupported (?:class|operand)|for) ([\w]+\.[\w.]+)", text)
     if isinstance(error, pickle.UnpicklingError) and named:
-        return f"it wants to run or build {named[1]}, which is on no list of harmless things; nothing was run"
+        return _not_run(named[1])
     return f"it is not a file of tensors and numbers ({type(error).__name__}: {text[:200]})"
 
 
-def _plain(value: Any, path: Path, key: str, depth: int) -> Any:
-    """Return a value with Python numbers for NumPy's; refuse other types."""
-    if depth > MAX_DEPTH:
-        raise CheckpointRefused(path, f"{key} is nested deeper than {MAX_DEPTH} levels")
-    if isinstance(value, Mapping):
-        return {name: _plain(item, path, f"{key}.{name}", depth + 1) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, path, f"{key}[{i}]", depth + 1) for i, item in enumerate(value)]
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        return value
-    if isinstance(value, TIMES):
-        return str(value)
-    if isinstance(value, Tensor):
-        return check_tensor(value.detach(), path, key)
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    raise CheckpointRefused(path, f"{key or 'it'} holds a {type(value).__module__}.{type(value).__qualname__}")
+SKIPPED = object()
+
+
+@dataclass
+class Contents:
+    """Reader of a file's contents as plain data."""
+
+    path: Path
+    skipped: list[str] = field(default_factory=list)
+    """Key and type of each object that was skipped."""
+
+    def plain(self, value: Any, keys: tuple[str, ...], depth: int) -> Any:
+        """Return a value with Python numbers for NumPy's; skip or refuse other types.
+
+        A skipped object is left out of a mapping, and is None in a list.
+        """
+        key = "".join(keys)
+        if depth > MAX_DEPTH:
+            raise CheckpointRefused(self.path, f"{key} is nested deeper than {MAX_DEPTH} levels")
+        if isinstance(value, Mapping):
+            named = {name: self.plain(item, (*keys, f".{name}"), depth + 1) for name, item in value.items()}
+            return {name: item for name, item in named.items() if item is not SKIPPED}
+        if isinstance(value, list | tuple):
+            items = [self.plain(item, (*keys, f"[{i}]"), depth + 1) for i, item in enumerate(value)]
+            return [None if item is SKIPPED else item for item in items]
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            return value
+        if isinstance(value, TIMES):
+            return str(value)
+        if isinstance(value, Tensor):
+            return check_tensor(value.detach(), self.path, key)
+        if value is None or type(value) in (bool, int, float, str):
+            return value
+        cls = value if isinstance(value, type) else type(value)
+        unknown = issubclass(cls, Unknown)
+        kind = cls.kind if unknown else f"{cls.__module__}.{cls.__qualname__}"
+        if keys and keys[0].removeprefix(".") in OPTIONAL:
+            self.skipped.append(f"{key.removeprefix('.')} (a {kind})")
+            return SKIPPED
+        raise CheckpointRefused(self.path, _not_run(kind) if unknown else f"{key or 'it'} holds a {kind}")
 
 
 def check_tensor(value: Tensor, path: Path, key: str) -> Tensor:
